@@ -1,7 +1,8 @@
 """Build the wheel. tools/build_core.py compiles the core.
 
 CLIPPER_CORE=prebuilt takes the modules that are compiled in place and compiles nothing.
-CLIPPER_CORE=none leaves the compiled modules out: what the Makefile installs is editable, with the core compiled in place.
+CLIPPER_CORE=none leaves the compiled modules out: what the Makefile installs is editable, with the
+core compiled in place.
 """
 
 import os
@@ -25,7 +26,8 @@ if CORE not in ("compile", "prebuilt", "none"):
 
 
 class BuildCore(build_ext):
-    """Let tools/build_core.py compile the core, in place for editable installs and for `build_ext --inplace`."""
+    """Let tools/build_core.py compile the core, in place for editable installs and for `build_ext
+    --inplace`."""
 
     def run(self) -> None:
         if CORE == "none":
@@ -37,7 +39,8 @@ class BuildCore(build_ext):
             for path in self._in_place():
                 if not path.exists():
                     raise SystemExit(
-                        f"{path} is not compiled. Run `make build`, or leave CLIPPER_CORE=prebuilt out."
+                        f"{path} is not compiled. Run `make build`, or leave CLIPPER_CORE=prebuilt"
+                        " out."
                     )
                 if not in_place:
                     shutil.copy2(path, out)

@@ -1,4 +1,5 @@
-"""python -m bench NAME [--json|--markdown] [--quick] [--rows A,B] [--plot DIR] [--strict]: of bench/system or bench/paper."""
+"""python -m bench NAME [--json|--markdown] [--quick] [--rows A,B] [--plot DIR] [--strict]: of
+bench/system or bench/paper."""
 
 import argparse
 import importlib
@@ -19,9 +20,13 @@ def questions() -> dict[str, str]:
     """Name -> module, of those that have a main(quick)."""
     rooms: tuple[ModuleType, ...] = (bench.system, bench.paper)
     found = {
-        info.name: f"{room.__name__}.{info.name}" for room in rooms for info in pkgutil.iter_modules(room.__path__)
+        info.name: f"{room.__name__}.{info.name}"
+        for room in rooms
+        for info in pkgutil.iter_modules(room.__path__)
     }
-    return {name: module for name, module in found.items() if "\ndef main(quick" in source_of(module)}
+    return {
+        name: module for name, module in found.items() if "\ndef main(quick" in source_of(module)
+    }
 
 
 def source_of(module: str) -> str:
@@ -32,21 +37,38 @@ def source_of(module: str) -> str:
 
 def main() -> int:
     known = questions()
-    parser = argparse.ArgumentParser(prog="python -m bench", description="What clipper costs, beside its anchors.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description="What clipper costs, beside its anchors."
+    )
     parser.add_argument("name", nargs="?", help="the question")
     parser.add_argument("--json", action="store_true", help="a list of rows on stdout")
-    parser.add_argument("--markdown", action="store_true", help="a page, such as docs/benchmarks-engine.md")
-    parser.add_argument("--rows", default="", help="only these groups, `hit,miss` (engine, params, mesh-sim)")
+    parser.add_argument(
+        "--markdown", action="store_true", help="a page, such as docs/benchmarks-engine.md"
+    )
+    parser.add_argument(
+        "--rows", default="", help="only these groups, `hit,miss` (engine, params, mesh-sim)"
+    )
     parser.add_argument("--kills", type=int, help="how many (durability)")
-    parser.add_argument("--seed", type=int, help="of a run that failed, to see it again (durability)")
-    parser.add_argument("--quick", action="store_true", help="few repetitions: does it run, not what does it cost")
-    parser.add_argument("--plot", type=Path, metavar="DIR", help="its pictures (figure7, figure8, selection, mesh-sim)")
+    parser.add_argument(
+        "--seed", type=int, help="of a run that failed, to see it again (durability)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="few repetitions: does it run, not what does it cost"
+    )
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="DIR",
+        help="its pictures (figure7, figure8, selection, mesh-sim)",
+    )
     parser.add_argument("--strict", action="store_true", help="exit 1 when a goal is not met")
     options = parser.parse_args()
     options.name = options.name and options.name.replace("-", "_")
     if options.name not in known:
         out = sys.stdout if options.name is None else sys.stderr
-        print(f"no question {options.name!r}; there are" if options.name else "questions:", file=out)
+        print(
+            f"no question {options.name!r}; there are" if options.name else "questions:", file=out
+        )
         for name, module in sorted(known.items()):
             print(f"  {name:14} {source_of(module).partition(chr(10))[0].strip(chr(34))}", file=out)
         return 0 if options.name is None else 2
@@ -67,7 +89,11 @@ def main() -> int:
         traceback.print_exc()
         return 1
     words = ["python -m bench", options.name, *(["--quick"] if options.quick else [])]
-    tell(rows, "json" if options.json else "markdown" if options.markdown else "table", f"`{' '.join(words)}`")
+    tell(
+        rows,
+        "json" if options.json else "markdown" if options.markdown else "table",
+        f"`{' '.join(words)}`",
+    )
     failed = any(row.missing.startswith(FAILED) for row in rows)
     return int(failed or (options.strict and any(row.met is False for row in rows)))
 

@@ -1,4 +1,5 @@
-"""python -m bench.compare BEFORE.json AFTER.json: what changed by more than the spread. Exit 1 if anything is worse."""
+"""python -m bench.compare BEFORE.json AFTER.json: what changed by more than the spread. Exit 1 if
+anything is worse."""
 
 import json
 import sys
@@ -15,8 +16,8 @@ def load(path: str) -> dict[str, dict[str, Any]]:
 
 
 def change(before: dict[str, Any], after: dict[str, Any]) -> float:
-    """How many times better `after` is. Where there are anchors, the ratios to them are compared: unlike the figures,
-    they hold from one machine or busy hour to another."""
+    """How many times better `after` is. Where there are anchors, the ratios to them are compared:
+    unlike the figures, they hold from one machine or busy hour to another."""
     old, new = before["value"], after["value"]
     if old is None or new is None:
         return 1.0
@@ -47,13 +48,20 @@ def main() -> int:
         if name not in before or name not in after:
             print(f"{name}: only {'after' if name in after else 'before'}")
             continue
-        if gone := [word for word, one in (("before", before), ("after", after)) if one[name]["value"] is None]:
+        if gone := [
+            word
+            for word, one in (("before", before), ("after", after))
+            if one[name]["value"] is None
+        ]:
             print(f"{name}: no figure {' and '.join(gone)}")
             continue
         factor, allowed = change(before[name], after[name]), tolerance(before[name], after[name])
         verdict = "better" if factor > allowed else "WORSE" if factor < 1 / allowed else "same"
         worse += verdict == "WORSE"
-        values = f"{short(before[name]['value'])} -> {short(after[name]['value'])} {before[name]['unit']}"
+        values = (
+            f"{short(before[name]['value'])} -> {short(after[name]['value'])}"
+            f" {before[name]['unit']}"
+        )
         print(f"{name}: {values}, {factor:.2f} x, {verdict} (spread {allowed:.2f} x)")
     return int(bool(worse))
 

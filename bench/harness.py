@@ -1,8 +1,9 @@
 """Measuring honestly on a machine that others use too.
 
-Three rules. What is compared runs interleaved (A, B, A, B, ...): a busy minute hits both. A figure is the median of its
-repetitions, and the spread (fastest to 90th percentile) stands beside it. A latency under load counts from when the
-query was meant to be sent, not from when a late sender got round to it.
+Three rules. What is compared runs interleaved (A, B, A, B, ...): a busy minute hits both. A figure
+is the median of its repetitions, and the spread (fastest to 90th percentile) stands beside it. A
+latency under load counts from when the query was meant to be sent, not from when a late sender got
+round to it.
 """
 
 import asyncio
@@ -30,8 +31,9 @@ from numpy.typing import NDArray
 class Goal:
     """A bound on how a figure stands to its anchor, or on the figure itself.
 
-    kind: "times_better", value at least `bound` times as good as the anchor; "at_most", value / anchor at most `bound`;
-    "at_least", value / anchor at least `bound`; "value_at_most" and "value_at_least" bound the value alone.
+    kind: "times_better", value at least `bound` times as good as the anchor; "at_most", value /
+    anchor at most `bound`; "at_least", value / anchor at least `bound`; "value_at_most" and
+    "value_at_least" bound the value alone.
     """
 
     kind: str
@@ -39,15 +41,19 @@ class Goal:
 
     def __str__(self) -> str:
         words = {"times_better": "≥ {} x better", "at_most": "≤ {} x", "at_least": "≥ {} x"}
-        return words.get(self.kind, "≤ {}" if self.kind == "value_at_most" else "≥ {}").format(f"{self.bound:g}")
+        return words.get(self.kind, "≤ {}" if self.kind == "value_at_most" else "≥ {}").format(
+            f"{self.bound:g}"
+        )
 
 
 @dataclass(frozen=True)
 class Row:
-    """One figure. `ratio` is what `goal` bounds: times better, or value / against_value. No goal: `met` is None.
+    """One figure. `ratio` is what `goal` bounds: times better, or value / against_value. No goal:
+    `met` is None.
 
-    question: the group it is shown in. bounded_by: what keeps it from its goal, said of a row that falls short.
-    missing: why there is no figure (then `value` is NaN): a peer that is not installed, a part that this build has not.
+    question: the group it is shown in. bounded_by: what keeps it from its goal, said of a row that
+    falls short. missing: why there is no figure (then `value` is NaN): a peer that is not
+    installed, a part that this build has not.
     """
 
     name: str
@@ -78,17 +84,32 @@ def row(
     note: str = "",
     bounded_by: str = "",
 ) -> Row:
-    """A figure beside its anchor. Samples stand for their medians and give the spread. bounded_by: kept if it falls short."""
+    """A figure beside its anchor. Samples stand for their medians and give the spread. bounded_by:
+    kept if it falls short."""
     spread = value.spread() if isinstance(value, Sample) else ""
     figure = value.median if isinstance(value, Sample) else float(value)
     anchor = against_value.median if isinstance(against_value, Sample) else against_value
     ratio = None
     if anchor:
-        better = figure / anchor if unit.endswith(RATES) else anchor / figure if figure else float("inf")
+        better = (
+            figure / anchor if unit.endswith(RATES) else anchor / figure if figure else float("inf")
+        )
         ratio = better if goal and goal.kind == "times_better" else figure / anchor
     met = is_met(goal, figure, ratio)
     why = bounded_by if met is False else ""
-    return Row(name, figure, unit, against, anchor, ratio, str(goal or ""), met, note, spread, bounded_by=why)
+    return Row(
+        name,
+        figure,
+        unit,
+        against,
+        anchor,
+        ratio,
+        str(goal or ""),
+        met,
+        note,
+        spread,
+        bounded_by=why,
+    )
 
 
 FAILED = "failed"  # how `missing` begins when a measurement raised
@@ -148,7 +169,8 @@ class Sample:
 def interleave(
     cases: Mapping[str, Callable[[], float]], repetitions: int = 7, warmups: int = 1
 ) -> dict[str, Sample]:
-    """Runs every case in turn, `repetitions` times over. A case returns its figure, in a unit of its own choice."""
+    """Runs every case in turn, `repetitions` times over. A case returns its figure, in a unit of
+    its own choice."""
     found: dict[str, list[float]] = {name: [] for name in cases}
     for turn in range(-warmups, repetitions):
         for name, run in cases.items():
@@ -158,7 +180,8 @@ def interleave(
     return {name: Sample(tuple(values)) for name, values in found.items()}
 
 
-# -- closed loop: what one query costs when the caller waits for answers. Each returns nanoseconds a query.
+# -- closed loop: what one query costs when the caller waits for answers. Each returns nanoseconds a
+# query.
 
 
 class FutureLike(Protocol):
@@ -169,11 +192,16 @@ Predict = Callable[[Any], FutureLike]
 
 
 Clock = Callable[[], int]
-CPU: Clock = time.thread_time_ns  # for what one thread does alone: being put off the core is no price of it
+CPU: Clock = (
+    time.thread_time_ns
+)  # for what one thread does alone: being put off the core is no price of it
 
 
-def per_call_ns(predict: Predict, inputs: Sequence[Any], clock: Clock = time.perf_counter_ns) -> float:
-    """Predict and wait, one after another: a cache hit when the inputs are known, else the round trip."""
+def per_call_ns(
+    predict: Predict, inputs: Sequence[Any], clock: Clock = time.perf_counter_ns
+) -> float:
+    """Predict and wait, one after another: a cache hit when the inputs are known, else the round
+    trip."""
     begun = clock()
     for x in inputs:
         predict(x).result()
@@ -193,7 +221,9 @@ def window_ns(predict: Predict, inputs: Sequence[Any], outstanding: int = 1000) 
     return (time.perf_counter_ns() - begun) / len(inputs)
 
 
-def awaited_ns(predict: Callable[[Any], Awaitable[Any]], inputs: Sequence[Any], uvloop: bool = True) -> float:
+def awaited_ns(
+    predict: Callable[[Any], Awaitable[Any]], inputs: Sequence[Any], uvloop: bool = True
+) -> float:
     """Predict and await, one after another, on uvloop or asyncio."""
 
     async def run() -> float:
@@ -221,13 +251,16 @@ def loop_factory(uvloop: bool) -> Callable[[], asyncio.AbstractEventLoop]:
 
 @dataclass
 class Load:
-    """What an open-loop run came to. Latencies in microseconds from the intended arrival; NaN where a query failed."""
+    """What an open-loop run came to. Latencies in microseconds from the intended arrival; NaN where
+    a query failed."""
 
     seconds: float
     latencies_us: NDArray[np.float64]
     defaults: int = 0  # answers that were the application's default
     errors: collections.Counter[str] | None = None
-    sender_late_us: float = 0.0  # p99 of how late the sender itself was: above some 10 % of the SLO the run says little
+    sender_late_us: float = (
+        0.0  # p99 of how late the sender itself was: above some 10 % of the SLO the run says little
+    )
 
     @property
     def offered(self) -> int:
@@ -256,7 +289,8 @@ def open_loop(
     is_default: Callable[[Any], bool] = lambda answer: bool(getattr(answer, "is_default", False)),
     patience_s: float = 10.0,
 ) -> Load:
-    """Sends `inputs`, over and over, at `times`, whatever becomes of the answers; `predict` returns futures."""
+    """Sends `inputs`, over and over, at `times`, whatever becomes of the answers; `predict` returns
+    futures."""
     when = np.asarray(list(times))
     latencies = np.full(len(when), np.nan)
     lateness = np.zeros(len(when))
@@ -310,9 +344,15 @@ def open_loop(
 
 def machine() -> dict[str, str]:
     """Where and on what a run was made."""
-    models = [line.split(":")[1].strip() for line in read("/proc/cpuinfo").splitlines() if "model name" in line]
+    models = [
+        line.split(":")[1].strip()
+        for line in read("/proc/cpuinfo").splitlines()
+        if "model name" in line
+    ]
     root = Path(__file__).resolve().parent.parent
-    commit = subprocess.run(["git", "-C", str(root), "describe", "--always", "--dirty"], capture_output=True, text=True)
+    commit = subprocess.run(
+        ["git", "-C", str(root), "describe", "--always", "--dirty"], capture_output=True, text=True
+    )
     return {
         "cpu": models[0] if models else platform.machine(),
         "cores": str(len(os.sched_getaffinity(0))),
@@ -346,14 +386,24 @@ def cells(r: Row) -> tuple[str, ...]:
         return (r.name, "-", "", r.against, "", "", r.goal, "-")
     met = {True: "yes", False: "NO", None: ""}[r.met]
     ratio = f"{short(r.ratio)} x" if r.ratio is not None else ""
-    return (r.name, f"{short(r.value)} {r.unit}", r.spread, r.against, short(r.against_value), ratio, r.goal, met)
+    return (
+        r.name,
+        f"{short(r.value)} {r.unit}",
+        r.spread,
+        r.against,
+        short(r.against_value),
+        ratio,
+        r.goal,
+        met,
+    )
 
 
 HEAD = ("", "value", "spread", "against", "anchor", "ratio", "goal", "met")
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:
-    """What is to be said below a table: why a row has no figure, what bounds it, what it is. Said once for rows that share it."""
+    """What is to be said below a table: why a row has no figure, what bounds it, what it is. Said
+    once for rows that share it."""
     said: dict[str, list[str]] = {}
     for r in rows:
         bounded = f"falls short, bounded by {r.bounded_by}" if r.bounded_by else ""
@@ -369,18 +419,28 @@ def table(rows: Sequence[Row]) -> str:
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
     text = []
     for number, line in enumerate(lines):
-        if number and rows[number - 1].question and (number == 1 or rows[number - 2].question != rows[number - 1].question):
+        if (
+            number
+            and rows[number - 1].question
+            and (number == 1 or rows[number - 2].question != rows[number - 1].question)
+        ):
             text.append(f"-- {rows[number - 1].question}")
         text.append("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip())
     return "\n".join(text + [f"  {remark}" for remark in remarks(rows)])
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The same for docs/benchmarks.md: a table a question, with what bounds a row that falls short."""
+    """The same for docs/benchmarks.md: a table a question, with what bounds a row that falls
+    short."""
     text: list[str] = []
     for number, r in enumerate(rows):
         if number == 0 or rows[number - 1].question != r.question:
-            text += ["", f"## {r.question or 'rows'}", "", "| row | value | spread | against | anchor | ratio | goal | met |"]
+            text += [
+                "",
+                f"## {r.question or 'rows'}",
+                "",
+                "| row | value | spread | against | anchor | ratio | goal | met |",
+            ]
             text += ["|---|---|---|---|---|---|---|---|"]
         text.append("| " + " | ".join(cells(r)) + " |")
         if number + 1 == len(rows) or rows[number + 1].question != r.question:
@@ -394,22 +454,35 @@ def verdict(rows: Sequence[Row]) -> str:
     """One line: how many goals are met, how many fall short, how many rows have no figure."""
     with_goal = [r for r in rows if r.goal and not r.missing]
     met, gone = sum(r.met is True for r in with_goal), sum(bool(r.missing) for r in rows)
-    return f"{met} of {len(with_goal)} goals met, {len(with_goal) - met} short; {gone} of {len(rows)} rows without a figure"
+    return (
+        f"{met} of {len(with_goal)} goals met, {len(with_goal) - met} short; {gone} of {len(rows)}"
+        " rows without a figure"
+    )
 
 
 def tell(rows: Sequence[Row], form: str, title: str = "") -> None:
-    """form: "table", with the machine below it; "markdown", a page; or "json", a list of rows with the machine on stderr."""
+    """form: "table", with the machine below it; "markdown", a page; or "json", a list of rows with
+    the machine on stderr."""
     below = ", ".join(f"{key} {value}" for key, value in machine().items() if value)
     if form == "json":
         print(json.dumps([finite(asdict(r)) for r in rows], ensure_ascii=False, indent=1))
         print(f"{verdict(rows)}\n{below}", file=sys.stderr)
     elif form == "markdown":
-        note = "Medians; the machine may have had other work: believe the ratios (see [how to read a table](benchmarks.md))."
-        print(f"# {title}\n\n{time.strftime('%Y-%m-%d')}, {below}. {note}\n\n{verdict(rows)}.\n\n{markdown(rows)}", end="")
+        note = (
+            "Medians; the machine may have had other work: believe the ratios (see [how to read a"
+            " table](benchmarks.md))."
+        )
+        print(
+            f"# {title}\n\n{time.strftime('%Y-%m-%d')}, {below}."
+            f" {note}\n\n{verdict(rows)}.\n\n{markdown(rows)}",
+            end="",
+        )
     else:
         print(f"{table(rows)}\n{verdict(rows)}\n{below}")
 
 
 def finite(fields: dict[str, Any]) -> dict[str, Any]:
     """JSON has no NaN and no infinity."""
-    return {key: None if isinstance(v, float) and not np.isfinite(v) else v for key, v in fields.items()}
+    return {
+        key: None if isinstance(v, float) and not np.isfinite(v) else v for key, v in fields.items()
+    }

@@ -1,15 +1,19 @@
-"""Instructions of the hot calls, counted and compared with those on record: what a busy machine cannot blur.
+"""Instructions of the hot calls, counted and compared with those on record: what a busy machine
+cannot blur.
 
-    python -m bench.instructions            counts, prints, exits 1 when a call takes more than 3 % above its record
+    python -m bench.instructions            counts, prints, exits 1 when a call takes more than 3 %
+    above its record
     python -m bench.instructions --record   writes bench/instructions.json anew
 
-Every call is made n times and then 2n times under `valgrind --tool=callgrind`, in one process; the difference, over n, is
-its price: whatever comes before and after is in both. A marker, `os.getppid()`, tells callgrind to write out its counters, so one
-start of the interpreter serves all calls.
+Every call is made n times and then 2n times under `valgrind --tool=callgrind`, in one process; the
+difference, over n, is its price: whatever comes before and after is in both. A marker,
+`os.getppid()`, tells callgrind to write out its counters, so one start of the interpreter serves
+all calls.
 
-Two figures a call. `core` counts the instructions inside the compiled core, which depend on the code and its compiler alone,
-and is compared where the compiler's major version is the one on record. `all` counts the interpreter and the C library too;
-it is compared where those are the same as well. Elsewhere the figures are printed, and nothing fails.
+Two figures a call. `core` counts the instructions inside the compiled core, which depend on the
+code and its compiler alone, and is compared where the compiler's major version is the one on
+record. `all` counts the interpreter and the C library too; it is compared where those are the same
+as well. Elsewhere the figures are printed, and nothing fails.
 """
 
 import argparse
@@ -166,11 +170,31 @@ def perform() -> None:
 def count() -> dict[str, Counts]:
     """Instructions per call, by name. Raises CalledProcessError when valgrind or the calls fail."""
     with tempfile.TemporaryDirectory() as folder:
-        options = ["--tool=callgrind", "--cache-sim=no", "--branch-sim=no", f"--dump-before={MARKER}"]
-        options += ["--compress-strings=no", "--compress-pos=no", f"--callgrind-out-file={folder}/counts"]
-        words = ["valgrind", "-q", *options, sys.executable, "-m", "bench.instructions", "--perform"]
+        options = [
+            "--tool=callgrind",
+            "--cache-sim=no",
+            "--branch-sim=no",
+            f"--dump-before={MARKER}",
+        ]
+        options += [
+            "--compress-strings=no",
+            "--compress-pos=no",
+            f"--callgrind-out-file={folder}/counts",
+        ]
+        words = [
+            "valgrind",
+            "-q",
+            *options,
+            sys.executable,
+            "-m",
+            "bench.instructions",
+            "--perform",
+        ]
         subprocess.run(words, cwd=ROOT, env=os.environ | {"PYTHONHASHSEED": "0"}, check=True)
-        parts = [read((Path(folder) / f"counts.{i + 1}").read_text().splitlines()) for i in range(3 * len(CALLS))]
+        parts = [
+            read((Path(folder) / f"counts.{i + 1}").read_text().splitlines())
+            for i in range(3 * len(CALLS))
+        ]
     figures = {}
     for i, (name, (n, _)) in enumerate(CALLS.items()):
         once, twice = parts[3 * i + 1], parts[3 * i + 2]
@@ -179,7 +203,8 @@ def count() -> dict[str, Counts]:
 
 
 def read(lines: Iterable[str]) -> Counts:
-    """What one part of callgrind's output adds up to. A line after `calls=` repeats what the callee counts for itself."""
+    """What one part of callgrind's output adds up to. A line after `calls=` repeats what the callee
+    counts for itself."""
     core = total = 0
     ours = repeated = False
     for line in lines:
@@ -197,16 +222,23 @@ def read(lines: Iterable[str]) -> Counts:
 
 def machine() -> dict[str, str]:
     """What the counts depend on beside the code."""
-    version = subprocess.run(["g++", "-dumpversion"], capture_output=True, text=True, check=True).stdout
+    version = subprocess.run(
+        ["g++", "-dumpversion"], capture_output=True, text=True, check=True
+    ).stdout
     libc = " ".join(platform.libc_ver())
-    surroundings = f"{platform.python_implementation()} {platform.python_version()}, {libc}, {platform.machine()}"
+    surroundings = (
+        f"{platform.python_implementation()} {platform.python_version()}, {libc},"
+        f" {platform.machine()}"
+    )
     return {"compiler": f"g++ {version.partition('.')[0].strip()}", "surroundings": surroundings}
 
 
 # -- judging
 
 
-def judge(found: dict[str, Counts], here: dict[str, str], record: dict[str, Any]) -> Iterator[tuple[str, bool]]:
+def judge(
+    found: dict[str, Counts], here: dict[str, str], record: dict[str, Any]
+) -> Iterator[tuple[str, bool]]:
     """A line for each call, and whether it takes more than it may."""
     compared = {"core": here["compiler"] == record.get("compiler")}
     compared["all"] = compared["core"] and here["surroundings"] == record.get("surroundings")
@@ -225,7 +257,9 @@ def judge(found: dict[str, Counts], here: dict[str, str], record: dict[str, Any]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.instructions", description="Instructions of the hot calls.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.instructions", description="Instructions of the hot calls."
+    )
     parser.add_argument("--record", action="store_true", help="write the record anew")
     parser.add_argument("--perform", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -246,7 +280,10 @@ def main() -> int:
     if here["compiler"] != record["compiler"]:
         print(f"not compared: the record is of {record['compiler']}, this is {here['compiler']}")
     elif any(worse for _, worse in verdicts):
-        print("A hot call takes more instructions than on record. If it is worth it: make count ARGS=--record, and say why.")
+        print(
+            "A hot call takes more instructions than on record. If it is worth it: make count"
+            " ARGS=--record, and say why."
+        )
         return 1
     return 0
 

@@ -1,11 +1,11 @@
 """Measure the developer's loop: how long a fresh clone, a change and a run of the tests take.
 
-    python bench/loop.py                          # a clone, small changes, the tests, the size of .venv (25 min)
-    python bench/loop.py --rows cold,nothing,pyx,header
+    python bench/loop.py                          # a clone, small changes, the tests, the size of
+    .venv (25 min) python bench/loop.py --rows cold,nothing,pyx,header
     python bench/loop.py --rows ci                # .ci/run (35 min)
 
-Each row runs in a clone of HEAD in a temporary folder. Uses the standard library alone. Exit status 1: a row missed its goal
-or failed.
+Each row runs in a clone of HEAD in a temporary folder. Uses the standard library alone. Exit status
+1: a row missed its goal or failed.
 """
 
 import argparse
@@ -33,7 +33,8 @@ GOALS = {
 
 
 def run(command: list[str], folder: Path, until: str = "") -> float:
-    """Run a command and return its seconds, or those until it prints a line that begins with `until`.
+    """Run a command and return its seconds, or those until it prints a line that begins with
+    `until`.
 
     Raises: subprocess.CalledProcessError with the last lines, if it fails.
     """

@@ -1,6 +1,8 @@
-"""The pictures of docs/dashboard.md, docs/mesh.md and docs/params.md, taken of a live server under load: `make screenshots`.
+"""The pictures of docs/dashboard.md, docs/mesh.md and docs/params.md, taken of a live server under
+load: `make screenshots`.
 
-Real digits, models that learn whom to ask, a version that is rolled out, a canary, a container that is killed now and then.
+Real digits, models that learn whom to ask, a version that is rolled out, a canary, a container that
+is killed now and then.
 """
 
 import contextlib
@@ -38,11 +40,16 @@ def main(warm_s: float) -> None:
     with clipper.start(admin="127.0.0.1:0", restarts_max=100) as server, Chromium() as browser:
         deploy(server, scans)
         ending = threading.Event()
-        asking = [threading.Thread(target=ask, args=(server, scans, name, rate, ending)) for name, rate in ASKED.items()]
+        asking = [
+            threading.Thread(target=ask, args=(server, scans, name, rate, ending))
+            for name, rate in ASKED.items()
+        ]
         for thread in asking:
             thread.start()
         time.sleep(warm_s / 3)
-        server.manage.by("ann@example").rollout("digits", "svm:2", canary="10%", hold="40s", guard="p99<200ms, error<5%")
+        server.manage.by("ann@example").rollout(
+            "digits", "svm:2", canary="10%", hold="40s", guard="p99<200ms, error<5%"
+        )
         time.sleep(warm_s / 3)
         kill_one(server, "forest:1")
         time.sleep(warm_s / 3)
@@ -65,7 +72,13 @@ def take_mesh(browser: Chromium) -> None:
     with contextlib.ExitStack() as nodes:
         state, servers = f"sqlite:{folder / 'mesh.db'}", []
         for name, label in (("a", "gpu"), ("b", ""), ("c", "")):
-            mesh = {"enabled": True, "name": name, "capacity_mib": 1, "labels": [label] if label else [], "zone": f"z-{name}"}
+            mesh = {
+                "enabled": True,
+                "name": name,
+                "capacity_mib": 1,
+                "labels": [label] if label else [],
+                "zone": f"z-{name}",
+            }
             where = {"state": state, "folder": str(folder / name), "admin": "127.0.0.1:0"}
             servers.append(nodes.enter_context(clipper.start(mesh=mesh, **where)))
         for i in range(120):
@@ -81,8 +94,13 @@ def take_mesh(browser: Chromium) -> None:
         page.click("#mesh .held .actions button")
         page.until("document.querySelector('#mesh .why')")
         others = ".panel:not(#mesh), .tiles, .empty, main > .pick"
-        page.run(f"document.querySelectorAll('{others}').forEach(e => {{ e.style.display = 'none' }})")
-        page.size(1280, int(page.run("document.querySelector('#mesh').getBoundingClientRect().bottom")) + 20)
+        page.run(
+            f"document.querySelectorAll('{others}').forEach(e => {{ e.style.display = 'none' }})"
+        )
+        page.size(
+            1280,
+            int(page.run("document.querySelector('#mesh').getBoundingClientRect().bottom")) + 20,
+        )
         keep(page, "dashboard-mesh")
 
 
@@ -90,7 +108,9 @@ def take_params(browser: Chromium, warm_s: float) -> None:
     """The panel of shards of parameters, one of which is asked for more than the others."""
     folder = Path(tempfile.mkdtemp(prefix="dashboard-params-"))
     file, ending = folder / "clipper.toml", threading.Event()
-    file.write_text(f'[server]\nparams = "{folder}"\n[params]\nshards = 3\nreplicas = 1\nsnapshot_s = 20\n')
+    file.write_text(
+        f'[server]\nparams = "{folder}"\n[params]\nshards = 3\nreplicas = 1\nsnapshot_s = 20\n'
+    )
     with clipper.start(file, admin="127.0.0.1:0") as server:
         thread = threading.Thread(target=train, args=(folder, ending))
         thread.start()
@@ -100,8 +120,13 @@ def take_params(browser: Chromium, warm_s: float) -> None:
         page.open(f"http://{server.admin_address}/dashboard")
         page.until("document.querySelectorAll('#params .shards tbody tr').length === 3")
         others = ".panel:not(#params), .tiles, .empty, main > .pick"
-        page.run(f"document.querySelectorAll('{others}').forEach(e => {{ e.style.display = 'none' }})")
-        page.size(1280, int(page.run("document.querySelector('#params').getBoundingClientRect().bottom")) + 20)
+        page.run(
+            f"document.querySelectorAll('{others}').forEach(e => {{ e.style.display = 'none' }})"
+        )
+        page.size(
+            1280,
+            int(page.run("document.querySelector('#params').getBoundingClientRect().bottom")) + 20,
+        )
         time.sleep(2)
         keep(page, "dashboard-params")
         ending.set()
@@ -116,7 +141,9 @@ def train(folder: Path, ending: threading.Event) -> None:
     one.create(TableSpec("words", 8, rows_max=3000, evicts=True))
     with one, other:
         while not ending.wait(0.02):
-            ids = np.concatenate([chance.integers(0, 20_000, 60), 3 * chance.integers(0, 500, 60) + 1])
+            ids = np.concatenate(
+                [chance.integers(0, 20_000, 60), 3 * chance.integers(0, 500, 60) + 1]
+            )
             one.pull("users", ids)
             one.push("users", ids, chance.normal(size=(120, 16)), versioned=True)
             if chance.random() < 0.3:
@@ -129,13 +156,24 @@ def deploy(server: clipper.ClipperServer, scans: digits.Digits) -> None:
     folder = Path(tempfile.mkdtemp(prefix="dashboard-pictures-"))
     spoiler = digits.Spoiler(folder)
     for name, replicas in digits.REPLICAS.items():
-        server.deploy(name, digits.spoilable(digits.train(name, scans), spoiler.flag(name)), replicas=replicas)
-    server.deploy("svm", digits.spoilable(digits.train("svm", scans), spoiler.flag("svm")), promote=False)
+        server.deploy(
+            name, digits.spoilable(digits.train(name, scans), spoiler.flag(name)), replicas=replicas
+        )
+    server.deploy(
+        "svm", digits.spoilable(digits.train("svm", scans), spoiler.flag("svm")), promote=False
+    )
     server.deploy("broken", unready, input="f64[64]")
     good, every = list(digits.GOOD), list(digits.REPLICAS)
     server.app("digits", models=good, slo_ms=100, default=-1)
     server.app("who", models=every, slo_ms=100, default=-1, policy="exp3")
-    server.app("blend", models=[*every, "svm:2"], slo_ms=150, default=-1, policy="stacking", roles={"svm:2": "canary"})
+    server.app(
+        "blend",
+        models=[*every, "svm:2"],
+        slo_ms=150,
+        default=-1,
+        policy="stacking",
+        roles={"svm:2": "canary"},
+    )
     server.app("new", models=["broken"], slo_ms=100, default=0)
 
 
@@ -143,8 +181,15 @@ def unready(rows: Any) -> Any:
     raise KeyError("column 'age' is missing")
 
 
-def ask(server: clipper.ClipperServer, scans: digits.Digits, name: str, rate: float, ending: threading.Event) -> None:
-    """Queries at random times, feedback for half of them; when late, not more than there is time for."""
+def ask(
+    server: clipper.ClipperServer,
+    scans: digits.Digits,
+    name: str,
+    rate: float,
+    ending: threading.Event,
+) -> None:
+    """Queries at random times, feedback for half of them; when late, not more than there is time
+    for."""
     chance = np.random.default_rng(len(name))
     app = server.app(name)
     while not ending.wait(chance.exponential(1 / rate)):
@@ -160,13 +205,18 @@ def kill_one(server: clipper.ClipperServer, model: str) -> None:
     os.kill(server.stats()["models"][model]["replicas"][0]["pid"], signal.SIGKILL)
 
 
-def take(browser: Chromium, url: str, name: str, scheme: str, width: int, scans: digits.Digits) -> None:
+def take(
+    browser: Chromium, url: str, name: str, scheme: str, width: int, scans: digits.Digits
+) -> None:
     page = browser.page(width, 900)
     page.prefer(scheme)
     page.open(url)
     page.until("document.querySelectorAll('.u-wrap').length >= 4")
     choose(page, "#try select", "digits")
-    page.until("document.querySelector('#try select').value === 'digits' && document.querySelector('#try textarea')")
+    page.until(
+        "document.querySelector('#try select').value === 'digits' && "
+        "document.querySelector('#try textarea')"
+    )
     row = to_json([float(value) for value in scans.held_x[7]]).decode()
     choose(page, "#try textarea", row, "input")
     time.sleep(0.5)
@@ -174,7 +224,9 @@ def take(browser: Chromium, url: str, name: str, scheme: str, width: int, scans:
     page.until("document.querySelector('#try .output')")
     choose(page, ".pick select", "who") if scheme == "light" and width > 500 else None
     height = int(page.run("document.documentElement.scrollHeight"))
-    page.size(width, height if width > 500 else min(height, SMALL_HEIGHT), 1.0 if width > 500 else 1.5)
+    page.size(
+        width, height if width > 500 else min(height, SMALL_HEIGHT), 1.0 if width > 500 else 1.5
+    )
     time.sleep(1.5)
     keep(page, name)
 
@@ -182,7 +234,9 @@ def take(browser: Chromium, url: str, name: str, scheme: str, width: int, scans:
 def keep(page: Page, name: str) -> None:
     path = IMAGES / f"{name}.png"
     page.picture(path)
-    Image.open(path).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
+    Image.open(path).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(
+        path, optimize=True
+    )
     print(f"{path.relative_to(ROOT)}: {path.stat().st_size >> 10} KiB")
     page.close()
 

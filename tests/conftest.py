@@ -19,14 +19,22 @@ if TYPE_CHECKING:
 settings.register_profile("unhurried", deadline=None)  # a test asserts no time
 settings.load_profile("unhurried")
 
-# Programs that tools/fetch.py has put into the environment, also when its Python was called without activating it.
+# Programs that tools/fetch.py has put into the environment, also when its Python was called without
+# activating it.
 if f"{sys.prefix}/bin" not in os.environ["PATH"].split(os.pathsep):
     os.environ["PATH"] = os.pathsep.join((f"{sys.prefix}/bin", os.environ["PATH"]))
 
-PATIENCE_S = 5.0  # how long a thread or a process may take to end once the test has closed what it opened
+PATIENCE_S = (
+    5.0  # how long a thread or a process may take to end once the test has closed what it opened
+)
 BYSTANDERS = (
-    "multiprocessing.resource_tracker", "multiprocessing.forkserver", "multiprocessing.spawn", "loky", "redis-server", "etcd --",
-)  # fmt: skip
+    "multiprocessing.resource_tracker",
+    "multiprocessing.forkserver",
+    "multiprocessing.spawn",
+    "loky",
+    "redis-server",
+    "etcd --",
+)
 
 
 def our_threads() -> set[threading.Thread]:
@@ -34,7 +42,8 @@ def our_threads() -> set[threading.Thread]:
 
 
 def child_processes() -> dict[int, str]:
-    """Children of this process by id, with their command line; zombies included: nobody has waited for them."""
+    """Children of this process by id, with their command line; zombies included: nobody has waited
+    for them."""
     found = {}
     for task in Path("/proc/self/task").glob("*/children"):
         try:
@@ -50,7 +59,13 @@ def child_processes() -> dict[int, str]:
 
 def command_line(process: int) -> str:
     try:
-        text = Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        text = (
+            Path(f"/proc/{process}/cmdline")
+            .read_bytes()
+            .replace(b"\0", b" ")
+            .decode(errors="replace")
+            .strip()
+        )
     except OSError:
         return "(gone)"
     return text or "(a zombie: nobody waited for it)"
@@ -74,13 +89,16 @@ def nothing_left_behind() -> Iterator[None]:
     names = sorted(thread.name for thread in our_threads() - threads_before)
     assert not names, f"threads left running: {', '.join(names)}"
     if len(children) > len(children_before):
-        new = "; ".join(f"{i} {command}" for i, command in children.items() if i not in children_before)
+        new = "; ".join(
+            f"{i} {command}" for i, command in children.items() if i not in children_before
+        )
         pytest.fail(f"child processes left: {new}")
 
 
 @pytest.fixture(autouse=True, scope="module")
 def errors_of_the_core(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tests of the core see its own StatusError, whether or not a test before them has imported the package above."""
+    """Tests of the core see its own StatusError, whether or not a test before them has imported the
+    package above."""
     if Path(__file__).parent / "core" not in request.path.parents:
         yield
         return
@@ -98,7 +116,8 @@ def stress() -> int:
 
 @pytest.fixture(scope="session")
 def etcd_server() -> Iterator["EtcdServer"]:
-    """One etcd for all tests; each takes a prefix of its own: `open_store(f"{etcd_server.url}/{tmp_path.name}")`."""
+    """One etcd for all tests; each takes a prefix of its own:
+    `open_store(f"{etcd_server.url}/{tmp_path.name}")`."""
     from tests.store.etcd_server import started
 
     for servers in started():

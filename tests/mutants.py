@@ -4,12 +4,13 @@
     python -m tests.mutants --seed 7 --count 10
     python -m tests.mutants --only python/clipper/mesh --list
 
-A mutant is one change of one function of python/clipper or container_sdk/src: a comparison flipped, a condition
-negated, `and` swapped with `or`, a number moved by one, True and False swapped, a statement, `return` or `await`
-dropped. Each is made in a copy of the checkout, where the test files that name what the module defines are run, the
-most relevant first, until one fails. A test that kills a mutant must pass on the unchanged copy. A mutant that makes
-tests take longer than the limit is killed too. tests/mutants.toml lists mutants that change nothing ("equivalent").
-The exit status is 0 if at least 90 % of the others are killed.
+A mutant is one change of one function of python/clipper or container_sdk/src: a comparison flipped,
+a condition negated, `and` swapped with `or`, a number moved by one, True and False swapped, a
+statement, `return` or `await` dropped. Each is made in a copy of the checkout, where the test files
+that name what the module defines are run, the most relevant first, until one fails. A test that
+kills a mutant must pass on the unchanged copy. A mutant that makes tests take longer than the limit
+is killed too. tests/mutants.toml lists mutants that change nothing ("equivalent"). The exit status
+is 0 if at least 90 % of the others are killed.
 """
 
 import argparse
@@ -43,35 +44,68 @@ FILES_MAX = 12
 FILE_DEFAULT_S = 3.0
 
 FLIPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
-}  # fmt: skip
-ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv}
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.FloorDiv,
+}
 LOGGING = re.compile(r"^(self\.)?_?log(ger)?\.|^logging\.|^warnings\.")
 
 # What says little of the package, or needs the whole machine.
-LEFT_OUT = ("tests/images/test_containers.py", "tests/images/test_tables.py", "tests/schedules/", "tests/stress/", "tests/core/")
+LEFT_OUT = (
+    "tests/images/test_containers.py",
+    "tests/images/test_tables.py",
+    "tests/schedules/",
+    "tests/stress/",
+    "tests/core/",
+)
 
-# Test files that are shown to every mutant of a package, after those that name what its module defines.
+# Test files that are shown to every mutant of a package, after those that name what its module
+# defines.
 ALSO: dict[str, tuple[str, ...]] = {
     "python/clipper/frontend": ("tests/frontend/test_rest.py", "tests/frontend/test_v2_http.py"),
-    "python/clipper/mesh": ("tests/unit/mesh", "tests/simulation/test_mesh.py", "tests/end_to_end/test_mesh.py"),
-    "python/clipper/manage": ("tests/frontend/test_admin.py", "tests/end_to_end/test_management.py"),
-    "python/clipper/params": ("tests/params/test_local.py", "tests/params/test_shard.py", "tests/params/test_replication.py"),
+    "python/clipper/mesh": (
+        "tests/unit/mesh",
+        "tests/simulation/test_mesh.py",
+        "tests/end_to_end/test_mesh.py",
+    ),
+    "python/clipper/manage": (
+        "tests/frontend/test_admin.py",
+        "tests/end_to_end/test_management.py",
+    ),
+    "python/clipper/params": (
+        "tests/params/test_local.py",
+        "tests/params/test_shard.py",
+        "tests/params/test_replication.py",
+    ),
     "python/clipper/cli": ("tests/unit/test_cli.py", "tests/end_to_end/test_shell.py"),
     "python/clipper/store": ("tests/store/test_conformance.py",),
     "python/clipper/selection": ("tests/unit/test_policy.py", "tests/unit/test_ensemble.py"),
     "python/clipper/deploy": ("tests/end_to_end/test_containers.py",),
     "python/clipper/deploy/mesh_manifests.py": ("tests/images/test_manifests.py",),
     "python/clipper/serving/observe.py": ("tests/end_to_end/test_learning.py",),
-    "container_sdk/src/clipper_container/adapters/torch.py": ("tests/end_to_end/test_frameworks.py",),
+    "container_sdk/src/clipper_container/adapters/torch.py": (
+        "tests/end_to_end/test_frameworks.py",
+    ),
     "container_sdk": ("container_sdk/tests/test_serving.py", "container_sdk/tests/test_host.py"),
 }
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change. path: relative to the checkout.  function: where.  start, end: offsets in the file.  old, new: text."""
+    """One change. path: relative to the checkout.  function: where.  start, end: offsets in the
+    file.  old, new: text."""
 
     path: str
     line: int
@@ -107,12 +141,16 @@ def mutants_of(path: str, text: bytes) -> Iterator[Mutant]:
             assert isinstance(node, ast.expr | ast.stmt)
             assert node.end_lineno is not None
             assert node.end_col_offset is not None
-            start, end = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
+            start, end = (
+                starts[node.lineno - 1] + node.col_offset,
+                starts[node.end_lineno - 1] + node.end_col_offset,
+            )
             yield Mutant(path, node.lineno, function, start, end, text[start:end].decode(), new)
 
 
 def nodes_in_functions(tree: ast.AST, name: str = "") -> Iterator[tuple[str, ast.AST]]:
-    """Statements and expressions of function bodies, with the function's name; no annotations, defaults, decorators."""
+    """Statements and expressions of function bodies, with the function's name; no annotations,
+    defaults, decorators."""
     for child in ast.iter_child_nodes(tree):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             inner = f"{name}.{child.name}".lstrip(".")
@@ -140,7 +178,11 @@ def nodes_of(node: ast.AST, function: str) -> Iterator[tuple[str, ast.AST]]:
 
 
 def is_logging(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and bool(LOGGING.match(ast.unparse(node.value)))
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Call)
+        and bool(LOGGING.match(ast.unparse(node.value)))
+    )
 
 
 def changes(node: ast.AST) -> Iterator[str]:
@@ -161,7 +203,11 @@ def changes(node: ast.AST) -> Iterator[str]:
     elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
         yield repr(node.value + 1)
         yield repr(node.value - 1) if node.value > 0 else repr(node.value + 2)
-    elif isinstance(node, ast.Await | ast.Return) and node.value is not None and not is_none(node.value):
+    elif (
+        isinstance(node, ast.Await | ast.Return)
+        and node.value is not None
+        and not is_none(node.value)
+    ):
         yield ast.unparse(node.value)
     elif is_droppable(node):
         yield "pass"
@@ -194,34 +240,59 @@ def all_mutants(only: str) -> list[Mutant]:
 
 
 class Relevance:
-    """Finds the test files that concern a mutant: those that name its module, and what the module defines."""
+    """Finds the test files that concern a mutant: those that name its module, and what the module
+    defines."""
 
     def __init__(self) -> None:
-        tests = [*(ROOT / "tests").glob("*/**/test_*.py"), *(ROOT / "container_sdk/tests").rglob("test_*.py")]
-        tests = [path for path in tests if not path.relative_to(ROOT).as_posix().startswith(LEFT_OUT)]
-        self._words = {path.relative_to(ROOT).as_posix(): Counter(re.findall(r"\w+", path.read_text())) for path in tests}
+        tests = [
+            *(ROOT / "tests").glob("*/**/test_*.py"),
+            *(ROOT / "container_sdk/tests").rglob("test_*.py"),
+        ]
+        tests = [
+            path for path in tests if not path.relative_to(ROOT).as_posix().startswith(LEFT_OUT)
+        ]
+        self._words = {
+            path.relative_to(ROOT).as_posix(): Counter(re.findall(r"\w+", path.read_text()))
+            for path in tests
+        }
         self._times = read_times(ROOT)
 
     def files(self, mutant: Mutant) -> list[str]:
         """Test files, the most relevant first, of at most TESTS_MAX_S seconds together."""
         tree = ast.parse((ROOT / mutant.path).read_bytes())
-        defined = {n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
-        module = Path(mutant.path).stem if Path(mutant.path).stem != "__init__" else Path(mutant.path).parent.name
+        defined = {
+            n.name
+            for n in tree.body
+            if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        }
+        module = (
+            Path(mutant.path).stem
+            if Path(mutant.path).stem != "__init__"
+            else Path(mutant.path).parent.name
+        )
         near = {part for part in mutant.function.split(".") if not part.startswith("_")}
 
         def weight(path: str) -> float:
             words = self._words[path]
-            named = sum(min(words[name], 3) for name in defined) + 3 * sum(min(words[name], 3) for name in near)
+            named = sum(min(words[name], 3) for name in defined) + 3 * sum(
+                min(words[name], 3) for name in near
+            )
             same = 12 * (Path(path).stem == f"test_{module}") + 2 * min(words[module], 3)
             return (named + same) / (1 + self._seconds(path) / 10)
 
         chosen, total = [], 0.0
         for path in sorted(self._words, key=weight, reverse=True):
-            if weight(path) <= 1 or len(chosen) == FILES_MAX or total + self._seconds(path) > TESTS_MAX_S:
+            if (
+                weight(path) <= 1
+                or len(chosen) == FILES_MAX
+                or total + self._seconds(path) > TESTS_MAX_S
+            ):
                 continue
             chosen.append(path)
             total += self._seconds(path)
-        also = [test for place, tests in ALSO.items() if mutant.path.startswith(place) for test in tests]
+        also = [
+            test for place, tests in ALSO.items() if mutant.path.startswith(place) for test in tests
+        ]
         return [*chosen, *(test for test in also if test not in chosen)]
 
     def _seconds(self, path: str) -> float:
@@ -236,8 +307,13 @@ class Copy:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
-        for place in [*filter(None, listed), *(str(so.relative_to(ROOT)) for so in ROOT.glob("src/clipper_core/*.so"))]:
+        listed = subprocess.run(
+            ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.split("\n")
+        for place in [
+            *filter(None, listed),
+            *(str(so.relative_to(ROOT)) for so in ROOT.glob("src/clipper_core/*.so")),
+        ]:
             if (ROOT / place).is_file():
                 (root / place).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / place, root / place)
@@ -248,7 +324,9 @@ class Copy:
     def mutate(self, mutant: Mutant) -> None:
         path = self.root / mutant.path
         text = self._changed[mutant.path] = path.read_bytes()
-        assert text[mutant.start : mutant.end].decode() == mutant.old, f"{mutant.path} changed after the start"
+        assert text[mutant.start : mutant.end].decode() == mutant.old, (
+            f"{mutant.path} changed after the start"
+        )
         path.write_bytes(text[: mutant.start] + mutant.new.encode() + text[mutant.end :])
 
     def restore(self) -> None:
@@ -257,20 +335,44 @@ class Copy:
         self._changed.clear()
 
     def run(self, tests: list[str], limit_s: float) -> tuple[str, str]:
-        """Run tests until one fails. Returns (killed | survived | timeout, the test that failed)."""
+        """Run tests until one fails. Returns (killed | survived | timeout, the test that
+        failed)."""
         paths = [str(self.root / source) for source in ("python", "src", "container_sdk/src")]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", *tests]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "--no-header",
+            "--tb=no",
+            "-p",
+            "no:cacheprovider",
+            *tests,
+        ]
         process = subprocess.Popen(
-            command, cwd=self.root, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, start_new_session=True,
-        )  # fmt: skip
+            command,
+            cwd=self.root,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
         try:
             output, _ = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             return "timeout", f"{limit_s:g} s"
         finally:
-            kill_all([*descendants(process.pid), *([process.pid] if process.poll() is None else [])])
+            kill_all(
+                [*descendants(process.pid), *([process.pid] if process.poll() is None else [])]
+            )
             process.wait()
             if process.stdout is not None:
                 process.stdout.close()
@@ -296,7 +398,12 @@ class Judge:
     def judge(self, mutant: Mutant) -> Verdict:
         begun = time.monotonic()
         for row in self._equivalent:
-            if (row["path"], row["function"], row["old"], row["new"]) == (mutant.path, mutant.function, mutant.old, mutant.new):
+            if (row["path"], row["function"], row["old"], row["new"]) == (
+                mutant.path,
+                mutant.function,
+                mutant.old,
+                mutant.new,
+            ):
                 return Verdict(mutant, "equivalent", row["why"], 0.0)
         copy = self._free.get()
         try:
@@ -328,7 +435,9 @@ class Judge:
 
 
 def read_equivalent() -> list[dict[str, str]]:
-    rows: list[dict[str, str]] = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text()).get("equivalent", [])
+    rows: list[dict[str, str]] = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text()).get(
+        "equivalent", []
+    )
     return rows
 
 
@@ -339,12 +448,16 @@ def score(verdicts: list[Verdict]) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.mutants", usage=(__doc__ or "").replace("%", "%%"))
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutants", usage=(__doc__ or "").replace("%", "%%")
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", default="", help="a folder or file below the checkout")
-    parser.add_argument("--list", action="store_true", help="print the mutants and their test files; run nothing")
+    parser.add_argument(
+        "--list", action="store_true", help="print the mutants and their test files; run nothing"
+    )
     chosen = parser.parse_args()
     candidates = all_mutants(chosen.only)
     mutants = random.Random(chosen.seed).sample(candidates, min(chosen.count, len(candidates)))
@@ -356,7 +469,10 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     print(f"{len(mutants)} of {len(candidates)} mutants, seed {chosen.seed}", flush=True)
     verdicts = []
-    with tempfile.TemporaryDirectory(prefix="clipper-mutants-") as scratch, ThreadPoolExecutor(chosen.jobs) as pool:
+    with (
+        tempfile.TemporaryDirectory(prefix="clipper-mutants-") as scratch,
+        ThreadPoolExecutor(chosen.jobs) as pool,
+    ):
         copies = []
         for i in range(chosen.jobs):
             (Path(scratch) / str(i)).mkdir()
@@ -365,10 +481,16 @@ def main() -> int:
         for done in as_completed([pool.submit(judge, mutant) for mutant in mutants]):
             verdict = done.result()
             verdicts.append(verdict)
-            print(f"{verdict.kind:<10} {verdict.mutant}  [{verdict.why}, {verdict.seconds:.0f} s]", flush=True)
+            print(
+                f"{verdict.kind:<10} {verdict.mutant}  [{verdict.why}, {verdict.seconds:.0f} s]",
+                flush=True,
+            )
     counts = Counter(verdict.kind for verdict in verdicts)
     print(*(f"{count} {kind}" for kind, count in sorted(counts.items())), sep=", ")
-    print(f"score {100 * score(verdicts):.0f} % of {len(verdicts) - counts['equivalent']} mutants that are not equivalent")
+    print(
+        f"score {100 * score(verdicts):.0f} % of {len(verdicts) - counts['equivalent']} mutants"
+        " that are not equivalent"
+    )
     return int(score(verdicts) < SCORE_MIN)
 
 

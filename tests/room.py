@@ -1,7 +1,8 @@
 """Runs pytest for one room of tests and records every result as a line of JSON.
 
-`tests/run.py` starts this file as a process: `python tests/room.py RESULTS STACKS [pytest arguments]`. It works
-like `python -m pytest` in the current folder. SIGUSR2 writes the stacks of all threads to the file STACKS.
+`tests/run.py` starts this file as a process: `python tests/room.py RESULTS STACKS [pytest
+arguments]`. It works like `python -m pytest` in the current folder. SIGUSR2 writes the stacks of
+all threads to the file STACKS.
 """
 
 import faulthandler
@@ -52,7 +53,9 @@ class Recorder:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         this = _outcome(report)
-        if this["outcome"] == "failed" and self._test["outcome"] == "failed":  # the test, and then its teardown
+        if (
+            this["outcome"] == "failed" and self._test["outcome"] == "failed"
+        ):  # the test, and then its teardown
             self._test["text"] += "\n" + this["text"]
         elif this["outcome"] != "passed":
             self._test.update(this)
@@ -66,11 +69,15 @@ class Recorder:
 
 
 def _outcome(report: pytest.CollectReport | pytest.TestReport) -> dict[str, str]:
-    """Outcome and text of a report: the reason of a skip, or the traceback and captured output of a failure."""
+    """Outcome and text of a report: the reason of a skip, or the traceback and captured output of a
+    failure."""
     if report.outcome == "skipped":
         expected = getattr(report, "wasxfail", None)
         reason = f"xfail: {expected}" if expected is not None else report.longrepr
-        return {"outcome": "skipped", "text": str(reason[2] if isinstance(reason, tuple) else reason)}
+        return {
+            "outcome": "skipped",
+            "text": str(reason[2] if isinstance(reason, tuple) else reason),
+        }
     if report.outcome == "passed":
         return {"outcome": "passed", "text": ""}
     captured = [f"-- {name} --\n{text.rstrip()}" for name, text in report.sections if text.strip()]
@@ -79,7 +86,9 @@ def _outcome(report: pytest.CollectReport | pytest.TestReport) -> dict[str, str]
 
 def main(results: str, stacks: str, *arguments: str) -> int:
     with Path(results).open("w") as lines, Path(stacks).open("w") as threads:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # the parent may have been started with it ignored
+        signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # the parent may have been started with it ignored
         faulthandler.register(signal.SIGUSR2, file=threads, all_threads=True)
         return int(pytest.main([*arguments], plugins=[Recorder(lines)]))
 

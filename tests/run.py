@@ -1,17 +1,20 @@
 """Runs the tests with one pytest process per room, several at a time, the longest first.
 
     python -m tests.run                      all tests
-    python -m tests.run tests/core -k cache  pytest arguments pass through; paths select rooms and files
+    python -m tests.run tests/core -k cache  pytest arguments pass through; paths select rooms and
+    files
     python -m tests.run --jobs 4             processes at a time (default: number of cores, or JOBS)
 
-A room is a folder of tests (tests/core, container_sdk/tests) or the files tests/test_*.py. A room that takes much
-longer than its fair share is split by file. The last line is "N passed, N failed, N skipped". The exit status is 0
-if every room ran all that it collected and nothing failed; a process that crashes, hangs or collects nothing is a
-failure. A process in which no test starts or ends for `--test-limit` seconds is killed; its stacks are printed.
+A room is a folder of tests (tests/core, container_sdk/tests) or the files tests/test_*.py. A room
+that takes much longer than its fair share is split by file. The last line is "N passed, N failed, N
+skipped". The exit status is 0 if every room ran all that it collected and nothing failed; a process
+that crashes, hangs or collects nothing is a failure. A process in which no test starts or ends for
+`--test-limit` seconds is killed; its stacks are printed.
 
-With --rerun, as in CPython's own test runner, up to RERUN_MAX tests that failed are run once more when all others have
-ended, one process and nothing beside it. One that passes then is listed under "failed, then passed alone" with its first
-failure, and does not fail the run; crashes, hangs and failures of more tests do.
+With --rerun, as in CPython's own test runner, up to RERUN_MAX tests that failed are run once more
+when all others have ended, one process and nothing beside it. One that passes then is listed under
+"failed, then passed alone" with its first failure, and does not fail the run; crashes, hangs and
+failures of more tests do.
 
 Durations of files are kept in build/test-times.json; tests/times.json has those of a fresh clone.
 """
@@ -46,10 +49,30 @@ RERUN_MAX = 4  # more failures than this are no accident
 HEAVY = frozenset({"images", "stress"})
 
 # pytest options whose value is the next argument; needed to tell values from paths.
-OPTIONS_WITH_VALUE = frozenset({
-    "-k", "-m", "-p", "-o", "-c", "-W", "-r", "--tb", "--durations", "--maxfail", "--deselect", "--ignore", "--rootdir",
-    "--color", "--capture", "--log-level", "--log-cli-level", "--confcutdir", "--junitxml", "--hypothesis-seed",
-})  # fmt: skip
+OPTIONS_WITH_VALUE = frozenset(
+    {
+        "-k",
+        "-m",
+        "-p",
+        "-o",
+        "-c",
+        "-W",
+        "-r",
+        "--tb",
+        "--durations",
+        "--maxfail",
+        "--deselect",
+        "--ignore",
+        "--rootdir",
+        "--color",
+        "--capture",
+        "--log-level",
+        "--log-cli-level",
+        "--confcutdir",
+        "--junitxml",
+        "--hypothesis-seed",
+    }
+)
 SELECTING = ("-k", "-m", "--deselect", "--ignore")  # with these a room without tests is no failure
 
 
@@ -57,8 +80,8 @@ SELECTING = ("-k", "-m", "--deselect", "--ignore")  # with these a room without 
 class Room:
     """The tests of one pytest process.
 
-    name: the folder, with a number if the room is split.  folder: the folder's name.  tests: files or node ids.
-    expected_s: seconds that it is expected to take.
+    name: the folder, with a number if the room is split.  folder: the folder's name.  tests: files
+    or node ids. expected_s: seconds that it is expected to take.
     """
 
     name: str
@@ -97,7 +120,11 @@ def split_arguments(arguments: Sequence[str], root: Path) -> tuple[list[str], li
     """Divide pytest's arguments into paths (files, folders, node ids) and options."""
     paths, options, takes_value = [], [], False
     for argument in arguments:
-        is_path = not takes_value and not argument.startswith("-") and (root / argument.split("::")[0]).exists()
+        is_path = (
+            not takes_value
+            and not argument.startswith("-")
+            and (root / argument.split("::")[0]).exists()
+        )
         (paths if is_path else options).append(argument)
         takes_value = not takes_value and argument in OPTIONS_WITH_VALUE
     return paths, options
@@ -107,12 +134,15 @@ def tests_below(path: str, root: Path) -> list[str]:
     """Test files below a folder, relative to the root; a file or a node id is itself."""
     if not (root / path).is_dir():
         return [path]
-    found = [file for pattern in ("test_*.py", "bench_*.py") for file in (root / path).rglob(pattern)]
+    found = [
+        file for pattern in ("test_*.py", "bench_*.py") for file in (root / path).rglob(pattern)
+    ]
     return sorted(file.relative_to(root).as_posix() for file in found)
 
 
 def folder_of(test: str) -> str:
-    """The room of a test: `core` for tests/core/test_ring.py, `container_sdk` for container_sdk/tests/test_wire.py."""
+    """The room of a test: `core` for tests/core/test_ring.py, `container_sdk` for
+    container_sdk/tests/test_wire.py."""
     parts = Path(test.split("::")[0]).parts
     if parts[0] != "tests":
         return parts[0]
@@ -140,8 +170,12 @@ def plan(tests: Sequence[str], times: dict[str, float], jobs: int) -> list[Room]
 
 
 def split(folder: str, tests: list[str], times: dict[str, float], parts: int) -> list[Room]:
-    """Distribute a room's tests over `parts` processes of about the same length; each keeps the order of its tests."""
-    rooms = [Room(f"{folder}-{i + 1}" if parts > 1 else folder, folder, [], PROCESS_S) for i in range(parts)]
+    """Distribute a room's tests over `parts` processes of about the same length; each keeps the
+    order of its tests."""
+    rooms = [
+        Room(f"{folder}-{i + 1}" if parts > 1 else folder, folder, [], PROCESS_S)
+        for i in range(parts)
+    ]
     for test in sorted(tests, key=lambda test: -expected(test, times)):
         room = min(rooms, key=lambda room: room.expected_s)
         room.tests.append(test)
@@ -158,29 +192,48 @@ def split(folder: str, tests: list[str], times: dict[str, float], parts: int) ->
 class Process:
     """A running pytest process with the files that it writes.
 
-    PYTHONDONTWRITEBYTECODE is not passed on: with it each of the hundreds of processes that tests start would compile
-    the package again, 0.4 s each.
+    PYTHONDONTWRITEBYTECODE is not passed on: with it each of the hundreds of processes that tests
+    start would compile the package again, 0.4 s each.
     """
 
     room: Room
     folder: Path  # for its files
     child: subprocess.Popen[bytes]
     begun: float = field(default_factory=time.monotonic)
-    progress: tuple[int, float] = (0, 0.0)  # size of the results when they last grew, and when that was
+    progress: tuple[int, float] = (
+        0,
+        0.0,
+    )  # size of the results when they last grew, and when that was
 
     @classmethod
     def start(cls, room: Room, options: list[str], root: Path, scratch: Path) -> "Process":
         folder = scratch / room.name
         folder.mkdir()
         files = [str(folder / "results"), str(folder / "stacks")]
-        command = [sys.executable, str(HERE / "room.py"), *files, "-p", "no:cacheprovider", "--continue-on-collection-errors"]
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        environment["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), environment.get("PATH", os.defpath)])
+        command = [
+            sys.executable,
+            str(HERE / "room.py"),
+            *files,
+            "-p",
+            "no:cacheprovider",
+            "--continue-on-collection-errors",
+        ]
+        environment = {
+            name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+        }
+        environment["PATH"] = os.pathsep.join(
+            [os.path.dirname(sys.executable), environment.get("PATH", os.defpath)]
+        )
         with (folder / "output").open("wb") as output:
             child = subprocess.Popen(
-                [*command, *options, *room.tests], cwd=root, env=environment, stdin=subprocess.DEVNULL, stdout=output,
-                stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                [*command, *options, *room.tests],
+                cwd=root,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         return cls(room, folder, child, progress=(0, time.monotonic()))
 
     def is_hung(self, limit_s: float) -> bool:
@@ -193,7 +246,9 @@ class Process:
 
     def kill(self) -> str:
         """Kill the process with all its descendants; return the stacks that its threads had."""
-        if self.child.poll() is None and (self.folder / "results").exists():  # else SIGUSR2 has no handler yet
+        if (
+            self.child.poll() is None and (self.folder / "results").exists()
+        ):  # else SIGUSR2 has no handler yet
             self.child.send_signal(signal.SIGUSR2)
             time.sleep(1)
         kill_all([self.child.pid, *descendants(self.child.pid)])
@@ -204,7 +259,11 @@ class Process:
     def result(self, problem: str = "") -> Result:
         """Read what the process recorded. It must have ended."""
         results, status = self.folder / "results", self.child.wait()
-        lines = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+        lines = (
+            [json.loads(line) for line in results.read_text().splitlines()]
+            if results.exists()
+            else []
+        )
         tests = [line for line in lines if line["kind"] == "test"]
         result = Result(self.room, tests, time.monotonic() - self.begun, problem=problem)
         result.cpu = next((line["cpu"] for line in lines if line["kind"] == "finished"), 0.0)
@@ -212,15 +271,27 @@ class Process:
         result.empty = collected == 0 and not tests
         failed = any(test["outcome"] == "failed" for test in tests)
         if not problem and status not in ((0, 1) if failed else (0, 5)):
-            kind = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+            kind = (
+                f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+            )
             result.problem = f"crashed: {kind}"
         if result.problem:
-            last = next((line for line in reversed(lines) if line["kind"] in ("start", "test")), {"kind": "", "test": ""})
+            last = next(
+                (line for line in reversed(lines) if line["kind"] in ("start", "test")),
+                {"kind": "", "test": ""},
+            )
             ran = sum("::" in test["test"] for test in tests)
-            where = f"in {last['test']}" if last["kind"] == "start" else f"after {last['test'] or 'its start'}"
+            where = (
+                f"in {last['test']}"
+                if last["kind"] == "start"
+                else f"after {last['test'] or 'its start'}"
+            )
             output = (self.folder / "output").read_text(errors="replace")[-6000:]
             head, _, more = result.problem.partition("\n")
-            result.problem = f"{head}, {where}; {max(collected - ran, 0)} of {collected} tests did not end\n{more}\n{output}"
+            result.problem = (
+                f"{head}, {where}; {max(collected - ran, 0)} of {collected} tests did not"
+                f" end\n{more}\n{output}"
+            )
         return result
 
 
@@ -251,7 +322,9 @@ def descendants(process: int) -> list[int]:
 class Runner:
     """Runs rooms, at most `jobs` at a time, and prints a line for each that ends."""
 
-    def __init__(self, rooms: list[Room], options: list[str], settings: argparse.Namespace, scratch: Path) -> None:
+    def __init__(
+        self, rooms: list[Room], options: list[str], settings: argparse.Namespace, scratch: Path
+    ) -> None:
         self.waiting = rooms
         self.results: list[Result] = []
         self._options, self._settings, self._scratch = options, settings, scratch
@@ -273,11 +346,15 @@ class Runner:
     def _start_some(self) -> None:
         while len(self._running) < self._settings.jobs:
             heavy = any(process.room.folder in HEAVY for process in self._running)
-            room = next((room for room in self.waiting if not (heavy and room.folder in HEAVY)), None)
+            room = next(
+                (room for room in self.waiting if not (heavy and room.folder in HEAVY)), None
+            )
             if room is None:
                 return
             self.waiting.remove(room)
-            self._running.append(Process.start(room, self._options, self._settings.root, self._scratch))
+            self._running.append(
+                Process.start(room, self._options, self._settings.root, self._scratch)
+            )
 
     def _look_after(self, process: Process) -> None:
         problem = ""
@@ -300,13 +377,16 @@ class Runner:
         done = sum(each.room.expected_s for each in self.results)
         elapsed = time.monotonic() - self._begun
         left = elapsed * (self._expected_s - done) / done
-        counts = ", ".join(f"{result.count(outcome)} {outcome}" for outcome in ("passed", "failed", "skipped"))
+        counts = ", ".join(
+            f"{result.count(outcome)} {outcome}" for outcome in ("passed", "failed", "skipped")
+        )
         note = f"  {result.problem.splitlines()[0]}" if result.problem else ""
         print(
-            f"{result.room.name:<16} {counts}, {result.seconds:.0f} s   [{100 * done / self._expected_s:.0f} % done,"
+            f"{result.room.name:<16} {counts}, {result.seconds:.0f} s   "
+            f"[{100 * done / self._expected_s:.0f} % done,"
             f" {int(left / 60)} min {left % 60:.0f} s left]{note}",
             flush=True,
-        )  # fmt: skip
+        )
 
     def _end_all(self) -> None:
         """Interrupt what still runs, so that tests can tear down, and kill what does not end."""
@@ -335,7 +415,9 @@ def report(results: list[Result], slowest: int) -> None:
         if result.problem:
             print(f"\n==== FAILED room {result.room.name} {result.problem.rstrip()}")
     tests = [test for result in results for test in result.tests]
-    reasons = Counter(test["text"].removeprefix("Skipped: ") for test in tests if test["outcome"] == "skipped")
+    reasons = Counter(
+        test["text"].removeprefix("Skipped: ") for test in tests if test["outcome"] == "skipped"
+    )
     if reasons:
         print("\nskipped:")
         for reason, count in reasons.most_common():
@@ -344,14 +426,23 @@ def report(results: list[Result], slowest: int) -> None:
     for test in sorted(tests, key=lambda test: -test["seconds"])[:slowest]:
         print(f"  {test['seconds']:>6.1f} {test['cpu']:>6.1f}  {test['test']}")
     failed = [test["test"] for test in tests if test["outcome"] == "failed"]
-    failed += [f"room {result.room.name}: {result.problem.splitlines()[0]}" for result in results if result.problem]
+    failed += [
+        f"room {result.room.name}: {result.problem.splitlines()[0]}"
+        for result in results
+        if result.problem
+    ]
     if failed:
         print("\nfailed:", *failed, sep="\n  ")
 
 
-def run_again(results: list[Result], options: list[str], settings: argparse.Namespace, scratch: Path) -> list[Result]:
-    """Run the tests that failed once more, alone; return the results of that run (none if there are too many)."""
-    failed = [test["test"] for result in results for test in result.tests if test["outcome"] == "failed"]
+def run_again(
+    results: list[Result], options: list[str], settings: argparse.Namespace, scratch: Path
+) -> list[Result]:
+    """Run the tests that failed once more, alone; return the results of that run (none if there are
+    too many)."""
+    failed = [
+        test["test"] for result in results for test in result.tests if test["outcome"] == "failed"
+    ]
     if not 0 < len(failed) <= RERUN_MAX or not all("::" in test for test in failed):
         return []
     room = Room("again", "again", failed, PROCESS_S)
@@ -362,13 +453,21 @@ def run_again(results: list[Result], options: list[str], settings: argparse.Name
 
 
 def forgive(results: list[Result], again: list[Result]) -> None:
-    """Count tests that passed when they were run again as passed, and print how they failed at first."""
-    passed = {test["test"] for result in again for test in result.tests if test["outcome"] == "passed" and not result.problem}
+    """Count tests that passed when they were run again as passed, and print how they failed at
+    first."""
+    passed = {
+        test["test"]
+        for result in again
+        for test in result.tests
+        if test["outcome"] == "passed" and not result.problem
+    }
     lines = []
     for result in results:
         for test in result.tests:
             if test["outcome"] == "failed" and test["test"] in passed:
-                print(f"\n==== failed at first: {test['test']} ({result.room.name})\n{test['text']}")
+                print(
+                    f"\n==== failed at first: {test['test']} ({result.room.name})\n{test['text']}"
+                )
                 test["outcome"] = "passed"
                 lines.append(f"  {test['test']}")
     if lines:
@@ -404,12 +503,24 @@ def write_times(root: Path, times: dict[str, float]) -> None:
 
 def read_settings(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(prog="python -m tests.run", allow_abbrev=False, usage=__doc__)
-    parser.add_argument("--jobs", type=int, default=int(os.environ.get("JOBS") or os.cpu_count() or 2))
-    parser.add_argument("--root", type=Path, default=HERE.parent, help="the checkout whose tests are run")
-    parser.add_argument("--slowest", type=int, default=10, help="how many of the slowest tests are listed")
-    parser.add_argument("--rerun", action="store_true", help="run tests that failed once more, alone")
+    parser.add_argument(
+        "--jobs", type=int, default=int(os.environ.get("JOBS") or os.cpu_count() or 2)
+    )
+    parser.add_argument(
+        "--root", type=Path, default=HERE.parent, help="the checkout whose tests are run"
+    )
+    parser.add_argument(
+        "--slowest", type=int, default=10, help="how many of the slowest tests are listed"
+    )
+    parser.add_argument(
+        "--rerun", action="store_true", help="run tests that failed once more, alone"
+    )
     parser.add_argument("--test-limit", type=float, default=TEST_LIMIT_S)
-    parser.add_argument("--results", type=Path, help="a file to which each test's result is appended as a line of JSON")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        help="a file to which each test's result is appended as a line of JSON",
+    )
     return parser.parse_known_args(arguments)
 
 
@@ -418,7 +529,9 @@ def interrupt(signum: int, frame: object) -> None:
 
 
 def find_tests(paths: list[str], root: Path) -> Iterator[str]:
-    for path in paths or [path for path in ("tests", "container_sdk/tests") if (root / path).is_dir()]:
+    for path in paths or [
+        path for path in ("tests", "container_sdk/tests") if (root / path).is_dir()
+    ]:
         yield from tests_below(path, root)
 
 
@@ -430,7 +543,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not rooms:
         print("no tests found\n0 passed, 0 failed, 0 skipped")
         return 1
-    for signum in (signal.SIGINT, signal.SIGTERM):  # SIGINT is ignored in what a shell starts in the background
+    for signum in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # SIGINT is ignored in what a shell starts in the background
         signal.signal(signum, interrupt)
     interrupted, begun = False, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="clipper-tests-") as scratch:
@@ -442,7 +558,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             interrupted = True
     results = runner.results
-    selecting = any(option.startswith(SELECTING) for option in options) or any("::" in path for path in paths)
+    selecting = any(option.startswith(SELECTING) for option in options) or any(
+        "::" in path for path in paths
+    )
     if not interrupted and all(result.empty and not result.problem for result in results):
         results[0].problem = "collected nothing: no test matches"
     for result in results if not selecting else ():
@@ -452,8 +570,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_times(settings.root, {**times, **times_of(results)})
     report(results, settings.slowest)
     cpu, elapsed = sum(result.cpu for result in results), time.monotonic() - begun
-    print(f"\n{elapsed:.0f} s by the clock, {cpu:.0f} s of CPU{', interrupted' if interrupted else ''}")
-    print(", ".join(f"{sum(r.count(what) for r in results)} {what}" for what in ("passed", "failed", "skipped")))
+    print(
+        f"\n{elapsed:.0f} s by the clock, {cpu:.0f} s of"
+        f" CPU{', interrupted' if interrupted else ''}"
+    )
+    print(
+        ", ".join(
+            f"{sum(r.count(what) for r in results)} {what}"
+            for what in ("passed", "failed", "skipped")
+        )
+    )
     return 130 if interrupted else int(not all(result.good for result in results))
 
 

@@ -11,7 +11,8 @@ PATIENCE_S = 20.0
 
 
 def freeze(process: int) -> None:
-    """Send SIGSTOP and return when no thread of the process runs any more; kill() alone returns earlier.
+    """Send SIGSTOP and return when no thread of the process runs any more; kill() alone returns
+    earlier.
 
     process: its id.  Raises TimeoutError after PATIENCE_S.
     """

@@ -1,12 +1,15 @@
-"""Serve a mixed load for minutes with a fault every few seconds, and check what must hold all the time.
+"""Serve a mixed load for minutes with a fault every few seconds, and check what must hold all the
+time.
 
     python -m tests.soak --minutes 10 --seed 7        (make soak ARGS="--minutes 120")
 
-A server runs in a process of its own. Inside it one thread sends queries and feedback; from outside, HTTP clients send
-queries. Every few seconds a fault is chosen by the seed: a container is killed or stopped, or a hostile client appears.
+A server runs in a process of its own. Inside it one thread sends queries and feedback; from
+outside, HTTP clients send queries. Every few seconds a fault is chosen by the seed: a container is
+killed or stopped, or a hostile client appears.
 
-It fails if an answer is missing or doubled, wrong, or an error that no client should see; if the server's memory or its open
-descriptors grow; or if a model does not come back at the end. The lateness of answers is reported, not judged.
+It fails if an answer is missing or doubled, wrong, or an error that no client should see; if the
+server's memory or its open descriptors grow; or if a model does not come back at the end. The
+lateness of answers is reported, not judged.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ import clipper
 from clipper.testing import wait_until
 
 SLO_MS = 200.0
-RATE = 200.0  # queries a second of the thread inside the server; each HTTP client sends one after another
+# queries a second of the thread inside the server; each HTTP client sends one after another
+RATE = 200.0
 CLIENTS = 4
 FAULT_EVERY_S = 5.0
 STOP_S = 1.5  # how long a stopped container stays stopped
@@ -51,7 +55,8 @@ TAKEN = (200, 429, 503)  # what an HTTP client may be answered
 
 
 def kind_of(output: float, expected: float, is_default: bool, missing: Sequence[object]) -> str:
-    """Classify an answer. Where a model is missing, its mean stands for it, so the output may differ."""
+    """Classify an answer. Where a model is missing, its mean stands for it, so the output may
+    differ."""
     if is_default:
         return "default"
     if missing:
@@ -72,7 +77,8 @@ def slow(rows: np.ndarray) -> np.ndarray:
 
 
 class Inside:
-    """Queries and feedback from a thread of the server's process; each future is counted when it ends."""
+    """Queries and feedback from a thread of the server's process; each future is counted when it
+    ends."""
 
     def __init__(self, app: Any, seed: int) -> None:
         self._app = app
@@ -137,13 +143,20 @@ class Inside:
 
 def serve(state: str, seed: int) -> None:
     """Run the server; answer each line of standard input with one line of JSON, until it ends."""
-    with clipper.start(state=state, http="127.0.0.1:0", restarts_max=1000, restart_ms_max=1000) as server:
+    with clipper.start(
+        state=state, http="127.0.0.1:0", restarts_max=1000, restart_ms_max=1000
+    ) as server:
         server.deploy("total", total, input="f64[3]", replicas=MODELS["total"])
         server.deploy("slow", slow, input="f64[3]", replicas=MODELS["slow"])
-        app = server.app("soak", models=["total", "slow"], slo_ms=SLO_MS, default=-1.0, policy="ensemble")
+        app = server.app(
+            "soak", models=["total", "slow"], slo_ms=SLO_MS, default=-1.0, policy="ensemble"
+        )
         inside = Inside(app, seed)
         inside.thread.start()
-        print(json.dumps({"http": server.http_address, "socket": server.address, "pid": os.getpid()}), flush=True)
+        print(
+            json.dumps({"http": server.http_address, "socket": server.address, "pid": os.getpid()}),
+            flush=True,
+        )
         for line in sys.stdin:
             if line.strip() == "stop":
                 inside.stopping.set()
@@ -163,7 +176,9 @@ class Watched:
 
     def __init__(self, state: str, seed: int) -> None:
         command = [sys.executable, "-m", "tests.soak", "--serve", state, "--seed", str(seed)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self.hello: dict[str, Any] = self._read()
         host, _, port = self.hello["http"].removeprefix("http://").rpartition(":")
         self.http = host, int(port)
@@ -223,7 +238,9 @@ class Client:
             elif response.status != 200:
                 self.counts["refused"] += 1
             else:
-                self.counts[kind_of(body["output"], sum(row), body["default"], body["missing"])] += 1
+                self.counts[
+                    kind_of(body["output"], sum(row), body["default"], body["missing"])
+                ] += 1
             self._stopping.wait(0.01)
         connection.close()
 
@@ -235,10 +252,18 @@ class Faults:
         self._watched, self._random = watched, chance
         self.counts: Counter[str] = Counter()
         self._all: list[Callable[[], None]] = [
-            self.kill_container, self.stop_container, self.random_bytes, self.half_a_request, self.gzip_bomb,
-            self.large_head, self.many_requests_unread, self.strangers_at_the_container_socket, self.many_connections,
-            self.bad_feedback, self.reset_in_the_middle,
-        ]  # fmt: skip
+            self.kill_container,
+            self.stop_container,
+            self.random_bytes,
+            self.half_a_request,
+            self.gzip_bomb,
+            self.large_head,
+            self.many_requests_unread,
+            self.strangers_at_the_container_socket,
+            self.many_connections,
+            self.bad_feedback,
+            self.reset_in_the_middle,
+        ]
 
     def one(self) -> None:
         fault = self._random.choice(self._all)
@@ -247,7 +272,12 @@ class Faults:
             fault()
 
     def _container(self) -> int:
-        replicas = [pid for states in self._watched.ask()["models"].values() for state, pid in states if state == "ready"]
+        replicas = [
+            pid
+            for states in self._watched.ask()["models"].values()
+            for state, pid in states
+            if state == "ready"
+        ]
         return self._random.choice(replicas) if replicas else 0
 
     def kill_container(self) -> None:
@@ -278,12 +308,17 @@ class Faults:
 
     def half_a_request(self) -> None:
         with self._connect() as connection:
-            connection.sendall(b"POST /api/soak/predict HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+            connection.sendall(
+                b"POST /api/soak/predict HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{"
+            )
             time.sleep(0.5)
 
     def gzip_bomb(self) -> None:
         body = gzip.compress(bytes(16 << 20))
-        head = f"POST /api/soak/predict HTTP/1.1\r\nHost: a\r\nContent-Encoding: gzip\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = (
+            "POST /api/soak/predict HTTP/1.1\r\nHost: a\r\nContent-Encoding:"
+            f" gzip\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
         self._send(head.encode() + body)
 
     def large_head(self) -> None:
@@ -291,7 +326,10 @@ class Faults:
 
     def many_requests_unread(self) -> None:
         body = b'{"input": [1, 2, 3]}'
-        request = b"POST /api/soak/predict HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+        request = b"POST /api/soak/predict HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s" % (
+            len(body),
+            body,
+        )
         with self._connect() as connection:
             connection.settimeout(1)
             connection.sendall(request * 2000)
@@ -310,13 +348,20 @@ class Faults:
 
     def bad_feedback(self) -> None:
         body = json.dumps({"feedback": [{"id": "nonsense", "label": 1e308}] * 50}).encode()
-        head = b"POST /api/soak/feedback HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
+        head = b"POST /api/soak/feedback HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(
+            body
+        )
         self._send(head + body)
 
     def reset_in_the_middle(self) -> None:
         connection = self._connect()
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")  # close() resets it
-        connection.sendall(b"POST /api/soak/predict HTTP/1.1\r\nHost: a\r\nContent-Length: 20\r\n\r\n" + b'{"input": [1, 2, 3]}')
+        connection.setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0"
+        )  # close() resets it
+        connection.sendall(
+            b"POST /api/soak/predict HTTP/1.1\r\nHost: a\r\nContent-Length: 20\r\n\r\n"
+            + b'{"input": [1, 2, 3]}'
+        )
         connection.close()
 
 
@@ -341,7 +386,10 @@ def soak(minutes: float, seed: int) -> int:
                 said = time.monotonic()
                 counts = watched.ask()["counts"]
                 done = (said - begun) / (until - begun)
-                print(f"{done:4.0%} {memory[-1] >> 20} MiB, {descriptors[-1]} descriptors, {counts}", flush=True)
+                print(
+                    f"{done:4.0%} {memory[-1] >> 20} MiB, {descriptors[-1]} descriptors, {counts}",
+                    flush=True,
+                )
             faults.one()
         stopping.set()
         for client in clients:
@@ -350,8 +398,13 @@ def soak(minutes: float, seed: int) -> int:
 
         def whole() -> bool:
             report = watched.ask()
-            states = {name: sum(state == "ready" for state, _ in models) for name, models in report["models"].items()}
-            return report["open"] == 0 and all(states.get(f"{name}:1", 0) == wanted for name, wanted in MODELS.items())
+            states = {
+                name: sum(state == "ready" for state, _ in models)
+                for name, models in report["models"].items()
+            }
+            return report["open"] == 0 and all(
+                states.get(f"{name}:1", 0) == wanted for name, wanted in MODELS.items()
+            )
 
         try:
             wait_until(whole, "all answered and every replica ready", patience_s=GRACE_S)
@@ -364,10 +417,19 @@ def soak(minutes: float, seed: int) -> int:
     ended = sum(count for kind, count in report["counts"].items() if kind != "sent")
     if report["counts"]["sent"] != ended or report["counts"].get("doubled"):
         problems.append(f"not answered exactly once: {report['counts']}")
-    problems += [f"{count} answers inside: {kind}" for kind, count in report["counts"].items() if kind == "wrong"]
+    problems += [
+        f"{count} answers inside: {kind}"
+        for kind, count in report["counts"].items()
+        if kind == "wrong"
+    ]
     allowed = {"right", "partial", "default", "refused"}
-    problems += [f"{count} HTTP answers: {kind}" for kind, count in outside.items() if kind not in allowed]
-    for what, values, bound in (("bytes", memory, MEMORY_GROWTH_MAX), ("descriptors", descriptors, DESCRIPTORS_GROWTH_MAX)):
+    problems += [
+        f"{count} HTTP answers: {kind}" for kind, count in outside.items() if kind not in allowed
+    ]
+    for what, values, bound in (
+        ("bytes", memory, MEMORY_GROWTH_MAX),
+        ("descriptors", descriptors, DESCRIPTORS_GROWTH_MAX),
+    ):
         settled = values[int(len(values) * SETTLED) :]
         half = len(settled) // 2
         if half and statistics.median(settled[half:]) - statistics.median(settled[:half]) > bound:
@@ -376,7 +438,10 @@ def soak(minutes: float, seed: int) -> int:
     print(f"over HTTP: {dict(outside)}")
     print(f"faults: {dict(faults.counts)}")
     if memory:
-        print(f"memory: {memory[0] >> 20} to {memory[-1] >> 20} MiB; descriptors: {descriptors[0]} to {descriptors[-1]}")
+        print(
+            f"memory: {memory[0] >> 20} to {memory[-1] >> 20} MiB; descriptors: {descriptors[0]} to"
+            f" {descriptors[-1]}"
+        )
     for problem in problems:
         print(f"FAILED: {problem}")
     return int(bool(problems))

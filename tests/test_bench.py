@@ -1,4 +1,5 @@
-"""The harness of the benchmarks: what it says must be so. And the rows of `python -m bench engine`: none may be missing."""
+"""The harness of the benchmarks: what it says must be so. And the rows of `python -m bench engine`:
+none may be missing."""
 
 import importlib.util
 import json
@@ -125,7 +126,9 @@ def test_every_query_of_an_open_loop_is_accounted_for() -> None:
             future.set_exception(LookupError())
         return future
 
-    load = open_loop(predict, [0, 1, 2, 3], [0.0, 0.001, 0.002, 0.003], is_default=lambda answer: answer == 3)
+    load = open_loop(
+        predict, [0, 1, 2, 3], [0.0, 0.001, 0.002, 0.003], is_default=lambda answer: answer == 3
+    )
     assert load.offered == 4
     assert load.errors == {"OverflowError": 1, "LookupError": 1}
     assert load.defaults == 1
@@ -140,7 +143,9 @@ def test_a_query_that_is_never_answered_is_an_error() -> None:
 
 
 def test_a_comparison_looks_at_ratios_where_there_are_anchors() -> None:
-    def fields(value: float, anchor: float | None, unit: str = "ns", spread: str = "") -> dict[str, Any]:
+    def fields(
+        value: float, anchor: float | None, unit: str = "ns", spread: str = ""
+    ) -> dict[str, Any]:
         return {"value": value, "against_value": anchor, "unit": unit, "spread": spread}
 
     assert change(fields(10, 100), fields(20, 200)) == pytest.approx(1)
@@ -175,7 +180,9 @@ def test_a_row_without_a_figure_says_why_in_every_form(capsys: pytest.CaptureFix
 
 
 def test_what_bounds_a_row_is_said_only_when_it_falls_short() -> None:
-    assert row("x", 1.0, "us", "C", 1.0, Goal("at_most", 2), bounded_by="the machine").bounded_by == ""
+    assert (
+        row("x", 1.0, "us", "C", 1.0, Goal("at_most", 2), bounded_by="the machine").bounded_by == ""
+    )
 
 
 def test_a_comparison_names_rows_without_a_figure(
@@ -189,44 +196,111 @@ def test_a_comparison_names_rows_without_a_figure(
     assert "x: no figure before" in capsys.readouterr().out
 
 
-# -- the rows of the engine: every goal there is has its row, whatever this build and this machine can measure
+# -- the rows of the engine: every goal there is has its row, whatever this build and this machine
+# can measure
 
 NAMES = {
-    "hit": ["hit f64[1], of a no-op call", "hit f64[1], of the reference", "hit f32[784], of no-op + hash",
-            "hit f32[784], of the reference"],
-    "miss": [f"miss {kind}, {where}{anchor}" for kind in ("f64[1]", "f32[784]") for where in ("unix socket", "shared memory")
-             for anchor in ("", ", of the reference")],
-    "bulk": ["bulk hit f64[1], 1 M entries", "bulk miss f64[1], unix socket", "bulk miss f64[1], shared memory",
-             "bulk f32[784], unix socket", "bulk f32[784], shared memory"],
-    "trip": [f"RTT, {how}{anchor}" for anchor in ("", ", of bare C") for how in (
-             "unix socket", "TCP", "shared memory, spinning", "shared memory, futex", "awaited on uvloop")],
-    "lookup": [*(f"lookup, nogil, {threads}, of {peer}" for threads in ("1 thread", "2 threads") for peer in (
-               "cachebox", "theine", "lru-dict", "functools")), "lookup, 2 threads of 1"],
-    "ratio": [f"hit ratio below global {policy}, {trace}" for policy in ("CLOCK", "SIEVE") for trace in (
-              "zipf 0.9", "zipf 1.0", "zipf 1.1", "drift")],
-    "timers": [f"timer, {what}{anchor}" for what in ("a query", "longest stall") for anchor in (
-               "", ", of asyncio", ", of uvloop")],
+    "hit": [
+        "hit f64[1], of a no-op call",
+        "hit f64[1], of the reference",
+        "hit f32[784], of no-op + hash",
+        "hit f32[784], of the reference",
+    ],
+    "miss": [
+        f"miss {kind}, {where}{anchor}"
+        for kind in ("f64[1]", "f32[784]")
+        for where in ("unix socket", "shared memory")
+        for anchor in ("", ", of the reference")
+    ],
+    "bulk": [
+        "bulk hit f64[1], 1 M entries",
+        "bulk miss f64[1], unix socket",
+        "bulk miss f64[1], shared memory",
+        "bulk f32[784], unix socket",
+        "bulk f32[784], shared memory",
+    ],
+    "trip": [
+        f"RTT, {how}{anchor}"
+        for anchor in ("", ", of bare C")
+        for how in (
+            "unix socket",
+            "TCP",
+            "shared memory, spinning",
+            "shared memory, futex",
+            "awaited on uvloop",
+        )
+    ],
+    "lookup": [
+        *(
+            f"lookup, nogil, {threads}, of {peer}"
+            for threads in ("1 thread", "2 threads")
+            for peer in ("cachebox", "theine", "lru-dict", "functools")
+        ),
+        "lookup, 2 threads of 1",
+    ],
+    "ratio": [
+        f"hit ratio below global {policy}, {trace}"
+        for policy in ("CLOCK", "SIEVE")
+        for trace in ("zipf 0.9", "zipf 1.0", "zipf 1.1", "drift")
+    ],
+    "timers": [
+        f"timer, {what}{anchor}"
+        for what in ("a query", "longest stall")
+        for anchor in ("", ", of asyncio", ", of uvloop")
+    ],
     "codec": [f"codec, encode 256 x f32[784], {side}" for side in ("engine", "container")]
-    + [f"codec, encode + decode 256 x f32[784], of {peer}" for peer in ("msgspec", "msgpack", "Arrow IPC", "pickle5")]
-    + [f"codec, decode at any size, {side}" for side in ("core", "container")] + ["codec, payload off a multiple of 64"]
-    + [f"codec, encode 1000 strings of 100{what}" for what in ("", ", engine", ", of msgspec", ", of pickle5", ", of Arrow IPC")],
-    "work": ["work queue, publish, of an atomic add", "work queue, publish + take, of SimpleQueue",
-             "work queue, publish + take, of queue.Queue", "work queue, system calls a query, loop awake"],
-    "delivery": ["delivery, answers that needed the GIL", "delivery, loop wakes a batch", "delivery, eventfd writes a batch",
-                 "delivery, latency while Python is busy"],
-    "batching": [f"batching {mode}, {what}" for mode in ("fit", "aimd") for what in (
-                 "Poisson, goodput", "bursty, goodput", "late", "batches to 90 % of the best size")]
+    + [
+        f"codec, encode + decode 256 x f32[784], of {peer}"
+        for peer in ("msgspec", "msgpack", "Arrow IPC", "pickle5")
+    ]
+    + [f"codec, decode at any size, {side}" for side in ("core", "container")]
+    + ["codec, payload off a multiple of 64"]
+    + [
+        f"codec, encode 1000 strings of 100{what}"
+        for what in ("", ", engine", ", of msgspec", ", of pickle5", ", of Arrow IPC")
+    ],
+    "work": [
+        "work queue, publish, of an atomic add",
+        "work queue, publish + take, of SimpleQueue",
+        "work queue, publish + take, of queue.Queue",
+        "work queue, system calls a query, loop awake",
+    ],
+    "delivery": [
+        "delivery, answers that needed the GIL",
+        "delivery, loop wakes a batch",
+        "delivery, eventfd writes a batch",
+        "delivery, latency while Python is busy",
+    ],
+    "batching": [
+        f"batching {mode}, {what}"
+        for mode in ("fit", "aimd")
+        for what in (
+            "Poisson, goodput",
+            "bursty, goodput",
+            "late",
+            "batches to 90 % of the best size",
+        )
+    ]
     + [f"batching aimd, SVM-like at 1.3 x, of {what}" for what in ("no batching", "plain AIMD")],
-    "overload": [f"overload {times} x, {what}" for times in (2, 10) for what in (
-                 "goodput of peak", "admitted p99", "refusal p99", "recovery")],
-    "containers": ["containers, loop threads for 500", "containers, idle cost of 500", "containers, hit beside them",
-                   "containers, RTT beside them"],
-}  # fmt: skip
+    "overload": [
+        f"overload {times} x, {what}"
+        for times in (2, 10)
+        for what in ("goodput of peak", "admitted p99", "refusal p99", "recovery")
+    ],
+    "containers": [
+        "containers, loop threads for 500",
+        "containers, idle cost of 500",
+        "containers, hit beside them",
+        "containers, RTT beside them",
+    ],
+}
 
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_goal_of_the_engine_has_its_row(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(harness, "is_met", lambda goal, value, ratio: None if goal is None else False)  # all fall short
+    monkeypatch.setattr(
+        harness, "is_met", lambda goal, value, ratio: None if goal is None else False
+    )  # all fall short
     rows = measure(group, TINY)
     assert not [one.missing for one in rows if one.missing.startswith(FAILED)]
     names = [one.name for one in rows]
@@ -236,7 +310,9 @@ def test_every_goal_of_the_engine_has_its_row(group: str, monkeypatch: pytest.Mo
     for one in rows:
         assert one.question.startswith(f"{group}: ")
         assert one.missing or np.isfinite(one.value), one.name
-        assert one.missing or not one.goal or one.bounded_by, f"{one.name} could fall short and not say why"
+        assert one.missing or not one.goal or one.bounded_by, (
+            f"{one.name} could fall short and not say why"
+        )
 
 
 def test_the_names_are_those_of_all_groups() -> None:
@@ -248,7 +324,10 @@ def test_what_is_not_installed_or_not_built_is_named(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(servers, "describe", list)
     monkeypatch.setattr(bare.shutil, "which", lambda name: None)
     rows = {one.name: one for one in lookup.rows(TINY)}
-    assert "pip install 'clipper-serving[peers]'" in rows["lookup, nogil, 1 thread, of cachebox"].missing
+    assert (
+        "pip install 'clipper-serving[peers]'"
+        in rows["lookup, nogil, 1 thread, of cachebox"].missing
+    )
     assert servers.settings("unix") == {}
     assert servers.settings("shm") == "not in this build: no configuration key 'shared_memory'"
     with bare.bare() as program:
@@ -261,7 +340,10 @@ def test_peers_and_plots_that_are_not_installed_say_how_to_install_them(
     monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
     curves = {name: np.zeros((2, 20_000)) for name in (*figure8.POLICIES, *figure8.PAPER)}
     rows = {one.name: one for one in figure8.cumulative(curves)}
-    assert "pip install 'clipper-serving[peers]'" in rows["Vowpal Wabbit SquareCB: error of 20 K queries"].missing
+    assert (
+        "pip install 'clipper-serving[peers]'"
+        in rows["Vowpal Wabbit SquareCB: error of 20 K queries"].missing
+    )
     assert rows["stacking: error of 20 K queries"].met
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     plots.curves(tmp_path / "x.png", "x", {"a": np.zeros(1000)})
@@ -294,14 +376,18 @@ def test_only_a_question_with_pictures_takes_a_folder_for_them(
     assert "'deadlines' has no --plot" in capsys.readouterr().err
 
 
-def test_rows_that_there_are_not_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_that_there_are_not_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for arguments in (["engine", "--rows", "nonsense"], ["deadlines", "--rows", "hit"]):
         monkeypatch.setattr("sys.argv", ["bench", *arguments])
         assert bench.__main__.main() == 2
     assert "no rows nonsense; there are hit, miss" in capsys.readouterr().err
 
 
-def test_a_group_that_raises_is_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_group_that_raises_is_a_row_that_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def broken(_: object) -> list[Row]:
         raise OSError("no memory")
 
@@ -352,7 +438,9 @@ def slow_sieve(keys: list[int], capacity: int) -> int:
     return hits
 
 
-@pytest.mark.parametrize(("fast", "slow"), [(ratio.clock, slow_clock), (ratio.sieve, slow_sieve)], ids=["clock", "sieve"])
+@pytest.mark.parametrize(
+    ("fast", "slow"), [(ratio.clock, slow_clock), (ratio.sieve, slow_sieve)], ids=["clock", "sieve"]
+)
 def test_a_simulated_cache_is_its_slow_twin(
     fast: Callable[[list[int], int], float], slow: Callable[[list[int], int], int]
 ) -> None:
@@ -361,7 +449,9 @@ def test_a_simulated_cache_is_its_slow_twin(
         capacity = rng.randint(1, 12)
         keys = [int(rng.paretovariate(0.6)) % 40 for _ in range(200)]
         warm = len(keys) // 5
-        assert fast(keys, capacity) == (slow(keys, capacity) - slow(keys[:warm], capacity)) / (len(keys) - warm), seed
+        assert fast(keys, capacity) == (slow(keys, capacity) - slow(keys[:warm], capacity)) / (
+            len(keys) - warm
+        ), seed
 
 
 def test_a_simulated_replica_accounts_for_every_row_and_repeats_itself() -> None:
@@ -380,5 +470,7 @@ def test_the_floor_in_c_answers() -> None:
     with bare.bare() as program:
         if program is None:
             return
-        figures = {what: program.measure(what, 20) for what in ("unix", "tcp", "spin", "futex", "add")}
+        figures = {
+            what: program.measure(what, 20) for what in ("unix", "tcp", "spin", "futex", "add")
+        }
     assert all(figure > 0 for figure in figures.values()), figures

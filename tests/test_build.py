@@ -1,4 +1,5 @@
-"""Build a small core of three modules with tools/build_core.py: what is built again, what stops it, what is told."""
+"""Build a small core of three modules with tools/build_core.py: what is built again, what stops it,
+what is told."""
 
 import os
 import shutil
@@ -25,7 +26,8 @@ pytestmark = [
 
 
 class Checkout:
-    """A folder with the build's tool and a core of three modules: `plain`, `base` and `adder`, which reads a header."""
+    """A folder with the build's tool and a core of three modules: `plain`, `base` and `adder`,
+    which reads a header."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -1,7 +1,8 @@
-"""The documentation knows what there is: every key, error, verb, frame and status, and every link leads on.
+"""The documentation knows what there is: every key, error, verb, frame and status, and every link
+leads on.
 
-`python tests/test_docs.py` rewrites the tables of docs/operating.md: of settings from `clipper.config.describe()`, of metrics
-from `clipper.metrics.FAMILIES`.
+`python tests/test_docs.py` rewrites the tables of docs/operating.md: of settings from
+`clipper.config.describe()`, of metrics from `clipper.metrics.FAMILIES`.
 """
 
 import ast
@@ -15,7 +16,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PAGES = sorted([*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "bench" / "README.md"])
+PAGES = sorted(
+    [*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "bench" / "README.md"]
+)
 OPERATING = DOCS / "operating.md"
 BEGIN, END = "<!-- settings: begin -->", "<!-- settings: end -->"
 METRICS_BEGIN, METRICS_END = "<!-- metrics: begin -->", "<!-- metrics: end -->"
@@ -33,7 +36,13 @@ def settings_table() -> str:
         head, _, key = info.key.rpartition(".")
         if head != section:
             section = head
-            lines += ["", f"### [{section}]", "", "| key | default | unit | range | meaning |", "|---|---|---|---|---|"]
+            lines += [
+                "",
+                f"### [{section}]",
+                "",
+                "| key | default | unit | range | meaning |",
+                "|---|---|---|---|---|",
+            ]
         cells = (f"`{key}`", plain(info.default), info.unit, info.range, info.text)
         lines.append(" ".join(f"| {cell}" if cell else "|" for cell in cells) + " |")
     return "\n".join([BEGIN, *lines, "", END])
@@ -44,7 +53,9 @@ def metrics_table() -> str:
     lines = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
     for family in families:
         labels = ", ".join(f"`{label}`" for label in family.labels)
-        lines.append(f"| `{family.name}` | {family.kind} |{f' {labels}' if labels else ''} | {family.help} |")
+        lines.append(
+            f"| `{family.name}` | {family.kind} |{f' {labels}' if labels else ''} | {family.help} |"
+        )
     return "\n".join([METRICS_BEGIN, "", *lines, "", METRICS_END])
 
 
@@ -76,7 +87,9 @@ def test_every_error_has_its_row() -> None:
     missing = [
         name
         for name, thing in vars(errors).items()
-        if isinstance(thing, type) and issubclass(thing, errors.ClipperError) and f"| `{name}` |" not in page
+        if isinstance(thing, type)
+        and issubclass(thing, errors.ClipperError)
+        and f"| `{name}` |" not in page
     ]
     assert not missing, f"errors without a row in docs/operating.md: {', '.join(missing)}"
 
@@ -90,15 +103,21 @@ def test_every_status_is_explained() -> None:
 def test_every_frame_kind_is_in_the_protocol() -> None:
     codec = importlib.import_module("clipper_core.codec")
     page = (DOCS / "wire.md").read_text()
-    named = [f"{member.value} {member.name}" for enum in (codec.Kind, codec.Flag) for member in enum]
+    named = [
+        f"{member.value} {member.name}" for enum in (codec.Kind, codec.Flag) for member in enum
+    ]
     missing = [name for name in named if name not in page]
     assert not missing, f"not in docs/wire.md: {', '.join(missing)}"
 
 
 def test_every_verb_is_described() -> None:
     main = importlib.import_module("clipper.cli").main
-    missing = [verb for verb in getattr(main, "commands", {}) if f"clipper {verb}" not in everything()]
-    assert not missing, f"verbs that docs/ does not name: {', '.join(f'clipper {verb}' for verb in missing)}"
+    missing = [
+        verb for verb in getattr(main, "commands", {}) if f"clipper {verb}" not in everything()
+    ]
+    assert not missing, (
+        f"verbs that docs/ does not name: {', '.join(f'clipper {verb}' for verb in missing)}"
+    )
 
 
 def test_every_public_name_is_documented() -> None:
@@ -153,6 +172,9 @@ def test_every_example_of_settings_is_accepted(tmp_path: Path) -> None:
 
 if __name__ == "__main__":
     text = OPERATING.read_text()
-    for begin, end, table in ((BEGIN, END, settings_table()), (METRICS_BEGIN, METRICS_END, metrics_table())):
+    for begin, end, table in (
+        (BEGIN, END, settings_table()),
+        (METRICS_BEGIN, METRICS_END, metrics_table()),
+    ):
         text = text[: text.index(begin)] + table + text[text.index(end) + len(end) :]
     OPERATING.write_text(text)

@@ -16,12 +16,17 @@ def test_the_page_equals_the_table() -> None:
     assert PAGE.read_text() == page(read_all()), "run: python -m tests.faults --write"
 
 
-GOOD = '[[fault]]\nid = "X1"\nwhat = "It broke."\nnow = "It works."\ntests = ["tests/test_a.py::test_it"]\n'
+GOOD = (
+    '[[fault]]\nid = "X1"\nwhat = "It broke."\nnow = "It works."\ntests ='
+    ' ["tests/test_a.py::test_it"]\n'
+)
 
 
 def test_a_missing_test_and_a_repeated_id_are_reported(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test_a.py").write_text("def helper(): ...\nclass TestB:\n    async def test_c(self): ...\n")
+    (tmp_path / "tests" / "test_a.py").write_text(
+        "def helper(): ...\nclass TestB:\n    async def test_c(self): ...\n"
+    )
     (tmp_path / "one.toml").write_text(GOOD)
     (tmp_path / "two.toml").write_text(GOOD.replace("::test_it", "::TestB::test_c[1-2]"))
     assert list(problems(read_all(tmp_path), tmp_path)) == [
@@ -48,7 +53,9 @@ def test_an_incomplete_entry_is_refused(tmp_path: Path, text: str, reason: str) 
 
 def test_rows_are_sorted_by_number_and_cells_are_escaped(tmp_path: Path) -> None:
     second = GOOD.replace("X1", "X10").replace("It broke.", "a | b\\nc")
-    (tmp_path / "x.toml").write_text('title = "Things"\n' + second + GOOD.replace("X1", "X2") + 'figure = "3 ms."\n')
+    (tmp_path / "x.toml").write_text(
+        'title = "Things"\n' + second + GOOD.replace("X1", "X2") + 'figure = "3 ms."\n'
+    )
     text = page(read_all(tmp_path))
     assert "## Things" in text
     assert text.index("| X2 | It broke. | It works. 3 ms. |") < text.index("| X10 | a \\| b c |")

@@ -1,4 +1,5 @@
-"""tools/fetch.py in a checkout of its own, with commands in place of apt-get and dpkg-deb that need no network."""
+"""tools/fetch.py in a checkout of its own, with commands in place of apt-get and dpkg-deb that need
+no network."""
 
 import json
 import os
@@ -26,7 +27,7 @@ case "$*" in
     if test -e "$HANGS"; then touch "$HANGS.reached"; sleep 60; exit 1; fi
     touch "$archives/redis.deb" ;;
 esac
-"""
+"""  # noqa: E501
 DPKG_DEB = """\
 #!/bin/sh
 mkdir -p "$3/usr/bin" "$3/usr/lib/x86_64-linux-gnu" "$3/usr/share/doc/redis"
@@ -46,7 +47,11 @@ class Checkout:
             shutil.copy(file, self.root / "tools")
         shutil.copy(SCRIPT.parents[1] / "pyproject.toml", self.root)
         (self.root / ".venv" / "bin" / "python").symlink_to(sys.executable)
-        for name, text in {"apt-get": APT_GET, "dpkg-deb": DPKG_DEB, "dpkg": "#!/bin/sh\necho amd64\n"}.items():
+        for name, text in {
+            "apt-get": APT_GET,
+            "dpkg-deb": DPKG_DEB,
+            "dpkg": "#!/bin/sh\necho amd64\n",
+        }.items():
             self.command(name, text)
         self.fails, self.hangs, self.calls = root / "fails", root / "hangs", root / "calls"
 
@@ -63,7 +68,9 @@ class Checkout:
 
     def start(self, *words: str, **changed: str) -> subprocess.Popen[str]:
         command = [sys.executable, str(self.root / "tools" / "fetch.py"), *words]
-        return subprocess.Popen(command, env=self.environment(**changed), stdout=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            command, env=self.environment(**changed), stdout=subprocess.PIPE, text=True
+        )
 
     def run(self, *words: str, **changed: str) -> tuple[int, str]:
         with self.start(*words, **changed) as process:
@@ -86,17 +93,24 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def test_a_program_runs_in_the_callers_process_with_the_libraries_that_came_along(checkout: Checkout) -> None:
+def test_a_program_runs_in_the_callers_process_with_the_libraries_that_came_along(
+    checkout: Checkout,
+) -> None:
     code, said = checkout.run("redis")
     assert code == 0, said
     assert "redis: fetching 3 MB in 1 packages\n" in said
     assert "MB in .venv/system/redis, " in said
     moved = checkout.root.rename(checkout.root.with_name("moved"))
-    with subprocess.Popen([moved / ".venv/bin/redis-cli", "a", "b c"], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [moved / ".venv/bin/redis-cli", "a", "b c"], stdout=subprocess.PIPE, text=True
+    ) as process:
         answered, _ = process.communicate()
     own, libraries, *words = answered.split()
     assert (int(own), words) == (process.pid, ["a", "b", "c"])
-    assert Path(libraries.split(":")[0]).resolve() == moved / ".venv/system/redis/usr/lib/x86_64-linux-gnu"
+    assert (
+        Path(libraries.split(":")[0]).resolve()
+        == moved / ".venv/system/redis/usr/lib/x86_64-linux-gnu"
+    )
     left = sorted(path.name for path in (moved / ".venv/system").iterdir())
     assert left in (["redis"], [".apt", "redis"]), "nothing half done is left"
     assert not (moved / ".venv/system/redis/usr/share/doc").exists()
@@ -132,7 +146,7 @@ def test_what_is_left_out_is_told_with_the_command_that_brings_it(checkout: Chec
     assert said == (
         "redis: left out. Skipped without it: tests of the store in Redis and of streams. "
         "To fetch it: python tools/fetch.py redis\n"
-    )  # fmt: skip
+    )
 
 
 def test_a_failure_is_told_once_more_but_not_tried_again_by_the_tests(checkout: Checkout) -> None:
@@ -172,7 +186,9 @@ def test_two_runs_in_one_checkout_fetch_once(checkout: Checkout) -> None:
         until(checkout.hangs.with_suffix(".reached").exists)
         with checkout.start("redis") as second:
             assert second.stdout is not None
-            assert second.stdout.readline() == "another run fetches in this checkout: waiting for it\n"
+            assert (
+                second.stdout.readline() == "another run fetches in this checkout: waiting for it\n"
+            )
             checkout.hangs.unlink()
             first.send_signal(signal.SIGTERM)
             first.communicate(timeout=20)
@@ -184,7 +200,9 @@ def test_without_apt_it_says_what_to_install(checkout: Checkout) -> None:
     (checkout.commands / "apt-get").unlink()
     code, said = checkout.run("redis")
     assert code == 1
-    assert "redis: no apt-get here: install redis-server, redis-cli by hand, on PATH. Skipped" in said
+    assert (
+        "redis: no apt-get here: install redis-server, redis-cli by hand, on PATH. Skipped" in said
+    )
 
 
 def test_a_name_that_there_is_not_is_refused(checkout: Checkout) -> None:

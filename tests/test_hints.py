@@ -1,4 +1,5 @@
-"""What errors, help, the dashboard and the documentation propose exists: commands, options, keywords, settings."""
+"""What errors, help, the dashboard and the documentation propose exists: commands, options,
+keywords, settings."""
 
 import ast
 import importlib
@@ -14,7 +15,10 @@ import click
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = [*sorted((ROOT / "python" / "clipper").rglob("*.py")), *sorted((ROOT / "container_sdk" / "src").rglob("*.py"))]
+SOURCES = [
+    *sorted((ROOT / "python" / "clipper").rglob("*.py")),
+    *sorted((ROOT / "container_sdk" / "src").rglob("*.py")),
+]
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
 DASHBOARD = sorted((ROOT / "dashboard" / "src").glob("*.jsx"))
 
@@ -27,15 +31,22 @@ def shell() -> click.Group:
 
 
 def trouble_of(words: list[str], positionals: bool) -> str:
-    """Say what is wrong with the words after `clipper`; "" if they can be run. positionals: whether to count those too."""
+    """Say what is wrong with the words after `clipper`; "" if they can be run. positionals: whether
+    to count those too."""
     command: click.Command = shell()
     while isinstance(command, click.Group) and words and words[0] in command.commands:
         command, words = command.commands[words[0]], words[1:]
     if command is shell().commands["rollout"] and words and not words[0].startswith("-"):
         command = shell().commands["rollout"].commands["start"]  # type: ignore[attr-defined]  # the word may be left out
     if isinstance(command, click.Group) and words and re.fullmatch(r"[a-z][a-z-]*", words[0]):
-        return f"{command.name!r} has no command {words[0]!r}" if command is not shell() or positionals else ""
-    options = {name: option for option in command.params for name in (*option.opts, *option.secondary_opts)}
+        return (
+            f"{command.name!r} has no command {words[0]!r}"
+            if command is not shell() or positionals
+            else ""
+        )
+    options = {
+        name: option for option in command.params for name in (*option.opts, *option.secondary_opts)
+    }
     given = 0
     while words:
         word, *words = words
@@ -49,8 +60,16 @@ def trouble_of(words: list[str], positionals: bool) -> str:
         elif not getattr(options[name], "is_flag", False) and "=" not in word:
             words = words[1:]
     arguments = [param for param in command.params if isinstance(param, click.Argument)]
-    most = sum(argument.nargs for argument in arguments) if all(one.nargs > 0 for one in arguments) else given
-    return f"{command.name!r} takes at most {most} arguments, not {given}" if positionals and given > most else ""
+    most = (
+        sum(argument.nargs for argument in arguments)
+        if all(one.nargs > 0 for one in arguments)
+        else given
+    )
+    return (
+        f"{command.name!r} takes at most {most} arguments, not {given}"
+        if positionals and given > most
+        else ""
+    )
 
 
 def words_of(text: str) -> list[str]:
@@ -62,7 +81,9 @@ def words_of(text: str) -> list[str]:
 
 def commands_in(text: str) -> Iterator[str]:
     """Commands in a line of a shell: what follows `clipper`, to the end of that command."""
-    for found in re.finditer(r"(?:^|[\s;&|(=])clipper +((?:[^;&|>#<\n\"']|\"[^\"]*\"|'[^']*')+)", text):
+    for found in re.finditer(
+        r"(?:^|[\s;&|(=])clipper +((?:[^;&|>#<\n\"']|\"[^\"]*\"|'[^']*')+)", text
+    ):
         yield found[1].strip()
 
 
@@ -82,9 +103,17 @@ FENCE = re.compile(r"^```(?:bash|sh|console|shell)?\n(.*?)^```", re.M | re.S)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_of_the_documentation_exist(page: Path) -> None:
     text = page.read_text()
-    lines = [line.removeprefix("$ ") for block in FENCE.findall(text) for line in block.replace("\\\n", " ").splitlines()]
+    lines = [
+        line.removeprefix("$ ")
+        for block in FENCE.findall(text)
+        for line in block.replace("\\\n", " ").splitlines()
+    ]
     lines = [line for line in lines if line.startswith("clipper ")]
-    lines += [span.split(": ")[0] for span in SPAN.findall(text) if "VERB" not in span and "…" not in span and "..." not in span]
+    lines += [
+        span.split(": ")[0]
+        for span in SPAN.findall(text)
+        if "VERB" not in span and "…" not in span and "..." not in span
+    ]
     wrong = wrong_lines(lines)
     assert not wrong, "\n".join(wrong)
 
@@ -93,7 +122,9 @@ def test_commands_of_the_dashboard_exist() -> None:
     wrong = []
     for path in DASHBOARD:
         text = re.sub(r"\$?\{[^{}]*\}", "X", path.read_text())
-        shown = re.findall(r"<code>(clipper [^<]*)</code>", text) + re.findall(r"[`\"'](clipper [^`\"'<]*)[`\"']", text)
+        shown = re.findall(r"<code>(clipper [^<]*)</code>", text) + re.findall(
+            r"[`\"'](clipper [^`\"'<]*)[`\"']", text
+        )
         wrong += [f"{path.name}: {line}" for line in wrong_lines(shown)]
     assert not wrong, "\n".join(wrong)
 
@@ -106,8 +137,15 @@ def test_examples_of_the_help_exist() -> None:
         if isinstance(command, click.Group):
             todo += [(f"{name} {below}", one) for below, one in command.commands.items()]
         lines = [line.strip() for line in (command.help or "").splitlines()]
-        examples = [re.split(r" {3,}", line)[0] for line in lines if line.startswith("clipper ") and "VERB" not in line]
-        wrong += [f"{name}: {line}" for line in wrong_lines([part for line in examples for part in line.split(", ")])]
+        examples = [
+            re.split(r" {3,}", line)[0]
+            for line in lines
+            if line.startswith("clipper ") and "VERB" not in line
+        ]
+        wrong += [
+            f"{name}: {line}"
+            for line in wrong_lines([part for line in examples for part in line.split(", ")])
+        ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -125,7 +163,9 @@ def texts_of(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             inside.update(ast.walk(node))
-            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
+            yield "".join(
+                str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values
+            )
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in inside:
             yield node.value
 
@@ -137,18 +177,25 @@ def errors_of(tree: ast.AST) -> Iterator[str]:
             yield from texts_of(node.exc)
         elif isinstance(node, ast.keyword) and node.arg == "hint":
             yield from texts_of(node.value)
-        if isinstance(node, ast.Assign) and any(isinstance(one, ast.Name) and one.id == "hint" for one in node.targets):
+        if isinstance(node, ast.Assign) and any(
+            isinstance(one, ast.Name) and one.id == "hint" for one in node.targets
+        ):
             yield from texts_of(node.value)
 
 
 def test_commands_in_messages_exist() -> None:
-    """A message is prose: a command ends with its sentence, and only its subcommands and options are looked at."""
+    """A message is prose: a command ends with its sentence, and only its subcommands and options
+    are looked at."""
     wrong = []
     for path in SOURCES:
         for text in texts_of(parsed(path)):
             for command in commands_in(text):
                 words = words_of(re.split(r" {2,}|[.:,] |[.:,]$|\)", command)[0])
-                if words and words[0] in shell().commands and (why := trouble_of(words, positionals=False)):
+                if (
+                    words
+                    and words[0] in shell().commands
+                    and (why := trouble_of(words, positionals=False))
+                ):
                     wrong.append(f"{path.relative_to(ROOT)}: clipper {command}: {why}")
     assert not wrong, "\n".join(wrong)
 
@@ -156,12 +203,28 @@ def test_commands_in_messages_exist() -> None:
 @cache
 def keywords() -> frozenset[str]:
     """Names of parameters of what a user can call, and of settings."""
-    clipper, container = importlib.import_module("clipper"), importlib.import_module("clipper_container")
+    clipper, container = (
+        importlib.import_module("clipper"),
+        importlib.import_module("clipper_container"),
+    )
     names: set[str] = set()
-    modules = [clipper, container, importlib.import_module("clipper.params"), importlib.import_module("clipper_container.tables")]
-    for thing in (thing for module in modules for name, thing in vars(module).items() if name[0] != "_"):
-        methods = [method for name, method in vars(thing).items() if name[0] != "_"] if inspect.isclass(thing) else []
-        for call in [thing, *methods] if inspect.isclass(thing) or inspect.isfunction(thing) else ():
+    modules = [
+        clipper,
+        container,
+        importlib.import_module("clipper.params"),
+        importlib.import_module("clipper_container.tables"),
+    ]
+    for thing in (
+        thing for module in modules for name, thing in vars(module).items() if name[0] != "_"
+    ):
+        methods = (
+            [method for name, method in vars(thing).items() if name[0] != "_"]
+            if inspect.isclass(thing)
+            else []
+        )
+        for call in (
+            [thing, *methods] if inspect.isclass(thing) or inspect.isfunction(thing) else ()
+        ):
             names.update(parameters_of(call))
     return frozenset(names | {info.key.rpartition(".")[2] for info in settings()})
 
@@ -177,7 +240,11 @@ def settings() -> Any:
     return importlib.import_module("clipper.config").describe()
 
 
-EXAMPLES = {"taste", "rate", "key"}  # a table of parameters, a setting of an optimizer, a field of a registered model
+EXAMPLES = {
+    "taste",
+    "rate",
+    "key",
+}  # a table of parameters, a setting of an optimizer, a field of a registered model
 PROPOSED = re.compile(r"(?<![\w.\-/{?&(`])([a-z_]{3,})=(?:True|False|None|\[|\"|'|\.\.\.|[0-9])")
 
 
@@ -196,14 +263,19 @@ def test_keywords_in_errors_exist() -> None:
 def test_settings_in_errors_exist() -> None:
     """`limits.queue_rows_max` in a message is a setting."""
     known = {info.key for info in settings()}
-    sections = "|".join(sorted({key.split(".")[0] for key in known} - {"models", "apps", "streams", "model_streams"}))
+    sections = "|".join(
+        sorted(
+            {key.split(".")[0] for key in known} - {"models", "apps", "streams", "model_streams"}
+        )
+    )
     named = re.compile(rf"(?<![\w./{{])({sections})\.([a-z_]+)\b(?!\()")
     wrong = [
         f"{path.relative_to(ROOT)}: {section}.{key}: {text}"
         for path in SOURCES
         for text in errors_of(parsed(path))
         for section, key in named.findall(text)
-        if f"{section}.{key}" not in known and not hasattr(importlib.import_module("clipper").ClipperServer, key)
+        if f"{section}.{key}" not in known
+        and not hasattr(importlib.import_module("clipper").ClipperServer, key)
     ]
     assert not wrong, "\n".join(wrong)
 

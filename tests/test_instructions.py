@@ -49,10 +49,18 @@ def test_a_part_of_callgrinds_output_adds_up() -> None:
         ("g++ 12", "here", 50.0, 500.0, False),
     ],
 )
-def test_counts_are_compared_where_they_can_be(compiler: str, surroundings: str, core: float, every: float, worse: bool) -> None:
-    record = {"compiler": "g++ 12", "surroundings": "here", "calls": {"x": {"core": 100.0, "all": 1000.0}}}
+def test_counts_are_compared_where_they_can_be(
+    compiler: str, surroundings: str, core: float, every: float, worse: bool
+) -> None:
+    record = {
+        "compiler": "g++ 12",
+        "surroundings": "here",
+        "calls": {"x": {"core": 100.0, "all": 1000.0}},
+    }
     found = {"x": {"core": core, "all": every}, "a new call": {"core": 1.0, "all": 1.0}}
-    verdicts = list(instructions.judge(found, {"compiler": compiler, "surroundings": surroundings}, record))
+    verdicts = list(
+        instructions.judge(found, {"compiler": compiler, "surroundings": surroundings}, record)
+    )
     assert [worse for _, worse in verdicts] == [worse, False]
     assert ("MORE" in verdicts[0][0]) == worse
 

@@ -12,17 +12,32 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "limits.md"
 ROW = re.compile(r"^\| `([\w.]+)`(?: of `([\w.]+)`)? \| ([\d.]+) \| (.+) \|$")
 SECTIONS = ("http", "grpc", "limits", "params", "mesh", "feedback")
-PEERS_WAIT = ("http.header_s", "http.body_bytes_s_min", "http.idle_s", "grpc.idle_s", "http.backlog", "mesh.load_s")
+PEERS_WAIT = (
+    "http.header_s",
+    "http.body_bytes_s_min",
+    "http.idle_s",
+    "grpc.idle_s",
+    "http.backlog",
+    "mesh.load_s",
+)
 NO_PEERS = {  # what no peer can make grow: it bounds what the server's own configuration asks for
-    "http.metrics_names_max", "http.described_max", "limits.cache_bytes_max", "limits.state_bytes_max", "limits.followed_max",
-    "params.snapshots_max", "params.deltas_max",
-}  # fmt: skip
+    "http.metrics_names_max",
+    "http.described_max",
+    "limits.cache_bytes_max",
+    "limits.state_bytes_max",
+    "limits.followed_max",
+    "params.snapshots_max",
+    "params.deltas_max",
+}
 
 
 def rows() -> list[tuple[str, str, float, str]]:
     """(name, module or "", default, what happens) of each row of the page."""
     found = [match for line in PAGE.read_text().splitlines() if (match := ROW.match(line))]
-    return [(name, module or "", float(default), text) for name, module, default, text in (match.groups() for match in found)]
+    return [
+        (name, module or "", float(default), text)
+        for name, module, default, text in (match.groups() for match in found)
+    ]
 
 
 def constant(module: str, name: str) -> float:
@@ -51,10 +66,16 @@ def test_each_limit_has_the_default_that_the_page_says() -> None:
 
 def test_each_limit_of_the_settings_is_on_the_page() -> None:
     named = {name for name, module, _, _ in rows() if not module}
-    limits = {info.key for info in describe() if info.key.partition(".")[0] in SECTIONS and info.key.endswith("_max")}
+    limits = {
+        info.key
+        for info in describe()
+        if info.key.partition(".")[0] in SECTIONS and info.key.endswith("_max")
+    }
     missing = (limits | set(PEERS_WAIT)) - NO_PEERS - named
     assert not missing, f"limits without a row in {PAGE.name}: {', '.join(sorted(missing))}"
-    assert len(named) == sum(1 for _, module, _, _ in rows() if not module), "a setting has two rows"
+    assert len(named) == sum(1 for _, module, _, _ in rows() if not module), (
+        "a setting has two rows"
+    )
 
 
 def test_each_row_of_the_page_is_read() -> None:

@@ -63,9 +63,21 @@ def test_the_score_counts_timeouts_as_kills_and_leaves_equivalent_mutants_out() 
 
 def test_functions_that_were_moved_or_renamed_are_told_from_removed_ones(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
-    for folder, text in ((old, "def test_a():\n    x = 1\n    assert x\ndef test_b():\n    assert 2\ndef test_c(): pass\n"),
-                         (new, "def test_b():\n    assert 3\ndef test_d():\n    x = 1\n    assert x\n")):  # fmt: skip
+    for folder, text in (
+        (
+            old,
+            "def test_a():\n    x = 1\n    assert x\ndef test_b():\n    assert 2\ndef test_c(): "
+            "pass\n",
+        ),
+        (new, "def test_b():\n    assert 3\ndef test_d():\n    x = 1\n    assert x\n"),
+    ):
         folder.mkdir()
         (folder / "test_x.py").write_text(text)
-    gone, added = {"test_x.py::test_a", "test_x.py::test_b", "test_x.py::test_c"}, {"test_x.py::test_b", "test_x.py::test_d"}
-    assert match(gone, added, old, new) == {"test_x.py::test_a": "test_x.py::test_d", "test_x.py::test_b": "test_x.py::test_b"}
+    gone, added = (
+        {"test_x.py::test_a", "test_x.py::test_b", "test_x.py::test_c"},
+        {"test_x.py::test_b", "test_x.py::test_d"},
+    )
+    assert match(gone, added, old, new) == {
+        "test_x.py::test_a": "test_x.py::test_d",
+        "test_x.py::test_b": "test_x.py::test_b",
+    }

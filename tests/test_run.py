@@ -18,21 +18,32 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = {
     "good/test_good.py": "def test_one(): pass\ndef test_two(): pass\n",
     "bad/test_bad.py": (
-        "def test_wrong():\n    print('a printed hint')\n    assert 1 == 2, 'one is not two'\ndef test_right(): pass\n"
+        "def test_wrong():\n    print('a printed hint')\n    assert 1 == 2, 'one is not two'\ndef"
+        " test_right(): pass\n"
     ),
-    "crash/test_crash.py": "import os\ndef test_before(): pass\ndef test_exits(): os._exit(3)\ndef test_after(): pass\n",
+    "crash/test_crash.py": (
+        "import os\ndef test_before(): pass\ndef test_exits(): os._exit(3)\ndef test_after():"
+        " pass\n"
+    ),
     "hang/test_hang.py": "import threading\ndef test_waits_for_ever(): threading.Event().wait()\n",
-    "skip/test_skip.py": "import pytest\n@pytest.mark.parametrize('i', [1, 2])\ndef test_no(i): pytest.skip('no such server')\n",
+    "skip/test_skip.py": (
+        "import pytest\n@pytest.mark.parametrize('i', [1, 2])\ndef test_no(i): pytest.skip('no such"
+        " server')\n"
+    ),
     "teardown/test_teardown.py": (
-        "import pytest\n@pytest.fixture\ndef broken():\n    yield\n    raise OSError('not closed')\ndef test_ok(broken): pass\n"
+        "import pytest\n@pytest.fixture\ndef broken():\n    yield\n    raise OSError('not"
+        " closed')\ndef test_ok(broken): pass\n"
     ),
     "syntax/test_syntax.py": "def test_(:\n",
     "void/test_void.py": "",
     "once/test_once.py": (
-        "from pathlib import Path\nmark = Path(__file__).with_name('ran')\n"
-        "def test_passes_the_second_time():\n    first = not mark.exists()\n    mark.touch()\n    assert not first, 'too early'\n"
+        "from pathlib import Path\nmark = Path(__file__).with_name('ran')\ndef"
+        " test_passes_the_second_time():\n    first = not mark.exists()\n    mark.touch()\n   "
+        " assert not first, 'too early'\n"
     ),
-    "kill/test_kill.py": "import os, signal\ndef test_kill(): os.kill(os.getpid(), signal.SIGKILL)\n",
+    "kill/test_kill.py": (
+        "import os, signal\ndef test_kill(): os.kill(os.getpid(), signal.SIGKILL)\n"
+    ),
 }
 
 
@@ -48,7 +59,9 @@ def make(root: Path, *names: str) -> None:
 def begin(root: Path, *arguments: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "tests.run", "--root", str(root), "--jobs", "2", *arguments]
     quick = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    return subprocess.Popen(command, cwd=ROOT, env=quick, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return subprocess.Popen(
+        command, cwd=ROOT, env=quick, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
 
 
 def run(root: Path, *arguments: str) -> tuple[int, str, str]:
@@ -71,7 +84,11 @@ def test_passing_and_skipping_rooms_succeed_and_skips_are_summed_by_reason(tmp_p
     status, output, last = run(tmp_path)
     assert (status, last) == (0, "2 passed, 0 failed, 2 skipped")
     assert re.search(r"^ +2  no such server$", output, re.M)
-    assert re.search(r"^good +2 passed, 0 failed, 0 skipped, \d+ s +\[\d+ % done, 0 min \d+ s left\]$", output, re.M)
+    assert re.search(
+        r"^good +2 passed, 0 failed, 0 skipped, \d+ s +\[\d+ % done, 0 min \d+ s left\]$",
+        output,
+        re.M,
+    )
     assert "100 % done" in output
     times = json.loads((tmp_path / "build/test-times.json").read_text())
     assert set(times) == {"tests/good/test_good.py", "tests/skip/test_skip.py"}
@@ -86,7 +103,11 @@ def test_failures_are_all_printed_with_their_output_at_the_end(tmp_path: Path) -
     for part in ("one is not two", "a printed hint", "OSError: not closed", "SyntaxError"):
         assert part in ending
     named = re.findall(r"^  tests/(\S+)$", output.partition("\nfailed:\n")[2], re.M)
-    assert {*named} == {"bad/test_bad.py::test_wrong", "teardown/test_teardown.py::test_ok", "syntax/test_syntax.py"}
+    assert {*named} == {
+        "bad/test_bad.py::test_wrong",
+        "teardown/test_teardown.py::test_ok",
+        "syntax/test_syntax.py",
+    }
 
 
 @pytest.mark.slow
@@ -94,9 +115,15 @@ def test_crashed_hung_killed_and_empty_rooms_are_failures_that_say_so(tmp_path: 
     make(tmp_path, "good", "crash", "hang", "void", "kill")
     status, output, last = run(tmp_path, "--test-limit", "3")
     assert (status, last) == (1, "3 passed, 4 failed, 0 skipped")
-    assert "room crash crashed: exit status 3, in tests/crash/test_crash.py::test_exits; 2 of 3 tests did not end" in output
+    assert (
+        "room crash crashed: exit status 3, in tests/crash/test_crash.py::test_exits; 2 of 3 tests"
+        " did not end" in output
+    )
     assert "room kill crashed: signal SIGKILL, in tests/kill/test_kill.py::test_kill" in output
-    assert "room hang hung: no test started or ended for 3 s, in tests/hang/test_hang.py::test_waits_for_ever" in output
+    assert (
+        "room hang hung: no test started or ended for 3 s, in"
+        " tests/hang/test_hang.py::test_waits_for_ever" in output
+    )
     assert re.search(r"line 2 in test_waits_for_ever", output), "the stacks of a hung process"
     assert "room void collected nothing" in output
 
@@ -118,7 +145,9 @@ def test_failed_tests_run_again_alone_and_those_that_pass_are_named(tmp_path: Pa
 @pytest.mark.slow
 def test_failures_are_final_where_there_are_many_or_a_process_crashed(tmp_path: Path) -> None:
     make(tmp_path, "once", "kill")
-    (tmp_path / "tests/once/test_once.py").write_text("".join(f"def test_{i}(): assert False\n" for i in range(RERUN_MAX + 1)))
+    (tmp_path / "tests/once/test_once.py").write_text(
+        "".join(f"def test_{i}(): assert False\n" for i in range(RERUN_MAX + 1))
+    )
     status, output, last = run(tmp_path, "--rerun")
     assert (status, last) == (1, f"0 passed, {RERUN_MAX + 2} failed, 0 skipped")
     assert "again" not in output
@@ -131,10 +160,17 @@ def test_selection_skips_rooms_without_a_match_unless_none_matches(tmp_path: Pat
     status, output, last = run(tmp_path, "-k", "nothing_of_this_name")
     assert (status, last) == (1, "0 passed, 1 failed, 0 skipped")
     assert "no test matches" in output
-    assert run(tmp_path, "tests/bad/test_bad.py::test_right")[::2] == (0, "1 passed, 0 failed, 0 skipped")
-    assert not (tmp_path / "build/test-times.json").exists(), "durations of a selection are not kept"
+    assert run(tmp_path, "tests/bad/test_bad.py::test_right")[::2] == (
+        0,
+        "1 passed, 0 failed, 0 skipped",
+    )
+    assert not (tmp_path / "build/test-times.json").exists(), (
+        "durations of a selection are not kept"
+    )
     assert run(tmp_path, "tests/good", "--color=no")[::2] == (0, "2 passed, 0 failed, 0 skipped")
-    assert list(json.loads((tmp_path / "build/test-times.json").read_text())) == ["tests/good/test_good.py"]
+    assert list(json.loads((tmp_path / "build/test-times.json").read_text())) == [
+        "tests/good/test_good.py"
+    ]
 
 
 def test_wrong_arguments_of_pytest_fail_the_run(tmp_path: Path) -> None:
@@ -151,8 +187,8 @@ def test_an_interrupt_ends_every_process(tmp_path: Path, signum: int) -> None:
     begun = tmp_path / "begun"
     file = tmp_path / "tests/hang/test_hang.py"
     file.write_text(
-        "import subprocess, pathlib\ndef test_waits():\n    with subprocess.Popen(['sleep', '1000'], start_new_session=True):\n"
-        f"        pathlib.Path({str(begun)!r}).touch()\n"
+        "import subprocess, pathlib\ndef test_waits():\n    with subprocess.Popen(['sleep',"
+        f" '1000'], start_new_session=True):\n        pathlib.Path({str(begun)!r}).touch()\n"
     )
     process = begin(tmp_path)
     wait_until(lambda: begun.exists() or process.poll() is not None, patience_s=60)
@@ -169,12 +205,19 @@ def test_long_rooms_are_split_by_file_and_heavy_ones_are_not() -> None:
     heavy = min(HEAVY)
     tests = [f"tests/{room}/test_{i}.py" for room in ("core", heavy) for i in range(10)]
     times = dict.fromkeys(tests, 60.0)
-    rooms = plan([*tests, "tests/unit/a/test_a.py", "tests/test_run.py", "container_sdk/tests/test_wire.py"], times, 2)
+    rooms = plan(
+        [*tests, "tests/unit/a/test_a.py", "tests/test_run.py", "container_sdk/tests/test_wire.py"],
+        times,
+        2,
+    )
     assert [room.name for room in rooms[:5]] == [heavy, "core-1", "core-2", "core-3", "core-4"]
     assert {room.name for room in rooms[5:]} == {"unit", "tests", "container_sdk"}
     assert sorted(test for room in rooms[1:5] for test in room.tests) == tests[:10]
     assert [len(room.tests) for room in rooms[1:5]] == [3, 3, 2, 2]
-    assert [room.name for room in plan(tests, times, 1)] == ["core", heavy], "one job: nothing is split"
+    assert [room.name for room in plan(tests, times, 1)] == [
+        "core",
+        heavy,
+    ], "one job: nothing is split"
 
 
 def test_paths_are_told_from_values_of_options() -> None:

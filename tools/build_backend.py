@@ -1,9 +1,10 @@
 """The build backend of clipper-serving: setuptools, and the container SDK in its wheel.
 
-`pip install .` must give the server and the SDK, on a machine whose package index has neither. A wheel that held
-`clipper_container` itself would own the same files as the SDK's own wheel, and removing either would break the other. So the
-SDK is put below `clipper/_sdk`, and a path file, clipper_sdk.pth, appends that folder to sys.path. A clipper-container that is
-installed by itself comes first on sys.path; the server checks that its version is the right one.
+`pip install .` must give the server and the SDK, on a machine whose package index has neither. A
+wheel that held `clipper_container` itself would own the same files as the SDK's own wheel, and
+removing either would break the other. So the SDK is put below `clipper/_sdk`, and a path file,
+clipper_sdk.pth, appends that folder to sys.path. A clipper-container that is installed by itself
+comes first on sys.path; the server checks that its version is the right one.
 """
 
 import base64
@@ -30,7 +31,9 @@ PLACE = "clipper/_sdk"
 THEN = (2020, 1, 1, 0, 0, 0)  # the same files give the same bytes
 
 
-def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
+def build_wheel(
+    wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None
+) -> str:
     """-> the wheel's name. What an earlier build left in build/ does not get into it."""
     with tempfile.TemporaryDirectory(prefix="clipper-build-") as folder:
         settings = Path(folder) / "settings.cfg"
@@ -51,7 +54,11 @@ def add_sdk(wheel: Path, to: Path) -> None:
     """Write the wheel again, with the SDK in it."""
     with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(to, "w", zipfile.ZIP_DEFLATED) as target:
         record = next(name for name in source.namelist() if name.endswith(".dist-info/RECORD"))
-        lines = [line for line in source.read(record).decode().splitlines() if line and not line.startswith(f"{record},")]
+        lines = [
+            line
+            for line in source.read(record).decode().splitlines()
+            if line and not line.startswith(f"{record},")
+        ]
         for entry in source.infolist():
             if entry.filename != record:
                 target.writestr(entry, source.read(entry))

@@ -1,18 +1,20 @@
 """Compile the core: one extension module for each `.pyx` file of src/clipper_core.
 
-Each module is one task: Cython translates it, g++ compiles it, g++ links it. Tasks run in as many processes as there are
-cores, the slowest first. Three things keep a build short:
+Each module is one task: Cython translates it, g++ compiles it, g++ links it. Tasks run in as many
+processes as there are cores, the slowest first. Three things keep a build short:
 
 - A precompiled header holds Python's, numpy's and the heavy standard headers.
 - Cython's utility code is compiled once, in `clipper_core._cyutility`, and not in every module.
-- A module is built again only if something it was made from changed. What it was made from is read from the depfiles of
-  Cython and g++, and compared by content, so a fresh checkout or a switch of branches does not cost a build.
+- A module is built again only if something it was made from changed. What it was made from is read
+  from the depfiles of Cython and g++, and compared by content, so a fresh checkout or a switch of
+  branches does not cost a build.
 
-Everything is written below build/VARIANT and then copied into place under another name and renamed, so an interrupted
-build leaves only whole files and continues where it stopped. A lock makes a second build in the same checkout wait.
+Everything is written below build/VARIANT and then copied into place under another name and renamed,
+so an interrupted build leaves only whole files and continues where it stopped. A lock makes a
+second build in the same checkout wait.
 
-    python tools/build_core.py                     # in place, the variant named by CLIPPER_BUILD (default: release)
-    python tools/build_core.py --variant asan --out build/asan
+    python tools/build_core.py                     # in place, the variant named by CLIPPER_BUILD
+    (default: release) python tools/build_core.py --variant asan --out build/asan
 """
 
 from __future__ import annotations
@@ -50,10 +52,14 @@ VARIANTS = {
     "debug": ["-O0", "-g", "-fno-omit-frame-pointer"],
     "tsan": ["-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=thread"],
     "asan": [
-        "-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined",
+        "-O1",
+        "-g1",
+        "-fno-omit-frame-pointer",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=undefined",
     ],
     "coverage": ["-O0", "-g", "--coverage"],
-}  # fmt: skip
+}
 QUIET = (
     "unused-parameter",
     "missing-field-initializers",
@@ -61,13 +67,33 @@ QUIET = (
     "sign-compare",
 )  # Cython's own code
 COMPILE = [
-    "-std=c++17", "-fPIC", "-fwrapv", "-DNDEBUG", "-DPY_SSIZE_T_CLEAN", "-DNPY_NO_DEPRECATED_API=NPY_2_0_API_VERSION",
-    "-fno-math-errno", "-Wall", "-Wextra", *(f"-Wno-{name}" for name in QUIET),
-]  # fmt: skip
+    "-std=c++17",
+    "-fPIC",
+    "-fwrapv",
+    "-DNDEBUG",
+    "-DPY_SSIZE_T_CLEAN",
+    "-DNPY_NO_DEPRECATED_API=NPY_2_0_API_VERSION",
+    "-fno-math-errno",
+    "-Wall",
+    "-Wextra",
+    *(f"-Wno-{name}" for name in QUIET),
+]
 HEADERS = (
-    "Python.h", "numpy/arrayobject.h", "numpy/ufuncobject.h", *(("immintrin.h",) if os.uname().machine == "x86_64" else ()),
-    "atomic", "cmath", "complex", "mutex", "new", "stdexcept", "string", "type_traits", "typeinfo", "vector",
-)  # fmt: skip
+    "Python.h",
+    "numpy/arrayobject.h",
+    "numpy/ufuncobject.h",
+    *(("immintrin.h",) if os.uname().machine == "x86_64" else ()),
+    "atomic",
+    "cmath",
+    "complex",
+    "mutex",
+    "new",
+    "stdexcept",
+    "string",
+    "type_traits",
+    "typeinfo",
+    "vector",
+)
 DIRECTIVES = {
     "language_level": "3",
     "freethreading_compatible": True,
@@ -115,7 +141,8 @@ class Settings:
 
 @dataclass
 class Record:
-    """What a module was made from, kept in build/VARIANT/records: hashes by path relative to the checkout."""
+    """What a module was made from, kept in build/VARIANT/records: hashes by path relative to the
+    checkout."""
 
     fingerprint: str = ""
     translated_from: dict[str, str] = field(default_factory=dict)  # .pyx and .pxd files
@@ -146,7 +173,8 @@ class Hashes:
         )
 
     def record(self, paths: Iterable[Path]) -> dict[str, str]:
-        """Hash those of the paths that lie in the checkout; compiler and libraries are part of the fingerprint."""
+        """Hash those of the paths that lie in the checkout; compiler and libraries are part of the
+        fingerprint."""
         inside = {path for path in paths if path.is_relative_to(ROOT) and ".venv" not in path.parts}
         return {str(path.relative_to(ROOT)): self.of(path) for path in sorted(inside)}
 
@@ -200,9 +228,13 @@ def _translate(settings: Settings, name: str, cpp: Path) -> dict[str, str]:
     )  # Cython takes the module's name from that of the file
     messages = settings.work / "log" / f"{name}.cython"
     options: dict[str, object] = {
-        "output_file": str(partial), "cplus": True, "compiler_directives": settings.directives,
-        "include_path": [str(ROOT / "src")], "language_level": 3, "use_listing_file": False,
-    }  # fmt: skip
+        "output_file": str(partial),
+        "cplus": True,
+        "compiler_directives": settings.directives,
+        "include_path": [str(ROOT / "src")],
+        "language_level": 3,
+        "use_listing_file": False,
+    }
     if name == SHARED:
         command = [sys.executable, "-m", "cython", f"--generate-shared={partial}"]
         _run(command, f"{name}: Cython cannot generate it", messages)
@@ -216,15 +248,19 @@ def _translate(settings: Settings, name: str, cpp: Path) -> dict[str, str]:
         contextlib.redirect_stdout(stream),
     ):
         try:
-            result = Main.compile(str(source), Options.CompilationOptions(Options.default_options, **options),
-                                  full_module_name=f"{PACKAGE}.{name}")  # fmt: skip
+            result = Main.compile(
+                str(source),
+                Options.CompilationOptions(Options.default_options, **options),
+                full_module_name=f"{PACKAGE}.{name}",
+            )
             failed = result.num_errors > 0
         except Errors.CompileError as error:
             print(error)
             failed = True
     if failed:
         raise BuildError(
-            f"{name}: Cython cannot translate src/{PACKAGE}/{name}.pyx\n{_first_errors(messages.read_text())}"
+            f"{name}: Cython cannot translate"
+            f" src/{PACKAGE}/{name}.pyx\n{_first_errors(messages.read_text())}"
         )
     depfile = Path(f"{partial}.dep")
     made_from = Hashes().record([source, *_depfile_paths(depfile)])
@@ -238,9 +274,19 @@ def _compile(settings: Settings, name: str, cpp: Path, module: Path) -> tuple[st
     partial, depfile = settings.work / "obj" / f"{name}.o", settings.work / "obj" / f"{name}.d"
     header = settings.work / "core.hpp"
     command = [
-        *settings.compiler, *settings.flags, "-include", str(header), *settings.includes, "-MMD", "-MF", str(depfile),
-        "-c", str(cpp), "-o", str(partial),
-    ]  # fmt: skip
+        *settings.compiler,
+        *settings.flags,
+        "-include",
+        str(header),
+        *settings.includes,
+        "-MMD",
+        "-MF",
+        str(depfile),
+        "-c",
+        str(cpp),
+        "-o",
+        str(partial),
+    ]
     warnings = _run(
         command, f"{name}: g++ cannot compile it", settings.work / "log" / f"{name}.compile"
     )
@@ -255,7 +301,8 @@ def _compile(settings: Settings, name: str, cpp: Path, module: Path) -> tuple[st
 
 
 def _run(command: list[str], failure: str, log: Path) -> str:
-    """Run a compiler command and return what it printed; raises BuildError with its first errors."""
+    """Run a compiler command and return what it printed; raises BuildError with its first
+    errors."""
     plain = {**os.environ, "LC_ALL": "C"}  # messages without typographic quotes
     done = subprocess.run(
         command,
@@ -324,7 +371,8 @@ def make_settings(variant: str) -> Settings:
     if not (Path(include) / "Python.h").exists():
         number = f"{sys.version_info.major}.{sys.version_info.minor}"
         raise BuildError(
-            f"There is no {include}/Python.h, so the core cannot be compiled. apt-get install python{number}-dev"
+            f"There is no {include}/Python.h, so the core cannot be compiled. apt-get install"
+            f" python{number}-dev"
         )
     import numpy
 
@@ -332,13 +380,23 @@ def make_settings(variant: str) -> Settings:
         [*compiler, "--version"], capture_output=True, text=True, check=True
     ).stdout
     settings = Settings(
-        variant, ROOT / "build" / variant, compiler,
-        [f"-I{SOURCES}", f"-I{include}", f"-I{numpy.get_include()}"], "",
-    )  # fmt: skip
+        variant,
+        ROOT / "build" / variant,
+        compiler,
+        [f"-I{SOURCES}", f"-I{include}", f"-I{numpy.get_include()}"],
+        "",
+    )
     parts = [
-        sys.version, SUFFIX, version("cython"), numpy.__version__, compiler_version, settings.flags, settings.link_flags,
-        settings.directives, HEADERS,
-    ]  # fmt: skip
+        sys.version,
+        SUFFIX,
+        version("cython"),
+        numpy.__version__,
+        compiler_version,
+        settings.flags,
+        settings.link_flags,
+        settings.directives,
+        HEADERS,
+    ]
     settings.fingerprint = hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
     return settings
 
@@ -348,7 +406,8 @@ def module_names() -> list[str]:
 
 
 def estimate(name: str, record: Record) -> float:
-    """Estimate the CPU seconds of a module: those of its last build, else by the length of its source."""
+    """Estimate the CPU seconds of a module: those of its last build, else by the length of its
+    source."""
     if record.seconds:
         return record.seconds
     if name == SHARED:
@@ -357,7 +416,8 @@ def estimate(name: str, record: Record) -> float:
 
 
 def outdated(settings: Settings) -> dict[str, tuple[bool, float]]:
-    """Return the modules that have to be built: whether each needs translation, and its estimated CPU seconds."""
+    """Return the modules that have to be built: whether each needs translation, and its estimated
+    CPU seconds."""
     hashes = Hashes()
     found = {}
     for name in module_names():
@@ -385,8 +445,15 @@ def _precompile(settings: Settings) -> None:
     header.write_text("".join(f"#include <{name}>\n" for name in HEADERS))
     partial = settings.work / "core.partial.gch"
     command = [
-        *settings.compiler, *settings.flags, *settings.includes, "-x", "c++-header", str(header), "-o", str(partial),
-    ]  # fmt: skip
+        *settings.compiler,
+        *settings.flags,
+        *settings.includes,
+        "-x",
+        "c++-header",
+        str(header),
+        "-o",
+        str(partial),
+    ]
     _run(command, "precompiled header: g++ cannot compile it", settings.work / "log" / "core.hpp")
     partial.replace(done)
     stamp.write_text(settings.fingerprint)
@@ -402,7 +469,8 @@ def locked(say: Callable[[str], None]) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             say(
-                f"core: another build is running here (process {file.read().strip() or '?'}); waiting for it"
+                f"core: another build is running here (process {file.read().strip() or '?'});"
+                " waiting for it"
             )
             fcntl.flock(file, fcntl.LOCK_EX)
         file.truncate(0)
@@ -418,9 +486,11 @@ def build(
     say: Callable[[str], None],
     progress: Callable[[float, float], None] | None = None,
 ) -> int:
-    """Build what is out of date and copy it to `out`. Returns how many modules were built; raises BuildError.
+    """Build what is out of date and copy it to `out`. Returns how many modules were built; raises
+    BuildError.
 
-    progress: called with the fraction of the work that is done and the seconds that are left, after each module.
+    progress: called with the fraction of the work that is done and the seconds that are left, after
+    each module.
     """
     with locked(say):
         settings = make_settings(variant)
@@ -435,9 +505,12 @@ def build(
 
 
 def _build_all(
-    settings: Settings, todo: dict[str, tuple[bool, float]], jobs: int, say: Callable[[str], None],
+    settings: Settings,
+    todo: dict[str, tuple[bool, float]],
+    jobs: int,
+    say: Callable[[str], None],
     progress: Callable[[float, float], None] | None,
-) -> None:  # fmt: skip
+) -> None:
     order = sorted(todo, key=lambda name: -todo[name][1])
     total, done, started = sum(cost for _, cost in todo.values()), 0.0, time.monotonic()
     failures: list[str] = []
@@ -477,7 +550,8 @@ def _build_all(
 
 
 def install(settings: Settings, out: Path) -> None:
-    """Copy the linked modules to `out`, each in one step, and remove modules whose source is gone."""
+    """Copy the linked modules to `out`, each in one step, and remove modules whose source is
+    gone."""
     names = {f"{name}{SUFFIX}" for name in module_names()}
     out.mkdir(parents=True, exist_ok=True)
     for stale in out.glob(f"*{SUFFIX}"):

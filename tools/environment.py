@@ -1,12 +1,14 @@
-"""Make the environment of this checkout in .venv: tools of the build, the compiled core, and what clipper needs.
+"""Make the environment of this checkout in .venv: tools of the build, the compiled core, and what
+clipper needs.
 
     python3.11 tools/environment.py run        # what `make demo` needs
     python3.11 tools/environment.py develop    # and what tests, checks and benchmarks need
 
-Uses the standard library alone, since it runs before anything is installed. While the compiler works, pip fetches and
-installs the packages. Each step that is done is recorded with what it was made from, so a repeat costs a fraction of a
-second, and an edit of pyproject.toml installs packages again only if their list changed. The time that is left is
-estimated from how fast the steps so far were on this machine.
+Uses the standard library alone, since it runs before anything is installed. While the compiler
+works, pip fetches and installs the packages. Each step that is done is recorded with what it was
+made from, so a repeat costs a fraction of a second, and an edit of pyproject.toml installs packages
+again only if their list changed. The time that is left is estimated from how fast the steps so far
+were on this machine.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-if sys.version_info < (3, 11):  # noqa: UP036 - this file runs before anything has checked the version
+if sys.version_info < (3, 11):  # noqa: UP036 - this file runs before anything checked the version
     raise SystemExit(f"{sys.executable} is older than 3.11. make PYTHON=/path/to/python3.11")
 import tomllib
 
@@ -46,7 +48,8 @@ class Failure(Exception):
 
 @dataclass
 class Step:
-    """One command of the set-up, and how long it takes on a machine like the one it was measured on (2 cores)."""
+    """One command of the set-up, and how long it takes on a machine like the one it was measured on
+    (2 cores)."""
 
     name: str
     command: list[str]
@@ -92,7 +95,10 @@ class Progress:
 
     def show(self, now: bool = False) -> None:
         spent, left = time.monotonic() - self._begun, self.left_s()
-        text = f"[{spent / (spent + left + 0.01):4.0%}] {', '.join(step.name for step in self._running)}: about {left:.0f} s left"
+        text = (
+            f"[{spent / (spent + left + 0.01):4.0%}]"
+            f" {', '.join(step.name for step in self._running)}: about {left:.0f} s left"
+        )
         if self._terminal:
             print(f"\r\x1b[K{text}", end="", flush=True)
         elif now or time.monotonic() - self._shown >= SAY_EVERY_S:
@@ -107,16 +113,24 @@ class Progress:
 
 
 def run(steps: list[Step], progress: Progress) -> None:
-    """Run steps at the same time until all have ended; raises Failure when one fails, after ending the others."""
+    """Run steps at the same time until all have ended; raises Failure when one fails, after ending
+    the others."""
     lines: queue.Queue[tuple[Step, str | None]] = queue.Queue()
     running: dict[str, subprocess.Popen[str]] = {}
     try:
         for step in steps:
             progress.begin(step)
             running[step.name] = process = subprocess.Popen(
-                step.command, cwd=ROOT, env={**os.environ, **step.environment}, stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
-            )  # fmt: skip
+                step.command,
+                cwd=ROOT,
+                env={**os.environ, **step.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
             threading.Thread(target=_read_lines, args=(step, process, lines), daemon=True).start()
         while running:
             try:
@@ -148,7 +162,8 @@ def _read_lines(
 
 
 def _take_line(step: Step, line: str, progress: Progress) -> None:
-    """Take a line of a command's output: its own estimate, a warning of the compiler, or text for a failure."""
+    """Take a line of a command's output: its own estimate, a warning of the compiler, or text for a
+    failure."""
     if found := re.fullmatch(r"core: +\d+%, about (\d+) s left", line):
         step.left_s = float(found[1])
         return
@@ -158,7 +173,8 @@ def _take_line(step: Step, line: str, progress: Progress) -> None:
 
 
 def requirements(kind: str) -> tuple[list[str], list[str]]:
-    """Return what the build requires, and what clipper, its SDK and the extras of `kind` require."""
+    """Return what the build requires, and what clipper, its SDK and the extras of `kind`
+    require."""
     server = tomllib.loads((ROOT / "pyproject.toml").read_text())
     container = tomllib.loads((ROOT / "container_sdk" / "pyproject.toml").read_text())
     wanted = [*server["project"]["dependencies"], *container["project"]["dependencies"]]
@@ -175,7 +191,8 @@ def digest(*parts: object) -> str:
 
 
 def metadata() -> str:
-    """Hash what an editable install writes down: names, versions, dependencies and commands of both projects."""
+    """Hash what an editable install writes down: names, versions, dependencies and commands of both
+    projects."""
     texts = [
         tomllib.loads((ROOT / path / "pyproject.toml").read_text())["project"]
         for path in ("", "container_sdk")
@@ -195,8 +212,11 @@ def make(kind: str, core: str) -> None:
     if not PYTHON.exists() or another:
         state = {}
     want = {
-        "python": interpreter, "tools": digest(tools), f"packages-{kind}": digest(packages), "editable": metadata(),
-    }  # fmt: skip
+        "python": interpreter,
+        "tools": digest(tools),
+        f"packages-{kind}": digest(packages),
+        "editable": metadata(),
+    }
     missing = [name for name in want if state.get(name) != want[name]]
     build_core = [str(PYTHON), str(ROOT / "tools" / "build_core.py"), "--variant", core]
     if not missing:
@@ -215,12 +235,17 @@ def make(kind: str, core: str) -> None:
         f"{len(packages)} packages", [*PIP, *packages], 20 if kind == "run" else 35
     )
     editable = Step(
-        "clipper itself", [*PIP, "--no-build-isolation", "--no-deps", "-e", "./container_sdk", "-e", "."], 5,
+        "clipper itself",
+        [*PIP, "--no-build-isolation", "--no-deps", "-e", "./container_sdk", "-e", "."],
+        5,
         {"CLIPPER_CORE": "none"},
-    )  # fmt: skip
+    )
     done = {
-        "python": (venv,), "tools": (install_tools,), f"packages-{kind}": (install_packages,), "editable": (editable,),
-    }  # fmt: skip
+        "python": (venv,),
+        "tools": (install_tools,),
+        f"packages-{kind}": (install_packages,),
+        "editable": (editable,),
+    }
     steps = [step for name in want if name in missing for step in done[name]]
     progress = Progress([*steps, compile_core])
     for together in ((venv,), (install_tools,), (compile_core, install_packages), (editable,)):

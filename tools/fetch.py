@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Fetch what the tests and `make works-with` need beside the project itself, without installing anything outside the checkout.
+"""Fetch what the tests and `make works-with` need beside the project itself, without installing
+anything outside the checkout.
 
     python tools/fetch.py redis chromium      fetch these groups
     python tools/fetch.py tests               every group that the tests use, as `make test` does
@@ -7,14 +8,17 @@
     python tools/fetch.py --list              the groups, and where each is found
     python tools/fetch.py --sizes             how much disk each takes
 
-Programs (Redis, etcd, Chromium, ...) come from the packages of Debian or Ubuntu. apt-get resolves and verifies them, dpkg-deb
-unpacks them into .venv/system/NAME, and a small script in .venv/bin starts each program with the libraries that came along.
-Nothing is installed, no service is started, and root is not needed: where the system's package lists are missing or outdated,
-`apt-get update` writes lists of its own below .venv. A program that is on PATH already is used as it is; CLIPPER_FETCH_ALL=1
-fetches it all the same. Python packages go into .venv by pip, MLServer into an environment of its own.
+Programs (Redis, etcd, Chromium, ...) come from the packages of Debian or Ubuntu. apt-get resolves
+and verifies them, dpkg-deb unpacks them into .venv/system/NAME, and a small script in .venv/bin
+starts each program with the libraries that came along. Nothing is installed, no service is started,
+and root is not needed: where the system's package lists are missing or outdated, `apt-get update`
+writes lists of its own below .venv. A program that is on PATH already is used as it is;
+CLIPPER_FETCH_ALL=1 fetches it all the same. Python packages go into .venv by pip, MLServer into an
+environment of its own.
 
-A group is unpacked beside its place and renamed when it is complete, so an interrupted run leaves nothing half done, and the
-next one keeps the packages that were downloaded. Two runs in one checkout wait for each other.
+A group is unpacked beside its place and renamed when it is complete, so an interrupted run leaves
+nothing half done, and the next one keeps the packages that were downloaded. Two runs in one
+checkout wait for each other.
 """
 
 import argparse
@@ -76,17 +80,25 @@ def say(text: str) -> None:
 
 
 def run(words: list[str], lock: int, env: Mapping[str, str] | None = None) -> str:
-    """-> what the command printed. The child holds the lock of this run, so that a kill of this process frees it only when
-    its children have ended too.
+    """-> what the command printed. The child holds the lock of this run, so that a kill of this
+    process frees it only when its children have ended too.
 
     Raises: Unavailable with the last line of a command that failed.
     """
     if _stopped.is_set():
         raise Unavailable("interrupted")
     process = subprocess.Popen(
-        words, cwd=ROOT, env={**os.environ, **(env or {})}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, errors="replace", pass_fds=(lock,), process_group=0,
-    )  # fmt: skip
+        words,
+        cwd=ROOT,
+        env={**os.environ, **(env or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        pass_fds=(lock,),
+        process_group=0,
+    )
     _running.add(process)
     try:
         text, _ = process.communicate(timeout=TIMEOUT_S)
@@ -121,7 +133,8 @@ def stop(*_: object) -> None:
 class Apt:
     """Downloads packages of Debian and what they need that this machine lacks. Threads: any.
 
-    Works on a state of its own below .venv, so it needs no rights and changes nothing of the system's.
+    Works on a state of its own below .venv, so it needs no rights and changes nothing of the
+    system's.
     """
 
     def __init__(self, lock: int) -> None:
@@ -132,7 +145,8 @@ class Apt:
         self._own = False
 
     def download(self, group: Programs, folder: Path) -> list[Path]:
-        """-> the packages, in folder/archives. Those that are there already are not downloaded again."""
+        """-> the packages, in folder/archives. Those that are there already are not downloaded
+        again."""
         if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
             raise Unavailable(
                 f"no apt-get here: install {', '.join(group.commands)} by hand, on PATH"
@@ -169,12 +183,14 @@ class Apt:
             (place / name).mkdir(parents=True, exist_ok=True)
         conf = place / "apt.conf"
         conf.write_text(
-            f'Dir::State "{place}/state/";\nDir::State::lists "{lists}/";\nDir::State::status "{status}";\n'
-            f'Dir::Cache "{place}/cache/";\nDir::Log "{place}/";\nAcquire::Languages "none";\nAcquire::Retries "2";\n'
-            'Acquire::http::Timeout "30";\nAcquire::https::Timeout "30";\nDebug::NoLocking "true";\n'
-            'APT::Sandbox::User "root";\nAcquire::IndexTargets::deb::Contents-deb::DefaultEnabled "false";\n'
-            "#clear APT::Update::Pre-Invoke;\n#clear APT::Update::Post-Invoke;\n#clear APT::Update::Post-Invoke-Success;\n"
-            "#clear DPkg::Pre-Invoke;\n#clear DPkg::Post-Invoke;\n#clear DPkg::Pre-Install-Pkgs;\n"
+            f'Dir::State "{place}/state/";\nDir::State::lists "{lists}/";\nDir::State::status'
+            f' "{status}";\nDir::Cache "{place}/cache/";\nDir::Log "{place}/";\nAcquire::Languages'
+            ' "none";\nAcquire::Retries "2";\nAcquire::http::Timeout'
+            ' "30";\nAcquire::https::Timeout "30";\nDebug::NoLocking "true";\nAPT::Sandbox::User'
+            ' "root";\nAcquire::IndexTargets::deb::Contents-deb::DefaultEnabled "false";\n#clear'
+            " APT::Update::Pre-Invoke;\n#clear APT::Update::Post-Invoke;\n#clear"
+            " APT::Update::Post-Invoke-Success;\n#clear DPkg::Pre-Invoke;\n#clear"
+            " DPkg::Post-Invoke;\n#clear DPkg::Pre-Install-Pkgs;\n"
         )
         return conf
 
@@ -198,7 +214,8 @@ class Apt:
         return found
 
     def _status(self, group: Programs) -> str:
-        """What apt-get is told that is installed: what is, without the group's own packages, and with what it can be without."""
+        """What apt-get is told that is installed: what is, without the group's own packages, and
+        with what it can be without."""
         installed = Path("/var/lib/dpkg/status")
         stanzas = installed.read_text(errors="replace").split("\n\n") if installed.exists() else []
         kept, there = [], set()
@@ -208,7 +225,10 @@ class Apt:
                 kept.append(stanza.strip())
                 there |= {name} if "\nStatus: install ok installed" in stanza else set()
         architecture = run(["dpkg", "--print-architecture"], self._lock).strip()
-        about = f"Status: install ok installed\nVersion: 9999:1\nArchitecture: {architecture}\nDescription: left out"
+        about = (
+            "Status: install ok installed\nVersion: 9999:1\nArchitecture:"
+            f" {architecture}\nDescription: left out"
+        )
         kept += [
             f"Package: {name}\n{about}"
             for name in NOT_NEEDED
@@ -258,7 +278,8 @@ def fetch_programs(group: Programs, apt: Apt, lock: int) -> Path:
 
 
 def script(group: Programs, place: Path, path: str) -> str:
-    """What starts a program: with its own libraries, for this program alone. The checkout may be moved."""
+    """What starts a program: with its own libraries, for this program alone. The checkout may be
+    moved."""
     patterns = ("usr/lib/*-linux-gnu*/**/*.so*", "lib/*-linux-gnu*/**/*.so*", "nvidia/*/lib/*.so*")
     folders = sorted({file.parent for pattern in patterns for file in place.glob(pattern)})
     libraries = ":".join(f"$root/{folder.relative_to(place)}" for folder in folders)
@@ -327,10 +348,17 @@ def drop(folder: Path, patterns: Iterable[str]) -> None:
 
 
 def link_libraries(folder: Path, other: Path) -> None:
-    """Make shared libraries of a folder hard links to equal ones of another. pip replaces files and never writes into them."""
-    known = {(path.name, path.stat().st_size): path for path in other.rglob("*.so*") if path.is_file()}
+    """Make shared libraries of a folder hard links to equal ones of another. pip replaces files and
+    never writes into them."""
+    known = {
+        (path.name, path.stat().st_size): path for path in other.rglob("*.so*") if path.is_file()
+    }
     for path in folder.rglob("*.so*"):
-        same = known.get((path.name, path.stat().st_size)) if path.is_file() and not path.is_symlink() else None
+        same = (
+            known.get((path.name, path.stat().st_size))
+            if path.is_file() and not path.is_symlink()
+            else None
+        )
         if same and not same.samefile(path) and filecmp.cmp(same, path, shallow=False):
             part = path.with_name(f".{path.name}.part")
             part.unlink(missing_ok=True)
@@ -342,7 +370,8 @@ def link_libraries(folder: Path, other: Path) -> None:
 
 
 def on_path(group: Group) -> str:
-    """Where its programs are on PATH, .venv aside; empty when one is missing or PATH is not to be used."""
+    """Where its programs are on PATH, .venv aside; empty when one is missing or PATH is not to be
+    used."""
     if not isinstance(group, Programs) or os.environ.get("CLIPPER_FETCH_ALL"):
         return ""
     own = str(VENV / "bin")
@@ -403,17 +432,21 @@ def fetch(group: Group, apt: Apt, lock: int) -> None:
         else:
             where = fetch_programs(group, apt, lock)
         size = size_of(where, shared=not (isinstance(group, Commands) and group.environment))
-    known = read_stamp(group.name).get("bytes", 0)  # of the first time: a second finds most of it there
+    known = read_stamp(group.name).get(
+        "bytes", 0
+    )  # of the first time: a second finds most of it there
     _write(STAMPS / group.name, json.dumps({"key": digest(group), "bytes": size or known}))
     (STAMPS / f"{group.name}.failed").unlink(missing_ok=True)
     say(
-        f"{group.name}: {size / MB:.0f} MB in {where.relative_to(ROOT)}, {time.monotonic() - started:.0f} s"
+        f"{group.name}: {size / MB:.0f} MB in {where.relative_to(ROOT)},"
+        f" {time.monotonic() - started:.0f} s"
     )
 
 
 def skip(group: Group, why: str) -> None:
     say(
-        f"{group.name}: {why}. Skipped without it: {group.skipped}. To fetch it: python tools/fetch.py {group.name}"
+        f"{group.name}: {why}. Skipped without it: {group.skipped}. To fetch it: python"
+        f" tools/fetch.py {group.name}"
     )
 
 
@@ -473,7 +506,8 @@ def locked() -> Iterator[int]:
 
 
 def size_of(folder: Path, shared: bool = True) -> int:
-    """Bytes on disk, each file once however many names it has; shared=False leaves files of several names out."""
+    """Bytes on disk, each file once however many names it has; shared=False leaves files of several
+    names out."""
     seen: set[tuple[int, int]] = set()
     total = 0
     for top, _, names in os.walk(folder):

@@ -12,14 +12,36 @@ WORKS_WITH = VENV / "works-with"
 PIP_INSTALL = ("-m", "pip", "install", "-q", "--disable-pip-version-check")
 QUIET = ("--silent", "--no-audit", "--no-fund")
 
-# Packages that others depend on and that the programs run without: services, desktops, pages, documentation. apt-get is told
+# Packages that others depend on and that the programs run without: services, desktops, pages,
+# documentation. apt-get is told
 # that they are installed, so neither they nor what they need is downloaded.
 NOT_NEEDED = (
-    "adduser", "adwaita-icon-theme", "chromium-sandbox", "dbus", "fonts-glyphicons-halflings", "init-system-helpers",
-    "iptables", "libc6-dbg", "libgtk-3-0", "libgtk-3-0t64", "libjs-bootstrap4", "libjs-eonasdan-bootstrap-datetimepicker",
-    "libjs-jquery", "libjs-jquery-hotkeys", "libjs-moment", "libjs-moment-timezone", "libjs-mustache", "libjs-popper.js",
-    "libjs-rickshaw", "lsb-base", "sysvinit-utils", "systemd", "tini", "xdg-desktop-portal-backend", "xdg-utils",
-)  # fmt: skip
+    "adduser",
+    "adwaita-icon-theme",
+    "chromium-sandbox",
+    "dbus",
+    "fonts-glyphicons-halflings",
+    "init-system-helpers",
+    "iptables",
+    "libc6-dbg",
+    "libgtk-3-0",
+    "libgtk-3-0t64",
+    "libjs-bootstrap4",
+    "libjs-eonasdan-bootstrap-datetimepicker",
+    "libjs-jquery",
+    "libjs-jquery-hotkeys",
+    "libjs-moment",
+    "libjs-moment-timezone",
+    "libjs-mustache",
+    "libjs-popper.js",
+    "libjs-rickshaw",
+    "lsb-base",
+    "sysvinit-utils",
+    "systemd",
+    "tini",
+    "xdg-desktop-portal-backend",
+    "xdg-utils",
+)
 NOT_KEPT = (
     "usr/share/doc",
     "usr/share/man",
@@ -92,12 +114,13 @@ class Packages:
 
 @dataclass(frozen=True)
 class Commands:
-    """Whatever else: commands that make a folder. A word of a command may hold {python}, and {kserve} or {typescript}, the
-    folders of these.
+    """Whatever else: commands that make a folder. A word of a command may hold {python}, and
+    {kserve} or {typescript}, the folders of these.
 
-    made: a path that is there afterwards.  folder: what they fill, for the table of sizes.  needed: a command they need.
-    dropped: files below it that nothing uses, as patterns.
-    environment: the folder is a Python environment; the shared libraries that .venv has too are kept once, as hard links.
+    made: a path that is there afterwards.  folder: what they fill, for the table of sizes.  needed:
+    a command they need. dropped: files below it that nothing uses, as patterns. environment: the
+    folder is a Python environment; the shared libraries that .venv has too are kept once, as hard
+    links.
     """
 
     name: str
@@ -120,78 +143,166 @@ GROUPS: dict[str, Group] = {
     group.name: group
     for group in (
         Programs(
-            "redis", "tests of the store in Redis and of streams", ("redis-server", "redis-tools"),
-            {"redis-server": "", "redis-cli": ""}, dropped=("usr/bin/redis-benchmark",),
+            "redis",
+            "tests of the store in Redis and of streams",
+            ("redis-server", "redis-tools"),
+            {"redis-server": "", "redis-cli": ""},
+            dropped=("usr/bin/redis-benchmark",),
         ),
-        Programs("etcd", "tests of the store in etcd", ("etcd-server", "etcd-client"), {"etcd": "", "etcdctl": ""}, ("etcd",)),
-        Programs("kubectl", "two tests of Kubernetes manifests", ("kubernetes-client",), {"kubectl": ""}),
-        Programs("curl", "the examples of docs/http.md", ("curl",), {"curl": ""}),
-        Programs("prometheus", "tests with Prometheus", ("prometheus",), {"prometheus": "", "promtool": ""}),
         Programs(
-            "docker", "tests of images", ("docker.io", "containerd", "runc"), {"docker": "", "dockerd": "usr/sbin/dockerd"},
-            environment={"PATH": "{root}/usr/bin:{root}/usr/sbin:$PATH:/usr/sbin"}, needs_root=True,
+            "etcd",
+            "tests of the store in etcd",
+            ("etcd-server", "etcd-client"),
+            {"etcd": "", "etcdctl": ""},
+            ("etcd",),
+        ),
+        Programs(
+            "kubectl", "two tests of Kubernetes manifests", ("kubernetes-client",), {"kubectl": ""}
+        ),
+        Programs("curl", "the examples of docs/http.md", ("curl",), {"curl": ""}),
+        Programs(
+            "prometheus",
+            "tests with Prometheus",
+            ("prometheus",),
+            {"prometheus": "", "promtool": ""},
+        ),
+        Programs(
+            "docker",
+            "tests of images",
+            ("docker.io", "containerd", "runc"),
+            {"docker": "", "dockerd": "usr/sbin/dockerd"},
+            environment={"PATH": "{root}/usr/bin:{root}/usr/sbin:$PATH:/usr/sbin"},
+            needs_root=True,
             dropped=(
-                "usr/bin/dnet", "usr/bin/ctr", "usr/sbin/ovrouter", "usr/bin/containerd-shim", "usr/bin/containerd-shim-runc-v1",
+                "usr/bin/dnet",
+                "usr/bin/ctr",
+                "usr/sbin/ovrouter",
+                "usr/bin/containerd-shim",
+                "usr/bin/containerd-shim-runc-v1",
                 "usr/bin/containerd-stress",
             ),
         ),
         Programs(
-            "chromium", "tests of the dashboard in a browser", ("chromium", "chromium-common"),
-            {"chromium": "usr/lib/chromium/chromium"}, ("chromium", "chromium-browser", "google-chrome", "chrome"),
-            dropped=("usr/lib/chromium/locales/[!e]*", "usr/lib/chromium/locales/e[!n]*", "usr/lib/chromium/libVkLayer*"),
+            "chromium",
+            "tests of the dashboard in a browser",
+            ("chromium", "chromium-common"),
+            {"chromium": "usr/lib/chromium/chromium"},
+            ("chromium", "chromium-browser", "google-chrome", "chrome"),
+            dropped=(
+                "usr/lib/chromium/locales/[!e]*",
+                "usr/lib/chromium/locales/e[!n]*",
+                "usr/lib/chromium/libVkLayer*",
+            ),
         ),
         Programs(
-            "valgrind", "`make count`", ("valgrind",), {"valgrind": "usr/bin/valgrind.bin"}, ("valgrind",),
+            "valgrind",
+            "`make count`",
+            ("valgrind",),
+            {"valgrind": "usr/bin/valgrind.bin"},
+            ("valgrind",),
             {"VALGRIND_LIB": "{root}/usr/libexec/valgrind"},
-            ("usr/libexec/valgrind/*-x86-linux", "usr/libexec/valgrind/*x86-linux.so", "usr/include", "usr/lib/*/valgrind/*.a"),
+            (
+                "usr/libexec/valgrind/*-x86-linux",
+                "usr/libexec/valgrind/*x86-linux.so",
+                "usr/include",
+                "usr/lib/*/valgrind/*.a",
+            ),
         ),
         Packages(
-            "clients", "tests through clients that others wrote", ("clients",),
-            dropped=("kubernetes_validate/kubernetes-json-schema/*-local",),  # the tests use the strict ones
+            "clients",
+            "tests through clients that others wrote",
+            ("clients",),
+            # the tests use the strict ones
+            dropped=("kubernetes_validate/kubernetes-json-schema/*-local",),
         ),
         Packages(
-            "frameworks", "tests of XGBoost, LightGBM and MLflow models", ("frameworks",), dropped=("pandas/tests",)
+            "frameworks",
+            "tests of XGBoost, LightGBM and MLflow models",
+            ("frameworks",),
+            dropped=("pandas/tests",),
         ),
         Packages(
-            "torch", "tests of PyTorch", requirements=(os.environ.get("TORCH") or "torch==2.13.0+cpu",),
-            dropped=("torch/test", "torch/bin/*test*", "torch/bin/protoc*", "torch/include", "sympy/**/tests"),
+            "torch",
+            "tests of PyTorch",
+            requirements=(os.environ.get("TORCH") or "torch==2.13.0+cpu",),
+            dropped=(
+                "torch/test",
+                "torch/bin/*test*",
+                "torch/bin/protoc*",
+                "torch/include",
+                "sympy/**/tests",
+            ),
             hint="TORCH=torch takes any build",
         ),
         Packages(
-            "ray", "tests on Ray", ("ray",), dropped=("ray/jars", "ray/rllib", "ray/dashboard/client/build/**/*.map")
+            "ray",
+            "tests on Ray",
+            ("ray",),
+            dropped=("ray/jars", "ray/rllib", "ray/dashboard/client/build/**/*.map"),
         ),
         Commands(
-            "mlserver", "tests with MLServer", (("{python}", "-m", "bench.peers", "mlserver"),),
-            VENV / "peers" / "mlserver" / ".installed", VENV / "peers" / "mlserver",
-            dropped=("lib/python3*/site-packages/pandas/tests",), environment=True,
+            "mlserver",
+            "tests with MLServer",
+            (("{python}", "-m", "bench.peers", "mlserver"),),
+            VENV / "peers" / "mlserver" / ".installed",
+            VENV / "peers" / "mlserver",
+            dropped=("lib/python3*/site-packages/pandas/tests",),
+            environment=True,
         ),
         Commands(
-            "npm", "tests that build the dashboard's page anew",
+            "npm",
+            "tests that build the dashboard's page anew",
             (("npm", "--prefix", "dashboard", *QUIET, "ci"),),
-            ROOT / "dashboard" / "node_modules" / ".package-lock.json", ROOT / "dashboard" / "node_modules", "npm",
+            ROOT / "dashboard" / "node_modules" / ".package-lock.json",
+            ROOT / "dashboard" / "node_modules",
+            "npm",
         ),
         Commands(
-            "kserve", "its row of `make works-with`",
-            (("{python}", "-m", "venv", "{kserve}"), ("{kserve}/bin/python", *PIP_INSTALL, "kserve")),
-            WORKS_WITH / "kserve" / "bin" / "kserve", WORKS_WITH / "kserve",
-            dropped=("lib/python3*/site-packages/pandas/tests",), environment=True,
-        ),
-        Commands(
-            "typescript", "the row of openapi-typescript of `make works-with`",
+            "kserve",
+            "its row of `make works-with`",
             (
-                ("npm", "--prefix", "{typescript}", *QUIET, "install", "openapi-typescript@7", "openapi-fetch", "typescript@5"),
+                ("{python}", "-m", "venv", "{kserve}"),
+                ("{kserve}/bin/python", *PIP_INSTALL, "kserve"),
+            ),
+            WORKS_WITH / "kserve" / "bin" / "kserve",
+            WORKS_WITH / "kserve",
+            dropped=("lib/python3*/site-packages/pandas/tests",),
+            environment=True,
+        ),
+        Commands(
+            "typescript",
+            "the row of openapi-typescript of `make works-with`",
+            (
+                (
+                    "npm",
+                    "--prefix",
+                    "{typescript}",
+                    *QUIET,
+                    "install",
+                    "openapi-typescript@7",
+                    "openapi-fetch",
+                    "typescript@5",
+                ),
                 ("npm", "--prefix", "{typescript}", "pkg", "set", "type=module"),
             ),
-            WORKS_WITH / "typescript" / "node_modules" / "openapi-typescript", WORKS_WITH / "typescript", "npm",
+            WORKS_WITH / "typescript" / "node_modules" / "openapi-typescript",
+            WORKS_WITH / "typescript",
+            "npm",
         ),
         Programs(
-            "perf_analyzer", "its row of `make works-with`", ("libb64-0d",),
+            "perf_analyzer",
+            "its row of `make works-with`",
+            ("libb64-0d",),
             {"perf_analyzer": "tritonclient-2.50.0.data/data/bin/perf_analyzer"},
             wheels=("tritonclient==2.50.0", "nvidia-cuda-runtime-cu12"),
-            dropped=("tritonclient-2.50.0.data/data/bin/perf_client", "tritonclient-2.50.0.data/purelib", "nvidia/*/include"),
+            dropped=(
+                "tritonclient-2.50.0.data/data/bin/perf_client",
+                "tritonclient-2.50.0.data/purelib",
+                "nvidia/*/include",
+            ),
         ),
     )
-}  # fmt: skip
+}
 
 _FOR_OTHERS = ("kserve", "typescript", "perf_analyzer")
 SETS = {

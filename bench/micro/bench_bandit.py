@@ -1,9 +1,11 @@
-"""What choosing, combining and learning cost, each rule beside an anchor: a call that does nothing, numpy, river.
+"""What choosing, combining and learning cost, each rule beside an anchor: a call that does nothing,
+numpy, river.
 
 pytest bench/micro/bench_bandit.py --benchmark-columns=min,median,iqr --benchmark-group-by=group
 
-Goal: to choose and to combine by a built-in policy takes at most 1 us in the core, for up to 8 models: the rows `core`. The rows
-`whole` are the same through the policy's methods, dictionaries of predictions included.
+Goal: to choose and to combine by a built-in policy takes at most 1 us in the core, for up to 8
+models: the rows `core`. The rows `whole` are the same through the policy's methods, dictionaries of
+predictions included.
 """
 
 from typing import Any
@@ -19,7 +21,10 @@ from clipper_core.linear import Blend, Context
 MODELS = (5, 8)
 RULES: dict[str, tuple[Rule, tuple[float, ...]]] = {
     "exp3": (Rule(RuleKind.EXP3, eta=0.1, floor=1e-6), (0.0,)),
-    "squarecb": (Rule(RuleKind.SQUARECB, eta=1000.0, discount=0.01, share=0.001, floor=0.0005), (0.3, 100.0, 0.3)),
+    "squarecb": (
+        Rule(RuleKind.SQUARECB, eta=1000.0, discount=0.01, share=0.001, floor=0.0005),
+        (0.3, 100.0, 0.3),
+    ),
     "thompson": (Rule(RuleKind.THOMPSON, discount=0.9995), (70.0, 30.0)),
     "kl_ucb": (Rule(RuleKind.KL_UCB), (30.0, 100.0)),
     "tsallis_inf": (Rule(RuleKind.TSALLIS, eta=0.15, discount=0.999, floor=1e-3), (0.0,)),
@@ -29,7 +34,17 @@ WEIGHING = {
     "logodds": (Rule(RuleKind.LOGODDS, discount=0.998), (70.0, 100.0)),
     "stacking": (Rule(RuleKind.STACKING, eta=0.02), (1.0,)),
 }
-WHOLE = ("ensemble", "exp4", "stacking", "stacking(coverage=0.9)", "ridge", "exp3", "squarecb", "linucb", "thompson")
+WHOLE = (
+    "ensemble",
+    "exp4",
+    "stacking",
+    "stacking(coverage=0.9)",
+    "ridge",
+    "exp3",
+    "squarecb",
+    "linucb",
+    "thompson",
+)
 
 
 def measure(benchmark: Any, run: Any, group: str) -> None:
@@ -38,7 +53,9 @@ def measure(benchmark: Any, run: Any, group: str) -> None:
 
 
 def rows_of(fresh: tuple[float, ...], k: int) -> Any:
-    return np.tile(np.array(fresh), (k, 1)) + np.random.default_rng(1).random((k, len(fresh))) * 0.01
+    return (
+        np.tile(np.array(fresh), (k, 1)) + np.random.default_rng(1).random((k, len(fresh))) * 0.01
+    )
 
 
 @pytest.mark.parametrize("k", MODELS)
@@ -60,7 +77,8 @@ def test_core_choose_by_features(benchmark: Any, sampled: bool, d: int, k: int) 
 
 @pytest.mark.parametrize("k", MODELS)
 def test_anchor_choose_nothing(benchmark: Any, k: int) -> None:
-    """A method of a compiled object that does next to nothing, with the call and the lambda around it."""
+    """A method of a compiled object that does next to nothing, with the call and the lambda around
+    it."""
     benchmark_call = RULES["exp3"][0].__sizeof__
     measure(benchmark, lambda: benchmark_call(), f"core: choose, {k} models")
 
@@ -91,7 +109,9 @@ def test_core_blend(benchmark: Any, k: int) -> None:
     for _ in range(100):
         rows = blend.learn(rows, rng.random((1, k)), rng.random(1))
     outputs = rng.random((1, k))
-    measure(benchmark, lambda: blend.blended(rows, outputs), f"core: weights of the votes, {k} models")
+    measure(
+        benchmark, lambda: blend.blended(rows, outputs), f"core: weights of the votes, {k} models"
+    )
 
 
 @pytest.mark.parametrize("k", MODELS)
@@ -111,8 +131,13 @@ def learned(name: str, k: int) -> tuple[Any, Any, list[VersionedModel], Any]:
     numbers = name == "ridge"
     for t in range(200):
         plan = policy.select(state, Query(uniform=float(rng.random())), models)
-        heard = {m: Prediction(float(rng.random()) if numbers else int(rng.integers(3))) for m in plan.models}
-        state = policy.observe(state, Observation(plan, heard, Truth(0.5 if numbers else t % 3), None))
+        heard = {
+            m: Prediction(float(rng.random()) if numbers else int(rng.integers(3)))
+            for m in plan.models
+        }
+        state = policy.observe(
+            state, Observation(plan, heard, Truth(0.5 if numbers else t % 3), None)
+        )
     return policy, state, models, heard
 
 
@@ -125,7 +150,9 @@ def test_whole_select_and_combine(benchmark: Any, name: str, k: int) -> None:
 
     def both() -> Any:
         plan = policy.select(state, query, models)
-        return policy.combine(state, said if len(plan.models) == k else {plan.models[0]: said[plan.models[0]]}, ())
+        return policy.combine(
+            state, said if len(plan.models) == k else {plan.models[0]: said[plan.models[0]]}, ()
+        )
 
     measure(benchmark, both, f"whole: select and combine, {k} models")
 

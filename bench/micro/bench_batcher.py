@@ -1,4 +1,5 @@
-"""The price of one decision: size, shed check and learning, through the Python door, beside AIMD in plain Python."""
+"""The price of one decision: size, shed check and learning, through the Python door, beside AIMD in
+plain Python."""
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture

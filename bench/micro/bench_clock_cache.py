@@ -1,8 +1,10 @@
-"""What a cached prediction costs: the hash, a lookup and a fill, beside dict, functools.lru_cache and the caches of others.
+"""What a cached prediction costs: the hash, a lookup and a fill, beside dict, functools.lru_cache
+and the caches of others.
 
-Rows named *_core run without the GIL and pay for one call per OPERATIONS; the others pay for a call each.
-extra_info has ns_per_operation (of the fastest round), gb_per_s where rows are hashed, hit_percent where a trace is run.
-Caches that are not installed are left out (the extra `peers` has them).
+Rows named *_core run without the GIL and pay for one call per OPERATIONS; the others pay for a call
+each. extra_info has ns_per_operation (of the fastest round), gb_per_s where rows are hashed,
+hit_percent where a trace is run. Caches that are not installed are left out (the extra `peers` has
+them).
 
     pytest bench/micro/bench_clock_cache.py --benchmark-columns=min,median,iqr
 """
@@ -25,7 +27,9 @@ OPERATIONS = 50_000
 ENTRIES = [10_000, 1_000_000]
 
 
-def measure(benchmark: Any, run: Callable[[], object], operations: int = OPERATIONS, row_bytes: int = 0) -> None:
+def measure(
+    benchmark: Any, run: Callable[[], object], operations: int = OPERATIONS, row_bytes: int = 0
+) -> None:
     benchmark.pedantic(run, rounds=15, warmup_rounds=1)
     if benchmark.stats is not None:
         ns = benchmark.stats.stats.min / operations * 1e9
@@ -79,13 +83,20 @@ def test_hit_core(benchmark: Any, entries: int, threads: int) -> None:
     with ThreadPoolExecutor(threads) as pool:
 
         def run() -> None:
-            list(pool.map(lambda _: [cache.lookup_many(1, rows, 8) for _ in range(4)], range(threads)))
+            list(
+                pool.map(
+                    lambda _: [cache.lookup_many(1, rows, 8) for _ in range(4)], range(threads)
+                )
+            )
 
         measure(benchmark, run, 4 * OPERATIONS * threads)
 
 
 def test_miss_core(benchmark: Any) -> None:
-    cache, rows = full_cache(10_000), struct.pack(f"<{OPERATIONS}Q", *range(1 << 40, (1 << 40) + OPERATIONS))
+    cache, rows = (
+        full_cache(10_000),
+        struct.pack(f"<{OPERATIONS}Q", *range(1 << 40, (1 << 40) + OPERATIONS)),
+    )
     measure(benchmark, lambda: cache.lookup_many(1, rows, 8))
 
 
@@ -95,14 +106,18 @@ def test_miss_core(benchmark: Any) -> None:
 class Cached:
     """One cache of `entries` entries, as get(row) -> float or None and put(row, float)."""
 
-    def __init__(self, entries: int, get: Callable[[bytes], Any], put: Callable[[bytes, float], Any]) -> None:
+    def __init__(
+        self, entries: int, get: Callable[[bytes], Any], put: Callable[[bytes, float], Any]
+    ) -> None:
         self.entries, self.get, self.put = entries, get, put
 
 
 def clipper_cache(entries: int, policy: str = "clock") -> Cached:
     """The power of two of buckets of five that is next above, so that it holds at least as many."""
     cache = ClockCache(128 * (1 << (entries // 5 - 1).bit_length()) * 4 // 3 + 128, policy=policy)
-    return Cached(cache.buckets * 5, functools.partial(cache.lookup, 1), functools.partial(cache.fill, 1))
+    return Cached(
+        cache.buckets * 5, functools.partial(cache.lookup, 1), functools.partial(cache.fill, 1)
+    )
 
 
 def dict_anchor(entries: int) -> Cached:
@@ -137,7 +152,11 @@ def theine_anchor(entries: int) -> Cached:
 
 
 INSTALLED = {"cachebox": cachebox_anchor, "lru": lru_dict_anchor, "theine": theine_anchor}
-PEERS = [clipper_cache, functools_anchor, *(make for name, make in INSTALLED.items() if importlib.util.find_spec(name))]
+PEERS = [
+    clipper_cache,
+    functools_anchor,
+    *(make for name, make in INSTALLED.items() if importlib.util.find_spec(name)),
+]
 
 
 @functools.cache
@@ -177,7 +196,8 @@ def test_fill_and_evict(benchmark: Any, make: Callable[[int], Cached]) -> None:
 
 @functools.cache
 def trace(kind: str) -> list[bytes]:
-    """200 000 requests for 50 000 keys: zipf 1.0; `drift` moves the order of popularity ten times and sees a fifth once."""
+    """200 000 requests for 50 000 keys: zipf 1.0; `drift` moves the order of popularity ten times
+    and sees a fifth once."""
     rng = np.random.default_rng(7)
     weights = 1 / np.arange(1, 50_001)
     names = rng.choice(50_000, 200_000, p=weights / weights.sum())
@@ -192,9 +212,14 @@ def sieve_cache(entries: int) -> Cached:
 
 
 @pytest.mark.parametrize("kind", ["zipf", "drift"])
-@pytest.mark.parametrize("make", [sieve_cache, *(m for m in PEERS if m is not functools_anchor)], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "make",
+    [sieve_cache, *(m for m in PEERS if m is not functools_anchor)],
+    ids=lambda m: m.__name__,
+)
 def test_hit_ratio(benchmark: Any, make: Callable[[int], Cached], kind: str) -> None:
-    """All with room for 5120 entries, a tenth of the keys; time is of a whole trace, get and on a miss put."""
+    """All with room for 5120 entries, a tenth of the keys; time is of a whole trace, get and on a
+    miss put."""
     requests = trace(kind)
     misses = 0
 

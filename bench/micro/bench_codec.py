@@ -1,4 +1,5 @@
-"""What a frame costs, each row beside an anchor: memcpy, gather, zlib, msgspec, msgpack, pickle, python-lz4.
+"""What a frame costs, each row beside an anchor: memcpy, gather, zlib, msgspec, msgpack, pickle,
+python-lz4.
 
 pytest bench/micro/bench_codec.py --benchmark-columns=min,median,iqr
 """
@@ -13,7 +14,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from clipper_core.codec import HEADER_BYTES, checksum, decode_header, encode_frame, encode_rows, open_rows
+from clipper_core.codec import (
+    HEADER_BYTES,
+    checksum,
+    decode_header,
+    encode_frame,
+    encode_rows,
+    open_rows,
+)
 from clipper_core.lz4 import Search, decode_lz4, encode_lz4
 from clipper_core.v1 import decode_v1, encode_v1
 
@@ -70,7 +78,11 @@ def test_encode_v1_1000_strings_quick(benchmark: Any) -> None:
 
 
 def test_encode_1000_strings_compressed_quick(benchmark: Any) -> None:
-    measure(benchmark, lambda: encode_rows(PREDICT, STRINGS, compressed=True, search=Search.QUICK), len(TEXT))
+    measure(
+        benchmark,
+        lambda: encode_rows(PREDICT, STRINGS, compressed=True, search=Search.QUICK),
+        len(TEXT),
+    )
 
 
 def test_anchor_gather_1000_strings(benchmark: Any) -> None:

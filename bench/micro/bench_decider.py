@@ -1,4 +1,5 @@
-"""The price of deciding: after every vote of a query, in the core; beside a majority counted in Python after every vote."""
+"""The price of deciding: after every vote of a query, in the core; beside a majority counted in
+Python after every vote."""
 
 from collections import Counter
 

@@ -1,7 +1,9 @@
-"""What a future costs: made, ended, read, told to an event loop; beside concurrent.futures and asyncio.
+"""What a future costs: made, ended, read, told to an event loop; beside concurrent.futures and
+asyncio.
 
-The engine's clock stands still and a container made of frames answers, so a row of the core holds the whole way of a query
-through lane, batch, reply and block: nothing but sockets and wake-ups is missing.
+The engine's clock stands still and a container made of frames answers, so a row of the core holds
+the whole way of a query through lane, batch, reply and block: nothing but sockets and wake-ups is
+missing.
 
     pytest bench/micro/bench_future.py --benchmark-columns=min,median,iqr
 """
@@ -23,10 +25,14 @@ OPERATIONS = 4096
 STATIC = 3
 
 
-def measure(benchmark: Any, run: Callable[..., object], setup: Callable[[], Any] | None = None) -> None:
+def measure(
+    benchmark: Any, run: Callable[..., object], setup: Callable[[], Any] | None = None
+) -> None:
     benchmark.pedantic(run, setup=setup, rounds=50, warmup_rounds=2)
     if benchmark.stats is not None:
-        benchmark.extra_info["ns_per_operation"] = round(benchmark.stats.stats.min / OPERATIONS * 1e9, 1)
+        benchmark.extra_info["ns_per_operation"] = round(
+            benchmark.stats.stats.min / OPERATIONS * 1e9, 1
+        )
 
 
 class Bench:

@@ -1,4 +1,5 @@
-"""Every row of the engine's goals, a group a round: what `python -m bench engine --quick` prints, beside the structures' prices.
+"""Every row of the engine's goals, a group a round: what `python -m bench engine --quick` prints,
+beside the structures' prices.
 
     pytest bench/micro --benchmark-only
 

@@ -14,7 +14,9 @@ OPERATIONS = 100_000
 def measure(benchmark: Any, run: Any, operations: int = OPERATIONS) -> None:
     benchmark.pedantic(run, rounds=7, warmup_rounds=1)
     if benchmark.stats is not None:
-        benchmark.extra_info["ns_per_operation"] = round(benchmark.stats.stats.min / operations * 1e9, 1)
+        benchmark.extra_info["ns_per_operation"] = round(
+            benchmark.stats.stats.min / operations * 1e9, 1
+        )
 
 
 def test_core_record(benchmark: Any) -> None:
@@ -57,7 +59,13 @@ def test_anchor_dict_of_buckets(benchmark: Any) -> None:
     def run() -> None:
         counts: collections.Counter[int] = collections.Counter()
         for value in range(OPERATIONS):
-            counts[value if value < 16 else value >> (value.bit_length() - 4) << (value.bit_length() - 4)] += 1
+            counts[
+                (
+                    value
+                    if value < 16
+                    else value >> (value.bit_length() - 4) << (value.bit_length() - 4)
+                )
+            ] += 1
 
     measure(benchmark, run)
 

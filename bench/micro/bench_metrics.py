@@ -1,4 +1,5 @@
-"""What a scrape costs: 100 models and 100 applications, each with a few thousand values in its histograms.
+"""What a scrape costs: 100 models and 100 applications, each with a few thousand values in its
+histograms.
 
 pytest bench/micro/bench_metrics.py --benchmark-columns=min,median,iqr
 """
@@ -29,18 +30,38 @@ def statistics(names: int, seed: int = 1) -> dict[str, Any]:
     ended = {status.name: rng.randrange(9) for status in Status if status.name != "PENDING"}
     replica = {"number": 0, "limit": 64, "pid": 0, "restart_count": 1, "state": "ready"}
     model = {
-        "ended": ended, "latency_us": histogram(rng), "hits": 5, "joined": 1, "evaluated": 9, "batches": 3,
-        "batch_rows": histogram(rng), "queued": 0, "delay_us": 90, "wanted": 1, "has": 1, "accuracy": None, "replicas": [replica],
-    }  # fmt: skip
-    in_app = {"used": 7, "missing": {"deadline": 1}, "agreement": {"n": 1.0, "mean": 1.0}, "feedback": {"n": 2.0, "mean": 0.5}}
+        "ended": ended,
+        "latency_us": histogram(rng),
+        "hits": 5,
+        "joined": 1,
+        "evaluated": 9,
+        "batches": 3,
+        "batch_rows": histogram(rng),
+        "queued": 0,
+        "delay_us": 90,
+        "wanted": 1,
+        "has": 1,
+        "accuracy": None,
+        "replicas": [replica],
+    }
+    in_app = {
+        "used": 7,
+        "missing": {"deadline": 1},
+        "agreement": {"n": 1.0, "mean": 1.0},
+        "feedback": {"n": 2.0, "mean": 0.5},
+    }
     answers = {"ok": 7, "default": {"deadline": 1}, "feedback": {"n": 2.0, "mean": 0.5}}
     app = {"queries": 8, "answers": answers, "latency_us": histogram(rng)}
     return {
         "models": {f"m{i}:1": model for i in range(names)},
         "applications": {f"a{i}": {**app, "models": {f"m{i}:1": in_app}} for i in range(names)},
-        "cache": {"bytes": 1, "entries": 1, "evictions": 1}, "loop": {"steps": 1, "late_us_max": 1},
-        "queue_bytes": 0, "issued": 8, "answered": 8, "feedback": {"waiting": 0, "journal_bytes": 0, "journal_records": 0},
-    }  # fmt: skip
+        "cache": {"bytes": 1, "entries": 1, "evictions": 1},
+        "loop": {"steps": 1, "late_us_max": 1},
+        "queue_bytes": 0,
+        "issued": 8,
+        "answered": 8,
+        "feedback": {"waiting": 0, "journal_bytes": 0, "journal_records": 0},
+    }
 
 
 def metrics(names: int) -> Metrics:
@@ -65,7 +86,9 @@ def test_prometheus_client(benchmark: Any) -> None:
     core = importlib.import_module("prometheus_client.core")
     collected = metrics(NAMES).collect()
     lines = prometheus(collected).decode()
-    parsed = list(importlib.import_module("prometheus_client.parser").text_string_to_metric_families(lines))
+    parsed = list(
+        importlib.import_module("prometheus_client.parser").text_string_to_metric_families(lines)
+    )
 
     class Given:
         def collect(self) -> Any:

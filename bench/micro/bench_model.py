@@ -1,6 +1,7 @@
-"""What predict() costs its caller: a hit and a miss by size of the row, beside functools.lru_cache and a queue.
+"""What predict() costs its caller: a hit and a miss by size of the row, beside functools.lru_cache
+and a queue.
 
-    pytest bench/micro/bench_model.py --benchmark-columns=min,median,iqr
+pytest bench/micro/bench_model.py --benchmark-columns=min,median,iqr
 """
 
 import functools
@@ -19,10 +20,14 @@ OPERATIONS = 10_000
 ROW_FLOATS = [1, 64, 784]
 
 
-def measure(benchmark: Any, run: Callable[..., object], setup: Callable[[], Any] | None = None) -> None:
+def measure(
+    benchmark: Any, run: Callable[..., object], setup: Callable[[], Any] | None = None
+) -> None:
     benchmark.pedantic(run, setup=setup, rounds=20, warmup_rounds=1)
     if benchmark.stats is not None:
-        benchmark.extra_info["ns_per_operation"] = round(benchmark.stats.stats.min / OPERATIONS * 1e9, 1)
+        benchmark.extra_info["ns_per_operation"] = round(
+            benchmark.stats.stats.min / OPERATIONS * 1e9, 1
+        )
 
 
 def model_of(floats: int, cached: bool, **options: Any) -> Model:
@@ -52,7 +57,10 @@ def test_hit_and_result(benchmark: Any) -> None:
 
 
 def test_hit_of_text(benchmark: Any) -> None:
-    model, x = Model(Engine(manual_clock=True), "m:1", 1, "str"), "a sentence of some sixty characters, as a user may type it in"
+    model, x = (
+        Model(Engine(manual_clock=True), "m:1", 1, "str"),
+        "a sentence of some sixty characters, as a user may type it in",
+    )
     model.put(x, 1.0)
     measure(benchmark, calls(model.predict, x))
 
@@ -101,8 +109,8 @@ def test_hit_as_one_array_and_result(benchmark: Any, floats: int) -> None:
 
 
 def test_the_loop_s_part_of_an_array(benchmark: Any) -> None:
-    """Taken in, sent as one batch, and ended by its reply, all by hand: what the loop thread does for each row of f64[1], and the
-    copies of the frames between bytes objects beside it."""
+    """Taken in, sent as one batch, and ended by its reply, all by hand: what the loop thread does
+    for each row of f64[1], and the copies of the frames between bytes objects beside it."""
     model = model_of(1, False)
     engine, rows, now = model.engine, np.zeros((OPERATIONS, 1)), [0]
     conn = engine.open(0)
@@ -171,7 +179,8 @@ def test_admitted(benchmark: Any) -> None:
 
 @pytest.mark.benchmark(group="one query of 64 floats, not cached")
 def test_refused(benchmark: Any) -> None:
-    """No replica before the deadline: what an overloaded model answers costs the same few loads, and nothing is copied."""
+    """No replica before the deadline: what an overloaded model answers costs the same few loads,
+    and nothing is copied."""
     model, x = model_of(64, False), np.arange(64.0)
     model.predict(x)
     model.engine.step(1)

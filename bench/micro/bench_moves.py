@@ -2,7 +2,8 @@
 
     pytest bench/micro/bench_moves.py --benchmark-columns=min,median,iqr
 
-Beside a query of the same model that reads none; beside forgetting by a map of rows to predictions that is told each moved row.
+Beside a query of the same model that reads none; beside forgetting by a map of rows to predictions
+that is told each moved row.
 """
 
 import itertools
@@ -24,10 +25,17 @@ ROWS = 256
 DIM = 16
 
 
-def measure(benchmark: Any, run: Callable[..., object], operations: int, setup: Callable[[], Any] | None = None) -> None:
+def measure(
+    benchmark: Any,
+    run: Callable[..., object],
+    operations: int,
+    setup: Callable[[], Any] | None = None,
+) -> None:
     benchmark.pedantic(run, setup=setup, rounds=20, warmup_rounds=1)
     if benchmark.stats is not None:
-        benchmark.extra_info["ns_per_operation"] = round(benchmark.stats.stats.min / operations * 1e9, 1)
+        benchmark.extra_info["ns_per_operation"] = round(
+            benchmark.stats.stats.min / operations * 1e9, 1
+        )
 
 
 def model_of(reads: bool) -> Model:
@@ -97,7 +105,8 @@ def test_moved(benchmark: Any, predictions: int, tolerance: float) -> None:
 @pytest.mark.benchmark(group="256 rows of 16 that have moved, a row")
 @pytest.mark.parametrize("predictions", [256, 65536])
 def test_each_prediction_asked(benchmark: Any, predictions: int) -> None:
-    """The obvious way: each moved row asks each prediction that was made of it how far it has come."""
+    """The obvious way: each moved row asks each prediction that was made of it how far it has
+    come."""
     made: dict[int, list[list[float]]] = {id: [] for id in range(ROWS)}
     for n in range(predictions):
         way = [0.0]

@@ -1,6 +1,7 @@
-"""What the table of evaluations in flight costs beside dict: 1000 keys put, found and removed, one call each.
+"""What the table of evaluations in flight costs beside dict: 1000 keys put, found and removed, one
+call each.
 
-    pytest bench/micro/bench_pending.py --benchmark-columns=min,median,iqr
+pytest bench/micro/bench_pending.py --benchmark-columns=min,median,iqr
 """
 
 import random

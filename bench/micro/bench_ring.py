@@ -1,6 +1,6 @@
 """What a row through the work ring costs, beside the standard library's queues.
 
-    pytest bench/micro/bench_ring.py --benchmark-columns=min,median,iqr
+pytest bench/micro/bench_ring.py --benchmark-columns=min,median,iqr
 """
 
 import collections
@@ -20,10 +20,14 @@ ROW = bytes(512)
 def measure(benchmark: Any, run: Callable[[], object], operations: int = OPERATIONS) -> None:
     benchmark.pedantic(run, rounds=7, warmup_rounds=1)
     if benchmark.stats is not None:
-        benchmark.extra_info["ns_per_operation"] = round(benchmark.stats.stats.min / operations * 1e9, 1)
+        benchmark.extra_info["ns_per_operation"] = round(
+            benchmark.stats.stats.min / operations * 1e9, 1
+        )
 
 
-def pairs(push: Callable[[Any], object], pop: Callable[[], object], item: object) -> Callable[[], None]:
+def pairs(
+    push: Callable[[Any], object], pop: Callable[[], object], item: object
+) -> Callable[[], None]:
     """One thread: each operation is a push and a pop."""
 
     def run() -> None:
@@ -47,11 +51,14 @@ def test_core_push_and_pop(benchmark: Any) -> None:
 
 @pytest.mark.parametrize("producers", [1, 3])
 def test_core_across_threads(benchmark: Any, producers: int) -> None:
-    """Producers and the consumer at once, none with the GIL. On a machine of few cores this is the scheduler's price too."""
+    """Producers and the consumer at once, none with the GIL. On a machine of few cores this is the
+    scheduler's price too."""
     ring = WorkRing(1 << 15, 8)
 
     def run() -> None:
-        threads = [threading.Thread(target=ring.churn, args=(0, OPERATIONS)) for _ in range(producers)]
+        threads = [
+            threading.Thread(target=ring.churn, args=(0, OPERATIONS)) for _ in range(producers)
+        ]
         for thread in threads:
             thread.start()
         ring.drain(producers * OPERATIONS)

@@ -1,4 +1,5 @@
-"""What counting costs an answer: `finish` with an application's statistics and means, beside `finish` without.
+"""What counting costs an answer: `finish` with an application's statistics and means, beside
+`finish` without.
 
 pytest bench/micro/bench_tally.py --benchmark-columns=min,median,iqr
 """
@@ -41,7 +42,9 @@ class Ended:
 def question(models: tuple[VersionedModel, ...]) -> Question:
     policy = policy_named("ensemble")
     states = States(MemoryStore(), Journal(None), "node", 100, 1.0)
-    return Question("app", models, {}, policy, states.learner("app", "ensemble", policy, models), 1000)
+    return Question(
+        "app", models, {}, policy, states.learner("app", "ensemble", policy, models), 1000
+    )
 
 
 @pytest.mark.parametrize("counted", [False, True], ids=["anchor", "counted"])
@@ -62,4 +65,6 @@ def test_finish(benchmark: Any, kind: str, counted: bool) -> None:
     benchmark.group = kind
     benchmark.pedantic(run, rounds=30, warmup_rounds=3)
     if benchmark.stats is not None:
-        benchmark.extra_info["ns_per_operation"] = round(benchmark.stats.stats.min / OPERATIONS * 1e9, 1)
+        benchmark.extra_info["ns_per_operation"] = round(
+            benchmark.stats.stats.min / OPERATIONS * 1e9, 1
+        )

@@ -20,11 +20,16 @@ OPERATIONS = 100_000
 
 
 def measure(
-    benchmark: Any, run: Callable[..., object], setup: Callable[[], Any] | None = None, operations: int = OPERATIONS
+    benchmark: Any,
+    run: Callable[..., object],
+    setup: Callable[[], Any] | None = None,
+    operations: int = OPERATIONS,
 ) -> None:
     benchmark.pedantic(run, setup=setup, rounds=7, warmup_rounds=1)
     if benchmark.stats is not None:
-        benchmark.extra_info["ns_per_operation"] = round(benchmark.stats.stats.min / operations * 1e9, 1)
+        benchmark.extra_info["ns_per_operation"] = round(
+            benchmark.stats.stats.min / operations * 1e9, 1
+        )
 
 
 @pytest.mark.parametrize(
@@ -33,7 +38,8 @@ def measure(
     ids=["20ms-answered", "20ms-all-late", "1M-outstanding", "1M-outstanding-answered-last"],
 )
 def test_core_query_at_1M_per_s(benchmark: Any, slo_us: int, answer_us: int) -> None:
-    """Insert, forget, meet the dead entry (or fire), advance every tick: everything a query costs, without Python."""
+    """Insert, forget, meet the dead entry (or fire), advance every tick: everything a query costs,
+    without Python."""
     measure(benchmark, lambda: churn(3_000_000, 1_000_000, slo_us, answer_us), operations=3_000_000)
 
 
@@ -92,7 +98,8 @@ def crowd(count: int, cancelled: bool) -> TimerWheel:
 
 @pytest.mark.parametrize("cancelled", [True, False], ids=["all-cancelled", "all-due"])
 def test_longest_call_with_1M_timers(benchmark: Any, cancelled: bool) -> None:
-    """The stop that a loop makes at worst: one bounded call over a million timers; each round is one call."""
+    """The stop that a loop makes at worst: one bounded call over a million timers; each round is
+    one call."""
     wheel = crowd(1_000_000, cancelled)
     calls = 0
 

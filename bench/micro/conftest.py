@@ -15,6 +15,8 @@ def told() -> list[Row]:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if _TOLD:
-        terminalreporter.section("goals of the engine, quick: `python -m bench engine` measures them in full")
+        terminalreporter.section(
+            "goals of the engine, quick: `python -m bench engine` measures them in full"
+        )
         terminalreporter.write_line(table(_TOLD))
         terminalreporter.write_line(verdict(_TOLD))

@@ -1,8 +1,9 @@
-"""Figure 4: what adaptive batching gains over none, for a linear SVM on digits with p99 at most 20 ms.
+"""Figure 4: what adaptive batching gains over none, for a linear SVM on digits with p99 at most 20
+ms.
 
-Two measures. Throughput: queries one by one, a window of them outstanding, the greatest rate over all windows at which p99 keeps
-the SLO. Goodput: an open loop that offers rows every millisecond at a fixed rate, whatever becomes of them; what is answered in
-time, a second.
+Two measures. Throughput: queries one by one, a window of them outstanding, the greatest rate over
+all windows at which p99 keeps the SLO. Goodput: an open loop that offers rows every millisecond at
+a fixed rate, whatever becomes of them; what is answered in time, a second.
 """
 
 import collections
@@ -33,11 +34,16 @@ def linear_svm() -> Any:
 
 def batchings() -> dict[str, dict[str, Any]]:
     static = {f"static {n}": {"mode": "static", "size_max": n} for n in STATIC_SIZES}
-    return {**static, "aimd": {"mode": "aimd", "size_max": 4096}, "fit": {"mode": "fit", "size_max": 4096}}
+    return {
+        **static,
+        "aimd": {"mode": "aimd", "size_max": 4096},
+        "fit": {"mode": "fit", "size_max": 4096},
+    }
 
 
 def rate_within_slo(predict: Callable[[Any], clipper.Future], n: int, window: int) -> float:
-    """Answers a second with `window` queries outstanding; 0 when one failed or p99 is above the SLO."""
+    """Answers a second with `window` queries outstanding; 0 when one failed or p99 is above the
+    SLO."""
     rows = np.random.default_rng(window).random((n, 64))
     waiting: collections.deque[clipper.Future] = collections.deque()
     latencies, failures = [], 0
@@ -86,12 +92,18 @@ def main(quick: bool) -> list[Row]:
     n = 2000 if quick else 20000
     windows = (1, 64, 1024) if quick else WINDOWS
     model = linear_svm()
-    chosen = {k: v for k, v in batchings().items() if not quick or k in ("static 1", "static 512", "aimd")}
+    chosen = {
+        k: v for k, v in batchings().items() if not quick or k in ("static 1", "static 512", "aimd")
+    }
     with clipper.start() as server:
         cases = {}
         for name, batching in chosen.items():
-            handle = server.deploy(name.replace(" ", "-"), model.predict, batching=batching, cache=False)
-            cases[name] = bind(best, lambda x, handle=handle: handle.predict(x, slo_ms=SLO_MS), windows, n)
+            handle = server.deploy(
+                name.replace(" ", "-"), model.predict, batching=batching, cache=False
+            )
+            cases[name] = bind(
+                best, lambda x, handle=handle: handle.predict(x, slo_ms=SLO_MS), windows, n
+            )
             for rate in () if name == "static 1" else RATES[:1] if quick else RATES:
                 cases[f"{name} at {rate}"] = bind(goodput, handle, rate, 0.2 if quick else 0.5)
         found = interleave(cases, repetitions=1 if quick else 3)
@@ -105,14 +117,34 @@ def bind(measure: Callable[..., float], *args: Any) -> Callable[[], float]:
 def rows(found: dict[str, Sample]) -> list[Row]:
     single, aimd, unit = found["static 1"], found["aimd"], "predictions/s"
     through = {name: sample for name, sample in found.items() if " at " not in name}
-    result = [row(f"linear SVM, p99 <= 20 ms, {name}", sample, unit, "no batching", single) for name, sample in through.items()]
-    result.append(row("linear SVM, AIMD's throughput", aimd, unit, "no batching", single, Goal("at_least", 10)))
+    result = [
+        row(f"linear SVM, p99 <= 20 ms, {name}", sample, unit, "no batching", single)
+        for name, sample in through.items()
+    ]
+    result.append(
+        row(
+            "linear SVM, AIMD's throughput", aimd, unit, "no batching", single, Goal("at_least", 10)
+        )
+    )
     for rate in RATES:
-        offered = {name.split(" at ")[0]: sample for name, sample in found.items() if name.endswith(f" at {rate}")}
+        offered = {
+            name.split(" at ")[0]: sample
+            for name, sample in found.items()
+            if name.endswith(f" at {rate}")
+        }
         statics = [name for name in offered if name.startswith("static")]
         if statics:
             champion = max(statics, key=lambda name: offered[name].median)
             title = f"linear SVM, AIMD's goodput at {rate // 1000} k/s offered"
             best_static = offered[champion]
-            result.append(row(title, offered["aimd"], unit, f"best: {champion}", best_static, Goal("at_least", 0.9)))
+            result.append(
+                row(
+                    title,
+                    offered["aimd"],
+                    unit,
+                    f"best: {champion}",
+                    best_static,
+                    Goal("at_least", 0.9),
+                )
+            )
     return result

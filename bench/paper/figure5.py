@@ -44,7 +44,9 @@ def bind(measure: Callable[..., float], *args: Any) -> Callable[[], float]:
 def offer(server: clipper.ClipperServer, name: str, seconds: float) -> Any:
     handle = server.model(name)
     inputs = list(np.random.default_rng(1).random((2000, 64)))
-    return open_loop(lambda x: handle.predict(x, slo_ms=SLO_MS), inputs, arrivals(RATE, seconds, seed=1))
+    return open_loop(
+        lambda x: handle.predict(x, slo_ms=SLO_MS), inputs, arrivals(RATE, seconds, seed=1)
+    )
 
 
 def rows_a_batch(server: clipper.ClipperServer, name: str, seconds: float) -> float:

@@ -1,4 +1,5 @@
-"""Figure 7: five classifiers on the digits: how far their agreement, and the calibrated confidence, tell of errors."""
+"""Figure 7: five classifiers on the digits: how far their agreement, and the calibrated confidence,
+tell of errors."""
 
 import warnings
 from pathlib import Path
@@ -33,48 +34,95 @@ def main(quick: bool, plot: Path | None = None) -> list[Row]:
     for name in ("stacking", "exp4", "ensemble"):
         error = Sample(tuple(one[name]["error"] for one in found))
         best = Sample(tuple(one["best"]["error"] for one in found))
-        rows.append(row(f"{name}: error", error, "", "best single classifier", best,
-                        Goal("at_most", 1.05) if name == "stacking" else None))  # fmt: skip
+        rows.append(
+            row(
+                f"{name}: error",
+                error,
+                "",
+                "best single classifier",
+                best,
+                Goal("at_most", 1.05) if name == "stacking" else None,
+            )
+        )
         alike = Sample(tuple(one[name]["all agree"] for one in found))
         goal = Goal("at_most", 0.25) if name == "stacking" else None
-        rows.append(row(f"{name}: error when all five agree", alike, "", "its error", error, goal,
-                        bounded_by="errors that all five classifiers make alike: no policy hears of another label"))  # fmt: skip
+        rows.append(
+            row(
+                f"{name}: error when all five agree",
+                alike,
+                "",
+                "its error",
+                error,
+                goal,
+                bounded_by="errors that all five classifiers make alike: no policy hears of "
+                "another label",
+            )
+        )
         share = Sample(tuple(one[name]["share"] for one in found))
         rows.append(row(f"{name}: share of queries on which all agree", share, ""))
         ece = Sample(tuple(one[name]["ece"] for one in found))
         raw = Sample(tuple(one[name]["ece of agreement"] for one in found))
         goal = Goal("value_at_most", 0.015) if name == "stacking" else None
         least = Sample(tuple(one[name]["ece if it were true"] for one in found))
-        rows.append(row(f"{name}: calibration error of the confidence", ece, "", "of the agreement", raw, goal))
+        rows.append(
+            row(
+                f"{name}: calibration error of the confidence",
+                ece,
+                "",
+                "of the agreement",
+                raw,
+                goal,
+            )
+        )
         rows.append(row(f"{name}: the same, if each confidence were exactly true", least, ""))
     return rows
 
 
 def draw(folder: Path, found: list[dict[str, dict[str, float]]]) -> None:
-    shown = {"error": "error", "error, all five agree": "all agree", "ECE": "ece", "ECE of agreement": "ece of agreement"}
+    shown = {
+        "error": "error",
+        "error, all five agree": "all agree",
+        "ECE": "ece",
+        "ECE of agreement": "ece of agreement",
+    }
     groups = {
-        name: {label: float(np.median([one[name][key] for one in found])) for label, key in shown.items()}
+        name: {
+            label: float(np.median([one[name][key] for one in found]))
+            for label, key in shown.items()
+        }
         for name in ("stacking", "exp4", "ensemble")
     }
-    plots.bars(folder / "figure7.png", f"Five classifiers on digits, {TRAINED} rows each; {len(found)} splits", groups)
+    plots.bars(
+        folder / "figure7.png",
+        f"Five classifiers on digits, {TRAINED} rows each; {len(found)} splits",
+        groups,
+    )
 
 
 def classifiers(seed: int) -> list[Any]:
     return [
-        LogisticRegression(max_iter=300), SVC(), KNeighborsClassifier(3),
-        RandomForestClassifier(50, random_state=seed), MLPClassifier(max_iter=400, random_state=seed),
-    ]  # fmt: skip
+        LogisticRegression(max_iter=300),
+        SVC(),
+        KNeighborsClassifier(3),
+        RandomForestClassifier(50, random_state=seed),
+        MLPClassifier(max_iter=400, random_state=seed),
+    ]
 
 
 def once(seed: int) -> dict[str, dict[str, float]]:
-    """One split of the digits: what each policy makes of the same predictions, with labels right after."""
+    """One split of the digits: what each policy makes of the same predictions, with labels right
+    after."""
     x, y = load_digits(return_X_y=True)
     x = x / 16.0
     order = np.random.default_rng(seed).permutation(len(x))
     train, rest = order[:TRAINED], order[TRAINED:]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # a weak model among five is what the figure is about
-        said = np.stack([model.fit(x[train], y[train]).predict(x[rest]) for model in classifiers(seed)], axis=1)
+        warnings.simplefilter(
+            "ignore", ConvergenceWarning
+        )  # a weak model among five is what the figure is about
+        said = np.stack(
+            [model.fit(x[train], y[train]).predict(x[rest]) for model in classifiers(seed)], axis=1
+        )
     found = {name: stream(name, said, y[rest]) for name in ("stacking", "exp4", "ensemble")}
     found["best"] = {"error": float((said != y[rest, None]).mean(axis=0).min())}
     return found
@@ -96,19 +144,30 @@ def stream(name: str, said: Array, labels: Array) -> dict[str, float]:
         "all agree": float(wrong[alike].mean()),
         "share": float(alike.mean()),
         "ece": calibration_error(np.array([answer.confidence for answer in answers]), ~wrong),
-        "ece if it were true": expected_if_true(np.array([answer.confidence for answer in answers])),
+        "ece if it were true": expected_if_true(
+            np.array([answer.confidence for answer in answers])
+        ),
         "ece of agreement": calibration_error(agreement, ~wrong),
     }
 
 
 def expected_if_true(confidence: Array) -> float:
-    """What `calibration_error` comes to, by chance alone, when answers are right as often as their confidence says."""
+    """What `calibration_error` comes to, by chance alone, when answers are right as often as their
+    confidence says."""
     rng = np.random.default_rng(0)
-    return float(np.mean([calibration_error(confidence, rng.random(len(confidence)) < confidence) for _ in range(10)]))
+    return float(
+        np.mean(
+            [
+                calibration_error(confidence, rng.random(len(confidence)) < confidence)
+                for _ in range(10)
+            ]
+        )
+    )
 
 
 def calibration_error(confidence: Array, right: Array) -> float:
-    """Expected: the distance between confidence and accuracy, over equal bins of confidence, weighed by their sizes."""
+    """Expected: the distance between confidence and accuracy, over equal bins of confidence,
+    weighed by their sizes."""
     bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
     return float(
         sum(

@@ -1,4 +1,5 @@
-"""Figure 8: five models, the best of which fails for a quarter of the stream: each policy's cumulative error."""
+"""Figure 8: five models, the best of which fails for a quarter of the stream: each policy's
+cumulative error."""
 
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,12 @@ POLICIES = {
 }
 PAPER = ("the paper's exp3", "the paper's exp4")
 QUERIES = {"5 K": 5_000, "10 K": 10_000, "20 K": 20_000}
-RECOVERING = {"stacking": (250, 250), "exp4": (250, 250), "squarecb": (350, 1600), "squarecb(shadow=0.1)": (350, 1600)}
+RECOVERING = {
+    "stacking": (250, 250),
+    "exp4": (250, 250),
+    "squarecb": (350, 1600),
+    "squarecb(shadow=0.1)": (350, 1600),
+}
 PLOTTED = ("exp3", "squarecb(shadow=0.1)", "exp4", "stacking", "Vowpal Wabbit SquareCB", *PAPER)
 BEST = "best model of each phase"
 NEAR = 0.03  # of the best model's error: recovered
@@ -43,12 +49,19 @@ def main(quick: bool, plot: Path | None = None) -> list[Row]:
     names = [*POLICIES, *PAPER, *(name for name in peers.PEERS if not peers.missing(name))]
     jobs = [(name, "base", seed) for name in names for seed in seeds]
     found = in_parallel("figure 8", wrong, jobs)
-    curves = {name: np.stack(found[i * len(seeds) : (i + 1) * len(seeds)]) for i, name in enumerate(names)}
+    curves = {
+        name: np.stack(found[i * len(seeds) : (i + 1) * len(seeds)]) for i, name in enumerate(names)
+    }
     if plot is not None:
         shown = {name: curves[name].mean(axis=0) for name in PLOTTED if name in curves}
         shown[f"oracle: {BEST}"] = error_rates(WORLDS["base"]).min(axis=1)
         span = (WORLDS["base"].begins, WORLDS["base"].ends)
-        plots.curves(plot / "figure8.png", f"The best of five models fails; {len(seeds)} seeds", shown, (span,))
+        plots.curves(
+            plot / "figure8.png",
+            f"The best of five models fails; {len(seeds)} seeds",
+            shown,
+            (span,),
+        )
     few = seeds[: max(2, len(seeds) // 6)]
     return cumulative(curves) + recovery(curves) + worlds(few) + coverage(few) + contextual(few)
 
@@ -60,50 +73,93 @@ def cumulative(curves: dict[str, Array]) -> list[Row]:
             title = f"{name}: error of {label} queries"
             if name in curves:
                 goal = POLICIES.get(name) if n == 20_000 else None
-                rows.append(row(title, Sample(tuple(curves[name][:, :n].mean(axis=1).tolist())), "", BEST, best, goal))
+                rows.append(
+                    row(
+                        title,
+                        Sample(tuple(curves[name][:, :n].mean(axis=1).tolist())),
+                        "",
+                        BEST,
+                        best,
+                        goal,
+                    )
+                )
             else:
                 rows.append(absent(title, "", peers.missing(name), BEST))
     return rows
 
 
 def recovery(curves: dict[str, Array]) -> list[Row]:
-    """Queries after each change until the next 250, averaged over the seeds, err within 3 points of the phase's best model."""
+    """Queries after each change until the next 250, averaged over the seeds, err within 3 points of
+    the phase's best model."""
     world, rows = WORLDS["base"], []
     for name, (down, up) in RECOVERING.items():
         error = np.convolve(curves[name].mean(axis=0), np.ones(RECENT) / RECENT, "valid")
-        for what, begin, end, most in (("failure", world.begins, world.ends, down), ("return", world.ends, world.queries, up)):
+        for what, begin, end, most in (
+            ("failure", world.begins, world.ends, down),
+            ("return", world.ends, world.queries, up),
+        ):
             near = error[begin : min(end, len(error))] <= error_rates(world)[begin].min() + NEAR
             took = float(np.argmax(near)) if near.any() else float(end - begin)
-            rows.append(row(f"{name}: queries to recover from the {what}", took, "", goal=Goal("value_at_most", most)))
+            rows.append(
+                row(
+                    f"{name}: queries to recover from the {what}",
+                    took,
+                    "",
+                    goal=Goal("value_at_most", most),
+                )
+            )
     return rows
 
 
 def worlds(seeds: range) -> list[Row]:
-    """The default ensemble that learns must be within a point of the oracle wherever the models err."""
+    """The default ensemble that learns must be within a point of the oracle wherever the models
+    err."""
     rows = []
     for name, world in WORLDS.items():
         runs = in_parallel(f"figure 8, {name}", wrong, [("stacking", name, seed) for seed in seeds])
         best = oracle(world)
-        rows.append(row(f"stacking, {name}: error", Sample(tuple(float(run.mean()) for run in runs)), "", BEST, Sample((best,)),
-                        Goal("value_at_most", round(best + 0.01, 4))))  # fmt: skip
+        rows.append(
+            row(
+                f"stacking, {name}: error",
+                Sample(tuple(float(run.mean()) for run in runs)),
+                "",
+                BEST,
+                Sample((best,)),
+                Goal("value_at_most", round(best + 0.01, 4)),
+            )
+        )
     return rows
 
 
 def coverage(seeds: range) -> list[Row]:
-    """Sets asked to hold the truth nine times in ten: how far off they are in the worst 2000 consecutive queries of a stream."""
+    """Sets asked to hold the truth nine times in ten: how far off they are in the worst 2000
+    consecutive queries of a stream."""
     rows = []
     for name in ("stacking", "exp4", "squarecb"):
-        runs = in_parallel("figure 8, sets", held, [(f"{name}(coverage=0.9)", "base", seed) for seed in seeds])
-        worst = [float(np.abs(np.convolve(run[0], np.ones(WINDOW) / WINDOW, "valid") - 0.9).max()) for run in runs]
+        runs = in_parallel(
+            "figure 8, sets", held, [(f"{name}(coverage=0.9)", "base", seed) for seed in seeds]
+        )
+        worst = [
+            float(np.abs(np.convolve(run[0], np.ones(WINDOW) / WINDOW, "valid") - 0.9).max())
+            for run in runs
+        ]
         sizes = Sample(tuple(float(run[1].mean()) for run in runs))
-        rows.append(row(f"{name}: sets of 90 %, off in the worst 2 K", Sample(tuple(worst)), "", goal=Goal("value_at_most", 0.01),
-                        note=f"the worst of {len(runs)} streams: {max(worst):.4f}"))  # fmt: skip
+        rows.append(
+            row(
+                f"{name}: sets of 90 %, off in the worst 2 K",
+                Sample(tuple(worst)),
+                "",
+                goal=Goal("value_at_most", 0.01),
+                note=f"the worst of {len(runs)} streams: {max(worst):.4f}",
+            )
+        )
         rows.append(row(f"{name}: labels in a set of 90 %", sizes, ""))
     return rows
 
 
 def contextual(seeds: range) -> list[Row]:
-    """Three models, each good at queries of some features: what a policy that sees them is worth."""
+    """Three models, each good at queries of some features: what a policy that sees them is
+    worth."""
     rows, world = [], Contexts()
     best = Sample(tuple(float(contexts(world, seed)[1].min(axis=1).mean()) for seed in seeds))
     for name in ("linucb", "lints", "squarecb"):
@@ -147,7 +203,10 @@ def answered(policy: Policy, world: World, seed: int) -> tuple[Array, list[Any],
     sets, found = [], []
     for t, (label, said) in enumerate(zip(labels.tolist(), answers.tolist(), strict=True)):
         plan = policy.select(state, Query(uniform=float(chance[t])), models)
-        heard = {model: Prediction(said[models.index(model)]) for model in (*plan.models, *plan.observers)}
+        heard = {
+            model: Prediction(said[models.index(model)])
+            for model in (*plan.models, *plan.observers)
+        }
         answer = policy.combine(state, {model: heard[model] for model in plan.models}, ())
         sets.append(answer.set)
         found.append(answer.output)
@@ -171,7 +230,8 @@ def by_context(name: str, seed: int) -> Array:
 
 
 def paper(name: str, world: World, seed: int) -> Array:
-    """The rules as printed: Exp3 with eta .1, Exp4 with eta .01 and no share; log-weights, else they vanish."""
+    """The rules as printed: Exp3 with eta .1, Exp4 with eta .01 and no share; log-weights, else
+    they vanish."""
     labels, answers = stream(world, seed)
     lost = (answers != labels[:, None]).astype(float)
     chance, logs = np.random.default_rng(seed + 10**6).random(len(labels)), np.zeros(lost.shape[1])

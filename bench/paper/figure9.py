@@ -1,4 +1,5 @@
-"""Figure 9: 1 to 16 containers of heavy-tailed latency: waiting for all, by a deadline, and as soon as decided."""
+"""Figure 9: 1 to 16 containers of heavy-tailed latency: waiting for all, by a deadline, and as soon
+as decided."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +42,12 @@ def main(quick: bool, plot: Path | None = None) -> list[Row]:
     outcomes: dict[int, dict[str, Served]] = {}
     with clipper.start(server={"model_threads": 1}) as server:
         for i in range(max(SIZES)):
-            server.deploy(f"tree{i:02}", straggler(tree(x[train], y[train], i), seed=i), input="f64[64]", cache=False)
+            server.deploy(
+                f"tree{i:02}",
+                straggler(tree(x[train], y[train], i), seed=i),
+                input="f64[64]",
+                cache=False,
+            )
         names = [f"tree{i:02}" for i in range(max(SIZES))]
         for size in SIZES:
             outcomes[size] = served(server, names[:size], list(in_turns(x[rest], y[rest], queries)))
@@ -50,14 +56,18 @@ def main(quick: bool, plot: Path | None = None) -> list[Row]:
     return [one for size, found in outcomes.items() for one in told(size, found)]
 
 
-def served(server: clipper.ClipperServer, names: list[str], turns: list[tuple[Array, Array]]) -> dict[str, Served]:
+def served(
+    server: clipper.ClipperServer, names: list[str], turns: list[tuple[Array, Array]]
+) -> dict[str, Served]:
     """The three ways of waiting, in turns."""
     size = len(names)
     common: dict[str, Any] = {"models": names, "default": -1}
     apps = {
         "waiting for all": server.app(f"all{size}", slo_ms=PATIENCE_MS, **common),
         "by the deadline": server.app(f"deadline{size}", slo_ms=SLO_MS, **common),
-        "as soon as decided": server.app(f"early{size}", slo_ms=PATIENCE_MS, decider="majority", **common),
+        "as soon as decided": server.app(
+            f"early{size}", slo_ms=PATIENCE_MS, decider="majority", **common
+        ),
     }
     found: dict[str, list[Served]] = {name: [] for name in apps}
     for inputs, labels in turns:
@@ -84,13 +94,17 @@ def digits() -> tuple[Array, Array, Array, Array]:
 
 
 def tree(x: Array, y: Array, seed: int) -> Any:
-    """A small tree on a bootstrap sample of its own: alone it is right on little more than half of the queries."""
+    """A small tree on a bootstrap sample of its own: alone it is right on little more than half of
+    the queries."""
     chosen = np.random.default_rng(seed).integers(0, len(x), BOOTSTRAP)
-    return DecisionTreeClassifier(max_depth=6, max_features=8, random_state=seed).fit(x[chosen], y[chosen])
+    return DecisionTreeClassifier(max_depth=6, max_features=8, random_state=seed).fit(
+        x[chosen], y[chosen]
+    )
 
 
 def straggler(model: Any, seed: int) -> Callable[[Any], Any]:
-    """Lognormal with a median of 6 ms; 4 % take three times as long, and 1 % wait for Pareto(1.6) from 15 ms on."""
+    """Lognormal with a median of 6 ms; 4 % take three times as long, and 1 % wait for Pareto(1.6)
+    from 15 ms on."""
     rng = np.random.default_rng(1000 + seed)
 
     def predict(xs: Any) -> Any:
@@ -109,20 +123,24 @@ def straggler(model: Any, seed: int) -> Callable[[Any], Any]:
 
 
 def in_turns(x: Array, y: Array, queries: int) -> list[tuple[Array, Array]]:
-    """Parts of the stream, so that a busy moment of the machine meets all the ways of waiting alike."""
+    """Parts of the stream, so that a busy moment of the machine meets all the ways of waiting
+    alike."""
     chosen = np.random.default_rng(1).integers(0, len(x), queries)
     return [(x[part], y[part]) for part in np.array_split(chosen, max(1, queries // 100))]
 
 
 def serve(app: Any, inputs: Array, labels: Array) -> Served:
-    """Queries of one client, in a Poisson stream: a query that comes while the last one waits does not wait for it."""
+    """Queries of one client, in a Poisson stream: a query that comes while the last one waits does
+    not wait for it."""
     gaps = np.random.default_rng(len(inputs)).exponential(1 / QUERIES_PER_S, len(inputs))
     futures = []
     for x, gap in zip(inputs, gaps, strict=True):
         futures.append(app.predict(x))
         time.sleep(gap)
     answers = [future.result() for future in futures]
-    right = float(np.mean([answer.output == label for answer, label in zip(answers, labels, strict=True)]))
+    right = float(
+        np.mean([answer.output == label for answer, label in zip(answers, labels, strict=True)])
+    )
     missing = float(np.mean([len(answer.missing) for answer in answers]))
     return Served(np.array([answer.latency_us / 1000 for answer in answers]), right, missing)
 
@@ -140,12 +158,41 @@ def told(size: int, found: dict[str, Served]) -> list[Row]:
     models = f"{size} model{'s' if size > 1 else ''}"
     lost = 100 * (everybody.right - deadline.right)
     return [
-        row(f"{models}, waiting for all: p99", everybody.ms(0.99), "ms", "its p50", everybody.ms(0.5)),
-        row(f"{models}, by the deadline of {SLO_MS:g} ms: p99", deadline.ms(0.99), "ms", goal=Goal("value_at_most", SLO_MS + 1)),
+        row(
+            f"{models}, waiting for all: p99",
+            everybody.ms(0.99),
+            "ms",
+            "its p50",
+            everybody.ms(0.5),
+        ),
+        row(
+            f"{models}, by the deadline of {SLO_MS:g} ms: p99",
+            deadline.ms(0.99),
+            "ms",
+            goal=Goal("value_at_most", SLO_MS + 1),
+        ),
         row(f"{models}, by the deadline: models missing a query", deadline.missing, ""),
-        row(f"{models}, by the deadline: points of accuracy lost", lost, "", "right of all, %", 100 * everybody.right,
-            Goal("value_at_most", 1.0) if size > 1 else None),
-        row(f"{models}, as soon as decided: p50", early.ms(0.5), "ms", "waiting for all", everybody.ms(0.5),
-            Goal("at_most", 0.6) if size == 16 else None),
-        row(f"{models}, as soon as decided: right", 100 * early.right, "%", "waiting for all", 100 * everybody.right),
-    ]  # fmt: skip
+        row(
+            f"{models}, by the deadline: points of accuracy lost",
+            lost,
+            "",
+            "right of all, %",
+            100 * everybody.right,
+            Goal("value_at_most", 1.0) if size > 1 else None,
+        ),
+        row(
+            f"{models}, as soon as decided: p50",
+            early.ms(0.5),
+            "ms",
+            "waiting for all",
+            everybody.ms(0.5),
+            Goal("at_most", 0.6) if size == 16 else None,
+        ),
+        row(
+            f"{models}, as soon as decided: right",
+            100 * early.right,
+            "%",
+            "waiting for all",
+            100 * everybody.right,
+        ),
+    ]

@@ -1,4 +1,5 @@
-"""River and Vowpal Wabbit on the world of Figure 8: the same stream, one model a query, its loss told right after."""
+"""River and Vowpal Wabbit on the world of Figure 8: the same stream, one model a query, its loss
+told right after."""
 
 import importlib.util
 from collections.abc import Callable
@@ -43,7 +44,9 @@ def vowpal_wabbit(lost: Array, seed: int) -> Array:
     arms = [f"|a a{i}" for i in range(lost.shape[1])]
     for t, row in enumerate(lost.tolist()):
         p = np.array(learner.predict(arms))
-        i = min(int(np.searchsorted(np.cumsum(p) / p.sum(), chance[t], side="right")), len(arms) - 1)
+        i = min(
+            int(np.searchsorted(np.cumsum(p) / p.sum(), chance[t], side="right")), len(arms) - 1
+        )
         wrong[t] = row[i] > 0
         learner.learn([f"0:{row[i]}:{p[i]} {arm}" if j == i else arm for j, arm in enumerate(arms)])
     learner.finish()
@@ -51,9 +54,15 @@ def vowpal_wabbit(lost: Array, seed: int) -> Array:
 
 
 PEERS: dict[str, Callable[[Array, int], Array]] = {
-    "river Exp3": lambda lost, seed: river(lambda bandit, s: bandit.Exp3(gamma=0.1, seed=s), lost, seed),
-    "river UCB": lambda lost, seed: river(lambda bandit, s: bandit.UCB(delta=1.0, seed=s), lost, seed),
+    "river Exp3": lambda lost, seed: river(
+        lambda bandit, s: bandit.Exp3(gamma=0.1, seed=s), lost, seed
+    ),
+    "river UCB": lambda lost, seed: river(
+        lambda bandit, s: bandit.UCB(delta=1.0, seed=s), lost, seed
+    ),
     "river Thompson": lambda lost, seed: river(thompson, lost, seed),
-    "river epsilon-greedy": lambda lost, seed: river(lambda bandit, s: bandit.EpsilonGreedy(epsilon=0.05, seed=s), lost, seed),
+    "river epsilon-greedy": lambda lost, seed: river(
+        lambda bandit, s: bandit.EpsilonGreedy(epsilon=0.05, seed=s), lost, seed
+    ),
     "Vowpal Wabbit SquareCB": vowpal_wabbit,
 }

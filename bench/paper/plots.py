@@ -24,7 +24,9 @@ def pyplot() -> Any:
     return pyplot
 
 
-def curves(path: Path, title: str, errors: Mapping[str, Any], spans: tuple[tuple[int, int], ...] = ()) -> None:
+def curves(
+    path: Path, title: str, errors: Mapping[str, Any], spans: tuple[tuple[int, int], ...] = ()
+) -> None:
     """Error over queries, the mean of 250: f64[queries] by name. spans: shaded."""
     plt = pyplot()
     if plt is None:
@@ -49,15 +51,26 @@ def bars(path: Path, title: str, groups: Mapping[str, Mapping[str, float]]) -> N
     figure, axes = plt.subplots(figsize=(9, 5))
     names = list(next(iter(groups.values())))
     for i, (group, values) in enumerate(groups.items()):
-        axes.bar(np.arange(len(names)) + i * 0.8 / len(groups), [values[name] for name in names], 0.8 / len(groups), label=group)
+        axes.bar(
+            np.arange(len(names)) + i * 0.8 / len(groups),
+            [values[name] for name in names],
+            0.8 / len(groups),
+            label=group,
+        )
     axes.set_xticks(np.arange(len(names)) + 0.3, names, fontsize=8)
     axes.set(title=title)
     axes.legend(fontsize=7)
     save(figure, path)
 
 
-def lines(path: Path, title: str, x: tuple[str, Sequence[float]], y: tuple[str, Mapping[str, Sequence[float]]]) -> None:
-    """Curves by name over x, on a logarithmic scale, two of a kind together. x and y: what they are, and their values."""
+def lines(
+    path: Path,
+    title: str,
+    x: tuple[str, Sequence[float]],
+    y: tuple[str, Mapping[str, Sequence[float]]],
+) -> None:
+    """Curves by name over x, on a logarithmic scale, two of a kind together. x and y: what they
+    are, and their values."""
     plt = pyplot()
     if plt is None:
         return
@@ -79,7 +92,12 @@ def save(figure: Any, path: Path) -> None:
     print(f"wrote {path}", file=sys.stderr)
 
 
-def timeline(seen: Sequence[tuple[float, float, str]], marks: Sequence[tuple[float, str]], path: Path, title: str) -> None:
+def timeline(
+    seen: Sequence[tuple[float, float, str]],
+    marks: Sequence[tuple[float, str]],
+    path: Path,
+    title: str,
+) -> None:
     """Latencies over time, and what was done when. seen: (seconds, ms, why it failed or empty)."""
     plt = pyplot()
     if plt is None:
@@ -92,7 +110,15 @@ def timeline(seen: Sequence[tuple[float, float, str]], marks: Sequence[tuple[flo
         axes.scatter(*zip(*bad, strict=True), s=24, marker="x", color="tab:red", label="failed")
     for at, name in marks:
         axes.axvline(at, color="0.7", linewidth=0.8)
-        axes.annotate(name, (at, 1.0), xycoords=("data", "axes fraction"), rotation=90, va="top", ha="right", fontsize=8)
+        axes.annotate(
+            name,
+            (at, 1.0),
+            xycoords=("data", "axes fraction"),
+            rotation=90,
+            va="top",
+            ha="right",
+            fontsize=8,
+        )
     axes.set(yscale="log", xlabel="seconds", ylabel="ms from when a query was due", title=title)
     axes.legend(loc="lower right")
     figure.tight_layout()

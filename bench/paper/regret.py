@@ -1,4 +1,5 @@
-"""Regret of the selection rules against their bounds: losses by chance, losses that switch, losses that an adversary picks."""
+"""Regret of the selection rules against their bounds: losses by chance, losses that switch, losses
+that an adversary picks."""
 
 import math
 from collections.abc import Callable
@@ -22,8 +23,8 @@ D = 5  # features, the constant included
 
 @dataclass(frozen=True)
 class Trial:
-    """One rule on one kind of losses. bound: of its theorem, for so many rounds. figure: measured before, by another
-    implementation, over 200 seeds."""
+    """One rule on one kind of losses. bound: of its theorem, for so many rounds. figure: measured
+    before, by another implementation, over 200 seeds."""
 
     policy: str
     losses: str
@@ -45,7 +46,11 @@ def kl(p: float, q: float) -> float:
 def shared(rounds: int) -> float:
     """Herbster and Warmuth 1998, against the best sequence of models with BLOCKS - 1 switches."""
     eta, switches = 0.1, BLOCKS - 1
-    paid = (switches + 1) * math.log(K) + switches * math.log(K / SHARE) - (rounds - switches - 1) * math.log(1 - SHARE)
+    paid = (
+        (switches + 1) * math.log(K)
+        + switches * math.log(K / SHARE)
+        - (rounds - switches - 1) * math.log(1 - SHARE)
+    )
     return paid / eta + eta * rounds / 8
 
 
@@ -77,7 +82,9 @@ TRIALS = {
     "exp4 without share, by chance": Trial(EXP4, "chance", hedge, 65),
     "exp4 without share, switching": Trial(EXP4, "switching", hedge),
     "exp4 without share, an adversary": Trial(EXP4, "adversary", hedge),
-    f"exp4 with share, against {BLOCKS - 1} switches": Trial(f"exp4(eta=0.1, share={SHARE})", "tracking", shared),
+    f"exp4 with share, against {BLOCKS - 1} switches": Trial(
+        f"exp4(eta=0.1, share={SHARE})", "tracking", shared
+    ),
     "linucb, by context": Trial("linucb(discount=1.0)", "context", lambda t: D * math.sqrt(t)),
 }
 
@@ -92,7 +99,16 @@ def main(quick: bool) -> list[Row]:
         rows.append(row(name, mean, "", "bound", trial.bound(T), Goal("at_most", 1.0), note))
         rows.append(row(f"{name}: greatest of {len(found)}", most, "", "bound", trial.bound(T)))
         if trial.figure is not None:
-            rows.append(row(f"{name}, again", mean, "", "measured before", trial.figure, Goal("at_most", 1.15)))
+            rows.append(
+                row(
+                    f"{name}, again",
+                    mean,
+                    "",
+                    "measured before",
+                    trial.figure,
+                    Goal("at_most", 1.15),
+                )
+            )
     return rows
 
 
@@ -100,7 +116,9 @@ def regret(name: str, rounds: int, seed: int) -> float:
     """Of one run; expected losses where they come by chance."""
     trial = TRIALS[name]
     rng = np.random.default_rng(seed)
-    policy: Any = policy_named(trial.policy.format(eta_exp3=eta_exp3(rounds), eta_hedge=eta_hedge(rounds)))
+    policy: Any = policy_named(
+        trial.policy.format(eta_exp3=eta_exp3(rounds), eta_hedge=eta_hedge(rounds))
+    )
     if trial.losses == "context":
         return by_context(policy, rounds, rng)
     if policy.name == "exp4":
@@ -110,7 +128,8 @@ def regret(name: str, rounds: int, seed: int) -> float:
 
 
 def switching(rounds: int) -> Array:
-    """Losses that no chance is in: in every block another model is the only good one; over all, the last is the best, a bit."""
+    """Losses that no chance is in: in every block another model is the only good one; over all, the
+    last is the best, a bit."""
     rates = np.ones((rounds, K))
     for block, at in enumerate(np.array_split(np.arange(rounds), BLOCKS)):
         rates[at, block % K] = 0.0
@@ -133,7 +152,8 @@ def one_asked(policy: Any, rates: Array, rng: Any) -> float:
 
 
 def all_heard(policy: Any, kind: str, rounds: int, rng: Any) -> float:
-    """What a draw by the weights would pay; against the best fixed model, or the best sequence with BLOCKS - 1 switches."""
+    """What a draw by the weights would pay; against the best fixed model, or the best sequence with
+    BLOCKS - 1 switches."""
     rule, rows = policy.rule, policy.init([VersionedModel(f"m{i}", 1) for i in range(K)]).rows
     rates = np.tile(ERRORS, (rounds, 1)) if kind == "chance" else switching(rounds)
     lost = (rng.random(rates.shape) < rates).astype(float)
@@ -145,7 +165,9 @@ def all_heard(policy: Any, kind: str, rounds: int, rng: Any) -> float:
         sums += losses
         rows = rule.learn(rows, float(t), losses)
     if kind == "tracking":
-        return paid - sum(float(lost[at].sum(axis=0).min()) for at in np.array_split(np.arange(rounds), BLOCKS))
+        return paid - sum(
+            float(lost[at].sum(axis=0).min()) for at in np.array_split(np.arange(rounds), BLOCKS)
+        )
     return paid - float(sums.min())
 
 

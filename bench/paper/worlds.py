@@ -1,4 +1,5 @@
-"""Streams of queries with known truth, as Figure 8 of the paper has them: what each model answers, and what is right."""
+"""Streams of queries with known truth, as Figure 8 of the paper has them: what each model answers,
+and what is right."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,10 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class World:
-    """errors: of each model alone.  failing: its error between `begins` and `ends` for the last model.  rho: how far models
-    find the same queries hard.  confused: share of wrong answers that fall on the same wrong label. While the last model
-    fails it errs at random: on easy queries too, and on labels of its own."""
+    """errors: of each model alone.  failing: its error between `begins` and `ends` for the last
+    model.  rho: how far models find the same queries hard.  confused: share of wrong answers that
+    fall on the same wrong label. While the last model fails it errs at random: on easy queries too,
+    and on labels of its own."""
 
     errors: tuple[float, ...] = (0.38, 0.34, 0.30, 0.26, 0.20)
     failing: float = 0.60
@@ -41,7 +43,8 @@ def error_rates(world: World) -> Array:
 
 
 def stream(world: World, seed: int) -> tuple[Array, Array]:
-    """-> labels i64[queries], answers i64[queries, models]: labels from 0. A Gaussian copula ties the models' errors."""
+    """-> labels i64[queries], answers i64[queries, models]: labels from 0. A Gaussian copula ties
+    the models' errors."""
     rng = np.random.default_rng(seed)
     n, k, c = world.queries, len(world.errors), world.classes
     hard = rng.standard_normal(n)[:, None]
@@ -60,7 +63,8 @@ def stream(world: World, seed: int) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class Contexts:
-    """Models that are good at queries of some features: each errs by .4 less .35 times how far the features point its way."""
+    """Models that are good at queries of some features: each errs by .4 less .35 times how far the
+    features point its way."""
 
     queries: int = 5_000
     models: int = 3
@@ -72,7 +76,9 @@ def contexts(world: Contexts, seed: int) -> tuple[Array, Array]:
     rng = np.random.default_rng(seed)
     features = rng.uniform(-1, 1, (world.queries, world.features))
     ways = rng.standard_normal((world.features, world.models))
-    return features, np.clip(0.4 - 0.35 * features @ (ways / np.linalg.norm(ways, axis=0)), 0.02, 0.98)
+    return features, np.clip(
+        0.4 - 0.35 * features @ (ways / np.linalg.norm(ways, axis=0)), 0.02, 0.98
+    )
 
 
 def oracle(world: World) -> float:

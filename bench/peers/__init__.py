@@ -1,8 +1,10 @@
-"""Servers that others wrote, each with our benchmark's models behind its own HTTP route, in an environment of its own.
+"""Servers that others wrote, each with our benchmark's models behind its own HTTP route, in an
+environment of its own.
 
-`make peers` installs them all (2 GB), `python -m bench.peers NAME...` some; `python -m bench rest_peers` asks those there are.
-Each is set up as its own documentation has it for throughput: one process of the model, batches of at most 256 that wait at most
-2 ms where it batches at all, no access log, one thread of arithmetic.
+`make peers` installs them all (2 GB), `python -m bench.peers NAME...` some; `python -m bench
+rest_peers` asks those there are. Each is set up as its own documentation has it for throughput: one
+process of the model, batches of at most 256 that wait at most 2 ms where it batches at all, no
+access log, one thread of arithmetic.
 """
 
 import contextlib
@@ -25,7 +27,8 @@ _STARTS_WITHIN_S = 90.0
 
 @dataclass(frozen=True)
 class Peer:
-    """requirements: of its environment.  answers: a path and a body, with the input for %s, for each of our models."""
+    """requirements: of its environment.  answers: a path and a body, with the input for %s, for
+    each of our models."""
 
     name: str
     requirements: tuple[str, ...]
@@ -59,15 +62,19 @@ PEERS = {
         Peer("bentoml", ("bentoml>=1.4",), body='{"input": [%s]}'),
         Peer("ray", ("ray[serve]>=2.40",)),
         Peer(
-            "mlserver", ("mlserver>=1.6",), path="/v2/models/{model}/infer",
-            body='{"inputs": [{"name": "x", "shape": [1, {width}], "datatype": "FP64", "data": %s}]}',
+            "mlserver",
+            ("mlserver>=1.6",),
+            path="/v2/models/{model}/infer",
+            body='{"inputs": [{"name": "x", "shape": [1, {width}], "datatype": "FP64", "data": '
+            "%s}]}",
         ),
     )
-}  # fmt: skip
+}
 
 
 class Served:
-    """A peer that serves. address: host:port.  cpu_s(): of all its processes so far, the model's too."""
+    """A peer that serves. address: host:port.  cpu_s(): of all its processes so far, the model's
+    too."""
 
     def __init__(self, peer: Peer, folder: Path) -> None:
         with socket.socket() as free:
@@ -76,9 +83,16 @@ class Served:
         script = Path(__file__).parent / "servers" / f"{peer.name}_server.py"
         words = [word.format(python=peer.python, script=script, port=port) for word in peer.command]
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        env = {"PATH": f"{peer.python.parent}:{os.environ['PATH']}", "HOME": str(folder), "PEER_FOLDER": str(folder), **threads}
+        env = {
+            "PATH": f"{peer.python.parent}:{os.environ['PATH']}",
+            "HOME": str(folder),
+            "PEER_FOLDER": str(folder),
+            **threads,
+        }
         self._log = open(folder / "log", "wb")  # noqa: SIM115  # closed with the process
-        self._process = subprocess.Popen(words, cwd=folder, env=env, stdout=self._log, stderr=self._log, start_new_session=True)
+        self._process = subprocess.Popen(
+            words, cwd=folder, env=env, stdout=self._log, stderr=self._log, start_new_session=True
+        )
         self.peer, self.address = peer, f"127.0.0.1:{port}"
         self._wait(folder)
 
@@ -94,7 +108,9 @@ class Served:
     def _answers(self) -> bool:
         path, body = self.asked("linear", 64)
         request = urllib.request.Request(
-            f"http://{self.address}{path}", (body % ([0.5] * 64)).encode(), {"Content-Type": "application/json"}
+            f"http://{self.address}{path}",
+            (body % ([0.5] * 64)).encode(),
+            {"Content-Type": "application/json"},
         )
         try:
             with urllib.request.urlopen(request, timeout=5) as response:

@@ -1,4 +1,5 @@
-"""python -m bench.peers [NAME...]: install them, each in an environment of its own below .venv/peers."""
+"""python -m bench.peers [NAME...]: install them, each in an environment of its own below
+.venv/peers."""
 
 import subprocess
 import sys

@@ -1,9 +1,9 @@
 """The server that is attacked and those who attack it, each in a process of its own.
 
-`python -m bench.system.attackers server [keys]` prints what an attacker and a client need to know, as JSON, and serves until its
-standard input ends. `python -m bench.system.attackers NAME TARGET` prepares the attack NAME on the server that the JSON
-TARGET describes, prints "ready", and for each line `SECONDS` that it reads attacks for so long and prints how many times
-it did what it does.
+`python -m bench.system.attackers server [keys]` prints what an attacker and a client need to know,
+as JSON, and serves until its standard input ends. `python -m bench.system.attackers NAME TARGET`
+prepares the attack NAME on the server that the JSON TARGET describes, prints "ready", and for each
+line `SECONDS` that it reads attacks for so long and prints how many times it did what it does.
 """
 
 import contextlib
@@ -39,7 +39,8 @@ TOKEN = "the token of management"
 
 
 class Target(NamedTuple):
-    """Addresses and secrets of the attacked server. key: of its clients; containers: the address that containers dial."""
+    """Addresses and secrets of the attacked server. key: of its clients; containers: the address
+    that containers dial."""
 
     http: str
     admin: str
@@ -49,7 +50,9 @@ class Target(NamedTuple):
     pid: int
 
 
-Attack = Callable[[Target, float], int]  # until that time of time.monotonic; how many times it did what it does
+Attack = Callable[
+    [Target, float], int
+]  # until that time of time.monotonic; how many times it did what it does
 
 
 # -- the server
@@ -76,7 +79,14 @@ def serve(keys: bool) -> None:
             server.deploy("large", large, input="f64[1]")
             server.app("cheap", models=["cheap"], slo_ms=1000, default=-1.0)
             server.app("large", models=["large"], slo_ms=10_000)
-            told = Target(server.http_address, server.admin_address, server.address, server.token, key, os.getpid())
+            told = Target(
+                server.http_address,
+                server.admin_address,
+                server.address,
+                server.token,
+                key,
+                os.getpid(),
+            )
             print(json.dumps(told), flush=True)
             sys.stdin.read()
 
@@ -84,7 +94,15 @@ def serve(keys: bool) -> None:
 def ask(target: Target, path: str, body: bytes, *headers: str, key: bool = True) -> bytes:
     """The bytes of one POST."""
     mine = [f"Authorization: Bearer {target.key}"] if key and target.key else []
-    head = [f"POST {path} HTTP/1.1", "Host: here", f"Content-Length: {len(body)}", *mine, *headers, "", ""]
+    head = [
+        f"POST {path} HTTP/1.1",
+        "Host: here",
+        f"Content-Length: {len(body)}",
+        *mine,
+        *headers,
+        "",
+        "",
+    ]
     return "\r\n".join(head).encode() + body
 
 
@@ -94,7 +112,8 @@ def dial(target: Target) -> socket.socket:
 
 
 def send_and_read(target: Target, data: bytes, until: float) -> None:
-    """Send `data` on a connection of its own, and read what comes until the server closes or is silent."""
+    """Send `data` on a connection of its own, and read what comes until the server closes or is
+    silent."""
     with contextlib.suppress(OSError), dial(target) as line:
         line.sendall(data)
         while line.recv(1 << 20) and time.monotonic() < until:
@@ -105,7 +124,8 @@ def send_and_read(target: Target, data: bytes, until: float) -> None:
 
 
 def compute(target: Target, until: float) -> int:
-    """No attack: a process that computes, so that it takes as much of the machine as an attacker does."""
+    """No attack: a process that computes, so that it takes as much of the machine as an attacker
+    does."""
     count = 0
     while time.monotonic() < until:
         count += sum(range(1000)) > 0
@@ -125,17 +145,25 @@ def empty_lists(target: Target, until: float) -> int:
 
 
 def _empty_replies(target: Target) -> Iterator[None]:
-    """One connection of the hostile container: replies that are just allowed, and one that ends it. Yields after each."""
+    """One connection of the hostile container: replies that are just allowed, and one that ends it.
+    Yields after each."""
     shapes = [(4096, 0, 0, 0)] * 20 + [(2**31, 2**31, 0, 0)]
-    with MemoryContainer(target.containers, target.token, "hostile", input="f64[1]") as container, dial(target) as line:
+    with (
+        MemoryContainer(target.containers, target.token, "hostile", input="f64[1]") as container,
+        dial(target) as line,
+    ):
         container.say_hello()
         container.socket.settimeout(PATIENCE_S)
         for dims in shapes:
             tensor = {"name": "x", "shape": [1, 1], "datatype": "FP64", "data": [time.monotonic()]}
-            line.sendall(ask(target, "/v2/models/hostile/infer", json.dumps({"inputs": [tensor]}).encode()))
+            line.sendall(
+                ask(target, "/v2/models/hostile/infer", json.dumps({"inputs": [tensor]}).encode())
+            )
             batch, _ = container.read_batch()
             rank = dims.index(0) + 1
-            front = wire.Header(wire.Kind.REPLY, F64, 0, 1, batch, payload_bytes=0, rank=rank, dims=dims)
+            front = wire.Header(
+                wire.Kind.REPLY, F64, 0, 1, batch, payload_bytes=0, rank=rank, dims=dims
+            )
             container.send(wire.encode_header(front))
             yield
             if rank == 2:
@@ -170,7 +198,10 @@ def gzip_bombs(target: Target, until: float) -> int:
 
 def trailers(target: Target, until: float) -> int:
     """Chunked bodies with trailers without end; the number of those megabytes that were taken."""
-    head = b"POST /api/cheap/predict HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"
+    head = (
+        b"POST /api/cheap/predict HTTP/1.1\r\nHost: here\r\nTransfer-Encoding:"
+        b" chunked\r\n\r\n1\r\nx\r\n0\r\n"
+    )
     piece, count = b"X-Trailer: " + b"a" * 1000 + b"\r\n", 0
     while time.monotonic() < until:
         with contextlib.suppress(OSError), dial(target) as line:
@@ -195,14 +226,17 @@ def long_names(target: Target, until: float) -> int:
     """Queries of users whose names have ten million characters, each another."""
     count = 0
     while time.monotonic() < until:
-        body = json.dumps({"input": [1.0, 2.0, 3.0, 4.0], "user": f"{count}-{'u' * NAME_CHARS}"}).encode()
+        body = json.dumps(
+            {"input": [1.0, 2.0, 3.0, 4.0], "user": f"{count}-{'u' * NAME_CHARS}"}
+        ).encode()
         send_and_read(target, ask(target, "/api/cheap/predict", body), until)
         count += 1
     return count
 
 
 def strangers(target: Target, until: float) -> int:
-    """Connections to the socket of the containers that say half of a HELLO, more than may wait there."""
+    """Connections to the socket of the containers that say half of a HELLO, more than may wait
+    there."""
     half, count = b"".join(wire.control_frame(wire.Kind.HELLO, bytes(100)))[:80], 0
     held: list[socket.socket] = []
     path = target.containers.removeprefix("unix:")
@@ -250,7 +284,10 @@ def failing_replica(target: Target, until: float) -> int:
     count, text = 0, "\x1b]0;owned\x07 /etc/secret\r" * 2500
     hello = (target.containers, target.token, "cheap")
     while time.monotonic() < until:
-        with contextlib.suppress(OSError), MemoryContainer(*hello, input="f64[4]", replica=1) as container:
+        with (
+            contextlib.suppress(OSError),
+            MemoryContainer(*hello, input="f64[4]", replica=1) as container,
+        ):
             container.say_hello()
             container.socket.settimeout(PATIENCE_S)
             while time.monotonic() < until:

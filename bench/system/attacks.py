@@ -1,9 +1,11 @@
-"""Attacks: how long a client that behaves well waits while another attacks the server, and how much memory that takes.
+"""Attacks: how long a client that behaves well waits while another attacks the server, and how much
+memory that takes.
 
-The server, the client and the attacker have a process each. The client sends a query to a cheap model every 5 ms over a
-connection of its own; a latency counts from when the query was due. Windows without and with the attack come in turns, in
-one run. The attacker is nice: it would be on another machine, and here it must not take the core that the server needs;
-what a process takes that only computes is the first row.
+The server, the client and the attacker have a process each. The client sends a query to a cheap
+model every 5 ms over a connection of its own; a latency counts from when the query was due. Windows
+without and with the attack come in turns, in one run. The attacker is nice: it would be on another
+machine, and here it must not take the core that the server needs; what a process takes that only
+computes is the first row.
 """
 
 import contextlib
@@ -21,23 +23,36 @@ from bench.harness import Goal, Row, Sample, row
 from bench.system.attackers import ATTACKS, Target, ask
 
 EVERY_S = 0.005
-TIMES, MORE_MS = 2.0, 5.0  # the goal: p99 under attack is at most so many times idle and so much more
+TIMES, MORE_MS = (
+    2.0,
+    5.0,
+)  # the goal: p99 under attack is at most so many times idle and so much more
 GROWTH_MIB = 64.0
 PATIENCE_S = 10.0
 NICE = 10
 WITH_KEYS = ("gzip", "unread-python")  # of other servers the compiled part answers plain queries
 MODULE = "bench.system.attackers"
 BOUNDED_BY = {
-    "unread": "the first answer of each new connection, which costs milliseconds of JSON and is made in the turn of all",
-    "unread-python": "probably Python, which asks http.pipeline_max queries of a connection at once and makes all answers",
-    "strangers": "probably the loop of the engine, which accepts each and looks for the one that waits longest",
+    "unread": (
+        "the first answer of each new connection, which costs milliseconds of JSON and is made in"
+        " the turn of all"
+    ),
+    "unread-python": (
+        "probably Python, which asks http.pipeline_max queries of a connection at once and makes"
+        " all answers"
+    ),
+    "strangers": (
+        "probably the loop of the engine, which accepts each and looks for the one that waits"
+        " longest"
+    ),
     "deployments": "probably the cores, on which containers start",
 }
 
 
 @dataclass
 class Window:
-    """Latencies in milliseconds, from when each query was due. bad: answers that were errors or the default."""
+    """Latencies in milliseconds, from when each query was due. bad: answers that were errors or the
+    default."""
 
     latency_ms: list[float] = field(default_factory=list)
     bad: int = 0
@@ -48,7 +63,8 @@ class Window:
 
 
 class Client:
-    """One keep-alive connection; queries at their times, one after another: a late answer makes the next ones late."""
+    """One keep-alive connection; queries at their times, one after another: a late answer makes the
+    next ones late."""
 
     def __init__(self, target: Target) -> None:
         host, _, port = target.http.rpartition(":")
@@ -75,7 +91,9 @@ class Client:
         body = b'{"input": [1.0, 2.0, 3.0, %d.0]}' % self._count
         self._line.sendall(ask(self._target, "/api/cheap/predict", body))
         answer = b""
-        while (end := answer.find(b"\r\n\r\n")) < 0 or len(answer) < end + 4 + _length(answer[:end]):
+        while (end := answer.find(b"\r\n\r\n")) < 0 or len(answer) < end + 4 + _length(
+            answer[:end]
+        ):
             piece = self._line.recv(65536)
             if not piece:
                 raise ConnectionError("the server closed the client's connection")
@@ -94,7 +112,11 @@ class Attacker:
     def __init__(self, name: str, target: Target) -> None:
         command = [sys.executable, "-W", "ignore", "-m", MODULE, name, json.dumps(target)]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: os.nice(NICE) and None
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: os.nice(NICE) and None,
         )
         assert self._process.stdin
         assert self._process.stdout
@@ -121,11 +143,17 @@ class Attacker:
 
 @contextlib.contextmanager
 def served(keys: bool = False) -> Iterator[Target]:
-    """A server in a process of its own, from the root of the repository. keys: whether its clients need one."""
+    """A server in a process of its own, from the root of the repository. keys: whether its clients
+    need one."""
     root = Path(__file__).resolve().parents[2]
     command = [sys.executable, "-W", "ignore", "-m", MODULE, "server", *(["keys"] if keys else [])]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=root
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=root,
     ) as process:
         assert process.stdin
         assert process.stdout
@@ -146,7 +174,10 @@ def forget_peak(pid: int) -> None:
 def measure(name: str, target: Target, turns: int, seconds: float) -> list[Row]:
     """The rows of one attack."""
     idle, attacked, count = [Window() for _ in range(turns)], [Window() for _ in range(turns)], 0
-    with contextlib.closing(Client(target)) as client, contextlib.closing(Attacker(name, target)) as attacker:
+    with (
+        contextlib.closing(Client(target)) as client,
+        contextlib.closing(Attacker(name, target)) as attacker,
+    ):
         forget_peak(target.pid)
         before = memory_mib(target.pid, "VmRSS")
         for calm, hard in zip(idle, attacked, strict=True):
@@ -160,9 +191,13 @@ def measure(name: str, target: Target, turns: int, seconds: float) -> list[Row]:
     return rows_of(name, idle, attacked, growth, count)
 
 
-def rows_of(name: str, idle: list[Window], attacked: list[Window], growth: float, count: int) -> list[Row]:
+def rows_of(
+    name: str, idle: list[Window], attacked: list[Window], growth: float, count: int
+) -> list[Row]:
     """The p99s are medians of the turns: a busy moment of the machine hits one of them."""
-    calm, hard = (Sample(tuple(window.p99_ms for window in windows)) for windows in (idle, attacked))
+    calm, hard = (
+        Sample(tuple(window.p99_ms for window in windows)) for windows in (idle, attacked)
+    )
     bound = Goal("value_at_most", TIMES * calm.median + MORE_MS)
     longest = max(max(window.latency_ms) for window in attacked)
     bad = sum(window.bad for window in attacked)

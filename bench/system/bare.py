@@ -1,4 +1,5 @@
-"""The floor in C: floor.c, compiled when a benchmark asks for it, in a process of its own that answers line by line."""
+"""The floor in C: floor.c, compiled when a benchmark asks for it, in a process of its own that
+answers line by line."""
 
 import shutil
 import subprocess
@@ -15,7 +16,9 @@ class Bare:
     """`measure("unix", n)`: ns a round trip, or an atomic add. See floor.c for the names."""
 
     def __init__(self, program: Path) -> None:
-        self._process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            [program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def measure(self, what: str, n: int) -> float:
         assert self._process.stdin is not None

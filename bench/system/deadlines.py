@@ -1,7 +1,8 @@
-"""How late an answer is: queries to a model without a container must be answered by default, at their deadline.
+"""How late an answer is: queries to a model without a container must be answered by default, at
+their deadline.
 
-Beside it, in the same seconds, another process does nothing but sleep 1 ms at a time: how late the machine wakes that one
-says how much of the lateness is the machine's.
+Beside it, in the same seconds, another process does nothing but sleep 1 ms at a time: how late the
+machine wakes that one says how much of the lateness is the machine's.
 """
 
 import subprocess
@@ -43,16 +44,38 @@ def main(quick: bool) -> list[Row]:
     note = f"{n} queries, 0.2 ms apart, SLO {SLO_MS:g} ms"
     return [
         row("answered by default", answered, "share", goal=Goal("value_at_least", 1.0), note=note),
-        row("lateness, p50", float(np.quantile(late, 0.5)), "us", "bare sleep", float(np.quantile(control, 0.5))),
-        row("lateness, p99", float(np.quantile(late, 0.99)), "us", "bare sleep", float(np.quantile(control, 0.99))),
-        row("lateness, longest", float(late.max()), "us", "bare sleep", float(control.max()), Goal("value_at_most", 1000.0)),
+        row(
+            "lateness, p50",
+            float(np.quantile(late, 0.5)),
+            "us",
+            "bare sleep",
+            float(np.quantile(control, 0.5)),
+        ),
+        row(
+            "lateness, p99",
+            float(np.quantile(late, 0.99)),
+            "us",
+            "bare sleep",
+            float(np.quantile(control, 0.99)),
+        ),
+        row(
+            "lateness, longest",
+            float(late.max()),
+            "us",
+            "bare sleep",
+            float(control.max()),
+            Goal("value_at_most", 1000.0),
+        ),
         row("earliest", float(late.min()), "us", goal=Goal("value_at_least", 0.0)),
     ]
 
 
 def bare_sleeper(seconds: float) -> "subprocess.Popen[str]":
-    """A process that prints how late, in us, each of its sleeps of 1 ms ended. It has begun when this returns."""
-    sleeper = subprocess.Popen([sys.executable, "-c", SLEEPER, str(seconds)], stdout=subprocess.PIPE, text=True)
+    """A process that prints how late, in us, each of its sleeps of 1 ms ended. It has begun when
+    this returns."""
+    sleeper = subprocess.Popen(
+        [sys.executable, "-c", SLEEPER, str(seconds)], stdout=subprocess.PIPE, text=True
+    )
     assert sleeper.stdout is not None
     sleeper.stdout.readline()
     return sleeper

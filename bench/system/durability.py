@@ -1,11 +1,15 @@
-"""Durability: a server, and a Redis, killed again and again while feedback comes in; what was acknowledged is there once.
+"""Durability: a server, and a Redis, killed again and again while feedback comes in; what was
+acknowledged is there once.
 
-A teacher is a process of its own with a real server and real containers. Its threads teach an application each: single labels,
-right or wrong, lists, arrays, for several users. Before a feedback is written down the teacher says what it is, and when it has
-been acknowledged, that it was. The driver kills it at a seeded instant, starts it again on what is left, and compares its states,
-bit for bit, with those that come of what was acknowledged, one after another. What was in flight at the kill may be there or not.
+A teacher is a process of its own with a real server and real containers. Its threads teach an
+application each: single labels, right or wrong, lists, arrays, for several users. Before a feedback
+is written down the teacher says what it is, and when it has been acknowledged, that it was. The
+driver kills it at a seeded instant, starts it again on what is left, and compares its states, bit
+for bit, with those that come of what was acknowledged, one after another. What was in flight at the
+kill may be there or not.
 
-In half of the runs the states are in a Redis, which is killed or stopped for a while in the middle of it.
+In half of the runs the states are in a Redis, which is killed or stopped for a while in the middle
+of it.
 """
 
 import base64
@@ -55,13 +59,17 @@ def model(by: int) -> Callable[[Any], Any]:
 
 
 def teach(state: str, folder: str, seed: int) -> None:
-    """Until it is killed. stdout: a line of its states, then a line for what is told, and one for what was acknowledged."""
+    """Until it is killed. stdout: a line of its states, then a line for what is told, and one for
+    what was acknowledged."""
     settings: dict[str, Any] = {"state": state, "folder": folder, "feedback": {"write_ms": 5}}
     with clipper.start(**settings) as server:
         for by, name in enumerate(MODELS, 1):
             if name not in server.catalog.view.versions:
                 server.deploy(name, model(by), input="f64[1]")
-        apps = {name: server.app(name, models=MODELS, policy=policy, slo_ms=30_000) for name, policy in APPLICATIONS.items()}
+        apps = {
+            name: server.app(name, models=MODELS, policy=policy, slo_ms=30_000)
+            for name, policy in APPLICATIONS.items()
+        }
         states = {name: encoded(app) for name, app in apps.items()}
         say({"states": states})
         for app in apps.values():
@@ -69,7 +77,9 @@ def teach(state: str, folder: str, seed: int) -> None:
         listen(server)
         say({"ready": True})
         for i, app in enumerate(apps.values()):
-            threading.Thread(target=lesson, args=(app, random.Random(seed + i)), daemon=True).start()
+            threading.Thread(
+                target=lesson, args=(app, random.Random(seed + i)), daemon=True
+            ).start()
         threading.Event().wait()
 
 
@@ -121,7 +131,9 @@ def taught(app: Any, draw: random.Random) -> int:
         xs = np.array([[draw.randrange(50)] for _ in range(draw.randint(1, 60))], float)
         answers = app.predict_many(xs, user=draw.choice(USERS), slo_ms=30_000).result()
         rows = draw.sample(range(len(xs)), draw.randint(1, len(xs)))
-        return int(app.feedback_many(answers, np.array([int(xs[i, 0]) % 7 for i in rows]), rows).counted)
+        return int(
+            app.feedback_many(answers, np.array([int(xs[i, 0]) % 7 for i in rows]), rows).counted
+        )
     asked = [draw.randrange(50) for _ in range(draw.randint(1, 40) if kind == "list" else 1)]
     answers = [app.predict(np.array([float(x)]), user=draw.choice(USERS)).result() for x in asked]
     if kind == "list":
@@ -150,13 +162,18 @@ def after(states: State, record: bytes) -> State:
 def state_of(states: State, application: str, user: str, models: Any) -> Any:
     if (application, user) in states:
         return states[application, user]
-    return policy_named(APPLICATIONS[application]).init(models, state_of(states, application, "", models) if user else None)
+    return policy_named(APPLICATIONS[application]).init(
+        models, state_of(states, application, "", models) if user else None
+    )
 
 
 def is_so(states: State, application: str, told: dict[str, str]) -> bool:
     models = [VersionedModel(name, 1) for name in MODELS]
     policy = policy_named(APPLICATIONS[application])
-    return all(policy.encode(state_of(states, application, user, models)).hex() == told[user] for user in USERS)
+    return all(
+        policy.encode(state_of(states, application, user, models)).hex() == told[user]
+        for user in USERS
+    )
 
 
 @dataclasses.dataclass
@@ -169,7 +186,8 @@ class Book:
     feedbacks: int = 0
 
     def check(self, found: dict[str, dict[str, str]]) -> str:
-        """Compare with what a teacher has found; -> what is wrong. Of what was in flight some may have been written down."""
+        """Compare with what a teacher has found; -> what is wrong. Of what was in flight some may
+        have been written down."""
         for application, told in found.items():
             states, records = self.states, self.in_flight.pop(application, [])
             for record in records:
@@ -186,7 +204,10 @@ class Book:
         models = [VersionedModel(name, 1) for name in MODELS]
         seen = {user: policy.decode(bytes.fromhex(told[user])).seen for user in USERS}
         expected = {user: state_of(self.states, application, user, models).seen for user in USERS}
-        return f"application {application}: observations by user {seen}, acknowledged {expected}; or the states differ"
+        return (
+            f"application {application}: observations by user {seen}, acknowledged {expected}; or"
+            " the states differ"
+        )
 
     def read(self, lines: list[bytes]) -> str:
         """What a killed teacher said; -> its failure, if it told of one."""
@@ -195,7 +216,9 @@ class Book:
             if "failed" in said:
                 return str(said["failed"])
             if "told" in said:
-                self.in_flight.setdefault(said["told"], []).extend(map(base64.b64decode, said["records"]))
+                self.in_flight.setdefault(said["told"], []).extend(
+                    map(base64.b64decode, said["records"])
+                )
             if "acknowledged" in said:
                 for record in self.in_flight.pop(said["acknowledged"], []):
                     self.states = after(self.states, record)
@@ -257,8 +280,19 @@ class Redis:
         self.start()
 
     def start(self) -> None:
-        words = ["redis-server", "--port", "0", "--unixsocket", f"{self.folder}/redis.sock", "--dir", str(self.folder),
-                 "--save", "", "--appendonly", "yes"]  # fmt: skip
+        words = [
+            "redis-server",
+            "--port",
+            "0",
+            "--unixsocket",
+            f"{self.folder}/redis.sock",
+            "--dir",
+            str(self.folder),
+            "--save",
+            "",
+            "--appendonly",
+            "yes",
+        ]
         self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         until = time.monotonic() + 30
         while not self._answers():
@@ -341,7 +375,8 @@ class Outcome:
 
 
 def killed(kills: int, seed: int, with_redis: bool, tell: Callable[[str], None]) -> Outcome:
-    """`kills` kills, LIFE to a folder; seeds count up from `seed`. A folder whose states are wrong is given up."""
+    """`kills` kills, LIFE to a folder; seeds count up from `seed`. A folder whose states are wrong
+    is given up."""
     found = Outcome()
     where = "redis" if with_redis else "sqlite"
     while found.kills < kills and len(found.failures) < 3:
@@ -350,7 +385,10 @@ def killed(kills: int, seed: int, with_redis: bool, tell: Callable[[str], None])
             wrong = ""
             for _ in range(min(LIFE, kills - found.kills)):
                 at = seed + found.kills
-                tell(f"{where}: kill {found.kills + 1} of {kills}, seed {at}, {found.observations} observations acknowledged")
+                tell(
+                    f"{where}: kill {found.kills + 1} of {kills}, seed {at}, {found.observations}"
+                    " observations acknowledged"
+                )
                 before = life.book.acknowledged, life.book.feedbacks
                 wrong = life.one_kill(at)
                 found.kills += 1
@@ -383,7 +421,10 @@ def main(quick: bool, kills: int | None = None, seed: int | None = None) -> list
     total = kills if kills is not None else 4 if quick else 20
     seed = seed if seed is not None else random.SystemRandom().randrange(1 << 30)
     print(f"durability: {total} kills, --seed {seed}", file=sys.stderr)
-    return [*rows_of("folder", total - total // 2, seed, False), *rows_of("redis", total // 2, seed, True)]
+    return [
+        *rows_of("folder", total - total // 2, seed, False),
+        *rows_of("redis", total // 2, seed, True),
+    ]
 
 
 def rows_of(name: str, kills: int, seed: int, with_redis: bool) -> Iterator[Row]:
@@ -393,8 +434,9 @@ def rows_of(name: str, kills: int, seed: int, with_redis: bool) -> Iterator[Row]
         return
     begun = time.monotonic()
     found = killed(kills, seed, with_redis, progress())
-    note = f"seed {seed}; {found.feedbacks} feedbacks, {found.observations} observations acknowledged" + "".join(
-        f"; {failure}" for failure in found.failures
+    note = (
+        f"seed {seed}; {found.feedbacks} feedbacks, {found.observations} observations acknowledged"
+        + "".join(f"; {failure}" for failure in found.failures)
     )
     yield row(what, float(len(found.failures)), "starts", goal=Goal("value_at_most", 0), note=note)
     yield row(f"acknowledged, states in a {name}", float(found.observations), "observations")

@@ -1,6 +1,7 @@
 """Which models a cache holds, by several rules over one trace of uses: anchors for the mesh's own.
 
-Every rule must load what is asked, as a mesh must: there is no bypass. Rules that know the future or the true demand say so.
+Every rule must load what is asked, as a mesh must: there is no bypass. Rules that know the future
+or the true demand say so.
 """
 
 import heapq
@@ -14,12 +15,15 @@ from numpy.typing import NDArray
 
 from clipper.mesh.paging import Refused, Residents
 
-STEP_MS = 100  # between two uses: some cover the time for which a model that has just been loaded stays
+STEP_MS = (
+    100  # between two uses: some cover the time for which a model that has just been loaded stays
+)
 
 
 @dataclass(frozen=True)
 class Trace:
-    """uses: i64[n], numbers of models in the order of use. sizes: i64[models], bytes. demand: f64[models], the true shares."""
+    """uses: i64[n], numbers of models in the order of use. sizes: i64[models], bytes. demand:
+    f64[models], the true shares."""
 
     uses: NDArray[np.int64]
     sizes: NDArray[np.int64]
@@ -32,7 +36,8 @@ class Trace:
 
 
 def zipf(models: int, uses: int, alpha: float, seed: int = 0) -> Trace:
-    """Independent draws by rank ** -alpha. Sizes are log-normal about 20 MB (a factor of e either way), whatever the rank."""
+    """Independent draws by rank ** -alpha. Sizes are log-normal about 20 MB (a factor of e either
+    way), whatever the rank."""
     rng = np.random.default_rng(seed)
     demand = np.arange(1, models + 1, dtype=np.float64) ** -alpha
     demand /= demand.sum()
@@ -113,14 +118,19 @@ def belady_size(trace: Trace, capacity: int) -> NDArray[np.bool_]:
 
 
 def known_demand(trace: Trace, capacity: int) -> NDArray[np.bool_]:
-    """Knows the true demand, and not the future: of those here, the one of least demand / size goes. The best that a rule can
-    learn from independent draws."""
+    """Knows the true demand, and not the future: of those here, the one of least demand / size
+    goes. The best that a rule can learn from independent draws."""
     worth = (trace.sizes / trace.demand).tolist()
-    return _by_score(trace, capacity, [worth[model] for model in trace.uses.tolist()], lambda n, at, sizes: at)
+    return _by_score(
+        trace, capacity, [worth[model] for model in trace.uses.tolist()], lambda n, at, sizes: at
+    )
 
 
-def _by_score(trace: Trace, capacity: int, told: list[Any], score: Callable[[int, Any, Any], Any]) -> NDArray[np.bool_]:
-    """Of those here, the one of the largest score goes; `told` is what each use says of its model."""
+def _by_score(
+    trace: Trace, capacity: int, told: list[Any], score: Callable[[int, Any, Any], Any]
+) -> NDArray[np.bool_]:
+    """Of those here, the one of the largest score goes; `told` is what each use says of its
+    model."""
     sizes = trace.sizes.astype(np.float64)
     places: list[int] = []
     place_of: dict[int, int] = {}
@@ -169,4 +179,10 @@ def ours(trace: Trace, capacity: int, **settings: Any) -> NDArray[np.bool_]:
     return hits
 
 
-RULES: dict[str, Rule] = {"LRU": lru, "GDSF": gdsf, "known demand": known_demand, "Belady-size": belady_size, "clipper": ours}
+RULES: dict[str, Rule] = {
+    "LRU": lru,
+    "GDSF": gdsf,
+    "known demand": known_demand,
+    "Belady-size": belady_size,
+    "clipper": ours,
+}

@@ -1,7 +1,8 @@
-"""`python -m bench.system.fakes ADDRESS COUNT PREFIX`: containers that are connected and never have anything to do.
+"""`python -m bench.system.fakes ADDRESS COUNT PREFIX`: containers that are connected and never have
+anything to do.
 
-One process and one epoll for all of them: each dials the server's unix socket, says HELLO for the model PREFIX<i>, and answers
-heartbeats. The token comes in CLIPPER_TOKEN.
+One process and one epoll for all of them: each dials the server's unix socket, says HELLO for the
+model PREFIX<i>, and answers heartbeats. The token comes in CLIPPER_TOKEN.
 """
 
 import contextlib
@@ -11,7 +12,14 @@ import socket
 import sys
 import time
 
-from clipper_container.wire import HEADER_BYTES, Kind, control_frame, decode_header, pack_map, unpack_map
+from clipper_container.wire import (
+    HEADER_BYTES,
+    Kind,
+    control_frame,
+    decode_header,
+    pack_map,
+    unpack_map,
+)
 
 DIALS_A_TURN = 20
 POLL_S = 0.1
@@ -26,7 +34,12 @@ class Fake:
         self.socket.connect(path)
         self.inbox = b""
         self.heartbeat_s = 0.0
-        hello = {"name": name, "input": "f64[1]", "token": os.environ["CLIPPER_TOKEN"], "pid": os.getpid()}
+        hello = {
+            "name": name,
+            "input": "f64[1]",
+            "token": os.environ["CLIPPER_TOKEN"],
+            "pid": os.getpid(),
+        }
         self.send(Kind.HELLO, pack_map(hello))
 
     def send(self, kind: Kind, payload: bytes = b"") -> None:
@@ -38,7 +51,8 @@ class Fake:
                 self.send(Kind.HEARTBEAT)
 
     def read(self) -> bool:
-        """False at the end of the connection. Raises SystemExit when the server does not want it."""
+        """False at the end of the connection. Raises SystemExit when the server does not want
+        it."""
         try:
             data = self.socket.recv(4096)
         except ConnectionError:
@@ -61,7 +75,8 @@ class Fake:
 
 
 def main(address: str, count: int, prefix: str) -> None:
-    """Until the server has said goodbye to all, or is gone. One that is lost dials in again, as a container does."""
+    """Until the server has said goodbye to all, or is gone. One that is lost dials in again, as a
+    container does."""
     path, poll = address.removeprefix("unix:"), select.epoll()
     fakes: dict[int, Fake] = {}
     absent = [f"{prefix}{number}" for number in range(count)]
@@ -80,7 +95,9 @@ def main(address: str, count: int, prefix: str) -> None:
                 poll.unregister(fd)
                 lost.socket.close()
                 absent += [] if lost.dismissed else [lost.name]
-        if time.monotonic() - beat >= min((fake.heartbeat_s or POLL_S for fake in fakes.values()), default=POLL_S):
+        if time.monotonic() - beat >= min(
+            (fake.heartbeat_s or POLL_S for fake in fakes.values()), default=POLL_S
+        ):
             beat = time.monotonic()
             for fake in fakes.values():
                 fake.beat()

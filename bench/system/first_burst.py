@@ -1,8 +1,9 @@
 """The first queries after a deployment: of 5000 at once to a cheap model, how many get the default?
 
-The second burst, a second later, is the anchor: it meets the same machine and the same model, and nothing is new any more.
-`cached`: the model's predictions are cached, so the loop thread writes to the cache and to the table
-of evaluations in flight. Its page faults are waits for memory that nobody had written to before.
+The second burst, a second later, is the anchor: it meets the same machine and the same model, and
+nothing is new any more. `cached`: the model's predictions are cached, so the loop thread writes to
+the cache and to the table of evaluations in flight. Its page faults are waits for memory that
+nobody had written to before.
 """
 
 import threading
@@ -31,9 +32,23 @@ def main(quick: bool) -> list[Row]:
             note = f"{QUERIES} queries at once, median of {rounds}"
             goal = Goal("value_at_most", SHARE_MAX)
             rows += [
-                row(f"{name}: defaults", share, "share", "second burst", share_after, goal, note=note),
+                row(
+                    f"{name}: defaults",
+                    share,
+                    "share",
+                    "second burst",
+                    share_after,
+                    goal,
+                    note=note,
+                ),
                 row(f"{name}: longest latency", longest_ms, "ms", "second burst", longest_after_ms),
-                row(f"{name}: page faults of the loop", faults, "faults", "second burst", faults_after),
+                row(
+                    f"{name}: page faults of the loop",
+                    faults,
+                    "faults",
+                    "second burst",
+                    faults_after,
+                ),
             ]
     return rows
 
@@ -41,7 +56,8 @@ def main(quick: bool) -> list[Row]:
 def bursts(slo_ms: float, cached: bool) -> list[tuple[float, float, int]]:
     """Measure the first burst after a deployment and one a second later.
 
-    Returns for each the share of defaults, the longest latency in ms, and the page faults of the loop thread.
+    Returns for each the share of defaults, the longest latency in ms, and the page faults of the
+    loop thread.
     """
     with clipper.start() as server:
         inputs = np.random.default_rng(1).random((2, QUERIES, 4))
@@ -53,7 +69,9 @@ def bursts(slo_ms: float, cached: bool) -> list[tuple[float, float, int]]:
             futures = [app.predict(x) for x in burst]
             answers: list[Answer] = [future.result(timeout=60) for future in futures]
             share = sum(answer.is_default for answer in answers) / QUERIES
-            found.append((share, max(answer.latency_us for answer in answers) / 1000, loop_faults() - before))
+            found.append(
+                (share, max(answer.latency_us for answer in answers) / 1000, loop_faults() - before)
+            )
             time.sleep(PAUSE_S)
         return found
 

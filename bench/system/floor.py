@@ -1,4 +1,5 @@
-"""What the machine itself asks: the least that a call, a copy and a round trip between two processes can cost here."""
+"""What the machine itself asks: the least that a call, a copy and a round trip between two
+processes can cost here."""
 
 import functools
 import os
@@ -28,8 +29,8 @@ def call_ns(n: int = 20000) -> float:
 
 
 def method_ns(n: int = 20000) -> float:
-    """A method of a compiled object that does nothing, looked up and called, with the loop around it: a measurement of calls has
-    its own loop around them too. By the thread's CPU time."""
+    """A method of a compiled object that does nothing, looked up and called, with the loop around
+    it: a measurement of calls has its own loop around them too. By the thread's CPU time."""
     future = _ended_future()
     begun = CPU()
     for _ in range(n):

@@ -1,8 +1,10 @@
-"""gRPC: ModelInfer of a no-op model, beside the least that grpcio.aio can do: CPU a call, calls a second, latency.
+"""gRPC: ModelInfer of a no-op model, beside the least that grpcio.aio can do: CPU a call, calls a
+second, latency.
 
-Three processes, asked in turns by one client on the same machine: ours, an echo that takes any bytes and always answers the same
-ones (the ceiling), and an echo that also reads the message and writes one. CPU is that of the server's process. The client is
-Python too, and costs as much as the servers: calls a second are those of both together.
+Three processes, asked in turns by one client on the same machine: ours, an echo that takes any
+bytes and always answers the same ones (the ceiling), and an echo that also reads the message and
+writes one. CPU is that of the server's process. The client is Python too, and costs as much as the
+servers: calls a second are those of both together.
 """
 
 import asyncio
@@ -24,10 +26,22 @@ _numbers = itertools.count(2)
 
 def main(quick: bool) -> list[Row]:
     if importlib.util.find_spec("grpc") is None:
-        return [absent("no-op model f64[1]: CPU a call", "us", "grpcio is not installed", "echo of grpcio.aio")]
+        return [
+            absent(
+                "no-op model f64[1]: CPU a call",
+                "us",
+                "grpcio is not installed",
+                "echo of grpcio.aio",
+            )
+        ]
     seconds, turns = (0.3, 1) if quick else (2.0, 5)
     with running("ours", "trivial", "parsing", module=SERVERS) as (ours, trivial, parsing):
-        kinds = {"hit": (ours, same), "miss": (ours, another), "ceiling": (trivial, same), "parsing": (parsing, same)}
+        kinds = {
+            "hit": (ours, same),
+            "miss": (ours, another),
+            "ceiling": (trivial, same),
+            "parsing": (parsing, same),
+        }
         busy = take_turns(kinds, UNDER_WAY, seconds, turns)
         alone = take_turns(kinds, 1, seconds, turns)
     return [*busy_rows(busy), *alone_rows(alone)]
@@ -50,7 +64,9 @@ def another() -> Callable[[], bytes]:
     return lambda: before + np.float64(next(_numbers)).tobytes() + after
 
 
-def take_turns(kinds: dict[str, tuple[Process, Any]], under_way: int, seconds: float, turns: int) -> dict[str, list[Sample]]:
+def take_turns(
+    kinds: dict[str, tuple[Process, Any]], under_way: int, seconds: float, turns: int
+) -> dict[str, list[Sample]]:
     """Of each: CPU us a call, calls a second, p50 in us."""
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in kinds}
     for turn in range(-1, turns):
@@ -60,11 +76,16 @@ def take_turns(kinds: dict[str, tuple[Process, Any]], under_way: int, seconds: f
             cpu_us = (process.cpu_s() - before) / len(took_us) * 1e6
             if turn >= 0:
                 found[name].append((cpu_us, len(took_us) / spent_s, float(np.median(took_us))))
-    return {name: [Sample(values) for values in zip(*rows, strict=True)] for name, rows in found.items()}
+    return {
+        name: [Sample(values) for values in zip(*rows, strict=True)] for name, rows in found.items()
+    }
 
 
-async def closed(address: str, requests: Callable[[], bytes], under_way: int, seconds: float) -> tuple[list[float], float]:
-    """Each of `under_way` callers calls again once it is answered; -> the time of each call in us, and how long it all took."""
+async def closed(
+    address: str, requests: Callable[[], bytes], under_way: int, seconds: float
+) -> tuple[list[float], float]:
+    """Each of `under_way` callers calls again once it is answered; -> the time of each call in us,
+    and how long it all took."""
     import grpc.aio
 
     took_us: list[float] = []
@@ -82,7 +103,11 @@ async def closed(address: str, requests: Callable[[], bytes], under_way: int, se
         return took_us, time.perf_counter() - began
 
 
-NAMES = {"hit": "cache hit f64[1]", "miss": "no-op model f64[1]", "parsing": "echo that reads and writes messages"}
+NAMES = {
+    "hit": "cache hit f64[1]",
+    "miss": "no-op model f64[1]",
+    "parsing": "echo that reads and writes messages",
+}
 WHAT = "echo of grpcio.aio"
 
 
@@ -95,4 +120,7 @@ def busy_rows(busy: dict[str, list[Sample]]) -> list[Row]:
 
 
 def alone_rows(alone: dict[str, list[Sample]]) -> list[Row]:
-    return [row(f"one caller, {name}: p50", alone[key][2], "us", WHAT, alone["ceiling"][2]) for key, name in NAMES.items()]
+    return [
+        row(f"one caller, {name}: p50", alone[key][2], "us", WHAT, alone["ceiling"][2])
+        for key, name in NAMES.items()
+    ]

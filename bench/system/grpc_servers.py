@@ -1,6 +1,8 @@
-"""What is measured over gRPC, each in a process of its own: our server, and the least that grpcio.aio can do.
+"""What is measured over gRPC, each in a process of its own: our server, and the least that
+grpcio.aio can do.
 
-`python -m bench.system.grpc_servers KIND` prints its address, then its CPU seconds for every line it reads.
+`python -m bench.system.grpc_servers KIND` prints its address, then its CPU seconds for every line
+it reads.
 """
 
 import asyncio
@@ -27,7 +29,9 @@ def request_of(model: str, row: "np.ndarray[Any, Any]") -> bytes:
 
 
 def response_of(value: float) -> Any:
-    made = message("inference.ModelInferResponse")(model_name="noop", id="1", raw_output_contents=[np.float64(value).tobytes()])
+    made = message("inference.ModelInferResponse")(
+        model_name="noop", id="1", raw_output_contents=[np.float64(value).tobytes()]
+    )
     made.outputs.add(name="output", datatype="FP64", shape=[1])
     return made
 
@@ -44,18 +48,26 @@ async def _trivial() -> None:
 
 async def _parsing() -> None:
     """The same, but it reads the message, and writes one."""
-    request, response = message("inference.ModelInferRequest"), message("inference.ModelInferResponse")
+    request, response = (
+        message("inference.ModelInferRequest"),
+        message("inference.ModelInferResponse"),
+    )
 
     async def echo(asked: Any, context: Any) -> Any:
         return response_of(float(np.frombuffer(asked.raw_input_contents[0])[0]))
 
-    words = {"request_deserializer": request.FromString, "response_serializer": response.SerializeToString}
+    words = {
+        "request_deserializer": request.FromString,
+        "response_serializer": response.SerializeToString,
+    }
     await _serve(grpc.unary_unary_rpc_method_handler(echo, **words))
 
 
 async def _serve(handler: Any) -> None:
     server = grpc.aio.server()
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     await asyncio.get_running_loop().run_in_executor(None, report, f"127.0.0.1:{port}")

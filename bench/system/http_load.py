@@ -1,7 +1,9 @@
-"""A load generator for HTTP: some keep-alive connections on uvloop, prebuilt requests, every answer's status looked at.
+"""A load generator for HTTP: some keep-alive connections on uvloop, prebuilt requests, every
+answer's status looked at.
 
-closed: each connection asks again once it is answered. paced: requests at Poisson times, each on the connection that has been
-free the longest, or queued behind another when none is; every latency counts from the time the request was meant to leave.
+closed: each connection asks again once it is answered. paced: requests at Poisson times, each on
+the connection that has been free the longest, or queued behind another when none is; every latency
+counts from the time the request was meant to leave.
 """
 
 import asyncio
@@ -20,7 +22,8 @@ Next = Callable[[], bytes]  # the next request, as bytes
 
 @dataclass
 class Found:
-    """seconds: from the first request to the last response.  latency_us: of each request.  bad: responses that were not 200."""
+    """seconds: from the first request to the last response.  latency_us: of each request.  bad:
+    responses that were not 200."""
 
     seconds: float = 0.0
     latency_us: list[float] = field(default_factory=list)
@@ -69,9 +72,14 @@ class _Client(asyncio.Protocol):
         self._freed(self)
 
 
-async def _connect(host: str, port: int, count: int, found: Found, freed: "Callable[[_Client], None]") -> list[_Client]:
+async def _connect(
+    host: str, port: int, count: int, found: Found, freed: "Callable[[_Client], None]"
+) -> list[_Client]:
     loop = asyncio.get_running_loop()
-    return [(await loop.create_connection(lambda: _Client(found, freed), host, port))[1] for _ in range(count)]
+    return [
+        (await loop.create_connection(lambda: _Client(found, freed), host, port))[1]
+        for _ in range(count)
+    ]
 
 
 def closed(address: str, requests: Next, connections: int, seconds: float) -> Found:
@@ -106,11 +114,15 @@ async def _closed(address: str, requests: Next, connections: int, seconds: float
     return found
 
 
-def paced(address: str, requests: Next, rate: float, seconds: float, connections: int = 64, seed: int = 1) -> Found:
+def paced(
+    address: str, requests: Next, rate: float, seconds: float, connections: int = 64, seed: int = 1
+) -> Found:
     return uvloop.run(_paced(address, requests, rate, seconds, connections, seed))
 
 
-async def _paced(address: str, requests: Next, rate: float, seconds: float, connections: int, seed: int) -> Found:
+async def _paced(
+    address: str, requests: Next, rate: float, seconds: float, connections: int, seed: int
+) -> Found:
     found, free, waiting = Found(), deque[_Client](), deque[float]()
 
     def freed(client: _Client) -> None:

@@ -1,6 +1,8 @@
-"""What is measured over HTTP, each in a process of its own: our server, and the least that uvloop and httptools can do.
+"""What is measured over HTTP, each in a process of its own: our server, and the least that uvloop
+and httptools can do.
 
-`python -m bench.system.http_servers KIND` prints its address, then its CPU seconds for every line it reads.
+`python -m bench.system.http_servers KIND` prints its address, then its CPU seconds for every line
+it reads.
 """
 
 import asyncio
@@ -44,7 +46,10 @@ class Trivial(asyncio.Protocol):
 
     def answer(self, body: bytes) -> None:
         text = b'{"output":1.0}'
-        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(text)
+        head = (
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+            % len(text)
+        )
         self._transport.write(head + text)
 
 
@@ -61,7 +66,10 @@ class Parsing(Trivial):
     def answer(self, body: bytes) -> None:
         row = np.array(_DECODER.decode(body).input)
         text = msgspec.json.encode({"output": float(row[0])})
-        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(text)
+        head = (
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+            % len(text)
+        )
         self._transport.write(head + text)
 
 
@@ -81,7 +89,9 @@ def _ours(workers: int) -> None:
         for size in (1, 784):
             server.deploy(f"noop{size}", first, input=f"f64[{size}]")
             server.app(f"noop{size}", models=[f"noop{size}"], slo_ms=1000)
-        server.deploy("linear", LinearSVC(max_iter=50).fit(scans.train_x / 16, scans.train_y), input="f64[64]")
+        server.deploy(
+            "linear", LinearSVC(max_iter=50).fit(scans.train_x / 16, scans.train_y), input="f64[64]"
+        )
         server.app("linear", models=["linear"], slo_ms=1000)
         report(server.http_address)
 
@@ -94,11 +104,14 @@ def report(address: str) -> None:
 
 
 class Process:
-    """A server in a process of its own. address: host:port.  cpu_s(): what it has used so far, its containers aside."""
+    """A server in a process of its own. address: host:port.  cpu_s(): what it has used so far, its
+    containers aside."""
 
     def __init__(self, kind: str, module: str = "bench.system.http_servers") -> None:
         command = [sys.executable, "-W", "ignore", "-m", module, kind]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         assert self._process.stdin
         assert self._process.stdout
         self._in, self._out = self._process.stdin, self._process.stdout

@@ -1,4 +1,5 @@
-"""The mesh: a hop, a cold load, 20 000 models in a process, exact copies, a registry in etcd (--rows way,paced,many)."""
+"""The mesh: a hop, a cold load, 20 000 models in a process, exact copies, a registry in etcd
+(--rows way,paced,many)."""
 
 import asyncio
 import ctypes
@@ -35,8 +36,12 @@ MESH = "model-mesh, as published"
 
 def main(quick: bool = False, rows: Sequence[str] | None = None) -> list[Row]:
     groups: dict[str, Callable[[bool, Path], list[Row]]] = {
-        "way": way, "paced": paced, "many": many, "copies": copies, "registry": registry,
-    }  # fmt: skip
+        "way": way,
+        "paced": paced,
+        "many": many,
+        "copies": copies,
+        "registry": registry,
+    }
     if rows and (unknown := [name for name in rows if name not in groups]):
         raise UnknownRows(f"no rows {unknown[0]!r}: {', '.join(groups)}")
     found: list[Row] = []
@@ -73,8 +78,21 @@ def way(quick: bool, folder: Path) -> list[Row]:
         direct = Sample(tuple(one_by_one(lambda x: deployed.predict(x), n)))
     return [
         row("route: from an id to its queue", decided, "us", goal=Goal("value_at_most", 10)),
-        row("a query, held by another node", hop, "us", "held by the node asked", plain, note=_tails(hop)),
-        row("a query, held by another node, of a Ray actor call", hop, "us", "recorded: 1200 us", 1200.0),
+        row(
+            "a query, held by another node",
+            hop,
+            "us",
+            "held by the node asked",
+            plain,
+            note=_tails(hop),
+        ),
+        row(
+            "a query, held by another node, of a Ray actor call",
+            hop,
+            "us",
+            "recorded: 1200 us",
+            1200.0,
+        ),
         row("a hop", hop.map(lambda us: us / 1000), "ms", goal=Goal("value_at_most", 0.3)),
         row("a query of the mesh", plain, "us", "a deployed model", direct, note=_tails(plain)),
         row("cold: from the first query to its answer", cold, "ms", note=_tails(cold)),
@@ -114,7 +132,15 @@ def paced(quick: bool, folder: Path) -> list[Row]:
         load = open_loop(lambda x: node.predict(ids[next(at) % 10], x, slo_ms=1000), rows, times)
     p50, p99 = load.quantile_us(0.5) / 1e3, load.quantile_us(0.99) / 1e3
     return [
-        row("10 models at 100 q/s, p50", p50, "ms", MESH, 3.58, Goal("value_at_most", 1), note=_wrong(load)),
+        row(
+            "10 models at 100 q/s, p50",
+            p50,
+            "ms",
+            MESH,
+            3.58,
+            Goal("value_at_most", 1),
+            note=_wrong(load),
+        ),
         row("10 models at 100 q/s, p99", p99, "ms", MESH, 29.71, Goal("value_at_most", 5)),
     ]
 
@@ -123,7 +149,8 @@ def paced(quick: bool, folder: Path) -> list[Row]:
 
 
 def many(quick: bool, folder: Path) -> list[Row]:
-    """Registered models in one process; those asked again and again are loaded, the others come and go."""
+    """Registered models in one process; those asked again and again are loaded, the others come and
+    go."""
     n, warm, seconds = (1000, 200, 3.0) if quick else (20_000, 2000, 15.0)
     before = resident_mib()
     with nodes(folder, 1, capacity_mib=4096, loaded_max=warm + warm // 4) as (node,):
@@ -146,28 +173,68 @@ def many(quick: bool, folder: Path) -> list[Row]:
         hits = _offered(node, rate, seconds, lambda draw, k: draw.integers(0, warm, k))
         top = _closed(node, seconds / 3, warm)
         loads = node.mesh.stats()["loads"]
-        mixed = _offered(node, rate / 10, seconds, lambda draw, k: np.minimum(draw.zipf(1.3, k) - 1, n - 1))
+        mixed = _offered(
+            node, rate / 10, seconds, lambda draw, k: np.minimum(draw.zipf(1.3, k) - 1, n - 1)
+        )
         missed = node.mesh.stats()["loads"] - loads
         gc.unfreeze()
         sys.setswitchinterval(switch_s)
     return [
         row("registrations", n / registered_s, "/s", note=f"{n} models"),
-        row("memory of a registered model", kept, "KiB", goal=Goal("value_at_most", 1), note=f"beside {base - before:.0f} MiB"),
+        row(
+            "memory of a registered model",
+            kept,
+            "KiB",
+            goal=Goal("value_at_most", 1),
+            note=f"beside {base - before:.0f} MiB",
+        ),
         row("loads", warm / loaded_s, "/s", note=f"{warm} models, one after another in one host"),
-        row("queries over loaded models, closed loop", top, "/s", MESH, 1000.0, Goal("times_better", 10), note=f"of {n}"),
+        row(
+            "queries over loaded models, closed loop",
+            top,
+            "/s",
+            MESH,
+            1000.0,
+            Goal("times_better", 10),
+            note=f"of {n}",
+        ),
         row(f"{rate / 2:g} q/s over {warm} loaded models, p50", half.quantile_us(0.5) / 1e3, "ms"),
-        row(f"{rate / 2:g} q/s over {warm} loaded models, p99", half.quantile_us(0.99) / 1e3, "ms",
-            goal=Goal("value_at_most", 10), note=f"{_wrong(half)}; sender late by {half.sender_late_us / 1e3:.1f} ms at its p99"),
+        row(
+            f"{rate / 2:g} q/s over {warm} loaded models, p99",
+            half.quantile_us(0.99) / 1e3,
+            "ms",
+            goal=Goal("value_at_most", 10),
+            note=f"{_wrong(half)}; sender late by {half.sender_late_us / 1e3:.1f} ms at its p99",
+        ),
         row(f"{rate} q/s over {warm} loaded models, p50", hits.quantile_us(0.5) / 1e3, "ms"),
-        row(f"{rate} q/s over {warm} loaded models, p99", hits.quantile_us(0.99) / 1e3, "ms", goal=Goal("value_at_most", 10),
-            note=f"{_wrong(hits)}; sender late by {hits.sender_late_us / 1e3:.1f} ms at its p99"),
-        row(f"{rate / 10:g} q/s, zipf 1.3 over all {n}, p50", mixed.quantile_us(0.5) / 1e3, "ms", note=f"{missed} loads"),
-        row(f"{rate / 10:g} q/s, zipf 1.3 over all {n}, p99", mixed.quantile_us(0.99) / 1e3, "ms", note=_wrong(mixed)),
-    ]  # fmt: skip
+        row(
+            f"{rate} q/s over {warm} loaded models, p99",
+            hits.quantile_us(0.99) / 1e3,
+            "ms",
+            goal=Goal("value_at_most", 10),
+            note=f"{_wrong(hits)}; sender late by {hits.sender_late_us / 1e3:.1f} ms at its p99",
+        ),
+        row(
+            f"{rate / 10:g} q/s, zipf 1.3 over all {n}, p50",
+            mixed.quantile_us(0.5) / 1e3,
+            "ms",
+            note=f"{missed} loads",
+        ),
+        row(
+            f"{rate / 10:g} q/s, zipf 1.3 over all {n}, p99",
+            mixed.quantile_us(0.99) / 1e3,
+            "ms",
+            note=_wrong(mixed),
+        ),
+    ]
 
 
-def _offered(node: clipper.ClipperServer, rate: float, seconds: float, draw_ids: Callable[[Any, int], Any]) -> Load:
-    draw = np.random.default_rng(time.perf_counter_ns())  # other rows than the last time: none is answered by the cache
+def _offered(
+    node: clipper.ClipperServer, rate: float, seconds: float, draw_ids: Callable[[Any, int], Any]
+) -> Load:
+    draw = np.random.default_rng(
+        time.perf_counter_ns()
+    )  # other rows than the last time: none is answered by the cache
     times = arrivals(rate, seconds, seed=1)
     ids = [f"m{i:05d}" for i in draw_ids(draw, len(times))]
     rows = list(draw.standard_normal((len(times), 3)))
@@ -175,14 +242,21 @@ def _offered(node: clipper.ClipperServer, rate: float, seconds: float, draw_ids:
 
 
 async def _send(node: clipper.ClipperServer, predict: Callable[[int], Any], times: Any) -> Load:
-    """An open loop whose one thread sends and hears, as that of an application with an event loop does. A thread that sends while
-    another hears measures Python's lock: each waits 5 ms for it when the other has much to do."""
+    """An open loop whose one thread sends and hears, as that of an application with an event loop
+    does. A thread that sends while another hears measures Python's lock: each waits 5 ms for it
+    when the other has much to do."""
     latencies, late = np.full(len(times), np.nan), np.zeros(len(times))
-    load, numbers, finished = Load(float(times[-1]), latencies, 0, Counter()), iter(range(len(times))), asyncio.Event()
+    load, numbers, finished = (
+        Load(float(times[-1]), latencies, 0, Counter()),
+        iter(range(len(times))),
+        asyncio.Event(),
+    )
     ear = Ear(asyncio.get_running_loop(), list(node._engines))
     zero_s, left = time.perf_counter() + 0.01, len(times)
 
-    asked: dict[int, tuple[int, float]] = {}  # by future: nothing more for Python to look through for garbage
+    asked: dict[
+        int, tuple[int, float]
+    ] = {}  # by future: nothing more for Python to look through for garbage
 
     def told(future: Any) -> None:
         nonlocal left
@@ -219,7 +293,12 @@ def _closed(node: clipper.ClipperServer, seconds: float, warm: int) -> float:
     begun = time.perf_counter()
     while time.perf_counter() - begun < seconds:
         ids = draw.integers(0, warm, 512)
-        waiting.append([node.predict(f"m{i:05d}", rows[(count + j) % 4096] + count, slo_ms=5000) for j, i in enumerate(ids)])
+        waiting.append(
+            [
+                node.predict(f"m{i:05d}", rows[(count + j) % 4096] + count, slo_ms=5000)
+                for j, i in enumerate(ids)
+            ]
+        )
         if len(waiting) > 1:
             count += sum(not future.result(PATIENCE_S).is_default for future in waiting.pop(0))
     return count / (time.perf_counter() - begun)
@@ -229,18 +308,25 @@ def _closed(node: clipper.ClipperServer, seconds: float, warm: int) -> float:
 
 
 def copies(quick: bool, folder: Path) -> list[Row]:
-    """As many first queries of one model as threads can send, at three nodes at once: how many copies come of it."""
+    """As many first queries of one model as threads can send, at three nodes at once: how many
+    copies come of it."""
     rounds, wrong = (3 if quick else 20), 0
     with nodes(folder, 3) as servers:
         for i in range(rounds):
             register(servers[0], folder, f"m{i}")
             for server in servers:
-                wait_until(lambda server=server, i=i: server.mesh.status(f"m{i}").status != "NOT_FOUND")
+                wait_until(
+                    lambda server=server, i=i: server.mesh.status(f"m{i}").status != "NOT_FOUND"
+                )
             gate = threading.Barrier(3)
 
-            def burst(server: clipper.ClipperServer, i: int = i, gate: threading.Barrier = gate) -> None:
+            def burst(
+                server: clipper.ClipperServer, i: int = i, gate: threading.Barrier = gate
+            ) -> None:
                 gate.wait()
-                futures = [server.predict(f"m{i}", np.full(3, float(k)), slo_ms=20_000) for k in range(333)]
+                futures = [
+                    server.predict(f"m{i}", np.full(3, float(k)), slo_ms=20_000) for k in range(333)
+                ]
                 for future in futures:
                     assert not future.result(PATIENCE_S).is_default
 
@@ -250,8 +336,15 @@ def copies(quick: bool, folder: Path) -> list[Row]:
             for thread in threads:
                 thread.join()
             wrong += len(servers[0].mesh.status(f"m{i}").copies) != 1
-    return [row("rounds of 999 first queries at 3 nodes that made another number of copies than 1", wrong, "rounds",
-                goal=Goal("value_at_most", 0), note=f"of {rounds}")]  # fmt: skip
+    return [
+        row(
+            "rounds of 999 first queries at 3 nodes that made another number of copies than 1",
+            wrong,
+            "rounds",
+            goal=Goal("value_at_most", 0),
+            note=f"of {rounds}",
+        )
+    ]
 
 
 # -- the registry
@@ -265,7 +358,9 @@ def registry(quick: bool, folder: Path) -> list[Row]:
     with etcd() as url, open_store(url) as store:
         begun = time.perf_counter()
         for at in range(0, n, 100):
-            records = (MeshModel(f"m{i:05d}", "onnx", f"/srv/models/{i}.onnx") for i in range(at, at + 100))
+            records = (
+                MeshModel(f"m{i:05d}", "onnx", f"/srv/models/{i}.onnx") for i in range(at, at + 100)
+            )
             store.txn((), [Put(MODELS + one.id, encode(one)) for one in records])
         wrote_s = time.perf_counter() - begun
 

@@ -1,4 +1,5 @@
-"""A mesh of three nodes over etcd under load: killed, rolled, a v-model switched; no query fails (--plot DIR: a timeline)."""
+"""A mesh of three nodes over etcd under load: killed, rolled, a v-model switched; no query fails
+(--plot DIR: a timeline)."""
 
 import http.client
 import itertools
@@ -26,7 +27,10 @@ from bench.system.store_servers import NO_ETCD, etcd, free_ports
 RATE_S = 100.0  # queries, by four threads over HTTP
 MODELS = 20
 DEADLINE_S = 20.0
-SETTINGS = "[mesh]\nlease_s = 2.0\ndrain_s = 20.0\nreaper_s = 1.0\njanitor_s = 1.0\nrate_s = 1.0\npublish_s = 0.2\n"
+SETTINGS = (
+    "[mesh]\nlease_s = 2.0\ndrain_s = 20.0\nreaper_s = 1.0\njanitor_s = 1.0\nrate_s ="
+    " 1.0\npublish_s = 0.2\n"
+)
 NAMES = ("a", "b", "c")
 
 
@@ -37,23 +41,44 @@ class Node:
         self.name, self._folder, self._store = name, folder, store
         self.peers, self.containers, self.http, self.admin = free_ports(4)
         (folder / f"{name}.toml").write_text(
-            f'[server]\naddress = "tcp://127.0.0.1:{self.containers}"\ntoken = "mesh"\ndrain_s = 5.0\n' + SETTINGS
+            f'[server]\naddress = "tcp://127.0.0.1:{self.containers}"\ntoken = "mesh"\ndrain_s ='
+            " 5.0\n" + SETTINGS
         )
         self.start()
 
     def start(self) -> None:
-        words = ["node", str(self._folder / f"{self.name}.toml"), "--store", self._store, "--name", self.name,
-                 "--peers", f"tcp:127.0.0.1:{self.peers}", "--http", f"127.0.0.1:{self.http}",
-                 "--admin", f"127.0.0.1:{self.admin}", "--capacity-mib", "512"]  # fmt: skip
+        words = [
+            "node",
+            str(self._folder / f"{self.name}.toml"),
+            "--store",
+            self._store,
+            "--name",
+            self.name,
+            "--peers",
+            f"tcp:127.0.0.1:{self.peers}",
+            "--http",
+            f"127.0.0.1:{self.http}",
+            "--admin",
+            f"127.0.0.1:{self.admin}",
+            "--capacity-mib",
+            "512",
+        ]
         self.log = (self._folder / f"{self.name}.log").open("ab")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "clipper", *words], stdout=subprocess.PIPE, stderr=self.log, text=True, cwd=self._folder
+            [sys.executable, "-m", "clipper", *words],
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+            cwd=self._folder,
         )
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.strip() == "ready":
                 return
-        raise RuntimeError(f"node {self.name} did not come up: {(self._folder / f'{self.name}.log').read_text()[-2000:]}")
+        raise RuntimeError(
+            f"node {self.name} did not come up:"
+            f" {(self._folder / f'{self.name}.log').read_text()[-2000:]}"
+        )
 
     @property
     def lives(self) -> bool:
@@ -71,12 +96,15 @@ class Node:
 
 
 class Load:
-    """An open loop of four clients. One whose node is gone asks the next, as behind a balancer; each query is answered once."""
+    """An open loop of four clients. One whose node is gone asks the next, as behind a balancer;
+    each query is answered once."""
 
     def __init__(self, nodes: list[Node]) -> None:
         self.nodes = nodes
         self.began_s = time.monotonic()
-        self.seen: list[tuple[float, float, str]] = []  # when it was due, ms until its answer, why it failed
+        self.seen: list[
+            tuple[float, float, str]
+        ] = []  # when it was due, ms until its answer, why it failed
         self.retried = 0
         self._numbers = itertools.count()
         self._stop = threading.Event()
@@ -101,7 +129,10 @@ class Load:
         why = ""
         for turn in range(len(self.nodes) * 2):
             node = self.nodes[(i + turn) % len(self.nodes)]
-            line = lines.setdefault(node.http, http.client.HTTPConnection("127.0.0.1", node.http, timeout=DEADLINE_S + 5))
+            line = lines.setdefault(
+                node.http,
+                http.client.HTTPConnection("127.0.0.1", node.http, timeout=DEADLINE_S + 5),
+            )
             try:
                 return self._answer(line, name, float(number))
             except (OSError, http.client.HTTPException) as error:
@@ -116,7 +147,9 @@ class Load:
         line.request("POST", f"/v2/models/{name}/infer", body, {"Content-Type": "application/json"})
         response = line.getresponse()
         said = response.read()
-        if response.status == 503 and line.port not in {node.http for node in self.nodes if node.lives}:
+        if response.status == 503 and line.port not in {
+            node.http for node in self.nodes if node.lives
+        }:
             raise ConnectionError("it is leaving")  # what a balancer takes out by its readiness
         if response.status != 200:
             return f"status {response.status}: {said[:200]!r}"
@@ -171,7 +204,9 @@ def main(quick: bool = False, plot: Path | None = None) -> list[Row]:
         try:
             mesh = nodes[0].mesh()
             for i in range(MODELS):
-                mesh.register(f"m{i}", "models.py:double", key=name, input="f64[3]", output="f64[3]")
+                mesh.register(
+                    f"m{i}", "models.py:double", key=name, input="f64[3]", output="f64[3]"
+                )
             mesh.register("other", "models.py:triple", key=name, input="f64[3]", output="f64[3]")
             mesh.set_vmodel("best", "m0", load_now=True, sync=True)
             wait_until(lambda: len(mesh.instances()) == len(nodes))
@@ -187,16 +222,31 @@ def main(quick: bool = False, plot: Path | None = None) -> list[Row]:
                 if node.lives:
                     node.stop(signal.SIGKILL)
     ends = [*[at for at, _ in marks[1:]], float("inf")]
-    rows = [_row(what, [one for one in load.seen if at <= one[0] < end]) for (at, what), end in zip(marks, ends, strict=True)]
+    rows = [
+        _row(what, [one for one in load.seen if at <= one[0] < end])
+        for (at, what), end in zip(marks, ends, strict=True)
+    ]
     failed = [why for _, _, why in load.seen if why]
-    note = f"of {len(load.seen)}, {load.retried} asked another node" + (f": {failed[0]}" if failed else "")
-    rows.append(row("failed queries", len(failed), "queries", goal=Goal("value_at_most", 0), note=note))
+    note = f"of {len(load.seen)}, {load.retried} asked another node" + (
+        f": {failed[0]}" if failed else ""
+    )
+    rows.append(
+        row("failed queries", len(failed), "queries", goal=Goal("value_at_most", 0), note=note)
+    )
     if plot is not None:
-        timeline(load.seen, marks, plot / "mesh.png", "Three nodes of a mesh, killed and rolled under load")
+        timeline(
+            load.seen,
+            marks,
+            plot / "mesh.png",
+            "Three nodes of a mesh, killed and rolled under load",
+        )
     return rows
 
 
 def _row(what: str, seen: list[tuple[float, float, str]]) -> Row:
     took = np.array([ms for _, ms, _ in seen] or [np.nan])
-    note = f"p50 {np.median(took):.2f}, max {took.max():.0f} ms of {len(seen)}, {sum(bool(why) for *_, why in seen)} failed"
+    note = (
+        f"p50 {np.median(took):.2f}, max {took.max():.0f} ms of {len(seen)},"
+        f" {sum(bool(why) for *_, why in seen)} failed"
+    )
     return Row(f"p99 after: {what}", float(np.percentile(took, 99)), "ms", note=note)

@@ -1,8 +1,10 @@
-"""Overload: what a model of known capacity answers when it is offered twice and ten times as much, and how fast it recovers.
+"""Overload: what a model of known capacity answers when it is offered twice and ten times as much,
+and how fast it recovers.
 
-The model sleeps a + b n for a batch of n, so its capacity is known and no core is busy with it. Queries come one by one at
-Poisson times, whatever becomes of the answers; every latency counts from when a query was meant to be sent: a late sender counts
-against us. A query is admitted unless it is refused at submission; goodput is the predictions that arrived within the SLO.
+The model sleeps a + b n for a batch of n, so its capacity is known and no core is busy with it.
+Queries come one by one at Poisson times, whatever becomes of the answers; every latency counts from
+when a query was meant to be sent: a late sender counts against us. A query is admitted unless it is
+refused at submission; goodput is the predictions that arrived within the SLO.
 """
 
 import time
@@ -24,13 +26,16 @@ SIZE = 80  # rows of the largest batch that takes half the SLO
 CAPACITY = SIZE / (FIXED_S + ROW_S * SIZE)  # a second: 8,000
 WINDOW_S = 0.1  # in which recovery is looked for
 RUN = 5  # windows
-NORMAL = 0.99  # of the queries of a window in time; or, on a busy machine, what nine of ten windows had before the overload
+# of the queries of a window in time; or, on a busy machine, what nine of ten windows had before the
+# overload
+NORMAL = 0.99
 CALM = 0.8  # of the peak
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One rate for some seconds. Times in microseconds, from when each query was meant to be sent."""
+    """One rate for some seconds. Times in microseconds, from when each query was meant to be
+    sent."""
 
     seconds: float
     due_s: NDArray[np.float64]
@@ -56,7 +61,8 @@ class Phase:
         return [float(np.mean(self.good[at == w])) for w in range(int(self.seconds / WINDOW_S))]
 
     def recovery_s(self, normal: float) -> float:
-        """From the start of the phase to the first of half a second of windows that are normal; NaN: there are none."""
+        """From the start of the phase to the first of half a second of windows that are normal;
+        NaN: there are none."""
         fine = [share >= normal for share in self.windows()]
         starts = (w for w in range(len(fine) - RUN + 1) if all(fine[w : w + RUN]))
         return next(starts, float("nan")) * WINDOW_S
@@ -68,7 +74,8 @@ def sleeper(xs: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def offer(handle: Any, load: float, seconds: float, seed: int) -> Phase:
-    """Sends at `load` times the capacity. What is refused is done when predict returns; the rest tells its own latency."""
+    """Sends at `load` times the capacity. What is refused is done when predict returns; the rest
+    tells its own latency."""
     due = arrivals(load * CAPACITY, seconds, seed)
     rows = np.random.default_rng(seed).random((512, 4))
     futures: list[Any] = []
@@ -88,7 +95,11 @@ def offer(handle: Any, load: float, seconds: float, seed: int) -> Phase:
 
 
 def phase(
-    seconds: float, due: NDArray[np.float64], sent: NDArray[np.float64], back: NDArray[np.float64], futures: Sequence[Any]
+    seconds: float,
+    due: NDArray[np.float64],
+    sent: NDArray[np.float64],
+    back: NDArray[np.float64],
+    futures: Sequence[Any],
 ) -> Phase:
     for future in futures:
         future.wait(10)
@@ -132,23 +143,53 @@ def best(peaks: dict[float, Phase]) -> float:
 
 def peak_rows(peaks: dict[float, Phase]) -> list[Row]:
     loads = ", ".join(f"{load:g}" for load in peaks)
-    note = f"the greatest of {loads} x; a model that sleeps {FIXED_S * 1e3:g} ms + {ROW_S * 1e6:g} us a row"
-    return [row("peak goodput", best(peaks), "predictions/s", f"batches of {SIZE}", CAPACITY, note=note)]
+    note = (
+        f"the greatest of {loads} x; a model that sleeps {FIXED_S * 1e3:g} ms + {ROW_S * 1e6:g} us"
+        " a row"
+    )
+    return [
+        row("peak goodput", best(peaks), "predictions/s", f"batches of {SIZE}", CAPACITY, note=note)
+    ]
 
 
-def load_rows(load: float, one: Phase, peaks: dict[float, Phase], control: NDArray[np.float64]) -> list[Row]:
+def load_rows(
+    load: float, one: Phase, peaks: dict[float, Phase], control: NDArray[np.float64]
+) -> list[Row]:
     title = f"{load:g} x offered"
     admitted = ~one.refused
     kept = float(np.mean(one.ok[admitted])) if np.any(admitted) else 0.0
-    sender = f"the sender itself, whom the machine wakes, was late by {np.quantile(one.late_us, 0.99):.0f} us at p99"
+    sender = (
+        "the sender itself, whom the machine wakes, was late by"
+        f" {np.quantile(one.late_us, 0.99):.0f} us at p99"
+    )
     woken = float(np.quantile(control, 0.99)) / 1000
     own = (one.latency_us - one.late_us)[one.refused]
     call = float(np.quantile(own, 0.99)) if len(own) else 0.0
     return [
-        row(f"{title}: goodput", one.goodput, "predictions/s", "peak", best(peaks), Goal("at_least", 0.95)),
-        row(f"{title}: admitted, p99", one.p99_us(admitted) / 1000, "ms", goal=Goal("value_at_most", SLO_MS), note=sender),
+        row(
+            f"{title}: goodput",
+            one.goodput,
+            "predictions/s",
+            "peak",
+            best(peaks),
+            Goal("at_least", 0.95),
+        ),
+        row(
+            f"{title}: admitted, p99",
+            one.p99_us(admitted) / 1000,
+            "ms",
+            goal=Goal("value_at_most", SLO_MS),
+            note=sender,
+        ),
         row(f"{title}: admitted and answered", kept, "share"),
-        row(f"{title}: refused, p99", one.p99_us(one.refused) / 1000, "ms", "bare sleep", woken, Goal("value_at_most", 2.0)),
+        row(
+            f"{title}: refused, p99",
+            one.p99_us(one.refused) / 1000,
+            "ms",
+            "bare sleep",
+            woken,
+            Goal("value_at_most", 2.0),
+        ),
         row(f"{title}: refused, p99 of the call alone", call, "us"),
         row(f"{title}: refused", float(np.mean(one.refused)), "share"),
     ]
@@ -156,9 +197,18 @@ def load_rows(load: float, one: Phase, peaks: dict[float, Phase], control: NDArr
 
 def after_rows(before: Phase, after: Phase) -> list[Row]:
     normal = min(NORMAL, float(np.quantile(before.windows(), 0.1)))
-    note = f"at {CALM:g} of the peak; normal: {normal:.1%} of a window of {WINDOW_S * 1000:g} ms in time, {RUN} windows long"
+    note = (
+        f"at {CALM:g} of the peak; normal: {normal:.1%} of a window of {WINDOW_S * 1000:g} ms in"
+        f" time, {RUN} windows long"
+    )
     share, usual = float(np.mean(after.good)), float(np.mean(before.good))
     return [
-        row("back to normal after", after.recovery_s(normal), "s", goal=Goal("value_at_most", 2.0), note=note),
+        row(
+            "back to normal after",
+            after.recovery_s(normal),
+            "s",
+            goal=Goal("value_at_most", 2.0),
+            note=note,
+        ),
         row("then in time", share, "share", "before the overload", usual, Goal("at_least", 0.99)),
     ]

@@ -1,7 +1,9 @@
-"""The parameter server beside what memory allows, torch, numpy, a dict, gRPC, Redis and protobuf (--rows pull,push,small ...).
+"""The parameter server beside what memory allows, torch, numpy, a dict, gRPC, Redis and protobuf
+(--rows pull,push,small ...).
 
-Rows in memory are by the CPU time of one thread, batches of 4096 ids drawn anew each time, all contenders in turn; each is given
-what it looks by, ids or places, before the clock starts. Those over a socket are wall time, closed loop, 512 rows of 64 floats.
+Rows in memory are by the CPU time of one thread, batches of 4096 ids drawn anew each time, all
+contenders in turn; each is given what it looks by, ids or places, before the clock starts. Those
+over a socket are wall time, closed loop, 512 rows of 64 floats.
 """
 
 import contextlib
@@ -18,7 +20,14 @@ from typing import Any
 import numpy as np
 
 from bench.harness import FAILED, Goal, Row, Sample, UnknownRows, absent, interleave, row
-from bench.system import params_fbgemm, params_feedback, params_grpc, params_snapshot, params_training, params_wire
+from bench.system import (
+    params_fbgemm,
+    params_feedback,
+    params_grpc,
+    params_snapshot,
+    params_training,
+    params_wire,
+)
 from clipper_core.embedding import Table
 from clipper_core.optimizer import Optimizer
 
@@ -32,10 +41,17 @@ Case = Callable[[Ids, Ids], object]  # (places, ids)
 
 def main(quick: bool = False, rows: Sequence[str] | None = None) -> list[Row]:
     groups: dict[str, Callable[[bool], list[Row]]] = {
-        "pull": pulls, "push": pushes, "small": small, "threads": threads, "memory": memory, "wire": params_wire.rows,
-        "feedback": params_feedback.rows, "grpc": params_grpc.rows, "snapshot": params_snapshot.rows,
+        "pull": pulls,
+        "push": pushes,
+        "small": small,
+        "threads": threads,
+        "memory": memory,
+        "wire": params_wire.rows,
+        "feedback": params_feedback.rows,
+        "grpc": params_grpc.rows,
+        "snapshot": params_snapshot.rows,
         "training": params_training.rows,
-    }  # fmt: skip
+    }
     if rows and (unknown := [name for name in rows if name not in groups]):
         raise UnknownRows(f"no rows {unknown[0]!r}: {', '.join(groups)}")
     found: list[Row] = []
@@ -59,24 +75,40 @@ def pulls(quick: bool) -> list[Row]:
 def _pull(n: int, dim: int, quick: bool) -> list[Row]:
     world = World(n, dim)
     out = np.empty((BATCH, dim), np.float32)
-    by_id = {int(i): row for i, row in zip(world.ids[:20_000], world.weights, strict=False)} if dim == 64 else {}
+    by_id = (
+        {int(i): row for i, row in zip(world.ids[:20_000], world.weights, strict=False)}
+        if dim == 64
+        else {}
+    )
     order = np.argsort(world.ids)
     sorted_ids = world.ids[order]
     cases: dict[str, Case] = {
         "ours": lambda _, ids: world.table.pull(ids, out=out),
-        "numpy.take, rows known": lambda places, _: np.take(world.weights, places, axis=0, out=out, mode="clip"),
+        "numpy.take, rows known": lambda places, _: np.take(
+            world.weights, places, axis=0, out=out, mode="clip"
+        ),
         "searchsorted and take": lambda _, ids: np.take(
             world.weights, order[np.searchsorted(sorted_ids, ids)], axis=0, out=out, mode="clip"
         ),
     }
     if by_id:
         known = list(by_id)
-        cases["dict of arrays"] = lambda places, _: np.stack([by_id[known[i]] for i in (places % 20_000).tolist()])
+        cases["dict of arrays"] = lambda places, _: np.stack(
+            [by_id[known[i]] for i in (places % 20_000).tolist()]
+        )
     with floor() as kernel:
         if kernel is not None:
-            beside = np.ones((n, world.table.width), np.float32)  # rows as the table has them, with their state
+            beside = np.ones(
+                (n, world.table.width), np.float32
+            )  # rows as the table has them, with their state
             cases["limit: index line and row"] = lambda places, _: kernel.gather_by_lines(
-                _at(beside), dim, world.table.width, _at(world.lines), _at(places), len(places), _at(out)
+                _at(beside),
+                dim,
+                world.table.width,
+                _at(world.lines),
+                _at(places),
+                len(places),
+                _at(out),
             )
         if (torch := torch_module()) is not None:
             weights, into = torch.from_numpy(world.weights), torch.from_numpy(out)
@@ -86,13 +118,24 @@ def _pull(n: int, dim: int, quick: bool) -> list[Row]:
             if dim == 64 and (fbgemm := params_fbgemm.table(torch, world.weights, out)) is not None:
                 cases["fbgemm forward, rows known"] = fbgemm.forward
         rates = world.rates(cases, 20 if quick else 60, 3 if quick else 7)
-    return _beside(f"pull, dim {dim}", rates, {
-        "limit: index line and row": Goal("at_least", 0.65 if dim == 16 else 0.8),
-        "searchsorted and take": Goal("at_least", 6),
-        "torch index_select, rows known": Goal("at_least", 0.65) if dim == 64 else None,
-        "numpy.take, rows known": None,
-        **({"dict of arrays": Goal("at_least", 20), "fbgemm forward, rows known": Goal("at_least", 1.2)} if dim == 64 else {}),
-    })  # fmt: skip
+    return _beside(
+        f"pull, dim {dim}",
+        rates,
+        {
+            "limit: index line and row": Goal("at_least", 0.65 if dim == 16 else 0.8),
+            "searchsorted and take": Goal("at_least", 6),
+            "torch index_select, rows known": Goal("at_least", 0.65) if dim == 64 else None,
+            "numpy.take, rows known": None,
+            **(
+                {
+                    "dict of arrays": Goal("at_least", 20),
+                    "fbgemm forward, rows known": Goal("at_least", 1.2),
+                }
+                if dim == 64
+                else {}
+            ),
+        },
+    )
 
 
 def pushes(quick: bool) -> list[Row]:
@@ -111,16 +154,26 @@ def _push(n: int, dim: int, optimizer: str, better: float, quick: bool) -> list[
                 _at(moved), dim, _at(places), len(places), _at(gradients)
             )
         if (torch := torch_module()) is not None:
-            cases["torch, sparse gradients"] = _torch_step(torch, world.weights.copy(), optimizer, gradients)
-            if optimizer == "adagrad" and (fbgemm := params_fbgemm.table(torch, world.weights, gradients)) is not None:
-                cases |= {"fbgemm forward": fbgemm.forward, "fbgemm both": fbgemm.forward_and_backward}
+            cases["torch, sparse gradients"] = _torch_step(
+                torch, world.weights.copy(), optimizer, gradients
+            )
+            if (
+                optimizer == "adagrad"
+                and (fbgemm := params_fbgemm.table(torch, world.weights, gradients)) is not None
+            ):
+                cases |= {
+                    "fbgemm forward": fbgemm.forward,
+                    "fbgemm both": fbgemm.forward_and_backward,
+                }
         rates = world.rates(cases, 10 if quick else 30, 3 if quick else 7)
     goals = {"torch, sparse gradients": Goal("at_least", better)}
     if optimizer == "adagrad":
         goals["limit: read, change, write"] = Goal("at_least", 0.55)
         goals["fbgemm, exact Adagrad"] = Goal("at_least", 2.5)
         if "fbgemm both" in rates:
-            rates["fbgemm, exact Adagrad"] = params_fbgemm.backward(rates["fbgemm both"], rates["fbgemm forward"])
+            rates["fbgemm, exact Adagrad"] = params_fbgemm.backward(
+                rates["fbgemm both"], rates["fbgemm forward"]
+            )
     else:
         rates.pop("limit: read, change, write", None)  # Adam moves half as much again
     return _beside(f"push, exact {optimizer}, dim {dim}", rates, goals)
@@ -132,7 +185,9 @@ def _torch_step(torch: Any, weights: Any, optimizer: str, gradients: Any) -> Cas
     steps, given = kinds[optimizer]([parameter], lr=0.01), torch.from_numpy(gradients)
 
     def step(places: Ids, _: Ids) -> None:
-        parameter.grad = torch.sparse_coo_tensor(torch.from_numpy(places)[None], given, parameter.shape, check_invariants=False)
+        parameter.grad = torch.sparse_coo_tensor(
+            torch.from_numpy(places)[None], given, parameter.shape, check_invariants=False
+        )
         steps.step()
 
     return step
@@ -148,11 +203,21 @@ def small(quick: bool) -> list[Row]:
     }
     took = world.rates(cases, 2000, 3 if quick else 7, few)
     ours, take = (took[name].map(lambda rate: few / rate) for name in cases)
-    return [row(f"pull of {few} rows of 64 floats", ours, "us", "numpy.take, rows known", take, Goal("at_most", 1.5))]
+    return [
+        row(
+            f"pull of {few} rows of 64 floats",
+            ours,
+            "us",
+            "numpy.take, rows known",
+            take,
+            Goal("at_most", 1.5),
+        )
+    ]
 
 
 def threads(quick: bool) -> list[Row]:
-    """Two threads in one table, which take locks then, beside one, which does not. By what each does in its own CPU time."""
+    """Two threads in one table, which take locks then, beside one, which does not. By what each
+    does in its own CPU time."""
     world, turns = World(50_000 if quick else 1_000_000, 64), 3 if quick else 7
     gradients: Any = np.ones((BATCH, 64), np.float32)
     cases: dict[str, Callable[[Any], object]] = {
@@ -161,9 +226,23 @@ def threads(quick: bool) -> list[Row]:
     }
     found = []
     for name, run in cases.items():
-        both = {f"{count}": lambda count=count, run=run: world.together(run, count, 40 if quick else 150) for count in (1, 2)}
+        both = {
+            f"{count}": lambda count=count, run=run: world.together(
+                run, count, 40 if quick else 150
+            )
+            for count in (1, 2)
+        }
         rates = interleave(both, turns)
-        found.append(row(f"{name}, two threads", rates["2"], "Mrow/s", "one thread", rates["1"], Goal("at_least", 1.7)))
+        found.append(
+            row(
+                f"{name}, two threads",
+                rates["2"],
+                "Mrow/s",
+                "one thread",
+                rates["1"],
+                Goal("at_least", 1.7),
+            )
+        )
     return found
 
 
@@ -171,11 +250,20 @@ def memory(quick: bool) -> list[Row]:
     n = 100_000 if quick else 1_000_000
     table = World(n, 64).table
     each = table.nbytes / len(table) - 4 * table.width
-    return [row("memory of a row, beyond its floats and state", each, "bytes", goal=Goal("value_at_most", 24), note=f"{n} rows")]
+    return [
+        row(
+            "memory of a row, beyond its floats and state",
+            each,
+            "bytes",
+            goal=Goal("value_at_most", 24),
+            note=f"{n} rows",
+        )
+    ]
 
 
 class World:
-    """A table of n rows under random 64-bit ids; the same weights as an array whose row numbers are known."""
+    """A table of n rows under random 64-bit ids; the same weights as an array whose row numbers are
+    known."""
 
     def __init__(self, n: int, dim: int, optimizer: str = "adagrad") -> None:
         self.draw = np.random.default_rng(0)
@@ -208,7 +296,9 @@ class World:
             thread.join()
         return sum(rates)
 
-    def rates(self, cases: dict[str, Case], batches: int, turns: int, batch: int = BATCH) -> dict[str, Sample]:
+    def rates(
+        self, cases: dict[str, Case], batches: int, turns: int, batch: int = BATCH
+    ) -> dict[str, Sample]:
         """Millions of rows a second of CPU time: of each turn, the median batch."""
 
         def measure(run: Case) -> Callable[[], float]:
@@ -230,10 +320,16 @@ class World:
 def _beside(name: str, rates: dict[str, Sample], goals: dict[str, Goal | None]) -> list[Row]:
     """Ours, beside each of the others."""
     ours = rates["ours"]
-    found = [row(f"{name}, of {peer}", ours, "Mrow/s", peer, rates[peer], goal) for peer, goal in goals.items() if peer in rates]
+    found = [
+        row(f"{name}, of {peer}", ours, "Mrow/s", peer, rates[peer], goal)
+        for peer, goal in goals.items()
+        if peer in rates
+    ]
     missing = {"limit": NO_COMPILER, "torch": NO_TORCH, "fbgemm": params_fbgemm.ABSENT}
     for peer, goal in goals.items():
-        if peer not in rates and (why := next((text for start, text in missing.items() if peer.startswith(start)), "")):
+        if peer not in rates and (
+            why := next((text for start, text in missing.items() if peer.startswith(start)), "")
+        ):
             found.append(absent(f"{name}, of {peer}", "Mrow/s", why, peer, goal))
     return found
 
@@ -250,7 +346,10 @@ def floor() -> Iterator[Any]:
         return
     with tempfile.TemporaryDirectory(prefix="rows-") as folder:
         library = Path(folder, "rows.so")
-        subprocess.run([compiler, "-O3", "-march=native", "-shared", "-fPIC", "-o", library, SOURCE], check=True)
+        subprocess.run(
+            [compiler, "-O3", "-march=native", "-shared", "-fPIC", "-o", library, SOURCE],
+            check=True,
+        )
         found = ctypes.CDLL(str(library))
         yield Kernel(found)
 
@@ -261,7 +360,9 @@ class Kernel:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
 
-    def gather_by_lines(self, rows: int, dim: int, stride: int, lines: int, places: int, n: int, out: int) -> None:
+    def gather_by_lines(
+        self, rows: int, dim: int, stride: int, lines: int, places: int, n: int, out: int
+    ) -> None:
         self._call(self._library.gather_by_lines, rows, dim, stride, lines, places, n, out)
 
     def update(self, rows: int, dim: int, places: int, n: int, gradients: int) -> None:

@@ -1,4 +1,5 @@
-"""FBGEMM's table-batched embeddings on a CPU, for `python -m bench params`: rows whose numbers are known, one to a bag."""
+"""FBGEMM's table-batched embeddings on a CPU, for `python -m bench params`: rows whose numbers are
+known, one to a bag."""
 
 import warnings
 from typing import Any
@@ -16,8 +17,14 @@ class Table:
 
     def __init__(self, torch: Any, weights: Any, gradients: Any) -> None:
         from fbgemm_gpu.split_embedding_configs import EmbOptimType
-        from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
-        from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
+            EmbeddingLocation,
+            PoolingMode,
+        )
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+            ComputeDevice,
+            SplitTableBatchedEmbeddingBagsCodegen,
+        )
 
         self._torch, self._gradients = torch, torch.from_numpy(gradients)
         self._offsets = torch.arange(len(gradients) + 1)
@@ -45,6 +52,7 @@ def table(torch: Any, weights: Any, gradients: Any) -> Table | None:
 
 
 def backward(both: Sample, forward: Sample) -> Sample:
-    """Rates of the way back alone, which cannot be run without the way there: turn by turn, what is left of the time of both."""
+    """Rates of the way back alone, which cannot be run without the way there: turn by turn, what is
+    left of the time of both."""
     pairs = zip(both.values, forward.values, strict=True)
     return Sample(tuple(1 / max(1 / all_ - 1 / there, 1e-9) for all_, there in pairs))

@@ -1,7 +1,9 @@
-"""From feedback to the parameters that the next query reads: how long until a pull, and another container, see what it changed.
+"""From feedback to the parameters that the next query reads: how long until a pull, and another
+container, see what it changed.
 
-A server with one shard and two containers. Each turn tells one feedback about an input of its own; the model pushes the gradient
-from there. A client of its own, as any other process is, pulls that row until it has changed.
+A server with one shard and two containers. Each turn tells one feedback about an input of its own;
+the model pushes the gradient from there. A client of its own, as any other process is, pulls that
+row until it has changed.
 """
 
 import contextlib
@@ -19,7 +21,14 @@ from clipper_container import Model
 
 PATIENCE_S = 30.0
 PUSHED = 1 << 40  # ids that no feedback is about
-TABLES = {"told": {"dim": 16, "optimizer": "sgd", "optimizer_settings": {"rate": 1.0}, "initializer": "zeros"}}
+TABLES = {
+    "told": {
+        "dim": 16,
+        "optimizer": "sgd",
+        "optimizer_settings": {"rate": 1.0},
+        "initializer": "zeros",
+    }
+}
 
 
 class Told(Model):
@@ -45,7 +54,9 @@ def rows(quick: bool = False) -> list[Row]:
             for turn in range(-5, n):
                 begun = time.perf_counter()
                 other.push("told", [PUSHED + turn], gradient)
-                pushed.append(until(lambda turn=turn: client.pull("told", [PUSHED + turn])[0, 0] == 1, begun))
+                pushed.append(
+                    until(lambda turn=turn: client.pull("told", [PUSHED + turn])[0, 0] == 1, begun)
+                )
                 answer = app.predict([turn]).result(PATIENCE_S)
                 begun = time.perf_counter()
                 app.feedback(answer, label=1.0)
@@ -53,11 +64,20 @@ def rows(quick: bool = False) -> list[Row]:
                 answer = app.predict([-turn - 100]).result(PATIENCE_S)
                 begun = time.perf_counter()
                 app.feedback(answer, label=1.0)
-                found = until(lambda turn=turn: app.predict([-turn - 100]).result(PATIENCE_S).output == 1, begun)
+                found = until(
+                    lambda turn=turn: app.predict([-turn - 100]).result(PATIENCE_S).output == 1,
+                    begun,
+                )
                 answered.append(found)
-    return [*_rows("push, until another client's pull sees it", pushed[5:], None),
-            *_rows("feedback, until a pull sees what the model pushed", told[5:], Goal("value_at_most", 1000)),
-            *_rows("feedback, until a query is answered by it (two containers)", answered[5:], None)]  # fmt: skip
+    return [
+        *_rows("push, until another client's pull sees it", pushed[5:], None),
+        *_rows(
+            "feedback, until a pull sees what the model pushed",
+            told[5:],
+            Goal("value_at_most", 1000),
+        ),
+        *_rows("feedback, until a query is answered by it (two containers)", answered[5:], None),
+    ]
 
 
 def until(seen: Callable[[], bool], begun: float) -> float:
@@ -68,9 +88,13 @@ def until(seen: Callable[[], bool], begun: float) -> float:
 
 
 def _rows(name: str, took_ms: list[float], goal: Goal | None) -> list[Row]:
-    """p50, and p99 with the goal (G10: at once on the same shard, within a second where it is served)."""
+    """p50, and p99 with the goal (G10: at once on the same shard, within a second where it is
+    served)."""
     note, p99 = f"{len(took_ms)} turns", float(np.percentile(took_ms, 99))
-    return [row(f"{name}: p50", Sample(tuple(took_ms)), "ms", note=note), row(f"{name}: p99", p99, "ms", goal=goal, note=note)]
+    return [
+        row(f"{name}: p50", Sample(tuple(took_ms)), "ms", note=note),
+        row(f"{name}: p99", p99, "ms", goal=goal, note=note),
+    ]
 
 
 @contextlib.contextmanager

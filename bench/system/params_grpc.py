@@ -1,9 +1,12 @@
-"""A shard by the design document's gRPC service, beside a bare grpcio service with the same messages, and its own protocol.
+"""A shard by the design document's gRPC service, beside a bare grpcio service with the same
+messages, and its own protocol.
 
-The bare one is synchronous, with two threads over an array whose row numbers are known, and sends the ids back; the shard's asks
-its own loop, which looks rows up by their ids, checks that they and the token are right, and sends no ids.
+The bare one is synchronous, with two threads over an array whose row numbers are known, and sends
+the ids back; the shard's asks its own loop, which looks rows up by their ids, checks that they and
+the token are right, and sends no ids.
 
-`python -m bench.system.params_grpc` is the shard as a process: it prints both addresses, and serves until it is killed.
+`python -m bench.system.params_grpc` is the shard as a process: it prints both addresses, and serves
+until it is killed.
 """
 
 import subprocess
@@ -34,13 +37,38 @@ def rows(quick: bool = False) -> list[Row]:
                 OURS: lambda ids: client.pull("bench", ids),
             }  # fmt: skip
             draw = np.random.default_rng(1)
-            found = interleave({name: lambda ask=ask: p50_us(ask, draw, n) for name, ask in cases.items()}, turns)
+            found = interleave(
+                {name: lambda ask=ask: p50_us(ask, draw, n) for name, ask in cases.items()}, turns
+            )
     except ImportError as error:
-        return [absent(f"pull of {what} by the document's service", "us", f"not measured: {error}", BARE)]
+        return [
+            absent(
+                f"pull of {what} by the document's service", "us", f"not measured: {error}", BARE
+            )
+        ]
     return [
-        row(f"pull of {what} by the document's service", found["pull"], "us", BARE, found[BARE], Goal("at_most", 1)),
-        row(f"pull of {what} by the document's service, of ours", found["pull"], "us", OURS, found[OURS]),
-        row(f"push of {what} by the document's service", found["push"], "us", "its pull", found["pull"]),
+        row(
+            f"pull of {what} by the document's service",
+            found["pull"],
+            "us",
+            BARE,
+            found[BARE],
+            Goal("at_most", 1),
+        ),
+        row(
+            f"pull of {what} by the document's service, of ours",
+            found["pull"],
+            "us",
+            OURS,
+            found[OURS],
+        ),
+        row(
+            f"push of {what} by the document's service",
+            found["push"],
+            "us",
+            "its pull",
+            found["pull"],
+        ),
     ]
 
 
@@ -52,7 +80,9 @@ def shard() -> Iterator[tuple[Any, Any, Any]]:
     from clipper.frontend.protocols import message
     from clipper.params import Client, TableSpec
 
-    running = subprocess.Popen([sys.executable, "-m", "bench.system.params_grpc"], stdout=subprocess.PIPE, text=True)
+    running = subprocess.Popen(
+        [sys.executable, "-m", "bench.system.params_grpc"], stdout=subprocess.PIPE, text=True
+    )
     assert running.stdout is not None
     try:
         plain, by_grpc = running.stdout.readline().split()
@@ -60,20 +90,36 @@ def shard() -> Iterator[tuple[Any, Any, Any]]:
             client.create(TableSpec("bench", DIM))
             ids = np.arange(TABLE)
             for at in range(0, TABLE, 4096):
-                client.push("bench", ids[at : at + 4096], np.ones((len(ids[at : at + 4096]), DIM), np.float32))
+                client.push(
+                    "bench",
+                    ids[at : at + 4096],
+                    np.ones((len(ids[at : at + 4096]), DIM), np.float32),
+                )
             token = (("authorization", f"Bearer {TOKEN}"),)
             tensor, gradients = message("Tensor"), message("PushGradientRequest")
             asks, says = message("PullEmbeddingVectorRequest"), message("PushGradientResponse")
-            pulled = channel.unary_unary("/PServer/pull_embedding_vector", asks.SerializeToString, tensor.FromString)
-            pushed = channel.unary_unary("/PServer/push_gradient", gradients.SerializeToString, says.FromString)
-            content = np.random.default_rng(2).standard_normal((ROWS, DIM)).astype(np.float32).tobytes()
+            pulled = channel.unary_unary(
+                "/PServer/pull_embedding_vector", asks.SerializeToString, tensor.FromString
+            )
+            pushed = channel.unary_unary(
+                "/PServer/push_gradient", gradients.SerializeToString, says.FromString
+            )
+            content = (
+                np.random.default_rng(2).standard_normal((ROWS, DIM)).astype(np.float32).tobytes()
+            )
 
             def pull(ids: Any) -> Any:
                 answer = pulled(asks(name="bench", ids=ids.tolist()), metadata=token)
                 return np.frombuffer(answer.content, np.float32).reshape(ROWS, DIM)
 
             def push(ids: Any) -> None:
-                given = tensor(name="bench", data_type=5, dim=(ROWS, DIM), content=content, indices=ids.tolist())
+                given = tensor(
+                    name="bench",
+                    data_type=5,
+                    dim=(ROWS, DIM),
+                    content=content,
+                    indices=ids.tolist(),
+                )
                 if not pushed(gradients(gradients=[given]), metadata=token).accepted:
                     raise RuntimeError("the push was not accepted")
 

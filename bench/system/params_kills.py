@@ -1,9 +1,11 @@
-"""Kills of shards: a set of real processes, one killed again and again while workers push; each acknowledged push is there, once.
+"""Kills of shards: a set of real processes, one killed again and again while workers push; each
+acknowledged push is there, once.
 
-Workers push rows of minus ones, and steps of a model, at sgd with rate 1 from zeros: a row's value is the count of pushes that
-reached it, so one that is lost, or applied twice, is a number that is wrong. Shards are killed by SIGKILL at seeded instants, one
-at a time, the next when all replicas are whole again: two deaths are one more than one replica is for. A probe pulls from the
-killed shard and pushes to it, and says how long that took.
+Workers push rows of minus ones, and steps of a model, at sgd with rate 1 from zeros: a row's value
+is the count of pushes that reached it, so one that is lost, or applied twice, is a number that is
+wrong. Shards are killed by SIGKILL at seeded instants, one at a time, the next when all replicas
+are whole again: two deaths are one more than one replica is for. A probe pulls from the killed
+shard and pushes to it, and says how long that took.
 """
 
 import contextlib
@@ -26,15 +28,17 @@ from clipper.settings.params import ParamsSettings
 
 SHARDS, WORKERS, ROWS = 3, 2, 24
 LIFE = 25  # kills of one set; then another begins
-TABLE = TableSpec("counts", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros")
+TABLE = TableSpec(
+    "counts", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"
+)
 PATIENCE_S = 60.0
 PROBE = 1 << 40  # ids that only the probe uses
 
 
 @dataclass
 class Found:
-    """wrong: what was lost or applied twice, in words.  pulls_s, pushes_s: from the kill to the first answer.  whole_s: to when
-    every shard has a whole replica again."""
+    """wrong: what was lost or applied twice, in words.  pulls_s, pushes_s: from the kill to the
+    first answer.  whole_s: to when every shard has a whole replica again."""
 
     acknowledged: int = 0
     pulls_s: list[float] = field(default_factory=list)
@@ -66,7 +70,9 @@ class Worker(threading.Thread):
         try:
             while not self.enough.is_set():
                 if self.pushes % 3 == 2:
-                    gradients: Any = {f"w{self.number}-{i}": -np.ones(1, np.float32) for i in range(SHARDS)}
+                    gradients: Any = {
+                        f"w{self.number}-{i}": -np.ones(1, np.float32) for i in range(SHARDS)
+                    }
                     self.client.push_gradients(gradients, {TABLE.name: (self.ids, minus)})
                     self.models += 1
                 else:
@@ -97,7 +103,9 @@ def kill(local: LocalSet, shard: int, found: Found, again_s: float) -> None:
         zeros: Any = np.zeros((1, 2), np.float32)
         probe.push(TABLE.name, ids, zeros)
         found.pushes_s.append(time.monotonic() - began_s)
-        while not all(one["whole"] for _, said in probe.call_all("stats") for one in said["followers"]):
+        while not all(
+            one["whole"] for _, said in probe.call_all("stats") for one in said["followers"]
+        ):
             time.sleep(0.005)  # one failure at a time is what one replica is for
         found.whole_s.append(time.monotonic() - began_s)
 
@@ -110,11 +118,16 @@ def check(workers: list[Worker], client: Client, found: Found) -> None:
         rows = client.pull(TABLE.name, worker.ids)
         if not (rows == worker.pushes).all():
             said = sorted(set(rows.ravel().tolist()))
-            found.wrong.append(f"worker {worker.number}: {worker.pushes} pushes, and rows say {said}")
+            found.wrong.append(
+                f"worker {worker.number}: {worker.pushes} pushes, and rows say {said}"
+            )
         for i in range(SHARDS):
             value = float(variables[f"w{worker.number}-{i}"][0])
             if value != worker.models:
-                found.wrong.append(f"worker {worker.number}: {worker.models} models, and w{worker.number}-{i} says {value}")
+                found.wrong.append(
+                    f"worker {worker.number}: {worker.models} models, and w{worker.number}-{i} says"
+                    f" {value}"
+                )
         found.acknowledged += worker.pushes
 
 
@@ -131,13 +144,20 @@ def life(kills: int, seed: int, *, pause_s: float = 0.8, **settings: Any) -> Fou
                 client.create(TABLE)
                 names = [f"w{k}-{i}" for k in range(WORKERS) for i in range(SHARDS)]
                 zero: Any = np.zeros(1, np.float32)
-                client.push_model(dict.fromkeys(names, zero), optimizer="sgd", optimizer_settings={"rate": 1.0})
+                client.push_model(
+                    dict.fromkeys(names, zero), optimizer="sgd", optimizer_settings={"rate": 1.0}
+                )
                 workers = [Worker(folder, k) for k in range(WORKERS)]
                 for worker in workers:
                     worker.start()
                 for _ in range(kills):
                     time.sleep(draw.uniform(0, pause_s))
-                    kill(local, draw.randrange(SHARDS), found, draw.uniform(0, 0.1) if draw.random() < 0.25 else 0.0)
+                    kill(
+                        local,
+                        draw.randrange(SHARDS),
+                        found,
+                        draw.uniform(0, 0.1) if draw.random() < 0.25 else 0.0,
+                    )
                 for worker in workers:
                     worker.enough.set()
                 for worker in workers:
@@ -159,13 +179,28 @@ def main(quick: bool, kills: int | None = None, seed: int | None = None) -> list
     found = Found()
     for at in range(0, total, LIFE):
         found.add(life(min(LIFE, total - at), seed + at // LIFE), f"seed {seed + at // LIFE}")
-        print(f"{len(found.pulls_s)} kills, {found.acknowledged} pushes, {len(found.wrong)} wrong", file=sys.stderr)
-    note = f"seed {seed}; {found.acknowledged} pushes acknowledged" + "".join(f"; {text}" for text in found.wrong)
+        print(
+            f"{len(found.pulls_s)} kills, {found.acknowledged} pushes, {len(found.wrong)} wrong",
+            file=sys.stderr,
+        )
+    note = f"seed {seed}; {found.acknowledged} pushes acknowledged" + "".join(
+        f"; {text}" for text in found.wrong
+    )
     return [
-        row(f"{total} kills of shards, a waited replica: wrong afterwards", float(len(found.wrong)), "findings",
-            goal=Goal("value_at_most", 0), note=note),
-        row("from a kill to the next pull, the slowest", max(found.pulls_s), "s", goal=Goal("value_at_most", 2.0)),
+        row(
+            f"{total} kills of shards, a waited replica: wrong afterwards",
+            float(len(found.wrong)),
+            "findings",
+            goal=Goal("value_at_most", 0),
+            note=note,
+        ),
+        row(
+            "from a kill to the next pull, the slowest",
+            max(found.pulls_s),
+            "s",
+            goal=Goal("value_at_most", 2.0),
+        ),
         row("from a kill to the next pull", Sample(tuple(found.pulls_s)), "s"),
         row("from a kill to the next push", Sample(tuple(found.pushes_s)), "s"),
         row("from a kill to whole replicas", Sample(tuple(found.whole_s)), "s"),
-    ]  # fmt: skip
+    ]

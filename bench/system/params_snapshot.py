@@ -1,7 +1,9 @@
-"""A snapshot of a shard under pushes, beside how the design's forerunner keeps one: a dict of arrays, protobuf, a file.
+"""A snapshot of a shard under pushes, beside how the design's forerunner keeps one: a dict of
+arrays, protobuf, a file.
 
-Ours is a process; what it writes has the optimizer's state, checksums, and is on disk when it says so. The other has the weights
-alone, and leaves them in the page cache. `python -m bench.system.params_snapshot FOLDER` is the process.
+Ours is a process; what it writes has the optimizer's state, checksums, and is on disk when it says
+so. The other has the weights alone, and leaves them in the page cache. `python -m
+bench.system.params_snapshot FOLDER` is the process.
 """
 
 import sys
@@ -28,7 +30,10 @@ def rows(quick: bool = False) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="rows-") as folder, ours(folder) as client:
         fill(client, n)
         pushing = Pushing(client.lines[0].name, client, n)
-        cases = {"ours": lambda: snapshot_s(client), "ours, beside pushes": lambda: pushing.beside(lambda: snapshot_s(client))}
+        cases = {
+            "ours": lambda: snapshot_s(client),
+            "ours, beside pushes": lambda: pushing.beside(lambda: snapshot_s(client)),
+        }
         missing = ""
         try:
             messages()
@@ -48,11 +53,28 @@ def rows(quick: bool = False) -> list[Row]:
         first = absent(whole, "s", missing, peer, goal)
     during = Sample(tuple(pushing.took_ms))
     pushed = f"push of {PUSHED} rows beside a snapshot, p99"
-    longest = f"{len(during.values)} pushes, the longest {max(during.values):.1f} ms; without {max(quiet.values):.1f}"
+    longest = (
+        f"{len(during.values)} pushes, the longest {max(during.values):.1f} ms; without"
+        f" {max(quiet.values):.1f}"
+    )
     return [
         first,
-        row(f"{whole}, beside pushes", found["ours, beside pushes"], "s", "nobody pushes", found["ours"]),
-        row(pushed, p99(during), "ms", "no snapshot", p99(quiet), Goal("value_at_most", 10), note=longest),
+        row(
+            f"{whole}, beside pushes",
+            found["ours, beside pushes"],
+            "s",
+            "nobody pushes",
+            found["ours"],
+        ),
+        row(
+            pushed,
+            p99(during),
+            "ms",
+            "no snapshot",
+            p99(quiet),
+            Goal("value_at_most", 10),
+            note=longest,
+        ),
     ]
 
 
@@ -67,7 +89,10 @@ def p99(sample: Sample) -> float:
 def ours(folder: str) -> Iterator[Any]:
     from clipper.params import Client
 
-    with process(folder, "bench.system.params_snapshot") as address, Client([address], token=TOKEN, answer_s=120.0) as client:
+    with (
+        process(folder, "bench.system.params_snapshot") as address,
+        Client([address], token=TOKEN, answer_s=120.0) as client,
+    ):
         yield client
 
 

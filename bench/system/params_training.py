@@ -1,8 +1,10 @@
-"""A model trained through three shards, one of which is killed in the middle, beside the same run undisturbed.
+"""A model trained through three shards, one of which is killed in the middle, beside the same run
+undisturbed.
 
-A factorization machine in two fields (users, items), on clicks drawn from one with known factors. One worker alone sees the very
-same parameters after the kill as without it, to the bit: each push counts once. Several at once differ from run to run, since who
-comes first is chance; there the kill must be lost in that.
+A factorization machine in two fields (users, items), on clicks drawn from one with known factors.
+One worker alone sees the very same parameters after the kill as without it, to the bit: each push
+counts once. Several at once differ from run to run, since who comes first is chance; there the kill
+must be lost in that.
 """
 
 import os
@@ -24,7 +26,9 @@ SHARDS, DIM, BATCH = 3, 8, 256
 USERS, ITEMS = 400, 200
 ITEM = 1 << 40  # ids of items begin here
 PATIENCE_S = 60.0
-TABLE = TableSpec("factors", DIM, optimizer="adagrad", optimizer_settings={"rate": 0.1}, initializer="normal")
+TABLE = TableSpec(
+    "factors", DIM, optimizer="adagrad", optimizer_settings={"rate": 0.1}, initializer="normal"
+)
 Array = np.ndarray[Any, Any]
 
 
@@ -63,20 +67,27 @@ def step(client: Client, batch: tuple[Array, Array, Array]) -> None:
     u, i = client.pull(TABLE.name, users), client.pull(TABLE.name, items)
     error = (sigmoid((u * i).sum(axis=1) + variables["bias"][0]) - clicked)[:, None]
     ids, gradients = np.concatenate([users, items]), np.concatenate([error * i, error * u])
-    client.push_gradients({"bias": error.mean(axis=0)}, {TABLE.name: (ids, gradients)}, versions=versions)
+    client.push_gradients(
+        {"bias": error.mean(axis=0)}, {TABLE.name: (ids, gradients)}, versions=versions
+    )
 
 
 def loss_of(client: Client) -> float:
     users, items, clicked = Clicks(99).draw(20_000)
     u, i = client.pull(TABLE.name, users), client.pull(TABLE.name, items)
-    chance = np.clip(sigmoid((u * i).sum(axis=1) + client.pull_variables()[1]["bias"][0]), 1e-6, 1 - 1e-6)
+    chance = np.clip(
+        sigmoid((u * i).sum(axis=1) + client.pull_variables()[1]["bias"][0]), 1e-6, 1 - 1e-6
+    )
     return float(-np.mean(clicked * np.log(chance) + (1 - clicked) * np.log(1 - chance)))
 
 
 class Worker(threading.Thread):
     def __init__(self, folder: str, number: int, steps: int, middle: threading.Barrier) -> None:
         super().__init__(name=f"worker-{number}")
-        self._client, self._clicks = Client(folder, worker=number + 1, patience_s=PATIENCE_S), Clicks(100 + number)
+        self._client, self._clicks = (
+            Client(folder, worker=number + 1, patience_s=PATIENCE_S),
+            Clicks(100 + number),
+        )
         self._steps, self._middle = steps, middle
         self.failed: Exception | None = None
 
@@ -94,14 +105,19 @@ class Worker(threading.Thread):
 
 
 def train(folder: Path | str, *, workers: int, steps: int, kills: bool) -> Trained:
-    """kills: shard 1, by SIGKILL, while the workers are in the middle of their steps. Raises what a worker failed by."""
-    local = LocalSet(ParamsSettings(shards=SHARDS, replicas=1, folder=str(folder), snapshot_s=0.0)).start()
+    """kills: shard 1, by SIGKILL, while the workers are in the middle of their steps. Raises what a
+    worker failed by."""
+    local = LocalSet(
+        ParamsSettings(shards=SHARDS, replicas=1, folder=str(folder), snapshot_s=0.0)
+    ).start()
     killed = 0
     try:
         local.wait_ready(PATIENCE_S)
         with Client(str(folder), patience_s=PATIENCE_S) as client:
             bias: Any = np.zeros(1, np.float32)
-            client.push_model({"bias": bias}, [TABLE], optimizer="sgd", optimizer_settings={"rate": 0.05})
+            client.push_model(
+                {"bias": bias}, [TABLE], optimizer="sgd", optimizer_settings={"rate": 0.05}
+            )
             middle = threading.Barrier(workers + 1)
             each = [Worker(str(folder), k, steps, middle) for k in range(workers)]
             for worker in each:
@@ -112,10 +128,16 @@ def train(folder: Path | str, *, workers: int, steps: int, kills: bool) -> Train
                 killed = 1
             for worker in each:
                 worker.join()
-            if failed := next((worker.failed for worker in each if worker.failed is not None), None):
+            if failed := next(
+                (worker.failed for worker in each if worker.failed is not None), None
+            ):
                 raise failed
-            rows = client.pull(TABLE.name, np.concatenate([np.arange(USERS), np.arange(ITEMS) + ITEM]))
-            return Trained(loss_of(client), rows, float(client.pull_variables()[1]["bias"][0]), killed)
+            rows = client.pull(
+                TABLE.name, np.concatenate([np.arange(USERS), np.arange(ITEMS) + ITEM])
+            )
+            return Trained(
+                loss_of(client), rows, float(client.pull_variables()[1]["bias"][0]), killed
+            )
     finally:
         local.stop(snapshot=False)
 
@@ -128,11 +150,27 @@ def rows(quick: bool = False) -> list[Row]:
             return train(folder, workers=workers, steps=steps, kills=kills)
 
     alone = [one(1, kills) for kills in (False, True)]
-    differs = float(np.abs(alone[0].rows - alone[1].rows).max()) + abs(alone[0].bias - alone[1].bias)
+    differs = float(np.abs(alone[0].rows - alone[1].rows).max()) + abs(
+        alone[0].bias - alone[1].bias
+    )
     many = [(one(3, False).loss, one(3, True).loss) for _ in range(turns)]
     calm, disturbed = (Sample(values) for values in zip(*many, strict=True))
     note = f"{steps} steps of {BATCH}, shard 1 of {SHARDS} killed in the middle"
     return [
-        row("one worker: largest difference of a parameter", differs, "", goal=Goal("value_at_most", 0), note=note),
-        row("three workers: loss", disturbed, "nats", "nothing killed", calm, Goal("at_most", 1.01), note=note),
+        row(
+            "one worker: largest difference of a parameter",
+            differs,
+            "",
+            goal=Goal("value_at_most", 0),
+            note=note,
+        ),
+        row(
+            "three workers: loss",
+            disturbed,
+            "nats",
+            "nothing killed",
+            calm,
+            Goal("at_most", 1.01),
+            note=note,
+        ),
     ]

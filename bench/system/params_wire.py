@@ -1,7 +1,9 @@
-"""Rows over a loopback socket: a shard of ours beside bare TCP, gRPC with the design document's messages, and Redis; and by
-memory that a shard on the same host shares, beside the same shard's unix socket.
+"""Rows over a loopback socket: a shard of ours beside bare TCP, gRPC with the design document's
+messages, and Redis; and by memory that a shard on the same host shares, beside the same shard's
+unix socket.
 
-`python -m bench.system.params_wire KIND` is one of them as a process: it prints its address, and serves until it is killed.
+`python -m bench.system.params_wire KIND` is one of them as a process: it prints its address, and
+serves until it is killed.
 """
 
 import shutil
@@ -44,13 +46,26 @@ def rows(quick: bool = False) -> list[Row]:
             except (ImportError, FileNotFoundError) as error:
                 missing[name] = f"not measured: {error}"
         draw = np.random.default_rng(1)
-        found = interleave({name: lambda ask=ask: p50_us(ask, draw, n) for name, ask in cases.items()}, turns)
+        found = interleave(
+            {name: lambda ask=ask: p50_us(ask, draw, n) for name, ask in cases.items()}, turns
+        )
     what = f"{ROWS} rows of {DIM} floats"
-    out = [row(f"pull of {what}, of bare TCP", found["ours"], "us", "bare TCP", found["bare TCP"], Goal("at_most", 2))]
+    out = [
+        row(
+            f"pull of {what}, of bare TCP",
+            found["ours"],
+            "us",
+            "bare TCP",
+            found["bare TCP"],
+            Goal("at_most", 2),
+        )
+    ]
     goals = {"gRPC, the document's messages": Goal("at_most", 0.1), "Redis MGET": None}
     for name, goal in goals.items():
         if name in found:
-            out.append(row(f"pull of {what}, of {name}", found["ours"], "us", name, found[name], goal))
+            out.append(
+                row(f"pull of {what}, of {name}", found["ours"], "us", name, found[name], goal)
+            )
         else:
             out.append(absent(f"pull of {what}, of {name}", "us", missing[name], name, goal))
     out.append(row(f"push of {what}", found["ours, pushed"], "us", "pull", found["ours"]))
@@ -58,7 +73,8 @@ def rows(quick: bool = False) -> list[Row]:
 
 
 def near(quick: bool) -> list[Row]:
-    """On one host: rows that are written where they are read, beside those that go through a socket."""
+    """On one host: rows that are written where they are read, beside those that go through a
+    socket."""
     from clipper.params import Client
     from clipper_container.tables import Tables
 
@@ -76,12 +92,33 @@ def near(quick: bool) -> list[Row]:
                 "container": lambda ids: tables.pull("bench", ids).sum(),
             }
             n, turns = (n // 8, 3) if quick else (n, turns)
-            asks = {name: lambda ask=ask, rows=rows, n=n: p50_us(ask, draw, n, rows) for name, ask in cases.items()}
+            asks = {
+                name: lambda ask=ask, rows=rows, n=n: p50_us(ask, draw, n, rows)
+                for name, ask in cases.items()
+            }
             found = interleave(asks, turns)
             what = f"pull of {rows} rows of {DIM} floats, and their sum"
             note = "unix socket, one host"
-            out.append(row(f"{what}, by shared memory", found["shared"], "us", "the same socket", found["socket"], note=note))
-            out.append(row(f"{what}, by a container's Tables", found["container"], "us", "Client", found["shared"], note=note))
+            out.append(
+                row(
+                    f"{what}, by shared memory",
+                    found["shared"],
+                    "us",
+                    "the same socket",
+                    found["socket"],
+                    note=note,
+                )
+            )
+            out.append(
+                row(
+                    f"{what}, by a container's Tables",
+                    found["container"],
+                    "us",
+                    "Client",
+                    found["shared"],
+                    note=note,
+                )
+            )
     return out
 
 
@@ -100,7 +137,9 @@ def p50_us(ask: Ask, draw: Any, n: int, rows: int = ROWS) -> float:
 
 @contextmanager
 def process(kind: str, module: str = "bench.system.params_wire", *more: str) -> Iterator[str]:
-    running = subprocess.Popen([sys.executable, "-m", module, kind, *more], stdout=subprocess.PIPE, text=True)
+    running = subprocess.Popen(
+        [sys.executable, "-m", module, kind, *more], stdout=subprocess.PIPE, text=True
+    )
     assert running.stdout is not None
     try:
         yield running.stdout.readline().strip()
@@ -113,11 +152,16 @@ def process(kind: str, module: str = "bench.system.params_wire", *more: str) -> 
 def ours(at: str = "") -> Iterator[Any]:
     from clipper.params import Client, TableSpec
 
-    with process("ours", "bench.system.params_wire", at) as address, Client([address], token=TOKEN) as client:
+    with (
+        process("ours", "bench.system.params_wire", at) as address,
+        Client([address], token=TOKEN) as client,
+    ):
         client.create(TableSpec("bench", DIM))
         ids = np.arange(TABLE)
         for at in range(0, TABLE, 4096):
-            client.push("bench", ids[at : at + 4096], np.ones((len(ids[at : at + 4096]), DIM), np.float32))
+            client.push(
+                "bench", ids[at : at + 4096], np.ones((len(ids[at : at + 4096]), DIM), np.float32)
+            )
         yield client
 
 
@@ -152,7 +196,9 @@ def over_grpc() -> Iterator[Ask]:
 
     request, tensor = messages()
     with process("grpc") as address, grpc.insecure_channel(f"127.0.0.1:{address}") as channel:
-        call = channel.unary_unary("/PServer/pull_embedding_vector", request.SerializeToString, tensor.FromString)
+        call = channel.unary_unary(
+            "/PServer/pull_embedding_vector", request.SerializeToString, tensor.FromString
+        )
 
         def ask(ids: Any) -> Any:
             answer = call(request(name="bench", ids=ids.tolist()))
@@ -168,7 +214,13 @@ def messages() -> tuple[Any, Any]:
     file = descriptor_pb2.FileDescriptorProto(name="pserver.proto", syntax="proto3")
     fields = {
         "PullEmbeddingVectorRequest": [("name", 1, 9, 1), ("ids", 2, 3, 3)],
-        "Tensor": [("name", 1, 9, 1), ("data_type", 2, 5, 1), ("dim", 3, 3, 3), ("content", 4, 12, 1), ("indices", 5, 3, 3)],
+        "Tensor": [
+            ("name", 1, 9, 1),
+            ("data_type", 2, 5, 1),
+            ("dim", 3, 3, 3),
+            ("content", 4, 12, 1),
+            ("indices", 5, 3, 3),
+        ],
     }
     for name, its in fields.items():
         message = file.message_type.add(name=name)
@@ -248,11 +300,21 @@ def serve_grpc() -> None:
 
     def pull(asked: Any, _: Any) -> Any:
         found = np.take(table, np.array(asked.ids, np.int64), axis=0)
-        return tensor(name=asked.name, data_type=5, dim=found.shape, content=found.tobytes(), indices=asked.ids)
+        return tensor(
+            name=asked.name,
+            data_type=5,
+            dim=found.shape,
+            content=found.tobytes(),
+            indices=asked.ids,
+        )
 
-    handler = grpc.unary_unary_rpc_method_handler(pull, request.FromString, tensor.SerializeToString)
+    handler = grpc.unary_unary_rpc_method_handler(
+        pull, request.FromString, tensor.SerializeToString
+    )
     server = grpc.server(ThreadPoolExecutor(2))
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("PServer", {"pull_embedding_vector": handler}),))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("PServer", {"pull_embedding_vector": handler}),)
+    )
     print(server.add_insecure_port("127.0.0.1:0"), flush=True)
     server.start()
     server.wait_for_termination()

@@ -1,8 +1,10 @@
-"""What a competent user would write without clipper: Future + queue + thread + np.stack + unix socket + LRU dict.
+"""What a competent user would write without clipper: Future + queue + thread + np.stack + unix
+socket + LRU dict.
 
-It is no straw man: the fastest queue of the standard library (SimpleQueue, far cheaper than queue.Queue), batches as
-large as what waits, one system call each way, an LRU of one dict and one lock. It has no deadlines, no metrics, no
-joining of equal queries and no recovery: it does less than the thing it is compared with.
+It is no straw man: the fastest queue of the standard library (SimpleQueue, far cheaper than
+queue.Queue), batches as large as what waits, one system call each way, an LRU of one dict and one
+lock. It has no deadlines, no metrics, no joining of equal queries and no recovery: it does less
+than the thing it is compared with.
 """
 
 import asyncio
@@ -28,12 +30,15 @@ from bench.harness import Row, Sample, awaited_ns, interleave, per_call_ns, row,
 HEAD = struct.Struct("<II")  # rows, elements of a row
 BATCH_MAX = 1024
 
-Item = tuple[bytes | None, Any, Future[Any] | None]  # key (None: x is an array of rows), x, future (None: the end)
+Item = tuple[
+    bytes | None, Any, Future[Any] | None
+]  # key (None: x is an array of rows), x, future (None: the end)
 Batch = list[Any]
 
 
 class Reference:
-    """One model in a process of its own, behind `predict(x) -> Future`. x: `dtype`[n], all of the same length."""
+    """One model in a process of its own, behind `predict(x) -> Future`. x: `dtype`[n], all of the
+    same length."""
 
     def __init__(self, cache_entries: int = 100_000, dtype: str = "f8") -> None:
         self._cache: OrderedDict[bytes, float] = OrderedDict()
@@ -88,7 +93,8 @@ class Reference:
         self.close()
 
     def _run(self) -> None:
-        """The IO thread. One thread for both ways: a second one would cost another hop, 40 us of round trip."""
+        """The IO thread. One thread for both ways: a second one would cost another hop, 40 us of
+        round trip."""
         buffer = bytearray(1 << 20)
         while batch := self._next_batch():
             many = batch[0][0] is None
@@ -127,7 +133,9 @@ class Reference:
 
     def _remember(self, batch: Batch, values: list[float]) -> None:
         with self._lock:
-            self._cache.update((key, value) for (key, _, _), value in zip(batch, values, strict=True))
+            self._cache.update(
+                (key, value) for (key, _, _), value in zip(batch, values, strict=True)
+            )
             while len(self._cache) > self._cache_entries:
                 self._cache.popitem(last=False)
 
@@ -172,8 +180,11 @@ def distinct(n: int, width: int = 1) -> Callable[[], list[NDArray[np.float64]]]:
     return fresh
 
 
-def measures(cached: Reference, uncached: Reference, quick: bool = False) -> dict[str, Callable[[], float]]:
-    """Name -> a run that returns ns a prediction; for `interleave`, beside the runs of what is compared."""
+def measures(
+    cached: Reference, uncached: Reference, quick: bool = False
+) -> dict[str, Callable[[], float]]:
+    """Name -> a run that returns ns a prediction; for `interleave`, beside the runs of what is
+    compared."""
     n = 500 if quick else 5000
     known = [np.array([float(i)]) for i in range(100)]
     for x in known:
@@ -199,13 +210,20 @@ def measures(cached: Reference, uncached: Reference, quick: bool = False) -> dic
 def main(quick: bool) -> list[Row]:
     with Reference() as cached, Reference(cache_entries=0) as uncached:
         samples = interleave(measures(cached, uncached, quick), repetitions=3 if quick else 15)
-    micro = {name: Sample(tuple(v / 1000 for v in sample.values)) for name, sample in samples.items()}
+    micro = {
+        name: Sample(tuple(v / 1000 for v in sample.values)) for name, sample in samples.items()
+    }
     return [
         row("reference: cache hit", samples["hit"], "ns"),
         row("reference: miss, 1000 outstanding", samples["miss"], "ns"),
         row("reference: RTT, one outstanding", micro["rtt"], "us"),
         row("reference: RTT awaited on uvloop", micro["rtt awaited"], "us"),
-        row("reference: bulk, a prediction", samples["bulk"], "ns", note="4096 rows of f64[1] in one frame"),
+        row(
+            "reference: bulk, a prediction",
+            samples["bulk"],
+            "ns",
+            note="4096 rows of f64[1] in one frame",
+        ),
     ]
 
 

@@ -1,4 +1,5 @@
-"""The registry: a transaction, a change until it is seen, a mirror of 20 000 records; writers of one file; an etcd that hangs."""
+"""The registry: a transaction, a change until it is seen, a mirror of 20 000 records; writers of
+one file; an etcd that hangs."""
 
 import contextlib
 import multiprocessing
@@ -33,7 +34,11 @@ def main(quick: bool) -> list[Row]:
             rows.append(absent(f"{kind}: transaction", "us", f"no {program} on this machine"))
             continue
         with _opened(kind) as (store, bare):
-            rows += [*_transactions(kind, store, bare, quick), *_seen(kind, store, quick), _bootstrap(kind, store, quick)]
+            rows += [
+                *_transactions(kind, store, bare, quick),
+                *_seen(kind, store, quick),
+                _bootstrap(kind, store, quick),
+            ]
     return [*rows, *_contention(quick), *_loss(quick)]
 
 
@@ -52,7 +57,10 @@ def _opened(kind: str) -> Iterator[tuple[Store, Callable[[], Any]]]:
             raw.execute("create table kv (key blob primary key, value blob) without rowid")
             held.callback(raw.close)
             store = held.enter_context(open_store(f"sqlite:{folder}/state.db"))
-            yield store, lambda: raw.execute("insert or replace into kv values (?, ?)", (b"a", VALUE))
+            yield (
+                store,
+                lambda: raw.execute("insert or replace into kv values (?, ?)", (b"a", VALUE)),
+            )
         elif kind == "redis":
             store = held.enter_context(open_store(held.enter_context(store_servers.redis())))
             client: Any = store._redis  # type: ignore[attr-defined]
@@ -74,7 +82,9 @@ def _bare_put(store: Any) -> Callable[[], Any]:
     path, _, answer = method("KV.Txn")
     put = message("RequestOp")(request_put=message("PutRequest")(key=b"bare", value=VALUE))
     request = message("TxnRequest")(success=[put])
-    call = store._line._channel(0).unary_unary(path, type(request).SerializeToString, answer.FromString)
+    call = store._line._channel(0).unary_unary(
+        path, type(request).SerializeToString, answer.FromString
+    )
     return lambda: call(request, timeout=5)
 
 
@@ -95,7 +105,12 @@ def _transactions(kind: str, store: Store, bare: Callable[[], Any], quick: bool)
 
     cases = {"ours": lambda: _per_call_us(count, swap), "bare": lambda: _per_call_us(count, bare)}
     found = interleave(cases, 3 if quick else 7)
-    names = {"memory": "a dict and a lock", "sqlite": "bare sqlite3", "redis": "SET", "etcd": "bare grpcio"}
+    names = {
+        "memory": "a dict and a lock",
+        "sqlite": "bare sqlite3",
+        "redis": "SET",
+        "etcd": "bare grpcio",
+    }
     yield row(f"{kind}: compare and put", found["ours"], "us", names[kind], found["bare"])
 
 
@@ -127,9 +142,16 @@ def _bootstrap(kind: str, store: Store, quick: bool) -> Row:
     """Until the mirror can be asked for any record."""
     count = 2000 if quick else RECORDS
     copies = {"node-1": Copy(1, 2, 123_456)}
-    models = [MeshModel(id=f"m{i:05}", type="onnx", path=f"/models/m{i:05}.onnx", copies=copies, used_ms=1) for i in range(count)]
+    models = [
+        MeshModel(
+            id=f"m{i:05}", type="onnx", path=f"/models/m{i:05}.onnx", copies=copies, used_ms=1
+        )
+        for i in range(count)
+    ]
     for first in range(0, count, 100):
-        store.txn((), [Put(f"{MODELS}{model.id}", encode(model)) for model in models[first : first + 100]])
+        store.txn(
+            (), [Put(f"{MODELS}{model.id}", encode(model)) for model in models[first : first + 100]]
+        )
 
     def listed() -> float:
         begun = time.perf_counter()
@@ -144,7 +166,9 @@ def _bootstrap(kind: str, store: Store, quick: bool) -> Row:
 
     found = interleave({"ours": mirrored, "bare": listed}, 3 if quick else 7)
     goal = Goal("value_at_most", 0.2) if kind == "etcd" else None
-    return row(f"{kind}: mirror of {count} records", found["ours"], "s", "range alone", found["bare"], goal)
+    return row(
+        f"{kind}: mirror of {count} records", found["ours"], "s", "range alone", found["bare"], goal
+    )
 
 
 # -- writers of one file
@@ -177,7 +201,8 @@ def _waits(put: Callable[[], Any], seconds: float) -> list[float]:
 
 
 def _contention(quick: bool) -> Iterator[Row]:
-    """Four processes write one file as fast as they can; the longest that one of them had to wait."""
+    """Four processes write one file as fast as they can; the longest that one of them had to
+    wait."""
     spawn, seconds = multiprocessing.get_context("spawn"), 0.5 if quick else 2.0
 
     def run(work: Callable[..., None]) -> list[float]:
@@ -189,7 +214,9 @@ def _contention(quick: bool) -> Iterator[Row]:
                 raw.execute("create table kv (key blob primary key, value blob) without rowid")
                 raw.close()
             found = spawn.Queue()
-            writers = [spawn.Process(target=work, args=(path, seconds, found)) for _ in range(WRITERS)]
+            writers = [
+                spawn.Process(target=work, args=(path, seconds, found)) for _ in range(WRITERS)
+            ]
             for writer in writers:
                 writer.start()
             waits = [wait for _ in writers for wait in found.get()]
@@ -198,11 +225,24 @@ def _contention(quick: bool) -> Iterator[Row]:
             return sorted(waits)
 
     turns = [(run(_write_ours), run(_write_bare)) for _ in range(1 if quick else 3)]
-    ours, bare = (Sample(tuple(len(waits) / seconds for waits in side)) for side in zip(*turns, strict=True))
-    yield row(f"sqlite: {WRITERS} processes write", ours, "1/s", "bare sqlite3, its own waiting", bare)
+    ours, bare = (
+        Sample(tuple(len(waits) / seconds for waits in side)) for side in zip(*turns, strict=True)
+    )
+    yield row(
+        f"sqlite: {WRITERS} processes write", ours, "1/s", "bare sqlite3, its own waiting", bare
+    )
     for name, at in (("p99", 0.99), ("longest", 1.0)):
-        ours, bare = (Sample(tuple(waits[int((len(waits) - 1) * at)] for waits in side)) for side in zip(*turns, strict=True))
-        yield row(f"sqlite: {WRITERS} processes write, {name} wait", ours, "ms", "bare sqlite3, its own waiting", bare)
+        ours, bare = (
+            Sample(tuple(waits[int((len(waits) - 1) * at)] for waits in side))
+            for side in zip(*turns, strict=True)
+        )
+        yield row(
+            f"sqlite: {WRITERS} processes write, {name} wait",
+            ours,
+            "ms",
+            "bare sqlite3, its own waiting",
+            bare,
+        )
 
 
 # -- an etcd that hangs
@@ -224,7 +264,9 @@ def _loss(quick: bool) -> Iterator[Row]:
         while not _put(store):
             time.sleep(0.005)
         mirror.wait_for(lambda m: m.trouble is None and m.get("back") == VALUE, 20)
-        yield row("etcd hangs (SIGSTOP): the mirror knows", noticed, "s", goal=Goal("value_at_most", 5.0))
+        yield row(
+            "etcd hangs (SIGSTOP): the mirror knows", noticed, "s", goal=Goal("value_at_most", 5.0)
+        )
         yield row("and follows again, after SIGCONT", time.perf_counter() - begun, "s")
 
 

@@ -1,8 +1,10 @@
-"""HTTP: requests a second, CPU a request and latency of our server, beside the least that uvloop and httptools can do.
+"""HTTP: requests a second, CPU a request and latency of our server, beside the least that uvloop
+and httptools can do.
 
-Four processes, asked in turns by one load generator on the same machine: ours, ours without the door (Python answers all), one
-that reads a request and always writes the same answer (the ceiling), and one that also reads the numbers of its JSON (msgspec,
-numpy). CPU is that of the server's process: parsing, cache, queue, answer; the model's process is another.
+Four processes, asked in turns by one load generator on the same machine: ours, ours without the
+door (Python answers all), one that reads a request and always writes the same answer (the ceiling),
+and one that also reads the numbers of its JSON (msgspec, numpy). CPU is that of the server's
+process: parsing, cache, queue, answer; the model's process is another.
 """
 
 import itertools
@@ -20,7 +22,8 @@ CONNECTIONS = 64
 
 @dataclass(frozen=True)
 class Case:
-    """A request of one kind: the path, and the JSON before and after a number that makes each input another one."""
+    """A request of one kind: the path, and the JSON before and after a number that makes each input
+    another one."""
 
     path: str
     before: str
@@ -48,9 +51,12 @@ def case(name: str, size: int) -> Case:
 def binary(name: str, size: int) -> Next:
     """An infer request of one row, always the same, as bytes behind its JSON."""
     data = np.random.default_rng(size).random(size).tobytes()
-    tensor = f'{{"name":"input","shape":[1,{size}],"datatype":"FP64","parameters":{{"binary_data_size":{len(data)}}}}}'
+    tensor = f'{{"name":"input","shape":[1,{size}],"datatype":"FP64","parameters":{{"binary_data_size":{len(data)}}}}}'  # noqa: E501
     text = f'{{"inputs":[{tensor}],"parameters":{{"binary_data_output":true}}}}'.encode()
-    head = f"POST /v2/models/{name}/infer HTTP/1.1\r\nHost: bench\r\nInference-Header-Content-Length: {len(text)}\r\n"
+    head = (
+        f"POST /v2/models/{name}/infer HTTP/1.1\r\nHost: bench\r\nInference-Header-Content-Length:"
+        f" {len(text)}\r\n"
+    )
     always = f"{head}Content-Length: {len(text) + len(data)}\r\n\r\n".encode() + text + data
     return lambda: always
 
@@ -67,7 +73,9 @@ class Turns:
     p50_us: Sample
 
 
-def take_turns(cases: "dict[str, tuple[Process, Next]]", connections: int, seconds: float, turns: int) -> dict[str, Turns]:
+def take_turns(
+    cases: "dict[str, tuple[Process, Next]]", connections: int, seconds: float, turns: int
+) -> dict[str, Turns]:
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in cases}
     for turn in range(-1, turns):
         for name, (process, requests) in cases.items():
@@ -76,7 +84,10 @@ def take_turns(cases: "dict[str, tuple[Process, Next]]", connections: int, secon
             cpu_us = (process.cpu_s() - before) / len(one.latency_us) * 1e6
             if turn >= 0:
                 found[name].append((one.per_s, cpu_us, one.quantile_us(0.5)))
-    return {name: Turns(*(Sample(values) for values in zip(*rows, strict=True))) for name, rows in found.items()}
+    return {
+        name: Turns(*(Sample(values) for values in zip(*rows, strict=True)))
+        for name, rows in found.items()
+    }
 
 
 def checked(found: Found) -> Found:
@@ -87,7 +98,12 @@ def checked(found: Found) -> Found:
 
 def main(quick: bool) -> list[Row]:
     seconds, turns = (0.2, 1) if quick else (1.5, 5)
-    with http_servers.running("ours", "python", "trivial", "parsing") as (ours, python, trivial, parsing):
+    with http_servers.running("ours", "python", "trivial", "parsing") as (
+        ours,
+        python,
+        trivial,
+        parsing,
+    ):
         busy = take_turns(
             {
                 "hit": (ours, ONE.requests(False)),
@@ -101,12 +117,20 @@ def main(quick: bool) -> list[Row]:
                 "miss 784": (ours, MANY.requests(True)),
                 "linear": (ours, LINEAR.requests(True)),
             },
-            CONNECTIONS, seconds, turns,
-        )  # fmt: skip
+            CONNECTIONS,
+            seconds,
+            turns,
+        )
         alone = take_turns(
-            {"hit": (ours, ONE.requests(False)), "miss": (ours, ONE.requests(True)), "ceiling": (trivial, ONE.requests(False))},
-            1, seconds, turns,
-        )  # fmt: skip
+            {
+                "hit": (ours, ONE.requests(False)),
+                "miss": (ours, ONE.requests(True)),
+                "ceiling": (trivial, ONE.requests(False)),
+            },
+            1,
+            seconds,
+            turns,
+        )
         rate = 0.5 * busy["linear"].per_s.median
         steady = checked(paced(ours.address, LINEAR.requests(True), rate, 2 * seconds))
     return [*busy_rows(busy), *alone_rows(alone), *steady_rows(steady, rate)]
@@ -125,25 +149,51 @@ def busy_rows(busy: dict[str, Turns]) -> list[Row]:
         "linear": ("ceiling", "trivial server", None),
     }
     names = {
-        "hit": "cache hit f64[1]", "hit 784": "cache hit f64[784]", "miss": "no-op model f64[1]",
-        "hit python": "cache hit f64[1], by Python", "hit binary": "cache hit f64[784], binary infer",
+        "hit": "cache hit f64[1]",
+        "hit 784": "cache hit f64[784]",
+        "miss": "no-op model f64[1]",
+        "hit python": "cache hit f64[1], by Python",
+        "hit binary": "cache hit f64[784], binary infer",
         "miss python": "no-op model f64[1], by Python",
-        "miss 784": "no-op model f64[784]", "linear": "linear digits model",
-    }  # fmt: skip
+        "miss 784": "no-op model f64[784]",
+        "linear": "linear digits model",
+    }
     for key, (anchor, what, goal) in anchors.items():
-        rows.append(row(f"{names[key]}: requests", busy[key].per_s, "1/s", what, busy[anchor].per_s, goal))
-        rows.append(row(f"{names[key]}: CPU a request", busy[key].cpu_us, "us", what, busy[anchor].cpu_us))
+        rows.append(
+            row(f"{names[key]}: requests", busy[key].per_s, "1/s", what, busy[anchor].per_s, goal)
+        )
+        rows.append(
+            row(f"{names[key]}: CPU a request", busy[key].cpu_us, "us", what, busy[anchor].cpu_us)
+        )
     return rows
 
 
 def alone_rows(alone: dict[str, Turns]) -> list[Row]:
     ceiling = alone["ceiling"].p50_us
     return [
-        row("one connection, cache hit: p50", alone["hit"].p50_us, "us", "trivial server", ceiling, Goal("at_most", 1.5)),
-        row("one connection, no-op model: p50", alone["miss"].p50_us, "us", "trivial server", ceiling),
+        row(
+            "one connection, cache hit: p50",
+            alone["hit"].p50_us,
+            "us",
+            "trivial server",
+            ceiling,
+            Goal("at_most", 1.5),
+        ),
+        row(
+            "one connection, no-op model: p50",
+            alone["miss"].p50_us,
+            "us",
+            "trivial server",
+            ceiling,
+        ),
     ]
 
 
 def steady_rows(steady: Found, rate: float) -> list[Row]:
-    note = f"linear digits model at Poisson times, {rate:.0f} a second: half of what the closed loop reached"
-    return [row(f"open loop: p{100 * q:g}", steady.quantile_us(q), "us", note=note) for q in (0.5, 0.99)]
+    note = (
+        f"linear digits model at Poisson times, {rate:.0f} a second: half of what the closed loop"
+        " reached"
+    )
+    return [
+        row(f"open loop: p{100 * q:g}", steady.quantile_us(q), "us", note=note) for q in (0.5, 0.99)
+    ]

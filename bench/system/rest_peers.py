@@ -1,8 +1,10 @@
-"""HTTP beside servers that others wrote, on the same models: requests a second, CPU a request, goodput at p99 of 20 ms.
+"""HTTP beside servers that others wrote, on the same models: requests a second, CPU a request,
+goodput at p99 of 20 ms.
 
-Ours and each peer that is installed (python -m bench.peers) take turns under one load generator on one machine; CPU is that of
-all processes of a server, the model's too. Goodput is the highest Poisson rate, found by bisection, at which the p99 counted from
-the time each request was meant to leave stays within 20 ms and every response is a 200.
+Ours and each peer that is installed (python -m bench.peers) take turns under one load generator on
+one machine; CPU is that of all processes of a server, the model's too. Goodput is the highest
+Poisson rate, found by bisection, at which the p99 counted from the time each request was meant to
+leave stays within 20 ms and every response is a 200.
 """
 
 import contextlib
@@ -26,14 +28,19 @@ SLO_US = 20_000.0
 MODELS = {"noop1": 1, "noop784": 784, "linear": 64}
 _SAID = {"noop1": "no-op f64[1]", "noop784": "no-op f64[784]", "linear": "linear digits model"}
 _TIMES = {  # how many times a peer's figure ours is to be; docs: GOALS of the frontend
-    "mosec": {"noop1": 3.0, "linear": 3.0}, "granian": {"noop1": 2.0, "linear": 3.0}, "ray": {"linear": 20.0},
-    "bentoml": {"linear": 20.0}, "litserve": {"linear": 20.0}, "mlserver": {"linear": 20.0},
-}  # fmt: skip
+    "mosec": {"noop1": 3.0, "linear": 3.0},
+    "granian": {"noop1": 2.0, "linear": 3.0},
+    "ray": {"linear": 20.0},
+    "bentoml": {"linear": 20.0},
+    "litserve": {"linear": 20.0},
+    "mlserver": {"linear": 20.0},
+}
 
 
 @dataclass
 class Asked:
-    """One server. asked: the path and the body of a model's queries.  cpu_s: of its processes so far."""
+    """One server. asked: the path and the body of a model's queries.  cpu_s: of its processes so
+    far."""
 
     name: str
     address: str
@@ -44,7 +51,9 @@ class Asked:
         path, body = self.asked(model, MODELS[model])
         rest = np.random.default_rng(7).random(MODELS[model] - 1).round(6).tolist()
         before, after = body.split("%s")
-        return Case(path, f"{before}[0.", "".join(f", {x}" for x in rest) + f"]{after}").requests(fresh=True)
+        return Case(path, f"{before}[0.", "".join(f", {x}" for x in rest) + f"]{after}").requests(
+            fresh=True
+        )
 
 
 def below(pid: int) -> float:
@@ -69,7 +78,10 @@ def below(pid: int) -> float:
 def ours() -> Iterator[Asked]:
     with http_servers.running("ours") as (process,):
         yield Asked(
-            "clipper", process.address, lambda model, _: (f"/api/{model}/predict", '{"input": %s}'), lambda: below(process.pid)
+            "clipper",
+            process.address,
+            lambda model, _: (f"/api/{model}/predict", '{"input": %s}'),
+            lambda: below(process.pid),
         )
 
 
@@ -92,7 +104,9 @@ def turn(server: Asked, model: str, seconds: float) -> tuple[float, float]:
     before = server.cpu_s()
     found = closed(server.address, server.requests(model), CONNECTIONS, seconds)
     if found.bad:
-        raise RuntimeError(f"{server.name}: {found.bad} of {len(found.latency_us)} responses were not 200")
+        raise RuntimeError(
+            f"{server.name}: {found.bad} of {len(found.latency_us)} responses were not 200"
+        )
     return found.per_s, (server.cpu_s() - before) / len(found.latency_us) * 1e6
 
 
@@ -113,8 +127,14 @@ def goodput(server: Asked, model: str, most: float, seconds: float, probes: int)
 
 
 def main(quick: bool, rows: list[str] | None = None) -> list[Row]:
-    names = [name for name, peer in PEERS.items() if peer.installed and (rows is None or name in rows)]
-    missing = [absent(name, "", f"not installed: python -m bench.peers {name}") for name in PEERS if name not in names]
+    names = [
+        name for name, peer in PEERS.items() if peer.installed and (rows is None or name in rows)
+    ]
+    missing = [
+        absent(name, "", f"not installed: python -m bench.peers {name}")
+        for name in PEERS
+        if name not in names
+    ]
     seconds, turns, probes = (0.3, 1, 2) if quick else (1.0, 3, 5)
     scans = digits.load()
     linear = LinearSVC(max_iter=50).fit(scans.train_x / 16, scans.train_y)
@@ -135,14 +155,36 @@ def main(quick: bool, rows: list[str] | None = None) -> list[Row]:
                     for figures, server in zip(both, (them, us), strict=True):
                         most = float(np.median(figures[model].per_s))
                         figures[model].goodput = goodput(server, model, most, seconds, probes)
-    return [one for name in names for one in told(name, found[name], found[f"clipper beside {name}"])] + missing
+    return [
+        one for name in names for one in told(name, found[name], found[f"clipper beside {name}"])
+    ] + missing
 
 
 def told(name: str, them: dict[str, Figures], us: dict[str, Figures]) -> Iterator[Row]:
     for model, said in _SAID.items():
         times = _TIMES.get(name, {}).get(model)
         goal = Goal("at_least", times) if times else None
-        yield row(f"{said}: requests", Sample(tuple(us[model].per_s)), "1/s", name, Sample(tuple(them[model].per_s)), goal)
-        yield row(f"{said}: CPU a request", Sample(tuple(us[model].cpu_us)), "us", name, Sample(tuple(them[model].cpu_us)))
+        yield row(
+            f"{said}: requests",
+            Sample(tuple(us[model].per_s)),
+            "1/s",
+            name,
+            Sample(tuple(them[model].per_s)),
+            goal,
+        )
+        yield row(
+            f"{said}: CPU a request",
+            Sample(tuple(us[model].cpu_us)),
+            "us",
+            name,
+            Sample(tuple(them[model].cpu_us)),
+        )
     ours_, theirs_ = us["linear"].goodput, them["linear"].goodput
-    yield row("linear digits model: goodput at p99 <= 20 ms", ours_, "1/s", name, theirs_, Goal("at_least", 3.0))
+    yield row(
+        "linear digits model: goodput at p99 <= 20 ms",
+        ours_,
+        "1/s",
+        name,
+        theirs_,
+        Goal("at_least", 3.0),
+    )

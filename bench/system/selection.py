@@ -34,44 +34,68 @@ def main(quick: bool, plot: Path | None = None) -> list[Row]:
 
 
 def feedback(quick: bool) -> list[Row]:
-    """Feedback of answers whose predictions are known, written to a journal that survives a kill, two models each."""
+    """Feedback of answers whose predictions are known, written to a journal that survives a kill,
+    two models each."""
     with tempfile.TemporaryDirectory() as folder, clipper.start(state=folder) as server:
         deploy(server)
         cases: dict[str, Callable[[], float]] = {}
         for policy in POLICIES:
-            app = server.app(policy.replace("_", "-"), models=["one", "two"], policy=policy, slo_ms=5000)
+            app = server.app(
+                policy.replace("_", "-"), models=["one", "two"], policy=policy, slo_ms=5000
+            )
             cases[f"{policy}: one by one"] = one_by_one(app)
             cases[f"{policy}: a list"] = a_list(app)
             cases[f"{policy}: an array"] = an_array(app, ARRAY // 10 if quick else ARRAY)
         found = interleave(cases, repetitions=1 if quick else 5, warmups=1)
     anchor = river_per_s(quick)
     rows = [
-        row(f"feedback, {name}", sample, "1/s", "river's learn_one" if anchor else "the paper's", anchor or PAPER_PER_S,
-            GOALS[name.split(": ")[1]], bounded_by=BOUNDS[name.split(": ")[1]])
+        row(
+            f"feedback, {name}",
+            sample,
+            "1/s",
+            "river's learn_one" if anchor else "the paper's",
+            anchor or PAPER_PER_S,
+            GOALS[name.split(": ")[1]],
+            bounded_by=BOUNDS[name.split(": ")[1]],
+        )
         for name, sample in found.items()
-    ]  # fmt: skip
+    ]
     if anchor is None:
         rows.append(absent("river's learn_one", "1/s", "river is not installed"))
     return rows
 
 
 def with_input(quick: bool) -> list[Row]:
-    """Feedback that gives the input again: its predictions come from the cache, or from the models."""
+    """Feedback that gives the input again: its predictions come from the cache, or from the
+    models."""
     count = 100 if quick else 1000
     with tempfile.TemporaryDirectory() as folder, clipper.start(state=folder) as server:
         deploy(server)
         deploy(server, "-uncached", cache=False)
         apps = {
             "cached": server.app("a", models=["one", "two"], policy="exp4", slo_ms=5000),
-            "not cached": server.app("b", models=["one-uncached", "two-uncached"], policy="exp4", slo_ms=5000),
+            "not cached": server.app(
+                "b", models=["one-uncached", "two-uncached"], policy="exp4", slo_ms=5000
+            ),
         }
-        found = interleave({name: told_by_input(app, count) for name, app in apps.items()}, 1 if quick else 5, warmups=1)
+        found = interleave(
+            {name: told_by_input(app, count) for name, app in apps.items()},
+            1 if quick else 5,
+            warmups=1,
+        )
     cached, plain = found["cached"], found["not cached"]
     return [
         row("feedback by input, not cached", plain, "1/s"),
-        row("feedback by input, cached", cached, "1/s", "not cached", plain, Goal("at_least", PAPER_RATIO),
-            note="one thread that waits for each"),
-    ]  # fmt: skip
+        row(
+            "feedback by input, cached",
+            cached,
+            "1/s",
+            "not cached",
+            plain,
+            Goal("at_least", PAPER_RATIO),
+            note="one thread that waits for each",
+        ),
+    ]
 
 
 def deploy(server: Any, suffix: str = "", **settings: Any) -> None:
@@ -138,7 +162,8 @@ def told_by_input(app: Any, count: int) -> Callable[[], float]:
 
 
 def river_per_s(quick: bool) -> float | None:
-    """Observations a second of a logistic regression on two votes: what stacking learns. None without river."""
+    """Observations a second of a logistic regression on two votes: what stacking learns. None
+    without river."""
     try:
         from river import linear_model
     except ImportError:

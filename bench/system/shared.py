@@ -1,7 +1,9 @@
-"""What shared memory saves for wide rows on one host, beside the same container over its unix socket.
+"""What shared memory saves for wide rows on one host, beside the same container over its unix
+socket.
 
-Two servers in one process, alike but for `shared_memory`, each with a container of a model that costs nothing; their runs
-alternate with a memcpy of the same rows, which is what any way of handing them over costs at least.
+Two servers in one process, alike but for `shared_memory`, each with a container of a model that
+costs nothing; their runs alternate with a memcpy of the same rows, which is what any way of handing
+them over costs at least.
 """
 
 from collections.abc import Callable
@@ -21,7 +23,9 @@ WIDTHS = (16, 64, 256)
 
 def cpu_ns(pid: int) -> float:
     """Processor time of a process so far."""
-    return sum(float(task.read_text().split()[0]) for task in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+    return sum(
+        float(task.read_text().split()[0]) for task in Path(f"/proc/{pid}/task").glob("*/schedstat")
+    )
 
 
 class Way:
@@ -32,7 +36,13 @@ class Way:
         for width in (1, WIDE, *WIDTHS):
             name = f"w{width}"
             type_ = "f64[1]" if width == 1 else f"f32[{width}]"
-            self.server.deploy(name, "bench.system.noop:first", input=type_, cache=False, batching={"size_max": 4096})
+            self.server.deploy(
+                name,
+                "bench.system.noop:first",
+                input=type_,
+                cache=False,
+                batching={"size_max": 4096},
+            )
         (replica,) = self.server.stats()["models"][f"w{WIDE}:1"]["replicas"]
         self.pid = replica["pid"]
         self.cpu: dict[str, list[float]] = {}
@@ -49,9 +59,13 @@ class Way:
             return lambda: per_call_ns(model.predict_many, [rows] * turns) / BULK_ROWS
 
         return {
-            "miss": self.counted("miss", lambda: window_ns(wide.predict, images * turns), len(images) * turns),
+            "miss": self.counted(
+                "miss", lambda: window_ns(wide.predict, images * turns), len(images) * turns
+            ),
             "bulk": self.counted(
-                "bulk", lambda: per_call_ns(wide.predict_many, [stack] * 4 * turns) / BULK_ROWS, BULK_ROWS * 4 * turns
+                "bulk",
+                lambda: per_call_ns(wide.predict_many, [stack] * 4 * turns) / BULK_ROWS,
+                BULK_ROWS * 4 * turns,
             ),
             "rtt": lambda: per_call_ns(narrow.predict, trips),
             "rtt wide": lambda: per_call_ns(wide.predict, images[: len(trips)]),
@@ -79,25 +93,73 @@ def main(quick: bool) -> list[Row]:
         cases |= {"copy": copy_ns(BULK_ROWS, 4 * WIDE)}
         order = sorted(cases, key=lambda name: name.split(" ", 1)[-1])
         found = interleave({name: cases[name] for name in order}, repetitions=3 if quick else 15)
-    per_s = {name: Sample(tuple(1e9 / ns for ns in sample.values)) for name, sample in found.items()}
+    per_s = {
+        name: Sample(tuple(1e9 / ns for ns in sample.values)) for name, sample in found.items()
+    }
     rows = []
     for way, goal in (("shared", 1.5e6), ("unix", 0.7e6)):
         rows.append(
-            row(f"miss, 1000 outstanding, f32[{WIDE}], {way}", per_s[f"{way} miss"], "/s", "unix", per_s["unix miss"],
-                Goal("value_at_least", goal))
-        )  # fmt: skip
+            row(
+                f"miss, 1000 outstanding, f32[{WIDE}], {way}",
+                per_s[f"{way} miss"],
+                "/s",
+                "unix",
+                per_s["unix miss"],
+                Goal("value_at_least", goal),
+            )
+        )
     for way in ("shared", "unix"):
         goal_bulk = Goal("at_least", 0.5) if way == "shared" else None
-        rows.append(row(f"bulk, f32[{WIDE}], {way}", per_s[f"{way} bulk"], "/s", "memcpy", per_s["copy"], goal_bulk))
-        rows.append(row(f"bulk, {way}", float(4 * WIDE / found[f"{way} bulk"].median), "GB/s", "memcpy",
-                        float(4 * WIDE / found["copy"].median)))  # fmt: skip
+        rows.append(
+            row(
+                f"bulk, f32[{WIDE}], {way}",
+                per_s[f"{way} bulk"],
+                "/s",
+                "memcpy",
+                per_s["copy"],
+                goal_bulk,
+            )
+        )
+        rows.append(
+            row(
+                f"bulk, {way}",
+                float(4 * WIDE / found[f"{way} bulk"].median),
+                "GB/s",
+                "memcpy",
+                float(4 * WIDE / found["copy"].median),
+            )
+        )
     for name in ("miss", "bulk"):
-        rows.append(row(f"container's CPU, {name}", mean(shared.cpu[name]), "ns", "unix", mean(unix.cpu[name]),
-                        Goal("at_most", 0.1) if name == "bulk" else None))  # fmt: skip
+        rows.append(
+            row(
+                f"container's CPU, {name}",
+                mean(shared.cpu[name]),
+                "ns",
+                "unix",
+                mean(unix.cpu[name]),
+                Goal("at_most", 0.1) if name == "bulk" else None,
+            )
+        )
     for name, title in (("rtt", "RTT, f64[1]"), ("rtt wide", f"RTT, f32[{WIDE}]")):
-        rows.append(row(title, scaled(found[f"shared {name}"], 1e-3), "us", "unix", scaled(found[f"unix {name}"], 1e-3)))
+        rows.append(
+            row(
+                title,
+                scaled(found[f"shared {name}"], 1e-3),
+                "us",
+                "unix",
+                scaled(found[f"unix {name}"], 1e-3),
+            )
+        )
     for width in WIDTHS:
-        rows.append(row(f"bulk, f32[{width}]", found[f"shared bulk {width}"], "ns", "unix", found[f"unix bulk {width}"]))
+        rows.append(
+            row(
+                f"bulk, f32[{width}]",
+                found[f"shared bulk {width}"],
+                "ns",
+                "unix",
+                found[f"unix bulk {width}"],
+            )
+        )
     return rows
 
 

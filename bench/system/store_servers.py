@@ -16,9 +16,24 @@ def etcd(*options: str) -> Iterator[str]:
     """Its URL. options: of the command."""
     ours, theirs = (f"http://127.0.0.1:{port}" for port in free_ports(2))
     with tempfile.TemporaryDirectory(prefix="etcd-") as folder:
-        command = ["etcd", "--data-dir", folder, "--listen-client-urls", ours, "--advertise-client-urls", ours,
-                   "--listen-peer-urls", theirs, "--initial-advertise-peer-urls", theirs, "--log-level", "error",
-                   "--initial-cluster", f"default={theirs}", *options]  # fmt: skip
+        command = [
+            "etcd",
+            "--data-dir",
+            folder,
+            "--listen-client-urls",
+            ours,
+            "--advertise-client-urls",
+            ours,
+            "--listen-peer-urls",
+            theirs,
+            "--initial-advertise-peer-urls",
+            theirs,
+            "--log-level",
+            "error",
+            "--initial-cluster",
+            f"default={theirs}",
+            *options,
+        ]
         with _running(command, ("127.0.0.1", int(ours.rpartition(":")[2]))):
             yield ours.replace("http", "etcd", 1)
 
@@ -34,8 +49,21 @@ def redis() -> Iterator[str]:
     """Its URL; every write is on disk before it is answered."""
     with tempfile.TemporaryDirectory(prefix="redis-") as folder:
         door = f"{folder}/s"
-        command = ["redis-server", "--port", "0", "--unixsocket", door, "--dir", folder, "--save", "", "--appendonly", "yes",
-                   "--appendfsync", "always"]  # fmt: skip
+        command = [
+            "redis-server",
+            "--port",
+            "0",
+            "--unixsocket",
+            door,
+            "--dir",
+            folder,
+            "--save",
+            "",
+            "--appendonly",
+            "yes",
+            "--appendfsync",
+            "always",
+        ]
         with _running(command, door):
             yield f"unix://{door}"
 

@@ -1,4 +1,5 @@
-"""Streams: how many records a second go from one Redis Stream to another through a model, beside a bare loop of redis-py."""
+"""Streams: how many records a second go from one Redis Stream to another through a model, beside a
+bare loop of redis-py."""
 
 import contextlib
 import json
@@ -12,7 +13,10 @@ from typing import Any
 import clipper
 from bench.harness import Goal, Row, absent, interleave, row
 
-NAME, ANCHOR = "records a second, in to out", "a bare loop: XREADGROUP, then XADD and XACK in one MULTI, 64 at a time"
+NAME, ANCHOR = (
+    "records a second, in to out",
+    "a bare loop: XREADGROUP, then XADD and XACK in one MULTI, 64 at a time",
+)
 GOAL = Goal("at_least", 0.5)
 
 
@@ -20,7 +24,9 @@ def main(quick: bool) -> list[Row]:
     try:
         import redis
     except ImportError:
-        return [absent(NAME, "1/s", "not installed: pip install 'clipper-serving[redis]'", ANCHOR, GOAL)]
+        return [
+            absent(NAME, "1/s", "not installed: pip install 'clipper-serving[redis]'", ANCHOR, GOAL)
+        ]
     if shutil.which("redis-server") is None:
         return [absent(NAME, "1/s", "no redis-server: python tools/fetch.py redis", ANCHOR, GOAL)]
     n = 500 if quick else 20_000
@@ -44,14 +50,28 @@ def redis_server() -> Iterator[str]:
     import redis
 
     with tempfile.TemporaryDirectory() as folder:
-        words = ["redis-server", "--port", "0", "--unixsocket", f"{folder}/s", "--dir", folder,
-                 "--save", "", "--appendonly", "yes"]  # fmt: skip
+        words = [
+            "redis-server",
+            "--port",
+            "0",
+            "--unixsocket",
+            f"{folder}/s",
+            "--dir",
+            folder,
+            "--save",
+            "",
+            "--appendonly",
+            "yes",
+        ]
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
         url = f"unix://{folder}/s"
         try:
             until = time.monotonic() + 20
             while True:
-                with contextlib.suppress(redis.exceptions.RedisError), redis.Redis.from_url(url) as client:
+                with (
+                    contextlib.suppress(redis.exceptions.RedisError),
+                    redis.Redis.from_url(url) as client,
+                ):
                     client.ping()
                     break
                 if time.monotonic() > until:
@@ -86,7 +106,8 @@ def through(server: clipper.ClipperServer, client: Any, url: str, n: int) -> Cal
 
 
 def bare(client: Any, n: int) -> Callable[[], float]:
-    """What one would write by hand, with the same fields in and out and the same arithmetic, one record after another."""
+    """What one would write by hand, with the same fields in and out and the same arithmetic, one
+    record after another."""
 
     def measure() -> float:
         filled(client, n)
@@ -99,8 +120,18 @@ def bare(client: Any, n: int) -> Callable[[], float]:
                 for id, fields in entries:
                     name = id.decode()
                     output = json.dumps(sum(map(float, json.loads(fields[b"input"]))))
-                    answer = {"id": name, "entry": name, "output": output, "confidence": "1", "agreement": "1", "default": 0,
-                              "models": "total:1", "missing": "", "latency_us": 0, "prediction": name}  # fmt: skip
+                    answer = {
+                        "id": name,
+                        "entry": name,
+                        "output": output,
+                        "confidence": "1",
+                        "agreement": "1",
+                        "default": 0,
+                        "models": "total:1",
+                        "missing": "",
+                        "latency_us": 0,
+                        "prediction": name,
+                    }
                     pipe.xadd("answers", answer, maxlen=1_000_000)
                     pipe.xack("records", "bare", id)
                 pipe.execute()

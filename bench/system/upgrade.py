@@ -1,4 +1,5 @@
-"""A rolling upgrade under load: latencies while versions come and go; and that no query fails (--plot DIR: a timeline)."""
+"""A rolling upgrade under load: latencies while versions come and go; and that no query fails
+(--plot DIR: a timeline)."""
 
 import http.client
 import itertools
@@ -19,7 +20,12 @@ from bench.paper.plots import timeline
 
 RATE_S = 200.0  # queries, by two threads in this process and two over HTTP
 PATIENCE_S = 30.0
-SETTINGS: dict[str, Any] = {"http": "127.0.0.1:0", "heartbeat_ms": 100, "restart_ms_min": 50, "drain_s": 2.0}
+SETTINGS: dict[str, Any] = {
+    "http": "127.0.0.1:0",
+    "heartbeat_ms": 100,
+    "restart_ms_min": 50,
+    "drain_s": 2.0,
+}
 
 
 def one(rows: Any) -> Any:
@@ -31,16 +37,21 @@ def two(rows: Any) -> Any:
 
 
 class Load:
-    """An open loop: each query is due at its time, and late if it was asked late. Threads: its own."""
+    """An open loop: each query is due at its time, and late if it was asked late. Threads: its
+    own."""
 
     def __init__(self, server: clipper.ClipperServer, rate_s: float) -> None:
         self._server, self._gap_s = server, 4 / rate_s
         self._numbers = itertools.count()
         self._stop = threading.Event()
         self.began_s = time.monotonic()
-        self.seen: list[tuple[float, float, str]] = []  # when it was due, ms until its answer, why it failed
+        self.seen: list[
+            tuple[float, float, str]
+        ] = []  # when it was due, ms until its answer, why it failed
         ways = (self._here, self._here, self._over_http, self._over_http)
-        self._threads = [threading.Thread(target=self._run, args=(way, i / 4)) for i, way in enumerate(ways)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(way, i / 4)) for i, way in enumerate(ways)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -48,10 +59,19 @@ class Load:
         return str(self._server.app("a").predict(np.array([x, 1.0])).result(PATIENCE_S).reason)
 
     def _over_http(self, line: http.client.HTTPConnection, x: float) -> str:
-        line.request("POST", "/api/a/predict", json.dumps({"input": [x, 1.0]}), {"Content-Type": "application/json"})
+        line.request(
+            "POST",
+            "/api/a/predict",
+            json.dumps({"input": [x, 1.0]}),
+            {"Content-Type": "application/json"},
+        )
         response = line.getresponse()
         body = response.read()
-        return str(json.loads(body)["reason"]) if response.status == 200 else f"status {response.status}"
+        return (
+            str(json.loads(body)["reason"])
+            if response.status == 200
+            else f"status {response.status}"
+        )
 
     def _run(self, way: Callable[[Any, float], str], phase: float) -> None:
         host, _, port = self._server.http_address.rpartition(":")
@@ -80,7 +100,10 @@ def story(server: clipper.ClipperServer) -> list[tuple[str, Callable[[], Any]]]:
 
     return [
         ("nothing", lambda: None),
-        ("deploy m:2, two replicas", lambda: server.deploy("m", two, input="f64[2]", replicas=2, promote=False)),
+        (
+            "deploy m:2, two replicas",
+            lambda: server.deploy("m", two, input="f64[2]", replicas=2, promote=False),
+        ),
         ("promote m:2", lambda: server.manage.promote("m:2")),
         ("kill -9 a replica", kill),
         ("roll back", lambda: server.manage.rollback("m")),
@@ -104,9 +127,19 @@ def main(quick: bool = False, plot: Path | None = None) -> list[Row]:
             time.sleep(each_s)
         load.end()
     ends = [*[at for at, _ in marks[1:]], float("inf")]
-    rows = [_row(name, [one for one in load.seen if at <= one[0] < end]) for (at, name), end in zip(marks, ends, strict=True)]
+    rows = [
+        _row(name, [one for one in load.seen if at <= one[0] < end])
+        for (at, name), end in zip(marks, ends, strict=True)
+    ]
     failed = [why for _, _, why in load.seen if why]
-    rows.append(Row("failed, or answered by the default", len(failed), "queries", note=f"of {len(load.seen)}{_said(failed)}"))
+    rows.append(
+        Row(
+            "failed, or answered by the default",
+            len(failed),
+            "queries",
+            note=f"of {len(load.seen)}{_said(failed)}",
+        )
+    )
     if plot is not None:
         timeline(load.seen, marks, plot / "upgrade.png", "A rolling upgrade under load")
     return rows

@@ -1,4 +1,5 @@
-"""A node of the mesh as a host sees it: it listens on a control socket, and a test says what it asks.
+"""A node of the mesh as a host sees it: it listens on a control socket, and a test says what it
+asks.
 
 No part of clipper is used here, so that the host is held to docs/hosts.md rather than to itself.
 """
@@ -27,15 +28,34 @@ class Refused(Exception):
 class Node:
     """Starts a host and talks to it. Threads: any may ask."""
 
-    def __init__(self, folder: Path, *options: str, token: str = "secret", cwd: Path | None = None, **env: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        token: str = "secret",
+        cwd: Path | None = None,
+        **env: str,
+    ) -> None:
         path = folder / f"control{len(list(folder.iterdir()))}"
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(path))
         listener.listen()
         listener.settimeout(PATIENCE_S)
-        words = [sys.executable, "-m", "clipper_container", "host", "--control", f"unix:{path}", *options]
+        words = [
+            sys.executable,
+            "-m",
+            "clipper_container",
+            "host",
+            "--control",
+            f"unix:{path}",
+            *options,
+        ]
         self.process = subprocess.Popen(
-            words, stderr=subprocess.PIPE, text=True, cwd=cwd, env={**os.environ, "CLIPPER_TOKEN": token, **env}
+            words,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=cwd,
+            env={**os.environ, "CLIPPER_TOKEN": token, **env},
         )
         self._sock, _ = listener.accept()
         self._sock.settimeout(PATIENCE_S)
@@ -92,7 +112,9 @@ class Node:
 
     def end(self, n: int) -> dict[str, Any]:
         with self._change:
-            assert self._change.wait_for(lambda: n in self._answers or self._over, PATIENCE_S), "no answer"
+            assert self._change.wait_for(lambda: n in self._answers or self._over, PATIENCE_S), (
+                "no answer"
+            )
             assert n in self._answers, "the host is gone"
             answer = self._answers.pop(n)
         if not answer.pop("ok"):

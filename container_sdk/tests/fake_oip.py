@@ -1,4 +1,5 @@
-"""A model server as small as can be, which speaks as one of four do. A model's file is JSON: {"factor": 2, ...}."""
+"""A model server as small as can be, which speaks as one of four do. A model's file is JSON:
+{"factor": 2, ...}."""
 
 import contextlib
 import json
@@ -17,8 +18,10 @@ DTYPES = {"FP32": "<f4", "FP64": "<f8", "INT64": "<i8"}
 
 
 class FakeServer:
-    """Use it in a `with` block. asked: (method, path) of each request.  failing: what is answered at a path instead.
-    slow_s: before each answer to an infer request.  gathering: where those wait that ask a model which is not there."""
+    """Use it in a `with` block. asked: (method, path) of each request.  failing: what is answered
+    at a path instead. slow_s: before each answer to an infer request.  gathering: where those wait
+    that ask a model which is not there.
+    """
 
     def __init__(self, type: str, folder: Path, binary: bool = False) -> None:
         self.type, self.folder, self.binary = type, folder, binary
@@ -49,7 +52,11 @@ class FakeServer:
                 try:
                     status, data, headers = fake.answer(method, self.path, body, self.headers)
                 except Exception as error:
-                    status, data, headers = 500, json.dumps({"error": f"{type.__name__}: {error}"}).encode(), {}
+                    status, data, headers = (
+                        500,
+                        json.dumps({"error": f"{type.__name__}: {error}"}).encode(),
+                        {},
+                    )
                 try:
                     self.send_response(status)
                     for name, value in {"Content-Length": str(len(data)), **headers}.items():
@@ -81,7 +88,9 @@ class FakeServer:
 
     # -- what it answers
 
-    def answer(self, method: str, path: str, body: bytes, headers: Any) -> tuple[int, bytes, dict[str, str]]:
+    def answer(
+        self, method: str, path: str, body: bytes, headers: Any
+    ) -> tuple[int, bytes, dict[str, str]]:
         if path in self.failing:
             return (*self.failing[path], {})
         if path in ("/v2/health/ready", "/v2/health/live"):
@@ -126,9 +135,13 @@ class FakeServer:
         names = {one["config"]["name"] for one in listed}
         self.models = {name: model for name, model in self.models.items() if name in names}
         failed = [name for name in names - set(self.models) if self._load(name)[0] != 200]
-        return (412, json.dumps({"error": f"failed: {failed}"}).encode(), {}) if failed else _json({})
+        return (
+            (412, json.dumps({"error": f"failed: {failed}"}).encode(), {}) if failed else _json({})
+        )
 
-    def _model(self, name: str, what: str, body: bytes, headers: Any) -> tuple[int, bytes, dict[str, str]]:
+    def _model(
+        self, name: str, what: str, body: bytes, headers: Any
+    ) -> tuple[int, bytes, dict[str, str]]:
         if name not in self.models:
             if self.gathering is not None:
                 self.gathering.wait(10)
@@ -137,22 +150,41 @@ class FakeServer:
         if what == "/ready":
             return 200, b"", {}
         if not what:
-            return _json({"name": name, "inputs": model.get("inputs", []), "outputs": model.get("outputs", [])})
+            return _json(
+                {
+                    "name": name,
+                    "inputs": model.get("inputs", []),
+                    "outputs": model.get("outputs", []),
+                }
+            )
         time.sleep(self.slow_s)
         if "raw" in model:
             return 200, model["raw"].encode(), {}
-        return self._infer(model, body, int(headers.get("Inference-Header-Content-Length") or len(body)))
+        return self._infer(
+            model, body, int(headers.get("Inference-Header-Content-Length") or len(body))
+        )
 
-    def _infer(self, model: dict[str, Any], body: bytes, size: int) -> tuple[int, bytes, dict[str, str]]:
+    def _infer(
+        self, model: dict[str, Any], body: bytes, size: int
+    ) -> tuple[int, bytes, dict[str, str]]:
         (tensor,) = json.loads(body[:size])["inputs"]
         if model.get("fails"):
             return 500, b'{"error": "the model\\nfailed"}', {}
         if tensor["datatype"] == "BYTES":
             values = tensor.get("data") or _strings(body[size:])
-            out = {"name": "out", "datatype": "BYTES", "shape": tensor["shape"], "data": [value.upper() for value in values]}
+            out = {
+                "name": "out",
+                "datatype": "BYTES",
+                "shape": tensor["shape"],
+                "data": [value.upper() for value in values],
+            }
             return _json({"outputs": [out]})
         dtype = DTYPES[tensor["datatype"]]
-        values = np.array(tensor["data"], dtype) if "data" in tensor else np.frombuffer(body[size:], dtype)
+        values = (
+            np.array(tensor["data"], dtype)
+            if "data" in tensor
+            else np.frombuffer(body[size:], dtype)
+        )
         found = values.reshape(tensor["shape"]) * model["factor"]
         found = found.sum(axis=1, keepdims=True) if model.get("sum") else found
         out = {"name": "out", "datatype": tensor["datatype"], "shape": list(found.shape)}
@@ -160,21 +192,33 @@ class FakeServer:
         if not self.binary:
             return _json({"outputs": [other, {**out, "data": found.ravel().tolist()}]})
         data = found.tobytes()
-        head = json.dumps({"outputs": [other, {**out, "parameters": {"binary_data_size": len(data)}}]}).encode()
+        head = json.dumps(
+            {"outputs": [other, {**out, "parameters": {"binary_data_size": len(data)}}]}
+        ).encode()
         return 200, head + data, {"Inference-Header-Content-Length": str(len(head))}
 
-    def _tfserving(self, name: str, predicts: bool, body: bytes) -> tuple[int, bytes, dict[str, str]]:
+    def _tfserving(
+        self, name: str, predicts: bool, body: bytes
+    ) -> tuple[int, bytes, dict[str, str]]:
         listed = self.folder / "models.config"
         names = re.findall(r'name: "([^"]+)"', listed.read_text()) if listed.exists() else []
         if name not in names:
-            return 404, json.dumps({"error": f"Servable not found for request: Latest({name})"}).encode(), {}
+            return (
+                404,
+                json.dumps({"error": f"Servable not found for request: Latest({name})"}).encode(),
+                {},
+            )
         status, why, _ = self._load(name)
         if status != 200:
             fault = {"error_code": "INTERNAL", "error_message": why.decode()}
-            return _json({"model_version_status": [{"version": "1", "state": "END", "status": fault}]})
+            return _json(
+                {"model_version_status": [{"version": "1", "state": "END", "status": fault}]}
+            )
         if not predicts:
             good = {"error_code": "OK", "error_message": ""}
-            return _json({"model_version_status": [{"version": "1", "state": "AVAILABLE", "status": good}]})
+            return _json(
+                {"model_version_status": [{"version": "1", "state": "AVAILABLE", "status": good}]}
+            )
         rows = np.array(json.loads(body)["instances"])
         return _json({"predictions": (rows * self.models[name]["factor"]).tolist()})
 

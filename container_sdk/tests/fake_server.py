@@ -1,4 +1,5 @@
-"""A server of the wire protocol, for tests: it listens on a unix socket, and a test says what it sends.
+"""A server of the wire protocol, for tests: it listens on a unix socket, and a test says what it
+sends.
 
 No part of clipper is used here, so that the SDK is held to docs/wire.md rather than to itself.
 """
@@ -22,7 +23,20 @@ HEADER = struct.Struct("<4sBBBBHHIQ4IQQI")
 HELLO, WELCOME, REFUSE, PREDICT, REPLY, FAILURE, HEARTBEAT, GOODBYE = range(1, 9)
 VARIABLE, CONFIDENCE, ROW_STATUS, COMPRESSED, CHECKED = 1, 2, 4, 8, 16
 QUALIFIERS = 128
-NUMBERS = {"?": 1, "u1": 2, "i1": 3, "u2": 4, "i2": 5, "u4": 6, "i4": 7, "u8": 8, "i8": 9, "f2": 10, "f4": 11, "f8": 12}
+NUMBERS = {
+    "?": 1,
+    "u1": 2,
+    "i1": 3,
+    "u2": 4,
+    "i2": 5,
+    "u4": 6,
+    "i4": 7,
+    "u8": 8,
+    "i8": 9,
+    "f2": 10,
+    "f4": 11,
+    "f8": 12,
+}
 TYPES = {number: np.dtype(name) for name, number in NUMBERS.items()}
 STR, BYTES = 13, 14
 
@@ -72,7 +86,9 @@ class Frame:
         if self.flags & QUALIFIERS:
             sizes = np.frombuffer(take(4 * self.rows), "<u4").tolist()
             said = take(sum(sizes))
-            found["qualifiers"] = [said[sum(sizes[:i]) : sum(sizes[: i + 1])] for i in range(self.rows)]
+            found["qualifiers"] = [
+                said[sum(sizes[:i]) : sum(sizes[: i + 1])] for i in range(self.rows)
+            ]
         if self.flags & ROW_STATUS:
             found["status"] = list(take(self.rows))
             found["text"] = self.payload[at:].decode()
@@ -81,11 +97,15 @@ class Frame:
         return found
 
 
-def frame(kind: int, payload: bytes = b"", *, dtype=0, dims=(), flags=0, rows=0, id=0, rank=None) -> bytes:
+def frame(
+    kind: int, payload: bytes = b"", *, dtype=0, dims=(), flags=0, rows=0, id=0, rank=None
+) -> bytes:
     crc = zlib.crc32(payload) if flags & CHECKED else 0
     four = (*dims, 0, 0, 0, 0)[:4]
     rank = len(dims) if rank is None else rank
-    front = HEADER.pack(b"CLPR", 2, kind, dtype, rank, flags, 0, rows, id, *four, len(payload), 0, crc)
+    front = HEADER.pack(
+        b"CLPR", 2, kind, dtype, rank, flags, 0, rows, id, *four, len(payload), 0, crc
+    )
     return front + struct.pack("<I", zlib.crc32(front)) + payload
 
 
@@ -96,7 +116,13 @@ def padded(data: bytes) -> bytes:
 def fixed(array: np.ndarray, id: int = 1, flags: int = 0) -> bytes:
     dtype = NUMBERS[array.dtype.str.lstrip("<|").replace("b1", "?")]
     return frame(
-        PREDICT, padded(array.tobytes()), dtype=dtype, dims=array.shape[1:], rows=len(array), id=id, flags=flags
+        PREDICT,
+        padded(array.tobytes()),
+        dtype=dtype,
+        dims=array.shape[1:],
+        rows=len(array),
+        id=id,
+        flags=flags,
     )
 
 
@@ -129,9 +155,21 @@ class Peer:
         """The next frame; heartbeats are counted and skipped unless wanted."""
         while True:
             head = self.read(64)
-            magic, version, kind, dtype, rank, flags, reserved, rows, id, *dims, size, time_us, crc = HEADER.unpack(
-                head[:60]
-            )
+            (
+                magic,
+                version,
+                kind,
+                dtype,
+                rank,
+                flags,
+                reserved,
+                rows,
+                id,
+                *dims,
+                size,
+                time_us,
+                crc,
+            ) = HEADER.unpack(head[:60])
             assert (magic, version, reserved) == (b"CLPR", 2, 0)
             assert struct.unpack("<I", head[60:])[0] == zlib.crc32(head[:60])
             payload = self.read(size)
@@ -148,7 +186,13 @@ class Peer:
 
     def welcome(self, **fields: Any) -> dict[str, Any]:
         hello = self.hello()
-        answer = {"conn": 1, "heartbeat_ms": 10_000, "payload_bytes_max": 1 << 24, "crc": False, **fields}
+        answer = {
+            "conn": 1,
+            "heartbeat_ms": 10_000,
+            "payload_bytes_max": 1 << 24,
+            "crc": False,
+            **fields,
+        }
         self.sock.sendall(frame(WELCOME, msgpack.packb(answer)))
         return hello
 
@@ -180,7 +224,9 @@ class Server:
             os.unlink(self.path)
 
 
-def start(target: str, address: str, *options: str, cwd: Path | None = None, **env: str) -> subprocess.Popen[str]:
+def start(
+    target: str, address: str, *options: str, cwd: Path | None = None, **env: str
+) -> subprocess.Popen[str]:
     """A container process."""
     words = [
         sys.executable,
@@ -195,5 +241,10 @@ def start(target: str, address: str, *options: str, cwd: Path | None = None, **e
         *options,
     ]
     return subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=cwd, env={**os.environ, **env}
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, **env},
     )

@@ -41,7 +41,9 @@ def crew_of(mail: Mail) -> Iterator[Crew[Job]]:
             mail.put()
         crew.join(PATIENCE_S)
         timers.close()
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith("clipper-")]
+        assert not [
+            thread for thread in threading.enumerate() if thread.name.startswith("clipper-")
+        ]
 
 
 def done_of(mail: Mail, *before: Job) -> threading.Event:
@@ -55,13 +57,17 @@ def test_quick_work_is_done_by_one_thread_in_the_order_it_came() -> None:
     mail, seen = Mail(), []
     with crew_of(mail):
         for i in range(50):
-            mail.put(*(lambda k=k: seen.append((threading.get_ident(), k)) for k in (2 * i, 2 * i + 1)))
+            mail.put(
+                *(lambda k=k: seen.append((threading.get_ident(), k)) for k in (2 * i, 2 * i + 1))
+            )
         assert done_of(mail).wait(PATIENCE_S)
     assert [k for _, k in seen] == list(range(100))
     assert len({who for who, _ in seen}) == 1
 
 
-def test_after_the_lead_is_handed_over_the_rest_of_what_was_taken_is_done_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_the_lead_is_handed_over_the_rest_of_what_was_taken_is_done_by_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("clipper_container.crew.LOOK_S", 1000.0)
     mail, gate, who = Mail(), threading.Event(), []
     with crew_of(mail) as crew:

@@ -74,7 +74,9 @@ def test_what_the_server_was_told_comes_on_top(place, monkeypatch):
     assert model.tables.made == {"users": {"dim": 8}, "items": {"dim": 2}}
 
 
-@pytest.mark.parametrize("thing", [Other, lambda inputs: inputs, types.SimpleNamespace(predict_batch=None, predict=len)])
+@pytest.mark.parametrize(
+    "thing", [Other, lambda inputs: inputs, types.SimpleNamespace(predict_batch=None, predict=len)]
+)
 def test_one_that_declares_none_is_left_alone(place, thing):
     model = as_model(thing)
     assert give_tables(model) == {}
@@ -83,7 +85,9 @@ def test_one_that_declares_none_is_left_alone(place, thing):
 
 def test_without_a_server_that_has_tables_it_does_not_load(monkeypatch):
     monkeypatch.delenv(TABLES_ENV, raising=False)
-    with pytest.raises(LoadError, match=r"declares tables of parameters \('users'\).*clipper\.start\(params="):
+    with pytest.raises(
+        LoadError, match=r"declares tables of parameters \('users'\).*clipper\.start\(params="
+    ):
         give_tables(as_model(Learns))
 
 

@@ -1,4 +1,5 @@
-"""The real host process against a node and servers that speak docs/hosts.md and docs/wire.md by hand."""
+"""The real host process against a node and servers that speak docs/hosts.md and docs/wire.md by
+hand."""
 
 from __future__ import annotations
 
@@ -105,7 +106,9 @@ def listening(folder: Path) -> Iterator[fake.Server]:
 
 
 def load(node: Node, model: str, path: str, **more: Any) -> dict[str, Any]:
-    return node.ask("load", model=model, **{"type": "python", "path": path, "key": str(node.folder), **more})
+    return node.ask(
+        "load", model=model, **{"type": "python", "path": path, "key": str(node.folder), **more}
+    )
 
 
 def serve(node: Node, server: fake.Server, model: str, **welcome: Any) -> fake.Peer:
@@ -134,7 +137,9 @@ def test_it_says_who_it_is(node: Node) -> None:
     assert status["load_timeout_ms"] == 30_000
 
 
-def test_python_looks_for_garbage_among_what_came_after_the_start_only(node: Node, listener: fake.Server) -> None:
+def test_python_looks_for_garbage_among_what_came_after_the_start_only(
+    node: Node, listener: fake.Server
+) -> None:
     load(node, "p", "models:passed_over")
     peer = serve(node, listener, "p", quiet=True)
     assert answer(peer)[0] > 1000
@@ -148,7 +153,15 @@ def test_a_model_is_loaded_served_and_unloaded(node: Node, listener: fake.Server
     assert node.ask("size", model="a") == {"size_bytes": loaded["size_bytes"]}
     assert node.ask("status")["resident"] == [["a", loaded["size_bytes"]]]
     peer = serve(node, listener, "a", quiet=True)
-    said = {"name": "a", "version": 1, "replica": 3, "token": "theirs", "input": "f64[2]", "batch_max": 8, "sessions": True}
+    said = {
+        "name": "a",
+        "version": 1,
+        "replica": 3,
+        "token": "theirs",
+        "input": "f64[2]",
+        "batch_max": 8,
+        "sessions": True,
+    }
     assert {**peer.said, **said, "quiet": True} == peer.said
     assert answer(peer) == [10.0, 30.0]
     n = node.begin("unload", model="a")
@@ -159,7 +172,9 @@ def test_a_model_is_loaded_served_and_unloaded(node: Node, listener: fake.Server
     assert node.events == []  # it was asked to go
 
 
-def test_two_batches_that_come_together_are_answered_in_turn(node: Node, listener: fake.Server) -> None:
+def test_two_batches_that_come_together_are_answered_in_turn(
+    node: Node, listener: fake.Server
+) -> None:
     load(node, "a", "models:total")
     peer = serve(node, listener, "a", quiet=True)
     batches = [np.full((n, 2), float(n)) for n in (1, 3, 700, 9000)]
@@ -172,7 +187,9 @@ def test_two_batches_that_come_together_are_answered_in_turn(node: Node, listene
     assert node.event()["why"] == "the server closed the connection"
 
 
-def test_a_model_that_raises_fails_the_batch_and_lives_on(node: Node, listener: fake.Server) -> None:
+def test_a_model_that_raises_fails_the_batch_and_lives_on(
+    node: Node, listener: fake.Server
+) -> None:
     load(node, "p", "models:picky")
     peer = serve(node, listener, "p", quiet=True)
     for id in (1, 2):
@@ -182,7 +199,9 @@ def test_a_model_that_raises_fails_the_batch_and_lives_on(node: Node, listener: 
     peer.close()
 
 
-def test_heartbeats_are_sent_where_the_server_does_not_say_quiet(node: Node, listener: fake.Server) -> None:
+def test_heartbeats_are_sent_where_the_server_does_not_say_quiet(
+    node: Node, listener: fake.Server
+) -> None:
     load(node, "a", "models:total")
     peer = serve(node, listener, "a", heartbeat_ms=300)
     for _ in range(2):
@@ -192,19 +211,26 @@ def test_heartbeats_are_sent_where_the_server_does_not_say_quiet(node: Node, lis
     peer.close()
 
 
-def test_a_server_that_falls_silent_is_left_unless_it_is_quiet(node: Node, listener: fake.Server) -> None:
+def test_a_server_that_falls_silent_is_left_unless_it_is_quiet(
+    node: Node, listener: fake.Server
+) -> None:
     load(node, "a", "models:total")
     peer = serve(node, listener, "a", heartbeat_ms=10)
     assert node.event()["model"] == "a"
     peer.close()
 
 
-def test_leave_waits_for_the_batch_in_hand_and_says_goodbye(node: Node, listener: fake.Server) -> None:
+def test_leave_waits_for_the_batch_in_hand_and_says_goodbye(
+    node: Node, listener: fake.Server
+) -> None:
     load(node, "s", "models:slow")
     peer = serve(node, listener, "s", quiet=True)
     peer.sock.sendall(fake.fixed(np.ones((1, 2))))
     n = node.begin("leave", model="s", address=listener.address)
-    kinds = {peer.frame().kind, peer.frame().kind}  # the batch may not have been read when leave comes
+    kinds = {
+        peer.frame().kind,
+        peer.frame().kind,
+    }  # the batch may not have been read when leave comes
     assert kinds == {fake.REPLY, fake.GOODBYE}
     peer.sock.sendall(fake.frame(fake.GOODBYE))
     with pytest.raises(EOFError):
@@ -222,7 +248,12 @@ def test_a_server_that_says_goodbye_is_left(node: Node, listener: fake.Server) -
     load(node, "a", "models:total")
     peer = serve(node, listener, "a", quiet=True)
     peer.sock.sendall(fake.frame(fake.GOODBYE))
-    assert node.event() == {"event": "left", "model": "a", "address": listener.address, "why": "the server said goodbye"}
+    assert node.event() == {
+        "event": "left",
+        "model": "a",
+        "address": listener.address,
+        "why": "the server said goodbye",
+    }
     assert peer.frame().kind == fake.GOODBYE
     with pytest.raises(EOFError):
         peer.frame()
@@ -234,7 +265,12 @@ def test_serve_joins_the_connection_that_is_there(node: Node, listener: fake.Ser
     second = node.begin("serve", model="a", address=listener.address, token="", replica=1)
     peer = listener.accept()
     peer.welcome(quiet=True)
-    assert node.end(first) == node.end(second) == node.ask("serve", model="a", address=listener.address) == {}
+    assert (
+        node.end(first)
+        == node.end(second)
+        == node.ask("serve", model="a", address=listener.address)
+        == {}
+    )
     assert node.ask("status")["connections"] == 1
     peer.close()
 
@@ -273,7 +309,9 @@ def test_one_batch_at_once_from_several_servers(node: Node, tmp_path: Path) -> N
         peers = [serve(node, server, "s", quiet=True) for server in (one, other)]
         for peer in peers:
             peer.sock.sendall(fake.fixed(np.ones((1, 2))))
-        assert [peer.frame().kind for peer in peers] == [fake.REPLY] * 2  # the second was parked, and came out again
+        assert [peer.frame().kind for peer in peers] == [
+            fake.REPLY
+        ] * 2  # the second was parked, and came out again
         assert [answer(peer, id=2) for peer in peers] == [[1.0, 3.0]] * 2
 
 
@@ -283,30 +321,104 @@ def test_one_batch_at_once_from_several_servers(node: Node, tmp_path: Path) -> N
         ({"verb": "dance"}, "none", "no verb is 'dance'; known: status, load"),
         ({"verb": "load"}, "none", "no model is named"),
         ({"verb": "load", "model": 7}, "none", "model is 7; a str is wanted"),
-        ({"verb": "load", "model": "x", "type": "wood"}, "host", "no runtime here opens 'wood', only "),
-        ({"verb": "load", "model": "x", "type": "python", "path": "models"}, "artifact", "neither module:attribute nor"),
-        ({"verb": "load", "model": "x", "type": "python", "path": "models:nothing"}, "artifact", "has no attribute 'nothing'"),
-        ({"verb": "load", "model": "x", "type": "python", "path": "models:number"}, "artifact", "cannot serve a int"),
-        ({"verb": "load", "model": "x", "type": "python", "path": "nothing:f"}, "host", "No module named 'nothing'"),
-        ({"verb": "load", "model": "x", "type": "python", "path": "f:f", "key": "/nowhere"}, "host", "'/nowhere' is not there"),
-        ({"verb": "load", "model": "x", "type": "onnx", "path": "/nowhere.onnx"}, "host", "/nowhere.onnx"),
-        ({"verb": "load", "model": "x", "type": "onnx", "path": "PATH/models.py"}, "artifact", "onnxruntime cannot load this"),
-        ({"verb": "load", "model": "x", "type": "skops", "path": "PATH/models.py"}, "artifact", "are no skops file"),
-        ({"verb": "load", "model": "x", "type": "packed", "path": "PATH/models.py"}, "artifact", "was not packed by clipper"),
-        ({"verb": "load", "model": "x", "type": "onnx", "path": "PATH/models.py", "key": "{"}, "artifact", "no JSON object"),
-        ({"verb": "load", "model": "x", "type": "onnx", "path": "PATH/models.py", "key": '{"a":1}'}, "artifact", "known: sha256"),
         (
-            {"verb": "load", "model": "x", "type": "onnx", "path": "PATH/models.py", "key": '{"sha256":"00"}'},
+            {"verb": "load", "model": "x", "type": "wood"},
+            "host",
+            "no runtime here opens 'wood', only ",
+        ),
+        (
+            {"verb": "load", "model": "x", "type": "python", "path": "models"},
+            "artifact",
+            "neither module:attribute nor",
+        ),
+        (
+            {"verb": "load", "model": "x", "type": "python", "path": "models:nothing"},
+            "artifact",
+            "has no attribute 'nothing'",
+        ),
+        (
+            {"verb": "load", "model": "x", "type": "python", "path": "models:number"},
+            "artifact",
+            "cannot serve a int",
+        ),
+        (
+            {"verb": "load", "model": "x", "type": "python", "path": "nothing:f"},
+            "host",
+            "No module named 'nothing'",
+        ),
+        (
+            {"verb": "load", "model": "x", "type": "python", "path": "f:f", "key": "/nowhere"},
+            "host",
+            "'/nowhere' is not there",
+        ),
+        (
+            {"verb": "load", "model": "x", "type": "onnx", "path": "/nowhere.onnx"},
+            "host",
+            "/nowhere.onnx",
+        ),
+        (
+            {"verb": "load", "model": "x", "type": "onnx", "path": "PATH/models.py"},
+            "artifact",
+            "onnxruntime cannot load this",
+        ),
+        (
+            {"verb": "load", "model": "x", "type": "skops", "path": "PATH/models.py"},
+            "artifact",
+            "are no skops file",
+        ),
+        (
+            {"verb": "load", "model": "x", "type": "packed", "path": "PATH/models.py"},
+            "artifact",
+            "was not packed by clipper",
+        ),
+        (
+            {"verb": "load", "model": "x", "type": "onnx", "path": "PATH/models.py", "key": "{"},
+            "artifact",
+            "no JSON object",
+        ),
+        (
+            {
+                "verb": "load",
+                "model": "x",
+                "type": "onnx",
+                "path": "PATH/models.py",
+                "key": '{"a":1}',
+            },
+            "artifact",
+            "known: sha256",
+        ),
+        (
+            {
+                "verb": "load",
+                "model": "x",
+                "type": "onnx",
+                "path": "PATH/models.py",
+                "key": '{"sha256":"00"}',
+            },
             "artifact",
             "is not the file that was deployed",
         ),
         ({"verb": "size", "model": "x"}, "none", "model 'x' is not loaded here"),
-        ({"verb": "serve", "model": "x", "address": "unix:/s"}, "none", "model 'x' is not loaded here"),
-        ({"verb": "predict_size", "model": "x", "type": "wood"}, "host", "no runtime here opens 'wood'"),
+        (
+            {"verb": "serve", "model": "x", "address": "unix:/s"},
+            "none",
+            "model 'x' is not loaded here",
+        ),
+        (
+            {"verb": "predict_size", "model": "x", "type": "wood"},
+            "host",
+            "no runtime here opens 'wood'",
+        ),
     ],
 )
-def test_a_request_that_fails_says_whose_fault_it_is(node: Node, request_: dict[str, Any], fault: str, why: str) -> None:
-    fields = {key: value.replace("PATH", str(node.folder)) for key, value in request_.items() if key != "model"}
+def test_a_request_that_fails_says_whose_fault_it_is(
+    node: Node, request_: dict[str, Any], fault: str, why: str
+) -> None:
+    fields = {
+        key: value.replace("PATH", str(node.folder))
+        for key, value in request_.items()
+        if key != "model"
+    }
     fields |= {"model": request_["model"]} if "model" in request_ else {}
     if fields.get("type") == "python":
         fields.setdefault("key", str(node.folder))
@@ -319,17 +431,30 @@ def test_a_request_that_fails_says_whose_fault_it_is(node: Node, request_: dict[
 
 def test_a_load_joins_one_of_the_same_and_clashes_with_another(node: Node) -> None:
     assert node.ask("unload", model="nobody") == {}
-    both = [node.begin("load", model="a", type="python", path="models:total", key=str(node.folder)) for _ in range(2)]
+    both = [
+        node.begin("load", model="a", type="python", path="models:total", key=str(node.folder))
+        for _ in range(2)
+    ]
     assert node.end(both[0]) == node.end(both[1])
     with pytest.raises(Refused, match="is here already, from 'models:total'; unload it first"):
         load(node, "a", "models:slow")
 
 
-def test_files_of_one_name_in_two_folders_are_two_modules(node: Node, tmp_path: Path, listener: fake.Server) -> None:
+def test_files_of_one_name_in_two_folders_are_two_modules(
+    node: Node, tmp_path: Path, listener: fake.Server
+) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "model.py").write_text(f"def f(xs):\n    return [{3.0 if name == 'one' else 2.0}] * len(xs)\n")
-        load(node, name, "model.py:f" if name == "one" else "model:f", key=str(tmp_path / name), input="f64[2]")
+        (tmp_path / name / "model.py").write_text(
+            f"def f(xs):\n    return [{3.0 if name == 'one' else 2.0}] * len(xs)\n"
+        )
+        load(
+            node,
+            name,
+            "model.py:f" if name == "one" else "model:f",
+            key=str(tmp_path / name),
+            input="f64[2]",
+        )
     for name, value in (("one", 3.0), ("two", 2.0)):
         peer = serve(node, listener, name, quiet=True)
         assert answer(peer) == [value] * 2
@@ -337,7 +462,12 @@ def test_files_of_one_name_in_two_folders_are_two_modules(node: Node, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "raw", [struct.pack("<I", 1 << 30), struct.pack("<I", 1) + b"\xc1", struct.pack("<I", 1) + msgpack.packb(7)]
+    "raw",
+    [
+        struct.pack("<I", 1 << 30),
+        struct.pack("<I", 1) + b"\xc1",
+        struct.pack("<I", 1) + msgpack.packb(7),
+    ],
 )
 def test_a_node_that_talks_nonsense_is_left(tmp_path: Path, raw: bytes) -> None:
     with hosting(tmp_path) as node:

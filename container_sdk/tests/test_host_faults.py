@@ -1,4 +1,5 @@
-"""What goes wrong in a host: loads that hang, models too big, batches that do not end; and what runs beside what."""
+"""What goes wrong in a host: loads that hang, models too big, batches that do not end; and what
+runs beside what."""
 
 from __future__ import annotations
 
@@ -70,13 +71,15 @@ class Here(Runtime):
 
     def predict_size(self, artifact):
         return 1 << 50 if artifact.type == "large" else 0
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
 def node(tmp_path: Path):
     (tmp_path / "mine.py").write_text(textwrap.dedent(RUNTIMES))
-    with hosting(tmp_path, "--runtime", "mine:Here", "--loading-max", "2", "--load-s", "0.1", cwd=tmp_path) as node:
+    with hosting(
+        tmp_path, "--runtime", "mine:Here", "--loading-max", "2", "--load-s", "0.1", cwd=tmp_path
+    ) as node:
         node.folder = tmp_path
         yield node
 
@@ -97,7 +100,16 @@ def log(node):
 
 
 def test_a_runtime_of_ones_own_goes_before_those_built_in(node, listener) -> None:
-    assert node.hello["types"][:8] == ["echo", "pair", "hang", "bad", "huge", "large", "exit", "far"]
+    assert node.hello["types"][:8] == [
+        "echo",
+        "pair",
+        "hang",
+        "bad",
+        "huge",
+        "large",
+        "exit",
+        "far",
+    ]
     assert mine(node, "e", "echo")["size_bytes"] >= 4096
     assert mine(node, "f", "far")["size_bytes"] == 12345
     assert answer(serve(node, listener, "e", quiet=True)) == [1.0, 1.0]
@@ -144,12 +156,15 @@ def test_loads_that_hang_are_given_up_and_others_go_on_until_the_host_is_failing
 
 def test_unload_ends_a_load_that_runs_and_one_that_waits(node) -> None:
     loads = [
-        node.begin("load", model=name, type="hang", path=str(node.folder), timeout_ms=20_000) for name in ("a", "b", "c")
+        node.begin("load", model=name, type="hang", path=str(node.folder), timeout_ms=20_000)
+        for name in ("a", "b", "c")
     ]
     while node.ask("status")["loading"] < 1:
         pass
     unloads = [node.begin("unload", model=name) for name in ("a", "b", "c")]
-    again = node.begin("load", model="a", type="echo", path=str(node.folder), timeout_ms=60_000)  # once it is gone
+    again = node.begin(
+        "load", model="a", type="echo", path=str(node.folder), timeout_ms=60_000
+    )  # once it is gone
     node.ask("status")  # requests are taken in turn: those before this one have been
     (node.folder / "go").touch()
     for n in loads:
@@ -168,12 +183,17 @@ def test_unload_ends_a_load_that_runs_and_one_that_waits(node) -> None:
 def test_as_many_batches_at_once_as_the_runtime_says(node, tmp_path: Path) -> None:
     for model, type in (("one", "echo"), ("two", "pair")):
         assert mine(node, model, type)["concurrency"] == (2 if type == "pair" else 1)
-        with listening(tmp_path / f"{model}1") as first, listening(tmp_path / f"{model}2") as second:
+        with (
+            listening(tmp_path / f"{model}1") as first,
+            listening(tmp_path / f"{model}2") as second,
+        ):
             peers = [serve(node, server, model, quiet=True) for server in (first, second)]
             rows = np.array([[2.0 if type == "pair" else 3.0, 0.0]])
             for peer in peers:
                 peer.sock.sendall(fake.fixed(rows))
-            assert [peer.frame().parts()["rows"].tolist() for peer in peers] == [[2.0 if type == "pair" else 1.0]] * 2
+            assert [peer.frame().parts()["rows"].tolist() for peer in peers] == [
+                [2.0 if type == "pair" else 1.0]
+            ] * 2
             n = node.begin("unload", model=model)
             for peer in peers:
                 peer.close()
@@ -184,7 +204,10 @@ def test_a_model_that_hangs_in_a_batch_holds_up_no_other(node, listener, tmp_pat
     for model in ("stuck", "well"):
         mine(node, model, "echo")
     with listening(tmp_path / "other") as other:
-        stuck, well = serve(node, listener, "stuck", quiet=True), serve(node, other, "well", quiet=True)
+        stuck, well = (
+            serve(node, listener, "stuck", quiet=True),
+            serve(node, other, "well", quiet=True),
+        )
         stuck.sock.sendall(fake.fixed(np.array([[-1.0, 0.0]])))
         assert [answer(well, id=id) for id in (1, 2)] == [[1.0, 1.0]] * 2
         with pytest.raises(Refused, match=r"a batch of model 'stuck' has not ended after 0.05 s"):
@@ -214,7 +237,16 @@ def test_a_runtime_that_is_none_is_told(tmp_path: Path) -> None:
     import subprocess
     import sys
 
-    words = [sys.executable, "-m", "clipper_container", "host", "--control", "unix:/nowhere", "--runtime", "json:JSONDecoder"]
+    words = [
+        sys.executable,
+        "-m",
+        "clipper_container",
+        "host",
+        "--control",
+        "unix:/nowhere",
+        "--runtime",
+        "json:JSONDecoder",
+    ]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "json:JSONDecoder is no clipper_container.runtime.Runtime" in done.stderr

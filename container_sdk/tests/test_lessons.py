@@ -1,4 +1,5 @@
-"""A container whose model learns: feedback when there is time for it, what the model says of itself, sessions."""
+"""A container whose model learns: feedback when there is time for it, what the model says of
+itself, sessions."""
 
 import struct
 import textwrap
@@ -13,7 +14,7 @@ from clipper_container.lessons import LESSONS_MAX, Lessons
 from clipper_container.model import as_model
 
 FEEDBACK, ACCURACY, SESSIONS = 10, 11, 64
-MODELS = '''
+MODELS = """
 from clipper_container import Model
 
 class Pupil(Model):
@@ -50,7 +51,7 @@ def whose(row, session):
     return float(row[0]) + session
 
 whose.sessions = True
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -78,10 +79,14 @@ def serving(tmp_path, code, target, *options, **welcome):
 
 
 def rows(array, kind=fake.PREDICT, sessions=None, id=0):
-    payload = fake.padded(array.tobytes()) + (b"" if sessions is None else struct.pack(f"<{len(sessions)}Q", *sessions))
+    payload = fake.padded(array.tobytes()) + (
+        b"" if sessions is None else struct.pack(f"<{len(sessions)}Q", *sessions)
+    )
     flags = 0 if sessions is None else SESSIONS
     dtype = fake.NUMBERS[array.dtype.str.lstrip("<|")]
-    return fake.frame(kind, payload, dtype=dtype, dims=array.shape[1:], rows=len(array), flags=flags, id=id)
+    return fake.frame(
+        kind, payload, dtype=dtype, dims=array.shape[1:], rows=len(array), flags=flags, id=id
+    )
 
 
 def feedback(inputs, labels, sessions=None):
@@ -91,7 +96,10 @@ def feedback(inputs, labels, sessions=None):
 
 def said(frame):
     counts = struct.unpack("<QQ", frame.payload[:16])
-    return (*counts, struct.unpack("<d", frame.payload[16:])[0] if len(frame.payload) > 16 else None)
+    return (
+        *counts,
+        struct.unpack("<d", frame.payload[16:])[0] if len(frame.payload) > 16 else None,
+    )
 
 
 def ends(peer):
@@ -111,7 +119,8 @@ def next_said(peer):
 
 
 def test_feedback_is_taken_when_no_batch_waits(tmp_path, code):
-    """Two frames of feedback and a batch come in one piece: the batch is answered by the model as it was."""
+    """Two frames of feedback and a batch come in one piece: the batch is answered by the model as
+    it was."""
     with serving(tmp_path, code, "models:Pupil") as peer:
         assert (peer.said["corrects"], peer.said["sessions"]) == (True, False)
         assert next_said(peer) == (0, 0, 0.0)
@@ -209,7 +218,9 @@ def test_the_oldest_feedback_gives_way(capsys):
     assert (len(lessons), lessons.failed, lessons.learned) == (LESSONS_MAX, 10, 0)
     lessons.run_one()
     assert lessons._model.last == [5, 5]
-    assert capsys.readouterr().err.count("were dropped") == 3, "at the first, the second, the fourth"
+    assert capsys.readouterr().err.count("were dropped") == 3, (
+        "at the first, the second, the fourth"
+    )
 
 
 @pytest.mark.parametrize("wrong", [1.5, -0.1, float("nan"), "good", ValueError("none")])

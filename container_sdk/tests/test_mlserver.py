@@ -45,13 +45,15 @@ class Times(MLModel):
         if (rows < 0).any():
             raise ValueError("a number below 0")
         return InferenceResponse(model_name=self.name, outputs=[NumpyCodec.encode_output("y", rows * self.factor)])
-"""
+"""  # noqa: E501
 ROWS = np.arange(6.0).reshape(2, 3)
 
 
 def command() -> str:
     """Of MLServer, in an environment of its own."""
-    found = os.environ.get("CLIPPER_MLSERVER") or str(ROOT / ".venv" / "peers" / "mlserver" / "bin" / "mlserver")
+    found = os.environ.get("CLIPPER_MLSERVER") or str(
+        ROOT / ".venv" / "peers" / "mlserver" / "bin" / "mlserver"
+    )
     if shutil.which(found) is None:
         pytest.skip("MLServer is not installed: make peers NAME=mlserver")
     return found
@@ -62,14 +64,24 @@ class MlServer:
         self.folder, self.port = folder, free_port()
         (folder / "repository").mkdir()
         (folder / "ours_times.py").write_text(IMPLEMENTATION)
-        settings: dict[str, Any] = {"host": "127.0.0.1", "http_port": self.port, "grpc_port": free_port(), "parallel_workers": 0}
+        settings: dict[str, Any] = {
+            "host": "127.0.0.1",
+            "http_port": self.port,
+            "grpc_port": free_port(),
+            "parallel_workers": 0,
+        }
         settings |= {"metrics_endpoint": None, "load_models_at_startup": False, "debug": False}
         (folder / "repository" / "settings.json").write_text(json.dumps(settings))
         self.url = f"http://127.0.0.1:{self.port}"
         self.start()
 
     def start(self) -> None:
-        env = {"PATH": os.environ["PATH"], "HOME": str(self.folder), "PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1"}
+        env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.folder),
+            "PYTHONPATH": str(self.folder),
+            "OMP_NUM_THREADS": "1",
+        }
         words = [command(), "start", str(self.folder / "repository")]
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(words, env=env, cwd=self.folder, stdout=log, stderr=log)
@@ -87,7 +99,9 @@ class MlServer:
             return False
 
     def post(self, path: str) -> None:
-        urllib.request.urlopen(urllib.request.Request(f"{self.url}{path}", b"{}"), timeout=PATIENCE_S).close()
+        urllib.request.urlopen(
+            urllib.request.Request(f"{self.url}{path}", b"{}"), timeout=PATIENCE_S
+        ).close()
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
@@ -110,7 +124,9 @@ def mlserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlServer]:
 
 @pytest.fixture
 def runtime(mlserver: MlServer) -> Iterator[Oip]:
-    found = Oip("mlserver", mlserver.url, str(mlserver.folder / "repository"), load_s=20, answer_s=20)
+    found = Oip(
+        "mlserver", mlserver.url, str(mlserver.folder / "repository"), load_s=20, answer_s=20
+    )
     found.start()
     yield found
     found.server.close()
@@ -122,7 +138,9 @@ def artifact_of(folder: Path, model: str, key: str = "ours_times.Times", **about
     return Artifact(model, "mlserver", str(path), key)
 
 
-def test_a_model_is_loaded_asked_and_unloaded(runtime: Oip, mlserver: MlServer, tmp_path: Path) -> None:
+def test_a_model_is_loaded_asked_and_unloaded(
+    runtime: Oip, mlserver: MlServer, tmp_path: Path
+) -> None:
     artifact = artifact_of(tmp_path, "m1", numbers=5_000_000)
     loaded = runtime.load(artifact)
     assert (loaded.model.input, loaded.model.output) == ("f64[3]", "f64[3]")
@@ -138,15 +156,22 @@ def test_a_model_is_loaded_asked_and_unloaded(runtime: Oip, mlserver: MlServer, 
 def test_a_model_at_fault_is_told_from_a_server_at_fault(runtime: Oip, tmp_path: Path) -> None:
     missing = artifact_of(tmp_path, "corrupt")
     Path(missing.path).write_text("no JSON")
-    others = [artifact_of(tmp_path, "unknown", "ours_times.Nothing"), artifact_of(tmp_path, "odd", "no.module.X")]
+    others = [
+        artifact_of(tmp_path, "unknown", "ours_times.Nothing"),
+        artifact_of(tmp_path, "odd", "no.module.X"),
+    ]
     for artifact in (missing, *others):
         with pytest.raises(ArtifactError, match=f"does not load '{artifact.model}'"):
             runtime.load(artifact)
         assert not (Path(runtime.places.of(artifact.model))).exists()
-    np.testing.assert_array_equal(runtime.load(artifact_of(tmp_path, "good")).model.predict_batch(ROWS), ROWS * 2)
+    np.testing.assert_array_equal(
+        runtime.load(artifact_of(tmp_path, "good")).model.predict_batch(ROWS), ROWS * 2
+    )
 
 
-def test_a_model_that_somebody_else_unloaded_is_loaded_again(runtime: Oip, mlserver: MlServer, tmp_path: Path) -> None:
+def test_a_model_that_somebody_else_unloaded_is_loaded_again(
+    runtime: Oip, mlserver: MlServer, tmp_path: Path
+) -> None:
     model = runtime.load(artifact_of(tmp_path, "m2", factor=3)).model
     mlserver.post("/v2/repository/models/m2/unload")
     np.testing.assert_array_equal(model.predict_batch(ROWS), ROWS * 3)
@@ -163,8 +188,12 @@ def test_time_is_bounded(runtime: Oip, tmp_path: Path) -> None:
     assert not runtime.places.of("late").exists()
 
 
-def test_a_server_that_was_killed_has_its_models_again_when_it_is_back(runtime: Oip, mlserver: MlServer, tmp_path: Path) -> None:
-    models = [runtime.load(artifact_of(tmp_path, f"k{factor}", factor=factor)).model for factor in (2, 3)]
+def test_a_server_that_was_killed_has_its_models_again_when_it_is_back(
+    runtime: Oip, mlserver: MlServer, tmp_path: Path
+) -> None:
+    models = [
+        runtime.load(artifact_of(tmp_path, f"k{factor}", factor=factor)).model for factor in (2, 3)
+    ]
     mlserver.kill()
     with pytest.raises(ServerFailed, match="does not answer"):
         models[0].predict_batch(ROWS)
@@ -175,12 +204,23 @@ def test_a_server_that_was_killed_has_its_models_again_when_it_is_back(runtime: 
         np.testing.assert_array_equal(model.predict_batch(ROWS), ROWS * factor)
 
 
-def test_its_models_are_models_of_a_mesh(mlserver: MlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_models_are_models_of_a_mesh(
+    mlserver: MlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clipper = pytest.importorskip("clipper", reason="the server is not installed")
-    about = {"TYPE": "mlserver", "URL": mlserver.url, "FOLDER": str(mlserver.folder / "repository"), "CAPACITY_MIB": "512"}
+    about = {
+        "TYPE": "mlserver",
+        "URL": mlserver.url,
+        "FOLDER": str(mlserver.folder / "repository"),
+        "CAPACITY_MIB": "512",
+    }
     for name, value in about.items():
         monkeypatch.setenv(f"CLIPPER_OIP_{name}", value)
-    runtimes = {"enabled": True, "runtimes": ["clipper_container.adapters.oip:Oip"], "publish_s": 0.05}
+    runtimes = {
+        "enabled": True,
+        "runtimes": ["clipper_container.adapters.oip:Oip"],
+        "publish_s": 0.05,
+    }
     with clipper.start(mesh=runtimes, drain_s=1.0) as server:
         for factor in (2, 3):
             found = artifact_of(tmp_path, f"times{factor}", factor=factor)
@@ -200,7 +240,9 @@ def test_its_models_are_models_of_a_mesh(mlserver: MlServer, tmp_path: Path, mon
 
 def mlserver_has(mlserver: MlServer, model: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{mlserver.url}/v2/models/{model}/ready", timeout=PATIENCE_S) as reply:
+        with urllib.request.urlopen(
+            f"{mlserver.url}/v2/models/{model}/ready", timeout=PATIENCE_S
+        ) as reply:
             return bool(reply.status == 200)
     except urllib.error.HTTPError:
         return False

@@ -1,4 +1,5 @@
-"""Models of another server, by the Open Inference Protocol: against one that is as small as can be."""
+"""Models of another server, by the Open Inference Protocol: against one that is as small as can
+be."""
 
 import json
 import socket
@@ -14,7 +15,13 @@ from fake_oip import FakeServer
 from clipper_container.adapters.oip import Oip, ServerFailed
 from clipper_container.adapters.oip_http import HttpServer, Unreachable
 from clipper_container.adapters.oip_places import MARK, Places
-from clipper_container.adapters.oip_tensors import BadTensor, Signature, outputs_of, request, signature_of
+from clipper_container.adapters.oip_tensors import (
+    BadTensor,
+    Signature,
+    outputs_of,
+    request,
+    signature_of,
+)
 from clipper_container.adapters.server_memory import memory_of
 from clipper_container.runtime import Artifact, ArtifactError
 
@@ -68,12 +75,16 @@ def test_a_model_is_loaded_asked_and_unloaded(fake: FakeServer, tmp_path: Path) 
         assert fake.models == {}
     assert not (fake.folder / "m1").exists()
     runtime.load_s = 0.2
-    with pytest.raises((ArtifactError, TimeoutError, ServerFailed, Unreachable)):  # it tries to have it loaded again
+    with pytest.raises(
+        (ArtifactError, TimeoutError, ServerFailed, Unreachable)
+    ):  # it tries to have it loaded again
         loaded.model.predict_batch(ROWS)
     runtime.server.close()
 
 
-def test_a_corrupt_model_is_its_own_fault_and_leaves_nothing(fake: FakeServer, tmp_path: Path) -> None:
+def test_a_corrupt_model_is_its_own_fault_and_leaves_nothing(
+    fake: FakeServer, tmp_path: Path
+) -> None:
     runtime = runtime_of(fake)
     artifact = artifact_of(tmp_path, fake.type)
     Path(artifact.path).write_text("no JSON")
@@ -85,7 +96,9 @@ def test_a_corrupt_model_is_its_own_fault_and_leaves_nothing(fake: FakeServer, t
     runtime.server.close()
 
 
-def test_what_an_earlier_life_left_is_removed_and_unloaded(fake: FakeServer, tmp_path: Path) -> None:
+def test_what_an_earlier_life_left_is_removed_and_unloaded(
+    fake: FakeServer, tmp_path: Path
+) -> None:
     before = runtime_of(fake)
     before.load(artifact_of(tmp_path, fake.type))
     (fake.folder / "theirs").mkdir()
@@ -100,7 +113,9 @@ def test_what_an_earlier_life_left_is_removed_and_unloaded(fake: FakeServer, tmp
     again.server.close()
 
 
-def test_a_server_that_lost_its_models_gets_them_again_once(triton: FakeServer, tmp_path: Path) -> None:
+def test_a_server_that_lost_its_models_gets_them_again_once(
+    triton: FakeServer, tmp_path: Path
+) -> None:
     runtime = runtime_of(triton)
     model = runtime.load(artifact_of(tmp_path, "triton")).model
     triton.models.clear()
@@ -126,7 +141,11 @@ def test_a_server_that_lost_its_models_gets_them_again_once(triton: FakeServer, 
 
 def test_types_are_those_that_the_server_tells(triton: FakeServer, tmp_path: Path) -> None:
     runtime = runtime_of(triton)
-    about = {"inputs": [tensor("x", [-1, 3], "FP32")], "outputs": [tensor("out", [-1, 1], "FP32")], "sum": True}
+    about = {
+        "inputs": [tensor("x", [-1, 3], "FP32")],
+        "outputs": [tensor("out", [-1, 1], "FP32")],
+        "sum": True,
+    }
     model = runtime.load(artifact_of(tmp_path, "triton", **about)).model
     assert (model.input, model.output, model.batch_max) == ("f32[3]", "f32[1]", 0)
     found = model.predict_batch(ROWS)
@@ -144,7 +163,9 @@ def test_types_are_those_that_the_server_tells(triton: FakeServer, tmp_path: Pat
 @pytest.mark.parametrize("fake", KINDS[:3], ids=lambda p: p[0], indirect=True)
 def test_strings(fake: FakeServer, tmp_path: Path) -> None:
     runtime = runtime_of(fake)
-    model = runtime.load(artifact_of(tmp_path, fake.type, inputs=[tensor("text", [-1, 1], "BYTES")])).model
+    model = runtime.load(
+        artifact_of(tmp_path, fake.type, inputs=[tensor("text", [-1, 1], "BYTES")])
+    ).model
     assert model.input == "str"
     assert model.predict_batch(["one", "zwölf", ""]) == ["ONE", "ZWÖLF", ""]
     runtime.server.close()
@@ -156,13 +177,47 @@ def test_strings(fake: FakeServer, tmp_path: Path) -> None:
         ({"fails": True}, "triton answers 500: the model failed"),
         ({"raw": "nothing of use"}, "holds no outputs"),
         ({"raw": '{"outputs": []}'}, "holds no outputs"),
-        ({"raw": '{"outputs": [{"name": "out", "datatype": "FP64", "shape": [5], "data": [1,2,3,4,5]}]}'}, r"\[5\] to 2 rows"),
-        ({"raw": '{"outputs": [{"name": "out", "datatype": "FP99", "shape": [2], "data": [1,2]}]}'}, "holds no outputs"),
-        ({"raw": '{"outputs": [{"name": "out", "datatype": "BYTES", "shape": [1], "data": ["a"]}]}'}, "1 strings to 2 rows"),
-        ({"raw": '{"outputs": [{"name": "out", "datatype": "FP64", "shape": [2,9], "data": [1,2]}]}'}, "holds no outputs"),
+        (
+            {
+                "raw": (
+                    '{"outputs": [{"name": "out", "datatype": "FP64", "shape": [5], "data":'
+                    " [1,2,3,4,5]}]}"
+                )
+            },
+            r"\[5\] to 2 rows",
+        ),
+        (
+            {
+                "raw": (
+                    '{"outputs": [{"name": "out", "datatype": "FP99", "shape": [2], "data":'
+                    " [1,2]}]}"
+                )
+            },
+            "holds no outputs",
+        ),
+        (
+            {
+                "raw": (
+                    '{"outputs": [{"name": "out", "datatype": "BYTES", "shape": [1], "data":'
+                    ' ["a"]}]}'
+                )
+            },
+            "1 strings to 2 rows",
+        ),
+        (
+            {
+                "raw": (
+                    '{"outputs": [{"name": "out", "datatype": "FP64", "shape": [2,9], "data":'
+                    " [1,2]}]}"
+                )
+            },
+            "holds no outputs",
+        ),
     ],
 )
-def test_a_batch_that_fails_says_why(triton: FakeServer, tmp_path: Path, about: dict[str, Any], why: str) -> None:
+def test_a_batch_that_fails_says_why(
+    triton: FakeServer, tmp_path: Path, about: dict[str, Any], why: str
+) -> None:
     runtime = runtime_of(triton)
     model = runtime.load(artifact_of(tmp_path, "triton", **about)).model
     with pytest.raises(ServerFailed, match=why):
@@ -180,7 +235,9 @@ def test_time_is_bounded(triton: FakeServer, tmp_path: Path) -> None:
     np.testing.assert_array_equal(model.predict_batch(ROWS), ROWS * 2)
     triton.failing["/v2/models/m2/ready"] = 503, b""
     runtime.load_s = 0.2
-    with pytest.raises((TimeoutError, Unreachable), match=r"has not loaded 'm2' within 0\.2 s|timed out"):
+    with pytest.raises(
+        (TimeoutError, Unreachable), match=r"has not loaded 'm2' within 0\.2 s|timed out"
+    ):
         runtime.load(artifact_of(tmp_path, "triton", "m2"))
     assert not (triton.folder / "m2").exists()
     runtime.load_s = PATIENT["load_s"]
@@ -191,8 +248,12 @@ def test_time_is_bounded(triton: FakeServer, tmp_path: Path) -> None:
     runtime.server.close()
 
 
-@pytest.mark.parametrize(("status", "why"), [(503, b"busy"), (500, b"std::bad_alloc"), (400, b"CUDA out of memory")])
-def test_trouble_of_the_server_is_not_the_models(triton: FakeServer, tmp_path: Path, status: int, why: bytes) -> None:
+@pytest.mark.parametrize(
+    ("status", "why"), [(503, b"busy"), (500, b"std::bad_alloc"), (400, b"CUDA out of memory")]
+)
+def test_trouble_of_the_server_is_not_the_models(
+    triton: FakeServer, tmp_path: Path, status: int, why: bytes
+) -> None:
     runtime = runtime_of(triton)
     triton.failing["/v2/repository/models/m1/load"] = status, why
     with pytest.raises(Unreachable):
@@ -227,7 +288,9 @@ def test_a_kept_connection_that_was_closed_is_replaced(tmp_path: Path) -> None:
     server.close()
 
 
-@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc", b"SSH-2.0\r\n"])
+@pytest.mark.parametrize(
+    "answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc", b"SSH-2.0\r\n"]
+)
 def test_half_an_answer_is_none(answer: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
@@ -244,15 +307,28 @@ def test_half_an_answer_is_none(answer: bytes) -> None:
         thread.join()
 
 
-def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name, value in {"TYPE": "triton", "URL": "http://h:1/x", "FOLDER": str(tmp_path), "CAPACITY_MIB": "2"}.items():
+def test_settings_come_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in {
+        "TYPE": "triton",
+        "URL": "http://h:1/x",
+        "FOLDER": str(tmp_path),
+        "CAPACITY_MIB": "2",
+    }.items():
         monkeypatch.setenv(f"CLIPPER_OIP_{name}", value)
     runtime = Oip()
-    assert (runtime.types, runtime.server.port, runtime.capacity_bytes()) == (("triton",), 1, 2 << 20)
+    assert (runtime.types, runtime.server.port, runtime.capacity_bytes()) == (
+        ("triton",),
+        1,
+        2 << 20,
+    )
     for name, value, why in [
-        ("LOAD_S", "soon", "is no number"), ("URL", "h:1", "no address of a server"), ("TYPE", "torch", "are known"),
+        ("LOAD_S", "soon", "is no number"),
+        ("URL", "h:1", "no address of a server"),
+        ("TYPE", "torch", "are known"),
         ("FOLDER", "", "is not set"),
-    ]:  # fmt: skip
+    ]:
         monkeypatch.setenv(f"CLIPPER_OIP_{name}", value)
         with pytest.raises(ValueError, match=why):
             Oip()
@@ -265,13 +341,23 @@ def test_a_folder_keeps_its_own_files_and_gets_the_models_name(tmp_path: Path) -
     source = tmp_path / "theirs"
     (source / "1").mkdir(parents=True)
     (source / "1" / "model.onnx").write_bytes(b"onnx")
-    (source / "config.pbtxt").write_text('backend: "onnxruntime"\nname: "theirs"\ninput [ { name: "x" } ]\n')
-    (source / "model-settings.json").write_text('{"name": "theirs", "implementation": "a.B", "parameters": {"version": "v3"}}')
+    (source / "config.pbtxt").write_text(
+        'backend: "onnxruntime"\nname: "theirs"\ninput [ { name: "x" } ]\n'
+    )
+    (source / "model-settings.json").write_text(
+        '{"name": "theirs", "implementation": "a.B", "parameters": {"version": "v3"}}'
+    )
     before = {path: path.read_bytes() for path in source.rglob("*") if path.is_file()}
     triton = Places("triton", str(tmp_path / "triton")).put(Artifact("m1", "triton", str(source)))
-    assert (triton / "config.pbtxt").read_text() == 'backend: "onnxruntime"\nname: "m1"\ninput [ { name: "x" } ]\n'
-    assert (triton / "1" / "model.onnx").stat().st_ino == (source / "1" / "model.onnx").stat().st_ino  # no copy
-    mlserver = Places("mlserver", str(tmp_path / "mlserver")).put(Artifact("m1", "mlserver", str(source)))
+    assert (
+        triton / "config.pbtxt"
+    ).read_text() == 'backend: "onnxruntime"\nname: "m1"\ninput [ { name: "x" } ]\n'
+    assert (triton / "1" / "model.onnx").stat().st_ino == (
+        source / "1" / "model.onnx"
+    ).stat().st_ino  # no copy
+    mlserver = Places("mlserver", str(tmp_path / "mlserver")).put(
+        Artifact("m1", "mlserver", str(source))
+    )
     found = json.loads((mlserver / "model-settings.json").read_text())
     assert found == {"name": "m1", "implementation": "a.B", "parameters": {"version": "v3"}}
     assert {path: path.read_bytes() for path in source.rglob("*") if path.is_file()} == before
@@ -283,7 +369,9 @@ def test_lists_of_models(tmp_path: Path) -> None:
     for type, name in (("openvino", "config.json"), ("tfserving", "models.config")):
         places = Places(type, str(tmp_path / type), "/models")
         for model in ("b", "a"):
-            assert (places.put(Artifact(model, type, str(tmp_path / "saved"))) / "1" / "saved_model.pb").exists()
+            assert (
+                places.put(Artifact(model, type, str(tmp_path / "saved"))) / "1" / "saved_model.pb"
+            ).exists()
         places.list()
         text = (tmp_path / type / name).read_text()
         assert text.index("/models/a") < text.index("/models/b")
@@ -297,7 +385,9 @@ def test_lists_of_models(tmp_path: Path) -> None:
 def test_an_id_that_is_no_folder_is_refused(tmp_path: Path, model: str) -> None:
     (tmp_path / "m.json").write_text("{}")
     with pytest.raises(ArtifactError, match="no folder's name"):
-        Places("triton", str(tmp_path / "r")).put(Artifact(model, "triton", str(tmp_path / "m.json")))
+        Places("triton", str(tmp_path / "r")).put(
+            Artifact(model, "triton", str(tmp_path / "m.json"))
+        )
 
 
 def test_settings_that_are_none_are_refused(tmp_path: Path) -> None:
@@ -319,11 +409,17 @@ def test_settings_that_are_none_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shape", "datatype", "type", "row", "batch_max"),
     [
-        ([-1, 4], "FP32", "f32[4]", (4,), 0), ([-1], "INT64", "i64", (), 0), ([1, 3, 2], "UINT8", "u8[3,2]", (3, 2), 1),
-        ([-1, -1], "FP64", "f64[*]", None, 0), ([-1, -1, 3], "FP64", "any", None, 0), ([-1, 1], "BYTES", "str", (1,), 0),
-        ([-1, 2], "STRANGE", "any", None, 0), ([], "FP32", "any", None, 0), (["x", 2], "FP32", "any", None, 0),
+        ([-1, 4], "FP32", "f32[4]", (4,), 0),
+        ([-1], "INT64", "i64", (), 0),
+        ([1, 3, 2], "UINT8", "u8[3,2]", (3, 2), 1),
+        ([-1, -1], "FP64", "f64[*]", None, 0),
+        ([-1, -1, 3], "FP64", "any", None, 0),
+        ([-1, 1], "BYTES", "str", (1,), 0),
+        ([-1, 2], "STRANGE", "any", None, 0),
+        ([], "FP32", "any", None, 0),
+        (["x", 2], "FP32", "any", None, 0),
     ],
-)  # fmt: skip
+)
 def test_types_of_metadata(shape: Any, datatype: str, type: str, row: Any, batch_max: int) -> None:
     found = signature_of({"inputs": [tensor("x", shape, datatype)]})
     assert (found.input_type, found.shape, found.batch_max) == (type, row, batch_max)
@@ -339,7 +435,9 @@ def test_numbers_there_and_back(binary: bool, dtype: str) -> None:
     (made,) = head["inputs"]
     assert made["shape"] == [2, 3]
     answer = json.dumps({"outputs": [made]}).encode()
-    found = outputs_of(Signature(), answer + (body[int(size) :] if size else b""), str(len(answer)), 2)
+    found = outputs_of(
+        Signature(), answer + (body[int(size) :] if size else b""), str(len(answer)), 2
+    )
     np.testing.assert_array_equal(found, rows)
 
 

@@ -11,7 +11,15 @@ from clipper_container import Scored
 from clipper_container.evaluate import Evaluator, ModelFailed, user_traceback
 from clipper_container.model import FunctionModel, as_model
 from clipper_container.outputs import BadOutput, WrongCount, to_rows
-from clipper_container.wire import DTYPE_OF, DType, Kind, encode_rows, open_rows, row_values, unpack_map
+from clipper_container.wire import (
+    DTYPE_OF,
+    DType,
+    Kind,
+    encode_rows,
+    open_rows,
+    row_values,
+    unpack_map,
+)
 
 
 def back(rows):
@@ -26,7 +34,12 @@ def back(rows):
 @pytest.mark.parametrize("shape", [(4,), (4, 3), (4, 2, 3), (4, 1, 2, 1, 2)])
 def test_arrays_keep_type_and_shape(kind, shape):
     array = (np.arange(np.prod(shape)).reshape(shape) % 2).astype(kind)
-    for given_array in (array, np.asfortranarray(array), array.astype(kind.newbyteorder(">")), array[::-1][::-1]):
+    for given_array in (
+        array,
+        np.asfortranarray(array),
+        array.astype(kind.newbyteorder(">")),
+        array[::-1][::-1],
+    ):
         got = back(to_rows(given_array, 4, "m"))
         assert got.dtype == kind
         np.testing.assert_array_equal(got, array)
@@ -59,7 +72,9 @@ def test_lists(returned, dtype, expected):
     rows = to_rows(returned, 2, "m")
     assert rows.dtype == dtype
     got = back(rows)
-    assert [x if isinstance(x, str) else bytes(x) if dtype == DType.BYTES else x.tolist() for x in got] == expected
+    assert [
+        x if isinstance(x, str) else bytes(x) if dtype == DType.BYTES else x.tolist() for x in got
+    ] == expected
 
 
 @pytest.mark.parametrize(
@@ -103,9 +118,11 @@ def test_what_is_no_prediction_is_told(returned, text):
 
 
 def test_the_message_for_a_wrong_count():
-    assert str(WrongCount("svm", 8, "1 value")) == (
-        "model 'svm' got a batch of 8 and returned 1 value. predict() takes a list/array of inputs and returns one "
-        "output per input. For a function of one input, deploy it with row_by_row=True."
+    assert (
+        str(WrongCount("svm", 8, "1 value"))
+        == "model 'svm' got a batch of 8 and returned 1 value. predict() takes a list/array of"
+        " inputs and returns one output per input. For a function of one input, deploy it with"
+        " row_by_row=True."
     )
 
 
@@ -145,7 +162,12 @@ KINDS = {
 EMPTY = {"number": 0.0, "vector": [0, 0], "ragged": [], "str": "", "bytes": b""}
 
 
-@given(st.lists(st.booleans(), min_size=2, max_size=9), st.booleans(), st.sampled_from([*KINDS]), st.booleans())
+@given(
+    st.lists(st.booleans(), min_size=2, max_size=9),
+    st.booleans(),
+    st.sampled_from([*KINDS]),
+    st.booleans(),
+)
 def test_only_bad_rows_are_marked(bad, row_by_row, kind, scored):
     make, read = KINDS[kind]
 
@@ -158,7 +180,9 @@ def test_only_bad_rows_are_marked(bad, row_by_row, kind, scored):
         made = [one(int(x)) for x in xs]
         return Scored([m.outputs for m in made], [m.confidence for m in made]) if scored else made
 
-    evaluator = Evaluator(FunctionModel(one if row_by_row else batch), "m", retry_singly=True, row_by_row=row_by_row)
+    evaluator = Evaluator(
+        FunctionModel(one if row_by_row else batch), "m", retry_singly=True, row_by_row=row_by_row
+    )
     inputs, n = np.arange(len(bad)), len(bad)
     if all(bad):
         with pytest.raises(ModelFailed, match="row 0 is bad"):
@@ -168,7 +192,8 @@ def test_only_bad_rows_are_marked(bad, row_by_row, kind, scored):
     assert (rows.status is None and not any(bad)) or rows.status.tolist() == bad
     good = [x for x in range(n) if not bad[x]]
     got = [value.item() if kind == "number" else read(value) for value in back(rows)]
-    # Ragged rows that happen to be of one length are sent as rows of one shape, and a failed one as zeros.
+    # Ragged rows that happen to be of one length are sent as rows of one shape, and a failed one as
+    # zeros.
     for x in range(n):
         if not bad[x]:
             expected = np.asarray(make(x)).tolist() if kind in ("vector", "ragged") else make(x)
@@ -255,7 +280,9 @@ def test_estimators_send_labels_and_confidence():
         assert model.input == "f64[4]"
         rows = to_rows(model.predict_batch(x), len(x), "m")
         np.testing.assert_array_equal(np.array(back(rows)), estimator.predict(x))
-        np.testing.assert_allclose(rows.confidence, estimator.predict_proba(x).max(axis=1), rtol=1e-6)
+        np.testing.assert_allclose(
+            rows.confidence, estimator.predict_proba(x).max(axis=1), rtol=1e-6
+        )
         assert not isinstance(as_model(estimator, confidence=False).predict_batch(x), Scored)
     plain = as_model(LinearSVC().fit(x, y)).predict_batch(x)
     assert to_rows(plain, len(x), "m").dtype == DType.I64
@@ -268,11 +295,17 @@ def said(rows):
     """What was said beside each row, over the wire and back."""
     header, pieces = encode_rows(Kind.REPLY, rows)
     opened = open_rows(header, np.frombuffer(b"".join(bytes(piece) for piece in pieces), np.uint8))
-    return None if opened.qualifiers is None else [unpack_map(each) if each else {} for each in opened.qualifiers]
+    return (
+        None
+        if opened.qualifiers is None
+        else [unpack_map(each) if each else {} for each in opened.qualifiers]
+    )
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-plain = st.one_of(texts, st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(allow_nan=False))
+plain = st.one_of(
+    texts, st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(allow_nan=False)
+)
 maps = st.dictionaries(texts, plain, max_size=4)
 
 
@@ -286,7 +319,11 @@ def test_qualifiers_come_back(qualifiers, sure):
 
 
 def test_numbers_of_numpy_are_numbers():
-    rows = to_rows(Scored([1], qualifiers=[{"a": np.float32(0.5), "b": np.int64(3), "c": np.bool_(True)}]), 1, "m")
+    rows = to_rows(
+        Scored([1], qualifiers=[{"a": np.float32(0.5), "b": np.int64(3), "c": np.bool_(True)}]),
+        1,
+        "m",
+    )
     assert said(rows) == [{"a": 0.5, "b": 3, "c": True}]
 
 

@@ -7,18 +7,25 @@ import textwrap
 
 import pytest
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="this system has no SCHED_BATCH")
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "SCHED_BATCH"), reason="this system has no SCHED_BATCH"
+)
 
 
 def run(source: str) -> str:
-    code = "import os, subprocess, threading\nfrom clipper_container.priority import lower\n" + textwrap.dedent(source)
-    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60).stdout
+    code = (
+        "import os, subprocess, threading\nfrom clipper_container.priority import lower\n"
+        + textwrap.dedent(source)
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+    ).stdout
 
 
 def test_threads_and_children_get_their_priority_back() -> None:
-    """What a model starts while it loads, pools of threads and worker processes, would stay slow for ever."""
-    said = run(
-        """
+    """What a model starts while it loads, pools of threads and worker processes, would stay slow
+    for ever."""
+    said = run("""
         def seen(task):
             return os.sched_getscheduler(task), os.getpriority(os.PRIO_PROCESS, task)
 
@@ -35,17 +42,14 @@ def test_threads_and_children_get_their_priority_back() -> None:
         over.set()
         child.kill()
         print("restored")
-        """
-    )
+        """)
     assert said == "restored\n"
 
 
 def test_a_policy_that_somebody_chose_is_left_alone() -> None:
-    said = run(
-        """
+    said = run("""
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         lower()()
         print(os.sched_getscheduler(0) == os.SCHED_IDLE)
-        """
-    )
+        """)
     assert said == "True\n"

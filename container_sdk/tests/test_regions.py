@@ -1,4 +1,5 @@
-"""Rows in shared memory, with real memfds and sockets: views, copies, what a model keeps, and what a hostile server says."""
+"""Rows in shared memory, with real memfds and sockets: views, copies, what a model keeps, and what
+a hostile server says."""
 
 import array
 import contextlib
@@ -42,7 +43,7 @@ def same(inputs):
 def keeper(inputs):
     kept.append(inputs)
     return np.array([sum(float(x.sum()) for x in kept)] * len(inputs))
-"""
+"""  # noqa: E501
 
 
 class Memory:
@@ -76,7 +77,9 @@ def predict(*runs, id=1, width=WIDTH, rows=None, flags=SHARED, dtype=11):
     """runs: (region, first, count) each."""
     payload = b"".join(struct.pack("<IIQ", number, count, first) for number, first, count in runs)
     rows = sum(run[2] for run in runs) if rows is None else rows
-    return fake.frame(fake.PREDICT, payload, dtype=dtype, dims=(width,), flags=flags, rows=rows, id=id)
+    return fake.frame(
+        fake.PREDICT, payload, dtype=dtype, dims=(width,), flags=flags, rows=rows, id=id
+    )
 
 
 def values(first, count):
@@ -129,7 +132,9 @@ HOSTILE = {
     "too few": predict((3, 0, 2), rows=3),
     "too many": predict((3, 0, 2), rows=1),
     "none": fake.frame(fake.PREDICT, b"", dtype=11, dims=(WIDTH,), flags=SHARED, rows=1, id=1),
-    "half a run": fake.frame(fake.PREDICT, bytes(24), dtype=11, dims=(WIDTH,), flags=SHARED, rows=1, id=1),
+    "half a run": fake.frame(
+        fake.PREDICT, bytes(24), dtype=11, dims=(WIDTH,), flags=SHARED, rows=1, id=1
+    ),
     "empty run": predict((3, 0, 0), (3, 0, 1)),
 }
 
@@ -157,7 +162,9 @@ def test_more_than_a_payload_may_be_is_refused(memory):
     regions.close()
 
 
-@pytest.mark.parametrize("fields", [(3, 0, 8), (3, 8, 0), (2**32, 8, 8), (4, ROWS + 100, 4 * WIDTH), (4, 2**40, 2**40)])
+@pytest.mark.parametrize(
+    "fields", [(3, 0, 8), (3, 8, 0), (2**32, 8, 8), (4, ROWS + 100, 4 * WIDTH), (4, 2**40, 2**40)]
+)
 def test_a_hostile_region_is_refused_and_its_descriptor_closed(regions, memory, fields):
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(BadFrame):
@@ -173,7 +180,9 @@ def test_memory_that_could_shrink_is_refused(regions):
 
 def test_what_is_no_memory_file_is_refused(regions):
     with pytest.raises(CannotShare):
-        regions.add(np.frombuffer(struct.pack("<QQQ", 4, 8, 8), np.uint8), os.open("/dev/null", os.O_RDONLY))
+        regions.add(
+            np.frombuffer(struct.pack("<QQQ", 4, 8, 8), np.uint8), os.open("/dev/null", os.O_RDONLY)
+        )
 
 
 def test_regions_are_told_once_and_are_bounded(regions, memory):
@@ -209,7 +218,9 @@ def test_who_keeps_again_and_again_is_given_copies(regions, memory):
 
 def mapped():
     gc.collect()
-    return Path("/proc/self/maps").read_text().count("clipper-rows"), len(os.listdir("/proc/self/fd"))
+    return Path("/proc/self/maps").read_text().count("clipper-rows"), len(
+        os.listdir("/proc/self/fd")
+    )
 
 
 def test_nothing_is_left_of_a_connection(memory):
@@ -262,7 +273,9 @@ def test_descriptors_come_with_their_frames(pair, memory):
 def test_too_many_descriptors_are_refused_and_closed(pair, memory):
     connection, theirs = pair
     before = len(os.listdir("/proc/self/fd"))
-    socket.send_fds(theirs, [fake.frame(fake.HEARTBEAT)], [memory.fd] * 20)  # more than there is room for: truncated
+    socket.send_fds(
+        theirs, [fake.frame(fake.HEARTBEAT)], [memory.fd] * 20
+    )  # more than there is room for: truncated
     with pytest.raises(BadFrame):
         connection.begin()
     connection.close()
@@ -283,7 +296,9 @@ def test_other_ancillary_data_is_nothing(pair):
     connection, theirs = pair
     connection._sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     theirs.sendall(fake.frame(fake.HEARTBEAT))
-    with contextlib.suppress(BadFrame):  # credentials fill the room for descriptors: refused, or passed over
+    with contextlib.suppress(
+        BadFrame
+    ):  # credentials fill the room for descriptors: refused, or passed over
         assert take_frame(connection)[0].kind == Kind.HEARTBEAT
     assert connection.descriptor() is None
 
@@ -379,10 +394,15 @@ def test_a_region_without_its_descriptor_ends_sharing_and_not_the_container(tmp_
             peer.frame()
         with contextlib.closing(peer.server.accept()) as again:
             assert again.welcome(shared=True)["shared"] is False
-            assert again.ask(fake.fixed(np.ones((2, WIDTH), "f4"))).parts()["rows"].tolist() == [WIDTH] * 2
+            assert (
+                again.ask(fake.fixed(np.ones((2, WIDTH), "f4"))).parts()["rows"].tolist()
+                == [WIDTH] * 2
+            )
 
 
-@pytest.mark.parametrize("what", [predict((3, 0, 1)), fake.frame(REGION, struct.pack("<QQQ", 3, 8, 800))])
+@pytest.mark.parametrize(
+    "what", [predict((3, 0, 1)), fake.frame(REGION, struct.pack("<QQQ", 3, 8, 800))]
+)
 def test_what_was_not_agreed_on_is_no_frame(tmp_path, code, what):
     with serving(tmp_path, code, "models:total") as peer:
         peer.sock.sendall(what)

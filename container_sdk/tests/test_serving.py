@@ -70,7 +70,7 @@ def wide(inputs):
 
 def padded(inputs):
     return np.full(len(inputs), len(inputs))
-'''
+'''  # noqa: E501
 
 
 @pytest.fixture(scope="module")
@@ -106,9 +106,19 @@ def test_hello_says_who_it_is(tmp_path, code):
     assert said.pop("sdk").startswith("python/")
     assert said.pop("pid") == peer.process.pid
     assert said == {
-        "name": "svm", "version": 3, "replica": 2, "input": "f64[2]", "output": "f64", "batch_max": 16, "protocol": 2,
-        "token": "hush", "shared": True, "corrects": False, "sessions": False, "quiet": True,
-    }  # fmt: skip
+        "name": "svm",
+        "version": 3,
+        "replica": 2,
+        "input": "f64[2]",
+        "output": "f64",
+        "batch_max": 16,
+        "protocol": 2,
+        "token": "hush",
+        "shared": True,
+        "corrects": False,
+        "sessions": False,
+        "quiet": True,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +147,11 @@ def test_rows_of_many_lengths_are_lists(shapes):
 
 def test_a_row_that_is_no_utf8_fails_the_batch_and_not_the_connection(shapes):
     payload = fake.padded(struct.pack("<I", 1)) + fake.padded(b"\xff")
-    reply = shapes.ask(fake.frame(fake.PREDICT, payload, dtype=fake.STR, dims=(0,), flags=fake.VARIABLE, rows=1, id=4))
+    reply = shapes.ask(
+        fake.frame(
+            fake.PREDICT, payload, dtype=fake.STR, dims=(0,), flags=fake.VARIABLE, rows=1, id=4
+        )
+    )
     assert (reply.kind, reply.id) == (fake.FAILURE, 4)
     assert b"not UTF-8" in reply.payload
     assert shapes.ask(fake.fixed(np.ones((1, 1)))).kind == fake.REPLY
@@ -177,7 +191,9 @@ def test_compressed_strings(echo):
     payload = fake.padded(np.array([len(r) for r in raw], "<u4").tobytes())
     payload += fake.padded(struct.pack("<Q", len(block)) + block)
     flags = fake.VARIABLE | fake.COMPRESSED
-    reply = echo.ask(fake.frame(fake.PREDICT, payload, dtype=fake.STR, dims=(0,), flags=flags, rows=3))
+    reply = echo.ask(
+        fake.frame(fake.PREDICT, payload, dtype=fake.STR, dims=(0,), flags=flags, rows=3)
+    )
     assert reply.parts()["rows"] == words
 
 
@@ -221,12 +237,16 @@ def test_a_kept_input_is_never_overwritten(tmp_path, code):
 
 @pytest.mark.parametrize("known", [True, False])
 def test_qualifiers_go_to_a_server_that_knows_them(tmp_path, code, known):
-    with serving(tmp_path, code, "models:qualified", welcome={"qualifiers": True} if known else {}) as peer:
+    with serving(
+        tmp_path, code, "models:qualified", welcome={"qualifiers": True} if known else {}
+    ) as peer:
         reply = peer.ask(fake.fixed(np.array([[1.0], [2.0]])))
         assert reply.flags == (fake.QUALIFIERS if known else 0)
         parts = reply.parts()
         assert parts.pop("rows").tolist() == [1.0, 2.0]
-        assert parts == ({"qualifiers": [b"", msgpack.packb({"kind": "big", "x": 2.5})]} if known else {})
+        assert parts == (
+            {"qualifiers": [b"", msgpack.packb({"kind": "big", "x": 2.5})]} if known else {}
+        )
         assert peer.ask(fake.fixed(np.ones((2, 1)))).flags == 0, "nothing is said of any row"
 
 
@@ -254,16 +274,21 @@ def test_retry_singly_marks_only_the_bad_rows(tmp_path, code):
 
 def test_row_by_row(tmp_path, code):
     with serving(tmp_path, code, "models:single", "--row-by-row", "--retry-singly") as peer:
-        assert peer.ask(fake.fixed(np.array([[1.0], [2.0]]))).parts()["rows"].tolist() == [10.0, 20.0]
+        assert peer.ask(fake.fixed(np.array([[1.0], [2.0]]))).parts()["rows"].tolist() == [
+            10.0,
+            20.0,
+        ]
         parts = peer.ask(fake.fixed(np.array([[1.0], [-2.0]]))).parts()
         assert (parts["rows"].tolist(), parts["status"]) == ([10.0, 0.0], [0, 1])
 
 
 def test_wrong_count_says_what_to_do(tmp_path, code):
     with serving(tmp_path, code, "models:one") as peer:
-        assert peer.ask(fake.fixed(np.ones((8, 1)))).payload.decode() == (
-            "model 'svm' got a batch of 8 and returned 1 value. predict() takes a list/array of inputs and returns one "
-            "output per input. For a function of one input, deploy it with row_by_row=True."
+        assert (
+            peer.ask(fake.fixed(np.ones((8, 1)))).payload.decode()
+            == "model 'svm' got a batch of 8 and returned 1 value. predict() takes a list/array of"
+            " inputs and returns one output per input. For a function of one input, deploy it"
+            " with row_by_row=True."
         )
 
 
@@ -327,7 +352,8 @@ def test_a_damaged_frame_ends_the_connection_and_not_the_process(tmp_path, code,
 
 def test_sigterm_finishes_the_batch_and_says_goodbye(tmp_path, code):
     (code / "slow.py").write_text(
-        "import os, signal\ndef predict(x):\n    os.kill(os.getpid(), signal.SIGTERM)\n    return x[:, 0]\n"
+        "import os, signal\ndef predict(x):\n    os.kill(os.getpid(), signal.SIGTERM)\n    return"
+        " x[:, 0]\n"
     )
     with serving(tmp_path, code, "slow:predict") as peer:
         assert peer.ask(fake.fixed(np.ones((2, 3)))).kind == fake.REPLY
@@ -350,9 +376,9 @@ def test_sigterm_while_idle_and_while_there_is_no_server(tmp_path, code):
 
 def test_other_signals_are_the_models_own(tmp_path, code):
     (code / "handler.py").write_text(
-        "import os, signal\nseen = []\n"
-        "signal.signal(signal.SIGUSR1, lambda number, frame: (seen.append(number), print('seen', flush=True)))\n"
-        "def predict(x):\n    return [len(seen)] * len(x)\n"
+        "import os, signal\nseen = []\nsignal.signal(signal.SIGUSR1, lambda number, frame:"
+        " (seen.append(number), print('seen', flush=True)))\ndef predict(x):\n    return"
+        " [len(seen)] * len(x)\n"
     )
     with serving(tmp_path, code, "handler:predict") as peer:
         peer.ask(fake.fixed(np.ones((1, 1))))  # its handlers are in place
@@ -393,7 +419,8 @@ def test_a_model_that_does_not_load_says_what_to_do(tmp_path, code):
     status, said = run(code, "broken:predict")
     assert status == 3
     assert said.startswith(
-        "model 'svm' failed to load: No module named 'nothing_like_it'. 'nothing_like_it' is not installed"
+        "model 'svm' failed to load: No module named 'nothing_like_it'. 'nothing_like_it' is not"
+        " installed"
     )
     assert "broken.py" in said
     assert "clipper_container/" not in said
@@ -420,12 +447,23 @@ def test_threads_are_capped_before_numpy_is_imported(tmp_path, code):
     (code / "threads.py").write_text(
         "import os\ndef predict(x):\n    return [os.environ['OMP_NUM_THREADS']] * len(x)\n"
     )
-    for options, env, limit in (((), {}, "1"), (("--threads", "3"), {}, "3"), ((), {"CLIPPER_THREADS": "2"}, "2")):
+    for options, env, limit in (
+        ((), {}, "1"),
+        (("--threads", "3"), {}, "3"),
+        ((), {"CLIPPER_THREADS": "2"}, "2"),
+    ):
         (tmp_path / limit).mkdir()
         with serving(tmp_path / limit, code, "threads:predict", *options, **env) as peer:
             assert peer.ask(fake.fixed(np.ones((1, 1)))).parts()["rows"] == [limit]
     lazy = subprocess.run(
-        [sys.executable, "-c", "import sys, clipper_container, clipper_container.__main__; print('numpy' in sys.modules)"],
+        [
+            sys.executable,
+            "-c",
+            (
+                "import sys, clipper_container, clipper_container.__main__; print('numpy' in"
+                " sys.modules)"
+            ),
+        ],
         capture_output=True,
         text=True,
         check=True,
@@ -450,9 +488,12 @@ def v1(kind, rows, name):
 
 def test_version_1_batches(tmp_path, code):
     (code / "sums.py").write_text(
-        "def predict(x):\n    return [len(r) if isinstance(r, str) else float(r.sum()) for r in x]\n"
+        "def predict(x):\n    return [len(r) if isinstance(r, str) else float(r.sum()) for r in"
+        " x]\n"
     )
-    with serving(tmp_path, code, "sums:predict", "--protocol", "1", welcome={"heartbeat_ms": 20}) as peer:
+    with serving(
+        tmp_path, code, "sums:predict", "--protocol", "1", welcome={"heartbeat_ms": 20}
+    ) as peer:
         assert peer.said["protocol"] == 1
         numbers = np.arange(6).reshape(2, 3)
         for kind, name in ((1, "<i4"), (2, "<f8"), (3, "u1")):
@@ -482,7 +523,9 @@ def test_version_1_fixed_rows_are_aligned_and_a_failure_closes(tmp_path, code):
         again.close()
 
 
-@pytest.mark.parametrize(("address", "asks"), [("tcp:10.0.0.1:7000", True), ("unix:/run/clipper", False)])
+@pytest.mark.parametrize(
+    ("address", "asks"), [("tcp:10.0.0.1:7000", True), ("unix:/run/clipper", False)]
+)
 def test_a_container_asks_for_checksums_over_tcp_only(address, asks):
     options = Options("m")
     assert bool(options.hello(address).get("crc")) is asks
@@ -493,4 +536,7 @@ def test_containers_with_one_process_id_do_not_dial_again_at_the_same_times():
     one, other = ([pauses.next_s() for _ in range(20)] for pauses in (Backoff(), Backoff()))
     assert one != other
     for pauses in (one, other):
-        assert all(0.5 * s <= pause <= s for pause, s in zip(pauses, [min(10.0, 0.1 * 2**i) for i in range(20)], strict=True))
+        assert all(
+            0.5 * s <= pause <= s
+            for pause, s in zip(pauses, [min(10.0, 0.1 * 2**i) for i in range(20)], strict=True)
+        )

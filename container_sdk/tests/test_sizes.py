@@ -46,7 +46,9 @@ assert allocated_bytes() - before[1] >= 60 << 20
 
 
 def test_what_numpy_takes_is_seen():
-    subprocess.run([sys.executable, "-c", ARRAY], check=True)  # here an allocator may have as much left of other tests
+    subprocess.run(
+        [sys.executable, "-c", ARRAY], check=True
+    )  # here an allocator may have as much left of other tests
 
 
 def test_the_first_load_of_a_type_brings_more_than_the_model(tmp_path, memory):
@@ -82,7 +84,9 @@ def test_loads_beside_others_are_guessed_and_teach_nothing(tmp_path, memory):
     assert load(learner, memory, path, 80_000) == 80_000
 
 
-def test_a_load_alone_waits_for_those_that_run_and_holds_up_the_next_until_it_ends_or_is_given_up(tmp_path, memory):
+def test_a_load_alone_waits_for_those_that_run_and_holds_up_the_next_until_it_ends_or_is_given_up(
+    tmp_path, memory
+):
     learner, path = Sizes(), file_of(tmp_path, 1000)
     for _ in range(sizes.ALONE):
         load(learner, memory, path, 70_000)

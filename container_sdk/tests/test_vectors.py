@@ -1,4 +1,5 @@
-"""The golden frames of tests/vectors: each means to this SDK what it says there, and what is to be refused is."""
+"""The golden frames of tests/vectors: each means to this SDK what it says there, and what is to be
+refused is."""
 
 import json
 from pathlib import Path
@@ -18,7 +19,11 @@ LIMIT = 64 << 20
 def vectors(file, version):
     if not (VECTORS / file).exists():
         return []  # an SDK that was unpacked by itself
-    return [pytest.param(v, id=v["name"]) for v in json.loads((VECTORS / file).read_text()) if v["version"] == version]
+    return [
+        pytest.param(v, id=v["name"])
+        for v in json.loads((VECTORS / file).read_text())
+        if v["version"] == version
+    ]
 
 
 def read(data):
@@ -73,15 +78,26 @@ def test_a_frame_means_what_it_says(vector):
     if header.kind == Kind.FEEDBACK:
         for rows, part in zip(content, (meaning["inputs"], meaning["labels"]), strict=True):
             np.testing.assert_equal(values(rows), part["values"])
-            assert (None if rows.sessions is None else rows.sessions.tolist()) == part.get("sessions")
+            assert (None if rows.sessions is None else rows.sessions.tolist()) == part.get(
+                "sessions"
+            )
         return
     if header.kind == Kind.REGION:
         assert content == (meaning["region"], meaning["region_rows"], meaning["row_bytes"])
         return
     if not isinstance(content, Rows):
-        expected = msgpack.packb(meaning["map"]) if "map" in meaning else meaning.get("text", "").encode()
+        expected = (
+            msgpack.packb(meaning["map"]) if "map" in meaning else meaning.get("text", "").encode()
+        )
         assert content == expected
-        assert b"".join(wire.control_frame(header.kind, content, header.id, bool(header.flags & Flag.CHECKED))) == data
+        assert (
+            b"".join(
+                wire.control_frame(
+                    header.kind, content, header.id, bool(header.flags & Flag.CHECKED)
+                )
+            )
+            == data
+        )
         return
     np.testing.assert_equal(values(content), meaning["values"])
     for part in ("confidence", "status", "sessions"):
@@ -92,7 +108,9 @@ def test_a_frame_means_what_it_says(vector):
     assert content.text == meaning.get("text", "")
     if not header.flags & Flag.COMPRESSED:
         checked = bool(header.flags & Flag.CHECKED)
-        again, pieces = wire.encode_rows(Kind(header.kind), content, header.id, header.time_us, checked)
+        again, pieces = wire.encode_rows(
+            Kind(header.kind), content, header.id, header.time_us, checked
+        )
         assert wire.encode_header(again) + b"".join(pieces) == data
 
 

@@ -1,4 +1,5 @@
-"""What a model runs before it is ready, what is told of it, and that nothing of it keeps a container from serving."""
+"""What a model runs before it is ready, what is told of it, and that nothing of it keeps a
+container from serving."""
 
 import json
 import signal
@@ -42,14 +43,23 @@ def test_a_slow_model_is_not_asked_for_large_batches(monkeypatch: pytest.MonkeyP
     assert set(sizes) == {1}
     monkeypatch.setattr("clipper_container.warmup.TIME_S", 0.0)
     sizes.clear()
-    assert len(run(lambda rows: sizes.append(len(rows)) or np.zeros(len(rows)), "f64[4]").timings) == 1
+    assert (
+        len(run(lambda rows: sizes.append(len(rows)) or np.zeros(len(rows)), "f64[4]").timings) == 1
+    )
 
 
 @pytest.mark.parametrize(
     ("input", "kind"),
-    [("f32[2,3]", np.ndarray), ("i64", np.ndarray), ("bool[4]", np.ndarray), ("f16[8]", np.ndarray), ("f64[*]", list),
-     ("str", list), ("bytes", list)],
-)  # fmt: skip
+    [
+        ("f32[2,3]", np.ndarray),
+        ("i64", np.ndarray),
+        ("bool[4]", np.ndarray),
+        ("f16[8]", np.ndarray),
+        ("f64[*]", list),
+        ("str", list),
+        ("bytes", list),
+    ],
+)
 def test_made_up_rows_are_as_predict_batch_has_them(input: str, kind: type) -> None:
     seen: list[Any] = []
     found = run(lambda rows: seen.append(rows) or [1] * len(rows), input)
@@ -65,12 +75,20 @@ def test_made_up_rows_are_as_predict_batch_has_them(input: str, kind: type) -> N
 
 @pytest.mark.parametrize(
     ("input", "rows", "given"),
-    [("f64[2]", [[1, 2], [3, 4], [5, 6]], [[1, 2], [3, 4]]), ("str", ["a", "b", "c"], ["a", "b"]),
-     ("f64[*]", [[1], [2, 3]], None), ("any", [{"a": 1}, {"b": 2}], [{"a": 1}, {"b": 2}])],
-)  # fmt: skip
+    [
+        ("f64[2]", [[1, 2], [3, 4], [5, 6]], [[1, 2], [3, 4]]),
+        ("str", ["a", "b", "c"], ["a", "b"]),
+        ("f64[*]", [[1], [2, 3]], None),
+        ("any", [{"a": 1}, {"b": 2}], [{"a": 1}, {"b": 2}]),
+    ],
+)
 def test_rows_given_are_repeated_to_fill_a_batch(input: str, rows: Any, given: Any) -> None:
     seen: dict[int, Any] = {}
-    run(lambda rows: seen.setdefault(len(rows), rows) is not None and [1] * len(rows), input, json.dumps(rows))
+    run(
+        lambda rows: seen.setdefault(len(rows), rows) is not None and [1] * len(rows),
+        input,
+        json.dumps(rows),
+    )
     assert 256 in seen
     if given is not None:
         assert np.asarray(seen[2]).tolist() == given
@@ -78,7 +96,11 @@ def test_rows_given_are_repeated_to_fill_a_batch(input: str, rows: Any, given: A
 
 def test_bytes_given_are_latin_1_text() -> None:
     seen: list[Any] = []
-    run(lambda rows: seen.append(bytes(rows[0])) or [1] * len(rows), "bytes", json.dumps([b"\xff\x00".decode("latin-1")]))
+    run(
+        lambda rows: seen.append(bytes(rows[0])) or [1] * len(rows),
+        "bytes",
+        json.dumps([b"\xff\x00".decode("latin-1")]),
+    )
     assert seen[0] == b"\xff\x00"
 
 
@@ -104,10 +126,17 @@ def test_made_up_rows_are_not_given_to_a_model_with_tables() -> None:
 
 @pytest.mark.parametrize(
     ("function", "said"),
-    [(lambda rows: 1 / 0, ""), (lambda rows: [1], "[[1.0],[2.0]]"), (lambda rows: rows.sum(axis=1), '["text"]'),
-     (lambda rows: rows.sum(axis=1), "[]"), (lambda rows: rows.sum(axis=1), "{")],
-)  # fmt: skip
-def test_a_warm_up_that_fails_is_a_warning(function: Any, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    [
+        (lambda rows: 1 / 0, ""),
+        (lambda rows: [1], "[[1.0],[2.0]]"),
+        (lambda rows: rows.sum(axis=1), '["text"]'),
+        (lambda rows: rows.sum(axis=1), "[]"),
+        (lambda rows: rows.sum(axis=1), "{"),
+    ],
+)
+def test_a_warm_up_that_fails_is_a_warning(
+    function: Any, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(function, "f64[1]", said).output == ""
     text = capsys.readouterr().err
     assert "model 'm'" in text
@@ -129,7 +158,9 @@ def test_one_row_at_a_time() -> None:
     assert run(lambda row: str(row.sum()), "f64[2]", row_by_row=True).output == "str"
 
 
-def test_a_call_that_does_not_return_is_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_call_that_does_not_return_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("clipper_container.warmup.LIMIT_S", 0.05)
     assert run(lambda rows: threading.Event().wait(60), "f64[1]") == WarmUp()
     assert "interrupted" in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""Frames: what is written is read, what is damaged is refused, and the golden frames mean what the vectors say."""
+"""Frames: what is written is read, what is damaged is refused, and the golden frames mean what the
+vectors say."""
 
 import socket
 import struct
@@ -66,15 +67,29 @@ def test_a_changed_byte_of_a_checked_payload_is_noticed(at, change):
 
 @given(st.data())
 def test_hostile_headers_are_refused_or_fit_their_payload(data):
-    """Headers with a right CRC and any fields: rows are opened only when they fill the payload exactly."""
+    """Headers with a right CRC and any fields: rows are opened only when they fill the payload
+    exactly."""
     draw = data.draw
     size = draw(st.integers(0, 64))
     head = struct.pack(
-        "<4sBBBBHHIQ4IQQI", b"CLPR", 2, draw(st.integers(0, 9)), draw(st.integers(0, 15)), draw(st.integers(0, 5)),
-        draw(st.integers(0, 33)), 0, draw(st.one_of(st.integers(0, 9), st.integers(0, 2**32 - 1))), 1,
-        *(draw(st.one_of(st.integers(0, 4), st.integers(0, 2**32 - 1))) for _ in range(4)), size, 0, 0,
-    )  # fmt: skip
-    payload = np.array(draw(st.lists(st.sampled_from([0, 1, 2, 255]), min_size=size, max_size=size)), np.uint8)
+        "<4sBBBBHHIQ4IQQI",
+        b"CLPR",
+        2,
+        draw(st.integers(0, 9)),
+        draw(st.integers(0, 15)),
+        draw(st.integers(0, 5)),
+        draw(st.integers(0, 33)),
+        0,
+        draw(st.one_of(st.integers(0, 9), st.integers(0, 2**32 - 1))),
+        1,
+        *(draw(st.one_of(st.integers(0, 4), st.integers(0, 2**32 - 1))) for _ in range(4)),
+        size,
+        0,
+        0,
+    )
+    payload = np.array(
+        draw(st.lists(st.sampled_from([0, 1, 2, 255]), min_size=size, max_size=size)), np.uint8
+    )
     try:
         header = wire.decode_header(head + struct.pack("<I", zlib.crc32(head)), 1 << 10, 1 << 10)
         if header.kind not in (Kind.PREDICT, Kind.REPLY):
@@ -120,7 +135,9 @@ def test_limits_hold_before_anything_is_reserved():
     with pytest.raises(TooLarge):
         wire.decode_header(wire.encode_header(Header(Kind.HELLO, payload_bytes=1 << 40)))
     bomb = lz4.block.compress(bytes(1 << 24), store_size=False)
-    payload = fake.padded(struct.pack("<I", 1 << 24)) + fake.padded(struct.pack("<Q", len(bomb)) + bomb)
+    payload = fake.padded(struct.pack("<I", 1 << 24)) + fake.padded(
+        struct.pack("<Q", len(bomb)) + bomb
+    )
     flags = fake.VARIABLE | fake.COMPRESSED
     with pytest.raises(TooLarge):
         opened(fake.frame(fake.PREDICT, payload, dtype=fake.STR, dims=(0,), flags=flags, rows=1))
@@ -143,7 +160,9 @@ def test_rows_are_read_as_they_were_written(n, dtype, variable, parts, seed):
         lengths = random.integers(0, 5, n).astype(np.uint32)
         rows = Rows(dtype, n, random.integers(0, 2, int(lengths.sum())).astype(kind), lengths)
     else:
-        rows = Rows(dtype, n, random.integers(0, 2, (n, *random.integers(1, 3, seed % 5))).astype(kind))
+        rows = Rows(
+            dtype, n, random.integers(0, 2, (n, *random.integers(1, 3, seed % 5))).astype(kind)
+        )
     confidence, status, checked = parts
     if confidence:
         rows.confidence = random.random(n, np.float32)
@@ -161,7 +180,9 @@ def test_rows_are_read_as_they_were_written(n, dtype, variable, parts, seed):
             assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
             np.testing.assert_array_equal(mine, theirs)
     assert got.text == rows.text
-    for cut in range(min(len(payload), 40)):  # a payload that is shorter, whose header says so, does not fit its rows
+    for cut in range(
+        min(len(payload), 40)
+    ):  # a payload that is shorter, whose header says so, does not fit its rows
         if not checked and not status:
             got_header.payload_bytes = len(payload) - cut - 1
             with pytest.raises(BadFrame):
@@ -170,7 +191,14 @@ def test_rows_are_read_as_they_were_written(n, dtype, variable, parts, seed):
 
 @pytest.mark.parametrize(
     "head",
-    [(0, 1, 1), (8, 1, 1), (2, 0, 1), (2, 2**32 - 1, 1), (2, 1 << 20, 2**32 - 1), (5, 1, 2**32 - 1)],
+    [
+        (0, 1, 1),
+        (8, 1, 1),
+        (2, 0, 1),
+        (2, 2**32 - 1, 1),
+        (2, 1 << 20, 2**32 - 1),
+        (5, 1, 2**32 - 1),
+    ],
 )
 def test_version_1_heads_that_are_refused(head):
     with pytest.raises(BadFrame):
@@ -199,7 +227,8 @@ def test_version_1_contents_that_are_refused(kind, n, content):
 
 
 @given(
-    st.lists(st.lists(st.integers(0, 255), max_size=5), min_size=1, max_size=5), st.sampled_from(["<i4", "<f8", "u1"])
+    st.lists(st.lists(st.integers(0, 255), max_size=5), min_size=1, max_size=5),
+    st.sampled_from(["<i4", "<f8", "u1"]),
 )
 def test_version_1_rows_of_many_lengths(rows, name):
     kind = {"<i4": 4, "<f8": 5, "u1": 6}[name]
@@ -278,9 +307,15 @@ def test_a_message_is_sent_whole_however_little_the_socket_takes(pair):
 
         def sendmsg(self, buffers):
             self.calls += 1
-            if self.calls > 50:  # each send costs the socket's queue some hundred bytes, and nobody reads yet
+            if (
+                self.calls > 50
+            ):  # each send costs the socket's queue some hundred bytes, and nobody reads yet
                 return super().sendmsg(buffers)
-            return super().sendmsg(buffers[:2]) if len(buffers[0]) < 3 else super().send(buffers[0][:3])
+            return (
+                super().sendmsg(buffers[:2])
+                if len(buffers[0]) < 3
+                else super().send(buffers[0][:3])
+            )
 
     ours, theirs = socket.socketpair()
     pieces = [

@@ -33,7 +33,12 @@ if __name__ == "__main__":
         app = server.app("digits", models=["online"], policy="stacking", slo_ms=1000)
         for i in range(0, 1600, 200):
             answers = [app.predict(x).result() for x in X[i : i + 200]]
-            print(f"after {i:4} feedbacks {np.mean([a.output for a in answers] == y[i : i + 200]):.0%} right")
+            print(
+                f"after {i:4} feedbacks"
+                f" {np.mean([a.output for a in answers] == y[i : i + 200]):.0%} right"
+            )
             app.feedback_many(answers, y[i : i + 200])
-            time.sleep(0.6)  # it is told between batches, and says how it does with its next heartbeat
+            time.sleep(
+                0.6
+            )  # it is told between batches, and says how it does with its next heartbeat
         print(f"it says of itself: {server.stats()['models']['online:1']['accuracy']:.0%}")

@@ -1,6 +1,8 @@
-"""A model of your own, as a class, served by a process that you start (anywhere that reaches the server):
+"""A model of your own, as a class, served by a process that you start (anywhere that reaches the
+server):
 
-    clipper-container serve own_container:Brightness --connect unix:/run/clipper.sock --name brightness
+    clipper-container serve own_container:Brightness --connect unix:/run/clipper.sock --name
+    brightness
 
 What to connect to, and the token, are what `clipper up` prints.
 """
@@ -19,5 +21,7 @@ class Brightness(Model):
     def load(self) -> None:  # once, in this process: open files, sockets and devices here
         self.full = 16.0
 
-    def predict_batch(self, inputs: Any) -> Any:  # an array of shape (n, 64), aligned and not copied
+    def predict_batch(
+        self, inputs: Any
+    ) -> Any:  # an array of shape (n, 64), aligned and not copied
         return np.mean(inputs, axis=1) / self.full  # n numbers

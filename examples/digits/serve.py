@@ -1,4 +1,5 @@
-"""The first ten lines: two models, an application, an answer. Run it: python examples/digits/serve.py"""
+"""The first ten lines: two models, an application, an answer. Run it: python
+examples/digits/serve.py"""
 
 from sklearn.datasets import load_digits
 from sklearn.ensemble import RandomForestClassifier
@@ -12,16 +13,26 @@ def main() -> None:
     forest = RandomForestClassifier(30, random_state=0).fit(X[:900], y[:900])
 
     with clipper.start() as server:  # embedded: no other service, no configuration
-        server.deploy("svm", SVC().fit(X[:900], y[:900]).predict)  # one line: its own process, version 1
-        server.deploy("forest", forest, replicas=2, batching="aimd")  # estimator, function, or "module:function"
+        server.deploy(
+            "svm", SVC().fit(X[:900], y[:900]).predict
+        )  # one line: its own process, version 1
+        server.deploy(
+            "forest", forest, replicas=2, batching="aimd"
+        )  # estimator, function, or "module:function"
         app = server.app("digits", models=["svm", "forest"], slo_ms=50, default=-1)
 
         future = app.predict(X[900], user="u1")  # at once
         answer = future.result(timeout=1)  # or: await future
-        print(f"the scan shows {y[900]}; answered {answer.output}, confidence {answer.confidence:.2f},", end=" ")
+        print(
+            f"the scan shows {y[900]}; answered {answer.output}, confidence"
+            f" {answer.confidence:.2f},",
+            end=" ",
+        )
         print(f"by {', '.join(map(str, answer.models))}, in {answer.latency_us / 1000:.1f} ms")
 
-        right = server.model("svm").predict_many(X[900:]).result() == y[900:]  # one future for a whole array
+        right = (
+            server.model("svm").predict_many(X[900:]).result() == y[900:]
+        )  # one future for a whole array
         print(f"svm: {right.mean():.1%} of {len(right)} held-out scans")
 
 

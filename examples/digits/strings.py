@@ -1,4 +1,5 @@
-"""Text in, labels out: a classifier of sentences on `str` input. Run it: python examples/digits/strings.py"""
+"""Text in, labels out: a classifier of sentences on `str` input. Run it: python
+examples/digits/strings.py"""
 
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.naive_bayes import MultinomialNB
@@ -7,9 +8,24 @@ from sklearn.pipeline import make_pipeline
 import clipper
 
 SENTENCES = {
-    "weather": ["rain in the morning", "a cold wind and snow", "sunny and warm", "clouds, then a storm"],
-    "sport": ["she scored in the last minute", "the team lost the match", "a new record in the race", "the coach resigned"],
-    "food": ["bake it for an hour", "add salt and butter", "a soup of beans", "the bread is fresh and warm"],
+    "weather": [
+        "rain in the morning",
+        "a cold wind and snow",
+        "sunny and warm",
+        "clouds, then a storm",
+    ],
+    "sport": [
+        "she scored in the last minute",
+        "the team lost the match",
+        "a new record in the race",
+        "the coach resigned",
+    ],
+    "food": [
+        "bake it for an hour",
+        "add salt and butter",
+        "a soup of beans",
+        "the bread is fresh and warm",
+    ],
 }
 
 
@@ -19,9 +35,15 @@ def main() -> None:
     classifier = make_pipeline(TfidfVectorizer(), MultinomialNB()).fit(texts, labels)
 
     with clipper.start() as server:
-        server.deploy("topic", classifier, input="str")  # predict gets a list of str, and returns one label for each
+        server.deploy(
+            "topic", classifier, input="str"
+        )  # predict gets a list of str, and returns one label for each
         app = server.app("topic", models=["topic"], slo_ms=100, default="unknown")
-        for text in ("snow and a cold morning", "the team has a new coach", "fresh butter with salt"):
+        for text in (
+            "snow and a cold morning",
+            "the team has a new coach",
+            "fresh butter with salt",
+        ):
             answer = app.predict(text).result(timeout=1)
             print(f"{text!r}: {answer.output} (confidence {answer.confidence:.2f})")
 

@@ -1,8 +1,10 @@
-"""A factorization machine whose parameters live in tables: every feature has a row, of a weight and k factors for each class.
+"""A factorization machine whose parameters live in tables: every feature has a row, of a weight and
+k factors for each class.
 
-score(class) = sum of the weights of an input's features + sum over pairs of features of the product of their factors
-(Rendle 2010; here the features are present or not). Rows are pulled for the features that a batch has, and gradients of the
-cross-entropy are pushed for these; nothing else is kept, so replicas learn together and one that dies takes nothing with it.
+score(class) = sum of the weights of an input's features + sum over pairs of features of the product
+of their factors (Rendle 2010; here the features are present or not). Rows are pulled for the
+features that a batch has, and gradients of the cross-entropy are pushed for these; nothing else is
+kept, so replicas learn together and one that dies takes nothing with it.
 """
 
 import numpy as np
@@ -36,8 +38,11 @@ class Machine(Model):
         return float(np.mean(self.hits)) if self.hits else None
 
     def scores(self, inputs):
-        """f32[n, classes]; and what they are made of: factors [n, f, classes, k], their sum over the features."""
-        rows = self.tables.pull(self.name, inputs.ravel()).reshape(*inputs.shape, self.classes, 1 + self.factors)
+        """f32[n, classes]; and what they are made of: factors [n, f, classes, k], their sum over
+        the features."""
+        rows = self.tables.pull(self.name, inputs.ravel()).reshape(
+            *inputs.shape, self.classes, 1 + self.factors
+        )
         weights, factors = rows[..., 0], rows[..., 1:]
         total = factors.sum(axis=1)
         pairs = ((total**2).sum(axis=-1) - (factors**2).sum(axis=(1, -1))) / 2

@@ -1,9 +1,9 @@
 """Clipper: predictions from models in any framework, each by its own deadline.
 
-    with clipper.start() as server:
-        server.deploy("svm", estimator)
-        app = server.app("digits", models=["svm"], slo_ms=20, default=-1)
-        answer = app.predict(x).result()
+with clipper.start() as server:
+    server.deploy("svm", estimator)
+    app = server.app("digits", models=["svm"], slo_ms=20, default=-1)
+    answer = app.predict(x).result()
 """
 
 import os
@@ -13,14 +13,16 @@ try:
     import clipper_container
     import clipper_core.engine  # noqa: F401  # a core that cannot be loaded is told here, with the way to one
 except ImportError as error:
-    raise ImportError(f"{error}. Install clipper anew: in its checkout, make build, or elsewhere, pip install .") from error
+    raise ImportError(
+        f"{error}. Install clipper anew: in its checkout, make build, or elsewhere, pip install ."
+    ) from error
 
 from clipper.types import VERSION
 
 if clipper_container.__version__ != VERSION:
     raise ImportError(
-        f"clipper-container {clipper_container.__version__} is installed beside clipper {VERSION}, which has an SDK of its own. "
-        "Run: pip uninstall clipper-container"
+        f"clipper-container {clipper_container.__version__} is installed beside clipper {VERSION},"
+        " which has an SDK of its own. Run: pip uninstall clipper-container"
     )
 
 from clipper import errors
@@ -32,19 +34,30 @@ from clipper.server import ClipperServer
 from clipper.serving.application import ApplicationHandle
 from clipper.serving.dispatch import as_completed
 from clipper.serving.progress import progress
-from clipper.types import Answer, Answers, Application, InputType, PredictionRequest, Similar, VersionedModel
+from clipper.types import (
+    Answer,
+    Answers,
+    Application,
+    InputType,
+    PredictionRequest,
+    Similar,
+    VersionedModel,
+)
 from clipper_core.future import Future
 
 __version__ = VERSION
 
 
-def start(config: "str | os.PathLike[str] | None" = None, *, wait: bool = True, **settings: Any) -> ClipperServer:
-    """Start a server in this process: `clipper.start()`, `clipper.start("clipper.toml")`, `clipper.start(state="dir")`.
+def start(
+    config: "str | os.PathLike[str] | None" = None, *, wait: bool = True, **settings: Any
+) -> ClipperServer:
+    """Start a server in this process: `clipper.start()`, `clipper.start("clipper.toml")`,
+    `clipper.start(state="dir")`.
 
-    wait: until the replicas of every model that the configuration declares are connected; otherwise see `server.wait_ready()`.
-    settings: any key of the configuration (docs/operating.md), by its name or as `section=dict(...)`.
-    Raises ConfigError; DeployFailed when a declared model does not run, with its name, the cause and its container's last
-    lines; then there is no server.
+    wait: until the replicas of every model that the configuration declares are connected; otherwise
+    see `server.wait_ready()`. settings: any key of the configuration (docs/operating.md), by its
+    name or as `section=dict(...)`. Raises ConfigError; DeployFailed when a declared model does not
+    run, with its name, the cause and its container's last lines; then there is no server.
     """
     server = ClipperServer(load_config(config, **settings)).start()
     if wait:

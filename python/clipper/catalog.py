@@ -1,15 +1,18 @@
-"""What exists: models, their versions, and the applications that ask them, as typed records over the store.
+"""What exists: models, their versions, and the applications that ask them, as typed records over
+the store.
 
-Keys: `catalog/model/NAME/VERSION` is written once and never changed, `catalog/scale/NAME/VERSION` holds what may change
-of a model (replicas and their bound, retirement), `catalog/promoted/NAME` which version is the latest when that is not the one
-that came last, `catalog/application/NAME` an application with its links, `catalog/rollout/NAME` its last rollout. A retired
-version keeps its record: its number is never used again, so nothing cached under it can come back.
+Keys: `catalog/model/NAME/VERSION` is written once and never changed, `catalog/scale/NAME/VERSION`
+holds what may change of a model (replicas and their bound, retirement), `catalog/promoted/NAME`
+which version is the latest when that is not the one that came last, `catalog/application/NAME` an
+application with its links, `catalog/rollout/NAME` its last rollout. A retired version keeps its
+record: its number is never used again, so nothing cached under it can come back.
 
-Every write reads the whole catalog, checks, and writes under the condition that nobody wrote since (`catalog/guard`
-carries that condition), so rules that span records, such as "an application's models take its inputs", hold whoever
-writes. The same transaction enters into the history who changed what (store/history.py). Writes are few; reads are many and
-cost nothing: `view` is a snapshot in memory, swapped in one assignment.
-A record that cannot be read is left out and named in `view.unreadable`; everything else goes on.
+Every write reads the whole catalog, checks, and writes under the condition that nobody wrote since
+(`catalog/guard` carries that condition), so rules that span records, such as "an application's
+models take its inputs", hold whoever writes. The same transaction enters into the history who
+changed what (store/history.py). Writes are few; reads are many and cost nothing: `view` is a
+snapshot in memory, swapped in one assignment. A record that cannot be read is left out and named in
+`view.unreadable`; everything else goes on.
 """
 
 import contextlib
@@ -57,7 +60,16 @@ from clipper.errors import (
     UnknownVersion,
 )
 from clipper.store import ABSENT, Compare, Delete, Op, Put, Store, history
-from clipper.types import ANY, VERSION_MAX, Application, Batching, InputType, Model, VersionedModel, check_name
+from clipper.types import (
+    ANY,
+    VERSION_MAX,
+    Application,
+    Batching,
+    InputType,
+    Model,
+    VersionedModel,
+    check_name,
+)
 
 _GUARD: Final = PREFIX + "guard"
 _TRIES: Final = 1000
@@ -68,12 +80,16 @@ __all__ = ["REPLICAS_MAX", "Catalog", "View", "plain"]
 
 
 class Catalog:
-    """Threads: any. Errors beside those named: StoreError. After a failed write nothing has changed.
+    """Threads: any. Errors beside those named: StoreError. After a failed write nothing has
+    changed.
 
-    store: stays the caller's to close, after this.  follow: watch it for other processes' writes, on a thread.
+    store: stays the caller's to close, after this.  follow: watch it for other processes' writes,
+    on a thread.
     """
 
-    def __init__(self, store: Store, *, follow: bool = True, wall_us: Callable[[], int] = wall_time_us) -> None:
+    def __init__(
+        self, store: Store, *, follow: bool = True, wall_us: Callable[[], int] = wall_time_us
+    ) -> None:
         self._store = store
         self._wall_us = wall_us
         self._refreshing = threading.Lock()
@@ -81,10 +97,16 @@ class Catalog:
         self._listeners: list[Callable[[View], None]] = []
         self._stamp: list[tuple[str, int]] = []
         self.view = View(-1, {}, {}, {})
-        self.elsewhere: Callable[[str], Model | None] = lambda name: None  # models that are not in the catalog: of the mesh
+        self.elsewhere: Callable[[str], Model | None] = lambda name: (
+            None
+        )  # models that are not in the catalog: of the mesh
         self._watch = store.watch(PREFIX) if follow else None
         self.refresh()
-        self._follower = threading.Thread(target=self._follow, name="clipper-catalog", daemon=True) if follow else None
+        self._follower = (
+            threading.Thread(target=self._follow, name="clipper-catalog", daemon=True)
+            if follow
+            else None
+        )
         if self._follower:
             self._follower.start()
 
@@ -94,7 +116,8 @@ class Catalog:
         return self.view.models()
 
     def versions(self, name: str) -> list[Model]:
-        """The versions of `name` that are not retired, ascending; UnknownModel when there is none."""
+        """The versions of `name` that are not retired, ascending; UnknownModel when there is
+        none."""
         latest = self.view.model(VersionedModel(name))
         return [model for model in self.view.versions[latest.name] if not model.retired_us]
 
@@ -102,8 +125,8 @@ class Catalog:
         return self.view.model(VersionedModel(name))
 
     def linked(self, view: View, link: VersionedModel | str) -> Model:
-        """What a link of an application asks: a version that is in the catalog, else a model of the mesh. UnknownModel,
-        UnknownVersion."""
+        """What a link of an application asks: a version that is in the catalog, else a model of the
+        mesh. UnknownModel, UnknownVersion."""
         wanted = checked(VersionedModel.parse, link)
         if wanted.name not in view.versions and (found := self.elsewhere(wanted.name)) is not None:
             if wanted.version in (None, found.version):
@@ -133,23 +156,37 @@ class Catalog:
         target: str = "",
         sha256: str = "",
     ) -> Model:
-        """Register a version (None: one above the highest there ever was). AlreadyExists when it is taken; TypeConflict
-        when an application follows the latest version of this name and has another input type."""
+        """Register a version (None: one above the highest there ever was). AlreadyExists when it is
+        taken; TypeConflict when an application follows the latest version of this name and has
+        another input type."""
         checked(check_name, name, "model")
         input = checked(InputType.parse, input)
         if version is not None and not 1 <= version <= VERSION_MAX:
-            raise InvalidInput(f"bad version {version!r} of model {name!r}: a version is a whole number from 1.")
+            raise InvalidInput(
+                f"bad version {version!r} of model {name!r}: a version is a whole number from 1."
+            )
         check_replicas(name, replicas)
 
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Model]:
             chosen = next_version(name, keys) if version is None else version
             model = Model(
-                name, chosen, input, output, replicas, batching or Batching(), cache, retry_singly, target, sha256,
+                name,
+                chosen,
+                input,
+                output,
+                replicas,
+                batching or Batching(),
+                cache,
+                retry_singly,
+                target,
+                sha256,
                 self._wall_us(),
-            )  # fmt: skip
+            )
             if model_key(model.id) in keys:
                 hint = f"Leave the version out to get {next_version(name, keys)}."
-                raise AlreadyExists(f"model '{model.id}' exists already, and a version never changes.", hint=hint)
+                raise AlreadyExists(
+                    f"model '{model.id}' exists already, and a version never changes.", hint=hint
+                )
             for app in view.linking(model):
                 check_types(app, model)
             return [Put(model_key(model.id), encode(model)), put_scale(model)], model
@@ -157,16 +194,21 @@ class Catalog:
         return self._change("deploy", change)
 
     def register(self, model: Model, *, promote: bool = True) -> Model:
-        """Register a version that is described in full, its creation time aside. AlreadyExists; TypeConflict, as above.
-        promote: it is the latest from now on."""
+        """Register a version that is described in full, its creation time aside. AlreadyExists;
+        TypeConflict, as above. promote: it is the latest from now on."""
         stamped = msgspec.structs.replace(model, created_us=self._wall_us(), retired_us=0)
 
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Model]:
             if model_key(stamped.id) in keys:
                 self.refuse_existing(stamped.id)
             ops = [Put(model_key(stamped.id), encode(stamped)), put_scale(stamped)]
-            if not promote and any(not model.retired_us for model in view.versions.get(stamped.name, ())):
-                return [*ops, put_promoted(view, view.model(stamped.name).id, stamped.version)], stamped
+            if not promote and any(
+                not model.retired_us for model in view.versions.get(stamped.name, ())
+            ):
+                return [
+                    *ops,
+                    put_promoted(view, view.model(stamped.name).id, stamped.version),
+                ], stamped
             for app in view.linking(stamped):
                 check_types(app, stamped)
             return ops, stamped
@@ -176,36 +218,63 @@ class Catalog:
     def refuse_existing(self, model: VersionedModel) -> None:
         """AlreadyExists, for a version that is taken."""
         raise AlreadyExists(
-            f"model '{model}' exists already, and a version never changes.", hint="Leave the version out to get the next."
+            f"model '{model}' exists already, and a version never changes.",
+            hint="Leave the version out to get the next.",
         )
 
-    def set_replicas(self, model: VersionedModel | str, replicas: int, replicas_max: int = 0) -> Model:
-        """How many containers of this version (the latest, when none is named) there shall be; 0 stops them all. With
-        `replicas_max`, so many at least, and up to that as the load asks for."""
+    def set_replicas(
+        self, model: VersionedModel | str, replicas: int, replicas_max: int = 0
+    ) -> Model:
+        """How many containers of this version (the latest, when none is named) there shall be; 0
+        stops them all. With `replicas_max`, so many at least, and up to that as the load asks
+        for."""
         check_replicas(str(model), replicas)
         check_replicas(str(model), replicas_max)
 
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Model]:
-            scaled = msgspec.structs.replace(view.model(model), replicas=replicas, replicas_max=replicas_max)
+            scaled = msgspec.structs.replace(
+                view.model(model), replicas=replicas, replicas_max=replicas_max
+            )
             return [put_scale(scaled)], scaled
 
         return self._change("scale", change)
 
     def retire_model(self, model: VersionedModel | str, *, force: bool = False) -> Model:
-        """Take a version (the latest, when none is named) out of service for good. StillLinked when an application
-        would be left asking what is not there, or what takes other inputs; `force` removes such links."""
+        """Take a version (the latest, when none is named) out of service for good. StillLinked when
+        an application would be left asking what is not there, or what takes other inputs; `force`
+        removes such links.
+        """
 
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Model]:
             found = view.model(model)
-            retired = msgspec.structs.replace(found, replicas=0, replicas_max=0, retired_us=max(self._wall_us(), 1))
-            broken = {app: links for app in view.applications if (links := broken_by_retiring(view, app, found))}
-            rolled_out = [one.application for one in view.rollouts.values() if one.is_open and one.model == found.id]
+            retired = msgspec.structs.replace(
+                found, replicas=0, replicas_max=0, retired_us=max(self._wall_us(), 1)
+            )
+            broken = {
+                app: links
+                for app in view.applications
+                if (links := broken_by_retiring(view, app, found))
+            }
+            rolled_out = [
+                one.application
+                for one in view.rollouts.values()
+                if one.is_open and one.model == found.id
+            ]
             if rolled_out and not force:
-                hint = f"Abort it first: clipper rollout abort {rolled_out[0]}   Or retire it by force."
-                raise StillLinked(f"model '{found.id}' is being rolled out in: {', '.join(rolled_out)}.", hint=hint)
+                hint = (
+                    f"Abort it first: clipper rollout abort {rolled_out[0]}   Or retire it by"
+                    " force."
+                )
+                raise StillLinked(
+                    f"model '{found.id}' is being rolled out in: {', '.join(rolled_out)}.",
+                    hint=hint,
+                )
             if broken and not force:
                 hint = "Unlink it first, or retire it by force."
-                raise StillLinked(f"model '{found.id}' is still linked to: {', '.join(sorted(broken))}.", hint=hint)
+                raise StillLinked(
+                    f"model '{found.id}' is still linked to: {', '.join(sorted(broken))}.",
+                    hint=hint,
+                )
             ops: list[Op] = [put_scale(retired)]
             for name, links in broken.items():
                 app = view.applications[name]
@@ -216,11 +285,15 @@ class Catalog:
         return self._change("retire", change)
 
     def promote(self, model: VersionedModel | str, application: str | None = None) -> Model:
-        """Make a version the latest of its name, until another is deployed or promoted; with `application`, link that one to this
-        very version instead of others of its name. TypeConflict when an application takes other inputs."""
+        """Make a version the latest of its name, until another is deployed or promoted; with
+        `application`, link that one to this very version instead of others of its name.
+        TypeConflict when an application takes other inputs.
+        """
         wanted = checked(VersionedModel.parse, model)
         if wanted.version is None:
-            raise InvalidInput(f"promote '{wanted}': which version?", hint=f"Name it, as in '{wanted}:2'.")
+            raise InvalidInput(
+                f"promote '{wanted}': which version?", hint=f"Name it, as in '{wanted}:2'."
+            )
         if application is not None:
             self._edit("promote", application, lambda app: linking_only(app, wanted))
             return self.view.model(wanted)
@@ -254,14 +327,24 @@ class Catalog:
         coverage: float | None = None,
         context_table: str = "",
     ) -> Application:
-        """Register an application (input None: that of its first model). AlreadyExists; UnknownModel, UnknownVersion;
-        TypeConflict when a model takes other inputs."""
+        """Register an application (input None: that of its first model). AlreadyExists;
+        UnknownModel, UnknownVersion; TypeConflict when a model takes other inputs."""
         links = tuple(checked(VersionedModel.parse, model) for model in models)
         app = Application(
-            checked(check_name, name, "application"), links, slo_ms, plain(default),
-            ANY if input is None else checked(InputType.parse, input), policy, confidence_min, self._wall_us(),
-            dict(roles or {}), missing, decider, coverage, context_table,
-        )  # fmt: skip
+            checked(check_name, name, "application"),
+            links,
+            slo_ms,
+            plain(default),
+            ANY if input is None else checked(InputType.parse, input),
+            policy,
+            confidence_min,
+            self._wall_us(),
+            dict(roles or {}),
+            missing,
+            decider,
+            coverage,
+            context_table,
+        )
 
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Application]:
             if app_key(name) in keys:
@@ -273,13 +356,20 @@ class Catalog:
         return self._change("set", change)
 
     def update_application(self, name: str, /, **changes: Any) -> Application:
-        """Change fields of an application: models, slo_ms, default, input, policy, confidence_min, roles, missing, decider,
-        coverage, context_table."""
-        known = tuple(field for field in Application.__struct_fields__ if field not in ("name", "created_us"))
+        """Change fields of an application: models, slo_ms, default, input, policy, confidence_min,
+        roles, missing, decider, coverage, context_table."""
+        known = tuple(
+            field for field in Application.__struct_fields__ if field not in ("name", "created_us")
+        )
         if unknown := sorted(set(changes) - set(known)):
-            raise InvalidInput(f"cannot change {unknown[0]!r} of an application.", hint=f"Fields: {', '.join(known)}.")
+            raise InvalidInput(
+                f"cannot change {unknown[0]!r} of an application.",
+                hint=f"Fields: {', '.join(known)}.",
+            )
         if "models" in changes:
-            changes["models"] = tuple(checked(VersionedModel.parse, model) for model in changes["models"])
+            changes["models"] = tuple(
+                checked(VersionedModel.parse, model) for model in changes["models"]
+            )
         if "input" in changes:
             changes["input"] = checked(InputType.parse, changes["input"])
         if "default" in changes:
@@ -299,44 +389,75 @@ class Catalog:
         return self._change("remove", change)
 
     def begin_rollout(
-        self, application: str, model: VersionedModel | str, *, stages: Sequence[float], hold_s: float, guard: str,
+        self,
+        application: str,
+        model: VersionedModel | str,
+        *,
+        stages: Sequence[float],
+        hold_s: float,
+        guard: str,
         error_rate: float,
-    ) -> Rollout:  # fmt: skip
-        """Let a version take over an application's queries stage by stage. AlreadyExists while another rollout is under way;
-        UnknownModel when the application links no other version of the name; TypeConflict."""
+    ) -> Rollout:
+        """Let a version take over an application's queries stage by stage. AlreadyExists while
+        another rollout is under way; UnknownModel when the application links no other version of
+        the name; TypeConflict."""
         wanted = checked(VersionedModel.parse, model)
         if wanted.version is None:
-            raise InvalidInput(f"rollout of '{wanted}': which version?", hint=f"Name it, as in '{wanted}:2'.")
+            raise InvalidInput(
+                f"rollout of '{wanted}': which version?", hint=f"Name it, as in '{wanted}:2'."
+            )
 
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Rollout]:
             app, found = view.application(application), view.model(wanted)
             old = view.rollouts.get(application)
             if old is not None and old.is_open:
                 hint = f"Let it end, or: clipper rollout abort {application}"
-                raise AlreadyExists(f"application {application!r} has a rollout under way, of '{old.model}'.", hint=hint)
+                raise AlreadyExists(
+                    f"application {application!r} has a rollout under way, of '{old.model}'.",
+                    hint=hint,
+                )
             link = link_replaced(app, found.id)
             control = view.model(link).id
             if control == found.id:
-                raise InvalidInput(f"application {application!r} asks '{found.id}' already.", hint="Nothing is to roll out.")
+                raise InvalidInput(
+                    f"application {application!r} asks '{found.id}' already.",
+                    hint="Nothing is to roll out.",
+                )
             check_types(app, found)
             now = self._wall_us()
             new = Rollout(
-                application, found.id, link, control, tuple(stages), hold_s, guard, error_rate, reason="begun", began_us=now,
+                application,
+                found.id,
+                link,
+                control,
+                tuple(stages),
+                hold_s,
+                guard,
+                error_rate,
+                reason="begun",
+                began_us=now,
                 stage_us=now,
-            )  # fmt: skip
+            )
             return [Put(rollout_key(application), encode(new))], new
 
         return self._change("rollout", change)
 
-    def move_rollout(self, verb: str, application: str, move: Callable[[Rollout], Rollout]) -> Rollout:
-        """Write what `move` makes of the rollout under way; a stage of another number begins now, and one that is promoted makes
-        its version what the application asks. Unknown when none is under way; what `move` raises."""
+    def move_rollout(
+        self, verb: str, application: str, move: Callable[[Rollout], Rollout]
+    ) -> Rollout:
+        """Write what `move` makes of the rollout under way; a stage of another number begins now,
+        and one that is promoted makes its version what the application asks. Unknown when none is
+        under way; what `move` raises.
+        """
 
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Rollout]:
             old = view.rollouts.get(application)
             if old is None or not old.is_open:
                 view.application(application)
-                raise Unknown(f"application {application!r} has no rollout under way.", hint="See clipper rollout status.")
+                raise Unknown(
+                    f"application {application!r} has no rollout under way.",
+                    hint="See clipper rollout status.",
+                )
             new = move(old)
             if new == old:
                 return [], old
@@ -352,7 +473,11 @@ class Catalog:
         return self._edit(
             "link",
             application,
-            lambda app: app if wanted in app.models else msgspec.structs.replace(app, models=(*app.models, wanted)),
+            lambda app: (
+                app
+                if wanted in app.models
+                else msgspec.structs.replace(app, models=(*app.models, wanted))
+            ),
         )
 
     def unlink(self, application: str, model: VersionedModel | str) -> Application:
@@ -362,12 +487,18 @@ class Catalog:
         def without(app: Application) -> Application:
             if wanted not in app.models:
                 linked = ", ".join(map(str, app.models)) or "none"
-                raise UnknownModel(f"application {app.name!r} does not link '{wanted}'.", hint=f"Linked: {linked}.")
-            return msgspec.structs.replace(app, models=tuple(link for link in app.models if link != wanted))
+                raise UnknownModel(
+                    f"application {app.name!r} does not link '{wanted}'.", hint=f"Linked: {linked}."
+                )
+            return msgspec.structs.replace(
+                app, models=tuple(link for link in app.models if link != wanted)
+            )
 
         return self._edit("unlink", application, without)
 
-    def _edit(self, verb: str, name: str, edit: Callable[[Application], Application]) -> Application:
+    def _edit(
+        self, verb: str, name: str, edit: Callable[[Application], Application]
+    ) -> Application:
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Application]:
             old = view.application(name)
             new = self._check_application(view, edit(old))
@@ -387,9 +518,11 @@ class Catalog:
 
     # -- the store below
 
-    def _change(self, verb: str, change: Callable[[View, frozenset[str]], tuple[Sequence[Op], _T]]) -> _T:
-        """Write what `change(view, keys)` asks for, and its entry of the history, unless somebody wrote since; then ask it
-        again."""
+    def _change(
+        self, verb: str, change: Callable[[View, frozenset[str]], tuple[Sequence[Op], _T]]
+    ) -> _T:
+        """Write what `change(view, keys)` asks for, and its entry of the history, unless somebody
+        wrote since; then ask it again."""
         for _ in range(_TRIES):
             records, revision = self._store.range(PREFIX)
             known = {record.key: record for record in records}
@@ -397,7 +530,9 @@ class Catalog:
             if not ops:
                 return result
             guard = known.get(_GUARD)
-            entry = history.enter(guard.version + 1 if guard else 1, self._wall_us(), verb, ops, known, PREFIX)
+            entry = history.enter(
+                guard.version + 1 if guard else 1, self._wall_us(), verb, ops, known, PREFIX
+            )
             if entry is None:
                 return result
             unchanged = Compare(_GUARD, guard.revision if guard else ABSENT)
@@ -405,10 +540,13 @@ class Catalog:
                 with contextlib.suppress(StoreError):  # the write is done; the follower looks again
                     self.refresh()
                 return result
-        raise StoreConflict(f"the catalog was changed by others {_TRIES} times in a row.", hint="Try again later.")
+        raise StoreConflict(
+            f"the catalog was changed by others {_TRIES} times in a row.", hint="Try again later."
+        )
 
     def refresh(self) -> View:
-        """Read the store now; afterwards `view` is at least as new as the store was when this was called."""
+        """Read the store now; afterwards `view` is at least as new as the store was when this was
+        called."""
         with self._refreshing:
             records, revision = self._store.range(PREFIX)
             stamp = [(record.key, record.revision) for record in records]
@@ -419,7 +557,8 @@ class Catalog:
         return view
 
     def refresh_listeners(self) -> None:
-        """Call all listeners once more with what is known: something beside the catalog has changed."""
+        """Call all listeners once more with what is known: something beside the catalog has
+        changed."""
         with self._refreshing:
             self._tell(self.view)
 
@@ -431,8 +570,9 @@ class Catalog:
                 _log.exception("a listener of the catalog raised")
 
     def on_change(self, listener: Callable[[View], None]) -> Callable[[], None]:
-        """Call `listener(view)` after every change, one call at a time, on the thread that noticed it; returns what
-        ends that. It must be quick, and must neither write to the catalog nor refresh it."""
+        """Call `listener(view)` after every change, one call at a time, on the thread that noticed
+        it; returns what ends that. It must be quick, and must neither write to the catalog nor
+        refresh it."""
         with self._refreshing:
             self._listeners.append(listener)
 
@@ -449,7 +589,9 @@ class Catalog:
         while not watch.closed:
             try:
                 event = watch.next(_RETRY_S if behind else None)
-                while event is not None and (more := watch.next(0)) is not None:  # a burst is one refresh
+                while (
+                    event is not None and (more := watch.next(0)) is not None
+                ):  # a burst is one refresh
                     event = more
                 if behind or (event is not None and event.revision > self.view.revision):
                     self.refresh()
@@ -474,8 +616,8 @@ class Catalog:
 
 
 def plain(default: Any) -> Any:
-    """A default output as a record can keep it: None, bool, int, float, str, bytes, or (nested) lists of these; numpy's
-    scalars and arrays become these. InvalidInput for anything else."""
+    """A default output as a record can keep it: None, bool, int, float, str, bytes, or (nested)
+    lists of these; numpy's scalars and arrays become these. InvalidInput for anything else."""
     if isinstance(default, np.ndarray | np.generic):
         return plain(default.tolist())
     if isinstance(default, bytearray | memoryview):
@@ -487,4 +629,6 @@ def plain(default: Any) -> Any:
             raise InvalidInput(f"default {default} does not fit into 64 bits.")
         return default
     allowed = "Use a number, str, bytes, array, or (nested) list."
-    raise InvalidInput(f"a {type(default).__name__} cannot be an application's default.", hint=allowed)
+    raise InvalidInput(
+        f"a {type(default).__name__} cannot be an application's default.", hint=allowed
+    )

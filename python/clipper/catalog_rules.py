@@ -1,4 +1,5 @@
-"""What must hold between the catalog's records, and what a change of one makes of others. Pure functions over a view."""
+"""What must hold between the catalog's records, and what a change of one makes of others. Pure
+functions over a view."""
 
 import math
 from typing import Final
@@ -25,15 +26,27 @@ def link_replaced(app: Application, wanted: VersionedModel) -> VersionedModel:
     mine = [link for link in mine if app.roles.get(str(link), "primary") == "primary"]
     if len(mine) != 1:
         linked = ", ".join(map(str, app.models)) or "none"
-        why = f"links no {wanted.name!r} that answers" if not mine else f"links {len(mine)} versions of {wanted.name!r}"
-        raise UnknownModel(f"application {app.name!r} {why}: '{wanted}' has nothing to take over.", hint=f"Linked: {linked}.")
+        why = (
+            f"links no {wanted.name!r} that answers"
+            if not mine
+            else f"links {len(mine)} versions of {wanted.name!r}"
+        )
+        raise UnknownModel(
+            f"application {app.name!r} {why}: '{wanted}' has nothing to take over.",
+            hint=f"Linked: {linked}.",
+        )
     return mine[0]
 
 
 def ops_of_promotion(view: View, rollout: Rollout) -> list[Op]:
-    """The version becomes what its link means, where that is this application's alone; else the application links it itself."""
+    """The version becomes what its link means, where that is this application's alone; else the
+    application links it itself."""
     app, new = view.application(rollout.application), view.model(rollout.model)
-    others = [other.name for other in view.applications.values() if other.name != app.name and rollout.link in other.models]
+    others = [
+        other.name
+        for other in view.applications.values()
+        if other.name != app.name and rollout.link in other.models
+    ]
     alone = [link for link in app.models if link.name == new.name] == [rollout.link]
     if rollout.link.version is None and alone and not others:
         return [] if view.model(rollout.link).id == new.id else [put_promoted(view, new.id)]
@@ -45,34 +58,54 @@ def linking_only(app: Application, wanted: VersionedModel) -> Application:
     mine = [link for link in app.models if link.name == wanted.name]
     if not mine:
         linked = ", ".join(map(str, app.models)) or "none"
-        raise UnknownModel(f"application {app.name!r} does not link {wanted.name!r}.", hint=f"Linked: {linked}.")
+        raise UnknownModel(
+            f"application {app.name!r} does not link {wanted.name!r}.", hint=f"Linked: {linked}."
+        )
     links = dict.fromkeys(wanted if link in mine else link for link in app.models)
-    roles = {name: role for name, role in app.roles.items() if name.partition(":")[0] != wanted.name}
+    roles = {
+        name: role for name, role in app.roles.items() if name.partition(":")[0] != wanted.name
+    }
     return msgspec.structs.replace(app, models=tuple(links), roles=roles)
 
 
 def check_replicas(name: str, replicas: int) -> None:
-    if isinstance(replicas, bool) or not isinstance(replicas, int) or not 0 <= replicas <= REPLICAS_MAX:
-        raise InvalidInput(f"replicas={replicas!r} of model {name!r}: 0 to {REPLICAS_MAX} are possible.")
+    if (
+        isinstance(replicas, bool)
+        or not isinstance(replicas, int)
+        or not 0 <= replicas <= REPLICAS_MAX
+    ):
+        raise InvalidInput(
+            f"replicas={replicas!r} of model {name!r}: 0 to {REPLICAS_MAX} are possible."
+        )
 
 
 def broken_by_retiring(view: View, name: str, model: Model) -> set[VersionedModel]:
-    """The application's links that would have nothing to ask any more, or something that takes other inputs."""
+    """The application's links that would have nothing to ask any more, or something that takes
+    other inputs."""
     app, latest = view.applications[name], VersionedModel(model.name)
     left = [other for other in view.versions[model.name] if not other.retired_us and other != model]
     next_one = view.latest_of(model.name, [other.version for other in left]) if left else 0
-    falls_back = any(other.version == next_one and app.input.agrees_with(other.input) for other in left)
+    falls_back = any(
+        other.version == next_one and app.input.agrees_with(other.input) for other in left
+    )
     return {link for link in app.models if link == model.id or (link == latest and not falls_back)}
 
 
 def check_settings(app: Application) -> None:
     if not (_is_number(app.slo_ms) and 0 < app.slo_ms < math.inf):
-        raise InvalidInput(f"slo_ms={app.slo_ms!r} of application {app.name!r}: a time above 0 ms is needed.")
+        raise InvalidInput(
+            f"slo_ms={app.slo_ms!r} of application {app.name!r}: a time above 0 ms is needed."
+        )
     if not (_is_number(app.confidence_min) and 0 <= app.confidence_min <= 1):
-        raise InvalidInput(f"confidence_min={app.confidence_min!r} of application {app.name!r}: 0 to 1 is possible.")
+        raise InvalidInput(
+            f"confidence_min={app.confidence_min!r} of application {app.name!r}: 0 to 1 is"
+            " possible."
+        )
     checked(check_policy, app.policy)
     if not isinstance(app.decider, str):
-        raise InvalidInput(f"decider={app.decider!r} of application {app.name!r}: a text is needed, as 'majority'.")
+        raise InvalidInput(
+            f"decider={app.decider!r} of application {app.name!r}: a text is needed, as 'majority'."
+        )
     if len(set(app.models)) != len(app.models):
         twice = next(link for link in app.models if app.models.count(link) > 1)
         raise InvalidInput(f"application {app.name!r} links '{twice}' twice.")
@@ -85,6 +118,7 @@ def _is_number(value: object) -> bool:
 def check_types(app: Application, model: Model) -> None:
     if not app.input.agrees_with(model.input):
         raise TypeConflict(
-            f"model '{model.id}' takes {model.input}, application {app.name!r} asks with {app.input}.",
+            f"model '{model.id}' takes {model.input}, application {app.name!r} asks with"
+            f" {app.input}.",
             hint="Link a model with that input, or give the model another name.",
         )

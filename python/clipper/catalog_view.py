@@ -1,8 +1,10 @@
-"""The catalog as it is at one revision, and how its records are written in the store: see catalog.py.
+"""The catalog as it is at one revision, and how its records are written in the store: see
+catalog.py.
 
-The latest version of a model is the one that came last: the highest registered, unless another was promoted since. A promotion
-remembers the highest version of its time (`upto`), so that whatever is deployed later is the latest again; when the promoted
-version is retired, the highest one below it is next.
+The latest version of a model is the one that came last: the highest registered, unless another was
+promoted since. A promotion remembers the highest version of its time (`upto`), so that whatever is
+deployed later is the latest again; when the promoted version is retired, the highest one below it
+is next.
 """
 
 import math
@@ -12,7 +14,13 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from clipper.errors import ClipperError, InvalidInput, UnknownApplication, UnknownModel, UnknownVersion
+from clipper.errors import (
+    ClipperError,
+    InvalidInput,
+    UnknownApplication,
+    UnknownModel,
+    UnknownVersion,
+)
 from clipper.store import Put, Record
 from clipper.types import Application, Model, VersionedModel
 
@@ -34,11 +42,13 @@ class Scale(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.scale/
 
 
 class Rollout(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.rollout/1"):
-    """A new version that takes over an application's queries, share by share; kept after its end. Who moves it: manage/rolling.
+    """A new version that takes over an application's queries, share by share; kept after its end.
+    Who moves it: manage/rolling.
 
-    model: the new version, which takes the place of `control` under the link `link`.  stages: shares of the queries, ascending.
-    hold_s: how long each lasts at least.  guard: as written.  error_rate: of the tests behind the guard, over the whole rollout.
-    stage: the one it is in, from 0.  state: "running", "paused"; or over: "promoted", "reverted", "aborted".  reason: of the last
+    model: the new version, which takes the place of `control` under the link `link`.  stages:
+    shares of the queries, ascending. hold_s: how long each lasts at least.  guard: as written.
+    error_rate: of the tests behind the guard, over the whole rollout. stage: the one it is in, from
+    0.  state: "running", "paused"; or over: "promoted", "reverted", "aborted".  reason: of the last
     move.  began_us, stage_us: when it, and its stage, began.
     """
 
@@ -78,10 +88,16 @@ class View(msgspec.Struct, frozen=True):
 
     def models(self) -> list[Model]:
         """Every version that is not retired, by name and version."""
-        return [model for name in sorted(self.versions) for model in self.versions[name] if not model.retired_us]
+        return [
+            model
+            for name in sorted(self.versions)
+            for model in self.versions[name]
+            if not model.retired_us
+        ]
 
     def model(self, wanted: VersionedModel | str) -> Model:
-        """The version, or the latest when none is named. UnknownModel, UnknownVersion (also when retired)."""
+        """The version, or the latest when none is named. UnknownModel, UnknownVersion (also when
+        retired)."""
         wanted = checked(VersionedModel.parse, wanted)
         serving = [model for model in self.versions.get(wanted.name, ()) if not model.retired_us]
         if not serving:
@@ -102,20 +118,31 @@ class View(msgspec.Struct, frozen=True):
 
     def linking(self, model: Model) -> list[Application]:
         """The applications that ask this version, be it as the latest."""
-        return [app for app in self.applications.values() if any(self._is(link, model) for link in app.models)]
+        return [
+            app
+            for app in self.applications.values()
+            if any(self._is(link, model) for link in app.models)
+        ]
 
     def _is(self, link: VersionedModel, model: Model) -> bool:
         if link.version is not None:
             return link == model.id
-        serving = [other.version for other in self.versions.get(link.name, ()) if not other.retired_us]
-        return link.name == model.name and self.latest_of(link.name, {*serving, model.version}) == model.version
+        serving = [
+            other.version for other in self.versions.get(link.name, ()) if not other.retired_us
+        ]
+        return (
+            link.name == model.name
+            and self.latest_of(link.name, {*serving, model.version}) == model.version
+        )
 
     def latest_of(self, name: str, serving: Collection[int]) -> int:
         """Which of these versions a link without a version asks."""
         promoted = self.promoted.get(name)
         if promoted is None or max(serving) > promoted.upto:
             return max(serving)
-        return max((version for version in serving if version <= promoted.version), default=max(serving))
+        return max(
+            (version for version in serving if version <= promoted.version), default=max(serving)
+        )
 
 
 # -- records. JSON has no bytes, and no NaN: these are wrapped. What is plain stays plain.
@@ -127,11 +154,15 @@ def encode(record: Model | Application | Scale | Promoted | Rollout) -> bytes:
     try:
         return msgspec.json.encode(record)
     except (ValueError, TypeError, msgspec.MsgspecError) as error:
-        raise InvalidInput(f"{record.__class__.__name__.lower()} cannot be recorded: {error}.") from None
+        raise InvalidInput(
+            f"{record.__class__.__name__.lower()} cannot be recorded: {error}."
+        ) from None
 
 
 def put_scale(model: Model) -> Put:
-    return Put(scale_key(model.id), encode(Scale(model.replicas, model.retired_us, model.replicas_max)))
+    return Put(
+        scale_key(model.id), encode(Scale(model.replicas, model.retired_us, model.replicas_max))
+    )
 
 
 def _wrap(value: Any) -> Any:
@@ -175,9 +206,13 @@ def view_of(records: Sequence[Record], revision: int) -> View:
             elif kind == "scale":
                 scales[record.key] = msgspec.json.decode(record.value, type=Scale)
             elif kind == "promoted":
-                promoted[record.key.rpartition("/")[2]] = msgspec.json.decode(record.value, type=Promoted)
+                promoted[record.key.rpartition("/")[2]] = msgspec.json.decode(
+                    record.value, type=Promoted
+                )
             elif kind == "rollout":
-                rollouts[record.key.rpartition("/")[2]] = msgspec.json.decode(record.value, type=Rollout)
+                rollouts[record.key.rpartition("/")[2]] = msgspec.json.decode(
+                    record.value, type=Rollout
+                )
             elif kind == "application":
                 app = application_in(record.value)
                 _same_key(record.key, app_key(app.name))
@@ -191,11 +226,21 @@ def view_of(records: Sequence[Record], revision: int) -> View:
             unreadable.setdefault(scale_key(id_), "the record is missing")
             continue
         scaled = msgspec.structs.replace(
-            model, replicas=scale.replicas, replicas_max=scale.replicas_max, retired_us=scale.retired_us
+            model,
+            replicas=scale.replicas,
+            replicas_max=scale.replicas_max,
+            retired_us=scale.retired_us,
         )
         versions[id_.name] = (*versions.get(id_.name, ()), scaled)
     frozen = MappingProxyType
-    return View(revision, frozen(versions), frozen(apps), frozen(unreadable), frozen(promoted), frozen(rollouts))
+    return View(
+        revision,
+        frozen(versions),
+        frozen(apps),
+        frozen(unreadable),
+        frozen(promoted),
+        frozen(rollouts),
+    )
 
 
 def _same_key(key: str, expected: str) -> None:

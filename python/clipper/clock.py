@@ -1,4 +1,5 @@
-"""Time. Everything inside counts microseconds of the monotonic clock; the wall clock only stamps records for people."""
+"""Time. Everything inside counts microseconds of the monotonic clock; the wall clock only stamps
+records for people."""
 
 import time
 from typing import Protocol
@@ -20,5 +21,6 @@ class SystemClock:
 
 
 def wall_time_us() -> int:
-    """Microseconds since 1970 by the wall clock. It may jump: for stamps such as `created_us`, never for deadlines."""
+    """Microseconds since 1970 by the wall clock. It may jump: for stamps such as `created_us`,
+    never for deadlines."""
     return time.time_ns() // 1000

@@ -1,7 +1,9 @@
-"""One frozen Config. Every limit has a name with its unit, a range, a default and a line of text: see `describe()`.
+"""One frozen Config. Every limit has a name with its unit, a range, a default and a line of text:
+see `describe()`.
 
-What is given wins in this order: keyword, environment (`CLIPPER_LIMITS__TASKS_MAX=1000`), file, default. A key that
-does not exist, or a value of the wrong type or out of its range, is a ConfigError that says where the value came from.
+What is given wins in this order: keyword, environment (`CLIPPER_LIMITS__TASKS_MAX=1000`), file,
+default. A key that does not exist, or a value of the wrong type or out of its range, is a
+ConfigError that says where the value came from.
 """
 
 import functools
@@ -18,11 +20,24 @@ from msgspec import Meta
 from clipper.errors import ConfigError, did_you_mean
 from clipper.settings.docker import DockerSettings
 from clipper.settings.grpc import GrpcSettings
-from clipper.settings.http import HttpSettings, TlsFiles, is_loopback, listener_troubles, query_tls, tls_troubles
+from clipper.settings.http import (
+    HttpSettings,
+    TlsFiles,
+    is_loopback,
+    listener_troubles,
+    query_tls,
+    tls_troubles,
+)
 from clipper.settings.influx import InfluxSettings
 from clipper.settings.mesh import MeshSettings
 from clipper.settings.params import ParamsSettings
-from clipper.settings.server import ApplicationSettings, FeedbackSettings, Limits, ModelSettings, ServerSettings
+from clipper.settings.server import (
+    ApplicationSettings,
+    FeedbackSettings,
+    Limits,
+    ModelSettings,
+    ServerSettings,
+)
 from clipper.settings.streams import ModelStreamSettings, StreamSettings
 from clipper.settings.tracing import TracingSettings
 from clipper.types import Batching, InputType, VersionedModel, check_name, check_policy
@@ -100,7 +115,12 @@ def describe() -> list[KeyInfo]:
             text = meta.description or ""
             rows.append(
                 KeyInfo(
-                    f"{section}.{field.name}", _type_name(type_), extra.get("unit", ""), default, _range(meta), text
+                    f"{section}.{field.name}",
+                    _type_name(type_),
+                    extra.get("unit", ""),
+                    default,
+                    _range(meta),
+                    text,
                 )
             )
     return rows
@@ -111,25 +131,41 @@ def default_of(field: Any) -> Any:
     return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
-def load(path: str | os.PathLike[str] | None = None, env: Mapping[str, str] | None = None, **keywords: Any) -> Config:
+def load(
+    path: str | os.PathLike[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    **keywords: Any,
+) -> Config:
     """The configuration from a TOML file, the environment (None: this process's), and keywords.
 
-    A keyword is a section (`limits={"tasks_max": 1000}`, `models={...}`) or a key of the first section that has it, by itself
-    (`state="dir"`); `http="HOST:PORT"` is short for its address, and so for grpc. None means not given. Errors: ConfigError.
+    A keyword is a section (`limits={"tasks_max": 1000}`, `models={...}`) or a key of the first
+    section that has it, by itself (`state="dir"`); `http="HOST:PORT"` is short for its address, and
+    so for grpc. None means not given. Errors: ConfigError.
     """
     leaves = _from_file(Path(path)) if path is not None else {}
     for more in (_from_env(os.environ if env is None else env), _from_keywords(keywords)):
         leaves.update(more)
-    sections: dict[str, Any] = {section: _build(kind, leaves, (section,)) for section, kind in _SECTIONS.items()}
+    sections: dict[str, Any] = {
+        section: _build(kind, leaves, (section,)) for section, kind in _SECTIONS.items()
+    }
     named: dict[str, Any] = {
-        section: {name: _build(kind, leaves, (section, name), sections["batching"]) for name in _names(leaves, section)}
+        section: {
+            name: _build(kind, leaves, (section, name), sections["batching"])
+            for name in _names(leaves, section)
+        }
         for section, kind in _NAMED.items()
     }
     if path is not None:
         folder = Path(path).absolute().parent
-        named["models"] = {name: _resolved(model, folder) for name, model in named["models"].items()}
+        named["models"] = {
+            name: _resolved(model, folder) for name, model in named["models"].items()
+        }
     sections["server"] = _with_token(sections["server"], leaves)
-    config = Config(**sections, **named, origins={".".join(path): origin for path, (_, origin) in leaves.items()})
+    config = Config(
+        **sections,
+        **named,
+        origins={".".join(path): origin for path, (_, origin) in leaves.items()},
+    )
     _check(config, leaves)
     return config
 
@@ -137,8 +173,8 @@ def load(path: str | os.PathLike[str] | None = None, env: Mapping[str, str] | No
 def _resolved(model: ModelSettings, folder: Path) -> ModelSettings:
     """The model with everything that it names relative to the file's folder, where it is there.
 
-    A module or package that lies in the folder makes the folder part of the model's code, so that it is found by whoever
-    starts the model, from any folder, and goes into its image.
+    A module or package that lies in the folder makes the folder part of the model's code, so that
+    it is found by whoever starts the model, from any folder, and goes into its image.
     """
     target, code = model.target, [str(folder / place) for place in model.code]
     module, colon, _ = target.partition(":")
@@ -150,8 +186,12 @@ def _resolved(model: ModelSettings, folder: Path) -> ModelSettings:
     for line in model.requirements:
         option, _, file = line.partition(" ")
         beside = folder / file.strip()
-        lines.append(f"-r {beside}" if option in ("-r", "--requirement") and beside.is_file() else line)
-    return msgspec.structs.replace(model, target=target, code=tuple(dict.fromkeys(code)), requirements=tuple(lines))
+        lines.append(
+            f"-r {beside}" if option in ("-r", "--requirement") and beside.is_file() else line
+        )
+    return msgspec.structs.replace(
+        model, target=target, code=tuple(dict.fromkeys(code)), requirements=tuple(lines)
+    )
 
 
 def _has_module(folder: Path, name: str) -> bool:
@@ -159,7 +199,8 @@ def _has_module(folder: Path, name: str) -> bool:
 
 
 def merge_batching(base: Batching, override: Batching | str | Mapping[str, Any] | None) -> Batching:
-    """`base` with what `override` says: a mode such as "static", or some of the keys. Errors: ConfigError."""
+    """`base` with what `override` says: a mode such as "static", or some of the keys. Errors:
+    ConfigError."""
     if override is None or isinstance(override, Batching):
         return override or base
     leaves: _Leaves = {at: (leaf, "batching") for at, leaf in _flat(override, ("batching",))}
@@ -175,7 +216,9 @@ def _from_file(path: Path) -> _Leaves:
         text = path.read_text(encoding="utf-8")
         table = tomllib.loads(text)
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}.", hint="Name another file, or none.") from None
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}.", hint="Name another file, or none."
+        ) from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8 text.", hint="Save it as UTF-8.") from None
     except tomllib.TOMLDecodeError as error:
@@ -195,7 +238,8 @@ def _from_file(path: Path) -> _Leaves:
 
 
 def _lines(text: str) -> dict[_Path, int]:
-    """The line of each key and table of valid TOML. A statement ends where the lines since its start parse."""
+    """The line of each key and table of valid TOML. A statement ends where the lines since its
+    start parse."""
     found: dict[_Path, int] = {}
     table: _Path = ()
     pending: list[str] = []
@@ -229,7 +273,8 @@ def _from_env(env: Mapping[str, str]) -> _Leaves:
             section, _, key = at[0].partition("_")
             if section in _SECTIONS and key in _keys(_SECTIONS[section]):
                 raise ConfigError(
-                    f"{name}: unknown variable - did you mean 'CLIPPER_{section.upper()}__{key.upper()}'?"
+                    f"{name}: unknown variable - did you mean"
+                    f" 'CLIPPER_{section.upper()}__{key.upper()}'?"
                 )
     return leaves
 
@@ -249,13 +294,20 @@ def _from_keywords(keywords: Mapping[str, Any]) -> _Leaves:
         elif section:
             leaves[(section, name)] = (value, f"keyword {name}")
         else:
-            choices = [*_SECTIONS, *_NAMED, *(key for kind in _SECTIONS.values() for key in _keys(kind))]
-            raise ConfigError(f"keyword {name}: unknown key {name!r}{did_you_mean(name, choices) or '.'}")
+            choices = [
+                *_SECTIONS,
+                *_NAMED,
+                *(key for kind in _SECTIONS.values() for key in _keys(kind)),
+            ]
+            raise ConfigError(
+                f"keyword {name}: unknown key {name!r}{did_you_mean(name, choices) or '.'}"
+            )
     return leaves
 
 
 def _flat(table: Any, at: _Path = ()) -> Iterator[tuple[_Path, Any]]:
-    """The leaves below `table`; an empty table is a leaf, so that `[models.svm]` alone names a model."""
+    """The leaves below `table`; an empty table is a leaf, so that `[models.svm]` alone names a
+    model."""
     if isinstance(table, Batching):
         table = msgspec.structs.asdict(table)
     if isinstance(table, Mapping) and (table or not at):
@@ -266,15 +318,17 @@ def _flat(table: Any, at: _Path = ()) -> Iterator[tuple[_Path, Any]]:
 
 
 def _shorthand(at: _Path, value: Any) -> tuple[_Path, Any]:
-    """`batching = "static"` is short for `batching.mode = "static"`, `http = "HOST:PORT"` for `http.address`, `mesh = true`
-    for `mesh.enabled`, `params = "FOLDER"` for `server.params`."""
+    """`batching = "static"` is short for `batching.mode = "static"`, `http = "HOST:PORT"` for
+    `http.address`, `mesh = true` for `mesh.enabled`, `params = "FOLDER"` for `server.params`."""
     if at == ("mesh",) and isinstance(value, bool):
         return (*at, "enabled"), value
     if at == ("params",) and isinstance(value, str):
         return ("server", "params"), value
     if at in (("http",), ("grpc",)) and isinstance(value, str):
         return (*at, "address"), value
-    is_batching = at == ("batching",) or (len(at) == 3 and at[0] == "models" and at[2] == "batching")
+    is_batching = at == ("batching",) or (
+        len(at) == 3 and at[0] == "models" and at[2] == "batching"
+    )
     return ((*at, "mode"), value) if is_batching and isinstance(value, str) else (at, value)
 
 
@@ -294,7 +348,9 @@ def _typed(kind: type[msgspec.Struct], key: str) -> tuple[Any, Meta]:
     """The plain type of a key, and what is said about it."""
     hint = get_type_hints(kind, include_extras=True)[key]
     type_, meta = get_args(hint)
-    given = [kind for kind in get_args(type_) if kind is not type(None)]  # None is for what is not given
+    given = [
+        kind for kind in get_args(type_) if kind is not type(None)
+    ]  # None is for what is not given
     return (given[0] if isinstance(type_, types.UnionType) else type_), meta
 
 
@@ -307,7 +363,10 @@ def _names(leaves: _Leaves, section: str) -> list[str]:
         if at[0] != section or (len(at) == 1 and value == {}):
             continue
         if len(at) == 1 or (len(at) == 2 and value != {}):
-            raise ConfigError(f"{origin}: {'.'.join(at)} = {_shown(value)}: expected a table, as in [{section}.NAME].")
+            raise ConfigError(
+                f"{origin}: {'.'.join(at)} = {_shown(value)}: expected a table, as in"
+                f" [{section}.NAME]."
+            )
         try:
             names[check_name(at[1], _NOUNS.get(section, "stream"))] = None
         except ValueError as error:
@@ -315,9 +374,16 @@ def _names(leaves: _Leaves, section: str) -> list[str]:
     return list(names)
 
 
-def _build(kind: type[msgspec.Struct], leaves: _Leaves, prefix: _Path, batching: msgspec.Struct | None = None) -> Any:
+def _build(
+    kind: type[msgspec.Struct],
+    leaves: _Leaves,
+    prefix: _Path,
+    batching: msgspec.Struct | None = None,
+) -> Any:
     """The section at `prefix`; `batching` is what a batching table in it starts from."""
-    values: dict[str, Any] = msgspec.structs.asdict(batching) if kind is Batching and batching else {}
+    values: dict[str, Any] = (
+        msgspec.structs.asdict(batching) if kind is Batching and batching else {}
+    )
     depth = len(prefix)
     below = {at: leaf for at, leaf in leaves.items() if at[:depth] == prefix}
     for at, (value, origin) in below.items():
@@ -334,11 +400,16 @@ def _build(kind: type[msgspec.Struct], leaves: _Leaves, prefix: _Path, batching:
             continue
         if len(at) > depth + 1 and get_origin(_typed(kind, key)[0]) is dict:
             entry = _columns_in(value) if len(at) == depth + 2 else {}
-            more = _convert(kind, key, {at[depth + 1]: entry}, f"{origin}: {'.'.join(at[: depth + 1])}")
+            more = _convert(
+                kind, key, {at[depth + 1]: entry}, f"{origin}: {'.'.join(at[: depth + 1])}"
+            )
             values[key] = values.get(key, {}) | more
             continue
         if len(at) > depth + 1:
-            raise ConfigError(f"{origin}: {'.'.join(at[: depth + 1])} is a table: expected {_expected(kind, key)}.")
+            raise ConfigError(
+                f"{origin}: {'.'.join(at[: depth + 1])} is a table: expected"
+                f" {_expected(kind, key)}."
+            )
         values[key] = _convert(kind, key, value, f"{origin}: {'.'.join(at)}")
     if kind is ModelSettings:
         values["batching"] = _build(Batching, below, (*prefix, "batching"), batching)
@@ -351,7 +422,11 @@ def _convert(kind: type[msgspec.Struct], key: str, value: Any, where: str) -> An
     if isinstance(value, _EnvText):
         given = _read_env(value, type_)
     try:
-        plain = given if type_ is Any else msgspec.convert(given, type_, strict=not isinstance(value, _EnvText))
+        plain = (
+            given
+            if type_ is Any
+            else msgspec.convert(given, type_, strict=not isinstance(value, _EnvText))
+        )
         return plain if type_ is Any else msgspec.convert(plain, Annotated[type_, meta])
     except msgspec.ValidationError:
         raise ConfigError(f"{where} = {_shown(value)}: expected {_expected(kind, key)}.") from None
@@ -382,7 +457,11 @@ def _expected(kind: type[msgspec.Struct], key: str) -> str:
 
 
 def _range(meta: Meta) -> str:
-    return f"{_number(meta.ge)} to {_number(meta.le)}" if meta.ge is not None and meta.le is not None else ""
+    return (
+        f"{_number(meta.ge)} to {_number(meta.le)}"
+        if meta.ge is not None and meta.le is not None
+        else ""
+    )
 
 
 def _number(number: float) -> str:
@@ -422,9 +501,13 @@ def _with_token(server: ServerSettings, leaves: _Leaves) -> ServerSettings:
     try:
         token = Path(server.token_file).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{origin}: cannot read token_file {server.token_file!r}: {error}.") from None
+        raise ConfigError(
+            f"{origin}: cannot read token_file {server.token_file!r}: {error}."
+        ) from None
     if not token:
-        raise ConfigError(f"{origin}: token_file {server.token_file!r} is empty.", hint="Write a secret into it.")
+        raise ConfigError(
+            f"{origin}: token_file {server.token_file!r} is empty.", hint="Write a secret into it."
+        )
     return msgspec.structs.replace(server, token=token)
 
 
@@ -432,17 +515,28 @@ def _check(config: Config, leaves: _Leaves) -> None:
     def refuse(at: _Path, why: str) -> ConfigError:
         """The error for the value at `at`, or for what set it when that was a default."""
         value, origin = leaves.get(at, (None, "default"))
-        return ConfigError(f"{origin}: {'.'.join(at)}{'' if at not in leaves else ' = ' + _shown(value)}: {why}")
+        return ConfigError(
+            f"{origin}: {'.'.join(at)}{'' if at not in leaves else ' = ' + _shown(value)}: {why}"
+        )
 
     _check_address(config.server, refuse)
     grpc_files = TlsFiles(config.grpc.tls_cert, config.grpc.tls_key, config.grpc.tls_client_ca)
     troubles = tls_troubles("grpc", "tls", grpc_files, query_tls(config.http))
-    params_files = TlsFiles(config.params.grpc_tls_cert, config.params.grpc_tls_key, config.params.grpc_tls_client_ca)
+    params_files = TlsFiles(
+        config.params.grpc_tls_cert, config.params.grpc_tls_key, config.params.grpc_tls_client_ca
+    )
     of_params = tls_troubles("params", "grpc_tls", params_files, None)
-    for listener, why in (*listener_troubles(config.http, config.grpc.address), *troubles, *of_params):
+    for listener, why in (
+        *listener_troubles(config.http, config.grpc.address),
+        *troubles,
+        *of_params,
+    ):
         raise refuse(listener, why)
     if config.server.restart_ms_min > config.server.restart_ms_max:
-        raise refuse(("server", "restart_ms_min"), f"more than restart_ms_max ({config.server.restart_ms_max}).")
+        raise refuse(
+            ("server", "restart_ms_min"),
+            f"more than restart_ms_max ({config.server.restart_ms_max}).",
+        )
     for name, model in config.models.items():
         try:
             if model.input:
@@ -450,9 +544,18 @@ def _check(config: Config, leaves: _Leaves) -> None:
         except ValueError as error:
             raise refuse(("models", name, "input"), str(error)) from None
         if model.replicas > config.limits.replicas_max:
-            raise refuse(("models", name, "replicas"), f"more than limits.replicas_max ({config.limits.replicas_max}).")
-        if model.replicas_max and not 1 <= model.replicas <= model.replicas_max <= config.limits.replicas_max:
-            why = f"expected 0, or from replicas (1 or more) to limits.replicas_max ({config.limits.replicas_max})."
+            raise refuse(
+                ("models", name, "replicas"),
+                f"more than limits.replicas_max ({config.limits.replicas_max}).",
+            )
+        if (
+            model.replicas_max
+            and not 1 <= model.replicas <= model.replicas_max <= config.limits.replicas_max
+        ):
+            why = (
+                "expected 0, or from replicas (1 or more) to limits.replicas_max"
+                f" ({config.limits.replicas_max})."
+            )
             raise refuse(("models", name, "replicas_max"), why)
         if model.tolerance and not model.reads:
             raise refuse(("models", name, "tolerance"), "it does not say what it reads.")
@@ -481,7 +584,8 @@ def _check(config: Config, leaves: _Leaves) -> None:
 
 
 def roles_in(lines: Sequence[str]) -> dict[str, str]:
-    """Roles by model, of lines such as `svm:2 = shadow`. ValueError for one that is no such line."""
+    """Roles by model, of lines such as `svm:2 = shadow`. ValueError for one that is no such
+    line."""
     found = {}
     for line in lines:
         model, equals, role = line.partition("=")
@@ -496,7 +600,13 @@ def _check_address(server: ServerSettings, refuse: Any) -> None:
     if server.address == "unix" or (server.address.startswith("unix:") and len(server.address) > 5):
         return
     host, colon, port = server.address.removeprefix("tcp://").rpartition(":")
-    if not (server.address.startswith("tcp://") and colon and host and port.isdecimal() and int(port) <= 65535):
+    if not (
+        server.address.startswith("tcp://")
+        and colon
+        and host
+        and port.isdecimal()
+        and int(port) <= 65535
+    ):
         raise refuse(at, "expected 'unix', 'unix:PATH' or 'tcp://HOST:PORT' (port 0 to 65535).")
     if not is_loopback(host) and not (server.token or server.insecure):
         raise refuse(at, "other hosts could dial in. Set server.token, or server.insecure = true.")

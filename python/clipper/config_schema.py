@@ -1,5 +1,5 @@
-"""A JSON Schema of the TOML file, for editors that complete and check. `config.load` remains the judge: it also knows what single
-values cannot tell.
+"""A JSON Schema of the TOML file, for editors that complete and check. `config.load` remains the
+judge: it also knows what single values cannot tell.
 """
 
 from typing import Any, get_args, get_type_hints
@@ -31,7 +31,10 @@ def schema() -> dict[str, Any]:
 
 def _table(kind: type[msgspec.Struct]) -> dict[str, Any]:
     hints = get_type_hints(kind, include_extras=True)
-    keys = {field.name: _key(default_of(field), *get_args(hints[field.name])) for field in msgspec.structs.fields(kind)}
+    keys = {
+        field.name: _key(default_of(field), *get_args(hints[field.name]))
+        for field in msgspec.structs.fields(kind)
+    }
     return {"type": "object", "properties": keys, "additionalProperties": False}
 
 
@@ -40,7 +43,10 @@ def _key(default: Any, type_: Any, meta: msgspec.Meta) -> dict[str, Any]:
         found: dict[str, Any] = {"anyOf": [_table(Batching), _modes()]}
     else:
         bounds = {"minimum": meta.ge, "maximum": meta.le}
-        found = {**msgspec.json.schema(type_), **{name: bound for name, bound in bounds.items() if bound is not None}}
+        found = {
+            **msgspec.json.schema(type_),
+            **{name: bound for name, bound in bounds.items() if bound is not None},
+        }
         found["default"] = msgspec.to_builtins(default)
     unit = (meta.extra or {}).get("unit", "")
     return {**found, "description": f"{meta.description or ''}{f', in {unit}' if unit else ''}"}
@@ -51,17 +57,31 @@ def _modes() -> dict[str, Any]:
 
 
 def settings_of(config: Config) -> list[dict[str, Any]]:
-    """A row a key: those of the sections, and for each model and application those of its table. Secrets are masked."""
+    """A row a key: those of the sections, and for each model and application those of its table.
+    Secrets are masked."""
     rows = []
     for info in describe():
         section, *middle, key = info.key.split(".")
         holders = getattr(config, section)
-        tables = {f"{section}.{name}": table for name, table in holders.items()} if middle else {section: holders}
+        tables = (
+            {f"{section}.{name}": table for name, table in holders.items()}
+            if middle
+            else {section: holders}
+        )
         for prefix, table in tables.items():
             value = getattr(table, key)
-            origins = [o for at, o in config.origins.items() if f"{at}.".startswith(f"{prefix}.{key}.")]
+            origins = [
+                o for at, o in config.origins.items() if f"{at}.".startswith(f"{prefix}.{key}.")
+            ]
             given = shown(value) if key in ("state", "url") else value  # a URL may have a password
-            row = {"key": f"{prefix}.{key}", "value": "***" if key == "token" and value else msgspec.to_builtins(given)}
-            row |= {"unit": info.unit, "default": msgspec.to_builtins(info.default), "origin": ", ".join(origins[:1])}
+            row = {
+                "key": f"{prefix}.{key}",
+                "value": "***" if key == "token" and value else msgspec.to_builtins(given),
+            }
+            row |= {
+                "unit": info.unit,
+                "default": msgspec.to_builtins(info.default),
+                "origin": ", ".join(origins[:1]),
+            }
             rows.append({**row, "origin": row["origin"] or "default", "text": info.text})
     return rows

@@ -1,4 +1,5 @@
-"""One tree of errors: each knows its REST and gRPC code; each message names the thing, the cause and the next step."""
+"""One tree of errors: each knows its REST and gRPC code; each message names the thing, the cause
+and the next step."""
 
 import concurrent.futures
 import difflib
@@ -13,9 +14,11 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
 
 class ClipperError(Exception):
-    """The root. `message` names the thing and the cause; `hint`, if any, is the next step, and str() shows both.
+    """The root. `message` names the thing and the cause; `hint`, if any, is the next step, and
+    str() shows both.
 
-    rest_status: HTTP status.  grpc_code: name of the gRPC code.  slug: last part of the problem type's URN.
+    rest_status: HTTP status.  grpc_code: name of the gRPC code.  slug: last part of the problem
+    type's URN.
     """
 
     rest_status: ClassVar[int] = 500
@@ -82,7 +85,8 @@ class Unknown(ClipperError, LookupError):
 
     @classmethod
     def named(cls, name: str, known: Iterable[str]) -> Self:
-        """The error for `name` when only `known` exist: `no model 'svn' - did you mean 'svm'? Loaded: logreg, svm.`"""
+        """The error for `name` when only `known` exist: `no model 'svn' - did you mean 'svm'?
+        Loaded: logreg, svm.`"""
         names = sorted(known)
         shown = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
         guess = did_you_mean(name, names) or "."
@@ -128,7 +132,8 @@ class UnknownVariable(Unknown):
 
 
 class UnknownPrediction(Unknown):
-    """Feedback for a prediction that is not remembered: never made here, too old, or another application's."""
+    """Feedback for a prediction that is not remembered: never made here, too old, or another
+    application's."""
 
     slug = "prediction-not-found"
     noun = "prediction"
@@ -159,8 +164,8 @@ class TypeConflict(ClipperError, TypeError):
 
 
 class DoesNotFit(InvalidInput):
-    """Possible, but not of this application, or beside its other settings: feedback where nothing is learned, a role for a model
-    that is not linked."""
+    """Possible, but not of this application, or beside its other settings: feedback where nothing
+    is learned, a role for a model that is not linked."""
 
     rest_status = 409
     grpc_code = "FAILED_PRECONDITION"
@@ -187,8 +192,8 @@ class NotAllowed(ClipperError):
 
 
 class Overloaded(ClipperError):
-    """The query could not have finished by its deadline, or a queue or table is full. `retry_after_s`: seconds after which
-    another try may succeed."""
+    """The query could not have finished by its deadline, or a queue or table is full.
+    `retry_after_s`: seconds after which another try may succeed."""
 
     rest_status = 429
     grpc_code = "RESOURCE_EXHAUSTED"
@@ -232,7 +237,8 @@ class ReplicaLost(ClipperError, ConnectionError):
 
 
 class ModelFailed(ClipperError):
-    """The model raised. `traceback` is the user's own, as the container sent it (empty when it sent none)."""
+    """The model raised. `traceback` is the user's own, as the container sent it (empty when it sent
+    none)."""
 
     slug = "model-failed"
 
@@ -243,7 +249,8 @@ class ModelFailed(ClipperError):
 
 
 class PolicyFailed(ClipperError):
-    """A policy or decider of the user's own raised, or returned what makes no sense; the traceback is in the log."""
+    """A policy or decider of the user's own raised, or returned what makes no sense; the traceback
+    is in the log."""
 
     slug = "policy-failed"
 
@@ -271,7 +278,8 @@ class ShuttingDown(ClipperError):
 
 
 class ForkedProcess(ClipperError):
-    """The call was made in a child of fork(), where the server's threads and connections do not exist."""
+    """The call was made in a child of fork(), where the server's threads and connections do not
+    exist."""
 
     grpc_code = "FAILED_PRECONDITION"
     slug = "forked-process"
@@ -297,7 +305,8 @@ class StoreConflict(StoreError):
 
 
 class LeaseLost(StoreError):
-    """The lease has run out or was revoked, and its keys are gone: take a new one and write them again."""
+    """The lease has run out or was revoked, and its keys are gone: take a new one and write them
+    again."""
 
     rest_status = 409
     grpc_code = "ABORTED"
@@ -305,9 +314,11 @@ class LeaseLost(StoreError):
 
 
 class ShardAway(ClipperError, ConnectionError):
-    """A shard of the parameter server does not answer, or recovers: what was asked of it may be asked again.
+    """A shard of the parameter server does not answer, or recovers: what was asked of it may be
+    asked again.
 
-    sequence: of a push, to send the same push again; shards that have applied it do not apply it twice. 0: it was no push.
+    sequence: of a push, to send the same push again; shards that have applied it do not apply it
+    twice. 0: it was no push.
     """
 
     rest_status = 503
@@ -320,10 +331,11 @@ class ShardAway(ClipperError, ConnectionError):
 
 
 class StalePush(ClipperError):
-    """A gradient of parameters that have changed too often since; the shard that refused it has applied nothing.
+    """A gradient of parameters that have changed too often since; the shard that refused it has
+    applied nothing.
 
-    sequence: of the push. Other shards may have applied it: computed anew and sent with this sequence, it is applied
-    only where it was refused.
+    sequence: of the push. Other shards may have applied it: computed anew and sent with this
+    sequence, it is applied only where it was refused.
     """
 
     rest_status = 409
@@ -336,7 +348,8 @@ class StalePush(ClipperError):
 
 
 class StateLost(ClipperError):
-    """A shard of the parameter server came back without its rows and variables, and waits to be told to begin anew."""
+    """A shard of the parameter server came back without its rows and variables, and waits to be
+    told to begin anew."""
 
     rest_status = 503
     grpc_code = "FAILED_PRECONDITION"
@@ -351,7 +364,8 @@ class DeployFailed(ClipperError):
 
 
 class NoServer(ClipperError, ConnectionError):
-    """Nobody answers where a server was looked for; the hint says how to start one, or to name another."""
+    """Nobody answers where a server was looked for; the hint says how to start one, or to name
+    another."""
 
     slug = "no-server"
     grpc_code = "UNAVAILABLE"

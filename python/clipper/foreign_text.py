@@ -1,4 +1,5 @@
-"""Words that came from elsewhere (a model, a container), made fit to be logged and to be sent to a client."""
+"""Words that came from elsewhere (a model, a container), made fit to be logged and to be sent to a
+client."""
 
 import re
 import threading
@@ -7,20 +8,25 @@ from typing import Final
 
 LINE_CHARS_MAX: Final = 500
 _PATH = re.compile(r"""(?<![\w.:/])(?:/[^\s/'":,()]+)+/([^\s/'":,()]+)""")
-_ADDRESS = re.compile(r"(?<= at )0x[0-9a-fA-F]{6,16}\b")  # of an object's repr(): where the memory of a process lies
+_ADDRESS = re.compile(
+    r"(?<= at )0x[0-9a-fA-F]{6,16}\b"
+)  # of an object's repr(): where the memory of a process lies
 
 
 def last_line(text: str) -> str:
     """The last line of a traceback: the error itself.
 
-    Characters that a terminal would obey are escaped, of the path of a file only its name is left, an address in memory is
-    left out, and the line is cut at LINE_CHARS_MAX. The whole text stays in the container's own log (`clipper logs`).
+    Characters that a terminal would obey are escaped, of the path of a file only its name is left,
+    an address in memory is left out, and the line is cut at LINE_CHARS_MAX. The whole text stays in
+    the container's own log (`clipper logs`).
     """
     text = text.strip()
     begin = text.rfind("\n") + 1
     line = _PATH.sub(r"\1", text[begin : begin + 4 * LINE_CHARS_MAX])
     line = _ADDRESS.sub("0x...", line) or "no reason given"
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)[:LINE_CHARS_MAX]
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)[
+        :LINE_CHARS_MAX
+    ]
 
 
 class Sampler:

@@ -1,7 +1,8 @@
 """The log as JSON, one object a line: what `server.log_format = "json"` turns on.
 
-Each has `time` (UTC), `level`, `logger`, `message`; where they are known `application`, `model`, `replica`, `request_id`,
-`trace_id`, `span_id` and what else a line was given; and `exception`, a traceback in one string.
+Each has `time` (UTC), `level`, `logger`, `message`; where they are known `application`, `model`,
+`replica`, `request_id`, `trace_id`, `span_id` and what else a line was given; and `exception`, a
+traceback in one string.
 """
 
 import json
@@ -23,15 +24,20 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line |= {name: value for name, value in vars(record).items() if name not in _PLAIN and name not in line}
+        line |= {
+            name: value
+            for name, value in vars(record).items()
+            if name not in _PLAIN and name not in line
+        }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str, ensure_ascii=False)
 
 
 class JsonLog:
-    """What `clipper` logs goes to stderr as JSON, and nowhere else, from now until `close`. Threads: any. Several servers of a
-    process share it: the last one that closes puts back what was."""
+    """What `clipper` logs goes to stderr as JSON, and nowhere else, from now until `close`.
+    Threads: any. Several servers of a process share it: the last one that closes puts back what
+    was."""
 
     _guard = threading.Lock()
     _open = 0

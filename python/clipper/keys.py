@@ -1,4 +1,5 @@
-"""Single keys from a terminal, without Enter and without echo; the terminal is given back as it was."""
+"""Single keys from a terminal, without Enter and without echo; the terminal is given back as it
+was."""
 
 import os
 import select

@@ -65,7 +65,8 @@ _DRAIN_POLL_S = 0.002
 class ClipperServer(Streaming, Joining, Applying):
     """One serving node. Threads: any. Use it in a `with` block, or call close().
 
-    Answers queries by their own deadline from models in processes of their own. Build one with `clipper.start()`.
+    Answers queries by their own deadline from models in processes of their own. Build one with
+    `clipper.start()`.
     """
 
     ends_by_signal = False  # in good order: `clipper down` may send it one
@@ -80,9 +81,16 @@ class ClipperServer(Streaming, Joining, Applying):
         self._dir = StateDir(config.server.state, config.server.folder)
         try:
             state, bytes_max = config.server.state, config.limits.state_bytes_max
-            self._store = open_for(state, bytes_max, self._dir.folder, required=config.server.require_store)
+            self._store = open_for(
+                state, bytes_max, self._dir.folder, required=config.server.require_store
+            )
             self.catalog = Catalog(self._store)
-            self._learning = Learning(self._store, self._dir.folder, config.feedback, self._store.remote or self._dir.is_apart)
+            self._learning = Learning(
+                self._store,
+                self._dir.folder,
+                config.feedback,
+                self._store.remote or self._dir.is_apart,
+            )
             if self._store_is_away:
                 self._learning.begin_without_store()
         except BaseException:
@@ -93,19 +101,32 @@ class ClipperServer(Streaming, Joining, Applying):
         self._running_models = running
         self._token = config.server.token or secrets.token_urlsafe(24)
         self._deployment = Deployment(
-            config, self.catalog, self._engines, running, self._dir, self._token, lambda: self.address
+            config,
+            self.catalog,
+            self._engines,
+            running,
+            self._dir,
+            self._token,
+            lambda: self.address,
         )
         self._recorder = Recorder((self._dir.folder or self._dir.run) / "decoys")
         self._deciding = Deciding()
         self._questions = Questions(
-            self.catalog, running, self._learning, self._recorder, self._deployment.teaching, self._deciding
+            self.catalog,
+            running,
+            self._learning,
+            self._recorder,
+            self._deployment.teaching,
+            self._deciding,
         )
         self.cache = Cache(self._core, lambda: self.stats()["cache"])
         self._frontends: Frontends | None = None
         self._dashboard: Feed | None = None
         self._collectors: weakref.WeakSet[Collector] = weakref.WeakSet()
         containers = self._deployment.containers
-        self._rolling = Rolling(self.catalog, self._questions, lambda model: bool(containers.of(model)))
+        self._rolling = Rolling(
+            self.catalog, self._questions, lambda model: bool(containers.of(model))
+        )
         place = Place(self._store, self._dir.models, self._deployment.resume)
         self.manage = Operations(self, place, self._rolling, actor_here())
 
@@ -123,7 +144,10 @@ class ClipperServer(Streaming, Joining, Applying):
             self._dispatch.start()
             self._open_tables()
             self._deployment.tables = self._tables
-            self._questions.contexts, self._running_models.watching = self._context_rows, self._watching
+            self._questions.contexts, self._running_models.watching = (
+                self._context_rows,
+                self._watching,
+            )
             self._deployment.start()
             self._enter_mesh()
             self._end_following = self.catalog.on_change(self._questions.resolve)
@@ -150,12 +174,16 @@ class ClipperServer(Streaming, Joining, Applying):
         return self
 
     def _enter_mesh(self) -> None:
-        ground = Ground(self, self._engines, self._running_models, self._questions, self._deployment.containers)
+        ground = Ground(
+            self, self._engines, self._running_models, self._questions, self._deployment.containers
+        )
         mesh = self._join(self._store, self._dir.run, ground)
         if mesh is not None:
             self._deployment.mesh, self._questions.mesh = mesh, mesh.question
             self._questions.link = mesh.link
-            self.catalog.elsewhere = lambda name: None if (link := mesh.link(name)) is None else link.record
+            self.catalog.elsewhere = lambda name: (
+                None if (link := mesh.link(name)) is None else link.record
+            )
             if self._store_is_away and self.config.mesh.enter_s:
                 mesh.start_late()
             else:
@@ -189,16 +217,19 @@ class ClipperServer(Streaming, Joining, Applying):
                 self._declare()
 
     def wait_ready(self, timeout: float | None = None, models: Iterable[str] | None = None) -> None:
-        """Wait until all replicas of the models that this server starts are connected: of `models` by name, or of all.
+        """Wait until all replicas of the models that this server starts are connected: of `models`
+        by name, or of all.
 
-        timeout: seconds for all of them; None: server.load_s for each, beside the building of environments and images.
-        Raises DeployFailed with the model, the cause, and the last lines of its container; ShuttingDown. Threads: any.
+        timeout: seconds for all of them; None: server.load_s for each, beside the building of
+        environments and images. Raises DeployFailed with the model, the cause, and the last lines
+        of its container; ShuttingDown. Threads: any.
         """
         self._check_open()
         self._deployment.wait_ready(None if models is None else set(models), timeout)
 
     def close(self, drain_s: float | None = None) -> None:
-        """Refuse new queries, let those in flight finish for `drain_s` seconds, end the rest, stop all. Idempotent."""
+        """Refuse new queries, let those in flight finish for `drain_s` seconds, end the rest, stop
+        all. Idempotent."""
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
@@ -300,28 +331,36 @@ class ClipperServer(Streaming, Joining, Applying):
         wait: bool = True,
         promote: bool = True,
     ) -> CoreModel:
-        """Deploy a function, a bound method, a scikit-learn estimator, a module of PyTorch, a model of XGBoost or LightGBM, a
-        `clipper_container.Model`, "module:attribute", or a file such as "model.onnx": docs/models.md.
+        """Deploy a function, a bound method, a scikit-learn estimator, a module of PyTorch, a model
+        of XGBoost or LightGBM, a `clipper_container.Model`, "module:attribute", or a file such as
+        "model.onnx": docs/models.md.
 
-        It runs in `replicas` processes of its own ((1, 4): as many of 1 to 4 as the load asks for) and takes a batch: an array
-        of shape (n, *row), or a list of str or bytes; with `row_by_row`, one input at a time. input: `f64[64]`, `str`, ...;
-        taken from the estimator, or from the first query, when not given. similar: near inputs share predictions, as in
-        `deploy("svm", f, input="f32[784]", similar=Similar(width=0.5))`; `stats()` tells how far that was wrong.
-        finite: refuse inputs with NaN or infinities. retry_singly: when a batch fails, try its rows one by one. warmup: rows that
-        a container runs before it is ready; True: made-up ones, False: none, for a model whose calls have side effects. code:
-        folders or files the model imports. wait: until every replica is connected; the version becomes the latest only then,
-        promote: or not at all, until `manage.promote` says so.  requirements: "requirements.txt", or lines for pip such as
-        "scikit-learn==1.5.2": it runs in an environment of its own with these, built once; python: of that, "3.12" or a path.
-        deployer: "process", "docker" or "podman" (server.deployer when not given); for the last two, of each container:
-        memory_mib, cpus (0: no limit), gpus ("all", a number, or ids as "0,2"); docs/images.md.
-        tables: of parameters, {"factors": {"dim": 8}}, beside those that the model's class declares: docs/params.md, "Serving".
-        reads: the rows that a prediction is made of, {"taste": [0, 1]}: columns of the input by table, or a function of the
-        input; a cached prediction is forgotten once one of them has moved by more than `tolerance`, a share of its norm.
-        Raises PackagingError, AlreadyExists, DeployFailed (with the container's last lines); of tables DoesNotFit (this server
-        has none), InvalidInput, TypeConflict (one is there, and another), ShardAway.
+        It runs in `replicas` processes of its own ((1, 4): as many of 1 to 4 as the load asks for)
+        and takes a batch: an array of shape (n, *row), or a list of str or bytes; with
+        `row_by_row`, one input at a time. input: `f64[64]`, `str`, ...; taken from the estimator,
+        or from the first query, when not given. similar: near inputs share predictions, as in
+        `deploy("svm", f, input="f32[784]", similar=Similar(width=0.5))`; `stats()` tells how far
+        that was wrong. finite: refuse inputs with NaN or infinities. retry_singly: when a batch
+        fails, try its rows one by one. warmup: rows that a container runs before it is ready; True:
+        made-up ones, False: none, for a model whose calls have side effects. code: folders or files
+        the model imports. wait: until every replica is connected; the version becomes the latest
+        only then, promote: or not at all, until `manage.promote` says so.  requirements:
+        "requirements.txt", or lines for pip such as "scikit-learn==1.5.2": it runs in an
+        environment of its own with these, built once; python: of that, "3.12" or a path. deployer:
+        "process", "docker" or "podman" (server.deployer when not given); for the last two, of each
+        container: memory_mib, cpus (0: no limit), gpus ("all", a number, or ids as "0,2");
+        docs/images.md. tables: of parameters, {"factors": {"dim": 8}}, beside those that the
+        model's class declares: docs/params.md, "Serving". reads: the rows that a prediction is made
+        of, {"taste": [0, 1]}: columns of the input by table, or a function of the input; a cached
+        prediction is forgotten once one of them has moved by more than `tolerance`, a share of its
+        norm. Raises PackagingError, AlreadyExists, DeployFailed (with the container's last lines);
+        of tables DoesNotFit (this server has none), InvalidInput, TypeConflict (one is there, and
+        another), ShardAway.
         """
         self._check_open()
-        least, most = replica_bounds(name, 1 if replicas is None else replicas, self.config.limits.replicas_max)
+        least, most = replica_bounds(
+            name, 1 if replicas is None else replicas, self.config.limits.replicas_max
+        )
         settings = {
             "output": str(type_of(output)),
             "replicas": least,
@@ -330,7 +369,8 @@ class ClipperServer(Streaming, Joining, Applying):
             "cache": cache,
             "similar": similar,
             "finite": finite,
-            "retry_singly": retry_singly, "row_by_row": row_by_row,
+            "retry_singly": retry_singly,
+            "row_by_row": row_by_row,
             "warmup": warmup_of(name, self.config.server.warmup if warmup is None else warmup),
             "requirements": lines_of(requirements),
             "python": python,
@@ -339,11 +379,18 @@ class ClipperServer(Streaming, Joining, Applying):
             "tolerance": float(tolerance),
             **placing(deployer or self.config.server.deployer, memory_mib, cpus, gpus),
         }
-        return self._deployment.deploy(name, model, version, code, input, wait, promote, **settings).core
+        return self._deployment.deploy(
+            name, model, version, code, input, wait, promote, **settings
+        ).core
 
     def model(self, name: str | VersionedModel) -> CoreModel | MeshedModel:
-        """A model's own handle: predict(x), predict_many(rows), put(x, output). The latest version when none is named."""
-        if self._mesh is not None and str(name) not in self.catalog.view.versions and self._mesh.routes.route(str(name)):
+        """A model's own handle: predict(x), predict_many(rows), put(x, output). The latest version
+        when none is named."""
+        if (
+            self._mesh is not None
+            and str(name) not in self.catalog.view.versions
+            and self._mesh.routes.route(str(name))
+        ):
             return self._meshed_model(str(name))
         return self._core(name)
 
@@ -351,17 +398,19 @@ class ClipperServer(Streaming, Joining, Applying):
         return self._deployment.core_of(self.catalog.view.model(name))
 
     def scale(self, name: str | VersionedModel, replicas: int | tuple[int, int]) -> None:
-        """Start or stop containers until `replicas` of a version run, or within these bounds as many as the load asks for."""
+        """Start or stop containers until `replicas` of a version run, or within these bounds as
+        many as the load asks for."""
         self._check_open()
         self._deployment.scale(name, replicas)
 
     def retire(self, name: str | VersionedModel, *, force: bool = False) -> None:
-        """Take a version out of service for good. StillLinked while an application needs it, unless by `force`."""
+        """Take a version out of service for good. StillLinked while an application needs it, unless
+        by `force`."""
         self._deployment.retire(name, force=force)
 
     def stages(self, name: str) -> dict[VersionedModel, Stage]:
-        """How far each version of a model is that was deployed or started here: packing, building environment, starting,
-        loading, warm; or failed."""
+        """How far each version of a model is that was deployed or started here: packing, building
+        environment, starting, loading, warm; or failed."""
         return self._deployment.stages(name)
 
     def logs(self, name: str | VersionedModel, replica: int = 0) -> Sequence[str]:
@@ -371,10 +420,12 @@ class ClipperServer(Streaming, Joining, Applying):
     # -- looking in
 
     def stats(self) -> dict[str, Any]:
-        """Counters and gauges now: `models` by `name:version` (their replicas, how many are `wanted` and how many it `has`;
-        `engine`: the number of the one that serves it), `cache`, `issued`, `answered`, `loop`: of all engines;
-        `applications` by name: what their queries came to; `feedback`: the journal, and answers waiting;
-        `params`: the set of shards of [server] params; `store`: of one elsewhere, whether it is there."""
+        """Counters and gauges now: `models` by `name:version` (their replicas, how many are
+        `wanted` and how many it `has`; `engine`: the number of the one that serves it), `cache`,
+        `issued`, `answered`, `loop`: of all engines; `applications` by name: what their queries
+        came to; `feedback`: the journal, and answers waiting; `params`: the set of shards of
+        [server] params; `store`: of one elsewhere, whether it is there.
+        """
         return {
             **self._engines.snapshot(),
             "models": self._deployment.stats(),
@@ -387,14 +438,15 @@ class ClipperServer(Streaming, Joining, Applying):
         }
 
     def recorded(self, application: str) -> Iterator[Recorded]:
-        """What an application's decoys recorded: id, time, input, and the answer when there was one; by decoy, oldest first.
-        Raises StoreError. Threads: any."""
+        """What an application's decoys recorded: id, time, input, and the answer when there was
+        one; by decoy, oldest first. Raises StoreError. Threads: any."""
         return self._recorder.recorded(application)
 
     # -- inside
 
     def _with_frontends(self) -> "Frontends":
-        """HTTP is imported by those who want it: it would be a tenth of the time that `import clipper` takes."""
+        """HTTP is imported by those who want it: it would be a tenth of the time that `import
+        clipper` takes."""
         from clipper.frontend.frontends import Frontends
         from clipper.frontend.node import Node
         from clipper.manage.mesh_rest import MeshManagement
@@ -403,10 +455,21 @@ class ClipperServer(Streaming, Joining, Applying):
         questions = self._questions
         mesh: MeshFacade | None = self._mesh
         node = Node(
-            VERSION, self.config, self.catalog, questions.of, questions.asked, self.app, self.stats, lambda: self._closed,
-            self.scale, mesh, self._tables,
+            VERSION,
+            self.config,
+            self.catalog,
+            questions.of,
+            questions.asked,
+            self.app,
+            self.stats,
+            lambda: self._closed,
+            self.scale,
+            mesh,
+            self._tables,
         )
-        frontends = Frontends(node, lambda loop: Ear(loop, self._dispatch.engines), self._dispatch.engines)
+        frontends = Frontends(
+            node, lambda loop: Ear(loop, self._dispatch.engines), self._dispatch.engines
+        )
         Management(node, self.manage).add_to(frontends.admin_routes)
         if mesh is not None:
             MeshManagement(mesh).add_to(frontends.admin_routes)
@@ -421,11 +484,18 @@ class ClipperServer(Streaming, Joining, Applying):
         from clipper.manage.dashboard.sources import ServerSources
 
         def addresses() -> Mapping[str, str]:
-            each = {"http": self.http_address, "grpc": self.grpc_address, "admin": self.admin_address, "containers": self.address}
+            each = {
+                "http": self.http_address,
+                "grpc": self.grpc_address,
+                "admin": self.admin_address,
+                "containers": self.address,
+            }
             return {what: where for what, where in each.items() if where}
 
         incidents = lambda: tuple(self._deployment.incidents)  # noqa: E731
-        sources = ServerSources(self, node, self.manage, incidents, self._questions.slowest, addresses)
+        sources = ServerSources(
+            self, node, self.manage, incidents, self._questions.slowest, addresses
+        )
         feed = Feed(sources, self.config.http.dashboard_viewers_max)
         Page(feed, self.config).add_to(frontends.admin_routes)
         return feed
@@ -433,12 +503,21 @@ class ClipperServer(Streaming, Joining, Applying):
     def _announce(self) -> None:
         if self.admin_address:
             http, state = self.config.http, state_named(self.config.server.state)
-            queries = f"{scheme_of(query_tls(http))}://{self.http_address}" if self.http_address else ""
+            queries = (
+                f"{scheme_of(query_tls(http))}://{self.http_address}" if self.http_address else ""
+            )
             tls = admin_tls(http)
             certificate = os.path.abspath(tls.cert) if tls else ""
             url = f"{scheme_of(tls)}://{self.admin_address}"
             running = Running(
-                url, self._pid, http.token, queries, shown(state), certificate, self.grpc_address, self.ends_by_signal
+                url,
+                self._pid,
+                http.token,
+                queries,
+                shown(state),
+                certificate,
+                self.grpc_address,
+                self.ends_by_signal,
             )
             announce(self._dir.run, running)
 

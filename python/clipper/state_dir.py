@@ -11,11 +11,12 @@ from clipper.errors import AlreadyExists, ConfigError
 
 
 class StateDir:
-    """`state` names a folder, `sqlite:FILE` (then its folder), or none (memory, a URL); `folder` goes before it. With neither
-    all is temporary.
+    """`state` names a folder, `sqlite:FILE` (then its folder), or none (memory, a URL); `folder`
+    goes before it. With neither all is temporary.
 
-    folder: None when all is temporary.  models: where packed models are kept.  environments: those of models.  run: a fresh
-    private folder for sockets, removed at the end.  is_apart: whether `state` lies in another folder, which others may use.
+    folder: None when all is temporary.  models: where packed models are kept.  environments: those
+    of models.  run: a fresh private folder for sockets, removed at the end.  is_apart: whether
+    `state` lies in another folder, which others may use.
     """
 
     def __init__(self, state: str, folder: str = "") -> None:
@@ -42,14 +43,17 @@ class StateDir:
             os.close(self._alive)
             self._alive = -1
         if self._lock >= 0:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)  # a fork that still holds the descriptor must not keep the lock
+            fcntl.flock(
+                self._lock, fcntl.LOCK_UN
+            )  # a fork that still holds the descriptor must not keep the lock
             os.close(self._lock)
             self._lock = -1
 
 
 def _marked(run: Path) -> int:
-    """A lock in the folder of a server that lives; it goes with the process, however that ends. -> its descriptor.
-    Locked before it has its name, so that nobody finds it free while it is being made."""
+    """A lock in the folder of a server that lives; it goes with the process, however that ends. ->
+    its descriptor. Locked before it has its name, so that nobody finds it free while it is being
+    made."""
     fd = os.open(run / "alive.new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX)
     os.rename(run / "alive.new", run / "alive")
@@ -106,7 +110,10 @@ def _make(folder: Path) -> None:
 
 
 def _unusable(folder: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"cannot use the state folder {folder}: {error.strerror}.", hint="Choose another with state=.")
+    return ConfigError(
+        f"cannot use the state folder {folder}: {error.strerror}.",
+        hint="Choose another with state=.",
+    )
 
 
 def _locked(folder: Path) -> int:
@@ -123,7 +130,9 @@ def _locked(folder: Path) -> int:
             holder = os.pread(fd, 32, 0).decode().strip()
         os.close(fd)
         who = f"process {holder}" if holder else "another server"
-        raise AlreadyExists(f"the state folder {folder} is in use by {who}.", hint="Stop it, or choose another.") from None
+        raise AlreadyExists(
+            f"the state folder {folder} is in use by {who}.", hint="Stop it, or choose another."
+        ) from None
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd

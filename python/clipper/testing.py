@@ -1,4 +1,5 @@
-"""Public fakes for tests of what is built on Clipper: a container that lives in the test's own process."""
+"""Public fakes for tests of what is built on Clipper: a container that lives in the test's own
+process."""
 
 import socket
 import threading
@@ -18,7 +19,8 @@ _BEAT_S = 0.02
 
 
 def wait_until(condition: Callable[[], Any], what: str = "", patience_s: float = PATIENCE_S) -> Any:
-    """Wait until `condition()` is true and return what it gave. AssertionError after `patience_s`: no test waits for ever."""
+    """Wait until `condition()` is true and return what it gave. AssertionError after `patience_s`:
+    no test waits for ever."""
     give_up = time.monotonic() + patience_s
     while not (found := condition()):
         if time.monotonic() > give_up:
@@ -28,15 +30,27 @@ def wait_until(condition: Callable[[], Any], what: str = "", patience_s: float =
 
 
 class MemoryContainer:
-    """A container without a process: one connection that the test drives frame by frame, or lets run in a thread.
+    """A container without a process: one connection that the test drives frame by frame, or lets
+    run in a thread.
 
-    Threads: one at a time. address, token: of the server. fields: of its HELLO, over the usual ones (docs/wire.md); None
-    leaves one out.
+    Threads: one at a time. address, token: of the server. fields: of its HELLO, over the usual ones
+    (docs/wire.md); None leaves one out.
     """
 
     def __init__(self, address: str, token: str, name: str, **fields: Any) -> None:
-        hello = {"name": name, "version": 1, "replica": 0, "input": "any", "output": "any", "batch_max": 0, "protocol": 2,
-                 "token": token, "pid": 0, "sdk": "memory", **fields}  # fmt: skip
+        hello = {
+            "name": name,
+            "version": 1,
+            "replica": 0,
+            "input": "any",
+            "output": "any",
+            "batch_max": 0,
+            "protocol": 2,
+            "token": token,
+            "pid": 0,
+            "sdk": "memory",
+            **fields,
+        }
         self.hello = {key: value for key, value in hello.items() if value is not None}
         self.socket = connect(address, PATIENCE_S)
         self._thread: threading.Thread | None = None
@@ -68,11 +82,15 @@ class MemoryContainer:
     def _batch(self, header: wire.Header, payload: bytes) -> tuple[int, Any]:
         if header.kind != wire.Kind.PREDICT:
             raise ConnectionError(f"{wire.Kind(header.kind).name} instead of PREDICT")
-        return header.id, wire.row_values(wire.open_rows(header, np.frombuffer(payload, np.uint8).copy()))
+        return header.id, wire.row_values(
+            wire.open_rows(header, np.frombuffer(payload, np.uint8).copy())
+        )
 
     def reply(self, batch: int, outputs: Any) -> None:
         """Answer batch `batch` with one output a row, whatever number of them there is."""
-        header, pieces = wire.encode_rows(wire.Kind.REPLY, to_rows(outputs, len(outputs), "memory"), batch)
+        header, pieces = wire.encode_rows(
+            wire.Kind.REPLY, to_rows(outputs, len(outputs), "memory"), batch
+        )
         self.send(wire.encode_header(header), *pieces)
 
     def fail(self, batch: int, text: str) -> None:
@@ -97,11 +115,14 @@ class MemoryContainer:
     # -- by itself
 
     def serve(self, predict: Callable[[Any], Any]) -> Self:
-        """Say HELLO, then answer every batch with `predict(rows)` in a thread of its own, until close()."""
+        """Say HELLO, then answer every batch with `predict(rows)` in a thread of its own, until
+        close()."""
         kind, why = self.say_hello()
         if kind is not wire.Kind.WELCOME:
             raise ConnectionError(why)
-        self._thread = threading.Thread(target=self._run, args=(predict,), name="memory-container", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(predict,), name="memory-container", daemon=True
+        )
         self._thread.start()
         return self
 
@@ -119,7 +140,8 @@ class MemoryContainer:
             return
 
     def _hears(self) -> bool:
-        """Whether there is more to read, or the end; False when there is nothing in time for a beat."""
+        """Whether there is more to read, or the end; False when there is nothing in time for a
+        beat."""
         self.socket.settimeout(_BEAT_S)
         try:
             self.socket.recv(1, socket.MSG_PEEK)
@@ -141,5 +163,10 @@ class MemoryContainer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()

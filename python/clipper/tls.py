@@ -1,7 +1,8 @@
-"""TLS: contexts made from PEM files, and made anew when the files change. Nothing here opens a socket.
+"""TLS: contexts made from PEM files, and made anew when the files change. Nothing here opens a
+socket.
 
-A listener asks for `context` at each connection, so that what a new certificate changes is new connections; those that are open
-keep theirs. TLS 1.2 is the least.
+A listener asks for `context` at each connection, so that what a new certificate changes is new
+connections; those that are open keep theirs. TLS 1.2 is the least.
 """
 
 import hashlib
@@ -30,8 +31,9 @@ class Pem(NamedTuple):
 class Certificate:
     """A listener's own. Threads: any.
 
-    context: for new connections.  pem: what it was made of.  ends_s: when the certificate does, in seconds since the epoch; 0
-    when that cannot be told.  where: the section and beginning of the settings' names, as `http.tls`.
+    context: for new connections.  pem: what it was made of.  ends_s: when the certificate does, in
+    seconds since the epoch; 0 when that cannot be told.  where: the section and beginning of the
+    settings' names, as `http.tls`.
     """
 
     def __init__(self, files: TlsFiles, where: str = "http.tls") -> None:
@@ -42,8 +44,8 @@ class Certificate:
         self.context, self.pem, self.ends_s = self._made()
 
     def refresh(self) -> bool:
-        """Whether the files have changed and are in order; else what there was stays, and the log says why. It reads files: not
-        on an event loop."""
+        """Whether the files have changed and are in order; else what there was stays, and the log
+        says why. It reads files: not on an event loop."""
         with self._lock:
             stamps = self._stamps()
             if stamps == self._seen:
@@ -68,7 +70,12 @@ class Certificate:
         return found
 
     def _made(self) -> tuple[ssl.SSLContext, Pem, int]:
-        pem = Pem(*(self._read(*each) for each in zip(("cert", "key", "client_ca"), self.files, strict=True)))
+        pem = Pem(
+            *(
+                self._read(*each)
+                for each in zip(("cert", "key", "client_ca"), self.files, strict=True)
+            )
+        )
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
@@ -76,7 +83,10 @@ class Certificate:
         try:
             context.load_cert_chain(self.files.cert, self.files.key, password=self._no_password)
         except (ssl.SSLError, OSError) as error:
-            why = f"{self._where}_cert = {self.files.cert!r} and {self._where}_key = {self.files.key!r} do not go together"
+            why = (
+                f"{self._where}_cert = {self.files.cert!r} and {self._where}_key ="
+                f" {self.files.key!r} do not go together"
+            )
             hint = "Both are PEM files; the key is that of the first certificate."
             raise ConfigError(f"{why}: {_reason(error)}.", hint=hint) from None
         if self.files.client_ca:
@@ -84,8 +94,13 @@ class Certificate:
             try:
                 context.load_verify_locations(cadata=pem.client_ca.decode("ascii", "replace"))
             except (ssl.SSLError, ValueError) as error:
-                why = f"{self._where}_client_ca = {self.files.client_ca!r} holds no certificates: {_reason(error)}."
-                raise ConfigError(why, hint="It is a PEM file of who signs the certificates of clients.") from None
+                why = (
+                    f"{self._where}_client_ca = {self.files.client_ca!r} holds no certificates:"
+                    f" {_reason(error)}."
+                )
+                raise ConfigError(
+                    why, hint="It is a PEM file of who signs the certificates of clients."
+                ) from None
         return context, pem, ends_s(self.files.cert, self.files.key)
 
     def _read(self, key: str, path: str) -> bytes:
@@ -94,11 +109,17 @@ class Certificate:
         try:
             return Path(path).read_bytes()
         except OSError as error:
-            raise ConfigError(f"{self._where}_{key} = {path!r} cannot be read: {error.strerror}.") from None
+            raise ConfigError(
+                f"{self._where}_{key} = {path!r} cannot be read: {error.strerror}."
+            ) from None
 
     def _no_password(self) -> str:
         hint = f"Write it without: openssl pkey -in {self.files.key} -out plain.key"
-        raise ConfigError(f"{self._where}_key = {self.files.key!r} is encrypted, and nobody is asked for a password.", hint=hint)
+        raise ConfigError(
+            f"{self._where}_key = {self.files.key!r} is encrypted, and nobody is asked for a"
+            " password.",
+            hint=hint,
+        )
 
 
 def _reason(error: Exception) -> str:
@@ -106,8 +127,9 @@ def _reason(error: Exception) -> str:
 
 
 def ends_s(cert: str, key: str) -> int:
-    """When the first certificate of a file ends, in seconds since the epoch; 0 when it has ended, or cannot be told. Found by a
-    handshake with oneself: nothing public of `ssl` reads a certificate that nobody has verified."""
+    """When the first certificate of a file ends, in seconds since the epoch; 0 when it has ended,
+    or cannot be told. Found by a handshake with oneself: nothing public of `ssl` reads a
+    certificate that nobody has verified."""
     ours, theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     theirs.check_hostname = False
     theirs.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -138,14 +160,18 @@ def fingerprint_of(pem: str) -> str:
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(first_of(pem))).hexdigest()
 
 
-def client_context(ca: str = "", cert: str = "", key: str = "", *, pinned: bool = False) -> ssl.SSLContext:
-    """For who connects. ca: a PEM file of who signs servers' certificates; empty: whom this host trusts. cert, key: one's own,
-    where servers ask for it. pinned: the caller compares fingerprints; neither name nor signer is looked at. ConfigError for a
-    file that is none."""
+def client_context(
+    ca: str = "", cert: str = "", key: str = "", *, pinned: bool = False
+) -> ssl.SSLContext:
+    """For who connects. ca: a PEM file of who signs servers' certificates; empty: whom this host
+    trusts. cert, key: one's own, where servers ask for it. pinned: the caller compares
+    fingerprints; neither name nor signer is looked at. ConfigError for a file that is none."""
     try:
         context = ssl.create_default_context(cafile=ca or None)
     except (ssl.SSLError, OSError) as error:
-        raise ConfigError(f"ca={ca!r} holds no certificates: {_reason(error)}.", hint="It is a PEM file.") from None
+        raise ConfigError(
+            f"ca={ca!r} holds no certificates: {_reason(error)}.", hint="It is a PEM file."
+        ) from None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if pinned:
         context.check_hostname = False
@@ -154,5 +180,7 @@ def client_context(ca: str = "", cert: str = "", key: str = "", *, pinned: bool 
         try:
             context.load_cert_chain(cert, key or None)
         except (ssl.SSLError, OSError) as error:
-            raise ConfigError(f"cert={cert!r} and key={key!r} do not go together: {_reason(error)}.") from None
+            raise ConfigError(
+                f"cert={cert!r} and key={key!r} do not go together: {_reason(error)}."
+            ) from None
     return context

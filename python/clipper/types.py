@@ -1,6 +1,8 @@
-"""The values that travel between modules: frozen, without behaviour beyond reading and writing their own notation.
+"""The values that travel between modules: frozen, without behaviour beyond reading and writing
+their own notation.
 
-What they refuse they refuse with ValueError; the module that takes a value from a person turns it into its own error.
+What they refuse they refuse with ValueError; the module that takes a value from a person turns it
+into its own error.
 """
 
 import math
@@ -20,7 +22,8 @@ _NAME = re.compile(NAME_GRAMMAR)
 
 
 def check_name(name: str, noun: str = "name") -> str:
-    """`name`, if it may name a model or an application; else ValueError. Names end up in labels and URLs."""
+    """`name`, if it may name a model or an application; else ValueError. Names end up in labels and
+    URLs."""
     if not isinstance(name, str):
         raise ValueError(f"{noun} name must be a str, not {type(name).__name__}.")
     if _NAME.fullmatch(name):
@@ -38,17 +41,22 @@ def check_name(name: str, noun: str = "name") -> str:
     raise ValueError(f"bad {noun} name {shown}: {why}. {rule}")
 
 
-OWN_CLASS = r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)(?:\((.*)\))?"  # `package.module:Class(...)`: the user's own
+OWN_CLASS = (  # `package.module:Class(...)`: the user's own
+    r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)(?:\((.*)\))?"
+)
 
 
 def check_policy(text: str) -> str:
-    """`text`, if it has the form of a policy: a name, or `module:Class`, and perhaps settings in parentheses; else ValueError."""
+    """`text`, if it has the form of a policy: a name, or `module:Class`, and perhaps settings in
+    parentheses; else ValueError."""
     if isinstance(text, str) and re.fullmatch(OWN_CLASS, text.strip(), re.S):
         return text
     name, open, rest = text.partition("(") if isinstance(text, str) else (text, "", "")
     check_name(name.strip() if isinstance(name, str) else name, "policy")
     if open and not rest.rstrip().endswith(")"):
-        raise ValueError(f"bad policy {text[:100]!r}: the parenthesis is not closed. Write exp3(eta=0.05).")
+        raise ValueError(
+            f"bad policy {text[:100]!r}: the parenthesis is not closed. Write exp3(eta=0.05)."
+        )
     return text
 
 
@@ -66,13 +74,19 @@ class VersionedModel(msgspec.Struct, frozen=True, order=True):
         if isinstance(text, VersionedModel):
             return text
         if not isinstance(text, str):
-            raise ValueError(f"a model is named by a str such as 'svm' or 'svm:3', not by a {type(text).__name__}.")
+            raise ValueError(
+                "a model is named by a str such as 'svm' or 'svm:3', not by a"
+                f" {type(text).__name__}."
+            )
         name, colon, version = text.partition(":")
         check_name(name, "model")
         if not colon:
             return cls(name)
         if not re.fullmatch("[0-9]{1,10}", version) or not 1 <= int(version) <= VERSION_MAX:
-            raise ValueError(f"bad version in {text[:200]!r}: a version is a whole number from 1, as in '{name}:3'.")
+            raise ValueError(
+                f"bad version in {text[:200]!r}: a version is a whole number from 1, as in"
+                f" '{name}:3'."
+            )
         return cls(name, int(version))
 
     def __str__(self) -> str:
@@ -82,27 +96,52 @@ class VersionedModel(msgspec.Struct, frozen=True, order=True):
 # -- input types
 
 DType = Literal[
-    "any", "bool", "u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64", "f16", "f32", "f64", "str", "bytes"
+    "any",
+    "bool",
+    "u8",
+    "i8",
+    "u16",
+    "i16",
+    "u32",
+    "i32",
+    "u64",
+    "i64",
+    "f16",
+    "f32",
+    "f64",
+    "str",
+    "bytes",
 ]
 DTYPES: tuple[str, ...] = get_args(DType)
 RANK_MAX = 4
 DIM_MAX = 2**32 - 1
 
 _OTHER_NAMES = {
-    "string": "str", "strings": "str", "object": "any", "float": "f64", "double": "f64", "int": "i64",
-    "half": "f16", "ints": "i32[*]", "floats": "f32[*]", "doubles": "f64[*]",
-    **{f"float{n}": f"f{n}" for n in (16, 32, 64)}, **{f"fp{n}": f"f{n}" for n in (16, 32, 64)},
-    **{f"int{n}": f"i{n}" for n in (8, 16, 32, 64)}, **{f"uint{n}": f"u{n}" for n in (8, 16, 32, 64)},
-}  # fmt: skip
+    "string": "str",
+    "strings": "str",
+    "object": "any",
+    "float": "f64",
+    "double": "f64",
+    "int": "i64",
+    "half": "f16",
+    "ints": "i32[*]",
+    "floats": "f32[*]",
+    "doubles": "f64[*]",
+    **{f"float{n}": f"f{n}" for n in (16, 32, 64)},
+    **{f"fp{n}": f"f{n}" for n in (16, 32, 64)},
+    **{f"int{n}": f"i{n}" for n in (8, 16, 32, 64)},
+    **{f"uint{n}": f"u{n}" for n in (8, 16, 32, 64)},
+}
 _TYPE = re.compile(r"([a-z]+[0-9]*)(?:\[([^\[\]]*)\])?")
 
 
 class InputType(msgspec.Struct, frozen=True):
-    """The type of one input row. Notation: `f64[64]`, `f32[28,28]`, `i32[*]` (any length), `f64` (a scalar), `str`,
-    `bytes`, `any`.
+    """The type of one input row. Notation: `f64[64]`, `f32[28,28]`, `i32[*]` (any length), `f64` (a
+    scalar), `str`, `bytes`, `any`.
 
-    shape: dimensions of a row, () for a scalar and for variable rows.  variable: rows have lengths of their own; so
-    have `str` and `bytes` always. The design document's seven types: i32[n], f64[n], u8[n], i32[*], f64[*], u8[*], str.
+    shape: dimensions of a row, () for a scalar and for variable rows.  variable: rows have lengths
+    of their own; so have `str` and `bytes` always. The design document's seven types: i32[n],
+    f64[n], u8[n], i32[*], f64[*], u8[*], str.
     """
 
     dtype: DType
@@ -111,11 +150,14 @@ class InputType(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: "str | InputType") -> "InputType":
-        """The type that `text` denotes; numpy's names (`float64[64]`) are understood too. ValueError otherwise."""
+        """The type that `text` denotes; numpy's names (`float64[64]`) are understood too.
+        ValueError otherwise."""
         if isinstance(text, InputType):
             return text
         if not isinstance(text, str):
-            raise ValueError(f"an input type is a str such as 'f64[64]', not a {type(text).__name__}.")
+            raise ValueError(
+                f"an input type is a str such as 'f64[64]', not a {type(text).__name__}."
+            )
         compact = "".join(text.split()).lower()
         found = _TYPE.fullmatch(_OTHER_NAMES.get(compact, compact))
         dtype, dims = (_OTHER_NAMES.get(found[1], found[1]), found[2]) if found else ("", None)
@@ -131,19 +173,26 @@ class InputType(msgspec.Struct, frozen=True):
 
     @classmethod
     def infer(cls, value: object) -> "InputType":
-        """The type of one input: a numpy array or scalar, a (nested) list of numbers, a number, str or bytes-like."""
+        """The type of one input: a numpy array or scalar, a (nested) list of numbers, a number, str
+        or bytes-like."""
         if isinstance(value, str):
             return cls("str", (), True)
         if isinstance(value, bytes | bytearray | memoryview):
             return cls("bytes", (), True)
         array = _as_array(value)
-        dtype = "bool" if array.dtype == np.bool_ else f"{array.dtype.kind}{array.dtype.itemsize * 8}"
+        dtype = (
+            "bool" if array.dtype == np.bool_ else f"{array.dtype.kind}{array.dtype.itemsize * 8}"
+        )
         if dtype not in DTYPES:
             raise ValueError(f"no input type for numpy's {array.dtype}. {_TYPE_HELP}")
         if array.ndim > RANK_MAX:
-            raise ValueError(f"an input of {array.ndim} dimensions: at most {RANK_MAX} are possible. Reshape it.")
+            raise ValueError(
+                f"an input of {array.ndim} dimensions: at most {RANK_MAX} are possible. Reshape it."
+            )
         if 0 in array.shape:
-            raise ValueError(f"no input type for an empty array of shape {array.shape}; name it, as in 'f64[*]'.")
+            raise ValueError(
+                f"no input type for an empty array of shape {array.shape}; name it, as in 'f64[*]'."
+            )
         return cls(dtype, array.shape)  # type: ignore[arg-type]
 
     def agrees_with(self, other: "InputType") -> bool:
@@ -159,17 +208,22 @@ class InputType(msgspec.Struct, frozen=True):
 
 
 _TYPE_HELP = (
-    "Write an element type and the shape of one row: 'f64[64]', 'f32[28,28]', 'i32[*]' (any length), 'f64' (a scalar), "
-    f"'str' or 'bytes'. Element types: {', '.join(DTYPES)}."
+    "Write an element type and the shape of one row: 'f64[64]', 'f32[28,28]', 'i32[*]' (any"
+    f" length), 'f64' (a scalar), 'str' or 'bytes'. Element types: {', '.join(DTYPES)}."
 )
 
 
 def _parse_shape(text: str, dims: str) -> tuple[int, ...]:
     parts = dims.split(",")
     if not all(re.fullmatch("[0-9]{1,10}", part) and 1 <= int(part) <= DIM_MAX for part in parts):
-        raise ValueError(f"bad input type {text[:64]!r}: dimensions are whole numbers from 1, or a single '*'.")
+        raise ValueError(
+            f"bad input type {text[:64]!r}: dimensions are whole numbers from 1, or a single '*'."
+        )
     if len(parts) > RANK_MAX:
-        raise ValueError(f"bad input type {text[:64]!r}: {len(parts)} dimensions, at most {RANK_MAX} are possible.")
+        raise ValueError(
+            f"bad input type {text[:64]!r}: {len(parts)} dimensions, at most {RANK_MAX} are"
+            " possible."
+        )
     return tuple(map(int, parts))
 
 
@@ -192,10 +246,10 @@ Qualifiers = dict[str, Qualifier]  # by name; docs/speculation.md
 class PredictionRequest(msgspec.Struct, frozen=True, eq=False):
     """One query: an input for an application, or for candidate models named here.
 
-    input: one row, not a batch.  candidate_models: `svm`, `svm:3`; used instead of the application's links.
-    user: whose selection state applies.  slo_ms: overrides the application's.  salt: another salt, another cache entry.
-    context: f64[d], d up to 32, for contextual policies.  id: the caller's own name for it; it comes back as
-    `Answer.request_id`.
+    input: one row, not a batch.  candidate_models: `svm`, `svm:3`; used instead of the
+    application's links. user: whose selection state applies.  slo_ms: overrides the application's.
+    salt: another salt, another cache entry. context: f64[d], d up to 32, for contextual policies.
+    id: the caller's own name for it; it comes back as `Answer.request_id`.
     """
 
     input: Any
@@ -211,13 +265,15 @@ class PredictionRequest(msgspec.Struct, frozen=True, eq=False):
 class Answer(msgspec.Struct, frozen=True, eq=False):
     """What one query came to.
 
-    output: the combined output, or the application's default.  confidence: 0 to 1; of a policy that learns, calibrated.
-    agreement: how far the models agree, 0 to 1.  is_default: nobody was heard in time, or not surely enough; `reason` says why.
-    models: whose predictions were used.  missing: asked, but not heard; those that were not needed any more are not missing.
-    decided_by: the step of the application's decider that decided, as `majority` or `floor(fast)`; empty when nobody was heard.
-    set: labels, the answer first, or (low, high), that hold the truth as often as the application's `coverage` says.
-    id: for feedback.  request_id: what the caller gave as `id`.  qualifiers: what models said beside their outputs, of those
-    that were heard before the answer and said any.
+    output: the combined output, or the application's default.  confidence: 0 to 1; of a policy that
+    learns, calibrated. agreement: how far the models agree, 0 to 1.  is_default: nobody was heard
+    in time, or not surely enough; `reason` says why. models: whose predictions were used.  missing:
+    asked, but not heard; those that were not needed any more are not missing. decided_by: the step
+    of the application's decider that decided, as `majority` or `floor(fast)`; empty when nobody was
+    heard. set: labels, the answer first, or (low, high), that hold the truth as often as the
+    application's `coverage` says. id: for feedback.  request_id: what the caller gave as `id`.
+    qualifiers: what models said beside their outputs, of those that were heard before the answer
+    and said any.
     """
 
     output: Any
@@ -236,7 +292,10 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
 
     def __repr__(self) -> str:
         output = repr(self.output)
-        parts = [output if len(output) <= 60 else output[:57] + "...", f"confidence={self.confidence:.3g}"]
+        parts = [
+            output if len(output) <= 60 else output[:57] + "...",
+            f"confidence={self.confidence:.3g}",
+        ]
         if self.is_default:
             parts.append(f"default: {self.reason}" if self.reason else "default")
         if self.models:
@@ -250,9 +309,10 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
 class Answers(msgspec.Struct, frozen=True, eq=False):
     """What an array of n queries came to, row by row.
 
-    outputs: ndarray of shape (n, ...) when they are numbers of one shape and the default fits among them, else a list.
-    confidence: f64 (n,).  is_default: bool (n,); `reasons` counts why.  statuses: u8 (n,) for every model asked: how its
-    rows ended (clipper_core.status.Status; 1 is OK).  latency_us: u32 (n,), 0 for rows that the cache had.
+    outputs: ndarray of shape (n, ...) when they are numbers of one shape and the default fits among
+    them, else a list. confidence: f64 (n,).  is_default: bool (n,); `reasons` counts why.
+    statuses: u8 (n,) for every model asked: how its rows ended (clipper_core.status.Status; 1 is
+    OK).  latency_us: u32 (n,), 0 for rows that the cache had.
     """
 
     outputs: Any
@@ -274,13 +334,18 @@ class Answers(msgspec.Struct, frozen=True, eq=False):
     @property
     def missing(self) -> dict[VersionedModel, int]:
         """How many rows each model was not heard of in time."""
-        return {model: int(np.count_nonzero(statuses != 1)) for model, statuses in self.statuses.items()}
+        return {
+            model: int(np.count_nonzero(statuses != 1)) for model, statuses in self.statuses.items()
+        }
 
     def __repr__(self) -> str:
         defaults = int(np.count_nonzero(self.is_default))
         parts = [f"{len(self)} rows", "from " + ",".join(map(str, self.statuses))]
         if defaults:
-            parts.append(f"{defaults} defaults: " + "; ".join(f"{n} x {why}" for why, n in self.reasons.items()))
+            parts.append(
+                f"{defaults} defaults: "
+                + "; ".join(f"{n} x {why}" for why, n in self.reasons.items())
+            )
         return f"Answers({', '.join(parts)})"
 
 
@@ -292,31 +357,68 @@ class Batching(msgspec.Struct, frozen=True):
 
     mode: Annotated[
         Literal["aimd", "fit", "quantile", "static"],
-        Meta(description="how the batch size is found: additive increase, latency fit, quantile regression, or fixed"),
+        Meta(
+            description=(
+                "how the batch size is found: additive increase, latency fit, quantile regression,"
+                " or fixed"
+            )
+        ),
     ] = "aimd"
     size_max: Annotated[
-        int, Meta(ge=1, le=65536, extra={"unit": "rows"}, description="never more rows than this in one batch")
+        int,
+        Meta(
+            ge=1,
+            le=65536,
+            extra={"unit": "rows"},
+            description="never more rows than this in one batch",
+        ),
     ] = 512
     step: Annotated[
-        int, Meta(ge=1, le=1024, extra={"unit": "rows"}, description="aimd: rows added after each full batch in time")
+        int,
+        Meta(
+            ge=1,
+            le=1024,
+            extra={"unit": "rows"},
+            description="aimd: rows added after each full batch in time",
+        ),
     ] = 2
     backoff: Annotated[
-        float, Meta(ge=0.1, le=0.99, extra={"unit": "factor"}, description="aimd: the size's factor after a late batch")
+        float,
+        Meta(
+            ge=0.1,
+            le=0.99,
+            extra={"unit": "factor"},
+            description="aimd: the size's factor after a late batch",
+        ),
     ] = 0.9
     delay_us: Annotated[
-        int, Meta(ge=0, le=2000, extra={"unit": "us"}, description="how long a batch that is not full waits for more")
+        int,
+        Meta(
+            ge=0,
+            le=2000,
+            extra={"unit": "us"},
+            description="how long a batch that is not full waits for more",
+        ),
     ] = 0
     budget_share: Annotated[
-        float, Meta(ge=0.05, le=1.0, extra={"unit": "share"}, description="share of the SLO that one batch may take")
+        float,
+        Meta(
+            ge=0.05,
+            le=1.0,
+            extra={"unit": "share"},
+            description="share of the SLO that one batch may take",
+        ),
     ] = 0.5
     pad: Annotated[bool, Meta(description="static: fill every batch up to size_max")] = False
 
 
 class Similar(msgspec.Struct, frozen=True):
-    """Near float inputs share predictions: rows that fall into the same cells of `width` of random `projections`.
+    """Near float inputs share predictions: rows that fall into the same cells of `width` of random
+    `projections`.
 
-    Two rows r apart (Euclidean distance) share with probability about (1 - 0.8 r / width) ** projections. check_share of the
-    hits of single queries are evaluated too, after the answer; outputs further apart than `tolerance` count as disagreed.
+    Two rows r apart (Euclidean distance) share with probability about (1 - 0.8 r / width) **
+    projections. check_share of the hits of single queries are evaluated too, after the answer;
+    outputs further apart than `tolerance` count as disagreed.
     """
 
     width: Annotated[float, Meta(gt=0)]
@@ -326,22 +428,24 @@ class Similar(msgspec.Struct, frozen=True):
 
 
 class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/1"):
-    """A model version: fixed once registered, but for `replicas`, `replicas_max` and `retired_us`, which the catalog keeps apart.
+    """A model version: fixed once registered, but for `replicas`, `replicas_max` and `retired_us`,
+    which the catalog keeps apart.
 
-    replicas: how many run; with replicas_max, at least so many, and up to that as the load asks for. 0: never more.
-    target: what the container runs, `module:function` or the file it is packed in.  sha256: of that file.
-    similar: near inputs share predictions; None: only equal ones.
-    finite: inputs with NaN or infinities are refused.  row_by_row: the model takes one input at a time.  code: folders
-    its container needs on sys.path.
-    requirements: lines for pip: its containers run in an environment of its own, with these; none: in the server's.
-    python: of that environment, "3.11" or the path of an interpreter; empty: the server's.
-    deployer: "process" (or empty), "docker" or "podman"; for the last two: memory_mib, cpus (0: no limit) and gpus ("all", a
-    number, or ids as "0,2") of each container.
-    tables: of parameters that it uses, by name: {"factors": {"dim": 8}}; what else is said of one is docs/params.md's.
-    reads: rows that a prediction is made of: columns of the input by table, or `module:function`; tolerance: how far these may
-    move, as a share of their norm, until a cached one is forgotten.
-    warmup: what its containers run before they are ready: "" for made-up rows of its input's type, "off", or rows as JSON.
-    created_us, retired_us: microseconds since 1970 by the wall clock; retired_us 0 while it serves.
+    replicas: how many run; with replicas_max, at least so many, and up to that as the load asks
+    for. 0: never more. target: what the container runs, `module:function` or the file it is packed
+    in.  sha256: of that file. similar: near inputs share predictions; None: only equal ones.
+    finite: inputs with NaN or infinities are refused.  row_by_row: the model takes one input at a
+    time.  code: folders its container needs on sys.path. requirements: lines for pip: its
+    containers run in an environment of its own, with these; none: in the server's. python: of that
+    environment, "3.11" or the path of an interpreter; empty: the server's. deployer: "process" (or
+    empty), "docker" or "podman"; for the last two: memory_mib, cpus (0: no limit) and gpus ("all",
+    a number, or ids as "0,2") of each container. tables: of parameters that it uses, by name:
+    {"factors": {"dim": 8}}; what else is said of one is docs/params.md's. reads: rows that a
+    prediction is made of: columns of the input by table, or `module:function`; tolerance: how far
+    these may move, as a share of their norm, until a cached one is forgotten. warmup: what its
+    containers run before they are ready: "" for made-up rows of its input's type, "off", or rows as
+    JSON. created_us, retired_us: microseconds since 1970 by the wall clock; retired_us 0 while it
+    serves.
     """
 
     name: str
@@ -378,14 +482,16 @@ class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/
 
 
 class Application(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.application/1"):
-    """A named question: its input type, the models asked, the time they have, and the answer when nobody is heard.
+    """A named question: its input type, the models asked, the time they have, and the answer when
+    nobody is heard.
 
-    models: a link without a version follows the latest.  default: a number, str, bytes, (nested) list, or None.
-    confidence_min: a less sure answer is replaced by the default.  roles: of models that are no primaries, and decoys.
-    missing: "mean": a number that is missing at the deadline is its model's mean; "skip": it is left out.
-    decider: when to answer, as `majority within 12 ms, else first`.
-    coverage: share of answers whose `set` holds the truth; None: no sets.
-    context_table: of parameters, whose row of the user is the context of a query that brings none; empty: there is none.
+    models: a link without a version follows the latest.  default: a number, str, bytes, (nested)
+    list, or None. confidence_min: a less sure answer is replaced by the default.  roles: of models
+    that are no primaries, and decoys. missing: "mean": a number that is missing at the deadline is
+    its model's mean; "skip": it is left out. decider: when to answer, as `majority within 12 ms,
+    else first`. coverage: share of answers whose `set` holds the truth; None: no sets.
+    context_table: of parameters, whose row of the user is the context of a query that brings none;
+    empty: there is none.
     """
 
     name: str

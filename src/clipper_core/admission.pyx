@@ -1,12 +1,14 @@
 """Admission: the door of a lane. Why it never shuts for good: see docs/design.md, "Admission".
 
-The forecast is a line, as the batcher's is: the batch that the next row joins begins at some moment, and takes its own time plus
-some for each row. So the loop can write it down once and each submitter evaluates it for the position it is about to claim, rows
-that came since included. Every number in it is the loop's best guess of a moment ago; `Margin` makes up for what the guesses have
+The forecast is a line, as the batcher's is: the batch that the next row joins begins at some
+moment, and takes its own time plus some for each row. So the loop can write it down once and each
+submitter evaluates it for the position it is about to claim, rows that came since included. Every
+number in it is the loop's best guess of a moment ago; `Margin` makes up for what the guesses have
 in common, and the check at dequeue (early drop) for the rest.
 
-Three things open the door again. A forecast is a moment in time, and passes; each batch that comes back makes a new one; and when
-the replica is idle for as long as one row takes (1 to 100 ms), one goes through to see.
+Three things open the door again. A forecast is a moment in time, and passes; each batch that comes
+back makes a new one; and when the replica is idle for as long as one row takes (1 to 100 ms), one
+goes through to see.
 """
 cimport cython
 from libc.math cimport exp
@@ -24,7 +26,8 @@ cdef inline u32 _u32(double x) noexcept nogil:
     return <u32> (MOST if x > MOST else x if x > 0 else 0)
 
 
-cdef void gate_publish(Gate* g, const Forecast* f, double margin, u64 seen, u64 now_us) noexcept nogil:
+cdef void gate_publish(Gate* g, const Forecast* f, double margin, u64 seen,
+                       u64 now_us) noexcept nogil:
     g.begin_us.store(now_us + <u64> (margin * f.begin_us), relaxed)
     g.base.store(seen - f.ahead, relaxed)
     g.probe_us.store(f.probe_us, relaxed)
@@ -72,10 +75,12 @@ cdef void margin_learn(Margin* m, double actual_us, double forecast_us, u64 now_
 
 @cython.final
 cdef class Door:
-    """Threads: one at a time. The gate of one lane and its margin, for tests and simulations. Times in microseconds on one clock.
+    """Threads: one at a time. The gate of one lane and its margin, for tests and simulations. Times
+    in microseconds on one clock.
 
-    `publish` says: the batch that the next row joins begins `begin_us` from now, holds `ahead` rows already, takes `own_us` and
-    `row_us` for each row from its first on, `full_us` at most, and is full at `size` rows. Positions count rows since ever.
+    `publish` says: the batch that the next row joins begins `begin_us` from now, holds `ahead` rows
+    already, takes `own_us` and `row_us` for each row from its first on, `full_us` at most, and is
+    full at `size` rows. Positions count rows since ever.
     """
     cdef Gate gate
     cdef Margin state
@@ -83,7 +88,8 @@ cdef class Door:
     def __cinit__(self):
         margin_init(&self.state)
 
-    def publish(self, u64 now_us, u64 seen, *, double begin_us, double own_us, double row_us, double full_us,
+    def publish(self, u64 now_us, u64 seen, *, double begin_us, double own_us, double row_us,
+                double full_us,
                 unsigned int size, u64 ahead=0, u64 probe_us=0xFFFFFFFFFFFFFFFF):
         """Write a forecast down, with the margin; `seen` positions were counted in it."""
         cdef Forecast f

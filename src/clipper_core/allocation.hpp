@@ -1,4 +1,5 @@
-// Memory on paths that a peer can make grow: asked for without exceptions, so that the caller can answer "no memory".
+// Memory on paths that a peer can make grow: asked for without exceptions, so that the caller can
+// answer "no memory".
 #pragma once
 
 #include <cstddef>
@@ -26,7 +27,8 @@ template <class T> bool try_push(std::deque<T>& items, const T& one) noexcept {
     }
 }
 
-// Makes room for `n` items, so that push_back up to there cannot fail. False: there is no memory, and nothing has changed.
+// Makes room for `n` items, so that push_back up to there cannot fail. False: there is no memory,
+// and nothing has changed.
 template <class T> bool make_room(std::vector<T>& items, std::size_t n) noexcept {
     if (items.capacity() >= n) return true;
     try {

@@ -1,8 +1,11 @@
-# The models of a query that are asked later, or only when its decider says so; and times at which it is to be looked at again.
+# The models of a query that are asked later, or only when its decider says so; and times at which
+# it is to be looked at again.
 #
-# Whoever finds that a hearing needs either calls the home's loop, which looks at those called once a step.
+# Whoever finds that a hearing needs either calls the home's loop, which looks at those called once
+# a step.
 #
-# Threads: asking_step and asking_close: the home's loop; ask_set: the submitter, before anybody else has the hearing.
+# Threads: asking_step and asking_close: the home's loop; ask_set: the submitter, before anybody
+# else has the hearing.
 from clipper_core.admission cimport Gate
 from clipper_core.delivery cimport DeliveryState
 from clipper_core.hearing cimport Hearing
@@ -26,4 +29,5 @@ cdef bint asking_look(Lanes* lanes, u64 now_us) noexcept nogil
 cdef inline bint asking_step(Lanes* lanes, u64 now_us) noexcept nogil:     # True: some were called
     return lanes.delivery.calls.load(relaxed) != 0 and asking_look(lanes, now_us)
 
-cdef void asking_close(Lanes* lanes) noexcept nogil     # the loop is gone: no model is asked, no time comes any more
+cdef void asking_close(Lanes* lanes) noexcept nogil     # the loop is gone: no model is asked, no
+                                                        # time comes any more

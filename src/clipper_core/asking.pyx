@@ -1,14 +1,18 @@
 """The home's loop looks at hearings: it asks models and sets times.
 
-Why here alone. A wheel has one writer, its loop; and to publish a row may mean to run a turn of the loop of a peer, which is not
-done under the lock of a hearing. So whoever decides that a model is to be asked, or a time to be waited for, puts the hearing on
-the home's list and wakes its loop; an arrival that came by the home's loop itself is looked at in the same step.
+Why here alone. A wheel has one writer, its loop; and to publish a row may mean to run a turn of the
+loop of a peer, which is not done under the lock of a hearing. So whoever decides that a model is to
+be asked, or a time to be waited for, puts the hearing on the home's list and wakes its loop; an
+arrival that came by the home's loop itself is looked at in the same step.
 
-A row that may be asked later is copied once, at submit, beside the hearing. It goes into the lane of the time that it will have,
-as far as that is known at submit: lanes are made there. Its deadline is the query's.
+A row that may be asked later is copied once, at submit, beside the hearing. It goes into the lane
+of the time that it will have, as far as that is known at submit: lanes are made there. Its deadline
+is the query's.
 """
-from clipper_core.decider cimport ANSWER, ASK, NEVER_US, OUTSTANDING, UNASKED, RulingData, decider_may_extra
-from clipper_core.hearing cimport (NO_TICKET, hearing_close, hearing_decide, hearing_let_go, hearing_lock, hearing_refused, hearing_rule,
+from clipper_core.decider cimport (ANSWER, ASK, NEVER_US, OUTSTANDING, UNASKED, RulingData,
+                                   decider_may_extra)
+from clipper_core.hearing cimport (NO_TICKET, hearing_close, hearing_decide, hearing_let_go,
+                                   hearing_lock, hearing_refused, hearing_rule,
                                    hearing_submits, hearing_unlock, hearings_called, timers_add, timers_take)
 from clipper_core.histogram cimport count
 from clipper_core.lane cimport lanes_set_timer, taker_enters, taker_leaves
@@ -18,7 +22,8 @@ from clipper_core.status cimport CLOSED, OK, Status
 
 
 cdef Status _queue(Ask* ask, Hearing* h, u32 i, u64 now_us) noexcept nogil:
-    return lane_offer(ask.lanes, ask.lane, ask.gate, ask.row, ask.nbytes, &ask.key if ask.keyed else NULL, ask.salt,
+    return lane_offer(ask.lanes, ask.lane, ask.gate, ask.row, ask.nbytes,
+                      &ask.key if ask.keyed else NULL, ask.salt,
                       h.received_us + h.slo_us, now_us, h.block, h.first + i)
 
 
@@ -74,7 +79,8 @@ cdef void _set_timer(Lanes* lanes, Hearing* h, u64 until_us) noexcept nogil:
     if lanes_set_timer(lanes, h.received_us + until_us, ticket):
         h.timer_us = until_us
     else:
-        hearing_let_go(timers_take(lanes.timers, ticket))    # as full as can be: what arrives still decides
+        # as full as can be: what arrives still decides
+        hearing_let_go(timers_take(lanes.timers, ticket))
 
 
 cdef void _look(Lanes* lanes, Hearing* h, u64 now_us) noexcept nogil:

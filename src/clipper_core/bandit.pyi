@@ -18,10 +18,17 @@ class RuleKind(IntEnum):
     STACKING = 9
 
 class Rule:
-    """Threads: any. One rule with its parameters; rows f64[k, columns] go in, new rows come out, nothing is changed in place."""
+    """Threads: any. One rule with its parameters; rows f64[k, columns] go in, new rows come out,
+    nothing is changed in place."""
 
     def __init__(
-        self, kind: int, *, eta: float = 0.0, share: float = 0.0, floor: float = 0.0, discount: float = 1.0
+        self,
+        kind: int,
+        *,
+        eta: float = 0.0,
+        share: float = 0.0,
+        floor: float = 0.0,
+        discount: float = 1.0,
     ) -> None: ...
     @property
     def columns(self) -> int: ...
@@ -29,9 +36,27 @@ class Rule:
     def probabilities(self, rows: _Rows, seen: float) -> _Rows: ...
     def weights(self, rows: _Rows, classes: float = 2.0) -> _Rows: ...
     def learn(
-        self, rows: _Rows, seen: float, losses: ArrayLike, chosen: int = -1, p: float = 1.0, weight: float = 1.0
+        self,
+        rows: _Rows,
+        seen: float,
+        losses: ArrayLike,
+        chosen: int = -1,
+        p: float = 1.0,
+        weight: float = 1.0,
     ) -> _Rows: ...
     def learn_many(
-        self, rows: _Rows, seen: float, losses: ArrayLike, chosen: ArrayLike | None = None, p: ArrayLike | None = None
+        self,
+        rows: _Rows,
+        seen: float,
+        losses: ArrayLike,
+        chosen: ArrayLike | None = None,
+        p: ArrayLike | None = None,
     ) -> _Rows: ...
-    def stack(self, rows: _Rows, votes: ArrayLike, label: ArrayLike, classes: float = 2.0, weight: float = 1.0) -> _Rows: ...
+    def stack(
+        self,
+        rows: _Rows,
+        votes: ArrayLike,
+        label: ArrayLike,
+        classes: float = 2.0,
+        weight: float = 1.0,
+    ) -> _Rows: ...

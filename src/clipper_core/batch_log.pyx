@@ -12,7 +12,8 @@ cdef bint batch_log_open(Lanes* lanes, u64 words) noexcept nogil:
     return lanes.log != NULL
 
 
-cdef void batch_log_put(Lanes* lanes, const Span* spans, u32 span_count, u32 rows, u32 replica, u64 sent_us, u64 begun_us,
+cdef void batch_log_put(Lanes* lanes, const Span* spans, u32 span_count, u32 rows, u32 replica,
+                        u64 sent_us, u64 begun_us,
                         u64 now_us) noexcept nogil:
     cdef u64 ids[LOGGED_TASKS_MAX]
     cdef u64 n = 0

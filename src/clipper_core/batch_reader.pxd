@@ -1,4 +1,5 @@
-# The reader of batch_log.pxd's queue: it remembers the last words, and finds the batches of given tasks among them.
+# The reader of batch_log.pxd's queue: it remembers the last words, and finds the batches of given
+# tasks among them.
 from clipper_core.engine cimport Engine
 from clipper_core.machine cimport u64
 from clipper_core.task cimport Lanes

@@ -10,9 +10,11 @@ from clipper_core.status cimport BAD_INPUT, NO_MEMORY, raise_for
 
 @cython.final
 cdef class BatchLog:
-    """Threads: one at a time. The batches of an engine from now on; `keep` words of them are remembered, as many wait to be read.
+    """Threads: one at a time. The batches of an engine from now on; `keep` words of them are
+    remembered, as many wait to be read.
 
-    Each engine has one at most. Raises BAD_INPUT for a second one, or a `keep` that is no power of two from 64 to 2^26.
+    Each engine has one at most. Raises BAD_INPUT for a second one, or a `keep` that is no power of
+    two from 64 to 2^26.
     """
 
     def __cinit__(self, Engine engine not None, u64 keep=1 << 18):
@@ -39,16 +41,19 @@ cdef class BatchLog:
         cdef u64 mask = self.kept_size - 1
         cdef u64 word = 0
         while self.lanes.log.pop(&word):
-            if self.kept_tail - self.kept_head == self.kept_size:       # the oldest record gives way as a whole
+            # the oldest record gives way as a whole
+            if self.kept_tail - self.kept_head == self.kept_size:
                 self.kept_head += self.kept[self.kept_head & mask] + 1
             self.kept[self.kept_tail & mask] = word
             self.kept_tail += 1
 
     def find(self, ids):
-        """Which batches the tasks with these ids (of a Future: `id`, and one more for each further task) went in.
+        """Which batches the tasks with these ids (of a Future: `id`, and one more for each further
+        task) went in.
 
-        -> {id: (replica, rows, sent_us, begun_us, ended_us)}, times by the monotonic clock; begun: when the container had nothing
-        before it. A task that no batch has ended, or one too long ago, is not there.
+        -> {id: (replica, rows, sent_us, begun_us, ended_us)}, times by the monotonic clock; begun:
+        when the container had nothing before it. A task that no batch has ended, or one too long
+        ago, is not there.
         """
         cdef unordered_set[u64] wanted
         cdef dict found = {}
@@ -66,8 +71,11 @@ cdef class BatchLog:
             for i in range(at + 1 + RECORD_HEAD, at + 1 + n):
                 if wanted.count(self.kept[i & mask]):
                     if batch is None:
-                        batch = (self.kept[(at + 1) & mask] >> 32, self.kept[(at + 1) & mask] & 0xFFFFFFFF,
-                                 self.kept[(at + 2) & mask], self.kept[(at + 3) & mask], self.kept[(at + 4) & mask])
+                        batch = (self.kept[(at + 1) & mask] >> 32,
+                                 self.kept[(at + 1) & mask] & 0xFFFFFFFF,
+                                 self.kept[(at + 2) & mask], self.kept[(at
+                                                                        + 3) & mask], self.kept[(at
+                                                                                + 4) & mask])
                     found[self.kept[i & mask]] = batch
             at += n + 1
         return found

@@ -1,79 +1,92 @@
 """When to send how much to one replica.
 
-The replica is a line, L(n) = a + b n, that we see through noise, rare pauses, and steps (a neighbour takes the core,
-the model is swapped). Two estimates live side by side:
+The replica is a line, L(n) = a + b n, that we see through noise, rare pauses, and steps (a
+neighbour takes the core, the model is swapped). Two estimates live side by side:
 
-- *The limit*, how many rows a batch may hold. AIMD is the Clipper paper's, with TCP's slow start before it: growing by
-  one row a batch takes thousands of batches where doubling takes eleven. As in TCP, slow start has a threshold to
-  return to, here what the fit allows: after a recovery the limit doubles towards it instead of crawling. Such a jump
-  asks for `patience` clean batches, doubled whenever a jump ends in a miss, so that a model that is no line (a cliff
-  at 512 rows) is not pushed over its cliff time and again. No step goes where the fit's mean is beyond the budget: every
-  other batch would miss, and where the best size is 9 rows a row too many costs a tenth. A miss lowers the limit only if
-  it says something about it:
-  a batch of 3 that missed was paused, and must not shrink a limit of 800. The third miss in a row is no pause; from
-  then on such misses halve the limit.
-- *The fit*, kept in every mode because early drop needs it. Sums decay by 1/16 a batch. Three things make it hold:
-  1. Outliers are clipped, not dropped: a lone 20 ms pause moves the line by 1/16 of its clip. Three in a row on one
-     side are the truth: the clips are taken back, the line is scaled by the median of their ratios (a slowdown scales
-     both a and b) and relearns with a quarter of the old weight. Meanwhile n does not grow by leaps. News that the
-     replica is *fast* is believed at once where the estimate is old: what ran in 1 ms can run in 1 ms, and an estimate
-     that is too high would shed the very rows that could correct it.
-  2. Under load every batch has the same n and the slope cannot be seen. A ridge holds it near its last value, so the
-     line turns only when the data say so. Of budget that goes unused the held slope shrinks, by up to 1/32 a batch:
-     optimism, so that larger batches are tried and the slope is seen again. Pessimism would never be corrected:
-     nothing large would be sent.
-  3. The P99 of the residual follows the pinball loss on the clipped residual. A pause that comes in 2 % of batches of
-     any size is not paid for by making all batches small.
+- *The limit*, how many rows a batch may hold. AIMD is the Clipper paper's, with TCP's slow start
+  before it: growing by one row a batch takes thousands of batches where doubling takes eleven. As
+  in TCP, slow start has a threshold to return to, here what the fit allows: after a recovery the
+  limit doubles towards it instead of crawling. Such a jump asks for `patience` clean batches,
+  doubled whenever a jump ends in a miss, so that a model that is no line (a cliff at 512 rows) is
+  not pushed over its cliff time and again. No step goes where the fit's mean is beyond the budget:
+  every other batch would miss, and where the best size is 9 rows a row too many costs a tenth. A
+  miss lowers the limit only if it says something about it: a batch of 3 that missed was paused, and
+  must not shrink a limit of 800. The third miss in a row is no pause; from then on such misses
+  halve the limit.
+- *The fit*, kept in every mode because early drop needs it. Sums decay by 1/16 a batch. Three
+  things make it hold:
+  1. Outliers are clipped, not dropped: a lone 20 ms pause moves the line by 1/16 of its clip. Three
+     in a row on one side are the truth: the clips are taken back, the line is scaled by the median
+     of their ratios (a slowdown scales both a and b) and relearns with a quarter of the old weight.
+     Meanwhile n does not grow by leaps. News that the replica is *fast* is believed at once where
+     the estimate is old: what ran in 1 ms can run in 1 ms, and an estimate that is too high would
+     shed the very rows that could correct it.
+  2. Under load every batch has the same n and the slope cannot be seen. A ridge holds it near its
+     last value, so the line turns only when the data say so. Of budget that goes unused the held
+     slope shrinks, by up to 1/32 a batch: optimism, so that larger batches are tried and the slope
+     is seen again. Pessimism would never be corrected: nothing large would be sent.
+  3. The P99 of the residual follows the pinball loss on the clipped residual. A pause that comes in
+     2 % of batches of any size is not paid for by making all batches small.
 
-QUANTILE descends the same loss for a whole line. n is divided by its mean and the step is a share of the mean
-residual, so one rate fits models of 50 us and of 5 s. The line rides on the fit and only its excess is descended to,
-within five mean residuals: at the 99th percentile descent moves down by 1 % of a step, which alone would never come
-back from an error.
+QUANTILE descends the same loss for a whole line. n is divided by its mean and the step is a share
+of the mean residual, so one rate fits models of 50 us and of 5 s. The line rides on the fit and
+only its excess is descended to, within five mean residuals: at the 99th percentile descent moves
+down by 1 % of a step, which alone would never come back from an error.
 
-How much of the SLO: a row that arrives when a batch has just left waits for L(n), then takes L(n). For both to fit,
-the P99's excess is reserved out of the SLO first and the rest is shared: a + b n <= share (SLO - p99). Reserving all
-of it in each half would give some 3 % of goodput away. Where the fixed cost nearly fills the share, that leaves next
-to no rows, and smaller batches do not help: a batch gets at least 0.8 share of what one row alone leaves of the SLO.
-In simulation with a = 9 ms, b = 90 us, SLO 20 ms under overload that triples the goodput (batches of 48 rather than
-11, 0.1 % of the answers late).
+How much of the SLO: a row that arrives when a batch has just left waits for L(n), then takes L(n).
+For both to fit, the P99's excess is reserved out of the SLO first and the rest is shared: a + b n
+<= share (SLO - p99). Reserving all of it in each half would give some 3 % of goodput away. Where
+the fixed cost nearly fills the share, that leaves next to no rows, and smaller batches do not help:
+a batch gets at least 0.8 share of what one row alone leaves of the SLO. In simulation with a = 9
+ms, b = 90 us, SLO 20 ms under overload that triples the goodput (batches of 48 rather than 11, 0.1
+% of the answers late).
 
-A second batch, behind one in flight, keeps the container from waiting for us, but rows that left in it wait for no company.
-It goes when it is full, when its rows cost at most 2 % more than in a full one, or when batches of its size keep up with
-what is offered, so that the queue would not fill anyway. While the size doubles there is none: it would be of the old size.
+A second batch, behind one in flight, keeps the container from waiting for us, but rows that left in
+it wait for no company. It goes when it is full, when its rows cost at most 2 % more than in a full
+one, or when batches of its size keep up with what is offered, so that the queue would not fill
+anyway. While the size doubles there is none: it would be of the old size.
 
-A container that has run its model before it was ready says how long batches of 1, 2, 4, ... rows took. They are learned as if
-they had been answered (`batcher_seed`), so that the first burst finds a limit and a forecast; the first SLO that is named then
-cuts the limit to what fits it.
+A container that has run its model before it was ready says how long batches of 1, 2, 4, ... rows
+took. They are learned as if they had been answered (`batcher_seed`), so that the first burst finds
+a limit and a forecast; the first SLO that is named then cuts the limit to what fits it.
 
-Given up: a second-order model (lines were straight in the paper's Figure 3), shrinking a batch to save its oldest row
-(it collapses where big batches are the capacity; the head is shed instead), and noise above 50 % of the mean, which is
-taken for steps.
+Given up: a second-order model (lines were straight in the paper's Figure 3), shrinking a batch to
+save its oldest row (it collapses where big batches are the capacity; the head is shed instead), and
+noise above 50 % of the mean, which is taken for steps.
 """
 cimport cython
 from libc.math cimport fabs
 from libc.string cimport memcpy, memset
 
 cdef enum:
-    KNOWN = 3                # batches before an estimate is believed: the first ones warm the model's caches
+    KNOWN = 3                # batches before an estimate is believed: the first ones warm the
+                             # model's caches
     WARM = 8                 # while fewer, the slope is new, so surprises are wide
-    SETTLED = 32             # batches before the P99 is followed by descent; till then it is thrice the mean residual
+    SETTLED = 32             # batches before the P99 is followed by descent; till then it is thrice
+                             # the mean residual
     RUN = 3                  # in a row: no accident
     PATIENCE = 4
     PATIENCE_MAX = 4096
-    PROBE_US = 100000        # an estimate older than this lets one row through; a replica that was idle for as long as one row
-    PROBE_US_MIN = 1000      # takes, does so sooner: half of its time is the most that a try may cost
-    SLACK_US = 500           # a held batch leaves this much earlier than it must: the loop wakes late
+    PROBE_US = 100000        # an estimate older than this lets one row through; a replica that was
+                             # idle for as long as one row
+    PROBE_US_MIN = 1000      # takes, does so sooner: half of its time is the most that a try may
+                             # cost
+    SLACK_US = 500           # a held batch leaves this much earlier than it must: the loop wakes
+                             # late
     SECOND_ROWS_MIN = 64
     GROW_ROWS_MAX = 128
     BUCKETS = 24
 
 cdef double DECAY = 15.0 / 16
-cdef double RIDGE = 0.005    # of mean(n)^2: a spread of n below 7 % of its mean does not turn the line quickly
+cdef double RIDGE = 0.005    # of mean(n)^2: a spread of n below 7 % of its mean does not turn the
+                             # line quickly
 cdef double OPTIMISM = 1.0 / 32
 cdef double CLIP = 0.5       # of the prediction: what lies further off is an outlier
 cdef double ROOM = 1.1       # jump only if the fit allows this much more than the limit
-cdef double SECOND = 1.02    # of what a row costs in a full batch: more is too much for a batch behind another
-cdef double KEEPS_UP = 0.7     # of a replica's time; half of it at least must go into rows, not batches
+cdef double SECOND = 1.02    # of what a row costs in a full batch: more is too much for a batch
+                             # behind another
+cdef double KEEPS_UP = 0.7     # of a replica's time; half of it at least must go into rows, not
+                               # batches
 cdef double TAU = 0.99
 cdef double HUGE_US = 1e12
 cdef double WIRE_US = 50        # a batch takes longer than its model: frames, wake-ups
@@ -114,8 +127,9 @@ cdef u32 batcher_size(const Batcher* b, u32 queued) noexcept nogil:
 
 
 cdef bint _growing(const Batcher* b) noexcept nogil:
-    """The batch in flight, if it was full, will about double the limit. Past GROW_ROWS_MAX there is little to gain by waiting,
-    and an array whose rows are all due together would lose its last and longest batch to a pause."""
+    """The batch in flight, if it was full, will about double the limit. Past GROW_ROWS_MAX there is
+    little to gain by waiting, and an array whose rows are all due together would lose its last and
+    longest batch to a pause."""
     if b.limit >= min(b.config.size_max, <u32> GROW_ROWS_MAX) or b.config.mode == STATIC:
         return False
     # near the budget a row would be promised the batch of now and sent in one twice as long
@@ -125,7 +139,8 @@ cdef bint _growing(const Batcher* b) noexcept nogil:
 
 
 cdef bint batcher_second(const Batcher* b, u32 queued, double rate) noexcept nogil:
-    """Full; or so large that a row costs next to what it costs in a full one, or that such batches keep up with what comes."""
+    """Full; or so large that a row costs next to what it costs in a full one, or that such batches
+    keep up with what comes."""
     if _growing(b):
         return False
     if queued >= <u32> b.limit:
@@ -157,7 +172,8 @@ cdef u32 batcher_within(const Batcher* b, double time_us) noexcept nogil:
     return 1 if time_us <= one else 1 + <u32> ((b.limit - 1) * (time_us - one) / (full - one))
 
 
-cdef bint batcher_must_shed(const Batcher* b, u64 now_us, u64 start_us, u32 n, u64 deadline_us) noexcept nogil:
+cdef bint batcher_must_shed(const Batcher* b, u64 now_us, u64 start_us, u32 n,
+                            u64 deadline_us) noexcept nogil:
     if deadline_us <= now_us:
         return True
     if deadline_us > start_us and batcher_worst_us(b, n) <= <double> (deadline_us - start_us):
@@ -169,11 +185,13 @@ cdef u64 batcher_probe_us(const Batcher* b) noexcept nogil:
     return <u64> _between(PROBE_US_MIN, batcher_predict_us(b, 1), PROBE_US)
 
 
-cdef u64 batcher_hold_until(const Batcher* b, u32 queued, u64 oldest_us, u64 deadline_us) noexcept nogil:
+cdef u64 batcher_hold_until(const Batcher* b, u32 queued, u64 oldest_us,
+                            u64 deadline_us) noexcept nogil:
     if b.config.delay_us == 0 or queued >= <u32> b.limit or not _known(b) or deadline_us <= oldest_us:
         return 0
     # The batch may fill while it waits, so it is the full one that must still make it.
-    cdef double spare = <double> (deadline_us - oldest_us) - batcher_worst_us(b, <u32> b.limit) - SLACK_US
+    cdef double spare = <double> (deadline_us - oldest_us) - batcher_worst_us(b,
+            <u32> b.limit) - SLACK_US
     if spare < 1:
         return 0
     return oldest_us + (b.config.delay_us if spare > b.config.delay_us else <u64> spare)
@@ -188,7 +206,8 @@ cdef double _median3(const double* x) noexcept nogil:
 
 
 cdef void _rescale(Batcher* b, double ratio) noexcept nogil:
-    """The replica's speed has changed: so has the whole line, and what was seen before counts for a quarter."""
+    """The replica's speed has changed: so has the whole line, and what was seen before counts for a
+    quarter."""
     cdef int i
     b.fit_a *= ratio
     b.fit_b *= ratio
@@ -215,7 +234,8 @@ cdef void _remember(Batcher* b) noexcept nogil:
 
 
 cdef void _take_back(Batcher* b) noexcept nogil:
-    """As it was before the first outlier of this run: what was clipped was the truth, so its clips are no data."""
+    """As it was before the first outlier of this run: what was clipped was the truth, so its clips
+    are no data."""
     memcpy(b.sums, b.before, sizeof(b.sums))
     b.q_a += b.before[5] - b.fit_a
     b.q_b += b.before[6] - b.fit_b
@@ -233,7 +253,8 @@ cdef double _clipped(const Batcher* b, double n, double y) noexcept nogil:
 
 
 cdef double _believed(Batcher* b, double n, double y, bint stale) noexcept nogil:
-    """The latency to learn from: y, or its clip where y is an outlier and not yet the third in a row."""
+    """The latency to learn from: y, or its clip where y is an outlier and not yet the third in a
+    row."""
     cdef double line = b.fit_a + b.fit_b * n
     cdef double clipped = _clipped(b, n, y)
     cdef i32 side = 1 if y > clipped else -1 if y < clipped else 0
@@ -255,7 +276,8 @@ cdef double _believed(Batcher* b, double n, double y, bint stale) noexcept nogil
 
 
 cdef void _learn_residual(Batcher* b, double residual) noexcept nogil:
-    cdef double weight = 1.0 / (b.settled + 2) if b.settled < 14 else 1 - DECAY, off = fabs(residual)
+    cdef double weight = 1.0 / (b.settled
+                                + 2) if b.settled < 14 else 1 - DECAY, off = fabs(residual)
     if b.settled >= WARM and off > 4 * b.deviation_us:
         off = 4 * b.deviation_us
     b.deviation_us += weight * (off - b.deviation_us)
@@ -287,14 +309,16 @@ cdef void _solve(Batcher* b) noexcept nogil:
         spread = 0
     cdef double held = b.fit_b * (1 - OPTIMISM * _between(0, 1 - y / _budget_us(b, b.slo_us), 1))
     cdef double slope = (b.sums[4] / b.sums[0] - n * y + ridge * held) / (spread + ridge)
-    b.fit_b = _between(0, slope, y / n)       # neither a nor b is ever negative, so neither is a prediction
+    b.fit_b = _between(0, slope, y / n)       # neither a nor b is ever negative, so neither is a
+                                              # prediction
     b.fit_a = y - b.fit_b * n
     if b.fit_a < 0:
         b.fit_a = 0
 
 
 cdef void _learn_fit(Batcher* b, double n, double y, bint stale) noexcept nogil:
-    if b.batches == 1:                        # all of it fixed cost: optimistic, so that a second row is tried
+    if b.batches == 1:                        # all of it fixed cost: optimistic, so that a second
+                                              # row is tried
         b.fit_a = y
         b.deviation_us = 1 + y / 8
     y = _believed(b, n, y, stale)
@@ -376,11 +400,13 @@ cdef void _increase(Batcher* b, bint full) noexcept nogil:
         b.limit = _between(1, room, 2 * b.limit)
         b.jumped = True
     elif b.side or b.fit_a + b.fit_b * (b.limit + b.config.step) <= _budget_us(b, b.slo_us):
-        b.limit += b.config.step            # not to a size that is predicted to miss every other time
+        b.limit += b.config.step            # not to a size that is predicted to miss every other
+                                            # time
 
 
 cdef void _follow(Batcher* b, u32 n) noexcept nogil:
-    """FIT and QUANTILE: down at once; up to twice what this batch held, as what lies further off was not seen.
+    """FIT and QUANTILE: down at once; up to twice what this batch held, as what lies further off
+    was not seen.
 
     Not up in a run of outliers: a new n on top of a new speed would hide the speed from the fit."""
     cdef double room = batcher_room(b)
@@ -397,13 +423,16 @@ cdef void _learn_profile(Batcher* b, u32 n, double y) noexcept nogil:
     while bucket < BUCKETS - 1 and n >> (bucket + 1):
         bucket += 1
     b.profile_n[bucket] += 1
-    b.profile_us[bucket] += (y - b.profile_us[bucket]) / (b.profile_n[bucket] if b.profile_n[bucket] < 16 else 16)
+    b.profile_us[bucket] += (y - b.profile_us[bucket]) / (b.profile_n[bucket]
+                                                          if b.profile_n[bucket] < 16 else 16)
 
 
-cdef void batcher_learn(Batcher* b, u32 n, double service_us, double slo_us, u64 now_us) noexcept nogil:
+cdef void batcher_learn(Batcher* b, u32 n, double service_us, double slo_us,
+                        u64 now_us) noexcept nogil:
     if not service_us >= 0:                   # also refuses a NaN
         return
-    cdef double rows = _rows(b, n), y = _between(0, service_us, HUGE_US), slo = _between(1, slo_us, HUGE_US)
+    cdef double rows = _rows(b, n), y = _between(0, service_us, HUGE_US), slo = _between(1, slo_us,
+            HUGE_US)
     cdef bint full = n >= <u32> b.limit
     b.batches += 1
     b.slo_us = slo if b.batches == 1 else _between(0, slo, b.slo_us * (1 + 1.0 / 64))
@@ -445,14 +474,17 @@ _MODES = {"aimd": AIMD, "fit": FIT, "quantile": QUANTILE, "static": STATIC}
 
 @cython.final
 cdef class BatchSizer:
-    """Threads: one at a time. The batcher of one replica, for tests, simulations and latency profiles.
+    """Threads: one at a time. The batcher of one replica, for tests, simulations and latency
+    profiles.
 
-    `mode` is "aimd", "fit", "quantile" or "static"; sizes are rows, times microseconds on one clock. Raises ValueError
-    for a setting out of its range. Source: Clipper (NSDI 2017) section 4.3; see docs/design.md for early drop.
+    `mode` is "aimd", "fit", "quantile" or "static"; sizes are rows, times microseconds on one
+    clock. Raises ValueError for a setting out of its range. Source: Clipper (NSDI 2017) section
+    4.3; see docs/design.md for early drop.
     """
     cdef Batcher state
 
-    def __init__(self, str mode="aimd", *, unsigned int size_max=4096, unsigned int step=1, double backoff=0.9,
+    def __init__(self, str mode="aimd", *, unsigned int size_max=4096, unsigned int step=1,
+                 double backoff=0.9,
                  unsigned int delay_us=0, double budget_share=0.5, bint pad=False):
         if mode not in _MODES:
             raise ValueError(f"mode is {mode!r}; it must be one of {', '.join(_MODES)}")
@@ -477,7 +509,8 @@ cdef class BatchSizer:
         return batcher_size(&self.state, queued)
 
     def second(self, unsigned int queued, double rate):
-        """Whether `queued` rows are worth a batch of their own behind one in flight, `rate` rows a microsecond being offered."""
+        """Whether `queued` rows are worth a batch of their own behind one in flight, `rate` rows a
+        microsecond being offered."""
         return bool(batcher_second(&self.state, queued, rate))
 
     def predict(self, unsigned int n):
@@ -489,7 +522,8 @@ cdef class BatchSizer:
         return batcher_worst_us(&self.state, n)
 
     def must_shed(self, u64 now_us, u64 start_us, unsigned int n, u64 deadline_us):
-        """Whether a row due at `deadline_us` cannot finish in a batch of n that starts at `start_us`."""
+        """Whether a row due at `deadline_us` cannot finish in a batch of n that starts at
+        `start_us`."""
         return bool(batcher_must_shed(&self.state, now_us, start_us, n, deadline_us))
 
     def hold_until(self, unsigned int queued, u64 oldest_us, u64 deadline_us):
@@ -497,11 +531,13 @@ cdef class BatchSizer:
         return batcher_hold_until(&self.state, queued, oldest_us, deadline_us)
 
     def learn(self, unsigned int n, double service_us, double slo_us, u64 now_us):
-        """n rows took `service_us`, known at `now_us`; `slo_us` is the tightest SLO in the batch."""
+        """n rows took `service_us`, known at `now_us`; `slo_us` is the tightest SLO in the
+        batch."""
         batcher_learn(&self.state, n, service_us, slo_us, now_us)
 
     def seed(self, unsigned int n, double model_us, u64 now_us):
-        """In the container's warm-up the model took `model_us` for n rows; before the first batch, the smallest n first."""
+        """In the container's warm-up the model took `model_us` for n rows; before the first batch,
+        the smallest n first."""
         batcher_seed(&self.state, n, model_us, now_us)
 
     def know_slo(self, double slo_us):
@@ -509,7 +545,8 @@ cdef class BatchSizer:
         batcher_know_slo(&self.state, slo_us)
 
     def profile(self):
-        """The latency profile: (n, mean us, batches) for each power of two; n stands for [n, 2 n)."""
+        """The latency profile: (n, mean us, batches) for each power of two; n stands for [n, 2
+        n)."""
         return [(1 << i, self.state.profile_us[i], self.state.profile_n[i]) for i in range(BUCKETS)
                 if self.state.profile_n[i]]
 

@@ -3,7 +3,8 @@ from cpython.exc cimport PyErr_CheckSignals
 from libc.string cimport memcpy, memset
 
 from clipper_core.clock_cache cimport Key, cache_lookup_many, key_marked, key_of
-from clipper_core.delivery cimport block_drop, delivery_ring, waiter_enters, waiter_epoch, waiter_leaves
+from clipper_core.delivery cimport (block_drop, delivery_ring, waiter_enters, waiter_epoch,
+                                    waiter_leaves)
 from clipper_core.histogram cimport count
 from clipper_core.lane cimport lane_has_news, taker_enters, taker_leaves
 from clipper_core.machine cimport futex_wait, i32, monotonic_us, relaxed
@@ -21,7 +22,8 @@ cdef enum:
     PIECES_MAX = 1024           # of a lane
     RUN_ROWS = 65536            # of an array between two looks for a signal
     RUN_BYTES = 33554432
-    NOGIL_BYTES = 65536         # less than this is hashed and copied sooner than another thread would get the GIL
+    NOGIL_BYTES = 65536         # less than this is hashed and copied sooner than another thread
+                                # would get the GIL
     QUEUE_WAIT_US = 2000        # at a time, for room in a full lane
 
 cdef struct Look:               # rows [at, at + n) of an array
@@ -69,7 +71,8 @@ cdef void _look(Intake* intake, Look* look, u32 rows_max) noexcept nogil:
 
 
 cdef void _settle(Intake* intake, Look* look, u32 n) noexcept nogil:
-    """The first n of them are dealt with: hits end here, and what was found beyond is looked up again another time."""
+    """The first n of them are dealt with: hits end here, and what was found beyond is looked up
+    again another time."""
     cdef u32 i, hits = 0
     for i in range(n):
         hits += look.found[i]
@@ -77,7 +80,8 @@ cdef void _settle(Intake* intake, Look* look, u32 n) noexcept nogil:
         if look.found[i]:
             value_drop(&look.values[i])
     if hits:
-        slots_fill(intake.lanes.delivery, intake.block, intake.slot + intake.at, n, look.values, look.found, OK)
+        slots_fill(intake.lanes.delivery, intake.block, intake.slot + intake.at, n, look.values,
+                   look.found, OK)
         block_drop(intake.lanes.delivery, intake.block, hits)
         count(&intake.tally.hits, hits)
     intake.at += n
@@ -104,7 +108,8 @@ cdef bint _begin_piece(Intake* intake, Packing* packing) noexcept nogil:
 
 
 cdef u32 _pack(Intake* intake, Packing* packing, Look* look, u32 first, u32 end) noexcept nogil:
-    """Rows [first, end) of those looked at, all misses, into pieces; -> the first that found no room."""
+    """Rows [first, end) of those looked at, all misses, into pieces; -> the first that found no
+    room."""
     cdef u32 i, n, slot
     cdef Task* task
     cdef u8* to
@@ -179,7 +184,8 @@ cdef void intake_end(Intake* intake, Status status) noexcept nogil:
         block_drop(intake.lanes.delivery, intake.block, misses)
 
 
-# -- feeding -----------------------------------------------------------------------------------------------------------
+# -- feeding
+# --------------------------------------------------------------------------------------------------
 
 cdef int wait_for_room(Lanes* lanes, Lane* lane, atomic[u32]* refusing, u64 until_us) except -1:
     cdef u32 epoch
@@ -231,7 +237,8 @@ cdef void _run(Intake* intake) noexcept:
 
 cdef Status _what_now(Intake* intake, u64 until_us) except? OK:
     """PENDING: run on, there is room, or may be after this wait. Else why the rest is refused."""
-    cdef Status why = <Status> (intake.lanes.delivery.dead.load(relaxed) or intake.refusing.load(relaxed))
+    cdef Status why = <Status> (intake.lanes.delivery.dead.load(relaxed)
+                                or intake.refusing.load(relaxed))
     if why != PENDING:
         return why
     if intake.lane == NULL:

@@ -1,26 +1,29 @@
 // The steps of the prediction cache that threads race on, as templates over Atomics.
 //
-// A bucket is a sequence lock over five ways. It is right without a stand-alone fence (which the race detector cannot
-// follow) because the data words themselves carry the order:
+// A bucket is a sequence lock over five ways. It is right without a stand-alone fence (which the
+// race detector cannot follow) because the data words themselves carry the order:
 //
-//   writer   sequence: s -> s+1 by compare-exchange (acquire); data words: store release; sequence: store s+2, release
-//   reader   sequence: load acquire, even; data words: load acquire; sequence: load again, equal to the first
+// writer   sequence: s -> s+1 by compare-exchange (acquire); data words: store release; sequence:
+// store s+2, release
+// reader   sequence: load acquire, even; data words: load acquire; sequence: load again, equal to
+// the first
 //
-// If a reader's load of a data word sees a writer's store, the two synchronise (release, acquire); that writer made
-// the sequence odd before its store; so the reader's second look at the sequence, which comes after its load, sees
-// that odd number or a later one, and differs from its first look unless the writer had finished before the first
-// look already. If it sees no such store, it read what the last finished writer left, which its first look acquired.
-// So equal and even means: words of one moment. A torn read is thrown away, never undefined, because every word is an
-// atomic. On x86-64 all these loads and stores are plain moves. Source: Boehm, "Can seqlocks get along with
+// If a reader's load of a data word sees a writer's store, the two synchronise (release, acquire);
+// that writer made the sequence odd before its store; so the reader's second look at the sequence,
+// which comes after its load, sees that odd number or a later one, and differs from its first look
+// unless the writer had finished before the first look already. If it sees no such store, it read
+// what the last finished writer left, which its first look acquired. So equal and even means: words
+// of one moment. A torn read is thrown away, never undefined, because every word is an atomic. On
+// x86-64 all these loads and stores are plain moves. Source: Boehm, "Can seqlocks get along with
 // programming language memory models?", MSPC 2012.
 //
-// A miss needs no second look: a key never changes its way while it is resident, so a key resident throughout is
-// always seen. A holder of the lock who changed nothing puts back the sequence it found, and disturbs no reader. The
-// sequence wraps after 2^31 writes: a reader would have to sleep through exactly that many writes to one bucket
-// between two loads.
+// A miss needs no second look: a key never changes its way while it is resident, so a key resident
+// throughout is always seen. A holder of the lock who changed nothing puts back the sequence it
+// found, and disturbs no reader. The sequence wraps after 2^31 writes: a reader would have to sleep
+// through exactly that many writes to one bucket between two loads.
 //
-// Reference bits are set by a plain store, only where clear: two threads at once may lose a bit, which costs a little
-// hit ratio and never a wrong answer.
+// Reference bits are set by a plain store, only where clear: two threads at once may lose a bit,
+// which costs a little hit ratio and never a wrong answer.
 #pragma once
 
 #include <sched.h>
@@ -35,12 +38,15 @@ using std::uint32_t;
 using std::uint64_t;
 using std::uint8_t;
 
-// -- buckets ---------------------------------------------------------------------------------------------------------
+// -- buckets
+// ---------------------------------------------------------------------------------------------------------
 
 constexpr int kWays = 5;
-constexpr int kTagShift = 56;                              // a way's tag is the top byte of its hi; 0 is an empty way
+// a way's tag is the top byte of its hi; 0 is an empty way
+constexpr int kTagShift = 56;
 constexpr uint64_t kKeyHi = (uint64_t(1) << kTagShift) - 1;
-constexpr int kLookupTries = 128;                          // a lookup that meets so many writers in a row is a miss
+// a lookup that meets so many writers in a row is a miss
+constexpr int kLookupTries = 128;
 
 template <class Atomics>
 struct alignas(128) Bucket {  // a miss reads the first of its two cache lines only
@@ -49,7 +55,8 @@ struct alignas(128) Bucket {  // a miss reads the first of its two cache lines o
     atomic<uint8_t> referenced;  // a bit a way
     uint8_t hand;                // under the lock: the way that is looked at next
     uint8_t spare[2];
-    atomic<uint64_t> lo[kWays], hi[kWays], word[kWays];  // lo ends within the first line: bucket_match_by
+    // lo ends within the first line: bucket_match_by
+    atomic<uint64_t> lo[kWays], hi[kWays], word[kWays];
 };
 static_assert(sizeof(Bucket<StdAtomics>) == 128, "a bucket is two cache lines");
 
@@ -58,8 +65,8 @@ struct Found {
     uint8_t tag;
 };
 
-// A bit for each way whose lo is this; compares and shifts only, since a mispredicted way costs more than the whole
-// rest.
+// A bit for each way whose lo is this; compares and shifts only, since a mispredicted way costs
+// more than the whole rest.
 template <class Atomics>
 inline unsigned bucket_match(const Bucket<Atomics>& b, uint64_t lo) {
     unsigned ways = 0;
@@ -68,11 +75,12 @@ inline unsigned bucket_match(const Bucket<Atomics>& b, uint64_t lo) {
     return ways;
 }
 
-// The same, as this machine does it fastest. On x86-64 an aligned vector load reads each aligned word in it whole and in
-// order, as the loads above do; but C++ has no name for that, and a plain vector load beside another thread's store would
-// be a race. So the load is assembly, opaque to the compiler, with a barrier to its reordering. It also needs no function
-// of its own with a target attribute, which could not be inlined. The race detector sees through none of it: under it,
-// and for the checker's Atomics, the loads above.
+// The same, as this machine does it fastest. On x86-64 an aligned vector load reads each aligned
+// word in it whole and in order, as the loads above do; but C++ has no name for that, and a plain
+// vector load beside another thread's store would be a race. So the load is assembly, opaque to the
+// compiler, with a barrier to its reordering. It also needs no function of its own with a target
+// attribute, which could not be inlined. The race detector sees through none of it: under it, and
+// for the checker's Atomics, the loads above.
 template <class Atomics>
 inline unsigned bucket_match_by(Variant, const Bucket<Atomics>& b, uint64_t lo) {
     return bucket_match(b, lo);
@@ -115,7 +123,8 @@ inline void bucket_touch(Bucket<Atomics>& b, int way) {
     if (!(bits & bit)) b.referenced.store(uint8_t(bits | bit), std::memory_order_relaxed);
 }
 
-// Without the lock. Tag 0: not here. A word that is a pointer may dangle already: look again under the lock.
+// Without the lock. Tag 0: not here. A word that is a pointer may dangle already: look again under
+// the lock.
 template <class Atomics>
 inline Found bucket_find(Bucket<Atomics>& b, uint64_t lo, uint64_t hi, Variant variant = kPlain) {
     for (int tries = 0; tries < kLookupTries; ++tries) {
@@ -157,7 +166,8 @@ inline void bucket_unlock_unchanged(Bucket<Atomics>& b, uint32_t sequence) {
     b.sequence.store(sequence, std::memory_order_release);
 }
 
-// -- under the lock --------------------------------------------------------------------------------------------------
+// -- under the lock
+// --------------------------------------------------------------------------------------------------
 
 template <class Atomics>
 inline Found bucket_peek(const Bucket<Atomics>& b, int way) {
@@ -166,7 +176,8 @@ inline Found bucket_peek(const Bucket<Atomics>& b, int way) {
 }
 
 template <class Atomics>
-inline int bucket_way(const Bucket<Atomics>& b, uint64_t lo, uint64_t hi) {  // of a resident key; -1: not here
+// of a resident key; -1: not here
+inline int bucket_way(const Bucket<Atomics>& b, uint64_t lo, uint64_t hi) {
     unsigned ways = bucket_match(b, lo);
     if (!ways) return -1;
     int way = __builtin_ctz(ways);
@@ -174,7 +185,8 @@ inline int bucket_way(const Bucket<Atomics>& b, uint64_t lo, uint64_t hi) {  // 
     return (held & kKeyHi) == hi && held >> kTagShift ? way : -1;
 }
 
-// With the lock, for a word that is a pointer: hold(word) counts a reference before an eviction can free it.
+// With the lock, for a word that is a pointer: hold(word) counts a reference before an eviction can
+// free it.
 template <class Atomics, class Hold>
 inline Found bucket_find_held(Bucket<Atomics>& b, uint64_t lo, uint64_t hi, Hold hold) {
     Found found = {0, 0};
@@ -191,13 +203,17 @@ inline Found bucket_find_held(Bucket<Atomics>& b, uint64_t lo, uint64_t hi, Hold
     return found;
 }
 
-// Who leaves a full bucket: the hand turns until it meets a way whose reference bit is clear, clearing those it passes. A
-// newcomer takes that way with its bit clear: set, it would cost some two points of hit ratio.
+// Who leaves a full bucket: the hand turns until it meets a way whose reference bit is clear,
+// clearing those it passes. A newcomer takes that way with its bit clear: set, it would cost some
+// two points of hit ratio.
 //   kClock  the hand moves on: everybody gets a whole turn to be asked for again.
-//   kSieve  the hand stays on the newcomer, which leaves first unless it is asked for: what is seen once passes through
-//           one way, and what was asked for twice is sifted out. Of SIEVE (Zhang et al., NSDI 2024) this keeps lazy
-//           promotion and quick demotion. Its queue from oldest to newest, kept within five ways, lost 1 to 3 points.
-// Against CLOCK: 1 to 9 points more hits on a static skew, 3 to 5 fewer when popularity drifts fast.
+// kSieve  the hand stays on the newcomer, which leaves first unless it is asked for: what is seen
+// once passes through
+// one way, and what was asked for twice is sifted out. Of SIEVE (Zhang et al., NSDI 2024) this
+// keeps lazy
+// promotion and quick demotion. Its queue from oldest to newest, kept within five ways, lost 1 to 3
+// points. Against CLOCK: 1 to 9 points more hits on a static skew, 3 to 5 fewer when popularity
+// drifts fast.
 enum Policy : uint8_t { kClock, kSieve };
 
 template <class Atomics>
@@ -210,7 +226,8 @@ inline int bucket_victim(Bucket<Atomics>& b, Policy policy) {
     return hand;
 }
 
-// Where a fill goes: over the same lo (so that a lo is in a bucket once), else an empty way, else the victim's.
+// Where a fill goes: over the same lo (so that a lo is in a bucket once), else an empty way, else
+// the victim's.
 template <class Atomics>
 inline int bucket_choose(Bucket<Atomics>& b, uint64_t lo, Policy policy) {
     unsigned ways = bucket_match(b, lo);
@@ -236,7 +253,8 @@ inline bool bucket_spend(Bucket<Atomics>& b, int way) {
     return bits & bit;
 }
 
-// The whole fill, under the lock; answers what was there before. `evicted`: it belonged to another key.
+// The whole fill, under the lock; answers what was there before. `evicted`: it belonged to another
+// key.
 template <class Atomics>
 inline Found bucket_fill(Bucket<Atomics>& b, uint64_t lo, uint64_t hi, Found value, bool* evicted,
                          Policy policy = kClock) {
@@ -283,9 +301,11 @@ inline void map_write(Word* words, uint64_t index, bool set) {
 
 inline int first_bit(uint64_t word) { return __builtin_ctzll(word); }
 
-// -- memory ----------------------------------------------------------------------------------------------------------
+// -- memory
+// ----------------------------------------------------------------------------------------------------------
 
-// Write to the bucket and change nothing: its page is there afterwards. No lock is needed, and none is disturbed.
+// Write to the bucket and change nothing: its page is there afterwards. No lock is needed, and none
+// is disturbed.
 template <class Atomics>
 inline void bucket_touch(Bucket<Atomics>& b) {
     uint32_t sequence = b.sequence.load(std::memory_order_relaxed);
@@ -302,8 +322,9 @@ inline void fetch_lines(const void* bucket) {
     __builtin_prefetch(static_cast<const char*>(bucket) + kLine);
 }
 
-// Zeroed pages that cost nothing until they are touched; NULL when memory is out. Huge pages save half of a far lookup; only
-// a stretch that starts at a multiple of one can be made of them, which kernels before 6.7 leave to chance.
+// Zeroed pages that cost nothing until they are touched; NULL when memory is out. Huge pages save
+// half of a far lookup; only a stretch that starts at a multiple of one can be made of them, which
+// kernels before 6.7 leave to chance.
 constexpr std::size_t kHugePage = std::size_t(2) << 20;
 inline std::size_t whole_pages(std::size_t bytes) { return (bytes + 0xffff) & ~std::size_t(0xffff); }
 

@@ -1,29 +1,34 @@
 """The prediction cache.
 
-Why set-associative. A CLOCK over the whole table keeps one hand and therefore one lock, or a scheme to do without;
-here a hand turns within a bucket of five ways, so a fill touches two cache lines and knows nothing of the rest, and a
-lookup reads the same two with no store beyond a reference bit. The price: up to 1.5 points of hit ratio; and a full
-bucket evicts while others have room, so capacity is buckets x ways and no promise to a key.
-Given up: shards with a map each (64 ns a hit on two threads, against 17); 64-bit keys (with 10^6 entries one query in
-2 x 10^13 gets a stranger's answer: at a million queries a second, once or twice a year). The steps that threads race on,
-and why they are right: clock_cache.hpp.
+Why set-associative. A CLOCK over the whole table keeps one hand and therefore one lock, or a scheme
+to do without; here a hand turns within a bucket of five ways, so a fill touches two cache lines and
+knows nothing of the rest, and a lookup reads the same two with no store beyond a reference bit. The
+price: up to 1.5 points of hit ratio; and a full bucket evicts while others have room, so capacity
+is buckets x ways and no promise to a key. Given up: shards with a map each (64 ns a hit on two
+threads, against 17); 64-bit keys (with 10^6 entries one query in 2 x 10^13 gets a stranger's
+answer: at a million queries a second, once or twice a year). The steps that threads race on, and
+why they are right: clock_cache.hpp.
 
-Who leaves. CLOCK, or SIEVE where asked: 1 to 9 points more hits on a static skew, up to 5 fewer when popularity
-drifts. They differ in whether the hand moves on after an eviction, and in nothing else.
+Who leaves. CLOCK, or SIEVE where asked: 1 to 9 points more hits on a static skew, up to 5 fewer
+when popularity drifts. They differ in whether the hand moves on after an eviction, and in nothing
+else.
 
-Memory. A power of two of buckets within three quarters of bytes_max, the rest for blobs. A blob's bytes are reserved
-before it enters and given back after it has left, so the bound holds at every moment. When a blob finds no room, a
-second hand turns over the buckets that hold blobs (a bit map names them) and takes those not referenced since its last
-turn; its work for one fill is bounded, and a blob that still finds no room is not cached.
+Memory. A power of two of buckets within three quarters of bytes_max, the rest for blobs. A blob's
+bytes are reserved before it enters and given back after it has left, so the bound holds at every
+moment. When a blob finds no room, a second hand turns over the buckets that hold blobs (a bit map
+names them) and takes those not referenced since its last turn; its work for one fill is bounded,
+and a blob that still finds no room is not cached.
 
 Pages of the table that nobody has written to do not exist yet, and the first write to one waits for
-the system: 10 us, or some ms for a huge page. So a server writes to all of them (`cache_touch`), on a
-thread of its own, as soon as it has a model whose predictions are cached.
+the system: 10 us, or some ms for a huge page. So a server writes to all of them (`cache_touch`), on
+a thread of its own, as soon as it has a model whose predictions are cached.
 
-A lookup never waits: when it meets one writer after another it answers "miss". A blob is handed out under its bucket's
-lock, because between reading the pointer and counting the reference an eviction could free it.
+A lookup never waits: when it meets one writer after another it answers "miss". A blob is handed out
+under its bucket's lock, because between reading the pointer and counting the reference an eviction
+could free it.
 
-Source: Clipper (NSDI 2017) section 4.2; Corbato, "A paging experiment with the Multics system", 1968 (CLOCK).
+Source: Clipper (NSDI 2017) section 4.2; Corbato, "A paging experiment with the Multics system",
+1968 (CLOCK).
 """
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -36,9 +41,11 @@ import os
 
 from clipper_core.dtype cimport BOOL, BYTES, F64, I64, STR
 from clipper_core.machine cimport acq_rel, aligned_new, atomic, i64, relaxed, u8, u32, u64
-from clipper_core.prediction cimport (TAG_BLOB, TAG_NONE, Blob, Value, blob_data, blob_drop, blob_new, value_drop,
+from clipper_core.prediction cimport (TAG_BLOB, TAG_NONE, Blob, Value, blob_data, blob_drop,
+                                      blob_new, value_drop,
                                       value_hold, value_object)
-from clipper_core.row_hash cimport AVX2, AVX512, PLAIN, HashSecret, Variant, hash_row, hash_secret, variant_best
+from clipper_core.row_hash cimport (AVX2, AVX512, PLAIN, HashSecret, Variant, hash_row, hash_secret,
+                                    variant_best)
 
 cdef extern from "clock_cache.hpp" namespace "clipper" nogil:
     enum:
@@ -57,13 +64,15 @@ cdef extern from "clock_cache.hpp" namespace "clipper" nogil:
         atomic[u64] evictions
         atomic[u64] blob_hand
     Found bucket_find(Bucket& bucket, u64 lo, u64 hi, Variant variant) noexcept
-    Found bucket_find_held(Bucket& bucket, u64 lo, u64 hi, void (*hold)(Found) noexcept nogil) noexcept
+    Found bucket_find_held(Bucket& bucket, u64 lo, u64 hi,
+                           void (*hold)(Found) noexcept nogil) noexcept
     u32 bucket_lock(Bucket& bucket) noexcept
     void bucket_unlock(Bucket& bucket, u32 sequence) noexcept
     void bucket_unlock_unchanged(Bucket& bucket, u32 sequence) noexcept
     Found bucket_peek(const Bucket& bucket, int way) noexcept
     int bucket_way(const Bucket& bucket, u64 lo, u64 hi) noexcept
-    Found bucket_fill(Bucket& bucket, u64 lo, u64 hi, Found value, bool* evicted, HandPolicy policy) noexcept
+    Found bucket_fill(Bucket& bucket, u64 lo, u64 hi, Found value, bool* evicted,
+                      HandPolicy policy) noexcept
     Found bucket_take(Bucket& bucket, int way) noexcept
     u32 bucket_sweep(Bucket& bucket, u8 tag) noexcept
     bint bucket_holds(const Bucket& bucket, u8 tag) noexcept
@@ -81,7 +90,8 @@ cdef enum:
     BLOB_OVERHEAD = 64      # header and allocator, counted with a blob's bytes
     SWEEP_VISITS = 64       # buckets that one fill may search for blobs to evict,
     SWEEP_WORDS = 256       # and words of 64 buckets each that it may skip on the way
-    PREFETCH = 32           # buckets that a bulk lookup has on their way from memory: a core's line fill buffers and a few
+    PREFETCH = 32           # buckets that a bulk lookup has on their way from memory: a core's line
+                            # fill buffers and a few
     HASHED = 256            # rows of a bulk lookup that are hashed before the first is looked up
 
 cdef struct CacheState:
@@ -96,7 +106,8 @@ cdef struct CacheState:
     CacheMeters meters
 
 
-cdef Key key_of(const CacheState* cache, u64 model, u64 salt, const void* row, u64 nbytes) noexcept nogil:
+cdef Key key_of(const CacheState* cache, u64 model, u64 salt, const void* row,
+                u64 nbytes) noexcept nogil:
     cdef Key key = hash_row(cache.secret, model, salt, row, nbytes)
     key.lo += key.lo == 0                   # an empty way has lo 0
     key.hi &= KEY_HI
@@ -109,9 +120,11 @@ cdef Key key_marked(Key key, u64 mark) noexcept nogil:
     return key
 
 
-# -- making and ending ------------------------------------------------------------------------------------------------
+# -- making and ending
+# ------------------------------------------------------------------------------------------------
 
-cdef CacheState* cache_new(u64 bytes_max, u64 seed_lo, u64 seed_hi, Variant variant, Policy policy) noexcept nogil:
+cdef CacheState* cache_new(u64 bytes_max, u64 seed_lo, u64 seed_hi, Variant variant,
+                           Policy policy) noexcept nogil:
     cdef u64 buckets = 1, table_bytes_max = bytes_max - bytes_max // 4 - (bytes_max % 4 != 0)
     cdef CacheState* cache = <CacheState*> aligned_new(sizeof(CacheState))
     if cache == NULL:
@@ -158,7 +171,8 @@ cdef u64 cache_touch(CacheState* cache, u64 start) noexcept nogil:
     return end if end < buckets else 0
 
 
-# -- looking up -------------------------------------------------------------------------------------------------------
+# -- looking up
+# --------------------------------------------------------------------------------------------------
 
 cdef void cache_prefetch(const CacheState* cache, const Key* key) noexcept nogil:
     fetch_lines(cache.table + (key.hi & cache.mask))
@@ -179,7 +193,8 @@ cdef bint cache_lookup(CacheState* cache, const Key* key, Value* out) noexcept n
     return found.tag != TAG_NONE
 
 
-cdef u64 cache_lookup_many(CacheState* cache, const Key* keys, u64 n, Value* values, u8* found) noexcept nogil:
+cdef u64 cache_lookup_many(CacheState* cache, const Key* keys, u64 n, Value* values,
+                           u8* found) noexcept nogil:
     cdef u64 i, hits = 0
     for i in range(min(n, <u64> PREFETCH)):
         cache_prefetch(cache, &keys[i])
@@ -191,7 +206,8 @@ cdef u64 cache_lookup_many(CacheState* cache, const Key* keys, u64 n, Value* val
     return hits
 
 
-# -- filling ----------------------------------------------------------------------------------------------------------
+# -- filling
+# --------------------------------------------------------------------------------------------------
 
 cdef inline u64 _blob_cost(const Blob* blob) noexcept nogil:
     return BLOB_OVERHEAD + blob.nbytes + blob.qualifier_bytes
@@ -202,7 +218,8 @@ cdef inline void _map_blobs(CacheState* cache, Bucket* bucket) noexcept nogil:
 
 
 cdef void _left(CacheState* cache, Found gone) noexcept nogil:
-    """What has left its bucket: give back its bytes and the cache's reference. Not under the lock: free() is slow."""
+    """What has left its bucket: give back its bytes and the cache's reference. Not under the lock:
+    free() is slow."""
     if gone.tag == TAG_BLOB:
         cache.meters.blob_bytes.fetch_sub(_blob_cost(<Blob*> gone.word), acq_rel)
         blob_drop(<Blob*> gone.word)
@@ -233,7 +250,8 @@ cdef void _forget(CacheState* cache, const Key* key) noexcept nogil:
 
 
 cdef bint _reserve(CacheState* cache, u64 cost) noexcept nogil:
-    """Room for a blob, or False. Two threads may share a turn of the hand: both see fewer blobs, no harm is done."""
+    """Room for a blob, or False. Two threads may share a turn of the hand: both see fewer blobs, no
+    harm is done."""
     cdef u64 used = cache.meters.blob_bytes.load(relaxed)
     cdef u64 position, bits
     cdef int visits = 0, words = 0
@@ -315,11 +333,13 @@ cdef u64 cache_evictions(const CacheState* cache) noexcept nogil:
     return (<CacheState*> cache).meters.evictions.load(relaxed)
 
 
-# -- the Python door --------------------------------------------------------------------------------------------------
+# -- the Python door
+# --------------------------------------------------------------------------------------------------
 
 cdef dict _VARIANTS = {"avx512": AVX512, "avx2": AVX2, "plain": PLAIN}
 
-VARIANTS = tuple([name for name, variant in _VARIANTS.items() if variant <= variant_best()])   # of this machine, best first
+# of this machine, best first
+VARIANTS = tuple([name for name, variant in _VARIANTS.items() if variant <= variant_best()])
 
 
 POLICIES = ("clock", "sieve")       # by their number in Policy
@@ -332,7 +352,8 @@ cdef Policy policy_of(str name) except *:
 
 
 cdef class SharedBlob:
-    """Threads: any. Bytes or text that a cache holds by reference; `refs` counts the holders, this object too."""
+    """Threads: any. Bytes or text that a cache holds by reference; `refs` counts the holders, this
+    object too."""
     cdef Blob* blob
 
     def __cinit__(self, data):
@@ -415,7 +436,8 @@ cdef bint _tells(const Value* value, u64 name) noexcept nogil:
     return (<Blob*> value.word).nbytes == 8 and (<u64*> blob_data(<Blob*> value.word))[0] == name
 
 
-cdef u64 _race(CacheState* cache, u64 seed, u64 ops, u64 key_max, Blob** shared, u64* hits) noexcept nogil:
+cdef u64 _race(CacheState* cache, u64 seed, u64 ops, u64 key_max, Blob** shared,
+               u64* hits) noexcept nogil:
     cdef Key key
     cdef Value value
     cdef u64 _op, name, wrong = 0, state = seed * 2 + 1
@@ -444,10 +466,11 @@ cdef u64 _race(CacheState* cache, u64 seed, u64 ops, u64 key_max, Blob** shared,
 cdef class ClockCache:
     """Threads: any. A cache of predictions by (model, row bytes, salt), at most `bytes_max` bytes.
 
-    `row` is any C-contiguous buffer. `seed` (128 bits, for tests) defaults to a random one. Raises MemoryError.
-    `policy` chooses who leaves a full bucket: "clock", or "sieve" (better on a static skew, worse under drift).
-    `variant` (for tests) is one of VARIANTS: the instructions that compare and hash; the best by default.
-    A table has at least one bucket (136 bytes), however small `bytes_max`. Source: see the module.
+    `row` is any C-contiguous buffer. `seed` (128 bits, for tests) defaults to a random one. Raises
+    MemoryError. `policy` chooses who leaves a full bucket: "clock", or "sieve" (better on a static
+    skew, worse under drift). `variant` (for tests) is one of VARIANTS: the instructions that
+    compare and hash; the best by default. A table has at least one bucket (136 bytes), however
+    small `bytes_max`. Source: see the module.
     """
     cdef CacheState* state
 
@@ -455,7 +478,8 @@ cdef class ClockCache:
         cdef object bits = int.from_bytes(os.urandom(16), "little") if seed is None else int(seed)
         if variant not in VARIANTS:
             raise ValueError(f"no variant {variant!r} on this machine; it has {', '.join(VARIANTS)}")
-        self.state = cache_new(bytes_max, bits & 0xffffffffffffffff, (bits >> 64) & 0xffffffffffffffff,
+        self.state = cache_new(bytes_max, bits & 0xffffffffffffffff,
+                               (bits >> 64) & 0xffffffffffffffff,
                                <Variant> <int> _VARIANTS[variant], policy_of(policy))
         if self.state == NULL:
             raise MemoryError(f"no memory for a cache of {bytes_max} bytes")
@@ -477,7 +501,8 @@ cdef class ClockCache:
         return key.lo, key.hi
 
     def keys(self, u64 model, rows, u64 row_bytes, u64 salt=0):
-        """The keys of rows of `row_bytes` bytes each, as bytes: u64[n, 2]. Raises ValueError for a part of a row."""
+        """The keys of rows of `row_bytes` bytes each, as bytes: u64[n, 2]. Raises ValueError for a
+        part of a row."""
         cdef _Rows given = _Rows(rows, row_bytes)
         cdef object out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> (given.n * sizeof(Key)))
         cdef Key* keys = <Key*> PyBytes_AS_STRING(out)
@@ -499,7 +524,8 @@ cdef class ClockCache:
             value_drop(&value)
 
     def lookup_many(self, u64 model, rows, u64 row_bytes, u64 salt=0):
-        """The f64 predictions of all rows, NaN where there is none, as bytes: f64[n]. Errors as in `keys`."""
+        """The f64 predictions of all rows, NaN where there is none, as bytes: f64[n]. Errors as in
+        `keys`."""
         cdef _Rows given = _Rows(rows, row_bytes)
         cdef bytes out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> (given.n * 8))
         cdef double* values = <double*> PyBytes_AS_STRING(out)
@@ -512,7 +538,8 @@ cdef class ClockCache:
         return out
 
     def fill(self, u64 model, row, value, u64 salt=0):
-        """Insert or replace. A blob larger than an eighth of the room for blobs is not kept. Raises TypeError."""
+        """Insert or replace. A blob larger than an eighth of the room for blobs is not kept. Raises
+        TypeError."""
         cdef Key key = self._key(model, row, salt)
         cdef Value held = _value_of(value)
         cache_fill(self.state, &key, &held)
@@ -524,9 +551,11 @@ cdef class ClockCache:
         return cache_forget(self.state, &key)
 
     def race(self, u64 seed, u64 ops, u64 key_max, tuple shared=()):
-        """Random lookups, fills and a few forgets without the GIL; -> (hits, wrong answers). For tests: run it from many threads.
+        """Random lookups, fills and a few forgets without the GIL; -> (hits, wrong answers). For
+        tests: run it from many threads.
 
-        Half of the fills are scalars, half blobs: fresh ones, or those of `shared`, where blob i tells i in 8 bytes.
+        Half of the fills are scalars, half blobs: fresh ones, or those of `shared`, where blob i
+        tells i in 8 bytes.
         """
         cdef Blob* blobs[256]
         cdef u64 hits = 0, wrong

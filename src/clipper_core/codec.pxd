@@ -1,7 +1,8 @@
-# Wire frames <-> structs (docs/wire.md). Bytes in, frames out; no sockets, no Python object, no allocation.
+# Wire frames <-> structs (docs/wire.md). Bytes in, frames out; no sockets, no Python object, no
+# allocation.
 #
-# Threads: any (pure functions). Every length is checked by subtraction against what is there, and against a named
-# limit, before anything is read or reserved.
+# Threads: any (pure functions). Every length is checked by subtraction against what is there, and
+# against a named limit, before anything is read or reserved.
 from clipper_core.machine cimport u8, u16, u32, u64
 from clipper_core.status cimport Status
 
@@ -21,22 +22,28 @@ cpdef enum Kind:
     REFUSE = 3         # server -> container: refused, with the reason (UTF-8 text); then closed
     PREDICT = 4        # server -> container: a batch of rows
     REPLY = 5          # container -> server: the batch's predictions
-    FAILURE = 6        # container -> server: the whole batch failed (UTF-8 text: the user's traceback)
+    FAILURE = 6        # container -> server: the whole batch failed (UTF-8 text: the user's
+                       # traceback)
     HEARTBEAT = 7      # both ways, empty
     GOODBYE = 8        # both ways, empty: no more batches; then closed
-    REGION = 9         # server -> container, with a descriptor: memory whose rows SHARED batches will name
+    REGION = 9         # server -> container, with a descriptor: memory whose rows SHARED batches
+                       # will name
     FEEDBACK = 10      # server -> container: inputs and what would have been right (correction.pxd)
-    ACCURACY = 11      # container -> server: rows it was corrected on, and how right it finds itself
+    ACCURACY = 11      # container -> server: rows it was corrected on, and how right it finds
+                       # itself
 
 cpdef enum Flag:
     VARIABLE = 1       # rows differ in length: u32 lengths (in elements) precede the data
     CONFIDENCE = 2     # f32 per row follows the data
-    ROW_STATUS = 4     # u8 per row follows: 0 fine, 1 this row failed; then error text as UTF-8 to the end
-    COMPRESSED = 8     # PREDICT of STR only: the data is one LZ4 block, preceded by its length as u64
+    ROW_STATUS = 4     # u8 per row follows: 0 fine, 1 this row failed; then error text as UTF-8 to
+                       # the end
+    COMPRESSED = 8     # PREDICT of STR only: the data is one LZ4 block, preceded by its length as
+                       # u64
     CHECKED = 16       # payload_crc holds the CRC-32 of the payload
     SHARED = 32        # PREDICT only: the payload is runs of rows in regions, 16 bytes each
     SESSIONS = 64      # PREDICT only: u64 per row follows the data: whose query it is
-    QUALIFIERS = 128   # REPLY only: u32 lengths, then what the model says beside each row (msgpack, opaque here)
+    QUALIFIERS = 128   # REPLY only: u32 lengths, then what the model says beside each row (msgpack,
+                       # opaque here)
 
 cdef struct Header:
     u8 kind
@@ -70,25 +77,35 @@ cdef struct Rows:             # a payload opened: pointers into it, all checked 
     u64 text_bytes
 
 # -- frames (v2)
-cdef void header_encode(const Header* header, u8* out) noexcept nogil    # writes 64 bytes, header CRC included
+# writes 64 bytes, header CRC included
+cdef void header_encode(const Header* header, u8* out) noexcept nogil
 cdef Status header_decode(const u8* bytes, u64 n, const Limits* limits, Header* out) noexcept nogil
 # ^ OK; PENDING when n < 64; BAD_FRAME; TOO_LARGE. `out` is written only when OK
-cdef Status rows_open(const Header* header, const u8* payload, const Limits* limits, Rows* out) noexcept nogil
-# ^ payload has header.payload_bytes bytes, 8-byte aligned. Opens PREDICT and REPLY payloads: OK, BAD_FRAME, TOO_LARGE.
-#   Judges the header again (it may come from elsewhere) but not payload_crc: whoever received the bytes has done that
-cdef u64 rows_data_bytes(const Header* header, const Rows* rows) noexcept nogil   # of all rows; COMPRESSED: once opened
-cdef u64 row_bytes_of(const Header* header) noexcept nogil      # fixed rows: product of dims x itemsize; 0 on overflow
+cdef Status rows_open(const Header* header, const u8* payload, const Limits* limits,
+                      Rows* out) noexcept nogil
+# ^ payload has header.payload_bytes bytes, 8-byte aligned. Opens PREDICT and REPLY payloads: OK,
+# BAD_FRAME, TOO_LARGE.
+# Judges the header again (it may come from elsewhere) but not payload_crc: whoever received the
+# bytes has done that
+# of all rows; COMPRESSED: once opened
+cdef u64 rows_data_bytes(const Header* header, const Rows* rows) noexcept nogil
+# fixed rows: product of dims x itemsize; 0 on overflow
+cdef u64 row_bytes_of(const Header* header) noexcept nogil
 
 # -- variable rows: u32 lengths, then the data, each padded with zeros to 8
 cdef u64 lengths_bytes(u32 n) noexcept nogil                    # u32 each, padded to 8
 cdef u64 variable_payload_bytes(u32 n, u64 data_bytes) noexcept nogil
-cdef void variable_encode(u32 n, const void** rows, const u64* row_bytes, u32 item_bytes, u8* out) noexcept nogil
+cdef void variable_encode(u32 n, const void** rows, const u64* row_bytes, u32 item_bytes,
+                          u8* out) noexcept nogil
 # ^ writes variable_payload_bytes(n, sum of row_bytes) bytes. Below 2**32 elements a row
 cdef u64 compressed_bound(u32 n, u64 data_bytes) noexcept nogil
-cdef u64 compressed_encode(u32 n, const u8* payload, u64 data_bytes, u32 search, u8* out) noexcept nogil
-# ^ a payload of variable_encode's, its data as an LZ4 block (lz4.pxd): bytes written, at most compressed_bound
+cdef u64 compressed_encode(u32 n, const u8* payload, u64 data_bytes, u32 search,
+                           u8* out) noexcept nogil
+# ^ a payload of variable_encode's, its data as an LZ4 block (lz4.pxd): bytes written, at most
+# compressed_bound
 
 # -- the checksum of both lives in crc.pxd, version 1 in v1.pxd; this page hands them on
 from clipper_core.crc cimport crc32
-from clipper_core.v1 cimport (V1_F64, V1_I32, V1_STR, V1_U8, V1_VAR_F64, V1_VAR_I32, V1_VAR_U8, v1_bound, v1_compress,
+from clipper_core.v1 cimport (V1_F64, V1_I32, V1_STR, V1_U8, V1_VAR_F64, V1_VAR_I32, V1_VAR_U8,
+                              v1_bound, v1_compress,
                               v1_encode, v1_format)

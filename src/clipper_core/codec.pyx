@@ -1,15 +1,19 @@
 """Wire frames <-> bytes (docs/wire.md): headers, and the payloads of PREDICT and REPLY.
 
-A frame is hostile until it is opened. Three rules keep reading it safe, and every function below follows them:
+A frame is hostile until it is opened. Three rules keep reading it safe, and every function below
+follows them:
 
-- What is left is compared with what is wanted (`want > left`), never a sum with an end: a sum of two lengths can wrap.
-- A length is compared with a named limit before anything is reserved for it, so a header of 64 bytes cannot ask for
-  64 GB, and an LZ4 block, which can grow 255-fold, is opened only into room that was announced and allowed.
-- Nothing that the page does not define is let through: unknown bits, padding that is not zero, bytes too many. What is
-  tolerated today cannot be given a meaning tomorrow.
+- What is left is compared with what is wanted (`want > left`), never a sum with an end: a sum of
+  two lengths can wrap.
+- A length is compared with a named limit before anything is reserved for it, so a header of 64
+  bytes cannot ask for 64 GB, and an LZ4 block, which can grow 255-fold, is opened only into room
+  that was announced and allowed.
+- Nothing that the page does not define is let through: unknown bits, padding that is not zero,
+  bytes too many. What is tolerated today cannot be given a meaning tomorrow.
 
-The header has its own CRC-32 (crc.pxd), because a damaged length costs more than a damaged row: it desynchronises the stream.
-The payload's is optional (CHECKED): on one host the kernel's sockets do not damage bytes.
+The header has its own CRC-32 (crc.pxd), because a damaged length costs more than a damaged row: it
+desynchronises the stream. The payload's is optional (CHECKED): on one host the kernel's sockets do
+not damage bytes.
 """
 from collections import namedtuple
 from struct import iter_unpack
@@ -20,7 +24,8 @@ from libcpp.vector cimport vector
 
 import numpy as np
 
-from clipper_core.dtype cimport BOOL, BYTES, F16, F32, F64, I8, I16, I32, I64, STR, U8, U16, U32, U64, itemsize
+from clipper_core.dtype cimport (BOOL, BYTES, F16, F32, F64, I8, I16, I32, I64, STR, U8, U16, U32,
+                                 U64, itemsize)
 from clipper_core.lz4 cimport LITERALS, LZ4_BYTES_MAX, LZ4_GROWTH_MAX, Cursor, lz4_bound, lz4_encode
 from clipper_core.status cimport BAD_FRAME, BAD_INPUT, OK, PENDING, TOO_LARGE, raise_for
 
@@ -56,7 +61,8 @@ cdef enum:
     FLAGS = VARIABLE | CONFIDENCE | ROW_STATUS | COMPRESSED | CHECKED | SHARED | SESSIONS | QUALIFIERS
 
 
-# -- headers -----------------------------------------------------------------------------------------------------------
+# -- headers
+# --------------------------------------------------------------------------------------------------
 
 cdef void header_encode(const Header* header, u8* out) noexcept nogil:
     cdef Wire wire
@@ -123,7 +129,8 @@ cdef Status _judge(const Header* header, const Limits* limits) noexcept nogil:
 
 
 cdef bint _is_control(const Header* header) noexcept nogil:
-    if header.dtype or header.rank or header.rows or header.flags & ~CHECKED or _dims_used(header, 0):
+    if header.dtype or header.rank or header.rows or header.flags & ~CHECKED or _dims_used(header,
+            0):
         return False
     if header.kind == REGION:
         return header.payload_bytes == REGION_BYTES
@@ -140,7 +147,8 @@ cdef bint _is_batch(const Header* header) noexcept nogil:
     if header.flags & SHARED and (header.kind != PREDICT or header.flags & ~(SHARED | CHECKED)
                                   or header.payload_bytes == 0 or header.payload_bytes % RUN_BYTES):
         return False
-    if (header.flags & SESSIONS and header.kind != PREDICT) or (header.flags & QUALIFIERS and header.kind != REPLY):
+    if (header.flags & SESSIONS and header.kind != PREDICT) or (header.flags & QUALIFIERS
+                                                                and header.kind != REPLY):
         return False
     if header.flags & VARIABLE:
         return header.rank == 1 and header.dims[0] == 0
@@ -156,8 +164,8 @@ cdef bint _dims_used(const Header* header, u32 first) noexcept nogil:
 
 
 cdef bint _row_bytes(const Header* header, u64* out) noexcept nogil:
-    """False when the bytes of all rows go beyond 63 bits. A dimension of 0 makes rows of 0 bytes but excuses no other
-    one: array libraries multiply the rest, and fail on what they get."""
+    """False when the bytes of all rows go beyond 63 bits. A dimension of 0 makes rows of 0 bytes
+    but excuses no other one: array libraries multiply the rest, and fail on what they get."""
     cdef u64 rows = max(header.rows, <u32> 1), total = itemsize(header.dtype) * rows
     cdef bint empty = False
     cdef u32 i
@@ -173,7 +181,8 @@ cdef bint _row_bytes(const Header* header, u64* out) noexcept nogil:
 
 
 cdef u64 _empty_lists(const Header* header) noexcept nogil:
-    """How many empty lists a row without elements is as JSON, 0 for other rows: the dimensions before the first 0, multiplied.
+    """How many empty lists a row without elements is as JSON, 0 for other rows: the dimensions
+    before the first 0, multiplied.
 
     `_row_bytes` has returned True for the header, so the product does not overflow."""
     cdef u64 lists = 1
@@ -190,7 +199,8 @@ cdef u64 row_bytes_of(const Header* header) noexcept nogil:
     return nbytes if header.rank <= DIMS_MAX and _row_bytes(header, &nbytes) else 0
 
 
-# -- payloads ----------------------------------------------------------------------------------------------------------
+# -- payloads
+# --------------------------------------------------------------------------------------------------
 
 cdef u64 _padding(u64 n) noexcept nogil:
     return (0 - n) & 7
@@ -219,16 +229,19 @@ cdef bint _are_flags(const u8* bytes, u64 n) noexcept nogil:
     return seen <= 1
 
 
-cdef Status _open_fixed(const Header* header, const Limits* limits, Cursor* cursor, Rows* out) noexcept nogil:
+cdef Status _open_fixed(const Header* header, const Limits* limits, Cursor* cursor,
+                        Rows* out) noexcept nogil:
     if not _row_bytes(header, &out.row_bytes):
         return BAD_FRAME
-    if header.kind == REPLY and (out.row_bytes > limits.output_bytes_max or _empty_lists(header) > EMPTY_LISTS_MAX):
+    if header.kind == REPLY and (out.row_bytes > limits.output_bytes_max
+                                 or _empty_lists(header) > EMPTY_LISTS_MAX):
         return TOO_LARGE
     out.data_bytes = out.row_bytes * out.n      # below 2**63: _row_bytes has seen to it
     return OK if _take(cursor, out.data_bytes, &out.data) else BAD_FRAME
 
 
-cdef Status _open_variable(const Header* header, const Limits* limits, Cursor* cursor, Rows* out) noexcept nogil:
+cdef Status _open_variable(const Header* header, const Limits* limits, Cursor* cursor,
+                           Rows* out) noexcept nogil:
     cdef const u8* lengths = NULL
     cdef u32 i, longest = 0, item = itemsize(header.dtype)
     cdef u64 total = 0                # at most 2**32 lengths of 32 bits: no overflow
@@ -248,7 +261,8 @@ cdef Status _open_variable(const Header* header, const Limits* limits, Cursor* c
     return OK if _take(cursor, out.data_bytes, &out.data) else BAD_FRAME
 
 
-cdef Status _open_compressed(const Limits* limits, Cursor* cursor, u64 total, Rows* out) noexcept nogil:
+cdef Status _open_compressed(const Limits* limits, Cursor* cursor, u64 total,
+                             Rows* out) noexcept nogil:
     if total > limits.payload_bytes_max or total > LZ4_BYTES_MAX:
         return TOO_LARGE
     if cursor.left < sizeof(u64):
@@ -275,13 +289,15 @@ cdef Status _open_qualifiers(Cursor* cursor, Rows* out) noexcept nogil:
     return OK if _take(cursor, total, &out.qualifiers) else BAD_FRAME
 
 
-cdef Status rows_open(const Header* header, const u8* payload, const Limits* limits, Rows* out) noexcept nogil:
+cdef Status rows_open(const Header* header, const u8* payload, const Limits* limits,
+                      Rows* out) noexcept nogil:
     cdef Cursor cursor
     cdef const u8* part = NULL
     cdef Status status = _judge(header, limits)
     if status != OK:
         return status
-    if (header.kind != PREDICT and header.kind != REPLY) or header.flags & SHARED:    # whose rows are elsewhere
+    # whose rows are elsewhere
+    if (header.kind != PREDICT and header.kind != REPLY) or header.flags & SHARED:
         return BAD_FRAME
     cursor.at = payload
     cursor.left = header.payload_bytes
@@ -345,9 +361,11 @@ cdef u8* _put_u32(u8* out, u32 value) noexcept nogil:
     return out + sizeof(u32)
 
 
-cdef void variable_encode(u32 n, const void** rows, const u64* row_bytes, u32 item_bytes, u8* out) noexcept nogil:
+cdef void variable_encode(u32 n, const void** rows, const u64* row_bytes, u32 item_bytes,
+                          u8* out) noexcept nogil:
     cdef u64 total = 0
-    cdef u32 i, shift = 0             # an element has 1, 2, 4 or 8 bytes; a division a row is a fifth of the whole
+    cdef u32 i, shift = 0             # an element has 1, 2, 4 or 8 bytes; a division a row is a
+                                      # fifth of the whole
     while item_bytes >> (shift + 1):
         shift += 1
     for i in range(n):
@@ -364,7 +382,8 @@ cdef u64 compressed_bound(u32 n, u64 data_bytes) noexcept nogil:
     return lengths_bytes(n) + sizeof(u64) + lz4_bound(data_bytes) + 7
 
 
-cdef u64 compressed_encode(u32 n, const u8* payload, u64 data_bytes, u32 search, u8* out) noexcept nogil:
+cdef u64 compressed_encode(u32 n, const u8* payload, u64 data_bytes, u32 search,
+                           u8* out) noexcept nogil:
     cdef u64 lengths = lengths_bytes(n)
     cdef u64 block = lz4_encode(payload + lengths, data_bytes, search, out + lengths + sizeof(u64))
     memcpy(out, payload, lengths)
@@ -373,9 +392,11 @@ cdef u64 compressed_encode(u32 n, const u8* payload, u64 data_bytes, u32 search,
     return lengths + sizeof(u64) + block + _padding(block)
 
 
-# -- the Python door ---------------------------------------------------------------------------------------------------
+# -- the Python door
+# --------------------------------------------------------------------------------------------------
 
-FrameHeader = namedtuple("FrameHeader", "kind dtype flags rows id shape payload_bytes time_us payload_crc")
+FrameHeader = namedtuple("FrameHeader",
+                         "kind dtype flags rows id shape payload_bytes time_us payload_crc")
 FrameHeader.__doc__ = "A header, decoded. Threads: any. shape: of one row; (0,) when rows differ in length."
 
 OpenRows = namedtuple("OpenRows", "dtype n data lengths confidence status text sessions qualifiers")
@@ -386,10 +407,12 @@ BYTES. lengths: u32 (n,), in elements, or None. confidence: f32 (n,) or None. st
 or None; text: bytes, why it did. sessions: u64 (n,) or None. qualifiers: bytes of each row (msgpack), or None.
 """
 
-cdef dict _dtypes = {BOOL: np.dtype("?"), U8: np.dtype("u1"), I8: np.dtype("i1"), U16: np.dtype("<u2"),
-                     I16: np.dtype("<i2"), U32: np.dtype("<u4"), I32: np.dtype("<i4"), U64: np.dtype("<u8"),
-                     I64: np.dtype("<i8"), F16: np.dtype("<f2"), F32: np.dtype("<f4"), F64: np.dtype("<f8"),
-                     STR: np.dtype("u1"), BYTES: np.dtype("u1")}
+cdef dict _dtypes = {BOOL: np.dtype("?"), U8: np.dtype("u1"), I8: np.dtype("i1"), U16:
+np.dtype("<u2"),
+                     I16: np.dtype("<i2"), U32: np.dtype("<u4"), I32: np.dtype("<i4"), U64:
+                     np.dtype("<u8"), I64: np.dtype("<i8"), F16: np.dtype("<f2"), F32:
+                     np.dtype("<f4"), F64: np.dtype("<f8"), STR: np.dtype("u1"), BYTES:
+                     np.dtype("u1")}
 cdef dict _numbers = {dtype: number for number, dtype in _dtypes.items() if number < STR}
 
 
@@ -423,16 +446,19 @@ def checksum(data, u32 crc=0):
     return crc
 
 
-def encode_frame(int kind, payload=b"", *, int dtype=0, shape=(), int flags=0, rows=0, id=0, time_us=0, checked=False):
-    """A frame of these header fields and this payload, both CRCs right, and nothing judged. Threads: any.
+def encode_frame(int kind, payload=b"", *, int dtype=0, shape=(), int flags=0, rows=0, id=0,
+                 time_us=0, checked=False):
+    """A frame of these header fields and this payload, both CRCs right, and nothing judged.
+    Threads: any.
 
-    checked: adds CHECKED. It writes what it is told, so that a test can write frames that must be refused;
-    `encode_rows` makes a payload from rows. Raises BAD_INPUT: more than 4 dimensions; OverflowError: a field out of its
-    range.
+    checked: adds CHECKED. It writes what it is told, so that a test can write frames that must be
+    refused; `encode_rows` makes a payload from rows. Raises BAD_INPUT: more than 4 dimensions;
+    OverflowError: a field out of its range.
     """
     cdef bytes raw = bytes(payload)
     cdef u32 crc = checksum(raw) if checked or flags & CHECKED else 0
-    cdef Header header = _header_of(FrameHeader(kind, dtype, flags | (CHECKED if checked else 0), rows, id, shape,
+    cdef Header header = _header_of(FrameHeader(kind, dtype, flags | (CHECKED if checked else 0),
+                                                rows, id, shape,
                                                 len(raw), time_us, crc))
     cdef u8 out[HEADER_BYTES]
     header_encode(&header, out)
@@ -442,13 +468,14 @@ def encode_frame(int kind, payload=b"", *, int dtype=0, shape=(), int flags=0, r
 def decode_header(data, *, u64 payload_bytes_max=64 << 20, u32 rows_max=1 << 20):
     """-> FrameHeader from the first 64 bytes of `data`; None while there are fewer. Threads: any.
 
-    Raises BAD_FRAME: no header of this version, damaged, or not one that docs/wire.md allows; TOO_LARGE: beyond a
-    limit.
+    Raises BAD_FRAME: no header of this version, damaged, or not one that docs/wire.md allows;
+    TOO_LARGE: beyond a limit.
     """
     cdef bytes raw = bytes(data[:HEADER_BYTES])
     cdef Limits limits = Limits(payload_bytes_max, rows_max, 0)
     cdef Header header
-    cdef Status status = header_decode(<const u8*> PyBytes_AS_STRING(raw), PyBytes_GET_SIZE(raw), &limits, &header)
+    cdef Status status = header_decode(<const u8*> PyBytes_AS_STRING(raw), PyBytes_GET_SIZE(raw),
+                                       &limits, &header)
     if status == PENDING:
         return None
     raise_for(status, f"frame header {'too large' if status == TOO_LARGE else 'damaged or unknown'}: {raw.hex(' ', 4)}")
@@ -457,11 +484,13 @@ def decode_header(data, *, u64 payload_bytes_max=64 << 20, u32 rows_max=1 << 20)
                        header.payload_crc)
 
 
-def open_rows(header, payload, *, u64 payload_bytes_max=64 << 20, u32 rows_max=1 << 20, u64 output_bytes_max=16 << 20):
+def open_rows(header, payload, *, u64 payload_bytes_max=64 << 20, u32 rows_max=1 << 20,
+              u64 output_bytes_max=16 << 20):
     """-> OpenRows of a PREDICT or REPLY whose header is `header` (FrameHeader). Threads: any.
 
-    Arrays are views of `payload` when it is bytes (else of a copy), except COMPRESSED data. Raises BAD_FRAME: the
-    payload is not what the header says; TOO_LARGE: beyond a limit (output_bytes_max: of one row of a REPLY).
+    Arrays are views of `payload` when it is bytes (else of a copy), except COMPRESSED data. Raises
+    BAD_FRAME: the payload is not what the header says; TOO_LARGE: beyond a limit (output_bytes_max:
+    of one row of a REPLY).
     """
     cdef bytes raw = bytes(payload)
     cdef Header fields = _header_of(header)
@@ -472,7 +501,8 @@ def open_rows(header, payload, *, u64 payload_bytes_max=64 << 20, u32 rows_max=1
     if fields.payload_bytes != <u64> PyBytes_GET_SIZE(raw):
         raise_for(BAD_FRAME, f"payload of {len(raw)} bytes, its header says {header.payload_bytes}")
     with nogil:
-        if not fields.flags & CHECKED or crc32(0, start, fields.payload_bytes) == fields.payload_crc:
+        if not fields.flags & CHECKED or crc32(0, start,
+                                               fields.payload_bytes) == fields.payload_crc:
             status = rows_open(&fields, start, &limits, &rows)
     raise_for(status, f"payload of {len(raw)} bytes, {'too large' if status == TOO_LARGE else 'damaged'}: {header}")
     return _open(raw, &fields, &rows, header.shape)
@@ -485,7 +515,8 @@ def open_runs(header, payload):
     """
     cdef bytes raw = bytes(payload)
     cdef list runs = [(run[0], run[2], run[1]) for run in iter_unpack("<IIQ", raw)] if len(raw) % RUN_BYTES == 0 else []
-    if (not header.flags & SHARED or not runs or 0 in [run[2] for run in runs] or sum([run[2] for run in runs]) != header.rows
+    if (not header.flags & SHARED or not runs or 0 in [run[2] for run in runs]
+        or sum([run[2] for run in runs]) != header.rows
             or (header.flags & CHECKED and checksum(raw) != header.payload_crc)):
         raise_for(BAD_FRAME, f"no runs of {header.rows} rows: {raw.hex(' ', 4)}")
     return runs
@@ -505,8 +536,10 @@ cdef object _open(bytes raw, const Header* header, const Rows* rows, object shap
     if not header.flags & VARIABLE:
         data = data.reshape((rows.n, *shape))
     return OpenRows(header.dtype, rows.n, data, _view(raw, rows.lengths, <u64> rows.n * 4, "<u4"),
-                    _view(raw, rows.confidence, <u64> rows.n * 4, "<f4"), _view(raw, rows.status, rows.n, "u1"),
-                    b"" if rows.text == NULL else rows.text[:rows.text_bytes], _view(raw, rows.sessions, <u64> rows.n * 8, "<u8"),
+                    _view(raw, rows.confidence, <u64> rows.n * 4, "<f4"), _view(raw, rows.status,
+                            rows.n, "u1"),
+                    b"" if rows.text == NULL else rows.text[:rows.text_bytes], _view(raw,
+                            rows.sessions, <u64> rows.n * 8, "<u8"),
                     _qualifiers(rows))
 
 
@@ -549,7 +582,8 @@ cdef bytes _variable(list rows, u32 item, object search):
     if search is None:
         return out
     packed = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> compressed_bound(n, total))
-    return packed[:compressed_encode(n, <const u8*> PyBytes_AS_STRING(out), total, search, <u8*> PyBytes_AS_STRING(packed))]
+    return packed[:compressed_encode(n, <const u8*> PyBytes_AS_STRING(out), total, search,
+                                     <u8*> PyBytes_AS_STRING(packed))]
 
 
 cdef object _list_payload(list rows, object search):
@@ -565,14 +599,15 @@ cdef object _list_payload(list rows, object search):
     return number, _variable([row.tobytes() for row in arrays], itemsize(number), None)
 
 
-def encode_rows(int kind, rows, *, confidence=None, status=None, str text="", id=0, time_us=0, checked=False,
+def encode_rows(int kind, rows, *, confidence=None, status=None, str text="", id=0, time_us=0,
+                checked=False,
                 compressed=False, search=LITERALS, sessions=None, qualifiers=None):
     """A whole PREDICT or REPLY frame of `rows`. Threads: any.
 
-    rows: ndarray (n, *shape) of a numeric dtype, at most 4 dimensions a row; or a list of str, of bytes, or of 1-d
-    arrays that differ in length. sessions: n u64. confidence: n floats. qualifiers: n bytes, opaque. status: n of 0 (fine) or 1
-    (failed), `text` says why.
-    compressed: str rows travel as an LZ4 block, made by `search` (lz4.Search). Raises BAD_INPUT.
+    rows: ndarray (n, *shape) of a numeric dtype, at most 4 dimensions a row; or a list of str, of
+    bytes, or of 1-d arrays that differ in length. sessions: n u64. confidence: n floats.
+    qualifiers: n bytes, opaque. status: n of 0 (fine) or 1 (failed), `text` says why. compressed:
+    str rows travel as an LZ4 block, made by `search` (lz4.Search). Raises BAD_INPUT.
     """
     cdef int flags = 0
     if isinstance(rows, np.ndarray):
@@ -591,9 +626,11 @@ def encode_rows(int kind, rows, *, confidence=None, status=None, str text="", id
         payload += _padded(np.asarray(confidence, "<f4").tobytes())
     if qualifiers is not None:
         flags |= QUALIFIERS
-        payload += _padded(np.array([len(each) for each in qualifiers], "<u4").tobytes()) + _padded(b"".join(qualifiers))
+        payload += _padded(np.array([len(each) for each in qualifiers],
+                                    "<u4").tobytes()) + _padded(b"".join(qualifiers))
     if status is not None:
         flags |= ROW_STATUS
         payload += _padded(np.asarray(status, "u1").tobytes()) + text.encode()
-    return encode_frame(kind, payload, dtype=dtype, shape=shape, flags=flags, rows=len(rows), id=id, time_us=time_us,
+    return encode_frame(kind, payload, dtype=dtype, shape=shape, flags=flags, rows=len(rows), id=id,
+                        time_us=time_us,
                         checked=checked)

@@ -1,6 +1,8 @@
-"""Slots to numpy: scalars by a copy of their words, arrays by a copy of their bytes, the rest one by one.
+"""Slots to numpy: scalars by a copy of their words, arrays by a copy of their bytes, the rest one
+by one.
 
-Scalars widen as numpy would make an array of Python's numbers: whole numbers to i64 (u64 where they need it), floats to f64.
+Scalars widen as numpy would make an array of Python's numbers: whole numbers to i64 (u64 where they
+need it), floats to f64.
 """
 cimport numpy as cnp
 from libc.string cimport memcpy
@@ -14,7 +16,8 @@ from clipper_core.status cimport CANCELLED, OK, PENDING, UNNEEDED
 
 cnp.import_array()
 
-cdef dict _names = {1: "?", 2: "u1", 3: "i1", 4: "<u2", 5: "<i2", 6: "<u4", 7: "<i4", 8: "<u8", 9: "<i8", 10: "<f2", 11: "<f4",
+cdef dict _names = {1: "?", 2: "u1", 3: "i1", 4: "<u2", 5: "<i2", 6: "<u4", 7: "<i4", 8: "<u8",
+                    9: "<i8", 10: "<f2", 11: "<f4",
                     12: "<f8"}
 
 
@@ -47,7 +50,8 @@ cdef object column_latencies_us(const Column* column):
     cdef u32 i
     for i in range(column.n if column.latency_us != NULL else 0):
         state = column.state[i].load(acquire)
-        if state != PENDING and state != CANCELLED and state != UNNEEDED:         # the loop may still write what nobody will read
+        # the loop may still write what nobody will read
+        if state != PENDING and state != CANCELLED and state != UNNEEDED:
             to[i] = column.latency_us[i]
     return latencies
 
@@ -68,7 +72,9 @@ cdef bint _alike(const Seen* c, u32 first, u32* absent) noexcept nogil:
     for i in range(first, c.n):
         if c.state[i] != OK:
             absent[0] += 1
-        elif c.of.tag[i] != tag or (tag == TAG_BLOB and not _same_shape(<Blob*> c.of.word[i], <Blob*> c.of.word[first])):
+        elif c.of.tag[i] != tag or (tag == TAG_BLOB
+                                    and not _same_shape(<Blob*> c.of.word[i],
+                                                        <Blob*> c.of.word[first])):
             return False
     return True
 
@@ -135,7 +141,9 @@ cdef object _with_missing(object rows, object states, object missing):
         filler = np.asarray(missing)
     except ValueError:
         return None
-    if filler.dtype.kind not in "biuf" or filler.shape not in ((), rows.shape[1:]) or (filler.dtype.kind == "b") != (
+    if filler.dtype.kind not in "biuf" or filler.shape not in ((),
+                                                               rows.shape[1:]) or (filler.dtype.kind
+                                                                       == "b") != (
             rows.dtype.kind == "b"):
         return None
     if filler.dtype.kind == "f" and rows.dtype.kind != "f":

@@ -1,9 +1,11 @@
-# What a model that learns is told, and what it says of itself: FEEDBACK and ACCURACY (docs/wire.md).
+# What a model that learns is told, and what it says of itself: FEEDBACK and ACCURACY
+# (docs/wire.md).
 #
 # Threads: any (pure functions); accuracy_read: loop only.
 #
-# A FEEDBACK's payload is two whole frames, one behind the other: a PREDICT of the inputs, with SESSIONS, and a REPLY of as many
-# labels. So every type of input and output that travels is a type of feedback, and nobody writes another codec for it.
+# A FEEDBACK's payload is two whole frames, one behind the other: a PREDICT of the inputs, with
+# SESSIONS, and a REPLY of as many labels. So every type of input and output that travels is a type
+# of feedback, and nobody writes another codec for it.
 from clipper_core.machine cimport atomic, u8, u64
 from clipper_core.status cimport Status
 

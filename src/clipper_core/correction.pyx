@@ -25,7 +25,8 @@ cdef Status accuracy_read(const u8* payload, u64 n, Progress* progress) noexcept
 
 
 def encode_feedback(inputs, labels, sessions):
-    """The payload of a FEEDBACK frame: n inputs, the n outputs that would have been right, n sessions (u64). Threads: any.
+    """The payload of a FEEDBACK frame: n inputs, the n outputs that would have been right, n
+    sessions (u64). Threads: any.
 
     inputs, labels: as codec.encode_rows takes rows. Raises BAD_INPUT.
     """
@@ -35,7 +36,8 @@ def encode_feedback(inputs, labels, sessions):
 
 
 def decode_feedback(payload, **limits):
-    """-> (inputs, labels) of a FEEDBACK's payload, OpenRows each; the sessions are with the inputs. Threads: any.
+    """-> (inputs, labels) of a FEEDBACK's payload, OpenRows each; the sessions are with the inputs.
+    Threads: any.
 
     limits: as codec.open_rows has them. Raises BAD_FRAME, TOO_LARGE.
     """
@@ -45,7 +47,8 @@ def decode_feedback(payload, **limits):
         header = decode_header(rest)
         if header is None or header.kind != kind or header.payload_bytes > len(rest) - HEADER_BYTES:
             raise_for(BAD_FRAME, "feedback is a PREDICT and a REPLY frame")
-        found.append(open_rows(header, rest[HEADER_BYTES:HEADER_BYTES + header.payload_bytes], **limits))
+        found.append(open_rows(header, rest[HEADER_BYTES:HEADER_BYTES + header.payload_bytes],
+                               **limits))
         rest = rest[HEADER_BYTES + header.payload_bytes:]
     if rest or found[0].n != found[1].n or found[0].sessions is None:
         raise_for(BAD_FRAME, "feedback has as many labels and sessions as inputs, and nothing else")
@@ -58,7 +61,8 @@ def feedback_frame(bytes payload, **fields):
 
 
 def decode_accuracy(payload):
-    """-> (rows learned, rows failed, accuracy or None) of an ACCURACY's payload. Threads: any. Raises BAD_FRAME."""
+    """-> (rows learned, rows failed, accuracy or None) of an ACCURACY's payload. Threads: any.
+    Raises BAD_FRAME."""
     cdef bytes raw = bytes(payload)
     cdef Progress progress
     cdef Status status = BAD_FRAME
@@ -70,6 +74,9 @@ def decode_accuracy(payload):
 
 
 def accuracy_frame(u64 learned, u64 failed, accuracy=None, **fields):
-    """An ACCURACY frame, and nothing judged: a test can write one that must be refused. Threads: any."""
+    """An ACCURACY frame, and nothing judged: a test can write one that must be refused. Threads:
+    any."""
     cdef bytes payload = struct.pack("<QQ", learned, failed)
-    return encode_frame(ACCURACY, payload if accuracy is None else payload + struct.pack("<d", accuracy), **fields)
+    return encode_frame(ACCURACY,
+                        payload if accuracy is None else payload + struct.pack("<d", accuracy),
+                        **fields)

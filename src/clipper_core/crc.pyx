@@ -1,8 +1,8 @@
 """CRC-32, as zlib computes it.
 
-The polynomial is zlib's and not Castagnoli's, which processors have an instruction for: zlib's is in the standard library of
-every language that an SDK may be written in. Slicing-by-16 (Kounavis and Berry 2005; Stephan Brumme's tables) makes up for most
-of it.
+The polynomial is zlib's and not Castagnoli's, which processors have an instruction for: zlib's is
+in the standard library of every language that an SDK may be written in. Slicing-by-16 (Kounavis and
+Berry 2005; Stephan Brumme's tables) makes up for most of it.
 """
 from libc.string cimport memcpy
 

@@ -1,32 +1,39 @@
 """Which replica, and what can be promised.
 
-Rows go to the replica that is predicted to finish them first: the time it is busy yet plus its batch's time. Equals take turns.
-Three things follow. Replicas of unequal speed get work by their speed, as each is asked again when it is free. A row is not given
-to an idle slow replica when a fast one will be free, and done, sooner; that is a matter of the last few rows only, so it holds
-just while the fast one can take all that wait. And an estimate that nobody has tried for a second counts as unknown, so that one
-which was slow once gets a row to show that it is not.
+Rows go to the replica that is predicted to finish them first: the time it is busy yet plus its
+batch's time. Equals take turns. Three things follow. Replicas of unequal speed get work by their
+speed, as each is asked again when it is free. A row is not given to an idle slow replica when a
+fast one will be free, and done, sooner; that is a matter of the last few rows only, so it holds
+just while the fast one can take all that wait. And an estimate that nobody has tried for a second
+counts as unknown, so that one which was slow once gets a row to show that it is not.
 
-A replica whose model fails batch after batch is done sooner than any other, and must not be asked first for that: after
-`eject_after` failures in a row it is left alone for a while, then gets a single row as a probe; each probe that fails doubles the
-time. Its rows are tried once on another replica. While nobody else takes rows, all this is forgotten: a model that fails all
-queries alike says so, and does not become one that nobody serves.
+A replica whose model fails batch after batch is done sooner than any other, and must not be asked
+first for that: after `eject_after` failures in a row it is left alone for a while, then gets a
+single row as a probe; each probe that fails doubles the time. Its rows are tried once on another
+replica. While nobody else takes rows, all this is forgotten: a model that fails all queries alike
+says so, and does not become one that nobody serves.
 
-A second batch goes behind one in flight when it is full, or large enough to be worth its fixed cost (`batcher_second`): the
-container need not wait between batches, and pipelining does not make them small.
+A second batch goes behind one in flight when it is full, or large enough to be worth its fixed cost
+(`batcher_second`): the container need not wait between batches, and pipelining does not make them
+small.
 
-Rows of long deadlines (an array's) would fill every batch, two in flight, and leave no room for a query whose SLO is shorter
-than two batches and its own. While such queries are asked, refused ones too, a batch that long rows fill takes a third of the
-tightest SLO, and none is sent behind another: what comes waits for the rest of one, and has its own. Room that would cost more
-than half of the rows is not kept: who asks for the impossible must not slow all others.
+Rows of long deadlines (an array's) would fill every batch, two in flight, and leave no room for a
+query whose SLO is shorter than two batches and its own. While such queries are asked, refused ones
+too, a batch that long rows fill takes a third of the tightest SLO, and none is sent behind another:
+what comes waits for the rest of one, and has its own. Room that would cost more than half of the
+rows is not kept: who asks for the impossible must not slow all others.
 
-The forecast walks the queue batch by batch over the replicas as they come free. It is exact in what it knows; what it does not
-know (pauses, rows that come meanwhile with earlier deadlines, how full the last batch will be) is in the margin. Given up: a
-forecast by row (each is its batch's), and a margin by class of SLO.
+The forecast walks the queue batch by batch over the replicas as they come free. It is exact in what
+it knows; what it does not know (pauses, rows that come meanwhile with earlier deadlines, how full
+the last batch will be) is in the margin. Given up: a forecast by row (each is its batch's), and a
+margin by class of SLO.
 """
-from clipper_core.admission cimport (Forecast, gate_close, gate_finish_us, gate_publish, margin_forget, margin_init, margin_learn,
+from clipper_core.admission cimport (Forecast, gate_close, gate_finish_us, gate_publish,
+                                     margin_forget, margin_init, margin_learn,
                                      margin_now)
 from clipper_core.allocation cimport make, make_room
-from clipper_core.batcher cimport (Batcher, batcher_must_shed, batcher_predict_us, batcher_probe_us, batcher_room, batcher_second,
+from clipper_core.batcher cimport (Batcher, batcher_must_shed, batcher_predict_us, batcher_probe_us,
+                                   batcher_room, batcher_second,
                                    batcher_size, batcher_within, batcher_worst_us)
 from clipper_core.machine cimport relaxed
 from clipper_core.replica cimport IN_FLIGHT_MAX
@@ -40,8 +47,10 @@ cdef enum:
 
 cdef double EQUAL = 0.2         # predictions that differ by less are equal: they take turns
 cdef double RATE_DECAY_US = 20000
-cdef double LONG_SHARE = 0.33   # of the tightest SLO: more a batch that rows of long ones fill does not take
-cdef double WORTH = 0.5         # of a full batch's rows in the same time: room that costs more is not kept
+cdef double LONG_SHARE = 0.33   # of the tightest SLO: more a batch that rows of long ones fill does
+                                # not take
+cdef double WORTH = 0.5         # of a full batch's rows in the same time: room that costs more is
+                                # not kept
 cdef double BROKEN = 1.5        # a row on trial that was dropped counts as this much late
 
 
@@ -58,7 +67,8 @@ cdef void crew_begin(Crew* c) noexcept nogil:
 
 
 cdef bint crew_room(Crew* c) noexcept nogil:
-    return make_room(c.members[0], c.members.size() + 1) and make_room(c.free_us[0], c.members.size() + 1)
+    return make_room(c.members[0], c.members.size() + 1) and make_room(c.free_us[0],
+                                                                       c.members.size() + 1)
 
 
 cdef void crew_free(Crew* c) noexcept nogil:
@@ -112,10 +122,12 @@ cdef i32 _on_probation(const Crew* c, u64 now_us) noexcept nogil:
 
 
 cdef bint too_late(const Replica* r, u32 n, u64 due_us, u64 now_us) noexcept nogil:
-    return batcher_must_shed(&r.batcher, now_us, max(now_us, r.busy_until_us if r.in_flight else now_us), n, due_us)
+    return batcher_must_shed(&r.batcher, now_us,
+                             max(now_us, r.busy_until_us if r.in_flight else now_us), n, due_us)
 
 
-cdef bint another_can(Crew* c, const Replica* r, u64 waiting, u64 due_us, u64 now_us) noexcept nogil:
+cdef bint another_can(Crew* c, const Replica* r, u64 waiting, u64 due_us,
+                      u64 now_us) noexcept nogil:
     cdef size_t i
     cdef Replica* other
     for i in range(c.members.size()):
@@ -129,14 +141,16 @@ cdef bint another_can(Crew* c, const Replica* r, u64 waiting, u64 due_us, u64 no
 cdef bint _worth_a_second(const Crew* c, const Replica* r, u64 waiting) noexcept nogil:
     if r.in_flight >= IN_FLIGHT_MAX or r.link.protocol != 2 or _beside_short(c, r):
         return False
-    return batcher_second(&r.batcher, <u32> min(waiting, <u64> 0xFFFFFFFF), c.rate / c.members.size())
+    return batcher_second(&r.batcher, <u32> min(waiting, <u64> 0xFFFFFFFF),
+                          c.rate / c.members.size())
 
 
 cdef double _takes_us(const Replica* r, u64 waiting, u64 now_us) noexcept nogil:
     """The predicted time of its next batch; 0 while unknown."""
     if now_us > r.batcher.learned_us + UNTRIED_US and r.in_flight == 0:
         return 0
-    return batcher_predict_us(&r.batcher, batcher_size(&r.batcher, <u32> min(waiting, <u64> 0xFFFFFFFF)))
+    return batcher_predict_us(&r.batcher,
+                              batcher_size(&r.batcher, <u32> min(waiting, <u64> 0xFFFFFFFF)))
 
 
 cdef double _busy_us(const Replica* r, u64 now_us) noexcept nogil:
@@ -144,8 +158,8 @@ cdef double _busy_us(const Replica* r, u64 now_us) noexcept nogil:
 
 
 cdef bint _sooner(Crew* c, double by_us, u64 waiting, u64 now_us, u64* again_us) noexcept nogil:
-    """Will a busy replica have done all that waits well before `by_us` from now? Not one that is later with what it has than
-    its batches are in 99 of 100 cases."""
+    """Will a busy replica have done all that waits well before `by_us` from now? Not one that is
+    later with what it has than its batches are in 99 of 100 cases."""
     cdef size_t i
     cdef Replica* r
     cdef double takes
@@ -180,7 +194,8 @@ cdef i32 crew_pick(Crew* c, u64 waiting, u64 now_us, u64* again_us) noexcept nog
             if idle < 0 or takes < (1 - EQUAL) * idle_us:
                 idle = <i32> k
                 idle_us = takes
-        elif _worth_a_second(c, r, waiting) and (second < 0 or _busy_us(r, now_us) + takes < second_us):
+        elif _worth_a_second(c, r,
+                             waiting) and (second < 0 or _busy_us(r, now_us) + takes < second_us):
             second = <i32> k
             second_us = _busy_us(r, now_us) + takes
     if second >= 0 and (idle < 0 or second_us < (1 - EQUAL) * idle_us):
@@ -192,10 +207,12 @@ cdef i32 crew_pick(Crew* c, u64 waiting, u64 now_us, u64* again_us) noexcept nog
 
 
 cdef u32 _beside_short(const Crew* c, const Replica* r) noexcept nogil:
-    """Rows of a batch that leaves room for the tightest SLO; 0: no such room is kept, it would cost too much."""
+    """Rows of a batch that leaves room for the tightest SLO; 0: no such room is kept, it would cost
+    too much."""
     cdef const Batcher* b = &r.batcher
     cdef double time_us = LONG_SHARE * c.tight_us, one_us = batcher_worst_us(b, 1)
-    if one_us <= 0 or one_us > time_us:     # unknown, or nobody of a short SLO asks, or no row of theirs would be in time
+    if one_us <= 0 or one_us > time_us:     # unknown, or nobody of a short SLO asks, or no row of
+                                            # theirs would be in time
         return 0
     cdef u32 full = <u32> b.limit, n = batcher_within(b, time_us)
     return 0 if n * batcher_predict_us(b, full) < WORTH * full * batcher_predict_us(b, n) else n
@@ -204,7 +221,8 @@ cdef u32 _beside_short(const Crew* c, const Replica* r) noexcept nogil:
 cdef u32 crew_rows(const Crew* c, const Replica* r, u64 waiting, u64 tight) noexcept nogil:
     if c.avoiding and r.ejected_until_us:
         return 1                            # a probe
-    cdef u32 n = batcher_size(&r.batcher, <u32> min(waiting, <u64> 0xFFFFFFFF)), beside = _beside_short(c, r)
+    cdef u32 n = batcher_size(&r.batcher,
+                              <u32> min(waiting, <u64> 0xFFFFFFFF)), beside = _beside_short(c, r)
     return min(n, max(beside, <u32> min(tight, <u64> 0xFFFFFFFF))) if beside else n
 
 
@@ -238,7 +256,8 @@ cdef i32 _next_free(Crew* c, double n) noexcept nogil:
 
 
 cdef u64 _walk(Crew* c, u64 ahead, u64 now_us, i32* lead) noexcept nogil:
-    """Hand out `ahead` rows in full batches; -> what is left for the batch that a further row would join, which `lead` gets."""
+    """Hand out `ahead` rows in full batches; -> what is left for the batch that a further row would
+    join, which `lead` gets."""
     cdef size_t i
     cdef u32 _step
     cdef u64 size
@@ -267,7 +286,8 @@ cdef u64 _walk(Crew* c, u64 ahead, u64 now_us, i32* lead) noexcept nogil:
     return 0
 
 
-cdef void crew_forecast(Crew* c, Lanes* lanes, Lane* lane, Gate* gate, u64 ahead, u64 behind, bint shown,
+cdef void crew_forecast(Crew* c, Lanes* lanes, Lane* lane, Gate* gate, u64 ahead, u64 behind,
+                        bint shown,
                         u64 now_us) noexcept nogil:
     cdef i32 lead = -1
     cdef Forecast f
@@ -287,7 +307,8 @@ cdef void crew_forecast(Crew* c, Lanes* lanes, Lane* lane, Gate* gate, u64 ahead
     if c.tight_us:
         coming = max(c.rate * f.begin_us, min(coming, <double> crew_rows(c, r, f.size, 0)))
     coming = min(coming, <double> f.size, batcher_room(&r.batcher))
-    f.row_us = (batcher_worst_us(&r.batcher, f.size) - batcher_worst_us(&r.batcher, 1)) / max(f.size - 1, <u32> 1)
+    f.row_us = (batcher_worst_us(&r.batcher, f.size) - batcher_worst_us(&r.batcher, 1)) / max(f.size
+            - 1, <u32> 1)
     f.own_us = batcher_worst_us(&r.batcher, 1) + f.row_us * coming
     f.probe_us = max(r.batcher.learned_us, r.busy_until_us) + batcher_probe_us(&r.batcher)
     if gate != NULL:
@@ -299,7 +320,8 @@ cdef void crew_forecast(Crew* c, Lanes* lanes, Lane* lane, Gate* gate, u64 ahead
         c.margin_1000.store(<u64> (1000 * margin), relaxed)
 
 
-cdef void _put_on_trial(Crew* c, Lanes* lanes, Lane* lane, Gate* gate, double margin, u64 now_us) noexcept nogil:
+cdef void _put_on_trial(Crew* c, Lanes* lanes, Lane* lane, Gate* gate, double margin,
+                        u64 now_us) noexcept nogil:
     """Remember what was forecast for the youngest row, if that is more than half its SLO."""
     cdef Task* task
     cdef u64 finish
@@ -345,6 +367,7 @@ cdef void crew_learn(Crew* c, Lanes* lanes, Tally* tally, u64 now_us) noexcept n
     if c.trial.sent:
         margin_learn(&c.margin, <double> (now_us - c.trial.made_us), c.trial.forecast_us, now_us)
     elif drops != c.trial.drops:
-        margin_learn(&c.margin, BROKEN * margin_now(&c.margin, now_us) * c.trial.forecast_us, c.trial.forecast_us, now_us)
+        margin_learn(&c.margin, BROKEN * margin_now(&c.margin, now_us) * c.trial.forecast_us,
+                     c.trial.forecast_us, now_us)
     c.trial.ticket = 0
     c.trial.drops = drops

@@ -1,22 +1,27 @@
 """When an ensemble has an answer: the rules.
 
-The schedule. Steps have ends, in order; the last one's is the deadline. The step whose time it is looks at everything that has
-arrived since the beginning. If nothing is on its way any more, the remaining steps are tried in order without waiting for
-their time; the last one answers with what there is, if only with nothing.
+The schedule. Steps have ends, in order; the last one's is the deadline. The step whose time it is
+looks at everything that has arrived since the beginning. If nothing is on its way any more, the
+remaining steps are tried in order without waiting for their time; the last one answers with what
+there is, if only with nothing.
 
-Exact by construction. A step answers early only when every way in which the tasks on their way could still end (with any value,
-or without one) leads the same step to the same answer. For votes: the leader's weight less the runner-up's exceeds all that is
-still to come, so no tie is possible either, and what breaks ties (confidence, then rank) need not be asked. For ranks: nothing
-better is on its way. For a median: the order statistics with everything outstanding at either end. A mean has no such bound
-unless the outputs have: `low` and `high`. The one exception is asked for by name: a `tolerance` with `need` of two or more takes
-`need` numbers that lie within it of each other for all.
+Exact by construction. A step answers early only when every way in which the tasks on their way
+could still end (with any value, or without one) leads the same step to the same answer. For votes:
+the leader's weight less the runner-up's exceeds all that is still to come, so no tie is possible
+either, and what breaks ties (confidence, then rank) need not be asked. For ranks: nothing better is
+on its way. For a median: the order statistics with everything outstanding at either end. A mean has
+no such bound unless the outputs have: `low` and `high`. The one exception is asked for by name: a
+`tolerance` with `need` of two or more takes `need` numbers that lie within it of each other for
+all.
 
-What is "to come": tasks that were asked and have not ended, and those that will be asked at a set time. A task that only a rule
-can ask for does not count until it is asked.
+What is "to come": tasks that were asked and have not ended, and those that will be asked at a set
+time. A task that only a rule can ask for does not count until it is asked.
 
-A tie among all that arrived goes to the surer votes, then to the best ranked: the rule of clipper.selection.votes.
+A tie among all that arrived goes to the surer votes, then to the best ranked: the rule of
+clipper.selection.votes.
 
-Given up: ending a step before its time because it cannot succeed any more (the next one would look at less than it would have).
+Given up: ending a step before its time because it cannot succeed any more (the next one would look
+at less than it would have).
 """
 cimport cython
 from libc.math cimport INFINITY, fabs
@@ -61,7 +66,8 @@ cdef struct Hall:               # the tasks as one step sees them
     bint last                   # no step comes after it
 
 
-cdef Hall _hall(const StepState* step, const VoteData* votes, u32 n, u64 slo_us, bint last) noexcept nogil:
+cdef Hall _hall(const StepState* step, const VoteData* votes, u32 n, u64 slo_us,
+                bint last) noexcept nogil:
     cdef Hall hall
     cdef u32 i
     hall.votes, hall.n, hall.slo_us, hall.last = votes, n, slo_us, last
@@ -103,7 +109,8 @@ cdef RulingData _ask(u64 mask, bint extra) noexcept nogil:
     return ruling
 
 
-# -- picking one -------------------------------------------------------------------------------------------------------
+# -- picking one
+# --------------------------------------------------------------------------------------------------
 
 cdef u32 _first(const StepState* step, const Hall* hall, bint sure) noexcept nogil:
     """The first to arrive, of those that are sure enough; HEARD_MAX: none."""
@@ -127,8 +134,10 @@ cdef u32 _surest(const Hall* hall, bint latest) noexcept nogil:
     """The most confident; of equals the best ranked, or the latest asked."""
     cdef u32 i, found = HEARD_MAX
     for i in range(hall.n):
-        if hall.arrived >> i & 1 and (found == HEARD_MAX or _sound(&hall.votes[i]) > _sound(&hall.votes[found])
-                                      or (latest and _sound(&hall.votes[i]) == _sound(&hall.votes[found]))):
+        if hall.arrived >> i & 1 and (found == HEARD_MAX
+                                      or _sound(&hall.votes[i]) > _sound(&hall.votes[found])
+                                      or (latest and _sound(&hall.votes[i])
+                                          == _sound(&hall.votes[found]))):
             found = i
     return found
 
@@ -151,7 +160,8 @@ cdef bint _is_asked(const StepState* step, const Hall* hall) noexcept nogil:
 
 
 cdef RulingData _try_first(const StepState* step, const Hall* hall, bint may_ask) noexcept nogil:
-    """The first that is sure enough. CASCADE asks for the next when none is on its way, HEDGED when all have failed."""
+    """The first that is sure enough. CASCADE asks for the next when none is on its way, HEDGED when
+    all have failed."""
     cdef u32 found = _first(step, hall, True)
     if found < HEARD_MAX:
         return _answer_one(found)
@@ -172,7 +182,8 @@ cdef RulingData _try_surest(const StepState* step, const Hall* hall) noexcept no
     cdef u32 found = _surest(hall, False)
     if found == HEARD_MAX or not _sure(step, &hall.votes[found]):
         return _wait()
-    if hall.coming == 0 or (_sound(&hall.votes[found]) >= 1 and hall.coming & (_bit(found) - 1) == 0):
+    if hall.coming == 0 or (_sound(&hall.votes[found]) >= 1
+                            and hall.coming & (_bit(found) - 1) == 0):
         return _answer_one(found)
     return _wait()
 
@@ -185,10 +196,12 @@ cdef RulingData _try_floor(const StepState* step, const Hall* hall, bint may_ask
     return _wait()
 
 
-# -- votes -------------------------------------------------------------------------------------------------------------
+# -- votes
+# --------------------------------------------------------------------------------------------------
 
 cdef struct Count:
-    u32 winner                  # the lowest task with the winning value; HEARD_MAX: nobody has voted
+    u32 winner                  # the lowest task with the winning value; HEARD_MAX: nobody has
+                                # voted
     u32 votes                   # for it
     double weight
     double second               # the runner-up's
@@ -200,7 +213,8 @@ cdef Count _count(const StepState* step, const Hall* hall) noexcept nogil:
     cdef double[HEARD_MAX] weight
     cdef double[HEARD_MAX] sure
     cdef u32[HEARD_MAX] votes
-    cdef u32[HEARD_MAX] leader              # of a class: the lowest task with that value which the step looks at
+    cdef u32[HEARD_MAX] leader              # of a class: the lowest task with that value which the
+                                            # step looks at
     cdef double one, top = 0
     cdef u32 i, k
     cdef Count c
@@ -211,7 +225,8 @@ cdef Count _count(const StepState* step, const Hall* hall) noexcept nogil:
         votes[i] = 0
         leader[i] = HEARD_MAX
     for i in range(hall.n):
-        if step.accept >> i & 1 == 0 or (hall.votes[i].state == UNASKED and hall.coming >> i & 1 == 0):
+        if step.accept >> i & 1 == 0 or (hall.votes[i].state == UNASKED
+                                         and hall.coming >> i & 1 == 0):
             continue
         one = hall.votes[i].weight if step.rule == WEIGHTED else 1.0
         c.total += one
@@ -226,7 +241,8 @@ cdef Count _count(const StepState* step, const Hall* hall) noexcept nogil:
             votes[k] += 1
             top = max(top, weight[k])
     for i in range(hall.n):
-        if votes[i] and weight[i] >= top * (1 - 1e-12) and (c.winner == HEARD_MAX or sure[i] > sure[c.winner]):
+        if votes[i] and weight[i] >= top * (1 - 1e-12) and (c.winner == HEARD_MAX
+                                                            or sure[i] > sure[c.winner]):
             c.winner = i
     if c.winner < HEARD_MAX:
         c.weight, c.votes = weight[c.winner], votes[c.winner]
@@ -237,18 +253,21 @@ cdef Count _count(const StepState* step, const Hall* hall) noexcept nogil:
 
 
 cdef RulingData _try_votes(const StepState* step, const Hall* hall) noexcept nogil:
-    """As soon as nobody else can win, or all is heard. A step that others follow also needs its quorum, or its majority."""
+    """As soon as nobody else can win, or all is heard. A step that others follow also needs its
+    quorum, or its majority."""
     cdef Count c = _count(step, hall)
     if c.winner == HEARD_MAX or c.weight < step.confidence_min * c.total:
         return _wait()
     if hall.coming and c.weight - c.second <= c.coming + MARGIN * c.total:
         return _wait()
-    if not hall.last and (c.votes < step.need if step.need else 2 * c.weight <= c.total * (1 + MARGIN)):
+    if not hall.last and (c.votes < step.need if step.need
+                          else 2 * c.weight <= c.total * (1 + MARGIN)):
         return _wait()
     return _answer(hall.arrived, c.winner)
 
 
-# -- numbers -----------------------------------------------------------------------------------------------------------
+# -- numbers
+# --------------------------------------------------------------------------------------------------
 
 cdef u32 _sorted(const Hall* hall, double* x, double* weights, u64* mask) noexcept nogil:
     """Numbers that arrived, in order, with their weights; -> how many. mask: whose they are."""
@@ -269,19 +288,23 @@ cdef u32 _sorted(const Hall* hall, double* x, double* weights, u64* mask) noexce
     return m
 
 
-cdef inline double _rank(const double* x, u32 m, u32 below, u32 above, double low, double high, u32 j) noexcept nogil:
-    """The j-th of m numbers in order with `below` times `low` before them and `above` times `high` after them."""
+cdef inline double _rank(const double* x, u32 m, u32 below, u32 above, double low, double high,
+                         u32 j) noexcept nogil:
+    """The j-th of m numbers in order with `below` times `low` before them and `above` times `high`
+    after them."""
     return low if j < below else x[j - below] if j < below + m else high
 
 
-cdef double _median(const double* x, u32 m, u32 below, u32 above, double low, double high) noexcept nogil:
+cdef double _median(const double* x, u32 m, u32 below, u32 above, double low,
+                    double high) noexcept nogil:
     cdef u32 all = m + below + above
     cdef double a = _rank(x, m, below, above, low, high, (all - 1) / 2)
     cdef double b = _rank(x, m, below, above, low, high, all / 2)
     return a if a == b else a / 2 + b / 2
 
 
-cdef double _mean(const double* x, const double* weights, u32 m, double more, double at) noexcept nogil:
+cdef double _mean(const double* x, const double* weights, u32 m, double more,
+                  double at) noexcept nogil:
     """With `more` weight at `at` beside them. Weightless numbers count alike."""
     cdef u32 i
     cdef double total = more, middle = more * at if more > 0 else 0
@@ -296,8 +319,10 @@ cdef double _mean(const double* x, const double* weights, u32 m, double more, do
     return middle
 
 
-cdef bint _is_fixed(const StepState* step, const Hall* hall, const double* x, const double* weights, u32 m) noexcept nogil:
-    """Nothing that is still to come can move the result by more than the tolerance; it cannot lie beyond low and high."""
+cdef bint _is_fixed(const StepState* step, const Hall* hall, const double* x, const double* weights,
+                    u32 m) noexcept nogil:
+    """Nothing that is still to come can move the result by more than the tolerance; it cannot lie
+    beyond low and high."""
     cdef u32 i, coming = 0
     cdef double more = 0, low = min(step.low, x[0]), high = max(step.high, x[m - 1])
     for i in range(hall.n):
@@ -305,12 +330,15 @@ cdef bint _is_fixed(const StepState* step, const Hall* hall, const double* x, co
             coming += 1
             more += hall.votes[i].weight
     if step.rule == MEDIAN:
-        return (fabs(_median(x, m, coming, 0, low, high) - _median(x, m, 0, 0, 0, 0)) <= step.tolerance
-                and fabs(_median(x, m, 0, coming, low, high) - _median(x, m, 0, 0, 0, 0)) <= step.tolerance)
+        return (fabs(_median(x, m, coming, 0, low, high)
+                     - _median(x, m, 0, 0, 0, 0)) <= step.tolerance
+                and fabs(_median(x, m, 0, coming, low, high)
+                         - _median(x, m, 0, 0, 0, 0)) <= step.tolerance)
     if more <= 0:
         return False
     return (fabs(_mean(x, weights, m, more, low) - _mean(x, weights, m, 0, 0)) <= step.tolerance
-            and fabs(_mean(x, weights, m, more, high) - _mean(x, weights, m, 0, 0)) <= step.tolerance)
+            and fabs(_mean(x, weights, m, more, high)
+                     - _mean(x, weights, m, 0, 0)) <= step.tolerance)
 
 
 cdef RulingData _try_numbers(const StepState* step, const Hall* hall) noexcept nogil:
@@ -322,12 +350,14 @@ cdef RulingData _try_numbers(const StepState* step, const Hall* hall) noexcept n
         return _answer(mask if m else hall.arrived, HEARD_MAX)
     if m < max(step.need, <u32> 1) or hall.coming == 0:
         return _wait()
-    if (step.need > 1 and step.tolerance > 0 and x[m - 1] - x[0] <= step.tolerance) or _is_fixed(step, hall, x, weights, m):
+    if (step.need > 1 and step.tolerance > 0
+        and x[m - 1] - x[0] <= step.tolerance) or _is_fixed(step, hall, x, weights, m):
         return _answer(mask, HEARD_MAX)
     return _wait()
 
 
-# -- steps -------------------------------------------------------------------------------------------------------------
+# -- steps
+# --------------------------------------------------------------------------------------------------
 
 cdef RulingData _try(const StepState* step, const Hall* hall, bint may_ask) noexcept nogil:
     if step.rule == ALL:
@@ -343,7 +373,8 @@ cdef RulingData _try(const StepState* step, const Hall* hall, bint may_ask) noex
     if step.rule == FLOOR:
         return _try_floor(step, hall, may_ask)
     if step.rule == ROW:
-        return _wait() if _best(step, hall, True) == HEARD_MAX else _answer_one(_best(step, hall, True))
+        return _wait() if _best(step, hall,
+                                True) == HEARD_MAX else _answer_one(_best(step, hall, True))
     return _try_first(step, hall, may_ask)
 
 
@@ -386,7 +417,8 @@ cdef u64 _next_us(const VoteData* votes, u32 n, u64 elapsed_us, u64* due) noexce
     return at
 
 
-cdef RulingData decide(const DeciderState* d, const VoteData* votes, u32 n, u64 elapsed_us, u64 slo_us) noexcept nogil:
+cdef RulingData decide(const DeciderState* d, const VoteData* votes, u32 n, u64 elapsed_us,
+                       u64 slo_us) noexcept nogil:
     cdef RulingData ruling
     cdef Hall hall
     cdef u32 i, s = 0
@@ -415,7 +447,8 @@ cdef RulingData decide(const DeciderState* d, const VoteData* votes, u32 n, u64 
         return ruling
 
 
-# -- the schedule, shared by the queries it decides -------------------------------------------------------------------
+# -- the schedule, shared by the queries it decides
+# -------------------------------------------------------------------
 
 cdef DeciderState* decider_hold(DeciderState* d) noexcept nogil:
     d.refs.fetch_add(1, relaxed)
@@ -444,11 +477,15 @@ cdef bint decider_may_extra(DeciderState* d) noexcept nogil:
     return may
 
 
-# -- in Python ---------------------------------------------------------------------------------------------------------
+# -- in Python
+# --------------------------------------------------------------------------------------------------
 
-Step = namedtuple("Step", ("rule", "until_us", "accept", "confidence_min", "need", "tolerance", "which", "low", "high", "extra"),
+Step = namedtuple("Step",
+                  ("rule", "until_us", "accept", "confidence_min", "need", "tolerance", "which",
+                   "low", "high", "extra"),
                   defaults=(0, None, 0.0, 0, 0.0, 0, -INFINITY, INFINITY, 0.05))
-Vote = namedtuple("Vote", ("state", "value", "confidence", "weight", "start_us", "order"), defaults=(None, None, 1.0, 0, 0))
+Vote = namedtuple("Vote", ("state", "value", "confidence", "weight", "start_us", "order"),
+                  defaults=(None, None, 1.0, 0, 0))
 Ruling = namedtuple("Ruling", ("kind", "step", "mask", "until_us", "winner"))
 
 cdef tuple _kinds = ("wait", "answer", "ask")
@@ -483,7 +520,8 @@ cdef int _read_step(u32 i, object step, StepState* to) except -1:
 
 
 cdef str _rule_name(int rule):
-    return ("ALL", "FIRST", "QUORUM", "WEIGHTED", "BEST", "SUREST", "CASCADE", "HEDGED", "TIED", "MEAN", "MEDIAN", "FLOOR",
+    return ("ALL", "FIRST", "QUORUM", "WEIGHTED", "BEST", "SUREST", "CASCADE", "HEDGED", "TIED",
+            "MEAN", "MEDIAN", "FLOOR",
             "ROW")[rule]
 
 
@@ -506,16 +544,19 @@ cdef int _read_steps(tuple steps, DeciderState* d) except -1:
 
 @cython.final
 cdef class Decider:
-    """Threads: any. A schedule of 1 to 16 steps that says when what has arrived of an ensemble's tasks is an answer.
+    """Threads: any. A schedule of 1 to 16 steps that says when what has arrived of an ensemble's
+    tasks is an answer.
 
-    `steps`: Step(rule, until_us, accept, ...): `until_us` microseconds after receipt, ascending, 0: the deadline; `accept`: a bit
-    set of tasks, None: all; `confidence_min`: of a vote's share, or of the one that answers; `need`: votes, or numbers;
-    `tolerance`, `low`, `high`: of numbers; `which`: FLOOR's task; `extra`: HEDGED's bound, extra tasks a query on average.
-    Raises BAD_INPUT. Source: docs/design.md, "Deciders in the core".
+    `steps`: Step(rule, until_us, accept, ...): `until_us` microseconds after receipt, ascending, 0:
+    the deadline; `accept`: a bit set of tasks, None: all; `confidence_min`: of a vote's share, or
+    of the one that answers; `need`: votes, or numbers; `tolerance`, `low`, `high`: of numbers;
+    `which`: FLOOR's task; `extra`: HEDGED's bound, extra tasks a query on average. Raises
+    BAD_INPUT. Source: docs/design.md, "Deciders in the core".
     """
 
     def __cinit__(self, steps):
-        self.steps = tuple([step if isinstance(step, Step) else Step(**step) if isinstance(step, Mapping) else Step(*step)
+        self.steps = tuple([step if isinstance(step, Step) else Step(**step)
+                            if isinstance(step, Mapping) else Step(*step)
                             for step in steps])
         if not 1 <= len(self.steps) <= STEPS_MAX:
             raise_for(BAD_INPUT, f"a decider has 1 to {STEPS_MAX} steps, not {len(self.steps)}")
@@ -531,12 +572,13 @@ cdef class Decider:
             decider_drop(self.state)
 
     def decide(self, votes, u64 elapsed_us, slo_us=None):
-        """What it says of votes (a Vote for each task, 64 at most) at a time after receipt; -> Ruling(kind, step, mask, until_us,
-        winner).
+        """What it says of votes (a Vote for each task, 64 at most) at a time after receipt; ->
+        Ruling(kind, step, mask, until_us, winner).
 
-        Vote(state, value, confidence, weight, start_us, order): `value`: what arrived, equal ones count together (floats are
-        numbers too); `start_us`: when one UNASKED will be asked, None: only if a rule asks; `order` of arrival.
-        kind: "wait" (until_us, None: for whatever comes), "answer" (mask: the tasks whose values are used) or "ask" (mask).
+        Vote(state, value, confidence, weight, start_us, order): `value`: what arrived, equal ones
+        count together (floats are numbers too); `start_us`: when one UNASKED will be asked, None:
+        only if a rule asks; `order` of arrival. kind: "wait" (until_us, None: for whatever comes),
+        "answer" (mask: the tasks whose values are used) or "ask" (mask).
         """
         cdef VoteData[HEARD_MAX] heard
         cdef RulingData r
@@ -546,11 +588,13 @@ cdef class Decider:
         for i in range(n):
             _read_vote(votes, i, &heard[i])
         r = decide(self.state, heard, n, elapsed_us, NEVER_US if slo_us is None else slo_us)
-        return Ruling(_kinds[r.kind], r.step, r.mask, None if r.until_us == NEVER_US else r.until_us,
+        return Ruling(_kinds[r.kind], r.step, r.mask,
+                      None if r.until_us == NEVER_US else r.until_us,
                       None if r.winner == HEARD_MAX else r.winner)
 
     def replay(self, votes, u64 laps):
-        """Hears `votes` (all ARRIVED) one after another, in order, and decides after each, `laps` times, without the GIL.
+        """Hears `votes` (all ARRIVED) one after another, in order, and decides after each, `laps`
+        times, without the GIL.
 
         For benchmarks. -> after how many votes it had an answer; 0: it had none.
         """
@@ -588,7 +632,8 @@ cdef int _read_vote(object votes, u32 i, VoteData* to) except -1:
     to.numeric = isinstance(vote.value, (int, float))
     to.number = vote.value if to.numeric else 0
     for j in range(<u32> len(votes)):           # the first to arrive, as in a hearing
-        if (int(votes[j].state) == ARRIVED and type(votes[j].value) is type(vote.value) and votes[j].value == vote.value
+        if (int(votes[j].state) == ARRIVED and type(votes[j].value) is type(vote.value)
+            and votes[j].value == vote.value
                 and (votes[j].order, j) < (votes[to.klass].order, to.klass)):
             to.klass = j
     return 0

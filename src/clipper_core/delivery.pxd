@@ -1,18 +1,21 @@
-# Results, from the task that ends to whoever waits for it. They live in blocks of consecutive slots; a slot is the place of one
-# prediction, and is seen done once only.
+# Results, from the task that ends to whoever waits for it. They live in blocks of consecutive
+# slots; a slot is the place of one prediction, and is seen done once only.
 #
-# Ending a task is one compare-and-swap PENDING -> status, on one byte. The loop writes the value before it; whoever else
-# ends a slot (cancel) writes no value. A block is recycled by whoever drops its last reference: two a slot, its future's and its
-# task's, all of them there from the start, so that handing a slot out touches no counter.
+# Ending a task is one compare-and-swap PENDING -> status, on one byte. The loop writes the value
+# before it; whoever else ends a slot (cancel) writes no value. A block is recycled by whoever drops
+# its last reference: two a slot, its future's and its task's, all of them there from the start, so
+# that handing a slot out touches no counter.
 #
-# Nobody who completes a slot takes the GIL. Blocked threads share one futex (epoch), bumped once per batch; event loops and the
-# callback thread have a mailbox each: a ring of slot ids and one eventfd, written only while its reader is asleep. A thread that
-# waits alone may be the loop itself (lead.hpp).
+# Nobody who completes a slot takes the GIL. Blocked threads share one futex (epoch), bumped once
+# per batch; event loops and the callback thread have a mailbox each: a ring of slot ids and one
+# eventfd, written only while its reader is asleep. A thread that waits alone may be the loop itself
+# (lead.hpp).
 #
-# Several engines of one server (`peers`) have a delivery each and share nothing but the futures over models of both: all slots of
-# such a future lie in the delivery of its first model, its home. A peer's loop that ends one does what a thread that cancels
-# does: it counts for the home, ends the home's epoch and wakes, once a step; the home's loop is not asked. The home's mailboxes
-# then have several writers: whoever finds another at the ring leaves the notice that has no place in it.
+# Several engines of one server (`peers`) have a delivery each and share nothing but the futures
+# over models of both: all slots of such a future lie in the delivery of its first model, its home.
+# A peer's loop that ends one does what a thread that cancels does: it counts for the home, ends the
+# home's epoch and wakes, once a step; the home's loop is not asked. The home's mailboxes then have
+# several writers: whoever finds another at the ring leaves the notice that has no place in it.
 from clipper_core.lead cimport Lead
 from clipper_core.machine cimport atomic, u8, u32, u64
 from clipper_core.prediction cimport Value
@@ -34,7 +37,8 @@ cdef cppclass Block:
     u64 first_id                # id of slot 0; ids are never used twice
     Block* next                 # free list
     atomic[u8]* state           # Status, per slot
-    atomic[u32]* boxes          # mailboxes to tell, one bit each, per slot; HEARD: there is a hearing to tell
+    atomic[u32]* boxes          # mailboxes to tell, one bit each, per slot; HEARD: there is a
+                                # hearing to tell
     u64* word                   # value, written before state leaves PENDING; until then its hearing
     u8* tag
     u32* latency_us             # submit to completion; 0 for a cache hit
@@ -68,20 +72,26 @@ cdef cppclass DeliveryState:
     bint accompanied            # there are peers
     DeliveryState* peers[64]    # by number; each outlives the engine of this delivery
     atomic[u64] guests          # tasks of peers' futures that are open in this engine
-    u64 away                    # loop only: peers with news of ours since the last flush, one bit each
+    u64 away                    # loop only: peers with news of ours since the last flush, one bit
+                                # each
     u32 away_dirty[64]          # loop only: their mailboxes with such news
     atomic[u64] hearings        # verdicts handed out, which `issued` counts too
     atomic[u64] hearings_freed
-    atomic[u64] calls           # list of hearings that the loop is to look at; written under the lock
+    atomic[u64] calls           # list of hearings that the loop is to look at; written under the
+                                # lock
     bint calls_end              # under the lock: the loop will look at none any more
-    void (*heard)(DeliveryState* d, void* hearing, u32 slot, bint first, u8 status, u32 latency_us) noexcept nogil
+    void (*heard)(DeliveryState* d, void* hearing, u32 slot, bint first, u8 status,
+                  u32 latency_us) noexcept nogil
     #           a task of a hearing is over; `first`: its slot has ended with `status` just now
     Lead lead                   # who is "the loop" now
     int wake_fd                 # wakes it from epoll
-    void* mover                 # the IO loop, and what it does for who holds the baton; NULL without one
-    bint (*turn)(void* mover, u64 until_us, u32 epoch) noexcept nogil  # True: look for signals, or the loop is to stop
-    #           `epoch`: read before the leader looked at its slots; it sleeps only if that has not changed
-    void (*leave)(void* mover, bint for_good) noexcept nogil        # not for good: to look for signals
+    void* mover                 # the IO loop, and what it does for who holds the baton; NULL
+                                # without one
+    # True: look for signals, or the loop is to stop
+    bint (*turn)(void* mover, u64 until_us, u32 epoch) noexcept nogil
+    # `epoch`: read before the leader looked at its slots; it sleeps only if that has not changed
+    # not for good: to look for signals
+    void (*leave)(void* mover, bint for_good) noexcept nogil
     void (*tend)(void* mover) noexcept nogil                        # step, send, leave
 
 # -- the steps that threads race on: future.hpp, the source that tests/schedules checks
@@ -91,7 +101,8 @@ cdef extern from "future.hpp" namespace "clipper" nogil:
     void claims_unlock(atomic[u32]& lock) noexcept
     void block_hold(Block& block, u32 refs) noexcept
     bint block_let_go(Block& block, u32 refs) noexcept
-    bint slot_try_end(Block& block, u32 slot, u8 status, const Value& value, u32 latency_us, u32* boxes) noexcept
+    bint slot_try_end(Block& block, u32 slot, u8 status, const Value& value, u32 latency_us,
+                      u32* boxes) noexcept
     bint slot_try_cancel(Block& block, u32 slot, u8 cancelled) noexcept
     void slot_answer(Block& block, u32 slot, u8 status, const Value& value) noexcept
     u8 slot_state(const Block& block, u32 slot) noexcept
@@ -113,33 +124,48 @@ cdef extern from "future.hpp" namespace "clipper" nogil:
     bint mailbox_look_at_all(Mailbox& box) noexcept
 
 # -- slots. Threads: any.
-cdef bint slots_claim(DeliveryState* d, u32 count, Block** block, u32* first) noexcept nogil   # False: no memory
+# False: no memory
+cdef bint slots_claim(DeliveryState* d, u32 count, Block** block, u32* first) noexcept nogil
 cdef void block_drop(DeliveryState* d, Block* block, u32 refs) noexcept nogil
 cdef inline DeliveryState* home_of(DeliveryState* d, const Block* block) noexcept nogil:
     return d if block.home == d.number else d.peers[block.home]
 
-# -- ending a task, a peer's too. Threads: loop only. Takes over the value's reference and the task's reference to the block.
-cdef Status slot_end(DeliveryState* d, Block* block, u32 slot, Status status, Value* value, u32 latency_us) noexcept nogil
+# -- ending a task, a peer's too. Threads: loop only. Takes over the value's reference and the
+# task's reference to the block.
+cdef Status slot_end(DeliveryState* d, Block* block, u32 slot, Status status, Value* value,
+                     u32 latency_us) noexcept nogil
 # ^ -> how it ended: this way, or as somebody else said before
-cdef void slot_notify(DeliveryState* d, u64 slot_id, u32 boxes) noexcept nogil   # a slot has ended that these mailboxes watch
-cdef void delivery_tell(DeliveryState* d, DeliveryState* home, u64 slot_id, u32 boxes) noexcept nogil
+# a slot has ended that these mailboxes watch
+cdef void slot_notify(DeliveryState* d, u64 slot_id, u32 boxes) noexcept nogil
+cdef void delivery_tell(DeliveryState* d, DeliveryState* home, u64 slot_id,
+                        u32 boxes) noexcept nogil
 # ^ a slot of d's or of a peer's has ended, and was counted
-cdef void delivery_flush(DeliveryState* d) noexcept nogil     # once per step: wakes whoever waits for what ended
+# once per step: wakes whoever waits for what ended
+cdef void delivery_flush(DeliveryState* d) noexcept nogil
 cdef u64 delivery_open(DeliveryState* d) noexcept nogil       # tasks that are open, of the moment
-cdef void delivery_kill(DeliveryState* d, int status) noexcept nogil     # nothing will complete any more. Threads: any
+# nothing will complete any more. Threads: any
+cdef void delivery_kill(DeliveryState* d, int status) noexcept nogil
 
 # -- getting the loop's attention, by whoever is the loop now. Threads: any.
-cdef void delivery_news(DeliveryState* d) noexcept nogil      # rows or commands were published: they are taken in now
-cdef void delivery_rouse(DeliveryState* d) noexcept nogil     # a leader that sleeps is to look at its future
-cdef void delivery_ring(DeliveryState* d) noexcept nogil      # somebody waits who cannot lead: the loop thread is needed
-cdef void delivery_call(DeliveryState* d) noexcept nogil      # news from another engine's loop: the loop itself is needed
-cdef void delivery_tell_outside(DeliveryState* d, u32 boxes) noexcept nogil      # a slot was ended without the loop, and counted
-cdef bint delivery_lead(DeliveryState* d) noexcept nogil      # a waiter: True: be the loop now, by turn(), then leave()
+# rows or commands were published: they are taken in now
+cdef void delivery_news(DeliveryState* d) noexcept nogil
+# a leader that sleeps is to look at its future
+cdef void delivery_rouse(DeliveryState* d) noexcept nogil
+# somebody waits who cannot lead: the loop thread is needed
+cdef void delivery_ring(DeliveryState* d) noexcept nogil
+# news from another engine's loop: the loop itself is needed
+cdef void delivery_call(DeliveryState* d) noexcept nogil
+# a slot was ended without the loop, and counted
+cdef void delivery_tell_outside(DeliveryState* d, u32 boxes) noexcept nogil
+# a waiter: True: be the loop now, by turn(), then leave()
+cdef bint delivery_lead(DeliveryState* d) noexcept nogil
 
 # -- ending at submit, before anyone can wait; d: the block's home. Threads: any.
-cdef void slot_fill(DeliveryState* d, Block* block, u32 slot, Status status, Value* value) noexcept nogil
+cdef void slot_fill(DeliveryState* d, Block* block, u32 slot, Status status,
+                    Value* value) noexcept nogil
 
 cdef class Delivery:
     cdef DeliveryState* state
-    cdef public object on_await        # (Future) -> an asyncio.Future of the running event loop; set by the asyncio face
+    cdef public object on_await        # (Future) -> an asyncio.Future of the running event loop;
+                                       # set by the asyncio face
     cdef public object on_callback     # (Future, fn) -> None

@@ -1,7 +1,9 @@
-"""Blocks of result slots, and how news of what has ended reaches threads, event loops and the callback thread, without the GIL.
+"""Blocks of result slots, and how news of what has ended reaches threads, event loops and the
+callback thread, without the GIL.
 
-How a waiter and the loop cannot miss each other: future.hpp and lead.hpp, which hold every step that they race on. What is asked
-of this module is their order: the loop ends slots and puts notices, then ends the epoch, then wakes.
+How a waiter and the loop cannot miss each other: future.hpp and lead.hpp, which hold every step
+that they race on. What is asked of this module is their order: the loop ends slots and puts
+notices, then ends the epoch, then wakes.
 """
 from libc.stdlib cimport free
 from libc.string cimport memset
@@ -15,7 +17,8 @@ cdef extern from "<unistd.h>" nogil:
     int close(int fd) noexcept
 
 
-# -- blocks ------------------------------------------------------------------------------------------------------------
+# -- blocks
+# --------------------------------------------------------------------------------------------------
 
 cdef Block* _block_new(u32 count) noexcept nogil:
     cdef u64 head = (sizeof(Block) + 63) & ~<u64> 63
@@ -80,7 +83,8 @@ cdef void block_drop(DeliveryState* d, Block* block, u32 refs) noexcept nogil:
 
 
 cdef bint _claim_own(DeliveryState* d, u32 count, Block** block, u32* first) noexcept nogil:
-    """A block for one future alone. Its memory may be megabytes: it is cleared before the lock is taken."""
+    """A block for one future alone. Its memory may be megabytes: it is cleared before the lock is
+    taken."""
     cdef Block* b = _block_new(count)
     if b == NULL:
         return False
@@ -108,7 +112,8 @@ cdef bint slots_claim(DeliveryState* d, u32 count, Block** block, u32* first) no
     if count > BLOCK_SLOTS / 4:
         b = _block_take(d, count)
         if b != NULL:
-            block_hold(b[0], 2 * count)                 # it is never current: no reference of the allocator's
+            block_hold(b[0], 2 * count)                 # it is never current: no reference of the
+                                                        # allocator's
     elif b == NULL or b.used + count > BLOCK_SLOTS:
         full = b
         b = _block_take(d, BLOCK_SLOTS)
@@ -127,9 +132,11 @@ cdef bint slots_claim(DeliveryState* d, u32 count, Block** block, u32* first) no
     return True
 
 
-# -- ending ------------------------------------------------------------------------------------------------------------
+# -- ending
+# --------------------------------------------------------------------------------------------------
 
-cdef Status slot_end(DeliveryState* d, Block* block, u32 slot, Status status, Value* value, u32 latency_us) noexcept nogil:
+cdef Status slot_end(DeliveryState* d, Block* block, u32 slot, Status status, Value* value,
+                     u32 latency_us) noexcept nogil:
     cdef u32 boxes
     cdef u64 hearing = block.word[slot]         # if it is heard
     cdef Value mine = value[0]
@@ -148,7 +155,8 @@ cdef Status slot_end(DeliveryState* d, Block* block, u32 slot, Status status, Va
         elif boxes != HEARD:
             delivery_tell(d, home, block.first_id + slot, boxes)
     else:
-        value_drop(&mine)           # the reference, not the caller's Value: other rows are ended with it
+        value_drop(&mine)           # the reference, not the caller's Value: other rows are ended
+                                    # with it
         status = <Status> slot_state(block[0], slot)
         boxes = slot_boxes(block[0], slot)
     if boxes & HEARD:
@@ -161,7 +169,8 @@ cdef void slot_notify(DeliveryState* d, u64 slot_id, u32 boxes) noexcept nogil:
     d.dirty |= _notify(d, slot_id, boxes)
 
 
-cdef void delivery_tell(DeliveryState* d, DeliveryState* home, u64 slot_id, u32 boxes) noexcept nogil:
+cdef void delivery_tell(DeliveryState* d, DeliveryState* home, u64 slot_id,
+                        u32 boxes) noexcept nogil:
     if home != d:
         d.away |= <u64> 1 << home.number
         d.away_dirty[home.number] |= _notify(home, slot_id, boxes)
@@ -225,7 +234,8 @@ cdef void delivery_flush(DeliveryState* d) noexcept nogil:
 
 
 cdef u64 delivery_open(DeliveryState* d) noexcept nogil:
-    cdef u64 done = d.answered.load(relaxed) + d.ended.load(relaxed)    # first: too many open are a guess, too few a wait
+    # first: too many open are a guess, too few a wait
+    cdef u64 done = d.answered.load(relaxed) + d.ended.load(relaxed)
     return d.issued.load(relaxed) - done + d.guests.load(relaxed)
 
 
@@ -235,7 +245,8 @@ cdef void delivery_kill(DeliveryState* d, int status) noexcept nogil:
     delivery_rouse(d)
 
 
-# -- the loop's attention ----------------------------------------------------------------------------------------------
+# -- the loop's attention
+# ----------------------------------------------------------------------------------------------
 
 cdef void delivery_rouse(DeliveryState* d) noexcept nogil:
     if d.lead.rouse():
@@ -272,7 +283,8 @@ cdef void delivery_tell_outside(DeliveryState* d, u32 boxes) noexcept nogil:
         delivery_rouse(d)
     for i in range(MAILBOXES_MAX):
         if boxes & (<u32> 1 << i) and d.boxes[i] != NULL:
-            mailbox_overflow(d.boxes[i][0])     # the ids ring has one producer, the loop; this is the other way in
+            mailbox_overflow(d.boxes[i][0])     # the ids ring has one producer, the loop; this is
+                                                # the other way in
             eventfd_signal(d.boxes[i].fd)
 
 
@@ -286,13 +298,15 @@ cdef bint delivery_lead(DeliveryState* d) noexcept nogil:
     return False
 
 
-cdef void slot_fill(DeliveryState* d, Block* block, u32 slot, Status status, Value* value) noexcept nogil:
+cdef void slot_fill(DeliveryState* d, Block* block, u32 slot, Status status,
+                    Value* value) noexcept nogil:
     slot_answer(block[0], slot, <u8> status, value[0])
     d.answered.fetch_add(1, relaxed)
 
 
 cdef class Delivery:
-    """Threads: any. Owns the result blocks and mailboxes of one engine; every Future keeps it alive."""
+    """Threads: any. Owns the result blocks and mailboxes of one engine; every Future keeps it
+    alive."""
 
     def __cinit__(self, u32 number=0):
         self.state = <DeliveryState*> aligned_new(sizeof(DeliveryState))
@@ -331,7 +345,8 @@ cdef class Delivery:
 
     @property
     def hearings(self):
-        """Queries with a decider since the start: the verdict of each counts among `issued` and `answered`, beside its tasks."""
+        """Queries with a decider since the start: the verdict of each counts among `issued` and
+        `answered`, beside its tasks."""
         return self.state.hearings.load(relaxed)
 
     @property
@@ -340,5 +355,6 @@ cdef class Delivery:
         return self.state.hearings.load(relaxed) - self.state.hearings_freed.load(relaxed)
 
     def kill(self, int status):
-        """Nothing will complete any more (after a fork, or after the engine closed): waiting ends with `status`."""
+        """Nothing will complete any more (after a fork, or after the engine closed): waiting ends
+        with `status`."""
         delivery_kill(self.state, status)

@@ -1,4 +1,5 @@
-# What is asked of one model: its lanes that have had rows, each a class of SLO, of single queries or of arrays.
+# What is asked of one model: its lanes that have had rows, each a class of SLO, of single queries
+# or of arrays.
 #
 # Threads: loop only.
 from libcpp.vector cimport vector
@@ -24,9 +25,13 @@ cdef bint demand_asks(const Demand* d, size_t i, u64 now_us) noexcept nogil
 cdef u64 demand_slo_us(const Demand* d, u64 now_us) noexcept nogil
 # ^ the tightest SLO among these: one batch must not make those wait
 cdef u64 demand_tight(const Demand* d, u64 now_us, u64* slo_us) noexcept nogil
-# ^ rows that wait of the tightest SLO; slo_us: that SLO if rows of much longer ones wait as well, else 0
-cdef Lane* demand_due_first(Demand* d, Lanes* lanes, u64* ticket) noexcept nogil      # NULL: none waits
-cdef void demand_end(Demand* d, Lanes* lanes, u64 before_us, Status status, u64 now_us) noexcept nogil
+# ^ rows that wait of the tightest SLO; slo_us: that SLO if rows of much longer ones wait as well,
+# else 0
+# NULL: none waits
+cdef Lane* demand_due_first(Demand* d, Lanes* lanes, u64* ticket) noexcept nogil
+cdef void demand_end(Demand* d, Lanes* lanes, u64 before_us, Status status,
+                     u64 now_us) noexcept nogil
 # ^ rows that wait and are due before then end; one behind a later one of its lane goes on waiting
 cdef u64 demand_ahead(Demand* d, Lanes* lanes, const Lane* lane, u64 now_us) noexcept nogil
-# ^ rows of all lanes that are due before one submitted to this lane now. A lane's rows are taken to have come evenly
+# ^ rows of all lanes that are due before one submitted to this lane now. A lane's rows are taken to
+# have come evenly

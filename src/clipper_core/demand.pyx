@@ -1,4 +1,5 @@
-"""Lanes of one model, looked at together: who is due first, what waits, and for whom there must be room."""
+"""Lanes of one model, looked at together: who is due first, what waits, and for whom there must be
+room."""
 from clipper_core.allocation cimport make, make_room
 from clipper_core.lane cimport lane_head, lane_take, span_end, task_due_us
 from clipper_core.machine cimport relaxed
@@ -8,7 +9,8 @@ from clipper_core.task cimport Span, task_of
 from clipper_core.timer_wheel cimport NEVER
 
 cdef enum:
-    RECENT_US = 1000000         # a class of SLO asked for within this time still limits what a batch may take
+    RECENT_US = 1000000         # a class of SLO asked for within this time still limits what a
+                                # batch may take
     ALL_ROWS = 0xFFFF
     LONGER = 2                  # SLOs apart by more than this factor are short and long
 
@@ -25,7 +27,8 @@ cdef void demand_free(Demand* d) noexcept nogil:
 
 
 cdef bint demand_add(Demand* d, Lane* lane, Gate* gate) noexcept nogil:
-    if not (make_room(d.lanes[0], d.lanes.size() + 1) and make_room(d.gates[0], d.gates.size() + 1)):
+    if not (make_room(d.lanes[0], d.lanes.size() + 1)
+            and make_room(d.gates[0], d.gates.size() + 1)):
         return False
     d.lanes.push_back(lane)
     d.gates.push_back(gate)
@@ -91,7 +94,8 @@ cdef Lane* demand_due_first(Demand* d, Lanes* lanes, u64* ticket) noexcept nogil
     return first
 
 
-cdef void demand_end(Demand* d, Lanes* lanes, u64 before_us, Status status, u64 now_us) noexcept nogil:
+cdef void demand_end(Demand* d, Lanes* lanes, u64 before_us, Status status,
+                     u64 now_us) noexcept nogil:
     cdef u64 ticket
     cdef Span span
     cdef Value nothing
@@ -118,5 +122,6 @@ cdef u64 demand_ahead(Demand* d, Lanes* lanes, const Lane* lane, u64 now_us) noe
         elif lane_head(lanes, other, &head):
             first = task_due_us(task_of(lanes, head))
             if first < due:
-                total += <u64> (other.waiting * (<double> (due - first) / max(<double> (last - first), 1.0)))
+                total += <u64> (other.waiting
+                                * (<double> (due - first) / max(<double> (last - first), 1.0)))
     return total

@@ -1,6 +1,8 @@
-"""Element types of rows and predictions. Names here are the names of the public notation: `f32[784]`, `str`, `i64[*]`."""
+"""Element types of rows and predictions. Names here are the names of the public notation:
+`f32[784]`, `str`, `i64[*]`."""
 
-NAMES = {"bool": BOOL, "u8": U8, "i8": I8, "u16": U16, "i16": I16, "u32": U32, "i32": I32, "u64": U64, "i64": I64,
+NAMES = {"bool": BOOL, "u8": U8, "i8": I8, "u16": U16, "i16": I16, "u32": U32, "i32": I32,
+         "u64": U64, "i64": I64,
          "f16": F16, "f32": F32, "f64": F64, "str": STR, "bytes": BYTES}
 
 cdef extern from *:

@@ -37,7 +37,8 @@ inline std::uint16_t f16_of(float x) {  // to nearest, ties to even; too large i
     const std::uint32_t sign = (bits >> 16) & 0x8000u, mag = bits & 0x7fffffffu;
     if (mag >= 0x7f800000u) return std::uint16_t(sign | 0x7c00u | (mag > 0x7f800000u ? 0x200u : 0u));
     if (mag >= 0x477ff000u) return std::uint16_t(sign | 0x7c00u);
-    if (mag < 0x38800000u) {  // below the least normal one: let the float unit round, at the place where its last bit is ours
+    if (mag < 0x38800000u) {  // below the least normal one: let the float unit round, at the place
+                              // where its last bit is ours
         float tiny;
         std::memcpy(&tiny, &mag, sizeof tiny);
         tiny += 0.5f;
@@ -65,7 +66,8 @@ inline void row_to_bf16(const float* row, std::uint32_t n, std::uint16_t* out) {
     for (std::uint32_t i = 0; i < n; ++i) out[i] = bf16_of(row[i]);
 }
 
-inline float row_to_i8(const float* row, std::uint32_t n, std::int8_t* out) {  // -> what to multiply them by
+// -> what to multiply them by
+inline float row_to_i8(const float* row, std::uint32_t n, std::int8_t* out) {
     float top = 0.0f;
     for (std::uint32_t i = 0; i < n; ++i) top = std::fabs(row[i]) > top ? std::fabs(row[i]) : top;
     const float per = top > 0.0f ? 127.0f / top : 0.0f;

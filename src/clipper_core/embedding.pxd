@@ -1,4 +1,5 @@
-# An embedding table as Python has it: arrays in, arrays out. What it does is embedding_rows.pxd's to tell.
+# An embedding table as Python has it: arrays in, arrays out. What it does is embedding_rows.pxd's
+# to tell.
 from clipper_core.embedding_rows cimport Rows
 from clipper_core.machine cimport atomic, u64
 from clipper_core.initializer cimport Initializer

@@ -1,4 +1,5 @@
-"""Embedding tables: `Table("users", 64)`, then pull(ids) and push(ids, gradients) from any thread."""
+"""Embedding tables: `Table("users", 64)`, then pull(ids) and push(ids, gradients) from any
+thread."""
 from libc.math cimport isfinite
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
@@ -26,26 +27,32 @@ cdef enum:
     FLOATS_MAX = 1 << 20        # of a row with its state
     SEEN_MAX = 255
 
-_DTYPES = {"f32": (PULL_F32, np.float32), "f16": (PULL_F16, np.float16), "bf16": (PULL_BF16, np.uint16), "i8": (PULL_I8, np.int8)}
+_DTYPES = {"f32": (PULL_F32, np.float32), "f16": (PULL_F16, np.float16),
+           "bf16": (PULL_BF16, np.uint16), "i8": (PULL_I8, np.int8)}
 
 
 def key_of(str name not None, u64 seed=0):
-    """u64: what a table of this name and seed draws its rows by, and a name's place among shards; the same for ever."""
-    said = hashlib.blake2b(name.encode(), digest_size=8, salt=int(seed).to_bytes(8, "little")).digest()
+    """u64: what a table of this name and seed draws its rows by, and a name's place among shards;
+    the same for ever."""
+    said = hashlib.blake2b(name.encode(), digest_size=8,
+                           salt=int(seed).to_bytes(8, "little")).digest()
     return int.from_bytes(said, "little")
 
 
 cdef class Table:
-    """Threads: any. One shard of an embedding table: f32[dim] by a 64-bit id, with the optimizer's state.
+    """Threads: any. One shard of an embedding table: f32[dim] by a 64-bit id, with the optimizer's
+    state.
 
-    name, seed: what rows begin as depends on these and the id alone.  rows_max: bound of the rows; `evicts`: then the oldest row
-    by its stamp goes for a new one (of a sample of some twenty), else new ids are refused, and counted.  admit_after: an id gets
-    a row at its so-many-th push, up to 255; until then its gradients count for nothing.
-    Memory: 4 bytes x dim x (1 + slots of the optimizer), and 20 to 24 bytes more, a row.
-    Errors: StatusError (BAD_INPUT) for settings out of range; (NO_MEMORY).
+    name, seed: what rows begin as depends on these and the id alone.  rows_max: bound of the rows;
+    `evicts`: then the oldest row by its stamp goes for a new one (of a sample of some twenty), else
+    new ids are refused, and counted.  admit_after: an id gets a row at its so-many-th push, up to
+    255; until then its gradients count for nothing. Memory: 4 bytes x dim x (1 + slots of the
+    optimizer), and 20 to 24 bytes more, a row. Errors: StatusError (BAD_INPUT) for settings out of
+    range; (NO_MEMORY).
     """
 
-    def __cinit__(self, str name not None, u32 dim, *, Optimizer optimizer=None, Initializer initializer=None, u64 seed=0,
+    def __cinit__(self, str name not None, u32 dim, *, Optimizer optimizer=None,
+                  Initializer initializer=None, u64 seed=0,
                   u64 rows_max=1 << 32, bint evicts=False, u32 admit_after=1):
         self.optimizer = optimizer or Optimizer("adagrad")
         self.initializer = initializer or Initializer("uniform")
@@ -64,7 +71,8 @@ cdef class Table:
         self.rows.width = dim * (1 + self.optimizer.rule.slots)
         self.rows.evicts = evicts
         self.rows.admit_after = admit_after
-        if not rows_init(self.rows, self.rows_max, _counters(self.rows_max) if admit_after > 1 else 0):
+        if not rows_init(self.rows, self.rows_max,
+                         _counters(self.rows_max) if admit_after > 1 else 0):
             raise_for(NO_MEMORY, f"table {name!r} of {rows_max} rows")
 
     def __dealloc__(self):
@@ -101,8 +109,8 @@ cdef class Table:
 
     @property
     def bounded(self):
-        """Whether rows_max holds. A copy of a table hears of rows to come before those that are gone, so there it is off;
-        turned on, it evicts what is too much, if the table does that."""
+        """Whether rows_max holds. A copy of a table hears of rows to come before those that are
+        gone, so there it is off; turned on, it evicts what is too much, if the table does that."""
         return arena_limit(&self.rows.arena) <= self.rows_max
 
     @bounded.setter
@@ -120,8 +128,9 @@ cdef class Table:
     def pull(self, ids, str dtype not None="f32", out=None, *, u32 stamp=0):
         """[n, dim]: the weights of n ids; of one without a row, what it would begin as.
 
-        ids: i64[n] or u64[n], any values, repeated ones too.  dtype: f32, f16, bf16 (as u16), or i8: then (i8[n, dim], f32[n]),
-        to be multiplied.  out: f32[n, dim] to fill instead.  stamp: marks the rows as in use at that time, above 0.
+        ids: i64[n] or u64[n], any values, repeated ones too.  dtype: f32, f16, bf16 (as u16), or
+        i8: then (i8[n, dim], f32[n]), to be multiplied.  out: f32[n, dim] to fill instead.  stamp:
+        marks the rows as in use at that time, above 0.
         """
         cdef cnp.ndarray wanted = _ids(ids)
         cdef cnp.npy_intp n = cnp.PyArray_SIZE(wanted)
@@ -130,7 +139,8 @@ cdef class Table:
         if dtype not in _DTYPES:
             raise_for(BAD_INPUT, f"no dtype {dtype!r}: {', '.join(_DTYPES)}")
         kind, numpy_dtype = _DTYPES[dtype]
-        made = _out(out, n, self.rows.dim) if out is not None else np.empty((n, self.rows.dim), numpy_dtype)
+        made = _out(out, n, self.rows.dim) if out is not None else np.empty((n, self.rows.dim),
+                                                                            numpy_dtype)
         if out is not None and kind != PULL_F32:
             raise_for(BAD_INPUT, f"`out` is f32, and dtype is {dtype}")
         if kind == PULL_I8:
@@ -149,10 +159,11 @@ cdef class Table:
     def push(self, ids, gradients, *, double scale=1.0, u64 step=0, u32 stamp=0, list gone=None):
         """One step of the optimizer for each distinct id, by the sum of its gradients f32[n, dim].
 
-        scale: of the rate, for a push that is stale.  step: which step this is, from 1; 0: one more than the last.  gone: has the
-        ids of evicted rows, i64[evicted], added to it.
-        -> dict of counts: applied (distinct ids), made (new rows), unadmitted, refused (no room), evicted.
-        Errors: StatusError (BAD_INPUT) for another shape, and for NaN or infinity, with the id: then nothing has changed.
+        scale: of the rate, for a push that is stale.  step: which step this is, from 1; 0: one more
+        than the last.  gone: has the ids of evicted rows, i64[evicted], added to it. -> dict of
+        counts: applied (distinct ids), made (new rows), unadmitted, refused (no room), evicted.
+        Errors: StatusError (BAD_INPUT) for another shape, and for NaN or infinity, with the id:
+        then nothing has changed.
         """
         cdef cnp.ndarray given = _ids(ids)
         cdef cnp.npy_intp n = cnp.PyArray_SIZE(given)
@@ -166,7 +177,8 @@ cdef class Table:
         cdef Stride stride
         cdef float* sum = <float*> malloc(self.rows.dim * sizeof(float))
         cdef bint sound = False, room = False
-        cdef cnp.ndarray left = np.empty(n if gone is not None and self.rows.evicts else 0, np.int64)
+        cdef cnp.ndarray left = np.empty(n if gone is not None and self.rows.evicts else 0,
+                                         np.int64)
         memset(&pushed, 0, sizeof(pushed))
         if gone is not None and self.rows.evicts:
             pushed.gone, pushed.gone_max = <i64*> cnp.PyArray_DATA(left), n
@@ -175,7 +187,8 @@ cdef class Table:
             if sound and sum != NULL:
                 room = distinct_init(&distinct, each, n)
             if room:
-                stride = stride_of(&self.rows.rule, step if step else self.pushes.fetch_add(1, acq_rel) + 1, scale)
+                stride = stride_of(&self.rows.rule,
+                                   step if step else self.pushes.fetch_add(1, acq_rel) + 1, scale)
                 rows_push(self.rows, &stride, each, &distinct, by, sum, stamp, &pushed)
                 free(distinct.slots)
             free(sum)
@@ -191,13 +204,15 @@ cdef class Table:
         return _counts(&pushed)
 
     def write(self, ids, values, stamps=None):
-        """Rows as they are given: f32[n, dim], which keeps the state there is, or f32[n, width] with it. -> counts, as push."""
+        """Rows as they are given: f32[n, dim], which keeps the state there is, or f32[n, width]
+        with it. -> counts, as push."""
         cdef cnp.ndarray given = _ids(ids)
         cdef cnp.npy_intp n = cnp.PyArray_SIZE(given)
         array = np.ascontiguousarray(values, np.float32)
         cdef u32 width = self.rows.dim if array.ndim == 2 and array.shape[1] == self.rows.dim else self.rows.width
         cdef cnp.ndarray rows = _out(array, n, width)
-        cdef cnp.ndarray marks = np.ascontiguousarray(stamps if stamps is not None else np.zeros(n), np.uint32)
+        cdef cnp.ndarray marks = np.ascontiguousarray(stamps if stamps is not None else np.zeros(n),
+                                                      np.uint32)
         if cnp.PyArray_SIZE(marks) != n:
             raise_for(BAD_INPUT, f"{n} ids, and {marks.size} stamps")
         if not np.isfinite(rows).all():
@@ -212,7 +227,8 @@ cdef class Table:
         return _counts(&pushed)
 
     def read(self, ids):
-        """(found bool[n], rows f32[n, width], stamps u32[n]): whole rows, with their state; zeros for those not found."""
+        """(found bool[n], rows f32[n, width], stamps u32[n]): whole rows, with their state; zeros
+        for those not found."""
         cdef cnp.ndarray given = _ids(ids)
         cdef cnp.npy_intp n = cnp.PyArray_SIZE(given)
         cdef cnp.ndarray rows = np.zeros((n, self.rows.width), np.float32)
@@ -226,13 +242,15 @@ cdef class Table:
         return found.astype(bool), rows, stamps
 
     def walk(self, u64 position=0, u64 rows=4096):
-        """(ids i64[n], rows f32[n, width], stamps u32[n], next position or None): some of the rows, from a position on.
+        """(ids i64[n], rows f32[n, width], stamps u32[n], next position or None): some of the rows,
+        from a position on.
 
-        Each row is whole as it was at one moment, also while others push. A row that is there from the first call to the last
-        is in one of them, once.
+        Each row is whole as it was at one moment, also while others push. A row that is there from
+        the first call to the last is in one of them, once.
         """
         cdef u64 room = max(rows, <u64> GATHER_MAX), n, hash = position
-        cdef cnp.ndarray ids = np.empty(room, np.int64), values = np.empty((room, self.rows.width), np.float32)
+        cdef cnp.ndarray ids = np.empty(room, np.int64), values = np.empty((room, self.rows.width),
+                                                                           np.float32)
         cdef cnp.ndarray stamps = np.empty(room, np.uint32)
         cdef i64* each = <i64*> cnp.PyArray_DATA(ids)
         cdef float* to = <float*> cnp.PyArray_DATA(values)
@@ -259,7 +277,8 @@ cdef class Table:
         return gone
 
     def reserve(self, u64 rows):
-        """Memory for so many more rows, faulted in: on a thread that nobody waits for. Errors: StatusError (NO_MEMORY)."""
+        """Memory for so many more rows, faulted in: on a thread that nobody waits for. Errors:
+        StatusError (NO_MEMORY)."""
         cdef bint made
         with nogil:
             made = arena_reserve(&self.rows.arena, rows)
@@ -286,7 +305,8 @@ cdef cnp.ndarray _out(array, cnp.npy_intp n, u32 width):
 
 
 cdef dict _counts(const Pushed* pushed):
-    return {"applied": pushed.applied, "made": pushed.made, "unadmitted": pushed.unadmitted, "refused": pushed.refused,
+    return {"applied": pushed.applied, "made": pushed.made, "unadmitted": pushed.unadmitted,
+            "refused": pushed.refused,
             "evicted": pushed.evicted}
 
 

@@ -1,18 +1,20 @@
 """One shard of an embedding table.
 
-A pull of random ids from a table larger than the caches is bound by the latency of memory: two dependent misses an id, its bucket
-and its row. So ids are taken BLOCK at a time, in three passes: fetch the buckets, look into them and fetch the rows, copy. The
-misses of a pass overlap; one id after the other would take twice as long, and longer blocks overflow what the core can await.
+A pull of random ids from a table larger than the caches is bound by the latency of memory: two
+dependent misses an id, its bucket and its row. So ids are taken BLOCK at a time, in three passes:
+fetch the buckets, look into them and fetch the rows, copy. The misses of a pass overlap; one id
+after the other would take twice as long, and longer blocks overflow what the core can await.
 
-An update is the same, but sums first what a push says about one id: duplicate ids are the rule in a minibatch, and the optimizers
-are not linear, so that an id's gradients must be added before its one step. They are added in their order, chained through the
-push: nothing is sorted or copied.
+An update is the same, but sums first what a push says about one id: duplicate ids are the rule in a
+minibatch, and the optimizers are not linear, so that an id's gradients must be added before its one
+step. They are added in their order, chained through the push: nothing is sorted or copied.
 
-A lock for each row costs next to nothing, since it lies in the line that must be read anyway; so no update is ever lost, and
-no reader sees half of one. ElasticDL and TFRA live with both.
+A lock for each row costs next to nothing, since it lies in the line that must be read anyway; so no
+update is ever lost, and no reader sees half of one. ElasticDL and TFRA live with both.
 
-A thread that has the table for itself, as that of a shard mostly does, takes no locks: a locked instruction waits for all stores
-before it, which is for the copy of the row before. Whoever comes meanwhile waits for the end of a block, some microseconds.
+A thread that has the table for itself, as that of a shard mostly does, takes no locks: a locked
+instruction waits for all stores before it, which is for the copy of the row before. Whoever comes
+meanwhile waits for the end of a block, some microseconds.
 """
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
@@ -60,7 +62,8 @@ cdef void rows_free(Rows* rows) noexcept nogil:
     arena_free(&rows.arena)
 
 
-# -- the gate ----------------------------------------------------------------------------------------------------------
+# -- the gate
+# --------------------------------------------------------------------------------------------------
 
 cdef void _enter(Rows* rows) noexcept nogil:
     cdef u32 spins = 0
@@ -76,7 +79,8 @@ cdef void _enter(Rows* rows) noexcept nogil:
 
 
 cdef inline bint _enter_for(Rows* rows, u64 ids) noexcept nogil:
-    """-> as the sole one: unless a block of them takes long, or so few come that the next one would wait for their end."""
+    """-> as the sole one: unless a block of them takes long, or so few come that the next one would
+    wait for their end."""
     if ids >= BLOCK and rows.width <= SOLE_WIDTH and rows.gate.enter_sole():
         return True
     _enter(rows)
@@ -91,7 +95,8 @@ cdef inline bint _still_sole(Rows* rows, bint sole) noexcept nogil:
 
 
 cdef bint _grow(Rows* rows, u64 hash, u64 size) noexcept nogil:
-    """From outside the gate; size: the part's, as it was too small. True: it has another one now, whoever saw to it."""
+    """From outside the gate; size: the part's, as it was too small. True: it has another one now,
+    whoever saw to it."""
     cdef bint grown = True
     if not rows.gate.close():
         while rows.gate.closed():
@@ -106,9 +111,11 @@ cdef bint _grow(Rows* rows, u64 hash, u64 size) noexcept nogil:
     return grown
 
 
-# -- pull --------------------------------------------------------------------------------------------------------------
+# -- pull
+# --------------------------------------------------------------------------------------------------
 
-cdef inline void _look(Rows* rows, const i64* ids, u64 n, Seen* seen, u32 floats, bint to_write, bint stamps) noexcept nogil:
+cdef inline void _look(Rows* rows, const i64* ids, u64 n, Seen* seen, u32 floats, bint to_write,
+                       bint stamps) noexcept nogil:
     """Where they seem to lie; and their buckets, and as many floats of their rows, on the way."""
     cdef u64 i
     for i in range(n):
@@ -122,7 +129,8 @@ cdef inline void _look(Rows* rows, const i64* ids, u64 n, Seen* seen, u32 floats
                 fetch_to_write(arena_stamp(&rows.arena, seen[i].row))
 
 
-cdef inline void _give_out(const float* row, u32 dim, Pulled kind, void* out, u64 i, float* scales) noexcept nogil:
+cdef inline void _give_out(const float* row, u32 dim, Pulled kind, void* out, u64 i,
+                           float* scales) noexcept nogil:
     if kind == PULL_F32:
         copy_row(<float*> out + i * dim, row, dim)
     elif kind == PULL_F16:
@@ -133,7 +141,8 @@ cdef inline void _give_out(const float* row, u32 dim, Pulled kind, void* out, u6
         scales[i] = row_to_i8(row, dim, <signed char*> out + i * dim)
 
 
-cdef u64 rows_pull(Rows* rows, const i64* ids, u64 n, Pulled kind, void* out, float* scales, float* fresh,
+cdef u64 rows_pull(Rows* rows, const i64* ids, u64 n, Pulled kind, void* out, float* scales,
+                   float* fresh,
                    u32 stamp) noexcept nogil:
     cdef Seen[BLOCK] seen
     cdef u64 at = 0, block, i, unknown = 0
@@ -161,7 +170,8 @@ cdef u64 rows_pull(Rows* rows, const i64* ids, u64 n, Pulled kind, void* out, fl
     return unknown
 
 
-# -- rows that come and go ---------------------------------------------------------------------------------------------
+# -- rows that come and go
+# ---------------------------------------------------------------------------------------------
 
 cdef bint _oldest(Rows* rows, i64* oldest, u32* stamp_of) noexcept nogil:
     """Of the rows of the next few buckets, with its stamp; False: there are none."""
@@ -218,7 +228,8 @@ cdef u32 _row_for_one_more(Rows* rows, Pushed* pushed) noexcept nogil:
     cdef u32 row = arena_take(&rows.arena)
     cdef i64 oldest
     cdef u32 stamp
-    while row == NO_ROW and rows.evicts and (pushed.gone == NULL or pushed.evicted < pushed.gone_max):
+    while row == NO_ROW and rows.evicts and (pushed.gone == NULL
+                                             or pushed.evicted < pushed.gone_max):
         if not _oldest(rows, &oldest, &stamp):
             break
         if _remove(rows, oldest, <u64> stamp + 1):
@@ -241,8 +252,8 @@ cdef void rows_bound(Rows* rows, u64 rows_max) noexcept nogil:
 
 
 cdef bint _admitted(Rows* rows, u64 hash) noexcept nogil:
-    """Counts an id that has no row: with two counters of a sketch, of which the lesser one counts. They may have counted others
-    too: an id may be admitted early, never late."""
+    """Counts an id that has no row: with two counters of a sketch, of which the lesser one counts.
+    They may have counted others too: an id may be admitted early, never late."""
     cdef u64 one = hash & rows.seen_mask, other = (hash >> 32) & rows.seen_mask
     cdef u32 first, second, least
     if rows.admit_after <= 1:
@@ -257,7 +268,8 @@ cdef bint _admitted(Rows* rows, u64 hash) noexcept nogil:
 
 
 cdef bint _make(Rows* rows, u64 hash, i64 id, Held* held, Pushed* pushed) noexcept nogil:
-    """A row for an id that had none, and its bucket held again. False: there is no room, and nothing is held."""
+    """A row for an id that had none, and its bucket held again. False: there is no room, and
+    nothing is held."""
     cdef u32 row = _row_for_one_more(rows, pushed)
     cdef u64 size
     if row == NO_ROW:
@@ -283,7 +295,8 @@ cdef bint _make(Rows* rows, u64 hash, i64 id, Held* held, Pushed* pushed) noexce
         _enter(rows)
 
 
-# -- push --------------------------------------------------------------------------------------------------------------
+# -- push
+# --------------------------------------------------------------------------------------------------
 
 cdef bint distinct_init(Distinct* d, const i64* ids, u64 n) noexcept nogil:
     cdef u64 i, slot
@@ -314,7 +327,8 @@ cdef bint distinct_init(Distinct* d, const i64* ids, u64 n) noexcept nogil:
     return True
 
 
-cdef inline const float* _summed(const Distinct* d, u64 u, const float* gradients, u32 dim, float* sum) noexcept nogil:
+cdef inline const float* _summed(const Distinct* d, u64 u, const float* gradients, u32 dim,
+                                 float* sum) noexcept nogil:
     cdef u32 i = d.first[u]
     if d.next[i] == NONE:
         return gradients + <u64> i * dim
@@ -325,14 +339,16 @@ cdef inline const float* _summed(const Distinct* d, u64 u, const float* gradient
     return sum
 
 
-cdef inline void _apply(Rows* rows, const Stride* step, u32 at, const float* gradient, u32 stamp) noexcept nogil:
+cdef inline void _apply(Rows* rows, const Stride* step, u32 at, const float* gradient,
+                        u32 stamp) noexcept nogil:
     cdef float* row = arena_row(&rows.arena, at)
     optimizer_step(rows.rule, step[0], row, row + rows.dim, rows.dim, gradient, rows.dim)
     if stamp:
         arena_stamp(&rows.arena, at)[0] = stamp
 
 
-cdef void rows_push(Rows* rows, const Stride* step, const i64* ids, const Distinct* d, const float* gradients, float* sum,
+cdef void rows_push(Rows* rows, const Stride* step, const i64* ids, const Distinct* d,
+                    const float* gradients, float* sum,
                     u32 stamp, Pushed* pushed) noexcept nogil:
     cdef Seen[BLOCK] seen
     cdef i64[BLOCK] block_ids
@@ -347,7 +363,8 @@ cdef void rows_push(Rows* rows, const Stride* step, const i64* ids, const Distin
         _look(rows, block_ids, block, seen, rows.width, True, stamp != 0)
         moves = rows.moves
         for i in range(block):
-            if rows.moves != moves:     # one of those before had no row, and then no room in its part
+            if rows.moves != moves:     # one of those before had no row, and then no room in its
+                                        # part
                 _look(rows, block_ids + i, block - i, seen + i, rows.width, True, stamp != 0)
                 moves = rows.moves
             held.home = seen[i].home
@@ -373,9 +390,11 @@ cdef void rows_push(Rows* rows, const Stride* step, const i64* ids, const Distin
             rows.gate.leave(sole)
 
 
-# -- whole rows --------------------------------------------------------------------------------------------------------
+# -- whole rows
+# --------------------------------------------------------------------------------------------------
 
-cdef void rows_write(Rows* rows, const i64* ids, u64 n, const float* values, u32 width, const u32* stamps,
+cdef void rows_write(Rows* rows, const i64* ids, u64 n, const float* values, u32 width,
+                     const u32* stamps,
                      Pushed* pushed) noexcept nogil:
     """width: dim, to keep the state, or that of rows with state."""
     cdef u64 i, hash
@@ -398,7 +417,8 @@ cdef void rows_write(Rows* rows, const i64* ids, u64 n, const float* values, u32
             rows.gate.leave(False)
 
 
-cdef u64 rows_read(Rows* rows, const i64* ids, u64 n, float* values, u32* stamps, u8* found) noexcept nogil:
+cdef u64 rows_read(Rows* rows, const i64* ids, u64 n, float* values, u32* stamps,
+                   u8* found) noexcept nogil:
     cdef u64 i, count = 0
     cdef Held held
     for i in range(n):
@@ -407,7 +427,8 @@ cdef u64 rows_read(Rows* rows, const i64* ids, u64 n, float* values, u32* stamps
         held = index_hold(&rows.index, index_hash(ids[i]), ids[i])
         found[i] = held.row != NO_ROW
         if found[i]:
-            memcpy(values + i * rows.width, arena_row(&rows.arena, held.row), rows.width * sizeof(float))
+            memcpy(values + i * rows.width, arena_row(&rows.arena, held.row),
+                   rows.width * sizeof(float))
             stamps[i] = arena_stamp(&rows.arena, held.row)[0]
             count += 1
         bucket_unlock(held.home)
@@ -416,7 +437,8 @@ cdef u64 rows_read(Rows* rows, const i64* ids, u64 n, float* values, u32* stamps
     return count
 
 
-cdef u64 rows_walk(Rows* rows, u64* hash, bint* ended, u64 room, i64* ids, float* values, u32* stamps) noexcept nogil:
+cdef u64 rows_walk(Rows* rows, u64* hash, bint* ended, u64 room, i64* ids, float* values,
+                   u32* stamps) noexcept nogil:
     """Copies rows in the order of their hashes while there is room for one more bucket's."""
     cdef u32[GATHER_MAX] at
     cdef u64 n = 0, buckets = 0
@@ -425,14 +447,16 @@ cdef u64 rows_walk(Rows* rows, u64* hash, bint* ended, u64 room, i64* ids, float
     ended[0] = False
     _enter(rows)
     while not ended[0] and n + GATHER_MAX <= room and buckets < BATCH:
-        if buckets % BLOCK == BLOCK - 1:        # whoever waits to be alone waits for no more than these
+        if buckets % BLOCK == BLOCK - 1:        # whoever waits to be alone waits for no more than
+                                                # these
             rows.gate.leave(False)
             _enter(rows)
         home = index_bucket(&rows.index, hash[0])
         bucket_lock(home)
         here = index_gather(&rows.index, hash[0], home, ids + n, at)
         for i in range(here):
-            memcpy(values + (n + i) * rows.width, arena_row(&rows.arena, at[i]), rows.width * sizeof(float))
+            memcpy(values + (n + i) * rows.width, arena_row(&rows.arena, at[i]),
+                   rows.width * sizeof(float))
             stamps[n + i] = arena_stamp(&rows.arena, at[i])[0]
         bucket_unlock(home)
         n += here

@@ -1,6 +1,8 @@
-# The owner of one engine: everything that decides (scheduler) and everything that waits (lanes, futures), made and freed here.
+# The owner of one engine: everything that decides (scheduler) and everything that waits (lanes,
+# futures), made and freed here.
 #
-# Threads: any, except step, receive, outgoing, lost, which belong to the loop (or to a simulator in its place).
+# Threads: any, except step, receive, outgoing, lost, which belong to the loop (or to a simulator in
+# its place).
 from clipper_core.delivery cimport Delivery
 from clipper_core.machine cimport u32
 from clipper_core.model_state cimport ModelState

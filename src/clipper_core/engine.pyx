@@ -1,4 +1,5 @@
-"""The engine's owner: construction, control from Python, and the doors for a simulator. What it decides is in `scheduler`."""
+"""The engine's owner: construction, control from Python, and the doors for a simulator. What it
+decides is in `scheduler`."""
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdlib cimport free, malloc
@@ -8,25 +9,30 @@ from posix.unistd cimport close
 
 from clipper_core.asking cimport asking_close
 from clipper_core.batcher cimport TIMINGS_MAX
-from clipper_core.clock_cache cimport (Policy, cache_bytes, cache_entries, cache_evictions, cache_free, cache_new,
+from clipper_core.clock_cache cimport (Policy, cache_bytes, cache_entries, cache_evictions,
+                                       cache_free, cache_new,
                                        cache_touch, policy_of)
 from clipper_core.delivery cimport ENGINES_MAX, delivery_flush, delivery_kill
 from clipper_core.histogram cimport histogram_snapshot
 from clipper_core.lane cimport lane_close, lanes_free, lanes_new, takers_end
 from clipper_core.link cimport Link, link_free, link_sent, spare_free
 from clipper_core.lz4 cimport LITERALS, QUICK, THOROUGH
-from clipper_core.machine cimport (EFD_CLOEXEC, EFD_NONBLOCK, acquire, aligned_new, atomic, eventfd, eventfd_drain,
+from clipper_core.machine cimport (EFD_CLOEXEC, EFD_NONBLOCK, acquire, aligned_new, atomic, eventfd,
+                                   eventfd_drain,
                                    monotonic_us, relaxed, release, seq_cst, u8, u32, u64)
-from clipper_core.model_state cimport (ModelState, departed_free, departed_init, model_state_clear, model_state_free,
+from clipper_core.model_state cimport (ModelState, departed_free, departed_init, model_state_clear,
+                                       model_state_free,
                                        model_state_init)
 from clipper_core.pending cimport pending_touch
 from clipper_core.replica cimport PROFILE_BUCKETS, Gauge, replica_free
 from clipper_core.ring cimport ring_free, ring_new, ring_row, spsc_free, spsc_new
 from clipper_core.row_hash cimport variant_best
-from clipper_core.scheduler cimport (ADOPT, ATTACH, CLOSE_LINK, DRAIN, EXPECT, HAND_OVER, LINKS_MAX, REFUSE_LINK, TEACH,
+from clipper_core.scheduler cimport (ADOPT, ATTACH, CLOSE_LINK, DRAIN, EXPECT, HAND_OVER, LINKS_MAX,
+                                     REFUSE_LINK, TEACH,
                                      LinkState, News, engine_given, engine_link, engine_lost, engine_open, engine_order,
                                      engine_step)
-from clipper_core.status cimport BAD_INPUT, CLOSED, FULL, NO_MEMORY, REPLICA_LOST, UNKNOWN, raise_for
+from clipper_core.status cimport (BAD_INPUT, CLOSED, FULL, NO_MEMORY, REPLICA_LOST, UNKNOWN,
+                                  raise_for)
 from clipper_core.task cimport STATUSES, Tally
 
 import os
@@ -38,11 +44,14 @@ cdef enum:
     COMMANDS_MAX = 8192
     NEWS_MAX = 16384
 
-cdef dict _searches = {"auto": (LITERALS, QUICK), "none": (LITERALS, LITERALS), "full": (THOROUGH, THOROUGH)}   # near, far
+# near, far
+cdef dict _searches = {"auto": (LITERALS, QUICK), "none": (LITERALS, LITERALS),
+                       "full": (THOROUGH, THOROUGH)}
 
 
 cdef int _make_room(EngineState* e, u64 connections, u64 models) except -1:
-    """Address space for whatever connections and models can put into the loop's vectors, which then need no memory to grow."""
+    """Address space for whatever connections and models can put into the loop's vectors, which then
+    need no memory to grow."""
     e.free_slots.reserve(connections)
     e.writers.reserve(connections)
     e.closing.reserve(connections)
@@ -55,18 +64,21 @@ cdef int _make_room(EngineState* e, u64 connections, u64 models) except -1:
 
 @cython.no_gc_clear                  # what __dealloc__ ends needs `delivery`
 cdef class Engine:
-    """Threads: any, except step, receive, outgoing, lost, which belong to the loop (or to a simulator in its place).
+    """Threads: any, except step, receive, outgoing, lost, which belong to the loop (or to a
+    simulator in its place).
 
-    `limits` names every bound: cache_bytes_max, tasks_max, queue_bytes_max (rows of variable length), frame_bytes_max,
-    rows_max (of a batch), output_bytes_max, links_max, models_max; and heartbeat_ms, hello_ms. A replica
-    whose model fails `eject_after` batches in a row is left alone for a while (0: never). `cache_policy` is clock or
-    sieve. `compression` of the strings sent: "auto" (between hosts, quickly), "none", or "full" (everywhere, as small as it
-    gets). With `manual_clock` time is what step is told (microseconds). `number`: among the engines of one server, see `meet`.
-    Raises BAD_INPUT: no such policy, compression or number.
-    Source: docs/architecture.md, "Flow".
+    `limits` names every bound: cache_bytes_max, tasks_max, queue_bytes_max (rows of variable
+    length), frame_bytes_max, rows_max (of a batch), output_bytes_max, links_max, models_max; and
+    heartbeat_ms, hello_ms. A replica whose model fails `eject_after` batches in a row is left alone
+    for a while (0: never). `cache_policy` is clock or sieve. `compression` of the strings sent:
+    "auto" (between hosts, quickly), "none", or "full" (everywhere, as small as it gets). With
+    `manual_clock` time is what step is told (microseconds). `number`: among the engines of one
+    server, see `meet`. Raises BAD_INPUT: no such policy, compression or number. Source:
+    docs/architecture.md, "Flow".
     """
 
-    def __cinit__(self, *, u64 cache_bytes_max=256 << 20, str cache_policy="clock", u64 tasks_max=1 << 20,
+    def __cinit__(self, *, u64 cache_bytes_max=256 << 20, str cache_policy="clock",
+                  u64 tasks_max=1 << 20,
                   u64 queue_bytes_max=1 << 30, u64 frame_bytes_max=64 << 20, u32 rows_max=1 << 16,
                   u64 output_bytes_max=16 << 20, u64 links_max=4096, u32 models_max=65535, u64 heartbeat_ms=500,
                   u64 hello_ms=10000, u32 eject_after=3, bint manual_clock=False, seed=None,
@@ -82,7 +94,8 @@ cdef class Engine:
         self.delivery = Delivery(number)
         self.models = []
         self.peers = []
-        self.limits = {"models_max": models_max, "tasks_max": tasks_max, "links_max": min(links_max, LINKS_MAX - 2)}
+        self.limits = {"models_max": models_max, "tasks_max": tasks_max,
+                       "links_max": min(links_max, LINKS_MAX - 2)}
         self.state = e = <EngineState*> aligned_new(sizeof(EngineState))
         if e == NULL:
             raise_for(NO_MEMORY, "no memory for the engine")
@@ -98,7 +111,8 @@ cdef class Engine:
         e.hello_us = hello_ms * 1000
         e.eject_after = eject_after
         e.chores_us = now
-        e.cache = cache_new(cache_bytes_max, int.from_bytes(noise[:8], "little"), int.from_bytes(noise[8:], "little"),
+        e.cache = cache_new(cache_bytes_max, int.from_bytes(noise[:8], "little"),
+                            int.from_bytes(noise[8:], "little"),
                             variant_best(), policy)
         e.models = <ModelState**> aligned_new(<u64> models_max * sizeof(void*))
         e.links = <LinkState*> aligned_new(LINKS_MAX * sizeof(LinkState))
@@ -116,7 +130,8 @@ cdef class Engine:
         _make_room(e, self.limits["links_max"] + 2, models_max)
         if e.cache != NULL:
             e.lanes = lanes_new(e.delivery, e.cache, now, tasks_max, queue_bytes_max)
-        if (e.cache == NULL or e.models == NULL or e.links == NULL or e.commands == NULL or e.news == NULL
+        if (e.cache == NULL or e.models == NULL or e.links == NULL or e.commands == NULL
+            or e.news == NULL
                 or not departed_init(&e.departed) or e.lanes == NULL or e.news_fd < 0):
             raise_for(NO_MEMORY, "no memory (or no file descriptor) for the engine; lower cache_bytes_max or tasks_max")
 
@@ -177,8 +192,8 @@ cdef class Engine:
         return 0
 
     cdef ModelState* new_model(self) except NULL:
-        """A model's state, with a number: that of one that was given back, or the next. The loop sees it with the first row or
-        replica that names it."""
+        """A model's state, with a number: that of one that was given back, or the next. The loop
+        sees it with the first row or replica that names it."""
         cdef EngineState* e = self.state
         cdef ModelState* model
         cdef u64 index
@@ -206,7 +221,8 @@ cdef class Engine:
         return 0
 
     def meet(self, Engine other):
-        """Futures over models of this engine and of `other` may be made from now on; before the loops run."""
+        """Futures over models of this engine and of `other` may be made from now on; before the
+        loops run."""
         cdef u32 theirs = other.delivery.state.number
         cdef u32 ours = self.delivery.state.number
         if ours == theirs or self.delivery.state.peers[theirs] != NULL or other.delivery.state.peers[ours] != NULL:
@@ -219,15 +235,18 @@ cdef class Engine:
 
     # -- control: what Python's control thread says and hears
 
-    def attach(self, u32 conn, u32 model, bytes welcome, *, u32 number=0, u8 protocol=2, bint checked=False,
+    def attach(self, u32 conn, u32 model, bytes welcome, *, u32 number=0, u8 protocol=2,
+               bint checked=False,
                bint shared=False, bint sessions=False, bint quiet=False, u32 heartbeat_ms=0, timings=(), u32 mode=0,
                u32 size_max=4096, u32 step=8, double backoff=0.9, u32 delay_us=0, double budget_share=0.5):
-        """Accept connection `conn` as a replica of `model`; `welcome` is the payload of its WELCOME.
+        """Accept connection `conn` as a replica of `model`; `welcome` is the payload of its
+        WELCOME.
 
-        shared: it can map rows; they are shared with it if its connection passes descriptors. sessions: it is told the salt
-        of each row as its session; nothing is shared with it then. quiet: neither side sends heartbeats or minds silence: that
-        its process lives is known otherwise. heartbeat_ms: of this connection; 0: the engine's. timings: (rows, microseconds) of
-        batches that the container ran before it was ready, at most 32, the smallest first.
+        shared: it can map rows; they are shared with it if its connection passes descriptors.
+        sessions: it is told the salt of each row as its session; nothing is shared with it then.
+        quiet: neither side sends heartbeats or minds silence: that its process lives is known
+        otherwise. heartbeat_ms: of this connection; 0: the engine's. timings: (rows, microseconds)
+        of batches that the container ran before it was ready, at most 32, the smallest first.
         """
         cdef Command command
         cdef u32 i
@@ -260,7 +279,8 @@ cdef class Engine:
         self._order(REFUSE_LINK, conn, reason.encode())
 
     def hand_over(self, u32 conn, Engine other, bytes hello):
-        """Connection `conn`, of which only a HELLO came (`hello`: its frame), becomes one of `other`, as if it had dialled there.
+        """Connection `conn`, of which only a HELLO came (`hello`: its frame), becomes one of
+        `other`, as if it had dialled there.
 
         `other` must outlive this engine's loop. What has sent more by then is closed."""
         cdef Command command
@@ -275,9 +295,9 @@ cdef class Engine:
         self._order(DRAIN, conn, b"")
 
     def teach(self, u32 conn, bytes feedback, u32 rows):
-        """Send a container the payload of a FEEDBACK frame (correction.encode_feedback) of so many rows, when nothing else is
-        to be
-        sent to it. Dropped, and counted, while too much of it waits."""
+        """Send a container the payload of a FEEDBACK frame (correction.encode_feedback) of so many
+        rows, when nothing else is to be sent to it. Dropped, and counted, while too much of it
+        waits."""
         cdef Command command
         memset(&command, 0, sizeof(Command))
         command.kind = TEACH
@@ -289,8 +309,9 @@ cdef class Engine:
         self._order(CLOSE_LINK, conn, b"")
 
     def expect(self, u32 model, u64 when_us):
-        """While `model` has no replica: none comes before `when_us` (of `now_us()`), so queries due earlier, those that wait too,
-        end at once with NO_REPLICA; 0: who knows, they wait. A replica that comes ends it."""
+        """While `model` has no replica: none comes before `when_us` (of `now_us()`), so queries due
+        earlier, those that wait too, end at once with NO_REPLICA; 0: who knows, they wait. A
+        replica that comes ends it."""
         cdef Command command
         if model >= self.state.model_count.load(acquire):
             raise_for(UNKNOWN, f"no model with index {model}")
@@ -322,7 +343,8 @@ cdef class Engine:
         return self.state.news_fd
 
     def news(self):
-        """What the loop has to tell: (Notice, conn, model, Status, data) tuples, oldest first. One reader."""
+        """What the loop has to tell: (Notice, conn, model, Status, data) tuples, oldest first. One
+        reader."""
         cdef u64 word
         cdef News* item
         cdef list told = []
@@ -341,8 +363,8 @@ cdef class Engine:
         return engine_step(self.state, now_us)
 
     def open(self, u64 now_us, *, bint remote=False, bint passes=False):
-        """A connection came, `remote` if from another host; -> its number, 0 when links_max is reached. passes: it can hand over
-        descriptors."""
+        """A connection came, `remote` if from another host; -> its number, 0 when links_max is
+        reached. passes: it can hand over descriptors."""
         cdef u32 conn = engine_open(self.state, -1, now_us)
         if conn:
             engine_link(self.state, conn).remote = remote
@@ -356,7 +378,8 @@ cdef class Engine:
     def outgoing(self, u32 conn, u64 now_us, list passed=None):
         """All bytes that are to go to connection `conn`; they count as sent.
 
-        passed: copies of the descriptors that go with them are added, in order; the caller closes them.
+        passed: copies of the descriptors that go with them are added, in order; the caller closes
+        them.
         """
         cdef Link* link = engine_link(self.state, conn)
         cdef list pieces = []
@@ -368,14 +391,16 @@ cdef class Engine:
         if passed is not None:
             passed += [os.dup(link.passing[0][i].fd) for i in range(link.passing.size())]
         for i in range(link.tx_at, link.tx.size()):
-            pieces.append(PyBytes_FromStringAndSize(<char*> link.tx[0][i].iov_base, <Py_ssize_t> link.tx[0][i].iov_len))
+            pieces.append(PyBytes_FromStringAndSize(<char*> link.tx[0][i].iov_base,
+                                                    <Py_ssize_t> link.tx[0][i].iov_len))
             total += link.tx[0][i].iov_len
         if total:
             link_sent(link, total, now_us)
         return b"".join(pieces)
 
     def wants_close(self, u32 conn):
-        """True once the engine wants the connection closed (after its last bytes have gone), or when it is gone."""
+        """True once the engine wants the connection closed (after its last bytes have gone), or
+        when it is gone."""
         cdef Link* link = engine_link(self.state, conn)
         return link == NULL or bool(link.closing)
 
@@ -394,7 +419,8 @@ cdef class Engine:
         _finish(self.state)
 
     def end_tasks(self):
-        """The first half of finish(): whose futures are those of engines it has met still hears of them."""
+        """The first half of finish(): whose futures are those of engines it has met still hears of
+        them."""
         _end_tasks(self.state)
 
     def kill(self, int status):
@@ -402,7 +428,8 @@ cdef class Engine:
         self.delivery.kill(status)
 
     def touch_cache(self, u64 start=0):
-        """`ClockCache.touch` of the engine's cache. Threads: any but a loop's, as it may take milliseconds."""
+        """`ClockCache.touch` of the engine's cache. Threads: any but a loop's, as it may take
+        milliseconds."""
         with nogil:
             start = cache_touch(self.state.cache, start)
         return start
@@ -420,8 +447,9 @@ cdef class Engine:
     # -- looking in
 
     def snapshot(self):
-        """Counters and gauges now, as plain dicts: `cache`, `models` (in order, without those unlisted), `issued`, `answered`,
-        `lanes` (queues that exist), `unlisted` (models that no list shows, until they are given back)."""
+        """Counters and gauges now, as plain dicts: `cache`, `models` (in order, without those
+        unlisted), `issued`, `answered`, `lanes` (queues that exist), `unlisted` (models that no
+        list shows, until they are given back)."""
         cdef EngineState* e = self.state
         return {
             "issued": self.delivery.issued,
@@ -437,15 +465,17 @@ cdef class Engine:
         }
 
     def model_counts(self, u32 model):
-        """Of one model, listed or not: rows `submitted`, of these `answered` in whatever way and `in_flight` (some `queued`);
-        `hits`, `joined`, `evaluated`, `batches`, `refused` (at submission, by status name), `replicas`, `delay_us` (what a row
-        submitted now would wait, as forecast). Counters are read one by one, so they may disagree by what happens meanwhile."""
+        """Of one model, listed or not: rows `submitted`, of these `answered` in whatever way and
+        `in_flight` (some `queued`); `hits`, `joined`, `evaluated`, `batches`, `refused` (at
+        submission, by status name), `replicas`, `delay_us` (what a row submitted now would wait, as
+        forecast). Counters are read one by one, so they may disagree by what happens meanwhile."""
         if model >= self.state.model_count.load(acquire):
             raise_for(UNKNOWN, f"no model with index {model}")
         return _model_counts(self.state.models[model])
 
     def model_latency(self, u32 model):
-        """A histogram.Snapshot of one model, listed or not: from submit to answer, us, of rows that the cache did not have."""
+        """A histogram.Snapshot of one model, listed or not: from submit to answer, us, of rows that
+        the cache did not have."""
         if model >= self.state.model_count.load(acquire):
             raise_for(UNKNOWN, f"no model with index {model}")
         return histogram_snapshot(&self.state.models[model].tally.latency)
@@ -453,9 +483,10 @@ cdef class Engine:
     def replica(self, u32 conn):
         """Return the batcher of connection `conn`: its limit, counts, fit and latency profile.
 
-        `failures` are batches that its model failed, `ejected` says whether it is ejected for them, and `ejections` how often
-        it was. `accuracy` is what its model says of itself (None: nothing). Rows of feedback were sent (`taught`), dropped
-        (`untaught`), and `learned` or `failed` by the container. None when it is not attached.
+        `failures` are batches that its model failed, `ejected` says whether it is ejected for them,
+        and `ejections` how often it was. `accuracy` is what its model says of itself (None:
+        nothing). Rows of feedback were sent (`taught`), dropped (`untaught`), and `learned` or
+        `failed` by the container. None when it is not attached.
         """
         cdef Gauge seen
         cdef u32 number
@@ -559,7 +590,8 @@ cdef object _model_counts(ModelState* model):
         "evaluated": t.evaluated.load(relaxed),
         "batches": t.batches.load(relaxed),
         "retried": t.retried.load(relaxed),
-        "refused": {StatusName(i).name: t.refused[i].load(relaxed) for i in range(1, STATUSES) if t.refused[i].load(relaxed)},
+        "refused": {StatusName(i).name: t.refused[i].load(relaxed) for i in range(1, STATUSES)
+                    if t.refused[i].load(relaxed)},
         "replicas": t.replicas.load(relaxed),
         "delay_us": model.crew.delay_us.load(relaxed),
     }
@@ -580,7 +612,8 @@ cdef object _model_snapshot(ModelState* model):
         "evaluated": t.evaluated.load(relaxed),
         "batches": t.batches.load(relaxed),
         "retried": t.retried.load(relaxed),
-        "ended": {StatusName(i).name: t.ended[i].load(relaxed) + t.refused[i].load(relaxed) for i in range(1, STATUSES)},
+        "ended": {StatusName(i).name: t.ended[i].load(relaxed)
+                  + t.refused[i].load(relaxed) for i in range(1, STATUSES)},
         "latency_us": histogram_snapshot(&t.latency),
         "batch_rows": histogram_snapshot(&t.batch_rows),
     }

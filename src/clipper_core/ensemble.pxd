@@ -1,4 +1,5 @@
-# Asking several models at once and answering as soon as a decider says so: the door to hearings (hearing.pxd).
+# Asking several models at once and answering as soon as a decider says so: the door to hearings
+# (hearing.pxd).
 #
 # Threads: any.
 from libcpp.vector cimport vector

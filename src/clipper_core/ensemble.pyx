@@ -1,18 +1,20 @@
 """Asking several models at once and answering as soon as that is decided: the door to hearings.
 
-What the cache holds is heard before anything is queued: if that decides, no row is. The rest is submitted, and from then on the
-hearing belongs to whoever brings the next arrival. Rows that may be asked later are copied, and their lanes made, here, because
-a lane is made under the GIL.
+What the cache holds is heard before anything is queued: if that decides, no row is. The rest is
+submitted, and from then on the hearing belongs to whoever brings the next arrival. Rows that may be
+asked later are copied, and their lanes made, here, because a lane is made under the GIL.
 """
 cimport cython
 from libc.string cimport memcpy
 
 from clipper_core.asking cimport Ask
-from clipper_core.decider cimport (ANSWER, ASK, HEARD_MAX, NEVER_US, OUTSTANDING, UNASKED, Decider, RulingData,
+from clipper_core.decider cimport (ANSWER, ASK, HEARD_MAX, NEVER_US, OUTSTANDING, UNASKED, Decider,
+                                   RulingData,
                                    decider_may_extra, decider_query)
 from clipper_core.delivery cimport Block, DeliveryState, block_drop, slot_fill, slots_claim
 from clipper_core.future cimport Future, future_heard
-from clipper_core.hearing cimport (Hearing, hearing_decide, hearing_lock, hearing_new, hearing_note, hearing_refused,
+from clipper_core.hearing cimport (Hearing, hearing_decide, hearing_lock, hearing_new, hearing_note,
+                                   hearing_refused,
                                    hearing_rule, hearing_submits, hearing_submitted, hearing_unlock, task_bit)
 from clipper_core.histogram cimport count
 from clipper_core.lane cimport lane_new
@@ -45,7 +47,8 @@ cdef class Party:
         for model in self.models:
             is_elsewhere(model, self.models[0])
             self.kept.append((<Model> model)._row(x, &row.data, &row.nbytes))
-            row.mark = (<Model> model)._mark(self.kept[len(self.kept) - 1], row.data, row.nbytes, self.salt)
+            row.mark = (<Model> model)._mark(self.kept[len(self.kept) - 1], row.data, row.nbytes,
+                                             self.salt)
             self.rows.push_back(row)
             total += (row.nbytes + 7) & ~<u64> 7
         return total
@@ -93,7 +96,8 @@ cdef class Party:
                 continue
             h.votes[i].start_us = 0
             h.votes[i].state = OUTSTANDING
-            if (<Model> self.models[i])._look_up(self.rows[i].data, self.rows[i].nbytes, self.salt, self.rows[i].mark,
+            if (<Model> self.models[i])._look_up(self.rows[i].data, self.rows[i].nbytes, self.salt,
+                                                 self.rows[i].mark,
                                                  &self.rows[i].key, &value):
                 slot_fill(h.home, h.block, h.first + i, OK, &value)
                 block_drop(h.home, h.block, 1)
@@ -146,7 +150,8 @@ cdef class Party:
         hearing_submits(h, i)
         if d != h.home:
             d.guests.fetch_add(1, relaxed)
-        status = model._queue(self.rows[i].data, self.rows[i].nbytes, &self.rows[i].key, self.salt, self.slo_us, self.now_us,
+        status = model._queue(self.rows[i].data, self.rows[i].nbytes, &self.rows[i].key, self.salt,
+                              self.slo_us, self.now_us,
                               h.block, h.first + i)
         if status == OK:
             return 0
@@ -163,7 +168,8 @@ cdef Lane* _lane(Model model, int klass) except NULL:
     """Of its class of SLO; made at first use, under the GIL."""
     cdef ModelState* m = model.state
     if m.lanes[klass] == NULL:
-        m.lanes[klass] = lane_new(model.engine.state.lanes, m.index, <u64> 2 << klass, <u64> 1 << log2_of(m.lane_rows | 2),
+        m.lanes[klass] = lane_new(model.engine.state.lanes, m.index, <u64> 2 << klass,
+                                  <u64> 1 << log2_of(m.lane_rows | 2),
                                   m.spec.row_bytes, 0, &m.tally, m.shares.load(relaxed) != 0)
     if m.lanes[klass] == NULL:
         raise_for(NO_MEMORY, f"no memory for a queue of {model.name}")
@@ -189,15 +195,18 @@ cdef bint _starts_later(object starts_us) except -1:
     return starts_us is not None and any([start != 0 for start in starts_us])
 
 
-def predict_heard(tuple models, Decider decider, x, slo_us=None, u64 salt=0, finish=None, extra=None, weights=None,
+def predict_heard(tuple models, Decider decider, x, slo_us=None, u64 salt=0, finish=None,
+                  extra=None, weights=None,
                   starts_us=None, bint learn=False):
-    """One future over the same input on several models, done as soon as `decider` has an answer. Threads: any.
+    """One future over the same input on several models, done as soon as `decider` has an answer.
+    Threads: any.
 
-    Task i is models[i]'s; models are ranked, the best first. `starts_us[i]`: when it is asked, microseconds after now; 0: at
-    once; -1: when the decider asks for it. `weights`: of votes and means. With `learn` the tasks that are on their way when the
-    answer falls go on; without, they end as UNNEEDED, as do those never asked. `future.verdict` says what the answer is made of,
-    `finish(future)` makes it; without it the result is the list of the used predictions, in rank order.
-    Raises BAD_INPUT (nothing was asked), NO_MEMORY.
+    Task i is models[i]'s; models are ranked, the best first. `starts_us[i]`: when it is asked,
+    microseconds after now; 0: at once; -1: when the decider asks for it. `weights`: of votes and
+    means. With `learn` the tasks that are on their way when the answer falls go on; without, they
+    end as UNNEEDED, as do those never asked. `future.verdict` says what the answer is made of,
+    `finish(future)` makes it; without it the result is the list of the used predictions, in rank
+    order. Raises BAD_INPUT (nothing was asked), NO_MEMORY.
     """
     _check(models, decider, weights, starts_us)
     cdef Model model = models[0]
@@ -213,7 +222,8 @@ def predict_heard(tuple models, Decider decider, x, slo_us=None, u64 salt=0, fin
     if not slots_claim(home, n + 1, &block, &first):
         raise_for(NO_MEMORY, "no memory for a future")
     party.now_us = model._now_us()
-    party.hearing = hearing_new(home, block, first, n, decider.state, party.now_us, party.slo_us, learn,
+    party.hearing = hearing_new(home, block, first, n, decider.state, party.now_us, party.slo_us,
+                                learn,
                                 n * sizeof(Ask) + row_bytes if _starts_later(starts_us) else 0)
     if party.hearing == NULL:
         _give_back(home, block, first, n + 1)

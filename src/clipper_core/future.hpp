@@ -1,9 +1,12 @@
-// The steps on result slots, their blocks and the mailboxes that threads race on, as templates over the atomics of what they
-// are given, so that a schedule-exploring checker runs this very source (tests/schedules).
+// The steps on result slots, their blocks and the mailboxes that threads race on, as templates over
+// the atomics of what they are given, so that a schedule-exploring checker runs this very source
+// (tests/schedules).
 //
-// Never to miss each other, each side writes, then reads what the other wrote, all of it sequentially consistent:
+// Never to miss each other, each side writes, then reads what the other wrote, all of it
+// sequentially consistent:
 //
-//   a blocked thread    waiters + 1, reads epoch, reads the slot; sleeps only if epoch is still what it read
+// a blocked thread    waiters + 1, reads epoch, reads the slot; sleeps only if epoch is still what
+// it read
 //   whoever ends        the slot, epoch + 1, reads waiters
 //   who asks for news   its bit into boxes, reads the slot
 //   who ends            the slot, reads boxes
@@ -37,7 +40,8 @@ template <class Block>
 inline void block_hold(Block& block, std::uint32_t refs) {  // of a block that nobody else has yet
     block.refs.store(refs, std::memory_order_relaxed);
 }
-// True for exactly one caller, the last: it retires the block, and sees whatever the others wrote there.
+// True for exactly one caller, the last: it retires the block, and sees whatever the others wrote
+// there.
 template <class Block>
 inline bool block_let_go(Block& block, std::uint32_t refs) {
     return block.refs.fetch_sub(refs, std::memory_order_acq_rel) == refs;
@@ -45,7 +49,8 @@ inline bool block_let_go(Block& block, std::uint32_t refs) {
 
 // -- ending a slot
 
-// By the loop, which alone writes values. False: cancelled before; nobody reads the value. `boxes`: whom to tell.
+// By the loop, which alone writes values. False: cancelled before; nobody reads the value. `boxes`:
+// whom to tell.
 template <class Block, class Value>
 inline bool slot_try_end(Block& block, std::uint32_t slot, std::uint8_t status, const Value& value, std::uint32_t latency_us,
                          std::uint32_t* boxes) {
@@ -80,12 +85,13 @@ template <class Block>
 inline std::uint8_t slot_state(const Block& block, std::uint32_t slot) {
     return block.state[slot].load(std::memory_order_acquire);
 }
-// The first of a future's slots that is pending, from 0; count: none is. Several threads may look at once: each stores into
-// `cursor` only what it has seen to be done itself.
+// The first of a future's slots that is pending, from 0; count: none is. Several threads may look
+// at once: each stores into `cursor` only what it has seen to be done itself.
 template <class Block, class Word>
 inline std::uint32_t slots_first_open(Block& block, Word& cursor, std::uint32_t first, std::uint32_t count) {
     std::uint32_t i = cursor.load(std::memory_order_acquire);
-    // order: acquire would do, a blocked thread that reads the epoch before sees by it what ended before
+    // order: acquire would do, a blocked thread that reads the epoch before sees by it what ended
+    // before
     while (i < count && block.state[first + i].load(std::memory_order_seq_cst) != kSlotPending) ++i;
     cursor.store(i, std::memory_order_release);
     return i;
@@ -109,7 +115,8 @@ template <class Delivery>
 inline void waiter_leaves(Delivery& d) {
     d.waiters.fetch_sub(1, std::memory_order_relaxed);
 }
-// After something ended: how many may sleep and are to be woken; who leads (lead.hpp) is counted, but awake.
+// After something ended: how many may sleep and are to be woken; who leads (lead.hpp) is counted,
+// but awake.
 template <class Delivery>
 inline std::uint32_t epoch_ends(Delivery& d) {
     d.epoch.fetch_add(1, std::memory_order_seq_cst);
@@ -135,18 +142,22 @@ inline bool slot_ask(Block& block, std::uint32_t slot, std::uint32_t box) {
     return block.state[slot].load(std::memory_order_seq_cst) == kSlotPending;
 }
 template <class Block>
-inline std::uint32_t slot_boxes(const Block& block, std::uint32_t slot) {  // whom to tell, for one who cancelled it
+// whom to tell, for one who cancelled it
+inline std::uint32_t slot_boxes(const Block& block, std::uint32_t slot) {
     return block.boxes[slot].load(std::memory_order_seq_cst);
 }
 template <class Mailbox>
-inline void mailbox_overflow(Mailbox& box) {  // a notice that has no place in the ring: look at everything
+inline void mailbox_overflow(Mailbox& box) {  // a notice that has no place in the ring: look at
+                                              // everything
     box.overflow.store(1, std::memory_order_seq_cst);
 }
 template <class Mailbox, class Ids>
-inline void mailbox_put(Mailbox& box, Ids& ids, std::uint64_t slot_id) {  // the loop only: the ring has one producer
+// the loop only: the ring has one producer
+inline void mailbox_put(Mailbox& box, Ids& ids, std::uint64_t slot_id) {
     if (!ids.push(slot_id)) mailbox_overflow(box);
 }
-// The same where several loops write one mailbox: the ring is for one of them at a time, and who finds another there does not wait.
+// The same where several loops write one mailbox: the ring is for one of them at a time, and who
+// finds another there does not wait.
 template <class Mailbox, class Ids>
 inline void mailbox_put_beside(Mailbox& box, Ids& ids, std::uint64_t slot_id) {
     if (box.writing.exchange(1, std::memory_order_acquire) == 0) {
@@ -157,17 +168,20 @@ inline void mailbox_put_beside(Mailbox& box, Ids& ids, std::uint64_t slot_id) {
     }
 }
 template <class Mailbox>
-inline bool mailbox_to_wake(Mailbox& box) {  // after the notices of a batch: true if its reader sleeps
+inline bool mailbox_to_wake(Mailbox& box) {  // after the notices of a batch: true if its reader
+                                             // sleeps
     return box.armed.exchange(0, std::memory_order_seq_cst);
 }
 template <class Mailbox, class Ids>
-inline bool mailbox_arm(Mailbox& box, const Ids& ids) {  // ready to be woken; true if news came in the meantime
+// ready to be woken; true if news came in the meantime
+inline bool mailbox_arm(Mailbox& box, const Ids& ids) {
     box.armed.store(1, std::memory_order_seq_cst);
     return ids.tail_moved() || box.overflow.load(std::memory_order_seq_cst);
 }
 template <class Mailbox>
 inline bool mailbox_look_at_all(Mailbox& box) {
-    // order: relaxed would do, mailbox_arm() looks again before the reader sleeps, and slot_ask() at the slot
+    // order: relaxed would do, mailbox_arm() looks again before the reader sleeps, and slot_ask()
+    // at the slot
     return box.overflow.exchange(0, std::memory_order_seq_cst);
 }
 

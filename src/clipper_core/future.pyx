@@ -1,7 +1,8 @@
 """Futures by ticket: looking, waiting, awaiting, giving up.
 
-How a waiter and the loop cannot miss each other: future.hpp. What is asked of this module is the order: a blocked thread counts
-itself, then reads `epoch`, then looks at its slots, and only then sleeps, or takes the lead.
+How a waiter and the loop cannot miss each other: future.hpp. What is asked of this module is the
+order: a blocked thread counts itself, then reads `epoch`, then looks at its slots, and only then
+sleeps, or takes the lead.
 """
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
@@ -12,17 +13,22 @@ import logging
 from concurrent.futures import Future as StandardFuture
 from concurrent.futures import TimeoutError as FutureTimeout
 
-from clipper_core.column cimport (Column, column_confidences, column_first_failed, column_latencies_us, column_outputs,
+from clipper_core.column cimport (Column, column_confidences, column_first_failed,
+                                  column_latencies_us, column_outputs,
                                   column_states)
-from clipper_core.delivery cimport (DeliveryState, block_drop, claims_lock, claims_unlock, delivery_lead,
+from clipper_core.delivery cimport (DeliveryState, block_drop, claims_lock, claims_unlock,
+                                    delivery_lead,
                                     delivery_ring, delivery_tell_outside, slot_boxes, slot_state, slot_try_cancel,
                                     slots_first_open, waiter_dead, waiter_enters, waiter_epoch, waiter_leaves)
 from clipper_core.dtype cimport F64
 from clipper_core.hearing cimport hearing_cancel, hearing_drop, hearing_ruled
 from clipper_core.machine cimport atomic, futex_wait, monotonic_us, relaxed
-from clipper_core.prediction cimport TAG_BLOB, TAG_NONE, value_confidence, value_drop, value_heard, value_object
-from clipper_core.standard_future cimport cancelled_error, standard_begin, standard_forget, standard_of
-from clipper_core.status cimport BAD_INPUT, CANCELLED, FORKED, FULL, OK, PENDING, UNNEEDED, raise_for
+from clipper_core.prediction cimport (TAG_BLOB, TAG_NONE, value_confidence, value_drop, value_heard,
+                                      value_object)
+from clipper_core.standard_future cimport (cancelled_error, standard_begin, standard_forget,
+                                           standard_of)
+from clipper_core.status cimport (BAD_INPUT, CANCELLED, FORKED, FULL, OK, PENDING, UNNEEDED,
+                                  raise_for)
 
 from clipper_core.standard_future import StandardState
 from clipper_core.status import Status as StatusName
@@ -47,16 +53,18 @@ cdef enum:
 cdef u64 NEVER_US = <u64> 1 << 62
 
 
-# -- futures -----------------------------------------------------------------------------------------------------------
+# -- futures
+# --------------------------------------------------------------------------------------------------
 
 @cython.final
 @cython.no_gc
 @cython.freelist(512)
 cdef class Future:
-    """Threads: any. The result of one query, of an ensemble's tasks, or of a whole array; resolved by the deadline, always.
+    """Threads: any. The result of one query, of an ensemble's tasks, or of a whole array; resolved
+    by the deadline, always.
 
-    Blocking: `result(timeout=None)`; in asyncio and uvloop: `await future`; also `add_done_callback`, `clipper.as_completed`.
-    Source: docs/design.md, "Futures by ticket".
+    Blocking: `result(timeout=None)`; in asyncio and uvloop: `await future`; also
+    `add_done_callback`, `clipper.as_completed`. Source: docs/design.md, "Futures by ticket".
     """
 
     def __init__(self):
@@ -115,7 +123,8 @@ cdef class Future:
 
     @cython.binding(False)
     def done(self):
-        """True once every task of the query has ended, by a prediction, a failure or the deadline."""
+        """True once every task of the query has ended, by a prediction, a failure or the
+        deadline."""
         return bool(self.is_done())
 
     def running(self):
@@ -127,17 +136,20 @@ cdef class Future:
         return bool(self.is_cancelled)
 
     def cancel(self):
-        """Cancel the query, unless it is done. Return True if it is cancelled now; result() then raises CancelledError.
+        """Cancel the query, unless it is done. Return True if it is cancelled now; result() then
+        raises CancelledError.
 
-        What its tasks have brought by then can still be read (`outputs`, `statuses`, ...), and a prediction on its way still
-        fills the cache.
+        What its tasks have brought by then can still be read (`outputs`, `statuses`, ...), and a
+        prediction on its way still fills the cache.
         """
         if not self.is_cancelled and not self.is_done():
-            self.is_cancelled = self._end_now() and (self.hearing == NULL or self._state_of(self.count) == CANCELLED)
+            self.is_cancelled = self._end_now() and (self.hearing == NULL
+                                                     or self._state_of(self.count) == CANCELLED)
         return bool(self.is_cancelled)
 
     def end_now(self):
-        """End the tasks that are pending, without cancelling: result() is made of what has come. True if one was pending."""
+        """End the tasks that are pending, without cancelling: result() is made of what has come.
+        True if one was pending."""
         return self._end_now()
 
     cdef bint _end_now(self):
@@ -180,7 +192,8 @@ cdef class Future:
             if self.mixed:
                 delivery_ring(d)
             leads = not self.mixed and delivery_lead(d)
-            if self._lead(until_us, now + slice_us) if leads else futex_wait(&d.epoch, epoch, slice_us) != 0:
+            if self._lead(until_us, now + slice_us) if leads else futex_wait(&d.epoch, epoch,
+                    slice_us) != 0:
                 rc = 2
                 break
         waiter_leaves(d[0])
@@ -192,30 +205,35 @@ cdef class Future:
         cdef bint look = False
         cdef u32 epoch = waiter_epoch(d[0])
         while not self.is_done() and not look:
-            look = d.turn(d.mover, slice_us, epoch) or waiter_dead(d[0]) or monotonic_us() >= slice_us
+            look = d.turn(d.mover, slice_us,
+                          epoch) or waiter_dead(d[0]) or monotonic_us() >= slice_us
             epoch = waiter_epoch(d[0])
         d.leave(d.mover, not look or slice_us == until_us)
         return look
 
     def wait(self, timeout=None):
-        """Block until done; False when `timeout` (seconds) is over first. Ctrl-C is heard. Releases the GIL."""
+        """Block until done; False when `timeout` (seconds) is over first. Ctrl-C is heard. Releases
+        the GIL."""
         cdef u64 until
         cdef int rc = 2
         if self.is_done():
             return True
-        until = NEVER_US if timeout is None else monotonic_us() + <u64> min(max(0.0, timeout * 1e6), 1e18)
+        until = NEVER_US if timeout is None else monotonic_us() + <u64> min(max(0.0, timeout * 1e6),
+                                                                            1e18)
         while rc == 2:
             with nogil:
                 rc = self._wait(until)
             if rc == 2:
                 PyErr_CheckSignals()
         if rc == 3 and not self.is_done():
-            raise_for(waiter_dead(self.delivery.state[0]), "the query was in flight in an engine that is gone")
+            raise_for(waiter_dead(self.delivery.state[0]),
+                      "the query was in flight in an engine that is gone")
         return rc == 0
 
     @cython.binding(False)
     def result(self, timeout=None):
-        """The result, waiting for it at most `timeout` seconds. Raises the task's typed error, or TimeoutError."""
+        """The result, waiting for it at most `timeout` seconds. Raises the task's typed error, or
+        TimeoutError."""
         if not self.is_done() and not self.wait(timeout):
             raise FutureTimeout(f"no result within {timeout} s; the query's own deadline has not passed yet")
         return self._outcome()
@@ -239,7 +257,8 @@ cdef class Future:
         return [self._value(i) for i in range(self.count) if self.hearing.used >> i & 1]
 
     def exception(self, timeout=None):
-        """The error that `result()` would raise, or None. Raises CancelledError of a query that was cancelled."""
+        """The error that `result()` would raise, or None. Raises CancelledError of a query that was
+        cancelled."""
         if not self.wait(timeout):
             raise FutureTimeout(f"no result within {timeout} s")
         if self.is_cancelled:
@@ -269,7 +288,8 @@ cdef class Future:
         return error
 
     cdef object _many(self):
-        """All values in order: one ndarray when they are numbers of one shape, else a list. Raises on the first failed row."""
+        """All values in order: one ndarray when they are numbers of one shape, else a list. Raises
+        on the first failed row."""
         cdef Column column = self._column(0, None)
         cdef u32 failed = column_first_failed(&column)
         if failed < self.count:
@@ -315,21 +335,24 @@ cdef class Future:
         return done, self.count
 
     def outputs(self, missing=None, u32 first=0, n=None):
-        """The predictions of tasks [first, first + n), so far, with `missing` in the place of those there are none of.
+        """The predictions of tasks [first, first + n), so far, with `missing` in the place of those
+        there are none of.
 
-        An ndarray of shape (n, ...) when they are numbers of one type and shape, and `missing` fits among them (None: NaN
-        among floats); else a list.
+        An ndarray of shape (n, ...) when they are numbers of one type and shape, and `missing` fits
+        among them (None: NaN among floats); else a list.
         """
         cdef Column column = self._column(first, n)
         return column_outputs(&column, missing)
 
     def confidences(self, u32 first=0, n=None):
-        """What the model said of its predictions [first, first + n): f64 (n,), NaN where it said nothing."""
+        """What the model said of its predictions [first, first + n): f64 (n,), NaN where it said
+        nothing."""
         cdef Column column = self._column(first, n)
         return column_confidences(&column)
 
     def latencies_us(self):
-        """Microseconds from submit to the end, u32, one a task; 0 for a hit, for what is pending and for what was cancelled."""
+        """Microseconds from submit to the end, u32, one a task; 0 for a hit, for what is pending
+        and for what was cancelled."""
         cdef Column column = self._column(0, None)
         return column_latencies_us(&column)
 
@@ -348,7 +371,8 @@ cdef class Future:
         return value_confidence(&value)
 
     def heard(self, u32 i=0):
-        """What task `i` brought: (output, confidence), each None without one; and a third, bytes, if the model said more."""
+        """What task `i` brought: (output, confidence), each None without one; and a third, bytes,
+        if the model said more."""
         cdef Value value
         self._check(i)
         if self._state_of(i) != OK:
@@ -368,7 +392,8 @@ cdef class Future:
         return value_object(&value) if value.tag == TAG_BLOB else ""
 
     def error(self, u32 i=0):
-        """The exception that task `i` ended with, as a query to its model alone raises it; None with a prediction, or pending."""
+        """The exception that task `i` ended with, as a query to its model alone raises it; None
+        with a prediction, or pending."""
         cdef u8 state
         self._check(i)
         state = self._state_of(i)
@@ -401,7 +426,8 @@ cdef class Future:
         if self.hearing != NULL:
             return self.block.latency_us[self.first + self.count]
         for i in range(self.first, self.first + self.count):
-            if slot_state(self.block[0], i) != CANCELLED:      # the loop may still write what nobody will read
+            # the loop may still write what nobody will read
+            if slot_state(self.block[0], i) != CANCELLED:
                 longest = max(longest, self.block.latency_us[i])
         return longest
 
@@ -409,15 +435,17 @@ cdef class Future:
 
     @property
     def verdict(self):
-        """(step, used, arrived) once decided: which step of the schedule did it, and bit sets of the tasks whose values are the
-        answer's and of those that had arrived by then. None while pending, when cancelled, and without a decider."""
+        """(step, used, arrived) once decided: which step of the schedule did it, and bit sets of
+        the tasks whose values are the answer's and of those that had arrived by then. None while
+        pending, when cancelled, and without a decider."""
         if self.hearing == NULL or self._state_of(self.count) != OK:
             return None
         return self.hearing.step, self.hearing.used, self.hearing.arrived
 
     def rule(self, u8 step, u64 used, u64 elapsed_us=0):
-        """End it with the tasks `used` (a bit set) as the answer, `elapsed_us` after it was asked: at least when it last heard
-        something. False: it was too late. ValueError: one has no prediction."""
+        """End it with the tasks `used` (a bit set) as the answer, `elapsed_us` after it was asked:
+        at least when it last heard something. False: it was too late. ValueError: one has no
+        prediction."""
         cdef int ruled
         if self.hearing == NULL:
             raise_for(BAD_INPUT, "only a query with a decider can be ruled; see predict_heard")
@@ -427,7 +455,8 @@ cdef class Future:
         return bool(ruled)
 
     def on_vote(self, fn):
-        """Call `fn(future)` from the callback thread after arrivals, until there is a verdict; now, if some have arrived."""
+        """Call `fn(future)` from the callback thread after arrivals, until there is a verdict; now,
+        if some have arrived."""
         cdef Future view
         cdef u32 i
 
@@ -450,11 +479,13 @@ cdef class Future:
         return awaiting
 
     def add_done_callback(self, fn):
-        """Call `fn(future)` once done: at once if it is, else from the callback thread. What it raises is logged."""
+        """Call `fn(future)` once done: at once if it is, else from the callback thread. What it
+        raises is logged."""
         if self.is_done():
             try:
                 fn(self)
-            except Exception:       # as it would be on the callback thread: which of the two it is, is chance
+            except Exception:       # as it would be on the callback thread: which of the two it is,
+                                    # is chance
                 logging.getLogger("clipper").exception("a done-callback of %r raised", self)
         elif self.delivery.on_callback is None:
             raise RuntimeError("this engine has no callback thread; use clipper.start()")
@@ -465,7 +496,8 @@ cdef class Future:
 
     @property
     def __class__(self):
-        """`concurrent.futures.Future`, so that isinstance() takes it for one. type() says what it is."""
+        """`concurrent.futures.Future`, so that isinstance() takes it for one. type() says what it
+        is."""
         return StandardFuture
 
     cdef object _watch(self):
@@ -500,18 +532,21 @@ cdef class Future:
         return f"<Future {self.id} {self.status().name}>"
 
 
-# -- await -------------------------------------------------------------------------------------------------------------
+# -- await
+# --------------------------------------------------------------------------------------------------
 
 @cython.final
 @cython.no_gc
 @cython.freelist(64)
 cdef class Awaiting:
-    """Threads: its event loop's. One `await` of a future, as the coroutine sees it: the iterator that `__await__` returns.
+    """Threads: its event loop's. One `await` of a future, as the coroutine sees it: the iterator
+    that `__await__` returns.
 
-    A finished future answers through the type's am_send slot: raising StopIteration, the only way out of `__next__`, costs
-    seven times as much. A pending one yields a future of the event loop's own, which a Task takes without a call into
-    Python; what resumes the task comes through the mailbox, once per batch. The interpreter keeps the iterator and nothing
-    else: it is what holds our future, or `await model.predict(x)` would lose it.
+    A finished future answers through the type's am_send slot: raising StopIteration, the only way
+    out of `__next__`, costs seven times as much. A pending one yields a future of the event loop's
+    own, which a Task takes without a call into Python; what resumes the task comes through the
+    mailbox, once per batch. The interpreter keeps the iterator and nothing else: it is what holds
+    our future, or `await model.predict(x)` would lose it.
     """
     cdef Future future
     cdef bint waits
@@ -538,7 +573,8 @@ cdef class Awaiting:
     def throw(self, kind, value=None, traceback=None):
         """The await ends with this exception, and a query still pending is given up."""
         self.close()
-        error = value if isinstance(value, BaseException) else kind if value is None else kind(value)
+        error = value if isinstance(value,
+                                    BaseException) else kind if value is None else kind(value)
         error = error if isinstance(error, BaseException) else error()
         raise error if traceback is None else error.with_traceback(traceback)
 
@@ -567,7 +603,8 @@ cdef int _send(Awaiting self, object value, PyObject** given) except -1:
 set_am_send(<PyTypeObject*> Awaiting, <void*> &_send)
 
 
-cdef Future future_at_once(Delivery delivery, u8 status, const Value* value, object finish, object extra):
+cdef Future future_at_once(Delivery delivery, u8 status, const Value* value, object finish,
+                           object extra):
     cdef Future future = Future.__new__(Future)
     future.delivery = delivery
     future.at_once = value[0]
@@ -578,7 +615,8 @@ cdef Future future_at_once(Delivery delivery, u8 status, const Value* value, obj
     return future
 
 
-cdef Future future_new(Delivery delivery, Block* block, u32 first, u32 count, object finish, object extra):
+cdef Future future_new(Delivery delivery, Block* block, u32 first, u32 count, object finish,
+                       object extra):
     cdef Future future = Future.__new__(Future)
     future.delivery = delivery
     future.block = block
@@ -589,8 +627,10 @@ cdef Future future_new(Delivery delivery, Block* block, u32 first, u32 count, ob
     return future
 
 
-cdef Future future_heard(Delivery delivery, Hearing* hearing, object models, object finish, object extra):
-    cdef Future future = future_new(delivery, hearing.block, hearing.first, hearing.n, finish, extra)
+cdef Future future_heard(Delivery delivery, Hearing* hearing, object models, object finish,
+                         object extra):
+    cdef Future future = future_new(delivery, hearing.block, hearing.first, hearing.n, finish,
+                                    extra)
     future.hearing = hearing
     hearing.models = <void*> models
     Py_INCREF(models)

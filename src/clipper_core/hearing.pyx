@@ -1,24 +1,28 @@
 """Hearings: arrivals in, one verdict out, under one lock.
 
-Why a lock and no lock-free steps: an arrival must be noted, weighed against the others, decided on and perhaps answered, by up
-to 64 loops at once, and all of it takes less than a microsecond; threads meet here only when two models of one query answer
-within that time. The one thing that others may watch without it is the verdict slot, which is a slot like any other.
+Why a lock and no lock-free steps: an arrival must be noted, weighed against the others, decided on
+and perhaps answered, by up to 64 loops at once, and all of it takes less than a microsecond;
+threads meet here only when two models of one query answer within that time. The one thing that
+others may watch without it is the verdict slot, which is a slot like any other.
 
-What is never done under the lock: asking a model (its lane may have this thread run the loop of a peer, which may hear the same
-hearing), and waiting.
+What is never done under the lock: asking a model (its lane may have this thread run the loop of a
+peer, which may hear the same hearing), and waiting.
 
-Who frees. A hearing holds the block by the reference that a task of the verdict slot would have; a task that is never asked
-gives its own back when that is certain. A ticket of a timer is an index and its use, so that one left behind in the wheel
-names nothing, and the hearing need not live until its time has passed.
+Who frees. A hearing holds the block by the reference that a task of the verdict slot would have; a
+task that is never asked gives its own back when that is certain. A ticket of a timer is an index
+and its use, so that one left behind in the wheel names nothing, and the hearing need not live until
+its time has passed.
 """
 from libc.math cimport isfinite, ldexp
 from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy
 
 from clipper_core.allocation cimport make, make_room
-from clipper_core.decider cimport (ANSWER, ARRIVED, ASK, FAILED, OUTSTANDING, UNASKED, decide, decider_drop,
+from clipper_core.decider cimport (ANSWER, ARRIVED, ASK, FAILED, OUTSTANDING, UNASKED, decide,
+                                   decider_drop,
                                    decider_hold)
-from clipper_core.delivery cimport (HEARD, block_drop, claims_lock, claims_unlock, delivery_call, delivery_news, delivery_tell,
+from clipper_core.delivery cimport (HEARD, block_drop, claims_lock, claims_unlock, delivery_call,
+                                    delivery_news, delivery_tell,
                                     delivery_tell_outside, slot_boxes, slot_state, slot_try_cancel)
 from clipper_core.dtype cimport BOOL, F16, F32, F64, I64, U64, all_finite, itemsize
 from clipper_core.histogram cimport count
@@ -31,7 +35,8 @@ ctypedef Hearing* HearingPointer
 cdef u64 NO_TICKET = ~<u64> 0
 
 cdef enum:
-    INDEX_BITS = 24             # of a timer's ticket; the uses of an index are above, and it is below 2^48
+    INDEX_BITS = 24             # of a timer's ticket; the uses of an index are above, and it is
+                                # below 2^48
 
 cdef struct Face:               # a value, as votes compare it
     u8 kind                     # 1 bool, 2 whole number, 3 one above 2^63, 4 float, 5 anything else
@@ -40,7 +45,8 @@ cdef struct Face:               # a value, as votes compare it
     const Blob* blob            # of anything else
 
 
-# -- values ------------------------------------------------------------------------------------------------------------
+# -- values
+# --------------------------------------------------------------------------------------------------
 
 cdef double _half(u64 word) noexcept nogil:
     cdef int exponent = <int> (word >> 10 & 31)
@@ -108,7 +114,8 @@ cdef bint _is_usable(const Face* face) noexcept nogil:
 cdef bint _are_equal(const Face* a, const Face* b) noexcept nogil:
     if a.kind != b.kind or a.blob == NULL:
         return a.kind == b.kind and a.bits == b.bits
-    return (a.blob.dtype == b.blob.dtype and a.blob.rank == b.blob.rank and a.blob.nbytes == b.blob.nbytes
+    return (a.blob.dtype == b.blob.dtype and a.blob.rank == b.blob.rank
+            and a.blob.nbytes == b.blob.nbytes
             and memcmp(a.blob.dims, b.blob.dims, 4 * a.blob.rank) == 0
             and memcmp(blob_data(<Blob*> a.blob), blob_data(<Blob*> b.blob), a.blob.nbytes) == 0)
 
@@ -126,7 +133,8 @@ cdef void _weigh(Hearing* h, u32 i) noexcept nogil:
     if h.block.tag[h.first + i] == TAG_BLOB:
         blob = <Blob*> h.block.word[h.first + i]
         if blob.has_confidence:
-            vote.confidence = min(max(<double> blob.confidence, 0.0), 1.0) if blob.confidence == blob.confidence else 0
+            vote.confidence = min(max(<double> blob.confidence, 0.0),
+                                  1.0) if blob.confidence == blob.confidence else 0
     vote.numeric = face.blob == NULL
     vote.number = face.number
     vote.order = h.arrivals
@@ -141,12 +149,15 @@ cdef void _weigh(Hearing* h, u32 i) noexcept nogil:
     vote.state = ARRIVED
 
 
-# -- its life ----------------------------------------------------------------------------------------------------------
+# -- its life
+# --------------------------------------------------------------------------------------------------
 
-cdef Hearing* hearing_new(DeliveryState* home, Block* block, u32 first, u32 n, DeciderState* decider, u64 now_us, u64 slo_us,
+cdef Hearing* hearing_new(DeliveryState* home, Block* block, u32 first, u32 n,
+                          DeciderState* decider, u64 now_us, u64 slo_us,
                           bint learn, u64 more_bytes) noexcept nogil:
     cdef u64 head = (sizeof(Hearing) + 63) & ~<u64> 63
-    cdef char* memory = <char*> aligned_new(head + n * (sizeof(VoteData) + sizeof(void*)) + more_bytes)
+    cdef char* memory = <char*> aligned_new(head + n * (sizeof(VoteData) + sizeof(void*))
+                                            + more_bytes)
     cdef Hearing* h = <Hearing*> memory
     if h == NULL:
         return NULL
@@ -251,7 +262,8 @@ cdef int hearing_ruled(Hearing* h, u32 step, u64 used, u64 elapsed_us) noexcept 
     return ruled
 
 
-# -- deciding ----------------------------------------------------------------------------------------------------------
+# -- deciding
+# --------------------------------------------------------------------------------------------------
 
 cdef void hearing_note(Hearing* h, u32 i, Status status) noexcept nogil:
     if status == OK:
@@ -278,7 +290,8 @@ cdef bint _consider(Hearing* h, DeliveryState* by) noexcept nogil:
     return ruling.until_us < h.slo_us and h.timer_us == 0
 
 
-cdef void hearing_heard(DeliveryState* d, void* hearing, u32 slot, bint first, u8 status, u32 latency_us) noexcept nogil:
+cdef void hearing_heard(DeliveryState* d, void* hearing, u32 slot, bint first, u8 status,
+                        u32 latency_us) noexcept nogil:
     """A task's slot has ended, by this call or (first: False) before, and its task is over."""
     cdef Hearing* h = <Hearing*> hearing
     cdef u32 i = slot - h.first
@@ -303,7 +316,8 @@ cdef void hearing_sent(Hearing* h, u32 slot) noexcept nogil:
     hearing_lock(h)
     if not h.over and h.sent == 0:
         for k in range(h.n):
-            if k != i and h.votes[k].state == OUTSTANDING and slot_try_cancel(h.block[0], h.first + k, UNNEEDED):
+            if k != i and h.votes[k].state == OUTSTANDING and slot_try_cancel(h.block[0],
+                    h.first + k, UNNEEDED):
                 h.votes[k].state = FAILED
                 ended += 1
     h.sent |= task_bit(i)
@@ -312,7 +326,8 @@ cdef void hearing_sent(Hearing* h, u32 slot) noexcept nogil:
         h.home.answered.fetch_add(ended, relaxed)
 
 
-# -- its submitter -----------------------------------------------------------------------------------------------------
+# -- its submitter
+# --------------------------------------------------------------------------------------------------
 
 cdef void hearing_submits(Hearing* h, u32 i) noexcept nogil:
     h.refs.fetch_add(1, relaxed)
@@ -341,7 +356,8 @@ cdef void hearing_submitted(Hearing* h) noexcept nogil:
     hearing_let_go(h)
 
 
-# -- the home's loop ---------------------------------------------------------------------------------------------------
+# -- the home's loop
+# --------------------------------------------------------------------------------------------------
 
 cdef void hearing_call(Hearing* h, bint submitter) noexcept nogil:
     cdef bint closed = False
@@ -409,7 +425,8 @@ cdef u64 timers_add(Timers* t, Hearing* h) noexcept nogil:
     cdef u32 i
     cdef size_t n = t.hearings.size() + 1
     if t.unused.empty():
-        if not (make_room(t.hearings[0], n) and make_room(t.uses[0], n) and make_room(t.unused[0], n)):
+        if not (make_room(t.hearings[0], n) and make_room(t.uses[0], n)
+                and make_room(t.unused[0], n)):
             return NO_TICKET
         i = <u32> t.hearings.size()
         t.hearings.push_back(h)

@@ -3,7 +3,8 @@ from typing import final
 
 @final
 class Snapshot:
-    """Threads: any (it never changes). What a histogram held: `later - earlier` is what came between, `a + b` both."""
+    """Threads: any (it never changes). What a histogram held: `later - earlier` is what came
+    between, `a + b` both."""
 
     def __new__(cls) -> Snapshot: ...
     @property
@@ -24,7 +25,8 @@ class Snapshot:
 
 @final
 class LatencyHistogram:
-    """Threads: any. Values from 0 to 2**64 - 1 in any unit; those from 2**42 on share the last bucket."""
+    """Threads: any. Values from 0 to 2**64 - 1 in any unit; those from 2**42 on share the last
+    bucket."""
 
     def __new__(cls) -> LatencyHistogram: ...
     def record(self, value: int) -> None: ...

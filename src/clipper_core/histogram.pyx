@@ -1,7 +1,9 @@
-"""Latency histograms and counters: bumped by any thread without a lock, read by any thread without stopping them.
+"""Latency histograms and counters: bumped by any thread without a lock, read by any thread without
+stopping them.
 
-A value costs two relaxed additions. A snapshot reads bucket by bucket while others go on recording, so its count and
-sum may differ by the few records in flight; each alone is exact once the recorders rest.
+A value costs two relaxed additions. A snapshot reads bucket by bucket while others go on recording,
+so its count and sum may differ by the few records in flight; each alone is exact once the recorders
+rest.
 """
 from libc.math cimport NAN
 from libc.stdlib cimport free
@@ -56,9 +58,11 @@ cdef object histogram_snapshot(Histogram* h):
 
 
 cdef class Snapshot:
-    """Threads: any (it never changes). What a histogram held: `later - earlier` is what came between, `a + b` both.
+    """Threads: any (it never changes). What a histogram held: `later - earlier` is what came
+    between, `a + b` both.
 
-    `Snapshot()` is empty. Values keep the unit they were recorded in; the sum is exact modulo 2**64.
+    `Snapshot()` is empty. Values keep the unit they were recorded in; the sum is exact modulo
+    2**64.
     """
     cdef u64 counts[BUCKETS]
     cdef u64 _count
@@ -94,9 +98,9 @@ cdef class Snapshot:
     def quantile(self, double q):
         """The value of rank ceil(q * count), q from 0 to 1; nan if there are none.
 
-        Exact below 16. Above, the k-th of c values in a bucket is taken to lie k/c of the way to the bucket's upper
-        edge: a lone value reads as that edge, and no estimate is more than 12.5 % from the value it stands for.
-        Raises ValueError for q outside 0 to 1.
+        Exact below 16. Above, the k-th of c values in a bucket is taken to lie k/c of the way to
+        the bucket's upper edge: a lone value reads as that edge, and no estimate is more than 12.5
+        % from the value it stands for. Raises ValueError for q outside 0 to 1.
         """
         cdef u64 rank, below = 0
         cdef double share
@@ -121,7 +125,8 @@ cdef class Snapshot:
         return min(max(rank, <u64> 1), self._count)
 
     def count_at_most(self, u64 value):
-        """How many values are surely <= `value`: those of buckets that end by it. Exact at a bucket's `high`."""
+        """How many values are surely <= `value`: those of buckets that end by it. Exact at a
+        bucket's `high`."""
         cdef u64 total = 0
         cdef u32 i
         for i in range(BUCKETS):
@@ -131,9 +136,11 @@ cdef class Snapshot:
         return total
 
     def buckets(self):
-        """The buckets in use, rising: (low, high, count), edges inclusive; the last one also holds greater values."""
+        """The buckets in use, rising: (low, high, count), edges inclusive; the last one also holds
+        greater values."""
         cdef u32 i
-        return [(bucket_low(i), bucket_high(i), self.counts[i]) for i in range(BUCKETS) if self.counts[i]]
+        return [(bucket_low(i), bucket_high(i), self.counts[i]) for i in range(BUCKETS)
+                if self.counts[i]]
 
     def __add__(self, Snapshot other not None):
         cdef Snapshot both = Snapshot()
@@ -145,7 +152,8 @@ cdef class Snapshot:
         return both
 
     def __sub__(self, Snapshot earlier not None):
-        """What came after `earlier`. Raises ValueError if `earlier` holds values that this one does not."""
+        """What came after `earlier`. Raises ValueError if `earlier` holds values that this one does
+        not."""
         cdef Snapshot between = Snapshot()
         cdef u32 i
         for i in range(BUCKETS):
@@ -170,7 +178,8 @@ cdef class Snapshot:
 
 
 cdef class LatencyHistogram:
-    """Threads: any. Values from 0 to 2**64 - 1 in any unit; those from 2**42 on share the last bucket. 2.6 KB.
+    """Threads: any. Values from 0 to 2**64 - 1 in any unit; those from 2**42 on share the last
+    bucket. 2.6 KB.
 
     Raises OverflowError for a value out of range, MemoryError when memory is out.
     """
@@ -213,7 +222,8 @@ cdef class Counter:
 
 
 def snapshot_of(buckets, u64 total):
-    """What `buckets()` said elsewhere, and the sum, as a Snapshot again: of (low, high, count), or (low, count)."""
+    """What `buckets()` said elsewhere, and the sum, as a Snapshot again: of (low, high, count), or
+    (low, count)."""
     cdef Snapshot made = Snapshot()
     cdef u64 n
     for low, *_, times in buckets:
@@ -225,7 +235,8 @@ def snapshot_of(buckets, u64 total):
 
 
 def churn(u64 times):
-    """Threads: any. Records `times` values of growing size into a histogram of its own; it prices one record."""
+    """Threads: any. Records `times` values of growing size into a histogram of its own; it prices
+    one record."""
     cdef LatencyHistogram owner = LatencyHistogram()
     cdef u64 i
     with nogil:

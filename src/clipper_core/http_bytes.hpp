@@ -1,7 +1,9 @@
-// Bytes that grow at the end and are used up from the front; a queue between threads; a table of numbers to pointers.
+// Bytes that grow at the end and are used up from the front; a queue between threads; a table of
+// numbers to pointers.
 //
-// Memory that runs out is not an exception here: nothing below throws. What could not be put is lost, `lost` says so (or the
-// function returns false), and its owner answers 503 or closes the connection.
+// Memory that runs out is not an exception here: nothing below throws. What could not be put is
+// lost, `lost` says so (or the function returns false), and its owner answers 503 or closes the
+// connection.
 #pragma once
 
 #include <cstring>
@@ -88,7 +90,8 @@ struct Bytes {
     }
 };
 
-// From any thread to one, which sleeps on a descriptor: written when the first comes into an empty post.
+// From any thread to one, which sleeps on a descriptor: written when the first comes into an empty
+// post.
 struct Post {
     std::mutex guard;
     std::vector<void*> waiting;
@@ -111,7 +114,8 @@ struct Post {
         std::lock_guard<std::mutex> lock(guard);
         into.swap(waiting);
     }
-    bool append_to(std::vector<void*>& into) {  // false: there is no memory, and what waits still waits
+    bool append_to(std::vector<void*>& into) {  // false: there is no memory, and what waits still
+                                                // waits
         std::lock_guard<std::mutex> lock(guard);
         if (!make_room(into, into.size() + waiting.size())) return false;
         eventfd_drain(fd);

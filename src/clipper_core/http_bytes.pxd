@@ -1,4 +1,5 @@
-# What connections are made of: bytes that come and go, posts between threads, and tables. Declared from http_bytes.hpp.
+# What connections are made of: bytes that come and go, posts between threads, and tables. Declared
+# from http_bytes.hpp.
 #
 # Threads: Bytes and Lookup: one. Post: put any, take_all one.
 from libcpp.vector cimport vector
@@ -9,7 +10,8 @@ cdef extern from "http_bytes.hpp" namespace "clipper" nogil:
         bint lost                       # memory ran out: something that was put is not there
         u64 size() noexcept
         const u8* at() noexcept         # the first of them; until the next put
-        u8* reserve(u64 n) noexcept     # where n more can be written, then counted by `end`; NULL: no memory
+        u8* reserve(u64 n) noexcept     # where n more can be written, then counted by `end`; NULL:
+                                        # no memory
         u64 end
         u64 room
         void put(const void* data, u64 n) noexcept

@@ -1,7 +1,9 @@
-# The door for HTTP without the GIL: threads that accept, read, answer and hand over; Python's side of them.
+# The door for HTTP without the GIL: threads that accept, read, answer and hand over; Python's side
+# of them.
 #
-# One worker listens and gives each connection to the one that has fewest; so the balance is exact, and a port is bound once. Each
-# sleeps in an epoll of its own, on its lines, its post and a mailbox of each engine.
+# One worker listens and gives each connection to the one that has fewest; so the balance is exact,
+# and a port is bound once. Each sleeps in an epoll of its own, on its lines, its post and a mailbox
+# of each engine.
 #
 # Threads: run(i) is the body of worker i; the rest any.
 from clipper_core.engine cimport Engine

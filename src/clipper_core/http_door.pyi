@@ -23,10 +23,20 @@ class Ending(NamedTuple):
 
 class Door:
     def __init__(
-        self, engines: Sequence[Engine], workers: int, prefix: bytes, *, header_s: float, idle_s: float, connections_max: int,
-        header_bytes_max: int, body_bytes_max: int, pipeline_max: int, unsent_bytes_max: int,
+        self,
+        engines: Sequence[Engine],
+        workers: int,
+        prefix: bytes,
+        *,
+        header_s: float,
+        idle_s: float,
+        connections_max: int,
+        header_bytes_max: int,
+        body_bytes_max: int,
+        pipeline_max: int,
+        unsent_bytes_max: int,
         finish: Callable[[Future], Any],
-    ) -> None: ...  # fmt: skip
+    ) -> None: ...
     @property
     def fd(self) -> int: ...
     @property

@@ -1,11 +1,11 @@
 """The turns of a worker, and the ways between it and Python.
 
-A turn: sleep until a line, the post or a mailbox has something; orders first, since whoever asks after a change must see it; then
-the lines, then the news of slots. A mailbox is armed only before a sleep, so that a batch of answers costs one write of an
-eventfd, and none while the worker is awake.
+A turn: sleep until a line, the post or a mailbox has something; orders first, since whoever asks
+after a change must see it; then the lines, then the news of slots. A mailbox is armed only before a
+sleep, so that a batch of answers costs one write of an eventfd, and none while the worker is awake.
 
-Several workers share nothing but the listener's count of lines. Python is told of connections and endings by one descriptor, once
-a batch; it gives back by posts.
+Several workers share nothing but the listener's count of lines. Python is told of connections and
+endings by one descriptor, once a batch; it gives back by posts.
 """
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.errno cimport EMFILE, ENFILE, errno
@@ -18,10 +18,12 @@ from clipper_core.allocation cimport make
 from clipper_core.delivery cimport Mailbox, mailbox_arm, mailbox_look_at_all
 from clipper_core.engine cimport Engine
 from clipper_core.future cimport Future, future_at_once, future_new
-from clipper_core.http_line cimport (LINE, TURN_BYTES, Exchange, Inbox, Line, Settings, exchange_answered, exchange_news,
+from clipper_core.http_line cimport (LINE, TURN_BYTES, Exchange, Inbox, Line, Settings,
+                                     exchange_answered, exchange_news,
                                      line_close, line_drain, line_look, line_open, line_read, line_settle)
 from clipper_core.http_route cimport HotRoute, HotTable, query_drop
-from clipper_core.machine cimport (EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLLIN, EPOLLOUT,
+from clipper_core.machine cimport (EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD,
+                                   EPOLL_CTL_DEL, EPOLLIN, EPOLLOUT,
                                    acquire, epoll_create1, epoll_ctl, epoll_event, epoll_wait_us, eventfd,
                                    eventfd_drain, monotonic_us, relaxed, release, timer_slack_min, u8)
 from clipper_core.mailbox cimport MailboxReader
@@ -64,14 +66,16 @@ cdef enum:
     ACCEPTS_MAX = 64
     BUFFER_BYTES = 262144
     LOOK_US_MAX = 500000
-    LOSE_TRIES = 100            # 1 ms apart: a connection that neither Python nor the core has memory to answer
+    LOSE_TRIES = 100            # 1 ms apart: a connection that neither Python nor the core has
+                                # memory to answer
 
 cdef u64 POST = <u64> 1 << 40
 cdef u64 LISTENER = <u64> 1 << 41
 cdef u64 MAILBOX = <u64> 1 << 42
 
 
-# -- connections -------------------------------------------------------------------------------------------------------
+# -- connections
+# --------------------------------------------------------------------------------------------------
 
 cdef Worker* _least(Shared* s) noexcept nogil:
     """The worker with the fewest lines."""
@@ -135,7 +139,8 @@ cdef void _accept(Worker* w, int listener) noexcept nogil:
             _give_line(to, fd, 0)
 
 
-# -- orders ------------------------------------------------------------------------------------------------------------
+# -- orders
+# --------------------------------------------------------------------------------------------------
 
 cdef void _close_up(Worker* w) noexcept nogil:
     cdef epoll_event event
@@ -178,7 +183,8 @@ cdef void _obey(Worker* w) noexcept nogil:
 
 
 cdef void _look_up_table(Worker* w) noexcept nogil:
-    """In the middle of a turn: another table, and nothing else; what it finds beside waits for the next turn."""
+    """In the middle of a turn: another table, and nothing else; what it finds beside waits for the
+    next turn."""
     cdef size_t i, first = w.later.size()
     cdef u64 version = w.shared.version.load(acquire)
     if not w.post.append_to(w.later):
@@ -199,7 +205,8 @@ cdef void _obey_later(Worker* w) noexcept nogil:
             _obey_one(w, <Order*> orders[i])
 
 
-# -- news --------------------------------------------------------------------------------------------------------------
+# -- news
+# --------------------------------------------------------------------------------------------------
 
 cdef void _news_of(Worker* w, u64 key) noexcept nogil:
     cdef Exchange* x = <Exchange*> w.waiting.get(key)
@@ -236,12 +243,14 @@ cdef void _news(Worker* w) noexcept nogil:
             w.over.pop_back()
             _news_of(w, key)
         for i in range(w.inboxes.size()):
-            while _drain_mailbox(w, w.inboxes[i].box) or mailbox_arm(w.inboxes[i].box[0], w.inboxes[i].box.ids[0]):
+            while _drain_mailbox(w, w.inboxes[i].box) or mailbox_arm(w.inboxes[i].box[0],
+                                                                     w.inboxes[i].box.ids[0]):
                 any = True
         any = any and w.over.size() != 0
 
 
-# -- turns -------------------------------------------------------------------------------------------------------------
+# -- turns
+# --------------------------------------------------------------------------------------------------
 
 cdef void _handle(Worker* w, const epoll_event* event) noexcept nogil:
     cdef u64 tag = event.data.u64
@@ -320,11 +329,12 @@ cdef void _run(Worker* w) noexcept nogil:
             line_close(w, w.lines[i])
 
 
-# -- for Python --------------------------------------------------------------------------------------------------------
+# -- for Python
+# --------------------------------------------------------------------------------------------------
 
 class Handed(NamedTuple):
-    """A connection that is Python's from now on. data: read and not used.  age_s: since its first byte came.  returns: how often
-    it has been here before."""
+    """A connection that is Python's from now on. data: read and not used.  age_s: since its first
+    byte came.  returns: how often it has been here before."""
 
     fd: int
     data: bytes
@@ -333,8 +343,9 @@ class Handed(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """A query whose response Python makes, for answer(worker, ticket, ...). future: done.  id: X-Request-Id; empty: none came.
-    tag, binary: of infer: the request's own id, as JSON, and whether its output goes back as bytes."""
+    """A query whose response Python makes, for answer(worker, ticket, ...). future: done.  id:
+    X-Request-Id; empty: none came. tag, binary: of infer: the request's own id, as JSON, and
+    whether its output goes back as bytes."""
 
     route: object
     future: object
@@ -371,13 +382,15 @@ cdef Order* _checked(Order* order) except NULL:
 
 
 cdef class Door:
-    """Threads: run(i) is the body of worker i, one each; the other methods any, `take` one at a time.
+    """Threads: run(i) is the body of worker i, one each; the other methods any, `take` one at a
+    time.
 
-    finish: what futures of queries that end in Python are made with.  prefix: of request ids that are made up here. Limits are
-    those of `[http]`, of all workers together.
+    finish: what futures of queries that end in Python are made with.  prefix: of request ids that
+    are made up here. Limits are those of `[http]`, of all workers together.
     """
 
-    def __cinit__(self, engines, u32 workers, bytes prefix, *, double header_s, double idle_s, u64 connections_max,
+    def __cinit__(self, engines, u32 workers, bytes prefix, *, double header_s, double idle_s,
+                  u64 connections_max,
                   u64 header_bytes_max, u64 body_bytes_max, u32 pipeline_max, u64 unsent_bytes_max, finish):
         cdef Settings* s
         cdef u32 i
@@ -513,7 +526,8 @@ cdef class Door:
             given = <Given*> items[i]
             try:
                 if given.kind == LINE:
-                    data = PyBytes_FromStringAndSize(<const char*> given.bytes.at(), <Py_ssize_t> given.bytes.size())
+                    data = PyBytes_FromStringAndSize(<const char*> given.bytes.at(),
+                                                     <Py_ssize_t> given.bytes.size())
                     taken.append(Handed(given.fd, data, given.age_us / 1e6, given.returns))
                 else:
                     taken.append(self._ending(given))
@@ -547,19 +561,22 @@ cdef class Door:
         cdef object extra = route.subject(id.decode("ascii"), tag)
         cdef Future future
         if given.query.block == NULL:
-            future = future_at_once(route.model.engine.delivery, OK, &given.query.value, self.finish, extra)
+            future = future_at_once(route.model.engine.delivery, OK, &given.query.value,
+                                    self.finish, extra)
             future.own_id = given.query.number
         else:
-            future = future_new(route.model.engine.delivery, given.query.block, given.query.slot, 1, self.finish, extra)
+            future = future_new(route.model.engine.delivery, given.query.block, given.query.slot, 1,
+                                self.finish, extra)
         given.query.block = NULL            # the future has it, and the value
         given.query.value.tag = TAG_NONE
-        ending = Ending(route, future, id, given.query.began_us * 1000, given.worker, given.ticket, tag, bool(given.query.binary))
+        ending = Ending(route, future, id, given.query.began_us * 1000, given.worker, given.ticket,
+                        tag, bool(given.query.binary))
         given.query.route.users.fetch_sub(1, release)
         return ending
 
     def adopt(self, int fd, u32 returns=0):
-        """Take a connection that is between two requests; the descriptor is the door's now. False: it takes none any more, and
-        nothing was done."""
+        """Take a connection that is between two requests; the descriptor is the door's now. False:
+        it takes none any more, and nothing was done."""
         cdef Worker* w = _least(self.shared)
         cdef Order* order = _checked(_order_new(ADOPT))
         order.fd, order.returns = fd, returns

@@ -1,11 +1,13 @@
-# The head of an HTTP/1.1 request, read strictly: what is not exactly one plain POST is not explained here, but left to the reader
-# that knows all of HTTP (frontend/http.py). So nothing can be read in two ways: what is doubtful is not read.
+# The head of an HTTP/1.1 request, read strictly: what is not exactly one plain POST is not
+# explained here, but left to the reader that knows all of HTTP (frontend/http.py). So nothing can
+# be read in two ways: what is doubtful is not read.
 #
 # Threads: any (pure functions).
 from clipper_core.machine cimport u8, u32, u64
 
 cdef enum:
-    HEAD_OTHER = -1             # somebody else's: no POST, no HTTP/1.1, or a header that means more than is known here
+    HEAD_OTHER = -1             # somebody else's: no POST, no HTTP/1.1, or a header that means more
+                                # than is known here
     HEAD_UNFINISHED = 0         # so far it is plain
     HEAD_PLAIN = 1
 

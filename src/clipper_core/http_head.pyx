@@ -1,10 +1,11 @@
 """One pass over the head of a request, byte by byte.
 
-What makes two readers of one message disagree is refused elsewhere and not even looked at here: every line ends in CR LF; no line
-begins with a blank; between name and colon there is nothing; no byte but visible ASCII and the space is in a value; Host and
-Content-Length come once each, the length in decimal digits and nothing else; no Transfer-Encoding, no Expect, no Upgrade. A head
-that differs from this by one byte is somebody else's, with the connection, so that there is always one reader of what follows.
-Source: RFC 9112, sections 2.2, 5.1, 6.3 and 11.2.
+What makes two readers of one message disagree is refused elsewhere and not even looked at here:
+every line ends in CR LF; no line begins with a blank; between name and colon there is nothing; no
+byte but visible ASCII and the space is in a value; Host and Content-Length come once each, the
+length in decimal digits and nothing else; no Transfer-Encoding, no Expect, no Upgrade. A head that
+differs from this by one byte is somebody else's, with the connection, so that there is always one
+reader of what follows. Source: RFC 9112, sections 2.2, 5.1, 6.3 and 11.2.
 """
 from libc.string cimport memcmp, memset
 
@@ -34,13 +35,19 @@ cdef struct Known:
     Meaning meaning
 
 cdef Known[KNOWN_COUNT] _known = [
-    Known(4, "host", HOST), Known(14, "content-length", LENGTH), Known(12, "x-request-id", REQUEST_ID),
+    Known(4, "host", HOST), Known(14, "content-length", LENGTH), Known(12, "x-request-id",
+                                                                       REQUEST_ID),
     Known(10, "connection", CONNECTION), Known(6, "accept", ACCEPT), Known(31, "inference-header-content-length", JSON_LENGTH),
-    Known(17, "transfer-encoding", FOREIGN), Known(16, "content-encoding", FOREIGN), Known(6, "expect", FOREIGN),
-    Known(7, "upgrade", FOREIGN), Known(11, "traceparent", FOREIGN), Known(10, "tracestate", FOREIGN),
-    Known(19, "clipper-deadline-ms", FOREIGN), Known(2, "te", FOREIGN), Known(7, "trailer", FOREIGN),
-    Known(14, "http2-settings", FOREIGN), Known(13, "last-event-id", FOREIGN), Known(16, "proxy-connection", FOREIGN),
-    Known(13, "if-none-match", FOREIGN), Known(6, "origin", FOREIGN), Known(11, "mm-model-id", FOREIGN),
+    Known(17, "transfer-encoding", FOREIGN), Known(16, "content-encoding", FOREIGN), Known(6,
+            "expect", FOREIGN),
+    Known(7, "upgrade", FOREIGN), Known(11, "traceparent", FOREIGN), Known(10, "tracestate",
+                                                                           FOREIGN),
+    Known(19, "clipper-deadline-ms", FOREIGN), Known(2, "te", FOREIGN), Known(7, "trailer",
+            FOREIGN),
+    Known(14, "http2-settings", FOREIGN), Known(13, "last-event-id", FOREIGN), Known(16,
+            "proxy-connection", FOREIGN),
+    Known(13, "if-none-match", FOREIGN), Known(6, "origin", FOREIGN), Known(11, "mm-model-id",
+                                                                            FOREIGN),
     Known(12, "mm-vmodel-id", FOREIGN), Known(12, "content-type", NOTHING),
     Known(13, "authorization", NOTHING), Known(11, "mm-required", NOTHING)]
 # ^ and `clipper-actor`, a word of management
@@ -95,11 +102,13 @@ cdef bint _is_word(const u8* at, const u8* end, const char* word, u64 n) noexcep
 cdef bint _accepts_json(const u8* at, const u8* end) noexcept nogil:
     """As clients that want nothing in particular say it; an event stream is another answer."""
     cdef u64 n = <u64> (end - at)
-    return ((n == 3 and memcmp(at, "*/*", 3) == 0) or (n == 16 and memcmp(at, "application/json", 16) == 0)
+    return ((n == 3 and memcmp(at, "*/*", 3) == 0)
+            or (n == 16 and memcmp(at, "application/json", 16) == 0)
             or (n == 33 and memcmp(at, "application/json, text/plain, */*", 33) == 0))
 
 
-cdef bint _is_plain(Meaning meaning, const u8* at, const u8* end, u32* hosts, Head* head) noexcept nogil:
+cdef bint _is_plain(Meaning meaning, const u8* at, const u8* end, u32* hosts,
+                    Head* head) noexcept nogil:
     """What the header says is known here, and said once."""
     cdef const u8* p = at
     if meaning == NOTHING:
@@ -217,12 +226,14 @@ class Plain(NamedTuple):
 
 
 def read_head(bytes text):
-    """Threads: any. The head at the beginning of `text`; True: it is not finished; False: it is not plain."""
+    """Threads: any. The head at the beginning of `text`; True: it is not finished; False: it is not
+    plain."""
     cdef Head head
     cdef const u8* at = <const u8*> (<const char*> text)
     cdef int found = head_read(at, <u64> len(text), &head)
     if found != HEAD_PLAIN:
         return found == HEAD_UNFINISHED
     id = b"" if head.id == NULL else text[head.id - at:head.id - at + head.id_bytes]
-    return Plain(text[head.path - at:head.path - at + head.path_bytes], id, head.bytes, head.body_bytes,
+    return Plain(text[head.path - at:head.path - at + head.path_bytes], id, head.bytes,
+                 head.body_bytes,
                  None if head.json_bytes == NO_LENGTH else head.json_bytes)

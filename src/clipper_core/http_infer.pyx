@@ -1,8 +1,10 @@
-"""Infer requests of one row, read where they lie. Source: kserve.github.io, "Open Inference Protocol", and Triton's extension
-`binary_tensor_data`; what each member means is frontend/v2.py, which has everything that is not read here."""
+"""Infer requests of one row, read where they lie. Source: kserve.github.io, "Open Inference
+Protocol", and Triton's extension `binary_tensor_data`; what each member means is frontend/v2.py,
+which has everything that is not read here."""
 from libc.string cimport memcmp, memcpy, memset
 
-from clipper_core.dtype cimport BOOL, F32, F64, I8, I16, I32, I64, STR, U8, U16, U32, U64, all_finite, itemsize
+from clipper_core.dtype cimport (BOOL, F32, F64, I8, I16, I32, I64, STR, U8, U16, U32, U64,
+                                 all_finite, itemsize)
 from clipper_core.http_head cimport NO_LENGTH
 from clipper_core.json_rows cimport Text, json_read_i64, json_read_row
 from clipper_core.json_value cimport json_elements
@@ -32,10 +34,12 @@ cdef struct Request:
     int this_binary             # -1: not said
 
 
-# -- JSON, as far as it is needed --------------------------------------------------------------------------------------
+# -- JSON, as far as it is needed
+# --------------------------------------------------------------------------------------
 
 cdef void _skip_blanks(Text* text) noexcept nogil:
-    while text.at < text.end and (text.at[0] == 32 or text.at[0] == 10 or text.at[0] == 13 or text.at[0] == 9):
+    while text.at < text.end and (text.at[0] == 32 or text.at[0] == 10 or text.at[0] == 13
+                                  or text.at[0] == 9):
         text.at += 1
 
 
@@ -92,7 +96,8 @@ cdef bint _once(u32* seen, u32 bit) noexcept nogil:
     return True
 
 
-# -- the request -------------------------------------------------------------------------------------------------------
+# -- the request
+# --------------------------------------------------------------------------------------------------
 
 cdef u8 _dtype(const u8* at, u64 n) noexcept nogil:
     """0: of none that is read here."""
@@ -200,12 +205,14 @@ cdef bint _output(Text* text, Request* r) noexcept nogil:
     cdef const u8* key
     cdef u64 n
     cdef bint binary = False
-    if not (_take(text, 91) and _take(text, 123) and _key(text, &key, &n) and _is(key, n, "name", 4)):
+    if not (_take(text, 91) and _take(text, 123) and _key(text, &key, &n)
+            and _is(key, n, "name", 4)):
         return False
     if not (_string(text, &key, &n) and _is(key, n, "output", 6)):
         return False
     if _take(text, 44):
-        if not (_key(text, &key, &n) and _is(key, n, "parameters", 10) and _take(text, 123) and _key(text, &key, &n)):
+        if not (_key(text, &key, &n) and _is(key, n, "parameters", 10) and _take(text, 123)
+                and _key(text, &key, &n)):
             return False
         if not (_is(key, n, "binary_data", 11) and _bool(text, &binary) and _take(text, 125)):
             return False
@@ -220,7 +227,8 @@ cdef bint _parameters(Text* text, Request* r) noexcept nogil:
         return False
     if _take(text, 125):
         return True
-    return (_key(text, &key, &n) and _is(key, n, "binary_data_output", 18) and _bool(text, &r.all_binary)
+    return (_key(text, &key, &n) and _is(key, n, "binary_data_output", 18)
+            and _bool(text, &r.all_binary)
             and _take(text, 125))
 
 
@@ -230,7 +238,8 @@ cdef bint _member(Text* text, Request* r) noexcept nogil:
     if not _key(text, &key, &n):
         return False
     if _is(key, n, "inputs", 6):
-        return _once(&r.seen, 1) and _take(text, 91) and _tensor(text, &r.tensor) and _take(text, 93)
+        return _once(&r.seen, 1) and _take(text, 91) and _tensor(text, &r.tensor) and _take(text,
+                93)
     if _is(key, n, "id", 2):
         return _once(&r.seen, 2) and _string(text, &r.id, &r.id_bytes)
     if _is(key, n, "outputs", 7):
@@ -253,7 +262,8 @@ cdef bint _request(Text* text, Request* r) noexcept nogil:
 cdef bint _is_one_row(const Wanted* wanted, const Tensor* t) noexcept nogil:
     """Of this shape, with a first dimension of 1 or without it."""
     cdef u32 i, ahead = t.rank - wanted.rank
-    if t.dtype != wanted.dtype or t.rank < wanted.rank or ahead > 1 or (ahead == 1 and t.dims[0] != 1):
+    if t.dtype != wanted.dtype or t.rank < wanted.rank or ahead > 1 or (ahead == 1
+                                                                        and t.dims[0] != 1):
         return False
     for i in range(wanted.rank):
         if t.dims[i + ahead] != wanted.dims[i]:
@@ -261,7 +271,8 @@ cdef bint _is_one_row(const Wanted* wanted, const Tensor* t) noexcept nogil:
     return True
 
 
-cdef bint _read_data(const Wanted* wanted, const Tensor* t, u64 elements, Bytes* row) noexcept nogil:
+cdef bint _read_data(const Wanted* wanted, const Tensor* t, u64 elements,
+                     Bytes* row) noexcept nogil:
     cdef Text text
     cdef Wanted flat
     cdef u8* to
@@ -277,7 +288,8 @@ cdef bint _read_data(const Wanted* wanted, const Tensor* t, u64 elements, Bytes*
     return text.at == text.end
 
 
-cdef bint infer_read(const Wanted* wanted, bint finite, const u8* body, u64 n, u64 json_bytes, Bytes* row, Bytes* tag,
+cdef bint infer_read(const Wanted* wanted, bint finite, const u8* body, u64 n, u64 json_bytes,
+                     Bytes* row, Bytes* tag,
                      bint* binary) noexcept nogil:
     cdef Request r
     cdef Text text
@@ -312,7 +324,8 @@ cdef bint infer_read(const Wanted* wanted, bint finite, const u8* body, u64 n, u
     return True
 
 
-# -- the answer --------------------------------------------------------------------------------------------------------
+# -- the answer
+# --------------------------------------------------------------------------------------------------
 
 cdef const char* _datatype(u8 dtype) noexcept nogil:
     if dtype == F64:

@@ -1,7 +1,8 @@
-# A client's connection as one worker of the door holds it: bytes in, requests in their order, bytes out; and when it goes to
-# Python, with every byte that was not yet used.
+# A client's connection as one worker of the door holds it: bytes in, requests in their order, bytes
+# out; and when it goes to Python, with every byte that was not yet used.
 #
-# Threads: a Worker and all its lines are one thread's. What others give it comes by its post; what it gives, by `away`.
+# Threads: a Worker and all its lines are one thread's. What others give it comes by its post; what
+# it gives, by `away`.
 from libcpp.vector cimport vector
 from clipper_core.delivery cimport DeliveryState, Mailbox
 from clipper_core.http_bytes cimport Bytes, Lookup, Post
@@ -38,10 +39,12 @@ cdef cppclass Line:
     u32 watched                 # what epoll tells of it
     u32 open                    # exchanges
     u32 returns
-    bint leaving                # the next request is Python's: it goes there once all before it are answered
+    bint leaving                # the next request is Python's: it goes there once all before it are
+                                # answered
     bint last                   # closed once `out` is sent
     bint partial                # a request is partly there
-    bint full                   # there may be whole requests left, beyond pipeline_max or unsent_bytes_max
+    bint full                   # there may be whole requests left, beyond pipeline_max or
+                                # unsent_bytes_max
     bint starved                # memory ran out: 503 once all before it are answered, then closed
     u64 since_us                # when that request began, or the last response left
     u64 stalled_us              # since when the client has not read; 0: it reads
@@ -104,14 +107,19 @@ cdef cppclass Worker:
     void (*obey)(Worker* w) noexcept nogil          # look at the post for another table
 
 cdef enum:
-    TURN_BYTES = 65536          # of responses of one turn, after which those who ask one request after another wait
+    TURN_BYTES = 65536          # of responses of one turn, after which those who ask one request
+                                # after another wait
 
-cdef Line* line_open(Worker* w, int fd, u32 returns) noexcept nogil      # NULL: no memory; the descriptor is closed
+# NULL: no memory; the descriptor is closed
+cdef Line* line_open(Worker* w, int fd, u32 returns) noexcept nogil
 cdef void line_close(Worker* w, Line* line) noexcept nogil
 cdef void line_read(Worker* w, Line* line) noexcept nogil
-cdef void line_given(Worker* w, Line* line, const void* data, u64 n) noexcept nogil      # bytes that came before it came here
-cdef void line_settle(Worker* w, Line* line) noexcept nogil       # send, go, or close: after anything happened to it
+# bytes that came before it came here
+cdef void line_given(Worker* w, Line* line, const void* data, u64 n) noexcept nogil
+# send, go, or close: after anything happened to it
+cdef void line_settle(Worker* w, Line* line) noexcept nogil
 cdef void line_look(Worker* w, Line* line) noexcept nogil         # its times
 cdef void line_drain(Worker* w, Line* line) noexcept nogil
 cdef void exchange_news(Worker* w, Exchange* x) noexcept nogil    # its slot has ended
-cdef void exchange_answered(Worker* w, Exchange* x, const Bytes* text, bint close) noexcept nogil     # by Python
+# by Python
+cdef void exchange_answered(Worker* w, Exchange* x, const Bytes* text, bint close) noexcept nogil

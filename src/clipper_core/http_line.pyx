@@ -1,30 +1,35 @@
 """Reading, answering in order, and handing over.
 
-A line is here as long as it asks nothing but what the table of routes knows, in the plainest of HTTP. The first request that is
-anything else goes to Python with the whole connection: its descriptor, the bytes not yet used, and how long they have been
-waiting. That is done between two requests, when every response before has left, so there is never more than one reader of the
-bytes, and no request has two. Python, which knows all of HTTP and every error, gives a connection back that has only asked plain
-things for a while.
+A line is here as long as it asks nothing but what the table of routes knows, in the plainest of
+HTTP. The first request that is anything else goes to Python with the whole connection: its
+descriptor, the bytes not yet used, and how long they have been waiting. That is done between two
+requests, when every response before has left, so there is never more than one reader of the bytes,
+and no request has two. Python, which knows all of HTTP and every error, gives a connection back
+that has only asked plain things for a while.
 
-Memory that runs out costs one request, not the server: it is answered by 503, or its connection is closed when there is no
-memory for that either.
+Memory that runs out costs one request, not the server: it is answered by 503, or its connection is
+closed when there is no memory for that either.
 
-A query that ends in anything but a plain prediction stays here and has its response made there: under overload, when many do,
-their connections must not all move.
+A query that ends in anything but a plain prediction stays here and has its response made there:
+under overload, when many do, their connections must not all move.
 
-Limits are Python's, from the same settings. Times are looked at every `look_us`; what is late goes to Python, which says so.
+Limits are Python's, from the same settings. Times are looked at every `look_us`; what is late goes
+to Python, which says so.
 """
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.string cimport memcpy
 from posix.unistd cimport close as close_fd
 
 from clipper_core.allocation cimport make, make_room
-from clipper_core.delivery cimport (DeliveryState, delivery_ring, delivery_tell_outside, slot_ask, slot_boxes, slot_state,
+from clipper_core.delivery cimport (DeliveryState, delivery_ring, delivery_tell_outside, slot_ask,
+                                    slot_boxes, slot_state,
                                     slot_try_cancel)
 from clipper_core.http_head cimport HEAD_PLAIN, HEAD_UNFINISHED, Head, head_read
-from clipper_core.http_route cimport (OPEN, OTHER, VALUE, Came, RouteState, query_answer, query_ask, query_drop, query_home,
+from clipper_core.http_route cimport (OPEN, OTHER, VALUE, Came, RouteState, query_answer, query_ask,
+                                      query_drop, query_home,
                                       route_at)
-from clipper_core.machine cimport (EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, acquire, epoll_ctl,
+from clipper_core.machine cimport (EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT,
+                                   acquire, epoll_ctl,
                                    epoll_event, monotonic_us, relaxed, release)
 from clipper_core.prediction cimport TAG_NONE, Value
 from clipper_core.status cimport CANCELLED, OK
@@ -59,7 +64,8 @@ cdef enum:
     MORE_BYTES = 65536          # of a read that goes on with a request
     KEPT_BYTES = 65536          # room that an idle line keeps
     KEPT_TEXT_BYTES = 4096      # and a spare exchange
-    WORKER_FROM = 1048576       # bytes of a body from which on Python reads it, on a thread of its own
+    WORKER_FROM = 1048576       # bytes of a body from which on Python reads it, on a thread of its
+                                # own
 
 cdef const char* NO_MEMORY_RESPONSE = (
     "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\nretry-after: 1\r\n"
@@ -67,7 +73,8 @@ cdef const char* NO_MEMORY_RESPONSE = (
     "{\"type\":\"urn:clipper:error:http-503\",\"title\":\"Service Unavailable\",\"status\":503,\"detail\":\"out of memory.\"}")
 
 
-# -- coming and going --------------------------------------------------------------------------------------------------
+# -- coming and going
+# --------------------------------------------------------------------------------------------------
 
 cdef void _watch(Worker* w, Line* line, u32 events) noexcept nogil:
     cdef epoll_event event
@@ -80,7 +87,8 @@ cdef void _watch(Worker* w, Line* line, u32 events) noexcept nogil:
 
 
 cdef bint _place(Worker* w, Line* line) noexcept nogil:
-    """Give the line an index. False: there is no memory. Once it has one, forgetting it needs no memory."""
+    """Give the line an index. False: there is no memory. Once it has one, forgetting it needs no
+    memory."""
     cdef size_t n = w.lines.size() + 1
     if w.free_lines.size():
         line.index = w.free_lines.back()
@@ -126,7 +134,8 @@ cdef void _forget(Worker* w, Line* line) noexcept nogil:
 cdef void line_close(Worker* w, Line* line) noexcept nogil:
     cdef epoll_event event
     _give_up(w, line)
-    epoll_ctl(w.epoll_fd, EPOLL_CTL_DEL, line.fd, &event)       # a fork may hold the descriptor: epoll would not forget it
+    # a fork may hold the descriptor: epoll would not forget it
+    epoll_ctl(w.epoll_fd, EPOLL_CTL_DEL, line.fd, &event)
     close_fd(line.fd)
     _forget(w, line)
 
@@ -148,7 +157,8 @@ cdef void _hand_over(Worker* w, Line* line) noexcept nogil:
         del given
 
 
-# -- exchanges ---------------------------------------------------------------------------------------------------------
+# -- exchanges
+# --------------------------------------------------------------------------------------------------
 
 cdef Exchange* _exchange(Worker* w) noexcept nogil:
     """NULL: there is no memory."""
@@ -262,7 +272,8 @@ cdef void _ask_python(Worker* w, Exchange* x) noexcept nogil:
     x.query.block = NULL
     x.query.value.tag = TAG_NONE
     x.how, x.key = BY_PYTHON, given.ticket
-    if not w.tickets.put(x.key, x) or not w.shared.away.put(given):     # no memory, or the server is at its end
+    # no memory, or the server is at its end
+    if not w.tickets.put(x.key, x) or not w.shared.away.put(given):
         w.tickets.take(x.key)
         _over_given(given)
         _starve(x)
@@ -281,7 +292,8 @@ cdef void _made_up(Worker* w) noexcept nogil:
     w.made.put_hex(w.shared.tickets.fetch_add(1, relaxed))
 
 
-cdef bint _answer(Worker* w, Exchange* x, const Value* value, u32 latency_us, Bytes* out) noexcept nogil:
+cdef bint _answer(Worker* w, Exchange* x, const Value* value, u32 latency_us,
+                  Bytes* out) noexcept nogil:
     cdef u64 before = out.size()
     x.close = x.close or w.draining
     if x.query.route.form and x.query.id_bytes == 0:
@@ -319,9 +331,11 @@ cdef void exchange_answered(Worker* w, Exchange* x, const Bytes* text, bint clos
         line_settle(w, line)
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
+# -- reading
+# --------------------------------------------------------------------------------------------------
 
-cdef bint _request(Worker* w, Line* line, RouteState* route, const Head* head, const u8* body) noexcept nogil:
+cdef bint _request(Worker* w, Line* line, RouteState* route, const Head* head,
+                   const u8* body) noexcept nogil:
     """Ask, and answer if that can be done at once. False: it is Python's, and nothing was asked."""
     cdef Exchange* x = _exchange(w)
     cdef Came came
@@ -335,7 +349,8 @@ cdef bint _request(Worker* w, Line* line, RouteState* route, const Head* head, c
         return False
     route.users.fetch_add(1, relaxed)
     x.close = False
-    if came == VALUE and _answer(w, x, &x.query.value, 0, &line.out if line.first == NULL else &x.text):
+    if came == VALUE and _answer(w, x, &x.query.value, 0,
+                                 &line.out if line.first == NULL else &x.text):
         _over(x)
         if line.first == NULL:
             line.last = x.close
@@ -371,7 +386,8 @@ cdef void _wait(Worker* w, Exchange* x) noexcept nogil:
 
 
 cdef bint _has_room(Worker* w, Line* line) noexcept nogil:
-    """Whether another request of the line may be answered: a client that asks without end, or does not read, waits."""
+    """Whether another request of the line may be answered: a client that asks without end, or does
+    not read, waits."""
     return (line.open < w.shared.settings.pipeline_max
             and line.out.size() + line.ready_bytes < w.shared.settings.unsent_bytes_max)
 
@@ -457,7 +473,8 @@ cdef void line_read(Worker* w, Line* line) noexcept nogil:
     line_settle(w, line)
 
 
-# -- settling ----------------------------------------------------------------------------------------------------------
+# -- settling
+# --------------------------------------------------------------------------------------------------
 
 cdef bint _send(Worker* w, Line* line) noexcept nogil:
     """False: the line is closed."""
@@ -516,7 +533,8 @@ cdef void line_settle(Worker* w, Line* line) noexcept nogil:
             line.input.shrink(KEPT_BYTES)
             line.out.shrink(KEPT_BYTES)
     if line.out.size() or (line.full and not line.last and _has_room(w, line)):
-        _watch(w, line, EPOLLOUT)               # nothing to send, but more to answer: in the next turn, after the others
+        _watch(w, line, EPOLLOUT)               # nothing to send, but more to answer: in the next
+                                                # turn, after the others
     else:
         _watch(w, line, 0 if line.leaving or line.last or line.full or line.starved else EPOLLIN)
 

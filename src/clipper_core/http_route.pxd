@@ -1,11 +1,13 @@
-# What is answered without Python, by its exact path: a table of routes, a body read straight into a row, the row asked, its
-# prediction written as the answer that serving/processor and frontend/rest would have given.
+# What is answered without Python, by its exact path: a table of routes, a body read straight into a
+# row, the row asked, its prediction written as the answer that serving/processor and frontend/rest
+# would have given.
 #
-# A route is one application (or model) as it is now: one model, whose answer nobody else looks at. Whatever else a query may come
-# to (a refusal, a default, an output that is not plain) is no business of this: its future is Python's.
+# A route is one application (or model) as it is now: one model, whose answer nobody else looks at.
+# Whatever else a query may come to (a refusal, a default, an output that is not plain) is no
+# business of this: its future is Python's.
 #
-# Threads: a Query is one thread's. Tables and routes never change; HotTable and HotRoute are made and dropped under the GIL, and
-# `users` says how many still need their memory.
+# Threads: a Query is one thread's. Tables and routes never change; HotTable and HotRoute are made
+# and dropped under the GIL, and `users` says how many still need their memory.
 from clipper_core.delivery cimport Block, DeliveryState
 from clipper_core.engine cimport Engine
 from clipper_core.histogram cimport Counter, Histogram, LatencyHistogram
@@ -77,12 +79,16 @@ cdef cppclass TableState:
     u64 mask
     Place* places
 
-cdef RouteState* route_at(const TableState* table, const u8* path, u64 n) noexcept nogil      # NULL: none
-cdef Came query_ask(Query* q, const Head* head, const u8* body, Bytes* row) noexcept nogil     # its route and began_us are set
-cdef bint query_answer(Query* q, const Value* value, u32 latency_us, const char* date, const Bytes* made, bint close,
+# NULL: none
+cdef RouteState* route_at(const TableState* table, const u8* path, u64 n) noexcept nogil
+# its route and began_us are set
+cdef Came query_ask(Query* q, const Head* head, const u8* body, Bytes* row) noexcept nogil
+cdef bint query_answer(Query* q, const Value* value, u32 latency_us, const char* date,
+                       const Bytes* made, bint close,
                        Bytes* body, Bytes* out) noexcept nogil
-# ^ appends the whole response to `out`, and counts it. False: it is not for here, and nothing was written or counted.
-# made: an id for X-Request-Id, where neither the request nor the answer has one.  body: room to work in
+# ^ appends the whole response to `out`, and counts it. False: it is not for here, and nothing was
+# written or counted. made: an id for X-Request-Id, where neither the request nor the answer has
+# one.  body: room to work in
 cdef void query_drop(Query* q) noexcept nogil          # what it holds of results
 cdef DeliveryState* query_home(const Query* q) noexcept nogil
 

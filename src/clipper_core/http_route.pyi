@@ -8,10 +8,21 @@ from clipper_core.recent_answers import RecentAnswers
 class HotRoute:
     subject: Any
     def __init__(
-        self, model: Model, form: str, node: str, models: bytes, slo_us: int, confidence_min: float, counts: Sequence[Counter],
-        took: LatencyHistogram, ok: Counter, requests: LatencyHistogram, subject: Any,
-        recent: RecentAnswers | None = None, owner: int = 0,
-    ) -> None: ...  # fmt: skip
+        self,
+        model: Model,
+        form: str,
+        node: str,
+        models: bytes,
+        slo_us: int,
+        confidence_min: float,
+        counts: Sequence[Counter],
+        took: LatencyHistogram,
+        ok: Counter,
+        requests: LatencyHistogram,
+        subject: Any,
+        recent: RecentAnswers | None = None,
+        owner: int = 0,
+    ) -> None: ...
     @property
     def users(self) -> int: ...
 

@@ -1,7 +1,8 @@
 """From the bytes of a body to those of an answer.
 
-The body that is read here is `{"input": ROW}` and nothing beside. The counts are the same words of memory that serving/tally and
-metrics/http_counts add to: who reads them sees one number, whoever answered.
+The body that is read here is `{"input": ROW}` and nothing beside. The counts are the same words of
+memory that serving/tally and metrics/http_counts add to: who reads them sees one number, whoever
+answered.
 """
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy
@@ -26,10 +27,12 @@ cdef enum:
     ROW_BYTES_MAX = 16777216    # longer rows are Python's
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
+# -- reading
+# --------------------------------------------------------------------------------------------------
 
 cdef inline void _skip_blanks(Text* text) noexcept nogil:
-    while text.at < text.end and (text.at[0] == 32 or text.at[0] == 10 or text.at[0] == 13 or text.at[0] == 9):
+    while text.at < text.end and (text.at[0] == 32 or text.at[0] == 10 or text.at[0] == 13
+                                  or text.at[0] == 9):
         text.at += 1
 
 
@@ -66,14 +69,16 @@ cdef bint _read_row(RouteState* r, Text* text, Bytes* row) noexcept nogil:
 cdef bint _read_predict(RouteState* r, const u8* body, u64 n, Bytes* row) noexcept nogil:
     cdef Text text
     text.at, text.end = body, body + n
-    if not (_take(&text, "{", 1) and _take(&text, "\"input\"", 7) and _take(&text, ":", 1) and _read_row(r, &text, row)
+    if not (_take(&text, "{", 1) and _take(&text, "\"input\"", 7) and _take(&text, ":", 1)
+            and _read_row(r, &text, row)
             and _take(&text, "}", 1)):
         return False
     _skip_blanks(&text)
     return text.at == text.end
 
 
-# -- asking ------------------------------------------------------------------------------------------------------------
+# -- asking
+# --------------------------------------------------------------------------------------------------
 
 cdef u64 _number(DeliveryState* d) noexcept nogil:
     """Of an answer without a slot."""
@@ -89,7 +94,8 @@ cdef Status _submit(Query* q, const Bytes* row, const Key* key) noexcept nogil:
     cdef EngineState* e = q.route.engine
     cdef Status status = CLOSED
     if taker_enters(e.lanes[0], e.refusing):
-        status = row_submit(e, q.route.model, row.at(), row.size(), key, 0, q.route.slo_us, q.began_us, q.block, q.slot)
+        status = row_submit(e, q.route.model, row.at(), row.size(), key, 0, q.route.slo_us,
+                            q.began_us, q.block, q.slot)
         taker_leaves(e.lanes[0])
     return status
 
@@ -134,7 +140,9 @@ cdef Came query_ask(Query* q, const Head* head, const u8* body, Bytes* row) noex
     cdef RouteState* r = q.route
     cdef bint binary = False
     if r.form == INFER:
-        if not (_is_quotable(head) and infer_read(&r.wanted, r.model.finite, body, head.body_bytes, head.json_bytes, row, &q.tag,
+        if not (_is_quotable(head)
+                and infer_read(&r.wanted, r.model.finite, body, head.body_bytes, head.json_bytes,
+                               row, &q.tag,
                                                   &binary)):
             return OTHER
         q.binary = binary
@@ -168,9 +176,11 @@ cdef void query_drop(Query* q) noexcept nogil:
     q.block = NULL
 
 
-# -- answering ---------------------------------------------------------------------------------------------------------
+# -- answering
+# --------------------------------------------------------------------------------------------------
 
-cdef bint _predicted(Query* q, const Value* value, double belief, u32 latency_us, Bytes* body) noexcept nogil:
+cdef bint _predicted(Query* q, const Value* value, double belief, u32 latency_us,
+                     Bytes* body) noexcept nogil:
     body.put_text("{\"id\":\"")
     body.put(q.route.node.at(), q.route.node.size())
     body.put_hex(q.number)
@@ -207,7 +217,8 @@ cdef void _put_own(Query* q, Bytes* body) noexcept nogil:
     body.put_byte(34)
 
 
-cdef bint _inferred(Query* q, const Value* value, double belief, u64* json_bytes, Bytes* body) noexcept nogil:
+cdef bint _inferred(Query* q, const Value* value, double belief, u64* json_bytes,
+                    Bytes* body) noexcept nogil:
     body.put(q.route.head.at(), q.route.head.size())
     body.put(q.tag.at(), q.tag.size())
     body.put_text(",\"parameters\":{\"prediction_id\":\"")
@@ -243,7 +254,8 @@ cdef void _count(Query* q, u32 latency_us) noexcept nogil:
     histogram_record(r.requests, monotonic_us() - q.began_us)
 
 
-cdef bint query_answer(Query* q, const Value* value, u32 latency_us, const char* date, const Bytes* made, bint close,
+cdef bint query_answer(Query* q, const Value* value, u32 latency_us, const char* date,
+                       const Bytes* made, bint close,
                        Bytes* body, Bytes* out) noexcept nogil:
     cdef double belief = value_belief(value)
     cdef u64 json_bytes = 0
@@ -282,7 +294,8 @@ cdef bint query_answer(Query* q, const Value* value, u32 latency_us, const char*
     return True
 
 
-# -- routes and tables -------------------------------------------------------------------------------------------------
+# -- routes and tables
+# -------------------------------------------------------------------------------------------------
 
 cdef u64 _hash(const u8* path, u64 n) noexcept nogil:
     """FNV-1a: paths are our own, so nobody can make them collide."""
@@ -308,17 +321,19 @@ cdef int _put(Bytes* to, bytes text) except -1:
 
 
 cdef class HotRoute:
-    """Threads: any; it never changes. One application, or one model, as queries see it now, asked in one form.
+    """Threads: any; it never changes. One application, or one model, as queries see it now, asked
+    in one form.
 
-    form: `predict`, `old_predict`, `infer`.  node: what stands before the number in an answer's id.  models: as answers name
-    them, in JSON; of `infer`, what stands before the request's id.
-    counts: those of serving/tally: asked, answered, decided, used, wins; took: its durations, microseconds.  ok, requests: of
-    HTTP: responses with 200, and their durations.  subject: handed back with a query that ends in Python.
-    recent: keeps the answers for feedback, as those of `owner`; None: nobody does.
-    ValueError for a model whose rows are not read here.
+    form: `predict`, `old_predict`, `infer`.  node: what stands before the number in an answer's id.
+    models: as answers name them, in JSON; of `infer`, what stands before the request's id. counts:
+    those of serving/tally: asked, answered, decided, used, wins; took: its durations, microseconds.
+    ok, requests: of HTTP: responses with 200, and their durations.  subject: handed back with a
+    query that ends in Python. recent: keeps the answers for feedback, as those of `owner`; None:
+    nobody does. ValueError for a model whose rows are not read here.
     """
 
-    def __init__(self, Model model, str form, str node, bytes models, u64 slo_us, double confidence_min, counts,
+    def __init__(self, Model model, str form, str node, bytes models, u64 slo_us,
+                 double confidence_min, counts,
                  LatencyHistogram took, Counter ok, LatencyHistogram requests, subject, RecentAnswers recent=None, u32 owner=0):
         cdef RouteState* r = new RouteState()
         self.state = r

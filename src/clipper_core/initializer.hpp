@@ -1,12 +1,14 @@
-// What a row is before anybody trained it: a pure function of a key (of the table), the row's id, and the place in the row.
+// What a row is before anybody trained it: a pure function of a key (of the table), the row's id,
+// and the place in the row.
 //
-// So a row need not be stored before its first update, and is the same on any shard, in any order of arrival, after any restart.
-// An element is drawn by a counter, not by a stream: two rounds of a 32-bit finalizer over its place, with half of the row's
-// key before each, in lanes that the compiler makes vectors of (64 floats in some 20 ns).
+// So a row need not be stored before its first update, and is the same on any shard, in any order
+// of arrival, after any restart. An element is drawn by a counter, not by a stream: two rounds of a
+// 32-bit finalizer over its place, with half of the row's key before each, in lanes that the
+// compiler makes vectors of (64 floats in some 20 ns).
 //
-// Sources: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", on drawing by counter; the finalizer, Wellons'
-// `lowbias32`; the inverse of the normal distribution, Giles 2010, "Approximating the erfinv function", single precision;
-// Glorot and Bengio 2010.
+// Sources: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", on drawing by
+// counter; the finalizer, Wellons' `lowbias32`; the inverse of the normal distribution, Giles 2010,
+// "Approximating the erfinv function", single precision; Glorot and Bengio 2010.
 #pragma once
 
 #include <cmath>
@@ -18,7 +20,8 @@ enum StartKind : std::uint32_t { CONSTANT, UNIFORM, NORMAL, TRUNCATED, STARTS };
 
 struct Start {
     std::uint32_t kind;
-    float middle, width;  // of a uniform: its centre and half its width; of a normal: mean and standard deviation
+    float middle, width;  // of a uniform: its centre and half its width; of a normal: mean and
+                          // standard deviation
 };
 
 inline std::uint64_t mix64(std::uint64_t x) {  // the finalizer of SplitMix64
@@ -42,11 +45,13 @@ inline float drawn(std::uint32_t low, std::uint32_t high, std::uint32_t place) {
     return float(std::int32_t(bits) * 2 - 0xffffff) * 0x1p-24f;
 }
 
-// ln x of a normal x > 0, to some 1e-7 relative: its own, since two libraries may differ in the last bit.
+// ln x of a normal x > 0, to some 1e-7 relative: its own, since two libraries may differ in the
+// last bit.
 inline float ln(float x) {
     std::uint32_t bits;
     __builtin_memcpy(&bits, &x, sizeof bits);
-    const std::int32_t power = std::int32_t(bits - 0x3f3504f3u) >> 23;  // x = m 2^power, m in [sqrt(1/2), sqrt(2))
+    // x = m 2^power, m in [sqrt(1/2), sqrt(2))
+    const std::int32_t power = std::int32_t(bits - 0x3f3504f3u) >> 23;
     bits -= std::uint32_t(power) << 23;
     float m;
     __builtin_memcpy(&m, &bits, sizeof m);
@@ -72,7 +77,8 @@ inline void start_row(const Start& start, std::uint64_t key, std::int64_t id, fl
     const std::uint64_t own = mix64(key ^ mix64(std::uint64_t(id) + 0x9e3779b97f4a7c15u));
     const std::uint32_t low = std::uint32_t(own), high = std::uint32_t(own >> 32);
     const float middle = start.middle, width = start.width;
-    constexpr float kTwoSigma = 0.95449974f;  // of a normal distribution lies within two standard deviations
+    constexpr float kTwoSigma = 0.95449974f;  // of a normal distribution lies within two standard
+                                              // deviations
     switch (start.kind) {
         case UNIFORM:
             for (std::uint32_t i = 0; i < n; ++i) row[i] = middle + width * drawn(low, high, i);

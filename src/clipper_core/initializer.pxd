@@ -1,4 +1,5 @@
-# What a row of an embedding table is before anybody trained it: a pure function of the table's key, the id, and the place.
+# What a row of an embedding table is before anybody trained it: a pure function of the table's key,
+# the id, and the place.
 #
 # Threads: any.
 from clipper_core.machine cimport i64, u32, u64

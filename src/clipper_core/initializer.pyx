@@ -23,9 +23,10 @@ _SETTINGS = {
 cdef class Initializer:
     """Threads: any. Immutable: what rows begin as, as `Initializer("uniform", low=-0.1, high=0.1)`.
 
-    Names and settings, with their defaults: `Initializer.SETTINGS`. truncated_normal lies within two standard deviations;
-    glorot is uniform within sqrt(6 / (fan_in + dim)), fan_in 0 standing for dim.
-    Errors: StatusError (BAD_INPUT) for an unknown name or setting, or a value out of range.
+    Names and settings, with their defaults: `Initializer.SETTINGS`. truncated_normal lies within
+    two standard deviations; glorot is uniform within sqrt(6 / (fan_in + dim)), fan_in 0 standing
+    for dim. Errors: StatusError (BAD_INPUT) for an unknown name or setting, or a value out of
+    range.
     """
 
     SETTINGS = _SETTINGS

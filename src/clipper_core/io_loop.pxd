@@ -1,8 +1,9 @@
-# The mover: one epoll, and one thread at a time. It brings bytes and time to the engine, takes bytes from it, and sleeps until
-# the engine says or somebody wakes it. It decides nothing and never takes the GIL.
+# The mover: one epoll, and one thread at a time. It brings bytes and time to the engine, takes
+# bytes from it, and sleeps until the engine says or somebody wakes it. It decides nothing and never
+# takes the GIL.
 #
-# Threads: run() is the loop thread's body; a thread that leads (lead.hpp) runs turns in its place, while that one is parked.
-# Everything else any thread.
+# Threads: run() is the loop thread's body; a thread that leads (lead.hpp) runs turns in its place,
+# while that one is parked. Everything else any thread.
 from clipper_core.engine cimport Engine
 from clipper_core.scheduler cimport EngineState
 from clipper_core.machine cimport atomic, u32, u64
@@ -16,7 +17,8 @@ cdef cppclass LoopState:
     int listeners[8]
     u32 listener_count
     bint paused[8]              # out of descriptors: not accepting until one is free
-    int spare_fd                # given up for a moment when descriptors run out, to turn the caller away
+    int spare_fd                # given up for a moment when descriptors run out, to turn the caller
+                                # away
     bint spins                  # more than one core: a moment of polling may replace a sleep
     int spin_score              # spells of polling that paid, less those that did not
     u64 until_us                # when the engine wants its next step

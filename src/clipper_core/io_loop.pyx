@@ -1,16 +1,20 @@
-"""The loop's body: epoll, read, write, accept. What to do with the bytes is the engine's affair; who does it, the baton's."""
+"""The loop's body: epoll, read, write, accept. What to do with the bytes is the engine's affair;
+who does it, the baton's."""
 from libc.errno cimport EAGAIN, EINTR, EMFILE, ENFILE, errno
 from libc.stdlib cimport free
 from posix.fcntl cimport F_SETFL, O_CLOEXEC, O_NONBLOCK, O_RDONLY, fcntl, open
 from posix.unistd cimport close, usleep
 
-from clipper_core.delivery cimport DeliveryState, delivery_open, delivery_ring, waiter_epoch, waiters_now
+from clipper_core.delivery cimport (DeliveryState, delivery_open, delivery_ring, waiter_epoch,
+                                    waiters_now)
 from clipper_core.link cimport Link, link_pieces, link_room, link_sent, link_unsent
-from clipper_core.machine cimport (EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP,
+from clipper_core.machine cimport (EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD,
+                                   EPOLLERR, EPOLLHUP,
                                    EPOLLIN, EPOLLOUT, aligned_new, epoll_create1, epoll_ctl, epoll_event, epoll_wait_us,
                                    eventfd_drain, eventfd_signal, futex_wait, monotonic_us, passes_descriptors, relaxed,
                                    send_pieces, seq_cst, timer_slack_min, u8)
-from clipper_core.scheduler cimport (ADOPT, HAND_OVER, Command, EngineState, LinkState, engine_given, engine_idle, engine_link,
+from clipper_core.scheduler cimport (ADOPT, HAND_OVER, Command, EngineState, LinkState,
+                                     engine_given, engine_idle, engine_link,
                                      engine_lost, engine_open, engine_order, engine_received, engine_slot, engine_step)
 from clipper_core.status cimport BAD_FRAME, NO_MEMORY, OK, REPLICA_LOST, raise_for
 
@@ -50,7 +54,8 @@ cdef enum:
     PIECES_MAX = 1024           # IOV_MAX
     READS_MAX = 16              # per turn and connection, so that one cannot starve the others
     ACCEPTS_MAX = 64
-    STRANGER_US_MIN = 100000    # every connection has so long to say HELLO, however many come after it
+    STRANGER_US_MIN = 100000    # every connection has so long to say HELLO, however many come after
+                                # it
     SPIN_US = 40
     SPIN_SCORE_MAX = 16
     SPIN_TRIAL = 64
@@ -80,7 +85,8 @@ cdef void _close(LoopState* s, EngineState* e, u32 conn, u32 status, u64 now_us)
     close(fd)                   # epoll forgets a closed descriptor by itself
 
 
-# -- in ----------------------------------------------------------------------------------------------------------------
+# -- in
+# --------------------------------------------------------------------------------------------------
 
 cdef void _read(LoopState* s, EngineState* e, u32 conn, u64 now_us) noexcept nogil:
     cdef Link* link
@@ -109,7 +115,8 @@ cdef void _read(LoopState* s, EngineState* e, u32 conn, u64 now_us) noexcept nog
 
 
 cdef void _make_way(LoopState* s, EngineState* e, u64 now_us) noexcept nogil:
-    """At links_max, close the connection that waits longest to be let in: those who only dial keep nobody out for long."""
+    """At links_max, close the connection that waits longest to be let in: those who only dial keep
+    nobody out for long."""
     cdef u32 i
     cdef LinkState* oldest = NULL
     if e.link_count < e.links_max:
@@ -149,18 +156,21 @@ cdef u32 _open(LoopState* s, EngineState* e, int fd, u64 now_us) noexcept nogil:
 
 
 cdef void _turn_away(LoopState* s, u32 which) noexcept nogil:
-    """Out of descriptors: a connection left in the backlog would wake us for ever, so use the spare one to close it."""
+    """Out of descriptors: a connection left in the backlog would wake us for ever, so use the spare
+    one to close it."""
     cdef int fd
     close(s.spare_fd)
     fd = accept4(s.listeners[which], NULL, NULL, SOCK_CLOEXEC)
     if fd >= 0:
         close(fd)
     else:
-        usleep(1000)            # not even the spare one helped: do not spin until somebody else lets go
+        usleep(1000)            # not even the spare one helped: do not spin until somebody else
+                                # lets go
     s.spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC)
 
 
-# -- out ---------------------------------------------------------------------------------------------------------------
+# -- out
+# --------------------------------------------------------------------------------------------------
 
 cdef void _write(LoopState* s, EngineState* e, u32 conn, u64 now_us) noexcept nogil:
     cdef Link* link = engine_link(e, conn)
@@ -195,7 +205,8 @@ cdef void _flush(LoopState* s, EngineState* e, u64 now_us) noexcept nogil:
         e.closing.pop_back()
 
 
-# -- to and from other engines -----------------------------------------------------------------------------------------
+# -- to and from other engines
+# -----------------------------------------------------------------------------------------
 
 cdef void _hand_over(LoopState* s, EngineState* e, Command* command, u64 now_us) noexcept nogil:
     cdef LinkState* slot = engine_slot(e, command.conn)
@@ -203,7 +214,8 @@ cdef void _hand_over(LoopState* s, EngineState* e, Command* command, u64 now_us)
     if slot == NULL or slot.replica != NULL or slot.link.closing or slot.link.rx_at + slot.link.rx_frame != slot.link.rx_len:
         free(command.data)
         if slot != NULL and slot.replica == NULL:
-            _close(s, e, command.conn, BAD_FRAME, now_us)       # it has sent more than a HELLO before it was welcome
+            # it has sent more than a HELLO before it was welcome
+            _close(s, e, command.conn, BAD_FRAME, now_us)
         return
     fd = slot.link.fd
     _watch(s, EPOLL_CTL_DEL, fd, 0, 0)          # it stays open: epoll would not forget it
@@ -233,9 +245,11 @@ cdef void _move(LoopState* s, EngineState* e, u64 now_us) noexcept nogil:
             _adopt(s, e, &command, now_us)
 
 
-# -- the turn ----------------------------------------------------------------------------------------------------------
+# -- the turn
+# --------------------------------------------------------------------------------------------------
 
-cdef void _handle(LoopState* s, EngineState* e, const epoll_event* event, u64 now_us) noexcept nogil:
+cdef void _handle(LoopState* s, EngineState* e, const epoll_event* event,
+                  u64 now_us) noexcept nogil:
     if event.data.u64 == WAKE:
         eventfd_drain(e.lanes.wake_fd)
     elif event.data.u64 & LISTENER:
@@ -248,11 +262,12 @@ cdef void _handle(LoopState* s, EngineState* e, const epoll_event* event, u64 no
 
 
 cdef int _spin(LoopState* s, EngineState* e, epoll_event* events, u64 until_us) noexcept nogil:
-    """Poll for a moment instead of sleeping: a wake-up from sleep costs 20 us and more. -> events, 0 for news or time over.
+    """Poll for a moment instead of sleeping: a wake-up from sleep costs 20 us and more. -> events,
+    0 for news or time over.
 
-    Only while it pays: each spell that ends with news is one for, each that does not is one against, and with the score below
-    zero only one turn in SPIN_TRIAL tries again. A gap between two polls shows that the machine has more threads to run than
-    cores, and halves the score.
+    Only while it pays: each spell that ends with news is one for, each that does not is one
+    against, and with the score below zero only one turn in SPIN_TRIAL tries again. A gap between
+    two polls shows that the machine has more threads to run than cores, and halves the score.
     """
     cdef u64 now = monotonic_us()
     cdef u64 end = min(until_us, now + SPIN_US)
@@ -273,19 +288,24 @@ cdef int _spin(LoopState* s, EngineState* e, epoll_event* events, u64 until_us) 
 
 
 cdef bint _worth_spinning(LoopState* s, EngineState* e) noexcept nogil:
-    """Not when the core is needed: a submitter that runs, or a container with much to do, comes first."""
-    if not s.spins or (delivery_open(e.delivery) > SPIN_TASKS_MAX and e.delivery.waiters.load(relaxed) == 0):
+    """Not when the core is needed: a submitter that runs, or a container with much to do, comes
+    first."""
+    if not s.spins or (delivery_open(e.delivery) > SPIN_TASKS_MAX
+                       and e.delivery.waiters.load(relaxed) == 0):
         return False
     return s.spin_score >= 0 or s.steps.load(relaxed) % SPIN_TRIAL == 0
 
 
-cdef int _sleep(LoopState* s, EngineState* e, epoll_event* events, u64 until_us, const u32* epoch) noexcept nogil:
-    """Wait for events, news or the time, -> events; -1: a signal. One who leads does not if an epoch has ended since `epoch`."""
+cdef int _sleep(LoopState* s, EngineState* e, epoll_event* events, u64 until_us,
+                const u32* epoch) noexcept nogil:
+    """Wait for events, news or the time, -> events; -1: a signal. One who leads does not if an
+    epoch has ended since `epoch`."""
     cdef u64 now = monotonic_us()
     cdef u64 woken
     cdef int n
     e.delivery.lead.doze()
-    if not engine_idle(e) or s.stop.load(seq_cst) or (epoch != NULL and waiter_epoch(e.delivery[0]) != epoch[0]):
+    if not engine_idle(e) or s.stop.load(seq_cst) or (epoch != NULL
+                                                      and waiter_epoch(e.delivery[0]) != epoch[0]):
         until_us = now
     n = epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, until_us - now if until_us > now else 0)
     e.delivery.lead.rise()
@@ -321,7 +341,8 @@ cdef bint _turn(LoopState* s, EngineState* e, u64 until_us, const u32* epoch) no
     return n < 0
 
 
-# -- the lead ----------------------------------------------------------------------------------------------------------
+# -- the lead
+# --------------------------------------------------------------------------------------------------
 
 cdef bint _led_turn(void* mover, u64 until_us, u32 epoch) noexcept nogil:
     cdef LoopState* s = <LoopState*> mover
@@ -329,7 +350,8 @@ cdef bint _led_turn(void* mover, u64 until_us, u32 epoch) noexcept nogil:
 
 
 cdef bint _let_go(LoopState* s, bint by_waiter) noexcept nogil:
-    """Give the baton away, but no news that came while we held it. -> whether nobody holds it now."""
+    """Give the baton away, but no news that came while we held it. -> whether nobody holds it
+    now."""
     cdef EngineState* e = s.engine
     cdef u64 ready, commands
     while True:
@@ -345,13 +367,15 @@ cdef bint _let_go(LoopState* s, bint by_waiter) noexcept nogil:
 
 
 cdef bint _is_waited_for(DeliveryState* d, u32 mine) noexcept nogil:
-    """More are blocked than the leader, and not just because they have yet to notice that they are answered."""
+    """More are blocked than the leader, and not just because they have yet to notice that they are
+    answered."""
     return waiters_now(d[0]) > mine and delivery_open(d) != 0
 
 
 cdef void _leave(LoopState* s, bint by_waiter, bint for_good) noexcept nogil:
     cdef DeliveryState* d = s.engine.delivery
-    if _let_go(s, by_waiter) and (_is_waited_for(d, by_waiter) or (for_good and delivery_open(d)) or s.stop.load(seq_cst)):
+    if _let_go(s, by_waiter) and (_is_waited_for(d, by_waiter) or (for_good and delivery_open(d))
+                                  or s.stop.load(seq_cst)):
         delivery_ring(d)
     d.lead.gone()
 
@@ -374,7 +398,8 @@ cdef bint _expects_a_leader(LoopState* s, DeliveryState* d) noexcept nogil:
 
 
 cdef void _park(LoopState* s, DeliveryState* d) noexcept nogil:
-    """The loop thread leaves the baton to whoever comes, until it is called or nobody came for a tick; then it has it again."""
+    """The loop thread leaves the baton to whoever comes, until it is called or nobody came for a
+    tick; then it has it again."""
     cdef u32 bell = 0
     cdef u32 taken = d.lead.taken.load(relaxed)
     cdef bint rung
@@ -413,8 +438,8 @@ cdef void _run(LoopState* s, EngineState* e) noexcept nogil:
 cdef class IoLoop:
     """Threads: run() is the body of one thread; the other methods any.
 
-    Moves bytes between the engine and its containers. `listen(fd)` takes over a listening socket (unix or TCP); `run()` releases
-    the GIL and returns after `stop()`.
+    Moves bytes between the engine and its containers. `listen(fd)` takes over a listening socket
+    (unix or TCP); `run()` releases the GIL and returns after `stop()`.
     """
 
     def __cinit__(self, Engine engine):
@@ -448,7 +473,8 @@ cdef class IoLoop:
         free(self.state)
 
     def listen(self, int fd):
-        """Accept connections from listening socket `fd`, which now belongs to the loop. Before run(), or while it runs."""
+        """Accept connections from listening socket `fd`, which now belongs to the loop. Before
+        run(), or while it runs."""
         if self.state.listener_count == LISTENERS_MAX:
             raise ValueError(f"a loop listens on {LISTENERS_MAX} sockets at most")
         fcntl(fd, F_SETFL, O_NONBLOCK)
@@ -468,7 +494,8 @@ cdef class IoLoop:
         delivery_ring(self.engine.state.delivery)
 
     def close_connections(self):
-        """Close the sockets of all containers, and those that listen. Only when run() has returned."""
+        """Close the sockets of all containers, and those that listen. Only when run() has
+        returned."""
         cdef EngineState* e = self.engine.state
         cdef u32 i
         for i in range(self.state.listener_count):
@@ -481,8 +508,9 @@ cdef class IoLoop:
     def snapshot(self):
         """What the loop has done so far.
 
-        steps: turns; led: times that a caller ran them itself; late_us_max: the longest oversleep, microseconds; batches: of
-        answers, with mailbox_writes and futex_wakes: the system calls that told event loops and blocked threads of them.
+        steps: turns; led: times that a caller ran them itself; late_us_max: the longest oversleep,
+        microseconds; batches: of answers, with mailbox_writes and futex_wakes: the system calls
+        that told event loops and blocked threads of them.
         """
         cdef DeliveryState* d = self.engine.state.delivery
         return {

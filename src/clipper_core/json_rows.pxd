@@ -1,7 +1,7 @@
 # Numbers in JSON, read straight into a row: no Python object for each, no list in between.
 #
-# Threads: any (pure functions). It reads what is exactly what it expects, and stops at everything else: JSON that is wrong is
-# explained by a parser that is slower and says why.
+# Threads: any (pure functions). It reads what is exactly what it expects, and stops at everything
+# else: JSON that is wrong is explained by a parser that is slower and says why.
 from libc.stdint cimport int64_t as i64
 
 from clipper_core.machine cimport u8, u32, u64
@@ -18,10 +18,14 @@ cdef struct Wanted:                # what is read
     u32 rank
     u64 dims[4]
 
-cdef bint json_read_f64(Text* text, double* value) noexcept nogil      # a number; False: not one that a double holds
-cdef bint json_read_i64(Text* text, i64* value) noexcept nogil         # a whole number of at most 18 digits
-cdef bint json_read_row(Text* text, const Wanted* wanted, u8* row) noexcept nogil   # arrays in arrays, of exactly that shape
-cdef u64 json_count(const Text* text) noexcept nogil                   # elements of a flat array, if it is one
+# a number; False: not one that a double holds
+cdef bint json_read_f64(Text* text, double* value) noexcept nogil
+# a whole number of at most 18 digits
+cdef bint json_read_i64(Text* text, i64* value) noexcept nogil
+# arrays in arrays, of exactly that shape
+cdef bint json_read_row(Text* text, const Wanted* wanted, u8* row) noexcept nogil
+# elements of a flat array, if it is one
+cdef u64 json_count(const Text* text) noexcept nogil
 
 cdef class RowReader:
     cdef Wanted wanted

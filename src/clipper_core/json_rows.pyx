@@ -1,9 +1,10 @@
 """Numbers in JSON, read straight into a row.
 
-A row of 784 numbers costs a general parser 784 Python floats, a list, and numpy a walk over both. Here a number is read into
-a 64-bit mantissa and a power of ten. A mantissa below 2**53 and a power of at most 22 are doubles without error, and IEEE
-division rounds once: so is the result right (Clinger 1990). All others go to the standard library's from_chars, which is right
-too, and slower. Source: W. Clinger, "How to read floating point numbers accurately", PLDI 1990.
+A row of 784 numbers costs a general parser 784 Python floats, a list, and numpy a walk over both.
+Here a number is read into a 64-bit mantissa and a power of ten. A mantissa below 2**53 and a power
+of at most 22 are doubles without error, and IEEE division rounds once: so is the result right
+(Clinger 1990). All others go to the standard library's from_chars, which is right too, and slower.
+Source: W. Clinger, "How to read floating point numbers accurately", PLDI 1990.
 """
 cimport numpy as cnp
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -25,7 +26,8 @@ cdef extern from *:
         return (const unsigned char*) found.ptr == last && found.ec == std::errc();
     }
     """
-    bint from_chars "clipper_from_chars"(const u8* first, const u8* last, double* value) noexcept nogil
+    bint from_chars "clipper_from_chars"(const u8* first, const u8* last,
+                                         double* value) noexcept nogil
 
 cdef enum:
     DIGITS_MAX = 18                # of a mantissa that a 64-bit number holds whatever they are
@@ -33,7 +35,8 @@ cdef enum:
 
 cdef u64 EXACT = <u64> 1 << 53
 
-cdef double[23] TENS = [1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18,
+cdef double[23] TENS = [1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13,
+                        1e14, 1e15, 1e16, 1e17, 1e18,
                         1e19, 1e20, 1e21, 1e22]
 
 
@@ -42,7 +45,8 @@ cdef inline bint _is_digit(u8 c) noexcept nogil:
 
 
 cdef inline void _skip_blanks(Text* text) noexcept nogil:
-    while text.at < text.end and (text.at[0] == 32 or text.at[0] == 10 or text.at[0] == 13 or text.at[0] == 9):
+    while text.at < text.end and (text.at[0] == 32 or text.at[0] == 10 or text.at[0] == 13
+                                  or text.at[0] == 9):
         text.at += 1
 
 
@@ -68,7 +72,8 @@ cdef inline u32 _digits(const u8** at, const u8* end, u64* mantissa) noexcept no
 
 
 cdef inline bint _exponent(const u8** at, const u8* end, i64* exponent) noexcept nogil:
-    """Read the digits of an exponent; counting stops above EXPONENT_MAX. False: there is no digit, or it is too large."""
+    """Read the digits of an exponent; counting stops above EXPONENT_MAX. False: there is no digit,
+    or it is too large."""
     cdef const u8* p = at[0]
     cdef i64 n = 0
     while p < end and _is_digit(p[0]):
@@ -125,7 +130,9 @@ cdef bint json_read_i64(Text* text, i64* value) noexcept nogil:
     p += negative
     cdef const u8* digits = p
     cdef u32 n = _digits(&p, end, &mantissa)
-    if n == 0 or n > DIGITS_MAX or (n > 1 and digits[0] == 48) or (p < end and (p[0] == 46 or (p[0] | 32) == 101)):
+    if n == 0 or n > DIGITS_MAX or (n > 1 and digits[0] == 48) or (p < end
+                                                                   and (p[0] == 46 or (p[0] | 32)
+                                                                        == 101)):
         return False
     text.at = p
     value[0] = -<i64> mantissa if negative else <i64> mantissa
@@ -145,7 +152,9 @@ cdef bint _read_one(Text* text, u8 dtype, u8* cell) noexcept nogil:
     if dtype == F64:
         return json_read_f64(text, <double*> cell)
     if dtype == F32:
-        if not json_read_f64(text, &real) or (real > 3.4028234663852886e38 or real < -3.4028234663852886e38):
+        if not json_read_f64(text,
+                             &real) or (real > 3.4028234663852886e38
+                                        or real < -3.4028234663852886e38):
             return False
         (<float*> cell)[0] = <float> real
         return True
@@ -163,7 +172,8 @@ cdef bint _read_one(Text* text, u8 dtype, u8* cell) noexcept nogil:
 
 
 cdef u8* _read_level(Text* text, const Wanted* wanted, u32 level, u8* cell) noexcept nogil:
-    """Fill cells from `cell` on with the array at hand; -> the cell after the last, NULL if it is not what is wanted."""
+    """Fill cells from `cell` on with the array at hand; -> the cell after the last, NULL if it is
+    not what is wanted."""
     cdef u64 i
     cdef u32 step = itemsize(wanted.dtype)
     if level == wanted.rank:
@@ -202,7 +212,8 @@ cdef u64 json_count(const Text* text) noexcept nogil:
 
 
 cdef class RowReader:
-    """Threads: any; it never changes. Reads rows of one type, `RowReader("f64", (28, 28))`; `(-1,)`: flat, of any length.
+    """Threads: any; it never changes. Reads rows of one type, `RowReader("f64", (28, 28))`;
+    `(-1,)`: flat, of any length.
 
     dtype: f32, f64 or an integer type of clipper_core.dtype.
     """
@@ -210,7 +221,8 @@ cdef class RowReader:
     def __init__(self, str dtype, tuple shape):
         cdef u32 i
         number = int(NAMES.get(dtype, 0))
-        if not (U8 <= number <= I64 or number == F32 or number == F64) or len(shape) > JSON_RANK_MAX:
+        if not (U8 <= number <= I64 or number == F32
+                or number == F64) or len(shape) > JSON_RANK_MAX:
             raise_for(BAD_INPUT, f"no rows of {dtype} with {len(shape)} dimensions are read from JSON here")
         self.variable = shape == (-1,)
         self.wanted.dtype = <u8> number
@@ -221,7 +233,8 @@ cdef class RowReader:
         self.shape = shape
 
     def read(self, text, Py_ssize_t at=0):
-        """The row that begins at byte `at` of `text`: -> (the array, the byte after it), or None when it is anything else."""
+        """The row that begins at byte `at` of `text`: -> (the array, the byte after it), or None
+        when it is anything else."""
         cdef Py_buffer view
         cdef Text rest
         cdef Wanted wanted = self.wanted
@@ -232,7 +245,8 @@ cdef class RowReader:
             rest.at, rest.end = <const u8*> view.buf + min(max(at, 0), view.len), <const u8*> view.buf + view.len
             if self.variable:
                 wanted.dims[0] = json_count(&rest)
-            elif self._least(&wanted) > <u64> (rest.end - rest.at):      # before memory is asked for
+            # before memory is asked for
+            elif self._least(&wanted) > <u64> (rest.end - rest.at):
                 return None
             row = np.empty((wanted.dims[0],) if self.variable else self.shape, self.dtype)
             is_read = json_read_row(&rest, &wanted, <u8*> cnp.PyArray_DATA(row))

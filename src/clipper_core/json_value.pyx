@@ -1,11 +1,13 @@
-"""Numbers, arrays of them and plain ASCII text as JSON. A double is written with the fewest digits that bring it back, laid out
-as msgspec does: from 1e-5 to 1e16 without an exponent. Not plain, and left to msgspec: bytes, other text, halves, what is not
-finite, and what a model says beside its output.
+"""Numbers, arrays of them and plain ASCII text as JSON. A double is written with the fewest digits
+that bring it back, laid out as msgspec does: from 1e-5 to 1e16 without an exponent. Not plain, and
+left to msgspec: bytes, other text, halves, what is not finite, and what a model says beside its
+output.
 """
 from libc.math cimport isfinite
 from libc.string cimport memcpy
 
-from clipper_core.dtype cimport BOOL, F16, F32, F64, I8, I16, I32, I64, STR, U8, U16, U32, U64, itemsize
+from clipper_core.dtype cimport (BOOL, F16, F32, F64, I8, I16, I32, I64, STR, U8, U16, U32, U64,
+                                 itemsize)
 from clipper_core.machine cimport i32, i64, u8, u32, u64
 from clipper_core.prediction cimport TAG_BLOB, TAG_NONE, Blob, blob_data, object_value, value_drop
 
@@ -125,7 +127,8 @@ cdef bint _text(Bytes* out, const u8* at, u64 n) noexcept nogil:
 
 
 cdef const u8* _level(Bytes* out, const Blob* blob, u32 level, const u8* at) noexcept nogil:
-    """The array from `at` on, by its dimensions from `level` on; -> what follows, NULL when an element is not plain."""
+    """The array from `at` on, by its dimensions from `level` on; -> what follows, NULL when an
+    element is not plain."""
     cdef u32 i
     out.put_byte(91)
     for i in range(blob.dims[level]):

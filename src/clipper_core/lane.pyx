@@ -1,13 +1,16 @@
-"""Queues of tasks: taking in, joining equal rows, ending at the deadline, taking rows for a batch, giving them back.
+"""Queues of tasks: taking in, joining equal rows, ending at the deadline, taking rows for a batch,
+giving them back.
 
-Why joining happens here and not at lookup: the table of rows in flight then has one writer, the loop, and needs no lock; and the
-loop looks into the cache once more when it takes a task in, so a prediction that arrived between a caller's lookup and its submit
-is never evaluated twice. The price is that a joined row was copied into the ring for nothing.
+Why joining happens here and not at lookup: the table of rows in flight then has one writer, the
+loop, and needs no lock; and the loop looks into the cache once more when it takes a task in, so a
+prediction that arrived between a caller's lookup and its submit is never evaluated twice. The price
+is that a joined row was copied into the ring for nothing.
 
-Who frees a cell. Exactly one of: the join that finds it answered, the deadline (a JOINED task, or a WAITING one that nobody
-joined), the skip at the head, `row_end`. A cell in phase SENT is freed only by `row_end`, because the kernel may still be
-reading its row. A piece of an array counts its rows that wait or are on their way, and is freed with the last of them; until then
-it holds its slots' block, so that whoever has ended them, its slots may be looked at.
+Who frees a cell. Exactly one of: the join that finds it answered, the deadline (a JOINED task, or a
+WAITING one that nobody joined), the skip at the head, `row_end`. A cell in phase SENT is freed only
+by `row_end`, because the kernel may still be reading its row. A piece of an array counts its rows
+that wait or are on their way, and is freed with the last of them; until then it holds its slots'
+block, so that whoever has ended them, its slots may be looked at.
 """
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
@@ -17,16 +20,21 @@ from clipper_core.allocation cimport make, try_push
 from clipper_core.clock_cache cimport cache_lookup
 from clipper_core.dtype cimport F64
 from clipper_core.delivery cimport delivery_news, slot_end, slot_state
-from clipper_core.hearing cimport (Hearing, hearing_call, hearing_heard, hearing_let_go, hearing_lock, hearing_sent,
+from clipper_core.hearing cimport (Hearing, hearing_call, hearing_heard, hearing_let_go,
+                                   hearing_lock, hearing_sent,
                                    hearing_unlock, timers_free, timers_has, timers_new, timers_take)
 from clipper_core.histogram cimport histogram_note, note
-from clipper_core.machine cimport CHECK, EFD_CLOEXEC, EFD_NONBLOCK, aligned_new, eventfd, relaxed, u16
-from clipper_core.pending cimport pending_find, pending_free, pending_new, pending_put, pending_remove
+from clipper_core.machine cimport (CHECK, EFD_CLOEXEC, EFD_NONBLOCK, aligned_new, eventfd, relaxed,
+                                   u16)
+from clipper_core.pending cimport (pending_find, pending_free, pending_new, pending_put,
+                                   pending_remove)
 from clipper_core.prediction cimport TAG_NONE, value_drop, value_hold
-from clipper_core.piece cimport (lines_of, piece_close, piece_end_rows, piece_ended_from, piece_leave, piece_waits)
+from clipper_core.piece cimport (lines_of, piece_close, piece_end_rows, piece_ended_from,
+                                 piece_leave, piece_waits)
 from clipper_core.ring cimport ring_free, ring_new, ring_row, ring_side, spsc_free, spsc_new
 from clipper_core.status cimport CANCELLED, DEADLINE, DROPPED, FULL, NO_REPLICA, OK, PENDING
-from clipper_core.task cimport (IDLE, JOINED, LANES_MAX, SENT, WAITING, lane_of, pos_of, task_of, ticket_of)
+from clipper_core.task cimport (IDLE, JOINED, LANES_MAX, SENT, WAITING, lane_of, pos_of, task_of,
+                                ticket_of)
 from clipper_core.timer_wheel cimport wheel_advance, wheel_free, wheel_insert, wheel_new
 
 cdef extern from "<unistd.h>" nogil:
@@ -37,12 +45,15 @@ cdef enum:
     DUE_AT_ONCE = 256
     SWEEPS_MAX = 65536
     READY_SIZE = 131072         # a lane is in it once at most, and LANES_MAX of them exist
-    UNUSED_MAX = 4096           # ids of lanes that are gone, kept for others; beyond it such lanes stay a while
+    UNUSED_MAX = 4096           # ids of lanes that are gone, kept for others; beyond it such lanes
+                                # stay a while
 
 
-# -- owners ------------------------------------------------------------------------------------------------------------
+# -- owners
+# --------------------------------------------------------------------------------------------------
 
-cdef Lanes* lanes_new(DeliveryState* delivery, CacheState* cache, u64 now_us, u64 tasks_max, u64 heap_bytes_max) noexcept nogil:
+cdef Lanes* lanes_new(DeliveryState* delivery, CacheState* cache, u64 now_us, u64 tasks_max,
+                      u64 heap_bytes_max) noexcept nogil:
     cdef Lanes* lanes = <Lanes*> aligned_new(sizeof(Lanes))
     if lanes == NULL:
         return NULL
@@ -57,7 +68,8 @@ cdef Lanes* lanes_new(DeliveryState* delivery, CacheState* cache, u64 now_us, u6
     lanes.ready = ring_new(READY_SIZE, 8, 0)
     lanes.unused = spsc_new(UNUSED_MAX)
     lanes.wake_fd = delivery.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
-    if (lanes.by_id == NULL or lanes.wheel == NULL or lanes.pending == NULL or lanes.ready == NULL or lanes.timers == NULL
+    if (lanes.by_id == NULL or lanes.wheel == NULL or lanes.pending == NULL or lanes.ready == NULL
+        or lanes.timers == NULL
             or lanes.unused == NULL or lanes.wake_fd < 0):
         lanes_free(lanes)
         return NULL
@@ -90,7 +102,8 @@ cdef void lanes_free(Lanes* lanes) noexcept nogil:
     free(lanes)
 
 
-cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 cells, u64 row_bytes, u32 piece_rows, Tally* tally,
+cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 cells, u64 row_bytes, u32 piece_rows,
+                    Tally* tally,
                     bint shared=False) noexcept nogil:
     cdef Lane* lane
     cdef u64 first = ticket_of(lanes.count + 1, 0)
@@ -101,7 +114,8 @@ cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 cells, u64 row_byte
         return NULL
     lanes.unused.pop(&first)
     lane.ring = ring_new(cells, row_bytes * max(piece_rows, <u32> 1),
-                         lines_of(sizeof(Task)) + lines_of(4 * piece_rows) + lines_of(sizeof(Key) * piece_rows),
+                         lines_of(sizeof(Task)) + lines_of(4 * piece_rows) + lines_of(sizeof(Key)
+                                 * piece_rows),
                          shared and row_bytes >= SHARED_ROW_BYTES_MIN, pos_of(first))
     lane.retry = make[deque[Span]]()
     if lane.ring == NULL or lane.retry == NULL:
@@ -122,7 +136,8 @@ cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 cells, u64 row_byte
     return lane
 
 
-# -- submitting (any thread) -------------------------------------------------------------------------------------------
+# -- submitting (any thread)
+# -------------------------------------------------------------------------------------------
 
 cdef void lanes_wake(Lanes* lanes) noexcept nogil:
     delivery_news(lanes.delivery)
@@ -133,7 +148,8 @@ cdef void lane_has_news(Lanes* lanes, Lane* lane) noexcept nogil:
         lanes_wake(lanes)
 
 
-cdef Status lane_submit(Lanes* lanes, Lane* lane, const void* row, u32 nbytes, const Key* key, Block* block, u32 slot,
+cdef Status lane_submit(Lanes* lanes, Lane* lane, const void* row, u32 nbytes, const Key* key,
+                        Block* block, u32 slot,
                         u64 deadline_us, u64 now_us, u64 salt, u64 refused_us) noexcept nogil:
     cdef u64 pos
     cdef Task* task
@@ -172,14 +188,16 @@ cdef Status lane_submit(Lanes* lanes, Lane* lane, const void* row, u32 nbytes, c
     return OK
 
 
-# -- tasks -------------------------------------------------------------------------------------------------------------
+# -- tasks
+# --------------------------------------------------------------------------------------------------
 
 cdef bint _open(Task* task) noexcept nogil:
     return not task.answered and slot_state(task.block[0], task.slot) == PENDING
 
 
 cdef bint task_needed(Lanes* lanes, Task* task) noexcept nogil:
-    while not _open(task):              # a joined task that was cancelled stays in the list until its row ends
+    while not _open(task):              # a joined task that was cancelled stays in the list until
+                                        # its row ends
         if task.next == 0:
             return False
         task = task_of(lanes, task.next)
@@ -192,13 +210,15 @@ cdef u64 task_due_us(Task* task) noexcept nogil:
 
 cdef bint _is_live(void* owner, u64 ticket) noexcept nogil:
     cdef Lanes* lanes = <Lanes*> owner
-    if lane_of(lanes, ticket) == NULL:          # without a lane: a hearing's, or of a lane that is gone
+    if lane_of(lanes, ticket) == NULL:          # without a lane: a hearing's, or of a lane that is
+                                                # gone
         return ticket >> 48 == 0 and timers_has(lanes.timers, ticket)
     cdef Task* task = task_of(lanes, ticket)
     return task != NULL and (not task.answered if task.slots != NULL else _open(task))
 
 
-cdef void _answer(Lane* lane, Lanes* lanes, Task* task, Status status, Value* value, u64 now_us) noexcept nogil:
+cdef void _answer(Lane* lane, Lanes* lanes, Task* task, Status status, Value* value,
+                  u64 now_us) noexcept nogil:
     """End the task's slot, once; the task gives up its reference to the block."""
     cdef u64 latency = now_us - task.submit_us if now_us > task.submit_us else 0
     cdef Status ended
@@ -206,13 +226,15 @@ cdef void _answer(Lane* lane, Lanes* lanes, Task* task, Status status, Value* va
         return
     task.answered = True
     value_hold(value)
-    ended = slot_end(lanes.delivery, task.block, task.slot, status, value, <u32> min(latency, <u64> 0xFFFFFFFF))
+    ended = slot_end(lanes.delivery, task.block, task.slot, status, value,
+                     <u32> min(latency, <u64> 0xFFFFFFFF))
     note(&lane.tally.ended[<u32> ended], 1)
     if ended == OK:
         histogram_note(&lane.tally.latency, latency)
 
 
-cdef void _answer_empty(Lane* lane, Lanes* lanes, Task* task, Status status, u64 now_us) noexcept nogil:
+cdef void _answer_empty(Lane* lane, Lanes* lanes, Task* task, Status status,
+                        u64 now_us) noexcept nogil:
     cdef Value nothing
     nothing.word = 0
     nothing.tag = TAG_NONE
@@ -271,7 +293,8 @@ cdef void row_found(Lanes* lanes, const Key* key, Value* value, u64 now_us) noex
     row_end(lanes, ticket, OK, value, now_us)
 
 
-# -- taking in ---------------------------------------------------------------------------------------------------------
+# -- taking in
+# --------------------------------------------------------------------------------------------------
 
 cdef Lane* lanes_next_ready(Lanes* lanes) noexcept nogil:
     cdef u64 lane_id
@@ -298,7 +321,8 @@ cdef u64 lane_take_in(Lanes* lanes, Lane* lane, u64 now_us) noexcept nogil:
 
 
 cdef bint lanes_set_timer(Lanes* lanes, u64 deadline_us, u64 ticket) noexcept nogil:
-    """The wheel holds twice as many entries as tasks may live, so a full one has dead to sweep: it does a stretch a try."""
+    """The wheel holds twice as many entries as tasks may live, so a full one has dead to sweep: it
+    does a stretch a try."""
     cdef u32 _i
     cdef Status status = FULL
     for _i in range(SWEEPS_MAX):
@@ -309,14 +333,16 @@ cdef bint lanes_set_timer(Lanes* lanes, u64 deadline_us, u64 ticket) noexcept no
 
 
 cdef void _learn_slo(Lane* lane, u64 slo_us) noexcept nogil:
-    """The class spans a factor of two: batches sized for its upper bound would be late for most of it."""
+    """The class spans a factor of two: batches sized for its upper bound would be late for most of
+    it."""
     if slo_us < lane.slo_us:
         lane.slo_us = slo_us
     else:
         lane.slo_us += (slo_us - lane.slo_us) >> 6
 
 
-cdef bint _admit(Lanes* lanes, Lane* lane, u64 pos, u64 now_us) noexcept nogil:     # True: it is to be evaluated itself
+# True: it is to be evaluated itself
+cdef bint _admit(Lanes* lanes, Lane* lane, u64 pos, u64 now_us) noexcept nogil:
     cdef Task* task = <Task*> ring_side(lane.ring, pos)
     cdef u64 ticket = ticket_of(lane.id, pos)
     cdef Value value
@@ -356,14 +382,16 @@ cdef void _refuse(Lanes* lanes, Lane* lane, u64 pos, u64 now_us) noexcept nogil:
 
 
 cdef bint _join(Lanes* lanes, Lane* lane, Task* task, u64 ticket) noexcept nogil:
-    """True if the task now waits for an equal row; False if it is to be evaluated itself (it may have taken over others)."""
+    """True if the task now waits for an equal row; False if it is to be evaluated itself (it may
+    have taken over others)."""
     cdef u64 other = pending_find(lanes.pending, &task.key)
     cdef Task* owner
     if other == 0:
         pending_put(lanes.pending, &task.key, ticket)
         return False
     owner = task_of(lanes, other)
-    if owner.phase == WAITING and task.deadline_us < owner.deadline_us and lane_of(lanes, other) != lane and task.refused_us == 0:
+    if owner.phase == WAITING and task.deadline_us < owner.deadline_us and lane_of(lanes,
+            other) != lane and task.refused_us == 0:
         _take_over(lanes, task, ticket, owner, other)
         return False
     task.phase = JOINED
@@ -372,7 +400,8 @@ cdef bint _join(Lanes* lanes, Lane* lane, Task* task, u64 ticket) noexcept nogil
     return True
 
 
-cdef void _link_after(Lanes* lanes, Task* owner, u64 owner_ticket, Task* task, u64 ticket) noexcept nogil:
+cdef void _link_after(Lanes* lanes, Task* owner, u64 owner_ticket, Task* task,
+                      u64 ticket) noexcept nogil:
     task.next = owner.next
     task.prev = owner_ticket
     if owner.next:
@@ -380,12 +409,14 @@ cdef void _link_after(Lanes* lanes, Task* owner, u64 owner_ticket, Task* task, u
     owner.next = ticket
 
 
-cdef void _take_over(Lanes* lanes, Task* task, u64 ticket, Task* owner, u64 owner_ticket) noexcept nogil:
-    """An equal row waits in a lane of longer SLOs: this one goes first, and the other joins it. (In its own lane the other is
-    ahead already: there nothing is gained by changing places.)"""
+cdef void _take_over(Lanes* lanes, Task* task, u64 ticket, Task* owner,
+                     u64 owner_ticket) noexcept nogil:
+    """An equal row waits in a lane of longer SLOs: this one goes first, and the other joins it. (In
+    its own lane the other is ahead already: there nothing is gained by changing places.)"""
     cdef Lane* other = lane_of(lanes, owner_ticket)
     task.due_us = max(task.due_us, owner.due_us)
-    task.tries = owner.tries                    # a row that took a container down with it does so under any name
+    task.tries = owner.tries                    # a row that took a container down with it does so
+                                                # under any name
     task.next = owner_ticket
     owner.prev = ticket
     owner.phase = JOINED
@@ -396,7 +427,8 @@ cdef void _take_over(Lanes* lanes, Task* task, u64 ticket, Task* owner, u64 owne
         _release(lanes, other, pos_of(owner_ticket))
 
 
-# -- deadlines ---------------------------------------------------------------------------------------------------------
+# -- deadlines
+# --------------------------------------------------------------------------------------------------
 
 cdef void lanes_expire(Lanes* lanes, u64 now_us) noexcept nogil:
     cdef u64[DUE_AT_ONCE] due
@@ -441,7 +473,8 @@ cdef void _expire(Lanes* lanes, u64 ticket, u64 now_us) noexcept nogil:
         _release(lanes, lane, pos_of(ticket))
 
 
-# -- rows for a batch --------------------------------------------------------------------------------------------------
+# -- rows for a batch
+# --------------------------------------------------------------------------------------------------
 
 cdef bint _head_waits(Lanes* lanes, Lane* lane, u64 pos) noexcept nogil:
     """Is the row at this position to be sent? One that nobody needs any more is freed here."""
@@ -479,7 +512,8 @@ cdef bint lane_head(Lanes* lanes, Lane* lane, u64* ticket) noexcept nogil:
             return True
         lane.retry.pop_front()
     while lane.head < lane.seen:
-        if piece_waits(lanes, lane, lane.head) if lane.piece_rows else _head_waits(lanes, lane, lane.head):
+        if piece_waits(lanes, lane, lane.head) if lane.piece_rows else _head_waits(lanes, lane,
+                lane.head):
             ticket[0] = ticket_of(lane.id, lane.head)
             return True
         lane.head += 1
@@ -511,7 +545,8 @@ cdef void lane_take(Lanes* lanes, Lane* lane, u32 rows_max, Span* span) noexcept
         if lane.piece_rows:
             span.first = task.next_row
             span.rows = <u16> min(rows_max, task.rows - task.next_row)
-            task.next_row += span.rows          # lane_head goes on to the next once all of it is taken
+            task.next_row += span.rows          # lane_head goes on to the next once all of it is
+                                                # taken
         else:
             lane.head += 1
     span.tries += 1
@@ -548,11 +583,13 @@ cdef void lane_close(Lanes* lanes, Lane* lane, Status status, u64 now_us) noexce
             piece_close(lanes, lane, pos, status, now_us)
         elif task != NULL and task.prev == 0:
             row_end(lanes, ticket_of(lane.id, pos), status, &nothing, now_us)
-    lane_head(lanes, lane, &ticket)             # rows that were to be sent once more let go of their pieces
+    lane_head(lanes, lane, &ticket)             # rows that were to be sent once more let go of
+                                                # their pieces
     lane.waiting = 0
 
 
-# -- what becomes of a span --------------------------------------------------------------------------------------------
+# -- what becomes of a span
+# --------------------------------------------------------------------------------------------
 
 cdef void _admit_piece(Lanes* lanes, Lane* lane, u64 pos, u64 now_us) noexcept nogil:
     cdef Task* task = <Task*> ring_side(lane.ring, pos)
@@ -570,20 +607,24 @@ cdef const Key* span_key(Lanes* lanes, const Span* span, u32 k) noexcept nogil:
     return &task.key if task.slots == NULL else &task.keys[span.first + k]
 
 
-cdef void span_row_end(Lanes* lanes, const Span* span, u32 k, Status status, Value* value, u64 now_us) noexcept nogil:
+cdef void span_row_end(Lanes* lanes, const Span* span, u32 k, Status status, Value* value,
+                       u64 now_us) noexcept nogil:
     cdef Task* task = task_of(lanes, span.ticket)
     if task.slots == NULL:
         row_end(lanes, span.ticket, status, value, now_us)
     else:
-        piece_end_rows(lanes, lane_of(lanes, span.ticket), task, span.first + k, 1, status, value, now_us)
+        piece_end_rows(lanes, lane_of(lanes, span.ticket), task, span.first + k, 1, status, value,
+                       now_us)
 
 
-cdef void span_end(Lanes* lanes, const Span* span, Status status, Value* value, u64 now_us) noexcept nogil:
+cdef void span_end(Lanes* lanes, const Span* span, Status status, Value* value,
+                   u64 now_us) noexcept nogil:
     cdef Lane* lane = lane_of(lanes, span.ticket)
     if lane.piece_rows == 0:
         row_end(lanes, span.ticket, status, value, now_us)
         return
-    piece_end_rows(lanes, lane, task_of(lanes, span.ticket), span.first, span.rows, status, value, now_us)
+    piece_end_rows(lanes, lane, task_of(lanes, span.ticket), span.first, span.rows, status, value,
+                   now_us)
     piece_leave(lanes, lane, pos_of(span.ticket), span.rows)
 
 

@@ -1,6 +1,8 @@
-# Who runs the turns of the loop: the loop thread, or a thread that waits alone for one prediction. lead.hpp tells why and how.
+# Who runs the turns of the loop: the loop thread, or a thread that waits alone for one prediction.
+# lead.hpp tells why and how.
 #
-# Threads: as marked there; what the holder of the baton may do is what "loop only" means everywhere else.
+# Threads: as marked there; what the holder of the baton may do is what "loop only" means everywhere
+# else.
 from clipper_core.machine cimport atomic, u32
 
 cdef extern from "lead.hpp" namespace "clipper" nogil:

@@ -1,9 +1,10 @@
-# What an observation teaches, all in one: the loss of each model that was heard, how sure the answer would have been and whether
-# it would have been right (calibration), and the rule's step. One observation, or an array of them in its order: the same steps,
-# so that the same state comes of it, bit for bit.
+# What an observation teaches, all in one: the loss of each model that was heard, how sure the
+# answer would have been and whether it would have been right (calibration), and the rule's step.
+# One observation, or an array of them in its order: the same steps, so that the same state comes of
+# it, bit for bit.
 #
-# For votes on labels, and for losses of numbers. What else an observation may hold is python/clipper/selection/learned.py's,
-# which is also the obvious twin of this module in the tests.
+# For votes on labels, and for losses of numbers. What else an observation may hold is
+# python/clipper/selection/learned.py's, which is also the obvious twin of this module in the tests.
 #
 # Threads: any; the state belongs to the caller.
 from clipper_core.bandit cimport RuleState
@@ -20,7 +21,8 @@ cdef struct Pupil:              # a state while it learns
     u64 labels                  # one bit a label seen
 
 cdef struct Told:               # an observation
-    const i64* values           # [k]: the labels the models gave, as numbers that are equal when they are
+    const i64* values           # [k]: the labels the models gave, as numbers that are equal when
+                                # they are
     const u8* heard             # [k]
     const double* confidence    # [k]: the models' own, NaN where they gave none
     i64 label                   # the right one

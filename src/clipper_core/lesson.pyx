@@ -1,4 +1,5 @@
-"""What an observation teaches: losses, calibration and the rule's step, for one observation or an array of them."""
+"""What an observation teaches: losses, calibration and the rule's step, for one observation or an
+array of them."""
 cimport cython
 cimport numpy as cnp
 from cpython.dict cimport PyDict_GetItem
@@ -7,7 +8,8 @@ from libc.math cimport NAN, exp, isfinite, log, rint
 
 import numpy as np
 
-from clipper_core.bandit cimport (GREEDY, HEDGE, KL_UCB, LOGODDS, MODELS_MAX, SQUARECB, STACKING, THOMPSON, Rule, doubles_copied,
+from clipper_core.bandit cimport (GREEDY, HEDGE, KL_UCB, LOGODDS, MODELS_MAX, SQUARECB, STACKING,
+                                  THOMPSON, Rule, doubles_copied,
                                   rule_learn, rule_weights, stack_learn)
 from clipper_core.status cimport BAD_INPUT, raise_for
 
@@ -28,13 +30,16 @@ cdef _fill_classes():
     """Labels seen, by linear counting: as `Learned.classes` has it."""
     cdef u32 bits
     for bits in range(LABEL_BITS + 1):
-        CLASSES[bits] = max(2.0, rint(LABEL_BITS * log(LABEL_BITS / max(<double> LABEL_BITS - bits, 1.0))))
+        CLASSES[bits] = max(2.0,
+                            rint(LABEL_BITS * log(LABEL_BITS / max(<double> LABEL_BITS - bits,
+                                                                   1.0))))
 
 
 _fill_classes()
 
 
-# -- how sure the answer would have been -------------------------------------------------------------------------------
+# -- how sure the answer would have been
+# -------------------------------------------------------------------------------
 
 cdef inline bint _chooses_one(u32 kind) noexcept nogil:
     return kind != HEDGE and kind != LOGODDS and kind != STACKING
@@ -75,10 +80,11 @@ cdef double _asked_weights(const Pupil* pupil, const Told* told, double* w) noex
     return total
 
 
-cdef u32 _tally(const Pupil* pupil, const Told* told, const double* w, double* behind, double* surely,
+cdef u32 _tally(const Pupil* pupil, const Told* told, const double* w, double* behind,
+                double* surely,
                 double* top) noexcept nogil:
-    """behind[i]: the weight behind what model i said, if it was the first to say so, else -1.  surely[i]: their own confidences.
-    -> how many different labels there are."""
+    """behind[i]: the weight behind what model i said, if it was the first to say so, else -1.
+    surely[i]: their own confidences. -> how many different labels there are."""
     cdef u32 i, j, labels = 0
     top[0] = -1.0
     for i in range(pupil.k):
@@ -99,7 +105,8 @@ cdef u32 _tally(const Pupil* pupil, const Told* told, const double* w, double* b
     return labels
 
 
-cdef double _softmax(const Pupil* pupil, const double* behind, u32 labels, u32 winner) noexcept nogil:
+cdef double _softmax(const Pupil* pupil, const double* behind, u32 labels,
+                     u32 winner) noexcept nogil:
     """Of the scores, labels without a vote included."""
     cdef u32 i
     cdef double total = 0.0, others = 0.0, high = 0.0
@@ -111,7 +118,9 @@ cdef double _softmax(const Pupil* pupil, const double* behind, u32 labels, u32 w
     for i in range(pupil.k):
         if behind[i] >= 0:
             others += exp(behind[i] * total - high)
-    return exp(behind[winner] * total - high) / (others + max(CLASSES[popcount(pupil.labels)] - labels, 0.0) * exp(-high))
+    return exp(behind[winner] * total - high) / (others
+                                                 + max(CLASSES[popcount(pupil.labels)] - labels,
+                                                       0.0) * exp(-high))
 
 
 cdef double lesson_raw(const Pupil* pupil, const Told* told, u32* winner) noexcept nogil:
@@ -141,10 +150,12 @@ cdef double lesson_raw(const Pupil* pupil, const Told* told, u32* winner) noexce
     return min(behind[winner[0]] / asked, 1.0) if asked > 0 else 0.0
 
 
-# -- learning ----------------------------------------------------------------------------------------------------------
+# -- learning
+# --------------------------------------------------------------------------------------------------
 
 cdef void _calibrate(Pupil* pupil, double raw, bint right) noexcept nogil:
-    # mathematically on an edge, as one half is, it is in the bin above, whatever was rounded on the way
+    # mathematically on an edge, as one half is, it is in the bin above, whatever was rounded on the
+    # way
     cdef double* bin = pupil.sure + 2 * min(<u32> (raw * pupil.bins + 1e-9), pupil.bins - 1)
     bin[0] = pupil.fade * bin[0] + right
     bin[1] = pupil.fade * bin[1] + 1.0
@@ -165,7 +176,8 @@ cdef void _stack(Pupil* pupil, const Told* told) noexcept nogil:
                 else:
                     codes += 1
                     votes[i] = codes
-    stack_learn(pupil.rule, pupil.rows, pupil.k, votes, 1, max(CLASSES[popcount(pupil.labels)], <double> codes), told.weight)
+    stack_learn(pupil.rule, pupil.rows, pupil.k, votes, 1,
+                max(CLASSES[popcount(pupil.labels)], <double> codes), told.weight)
 
 
 cdef bint lesson_learn(Pupil* pupil, const Told* told) noexcept nogil:
@@ -185,7 +197,8 @@ cdef bint lesson_learn(Pupil* pupil, const Told* told) noexcept nogil:
     if pupil.rule.kind == STACKING:
         _stack(pupil, told)
     else:
-        rule_learn(pupil.rule, pupil.rows, pupil.k, pupil.seen, losses, told.chosen, told.p, told.weight)
+        rule_learn(pupil.rule, pupil.rows, pupil.k, pupil.seen, losses, told.chosen, told.p,
+                   told.weight)
     if raw >= 0:
         _calibrate(pupil, raw, told.values[winner] == told.label)
     pupil.labels |= told.bit
@@ -193,7 +206,8 @@ cdef bint lesson_learn(Pupil* pupil, const Told* told) noexcept nogil:
     return True
 
 
-# -- for Python --------------------------------------------------------------------------------------------------------
+# -- for Python
+# --------------------------------------------------------------------------------------------------
 
 cdef struct Steps:              # arrays of n, or of one that stands for all
     const u32* chosen
@@ -211,11 +225,12 @@ cdef object _exactly(object array, object dtype, tuple shape, str name):
 
 @cython.final
 cdef class Lesson:
-    """Threads: any. One rule, and the share of a bin's counts that an observation in it leaves; states go in, new ones come
-    out, nothing is changed in place.
+    """Threads: any. One rule, and the share of a bin's counts that an observation in it leaves;
+    states go in, new ones come out, nothing is changed in place.
 
-    A state is rows f64[k, columns], sure f64[bins, 2], the weight of what was seen, and one bit a label seen.
-    make: of (models, rows, seen, labels, sure, rest), the state object.  bit_of: of a label that is no number, the bit it sets.
+    A state is rows f64[k, columns], sure f64[bins, 2], the weight of what was seen, and one bit a
+    label seen. make: of (models, rows, seen, labels, sure, rest), the state object.  bit_of: of a
+    label that is no number, the bit it sets.
     """
     cdef Rule rule
     cdef double fade
@@ -227,7 +242,8 @@ cdef class Lesson:
         self.make, self.bit_of = make, bit_of
 
     cdef cnp.ndarray _bins(self, cnp.ndarray sure):
-        if (cnp.PyArray_TYPE(sure) != cnp.NPY_DOUBLE or sure.ndim != 2 or not cnp.PyArray_IS_C_CONTIGUOUS(sure)
+        if (cnp.PyArray_TYPE(sure) != cnp.NPY_DOUBLE or sure.ndim != 2
+            or not cnp.PyArray_IS_C_CONTIGUOUS(sure)
                 or not 1 <= sure.shape[0] <= BINS_MAX or sure.shape[1] != 2):
             raise_for(BAD_INPUT, "sure must be f64[bins, 2]")
         return sure
@@ -246,13 +262,15 @@ cdef class Lesson:
         return pupil
 
     @cython.binding(False)
-    def one(self, tuple models, cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels, rest, tuple asked, odds, heard,
+    def one(self, tuple models, cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels, rest,
+            tuple asked, odds, heard,
             label, double weight):
-        """One observation of a label: -> the new state; None if it is for `policy.observe`, being of something else, or of other
-        models, or of kinds that do not go together; False if nobody was heard.
+        """One observation of a label: -> the new state; None if it is for `policy.observe`, being
+        of something else, or of other models, or of kinds that do not go together; False if nobody
+        was heard.
 
-        rest: what else the state holds, which stays.  asked: the models that were, with the probabilities `odds`.
-        heard: by model, objects with `output` and `confidence`.
+        rest: what else the state holds, which stays.  asked: the models that were, with the
+        probabilities `odds`. heard: by model, objects with `output` and `confidence`.
         """
         cdef i64[MODELS_MAX] values
         cdef u8[MODELS_MAX] was_heard
@@ -263,7 +281,8 @@ cdef class Lesson:
         cdef Told told
         cdef Pupil pupil
         cdef u32 i, k = <u32> len(models)
-        if not (kind is int or kind is str or kind is bool or kind is bytes) or not (weight > 0 and isfinite(weight)):
+        if not (kind is int or kind is str or kind is bool or kind is bytes) or not (weight > 0
+                and isfinite(weight)):
             return None
         if k == 0 or k > MODELS_MAX or rows.shape[0] != k or type(heard) is not dict:
             return None
@@ -303,13 +322,16 @@ cdef class Lesson:
                 return True
         return False
 
-    def many(self, cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels, values, heard, confidence, label, bits, chosen,
+    def many(self, cnp.ndarray rows, cnp.ndarray sure, double seen, u64 labels, values, heard,
+             confidence, label, bits, chosen,
              p):
-        """n observations of weight 1, in their order: -> (rows, sure, seen, labels). Releases the GIL.
+        """n observations of weight 1, in their order: -> (rows, sure, seen, labels). Releases the
+        GIL.
 
-        values: i64[k, n], labels as numbers.  heard: u8[k, n].  confidence: f64[k, n], NaN where a model gave none.
-        label: i64[n].  bits: u8[n], which bit of `labels` each stands for.  chosen: u32[n] or u32[1], the model that was
-        asked, k when all were.  p: f64[n] or f64[1], its probability then.
+        values: i64[k, n], labels as numbers.  heard: u8[k, n].  confidence: f64[k, n], NaN where a
+        model gave none. label: i64[n].  bits: u8[n], which bit of `labels` each stands for.
+        chosen: u32[n] or u32[1], the model that was asked, k when all were.  p: f64[n] or f64[1],
+        its probability then.
         """
         rows = self.rule.copied(rows)
         sure = doubles_copied(self._bins(sure))
@@ -329,10 +351,11 @@ cdef class Lesson:
         return rows, sure, pupil.seen, pupil.labels
 
     def graded(self, cnp.ndarray rows, double seen, losses, chosen, p):
-        """n observations of weight 1 whose losses are known, in their order, without calibration: -> (rows, seen).
+        """n observations of weight 1 whose losses are known, in their order, without calibration:
+        -> (rows, seen).
 
-        losses: f64[k, n], NaN where a model was not heard; a row of which nobody was heard does not count. Stacking learns
-        nothing of them. Releases the GIL.
+        losses: f64[k, n], NaN where a model was not heard; a row of which nobody was heard does not
+        count. Stacking learns nothing of them. Releases the GIL.
         """
         rows = self.rule.copied(rows)
         cdef u32 k = <u32> rows.shape[0]
@@ -348,8 +371,10 @@ cdef class Lesson:
         return rows, seen
 
 
-cdef bint _read_one(object prediction, object label, object kind, list said, i64* value, double* confidence) except -1:
-    """A prediction's output as a number: 0 what the label is, else the same for the same. False: not of a kind with the label."""
+cdef bint _read_one(object prediction, object label, object kind, list said, i64* value,
+                    double* confidence) except -1:
+    """A prediction's output as a number: 0 what the label is, else the same for the same. False:
+    not of a kind with the label."""
     cdef object output = prediction.output
     cdef object own = prediction.confidence
     cdef Py_ssize_t i
@@ -389,7 +414,8 @@ cdef Steps _steps(cnp.ndarray chosen, cnp.ndarray p, u64 n) except *:
     return steps
 
 
-cdef void _learn_rows(Pupil* pupil, u64 n, const i64* values, const u8* heard, const double* confidence, const i64* label,
+cdef void _learn_rows(Pupil* pupil, u64 n, const i64* values, const u8* heard,
+                      const double* confidence, const i64* label,
                       const u8* bits, const Steps* steps):
     cdef i64[MODELS_MAX] row
     cdef u8[MODELS_MAX] was_heard
@@ -411,7 +437,8 @@ cdef void _learn_rows(Pupil* pupil, u64 n, const i64* values, const u8* heard, c
             lesson_learn(pupil, &told)
 
 
-cdef double _learn_losses(const RuleState* rule, double* rows, u32 k, double seen, u64 n, const double* losses,
+cdef double _learn_losses(const RuleState* rule, double* rows, u32 k, double seen, u64 n,
+                          const double* losses,
                           const Steps* steps):
     cdef double[MODELS_MAX] row
     cdef u64 i
@@ -425,7 +452,8 @@ cdef double _learn_losses(const RuleState* rule, double* rows, u32 k, double see
                 anyone = anyone or isfinite(row[j])
             if anyone:
                 if rule.kind != STACKING:
-                    rule_learn(rule, rows, k, seen, row, min(steps.chosen[i * steps.chosen_step], k),
+                    rule_learn(rule, rows, k, seen, row,
+                               min(steps.chosen[i * steps.chosen_step], k),
                                steps.p[i * steps.p_step], 1.0)
                 seen += 1.0
     return seen

@@ -1,18 +1,19 @@
 """Linear models over a query's features, and over the numbers that models predict.
 
-The factor of Cholesky is kept, not the inverse that Sherman and Morrison's formula would update: a rank-1 update costs the same,
-d^2, and cannot lose positive definiteness to rounding, however many observations and however alike the features. Mean and width
-of one model are two forward substitutions: with L u = x and L v = b, the mean is u.v and the variance u.u.
+The factor of Cholesky is kept, not the inverse that Sherman and Morrison's formula would update: a
+rank-1 update costs the same, d^2, and cannot lose positive definiteness to rounding, however many
+observations and however alike the features. Mean and width of one model are two forward
+substitutions: with L u = x and L v = b, the mean is u.v and the variance u.u.
 
-Discounting A by g would let the ridge fade with it. It is put back one coordinate an observation, in turn: a rank-1 update along
-an axis, by as much as d observations took from it.
+Discounting A by g would let the ridge fade with it. It is put back one coordinate an observation,
+in turn: a rank-1 update along an axis, by as much as d observations took from it.
 
-A blend learns by weights that begin at the plain mean and leave it as far as the label is explained better: the ridge pulls them
-to 1/k, not to 0, with a force in units of what the plain mean leaves unexplained. A model that was not heard is filled in by the
-same regression on those that were.
+A blend learns by weights that begin at the plain mean and leave it as far as the label is explained
+better: the ridge pulls them to 1/k, not to 0, with a force in units of what the plain mean leaves
+unexplained. A model that was not heard is filled in by the same regression on those that were.
 
-Sources: LinUCB, Li, Chu, Langford and Schapire 2010; LinTS, Agrawal and Goyal 2013; discounting, Russac, Vernade and Cappe 2019;
-the rank-1 update, Gill, Golub, Murray and Saunders 1974, method C1.
+Sources: LinUCB, Li, Chu, Langford and Schapire 2010; LinTS, Agrawal and Goyal 2013; discounting,
+Russac, Vernade and Cappe 2019; the rank-1 update, Gill, Golub, Murray and Saunders 1974, method C1.
 """
 cimport numpy as cnp
 from libc.math cimport INFINITY, cos, fabs, fmax, isfinite, isinf, isnan, log, sqrt
@@ -26,10 +27,12 @@ from clipper_core.status cimport BAD_INPUT, raise_for
 cnp.import_array()
 
 cdef double TWO_PI = 6.283185307179586
-cdef double TRUST_CONSTANT = 3.0    # observations that the constant of a blend needs to count as half of what they say
+cdef double TRUST_CONSTANT = 3.0    # observations that the constant of a blend needs to count as
+                                    # half of what they say
 
 
-# -- triangles, lower, packed by rows ----------------------------------------------------------------------------------
+# -- triangles, lower, packed by rows
+# ----------------------------------------------------------------------------------
 
 cdef inline u32 _row(u32 i) noexcept nogil:
     return i * (i + 1) // 2
@@ -85,7 +88,8 @@ cdef void _update(double* l, u32 d, double* v, u32 first) noexcept nogil:
             v[i] = c * v[i] - s * l[_row(i) + j]
 
 
-# -- contextual --------------------------------------------------------------------------------------------------------
+# -- contextual
+# --------------------------------------------------------------------------------------------------
 
 cdef u32 context_columns(u32 d) noexcept nogil:
     return _row(d) + d
@@ -116,7 +120,8 @@ cdef u32 context_choose(const ContextRule* rule, const double* rows, u32 k, u32 
     return best
 
 
-cdef void context_learn(const ContextRule* rule, double* row, u32 d, const double* x, double reward, double weight,
+cdef void context_learn(const ContextRule* rule, double* row, u32 d, const double* x, double reward,
+                        double weight,
                         u64 turn) noexcept nogil:
     cdef double[FEATURES_MAX] v
     cdef double* b = row + _row(d)
@@ -139,7 +144,8 @@ cdef void context_learn(const ContextRule* rule, double* row, u32 d, const doubl
     _update(row, d, v, 0)
 
 
-# -- a blend -----------------------------------------------------------------------------------------------------------
+# -- a blend
+# --------------------------------------------------------------------------------------------------
 
 cdef inline const double* _stat(const double* rows, u32 k, u32 i) noexcept nogil:
     """Mean, count, then k + 1 sums of products."""
@@ -158,7 +164,8 @@ cdef double _unexplained(const double* rows, u32 k, const double* w) noexcept no
     return fmax(left, 0.0)
 
 
-cdef void _regress(const double* rows, u32 k, double ridge, const u32* on, u32 m, u32 target, double* w) noexcept nogil:
+cdef void _regress(const double* rows, u32 k, double ridge, const u32* on, u32 m, u32 target,
+                   double* w) noexcept nogil:
     """w[m]: of the variables `on`, to explain `target`; drawn to 1/m."""
     cdef double[TRIANGLE_MAX] a
     cdef double[BLENDED_MAX] u
@@ -199,7 +206,8 @@ cdef double blend_weights(const double* rows, u32 k, double ridge, double* w) no
     for i in range(k):
         constant -= w[i] * _stat(rows, k, i)[0]
     w[k] = constant * count / (count + TRUST_CONSTANT)
-    return sqrt(_unexplained(rows, k, w) / fmax(count - k - 1.0, 0.5 * count)) if count > 0.0 else 0.0
+    return sqrt(_unexplained(rows, k, w) / fmax(count - k - 1.0,
+                                                0.5 * count)) if count > 0.0 else 0.0
 
 
 cdef void blend_fill(const double* rows, u32 k, double ridge, double* z, u64 n) noexcept nogil:
@@ -228,7 +236,8 @@ cdef void blend_fill(const double* rows, u32 k, double ridge, double* z, u64 n) 
                 z[(e - 1) * (k + 1) + i] += w[j] * z[(e - 1) * (k + 1) + on[j]]
 
 
-cdef void blend_learn(double* rows, u32 k, double ridge, double discount, double* z, u64 n, double weight) noexcept nogil:
+cdef void blend_learn(double* rows, u32 k, double ridge, double discount, double* z, u64 n,
+                      double weight) noexcept nogil:
     """Means and sums of products around them, element by element (West 1979)."""
     cdef double[BLENDED_MAX + 1] away
     cdef u32 i, j
@@ -246,10 +255,12 @@ cdef void blend_learn(double* rows, u32 k, double ridge, double discount, double
             row[0] += share / after * away[i]
             row[1] = after
             for j in range(k + 1):
-                row[2 + j] = row[2 + j] * (discount if e == 0 else 1.0) + share * before / after * away[i] * away[j]
+                row[2 + j] = row[2 + j] * (discount if e == 0
+                                           else 1.0) + share * before / after * away[i] * away[j]
 
 
-# -- for Python --------------------------------------------------------------------------------------------------------
+# -- for Python
+# --------------------------------------------------------------------------------------------------
 
 cdef cnp.ndarray _doubles(object values, str what):
     cdef cnp.ndarray found
@@ -273,12 +284,12 @@ cdef bint _are_finite(cnp.ndarray values) noexcept:
 
 
 cdef class Context:
-    """Threads: any. LinUCB or LinTS with its parameters; rows f64[k, columns(d)] go in, new rows come out, nothing is changed in
-    place. d counts the features, the constant 1 included: 1 to 33. Features may be of any size up to 1e6, and matter alike when
-    they lie around 1.
+    """Threads: any. LinUCB or LinTS with its parameters; rows f64[k, columns(d)] go in, new rows
+    come out, nothing is changed in place. d counts the features, the constant 1 included: 1 to 33.
+    Features may be of any size up to 1e6, and matter alike when they lie around 1.
 
-    sampled: LinTS.  width: standard deviations of the bound, or of the draw.  discount: of what was known, an observation.
-    ridge: as many observations of size 1 along every axis say 0.
+    sampled: LinTS.  width: standard deviations of the bound, or of the draw.  discount: of what was
+    known, an observation. ridge: as many observations of size 1 along every axis say 0.
     """
     cdef ContextRule state
 
@@ -307,7 +318,8 @@ cdef class Context:
         return row
 
     cdef cnp.ndarray _checked(self, cnp.ndarray rows, u32 d):
-        if (cnp.PyArray_TYPE(rows) != cnp.NPY_DOUBLE or rows.ndim != 2 or not cnp.PyArray_IS_C_CONTIGUOUS(rows)
+        if (cnp.PyArray_TYPE(rows) != cnp.NPY_DOUBLE or rows.ndim != 2
+            or not cnp.PyArray_IS_C_CONTIGUOUS(rows)
                 or rows.shape[0] < 1 or rows.shape[1] != self.columns(d)):
             raise_for(BAD_INPUT, f"rows must be f64[k, {self.columns(d)}] for {d} features")
         return rows
@@ -327,7 +339,8 @@ cdef class Context:
                               <double*> cnp.PyArray_DATA(features), uniform)
 
     def learn(self, cnp.ndarray rows, x, rewards, u64 turn, double weight=1.0):
-        """New rows after one observation. rewards: f64[k], NaN where unknown; turn: the number of the observation."""
+        """New rows after one observation. rewards: f64[k], NaN where unknown; turn: the number of
+        the observation."""
         cdef cnp.ndarray features = self._features(x), told = _doubles(rewards, "rewards")
         cdef u32 d = <u32> features.shape[0], i, k = <u32> self._checked(rows, d).shape[0]
         if told.ndim != 1 or told.shape[0] != k or not weight >= 0:
@@ -337,7 +350,8 @@ cdef class Context:
         cdef const double* reward = <double*> cnp.PyArray_DATA(told)
         with nogil:
             for i in range(k):
-                context_learn(&self.state, row + i * context_columns(d), d, <double*> cnp.PyArray_DATA(features), reward[i],
+                context_learn(&self.state, row + i * context_columns(d), d,
+                              <double*> cnp.PyArray_DATA(features), reward[i],
                               weight, turn)
         return after
 
@@ -346,7 +360,9 @@ cdef class Context:
         self._checked(rows, d)
         lower = np.zeros((rows.shape[0], d, d))
         lower[:, *np.tril_indices(d)] = rows[:, :_row(d)]
-        return lower @ lower.transpose(0, 2, 1) - self.state.ridge * np.eye(d), np.array(rows[:, _row(d):])
+        return lower @ lower.transpose(0, 2,
+                                       1) - self.state.ridge * np.eye(d), np.array(rows[:,
+                                               _row(d):])
 
     def rows(self, products, rewards):
         """The rows of such sums."""
@@ -359,15 +375,17 @@ cdef class Context:
         made[:, :_row(d)] = (a + self.state.ridge * np.eye(d))[:, *lower]
         made[:, _row(d):] = b
         for i in range(<u32> a.shape[0]):
-            _factor(<double*> cnp.PyArray_DATA(made) + i * context_columns(d), d, self.state.ridge * 1e-3)
+            _factor(<double*> cnp.PyArray_DATA(made) + i * context_columns(d), d,
+                    self.state.ridge * 1e-3)
         return made
 
 
 cdef class Blend:
-    """Threads: any. Ridge regression on the numbers of k models, 1 to 64; rows f64[k + 1, k + 3] go in, new rows come out,
-    nothing is changed in place. Zeros know nothing, and blend to the mean.
+    """Threads: any. Ridge regression on the numbers of k models, 1 to 64; rows f64[k + 1, k + 3] go
+    in, new rows come out, nothing is changed in place. Zeros know nothing, and blend to the mean.
 
-    ridge: how strongly the weights are drawn to the mean, in observations.  discount: of what was known, an observation.
+    ridge: how strongly the weights are drawn to the mean, in observations.  discount: of what was
+    known, an observation.
     """
     cdef double ridge, discount
 
@@ -379,13 +397,15 @@ cdef class Blend:
 
     cdef u32 _models(self, cnp.ndarray rows) except 0:
         cdef u32 k = <u32> rows.shape[0] - 1
-        if (cnp.PyArray_TYPE(rows) != cnp.NPY_DOUBLE or rows.ndim != 2 or not cnp.PyArray_IS_C_CONTIGUOUS(rows)
+        if (cnp.PyArray_TYPE(rows) != cnp.NPY_DOUBLE or rows.ndim != 2
+            or not cnp.PyArray_IS_C_CONTIGUOUS(rows)
                 or not 1 <= k <= BLENDED_MAX or rows.shape[1] != k + 3):
             raise_for(BAD_INPUT, f"rows must be f64[k + 1, k + 3] with 1 to {BLENDED_MAX} models")
         return k
 
     cdef cnp.ndarray _elements(self, object outputs, u32 k):
-        """f64[n, k + 1] with room for the label. A model was heard for all elements, or for none."""
+        """f64[n, k + 1] with room for the label. A model was heard for all elements, or for
+        none."""
         cdef cnp.ndarray given = _doubles(outputs, "outputs")
         if given.ndim != 2 or given.shape[0] < 1 or given.shape[1] != k:
             raise_for(BAD_INPUT, f"outputs must be f64[n, {k}]")
@@ -403,8 +423,9 @@ cdef class Blend:
         return made
 
     def learn(self, cnp.ndarray rows, outputs, label, double weight=1.0):
-        """New rows after one observation. outputs: f64[n, k], n the elements of an output, NaN for a model that was not heard;
-        label: f64[n]. Where nobody was heard, or numbers overflow, they are as before."""
+        """New rows after one observation. outputs: f64[n, k], n the elements of an output, NaN for
+        a model that was not heard; label: f64[n]. Where nobody was heard, or numbers overflow, they
+        are as before."""
         cdef u32 k = self._models(rows)
         cdef cnp.ndarray z = self._elements(outputs, k), told = _doubles(label, "labels")
         if told.ndim != 1 or told.shape[0] != z.shape[0] or not np.isfinite(told).all() or not weight > 0:
@@ -414,20 +435,24 @@ cdef class Blend:
         z[:, k] = told
         cdef cnp.ndarray after = <cnp.ndarray> cnp.PyArray_NewCopy(rows, cnp.NPY_CORDER)
         with nogil:
-            blend_learn(<double*> cnp.PyArray_DATA(after), k, self.ridge, self.discount, <double*> cnp.PyArray_DATA(z),
+            blend_learn(<double*> cnp.PyArray_DATA(after), k, self.ridge, self.discount,
+                        <double*> cnp.PyArray_DATA(z),
                         <u64> z.shape[0], weight)
         return after if np.isfinite(after).all() else rows
 
     def weights(self, cnp.ndarray rows):
-        """-> (f64[k + 1]: each model's weight, then the constant; standard deviation of the errors they leave)."""
+        """-> (f64[k + 1]: each model's weight, then the constant; standard deviation of the errors
+        they leave)."""
         cdef u32 k = self._models(rows)
         cdef cnp.ndarray w = np.empty(k + 1)
-        cdef double left = blend_weights(<double*> cnp.PyArray_DATA(rows), k, self.ridge, <double*> cnp.PyArray_DATA(w))
+        cdef double left = blend_weights(<double*> cnp.PyArray_DATA(rows), k, self.ridge,
+                                         <double*> cnp.PyArray_DATA(w))
         return w, left
 
     def blended(self, cnp.ndarray rows, outputs):
-        """-> (answers f64[n] to outputs f64[n, k], NaN for a model that was not heard; standard deviation of the errors that the
-        weights leave; standard deviation of the outputs around their mean, averaged over the elements)."""
+        """-> (answers f64[n] to outputs f64[n, k], NaN for a model that was not heard; standard
+        deviation of the errors that the weights leave; standard deviation of the outputs around
+        their mean, averaged over the elements)."""
         cdef u32 k = self._models(rows), i
         cdef cnp.ndarray w = np.empty(k + 1), z = self._elements(outputs, k)
         cdef u64 n = <u64> z.shape[0], e
@@ -452,8 +477,10 @@ cdef class Blend:
         return answers, left, scatter
 
     def filled(self, cnp.ndarray rows, outputs):
-        """outputs f64[n, k] with those that were not heard (NaN) as those that were let expect them."""
+        """outputs f64[n, k] with those that were not heard (NaN) as those that were let expect
+        them."""
         cdef u32 k = self._models(rows)
         cdef cnp.ndarray z = self._elements(outputs, k)
-        blend_fill(<double*> cnp.PyArray_DATA(rows), k, self.ridge, <double*> cnp.PyArray_DATA(z), <u64> z.shape[0])
+        blend_fill(<double*> cnp.PyArray_DATA(rows), k, self.ridge, <double*> cnp.PyArray_DATA(z),
+                   <u64> z.shape[0])
         return z[:, :k]

@@ -3,7 +3,8 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memmove
 
 from clipper_core.allocation cimport make, make_room
-from clipper_core.codec cimport CHECKED, HEADER_BYTES, REGION, REGION_BYTES, crc32, header_decode, header_encode
+from clipper_core.codec cimport (CHECKED, HEADER_BYTES, REGION, REGION_BYTES, crc32, header_decode,
+                                 header_encode)
 from clipper_core.machine cimport aligned_new
 from clipper_core.status cimport BAD_FRAME, NO_MEMORY, OK, PENDING
 
@@ -61,8 +62,9 @@ cdef void link_free(Link* link) noexcept nogil:
 
 
 cdef void link_rest(Link* link) noexcept nogil:
-    """Thousands of links rest, and few are at work: the buffers of these few are handed around. Were they freed, what is
-    allocated for other links would be put into the holes, and the heap would grow by a buffer for nearly every link."""
+    """Thousands of links rest, and few are at work: the buffers of these few are handed around.
+    Were they freed, what is allocated for other links would be put into the holes, and the heap
+    would grow by a buffer for nearly every link."""
     if link.rx_len == link.rx_at + link.rx_frame:
         if link.rx_cap == RX_START and link.spare != NULL and link.spare.size() < SPARE_MAX and make_room(
                 link.spare[0], link.spare.size() + 1):
@@ -80,7 +82,8 @@ cdef void spare_free(vector[void*]* spare) noexcept nogil:
     del spare
 
 
-# -- in ----------------------------------------------------------------------------------------------------------------
+# -- in
+# --------------------------------------------------------------------------------------------------
 
 cdef bint _reserve(Link* link, u64 nbytes) noexcept nogil:
     """The unread bytes at the start of a buffer of at least nbytes."""
@@ -164,11 +167,12 @@ cdef u8* link_next_bare(Link* link, u64 nbytes) noexcept nogil:
     return link.rx + link.rx_at
 
 
-# -- out ---------------------------------------------------------------------------------------------------------------
+# -- out
+# --------------------------------------------------------------------------------------------------
 
 cdef bint _has_room(Link* link) noexcept nogil:
-    """Room for one more piece. False: there is no memory. Then the connection is shut down, since part of a frame is missing:
-    the loop finds it closed, as if the container had gone."""
+    """Room for one more piece. False: there is no memory. Then the connection is shut down, since
+    part of a frame is missing: the loop finds it closed, as if the container had gone."""
     if make_room(link.tx[0], link.tx.size() + 1) and make_room(link.owned[0], link.tx.size() + 1):
         return True
     shutdown(link.fd, SHUT_RDWR)
@@ -222,7 +226,8 @@ cdef u8* _frame(Link* link, int kind, const void* payload, u64 n) noexcept nogil
     return bytes
 
 
-cdef Status link_send_frame(Link* link, int kind, const void* payload, u64 n, u64 now_us) noexcept nogil:
+cdef Status link_send_frame(Link* link, int kind, const void* payload, u64 n,
+                            u64 now_us) noexcept nogil:
     cdef u8* bytes = _frame(link, kind, payload, n)
     if bytes == NULL:
         return NO_MEMORY
@@ -231,9 +236,11 @@ cdef Status link_send_frame(Link* link, int kind, const void* payload, u64 n, u6
     return OK
 
 
-cdef bint link_send_later(Link* link, int kind, const void* payload, u64 n, u64 now_us) noexcept nogil:
+cdef bint link_send_later(Link* link, int kind, const void* payload, u64 n,
+                          u64 now_us) noexcept nogil:
     cdef iovec piece
-    if link.later.size() >= LATER_MAX or link.closing or not make_room(link.later[0], link.later.size() + 1):
+    if link.later.size() >= LATER_MAX or link.closing or not make_room(link.later[0],
+                                                                       link.later.size() + 1):
         return False
     if link.later.empty() and not link_unsent(link):
         return link_send_frame(link, kind, payload, n, now_us) == OK
@@ -244,7 +251,8 @@ cdef bint link_send_later(Link* link, int kind, const void* payload, u64 n, u64 
     return piece.iov_base != NULL
 
 
-cdef Status link_send_region(Link* link, u32 region, u64 rows, u64 row_bytes, int fd, u64 now_us) noexcept nogil:
+cdef Status link_send_region(Link* link, u32 region, u64 rows, u64 row_bytes, int fd,
+                             u64 now_us) noexcept nogil:
     cdef u64[3] payload
     cdef Passing passing
     cdef Status status
@@ -271,7 +279,8 @@ cdef u64 link_pieces(const Link* link, int* fd) noexcept nogil:
         else:
             until = min(until, link.passing[0][i].at)
     for i in range(n if until != ~<u64> 0 else 0):
-        if at == until:                 # a descriptor begins a call: so it is clear which frame it belongs to
+        if at == until:                 # a descriptor begins a call: so it is clear which frame it
+                                        # belongs to
             return i
         at += link.tx[0][link.tx_at + i].iov_len
     return n

@@ -1,17 +1,20 @@
-"""LZ4 blocks (the format: Yann Collet, lz4_Block_format.md), written in one pass and read with every length checked.
+"""LZ4 blocks (the format: Yann Collet, lz4_Block_format.md), written in one pass and read with
+every length checked.
 
-How hard the writer searches is its caller's choice, because it depends on the road. Searching every position (THOROUGH) made
-words 2.4 times smaller in forty times the time of gathering them, so on one host strings are not searched at all.
-Between hosts QUICK starts with leaps of 8 and widens them while nothing is found, as LZ4's own `acceleration` does: text
-that does not compress costs little more than a copy.
+How hard the writer searches is its caller's choice, because it depends on the road. Searching every
+position (THOROUGH) made words 2.4 times smaller in forty times the time of gathering them, so on
+one host strings are not searched at all. Between hosts QUICK starts with leaps of 8 and widens them
+while nothing is found, as LZ4's own `acceleration` does: text that does not compress costs little
+more than a copy.
 
-The search is LZ4's: a table of 4096 positions by the hash of the five bytes there, one candidate each, no chains. It
-lives on the stack, so a block costs no allocation; it begins as zeros, which mean position 0, where the search never
-stands. A position more than 64 KiB back is out of a match's reach and counts as not found.
+The search is LZ4's: a table of 4096 positions by the hash of the five bytes there, one candidate
+each, no chains. It lives on the stack, so a block costs no allocation; it begins as zeros, which
+mean position 0, where the search never stands. A position more than 64 KiB back is out of a match's
+reach and counts as not found.
 
-The writer checks no room, for it needs none beyond lz4_bound(n): a match of m >= 4 bytes is written in 3 bytes, and one
-more for every 255 of it, and so pays for the first extra byte that its literals' length may take; what longer literals
-take, one byte in 255, is in the bound.
+The writer checks no room, for it needs none beyond lz4_bound(n): a match of m >= 4 bytes is written
+in 3 bytes, and one more for every 255 of it, and so pays for the first extra byte that its
+literals' length may take; what longer literals take, one byte in 255, is in the bound.
 """
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.string cimport memcpy, memset
@@ -40,7 +43,8 @@ cdef enum:
 cdef u64 PRIME = 889523592379         # LZ4's, for five bytes
 
 
-# -- out ---------------------------------------------------------------------------------------------------------------
+# -- out
+# --------------------------------------------------------------------------------------------------
 
 cdef u64 lz4_bound(u64 n) noexcept nogil:
     return 1 + n + ((n - 15) // 255 + 1 if n >= 15 else 0)
@@ -127,20 +131,24 @@ cdef u64 lz4_encode(const u8* data, u64 n, u32 search, u8* out) noexcept nogil:
             while at > literals and match > data and (at - 1)[0] == (match - 1)[0]:
                 at -= 1
                 match -= 1
-            length = MATCH_MIN + _equal_bytes(match + MATCH_MIN, at + MATCH_MIN, end - LITERALS_LAST)
+            length = MATCH_MIN + _equal_bytes(match + MATCH_MIN, at + MATCH_MIN,
+                                              end - LITERALS_LAST)
             out = _sequence(out, literals, at - literals, at - match, length)
             at += length
             literals = at
             tries = search << WIDEN_BITS
-            if at <= end - SEARCH_LAST:         # else the search is over, and eight bytes there may reach beyond the end
+            if at <= end - SEARCH_LAST:         # else the search is over, and eight bytes there may
+                                                # reach beyond the end
                 table[_hash(at - 2)] = <u32> (at - 2 - data)
     return _copy(lz4_literals(end - literals, out), literals, end - literals) - start
 
 
-# -- in ----------------------------------------------------------------------------------------------------------------
+# -- in
+# --------------------------------------------------------------------------------------------------
 
 cdef bint _lz4_length(Cursor* block, u64* length) noexcept nogil:
-    """Adds the bytes that continue a length of 15. A block of n bytes cannot say more than 255 n: no overflow."""
+    """Adds the bytes that continue a length of 15. A block of n bytes cannot say more than 255 n:
+    no overflow."""
     cdef u8 more
     while True:
         if block.left == 0:
@@ -154,7 +162,8 @@ cdef bint _lz4_length(Cursor* block, u64* length) noexcept nogil:
 
 
 cdef void _lz4_repeat(u8* out, u64 distance, u64 n) noexcept nogil:
-    """n bytes that repeat those `distance` before. The source stays, so what may be copied at once doubles."""
+    """n bytes that repeat those `distance` before. The source stays, so what may be copied at once
+    doubles."""
     cdef const u8* source = out - distance
     cdef u64 some
     while n:
@@ -182,7 +191,8 @@ cdef Status lz4_decode(const u8* block, u64 n, u8* out, u64 out_bytes) noexcept 
         made += length
         cursor.at += length
         cursor.left -= length
-        if cursor.left == 0:          # a block ends with literals, and only there is the match missing
+        if cursor.left == 0:          # a block ends with literals, and only there is the match
+                                      # missing
             return OK if made == out_bytes else BAD_FRAME
         if cursor.left < 2:
             return BAD_FRAME
@@ -200,7 +210,8 @@ cdef Status lz4_decode(const u8* block, u64 n, u8* out, u64 out_bytes) noexcept 
     return BAD_FRAME
 
 
-# -- the Python door ---------------------------------------------------------------------------------------------------
+# -- the Python door
+# --------------------------------------------------------------------------------------------------
 
 def bound_lz4(u64 n):
     """Bytes that a block of n bytes takes at most. Threads: any."""
@@ -210,8 +221,9 @@ def bound_lz4(u64 n):
 def encode_lz4(data, u32 search=LITERALS):
     """`data` as one LZ4 block. Threads: any.
 
-    search: see Search; LITERALS copies, THOROUGH makes it smallest, larger numbers leap over positions and are faster.
-    Raises TOO_LARGE: more than LZ4_BYTES_MAX bytes; BAD_INPUT: a search beyond 65536.
+    search: see Search; LITERALS copies, THOROUGH makes it smallest, larger numbers leap over
+    positions and are faster. Raises TOO_LARGE: more than LZ4_BYTES_MAX bytes; BAD_INPUT: a search
+    beyond 65536.
     """
     cdef bytes raw = bytes(data)
     cdef u64 n = PyBytes_GET_SIZE(raw), size
@@ -230,9 +242,9 @@ def encode_lz4(data, u32 search=LITERALS):
 def decode_lz4(block, u64 size):
     """The `size` bytes that an LZ4 block holds. Threads: any.
 
-    Nothing is reserved for a size that no block of this length can hold, so a block cannot ask for more than 255 times
-    its own bytes; a limit of your own is yours to check before. Raises BAD_FRAME: damaged, or it holds another number
-    of bytes; TOO_LARGE: more than LZ4_BYTES_MAX.
+    Nothing is reserved for a size that no block of this length can hold, so a block cannot ask for
+    more than 255 times its own bytes; a limit of your own is yours to check before. Raises
+    BAD_FRAME: damaged, or it holds another number of bytes; TOO_LARGE: more than LZ4_BYTES_MAX.
     """
     cdef bytes raw = bytes(block)
     cdef u64 n = PyBytes_GET_SIZE(raw)

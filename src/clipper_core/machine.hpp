@@ -1,4 +1,5 @@
-// What Cython cannot say: alignment, atomics by policy, invariants that abort, and the five kernel calls the loop needs.
+// What Cython cannot say: alignment, atomics by policy, invariants that abort, and the five kernel
+// calls the loop needs.
 #pragma once
 
 #include <atomic>
@@ -27,7 +28,8 @@ namespace clipper {
 
 constexpr std::size_t kLine = 64;  // bytes of a cache line on every machine we build for
 
-// The interpreter compiles extensions with -DNDEBUG, so assert() is gone in release; an invariant of the core is not optional.
+// The interpreter compiles extensions with -DNDEBUG, so assert() is gone in release; an invariant
+// of the core is not optional.
 [[noreturn]] inline void check_failed(const char* what, const char* file, int line) {
     std::fprintf(stderr, "clipper_core: broken invariant: %s (%s:%d)\n", what, file, line);
     std::abort();
@@ -37,7 +39,8 @@ inline void check(bool ok, const char* what) {
     if (__builtin_expect(!ok, 0)) check_failed(what, "clipper_core", 0);
 }
 
-// Lock-free structures are templates over this policy, so that a schedule-exploring checker can run the very same source.
+// Lock-free structures are templates over this policy, so that a schedule-exploring checker can run
+// the very same source.
 struct StdAtomics {
     template <class T> using atomic = std::atomic<T>;
 };
@@ -56,7 +59,8 @@ inline std::uint64_t monotonic_us() {
     return std::uint64_t(t.tv_sec) * 1000000u + std::uint64_t(t.tv_nsec) / 1000u;
 }
 
-// An owner of one object on the heap, aligned as the type asks: a Python object's own memory is aligned to 16 only.
+// An owner of one object on the heap, aligned as the type asks: a Python object's own memory is
+// aligned to 16 only.
 inline void* aligned_new(std::size_t bytes) {
     void* p = nullptr;
     if (posix_memalign(&p, kLine, bytes ? bytes : 1) != 0) return nullptr;
@@ -84,7 +88,8 @@ inline void eventfd_drain(int fd) {
     while (::read(fd, &n, sizeof n) < 0 && errno == EINTR) {}
 }
 
-// epoll_wait in microseconds; where the kernel has no epoll_pwait2 (before 5.11) the time is rounded up to milliseconds.
+// epoll_wait in microseconds; where the kernel has no epoll_pwait2 (before 5.11) the time is
+// rounded up to milliseconds.
 inline int epoll_wait_us(int fd, epoll_event* events, int n, std::uint64_t timeout_us) {
 #ifdef SYS_epoll_pwait2
     timespec t{time_t(timeout_us / 1000000u), long(timeout_us % 1000000u) * 1000};
@@ -95,9 +100,10 @@ inline int epoll_wait_us(int fd, epoll_event* events, int n, std::uint64_t timeo
     return epoll_wait(fd, events, n, ms > 1000000u ? 1000000 : int(ms));
 }
 
-// Memory that other processes can map to read: an anonymous file without a name. It is sealed once it is mapped here, so that it
-// neither shrinks under a reader (who would die of SIGBUS) nor can be written by anyone else. nullptr when the kernel cannot do
-// all of that, or when memfds would take more than half of the descriptors that connections need too.
+// Memory that other processes can map to read: an anonymous file without a name. It is sealed once
+// it is mapped here, so that it neither shrinks under a reader (who would die of SIGBUS) nor can be
+// written by anyone else. nullptr when the kernel cannot do all of that, or when memfds would take
+// more than half of the descriptors that connections need too.
 inline void* shared_new(std::size_t bytes, int* fd) {
 #if defined(MFD_ALLOW_SEALING) && defined(F_ADD_SEALS)
     constexpr unsigned kNoExecSeal = 0x0008u;       // MFD_NOEXEC_SEAL, Linux 6.3

@@ -1,5 +1,7 @@
-# What Cython cannot say, declared from machine.hpp. Everything here is nogil and safe from any thread.
-from libc.stdint cimport uint8_t as u8, uint16_t as u16, uint32_t as u32, uint64_t as u64, int32_t as i32, int64_t as i64
+# What Cython cannot say, declared from machine.hpp. Everything here is nogil and safe from any
+# thread.
+from libc.stdint cimport (uint8_t as u8, uint16_t as u16, uint32_t as u32, uint64_t as u64,
+                          int32_t as i32, int64_t as i64)
 
 cdef extern from "<atomic>" namespace "std" nogil:
     cdef enum memory_order:
@@ -22,13 +24,16 @@ cdef extern from "machine.hpp" namespace "clipper" nogil:
     void CHECK "clipper::check"(bint ok, const char* what) noexcept   # aborts, in release too
     void pause() noexcept
     u64 monotonic_us() noexcept
-    void* aligned_new(size_t bytes) noexcept          # zeroed, 64-byte aligned, free() it; NULL when memory is out
-    int futex_wait(atomic[u32]* word, u32 expected, u64 timeout_us) noexcept   # 0 woken, 1 timed out, 2 signal
+    void* aligned_new(size_t bytes) noexcept          # zeroed, 64-byte aligned, free() it; NULL
+                                                      # when memory is out
+    # 0 woken, 1 timed out, 2 signal
+    int futex_wait(atomic[u32]* word, u32 expected, u64 timeout_us) noexcept
     void futex_wake_all(atomic[u32]* word) noexcept
     void eventfd_signal(int fd) noexcept
     void eventfd_drain(int fd) noexcept
     void timer_slack_min() noexcept
-    void* shared_new(size_t bytes, int* fd) noexcept  # zeroed pages behind a sealed memfd; NULL: not to be had. munmap and close
+    void* shared_new(size_t bytes, int* fd) noexcept  # zeroed pages behind a sealed memfd; NULL:
+                                                      # not to be had. munmap and close
     bint passes_descriptors(int fd) noexcept          # a unix socket
 
 cdef extern from "<sys/eventfd.h>" nogil:
@@ -62,4 +67,5 @@ cdef extern from "<sys/uio.h>" nogil:
         size_t iov_len
 
 cdef extern from "machine.hpp" namespace "clipper" nogil:
-    ssize_t send_pieces(int fd, iovec* pieces, size_t n, int passed) noexcept   # passed: a descriptor to go along, or -1
+    # passed: a descriptor to go along, or -1
+    ssize_t send_pieces(int fd, iovec* pieces, size_t n, int passed) noexcept

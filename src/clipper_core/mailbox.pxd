@@ -1,6 +1,7 @@
 # The reading end of a Mailbox (future.pxd): who waits for which future, and which of them are done.
 #
-# Threads: one at a time (its event loop's, or the callback thread); the engine's loop thread is the other side.
+# Threads: one at a time (its event loop's, or the callback thread); the engine's loop thread is the
+# other side.
 from clipper_core.delivery cimport Delivery, Mailbox
 from clipper_core.future cimport Future
 from clipper_core.machine cimport u32

@@ -1,10 +1,13 @@
-"""A reader's end of the news about futures: for an event loop, or for the thread that runs callbacks."""
+"""A reader's end of the news about futures: for an event loop, or for the thread that runs
+callbacks."""
 from libc.stdlib cimport free
 
-from clipper_core.delivery cimport (MAILBOXES_MAX, Delivery, DeliveryState, Mailbox, delivery_ring, mailbox_arm,
+from clipper_core.delivery cimport (MAILBOXES_MAX, Delivery, DeliveryState, Mailbox, delivery_ring,
+                                    mailbox_arm,
                                     mailbox_look_at_all, slot_ask)
 from clipper_core.future cimport Future
-from clipper_core.machine cimport EFD_CLOEXEC, EFD_NONBLOCK, aligned_new, eventfd, eventfd_drain, relaxed, u32, u64
+from clipper_core.machine cimport (EFD_CLOEXEC, EFD_NONBLOCK, aligned_new, eventfd, eventfd_drain,
+                                   relaxed, u32, u64)
 from clipper_core.ring cimport spsc_free, spsc_new
 from clipper_core.status cimport NO_MEMORY, raise_for
 
@@ -13,10 +16,12 @@ cdef enum:
 
 
 cdef class MailboxReader:
-    """Threads: one at a time (its event loop's, or the callback thread); the loop thread of the engine is the other side.
+    """Threads: one at a time (its event loop's, or the callback thread); the loop thread of the
+    engine is the other side.
 
-    `add(future, item)` asks for news of a future; when `fd` becomes readable, `drain()` returns the (future, item) pairs that
-    are done. One eventfd write per batch of news, none while the reader is awake.
+    `add(future, item)` asks for news of a future; when `fd` becomes readable, `drain()` returns the
+    (future, item) pairs that are done. One eventfd write per batch of news, none while the reader
+    is awake.
     """
     def __cinit__(self, Delivery delivery):
         cdef DeliveryState* d = delivery.state
@@ -70,7 +75,8 @@ cdef class MailboxReader:
         return False
 
     def drain(self):
-        """The (future, item) pairs that are done, in the order of their completion. Does not block."""
+        """The (future, item) pairs that are done, in the order of their completion. Does not
+        block."""
         cdef list done = []
         eventfd_drain(self.box.fd)
         while self._drain_once(done) or self._arm():

@@ -5,10 +5,13 @@ from libcpp.vector cimport vector
 
 import numpy as np
 
-from clipper_core.bulk cimport Intake, intakes_end, intakes_feed, piece_cells_of, piece_rows_of, wait_for_room
-from clipper_core.clock_cache cimport CacheState, Key, cache_fill, cache_forget, cache_lookup, key_marked, key_of
+from clipper_core.bulk cimport (Intake, intakes_end, intakes_feed, piece_cells_of, piece_rows_of,
+                                wait_for_room)
+from clipper_core.clock_cache cimport (CacheState, Key, cache_fill, cache_forget, cache_lookup,
+                                       key_marked, key_of)
 from clipper_core.dtype cimport ANY
-from clipper_core.delivery cimport DeliveryState, block_drop, delivery_ring, home_of, slot_fill, slots_claim
+from clipper_core.delivery cimport (DeliveryState, block_drop, delivery_ring, home_of, slot_fill,
+                                    slots_claim)
 from clipper_core.engine cimport Engine
 from clipper_core.future cimport future_at_once, future_new
 from clipper_core.histogram cimport count
@@ -56,14 +59,17 @@ cdef u64 slo_of(object slo_us, u64 otherwise) except? 0:
 cdef class Model(Taking):
     """Threads: any. One version of one model in an engine.
 
-    `uid` names the registered version and is never used twice (it keys the cache). `dtype` is a name of clipper_core.dtype
-    (`f32`, `str`, ...); `shape` the shape of one row, `(-1,)` for numeric rows that differ in length. `lane_rows` bounds how
-    many tasks of like SLO may wait or be in flight. `finite` refuses NaN and infinities. `similar` lets near rows of floats
-    share cache entries. `unlisted`: Engine.snapshot() leaves it out; Engine.model_counts() tells of it, and its lanes and its
-    number are given back once nobody has it any more, its queries are answered and its replicas have gone.
+    `uid` names the registered version and is never used twice (it keys the cache). `dtype` is a
+    name of clipper_core.dtype (`f32`, `str`, ...); `shape` the shape of one row, `(-1,)` for
+    numeric rows that differ in length. `lane_rows` bounds how many tasks of like SLO may wait or be
+    in flight. `finite` refuses NaN and infinities. `similar` lets near rows of floats share cache
+    entries. `unlisted`: Engine.snapshot() leaves it out; Engine.model_counts() tells of it, and its
+    lanes and its number are given back once nobody has it any more, its queries are answered and
+    its replicas have gone.
     """
 
-    def __init__(self, Engine engine, str name, u64 uid, str dtype, tuple shape=(), *, u64 slo_us=1000000,
+    def __init__(self, Engine engine, str name, u64 uid, str dtype, tuple shape=(), *,
+                 u64 slo_us=1000000,
                  bint cached=True, bint finite=False, u64 lane_rows=16384, u64 lane_bytes_max=1 << 28,
                  str output="", tuple output_shape=None, Similarity similar=None, bint unlisted=False):
         cdef ModelState* m
@@ -114,12 +120,14 @@ cdef class Model(Taking):
     cdef Key _key(self, const void* row, u64 nbytes, u64 salt, u64 mark) noexcept nogil:
         cdef i32 cells[32]
         if self.near and projection_cells(self.similar.state, row, cells):
-            return key_of(self.engine.state.cache, near_uid(self.state.spec.uid), salt, cells, 4 * self.similar.state.count)
+            return key_of(self.engine.state.cache, near_uid(self.state.spec.uid), salt, cells,
+                          4 * self.similar.state.count)
         cdef Key key = key_of(self.engine.state.cache, self.state.spec.uid, salt, row, nbytes)
         return key_marked(key, mark) if mark else key
 
     cdef u64 _mark(self, object x, const void* row, u64 nbytes, u64 salt) except? 0:
-        """What the watcher gives the row's key now; 0 where nobody watches. Before anything is submitted: it may raise."""
+        """What the watcher gives the row's key now; 0 where nobody watches. Before anything is
+        submitted: it may raise."""
         cdef Key key
         if self.watch is None:
             return 0
@@ -133,15 +141,18 @@ cdef class Model(Taking):
         cdef cnp.ndarray marks = np.empty(len(rows), np.uint64)
         cdef u64* to = <u64*> cnp.PyArray_DATA(marks)
         for i in range(<u64> len(rows)):
-            to[i] = self._mark(rows[i] if self.shape else rows[i, ...], row + i * row_bytes, row_bytes, salt)
+            to[i] = self._mark(rows[i] if self.shape else rows[i, ...], row + i * row_bytes,
+                               row_bytes, salt)
         return marks
 
     def forget(self, u64 lo, u64 hi, u64 generation):
-        """Take the prediction out of the cache that a row has under what `watch` gave for it; -> whether it was there."""
+        """Take the prediction out of the cache that a row has under what `watch` gave for it; ->
+        whether it was there."""
         cdef Key key = key_marked(Key(lo, hi), generation * SPREAD)
         return cache_forget(self.engine.state.cache, &key)
 
-    cdef bint _look_up(self, const void* row, u64 nbytes, u64 salt, u64 mark, Key* key, Value* value) noexcept nogil:
+    cdef bint _look_up(self, const void* row, u64 nbytes, u64 salt, u64 mark, Key* key,
+                       Value* value) noexcept nogil:
         """Is it in the cache? The key is made in passing; the miss needs it too."""
         cdef CacheState* cache
         value.word = 0
@@ -159,16 +170,19 @@ cdef class Model(Taking):
         cdef EngineState* e = self.engine.state
         return e.now_us.load(relaxed) if e.manual else monotonic_us()
 
-    cdef Status _queue(self, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us, u64 now, Block* block,
+    cdef Status _queue(self, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us,
+                       u64 now, Block* block,
                        u32 slot) noexcept nogil:
         """A task in a lane of its SLO's class; OK, or why not."""
         lane_prepare(self.engine.state, self.state, slo_us)
-        return row_submit(self.engine.state, self.state, row, nbytes, key, salt, slo_us, now, block, slot)
+        return row_submit(self.engine.state, self.state, row, nbytes, key, salt, slo_us, now, block,
+                          slot)
 
     cdef void _refused(self, Status status, u64 slo_us, Value* value) noexcept nogil:
         row_refused(self.state, status, slo_us, self._now_us(), value)
 
-    cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 mark, u64 slo_us, u64 now, Block* block,
+    cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 mark, u64 slo_us, u64 now,
+                        Block* block,
                         u32 slot) noexcept nogil:
         """A task for slot `slot` of several; ends it here when it is a hit or refused."""
         cdef Key key
@@ -179,7 +193,8 @@ cdef class Model(Taking):
         if not self._look_up(row, nbytes, salt, mark, &key, &value):
             if home != d:
                 d.guests.fetch_add(1, relaxed)
-            status = self._queue(row, nbytes, &key, salt, slo_us, self._now_us() if now == 0 else now, block, slot)
+            status = self._queue(row, nbytes, &key, salt, slo_us,
+                                 self._now_us() if now == 0 else now, block, slot)
             if status == OK:
                 return OK
             if home != d:
@@ -189,7 +204,8 @@ cdef class Model(Taking):
         block_drop(home, block, 1)
         return status
 
-    cdef Future _evaluate(self, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us, object finish, object extra):
+    cdef Future _evaluate(self, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us,
+                          object finish, object extra):
         """A future of a task of its own; key NULL: neither joined nor cached."""
         cdef Value nothing
         cdef Block* block = NULL
@@ -216,16 +232,20 @@ cdef class Model(Taking):
         if not self._look_up(row, nbytes, salt, mark, &key, &value):
             return self._evaluate(row, nbytes, &key, salt, slo_us, finish, extra)
         if self.near and self.similar.check_is_due():       # evaluated once more, for the record
-            self.similar.remember(self._evaluate(row, nbytes, NULL, salt, self.slo_us, None, None), value_object(&value))
+            self.similar.remember(self._evaluate(row, nbytes, NULL, salt, self.slo_us, None, None),
+                                  value_object(&value))
         return future_at_once(self.engine.delivery, OK, &value, finish, extra)
 
     @cython.binding(False)
     def predict(self, x, slo_ms=None, u64 salt=0):
-        """Schedule one prediction; -> Future, at once. Raises only for an input of the wrong type or shape.
+        """Schedule one prediction; -> Future, at once. Raises only for an input of the wrong type
+        or shape.
 
-        `slo_ms`: this query's own latency objective, milliseconds; `salt` separates cache entries of equal inputs; a session.
+        `slo_ms`: this query's own latency objective, milliseconds; `salt` separates cache entries
+        of equal inputs; a session.
         """
-        return self._predict(x, self.slo_us if slo_ms is None else slo_of(slo_ms * 1000, 0), salt, None, None)
+        return self._predict(x, self.slo_us if slo_ms is None else slo_of(slo_ms * 1000, 0), salt,
+                             None, None)
 
     def put(self, x, output, u64 salt=0):
         """Insert a prediction into the cache: `output` is a number, str, bytes or ndarray."""
@@ -251,10 +271,12 @@ cdef class Model(Taking):
         return True, output
 
     def predict_many(self, rows, slo_ms=60000, u64 salt=0):
-        """One future for many rows: an array of shape (n, *shape), or a sequence of inputs. Its result is in order.
+        """One future for many rows: an array of shape (n, *shape), or a sequence of inputs. Its
+        result is in order.
 
-        All rows have the same deadline, `slo_ms` milliseconds from now. More rows than the model's queue for arrays holds are fed
-        as room appears, and only then does the call return (Ctrl-C is heard); rows that find none by the deadline end as FULL.
+        All rows have the same deadline, `slo_ms` milliseconds from now. More rows than the model's
+        queue for arrays holds are fed as room appears, and only then does the call return (Ctrl-C
+        is heard); rows that find none by the deadline end as FULL.
         """
         return predict_rows((self,), rows, slo_ms * 1000, salt)
 
@@ -281,8 +303,10 @@ cdef class Model(Taking):
             wait_for_room(e.lanes, self.state.lanes[klass], &e.refusing, until)
         return 0
 
-    cdef int _one_by_one(self, object rows, u64 slo, u64 salt, u64 now, u64 until, Block* block, u32 slot) except -1:
-        """A task a row: for rows that differ in length, and for so few that they gain by joining equal ones in flight."""
+    cdef int _one_by_one(self, object rows, u64 slo, u64 salt, u64 now, u64 until, Block* block,
+                         u32 slot) except -1:
+        """A task a row: for rows that differ in length, and for so few that they gain by joining
+        equal ones in flight."""
         cdef const void* row = NULL
         cdef u64 nbytes = 0
         cdef u32 i = 0, n = <u32> len(rows)
@@ -291,19 +315,23 @@ cdef class Model(Taking):
             for i in range(n):
                 _keep = self._row(rows[i], &row, &nbytes)
                 self._wait_for_room(log2_of(slo), until)
-                self._submit(row, nbytes, salt, self._mark(_keep, row, nbytes, salt), slo, now, block, slot + i)
-        except BaseException:           # a signal's, or of an input that changed after it was checked
+                self._submit(row, nbytes, salt, self._mark(_keep, row, nbytes, salt), slo, now,
+                             block, slot + i)
+        except BaseException:           # a signal's, or of an input that changed after it was
+                                        # checked
             self._give_up(block, slot + i, slot + n)
             raise
         return 0
 
-    cdef int _begin_intake(self, Intake* intake, cnp.ndarray rows, u64 slo, u64 salt, u64 now, Block* block, u32 slot) except -1:
+    cdef int _begin_intake(self, Intake* intake, cnp.ndarray rows, u64 slo, u64 salt, u64 now,
+                           Block* block, u32 slot) except -1:
         cdef ModelState* m = self.state
         cdef EngineState* e = self.engine.state
         cdef int klass = log2_of(slo)
         if m.array_lanes[klass] == NULL:
             m.array_lanes[klass] = lane_new(e.lanes, m.index, <u64> 2 << klass,
-                                            piece_cells_of(m.spec.row_bytes, self.lane_bytes_max), m.spec.row_bytes,
+                                            piece_cells_of(m.spec.row_bytes,
+                                                           self.lane_bytes_max), m.spec.row_bytes,
                                             piece_rows_of(m.spec.row_bytes), &m.tally, m.shares.load(relaxed) != 0)
         intake.lanes = e.lanes
         intake.lane = m.array_lanes[klass]
@@ -331,8 +359,8 @@ cdef class Model(Taking):
 
 
 def predict_all(tuple models, x, slo_us=None, u64 salt=0, finish=None, extra=None):
-    """One future over the same input on several models, of one engine or of engines that know each other: task i is models[i]'s.
-    Threads: any."""
+    """One future over the same input on several models, of one engine or of engines that know each
+    other: task i is models[i]'s. Threads: any."""
     if not models:
         raise_for(BAD_INPUT, "predict_all was given no models")
     cdef Model model = models[0]
@@ -369,8 +397,8 @@ def _array_of_one(Future future):
 
 
 def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra=None):
-    """One future over the same rows on several models, of one engine or of engines that have met: task j * n + i is row i on
-    models[j]. Threads: any.
+    """One future over the same rows on several models, of one engine or of engines that have met:
+    task j * n + i is row i on models[j]. Threads: any.
 
     `rows`: an array of shape (n, *shape), or a sequence of inputs. See Model.predict_many.
     """
@@ -389,7 +417,8 @@ def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra
     if n == 0 or n * len(models) > TASKS_MAX:
         raise_for(BAD_INPUT, f"predict_many for {model.name} was given {n or 'no'} rows; at most {TASKS_MAX} tasks make a future")
     cdef list pieces = [goes_in_pieces(each, n, mixed) for each in models]
-    cdef list marks = [(<Model> each)._marks(checked[j], salt) if pieces[j] and (<Model> each).watch is not None else None
+    cdef list marks = [(<Model> each)._marks(checked[j], salt) if pieces[j]
+                       and (<Model> each).watch is not None else None
                        for j, each in enumerate(models)]
     if not slots_claim(model.engine.state.delivery, <u32> (n * len(models)), &block, &slot):
         raise_for(NO_MEMORY, f"no memory for {n * len(models)} predictions")

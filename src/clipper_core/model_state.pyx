@@ -1,8 +1,9 @@
 """A model's state, from the first row that may come to the last that has ended.
 
-Why the loop frees and nobody else: tickets lie in its wheel, in its batches and in lists of joined rows, and it alone knows when
-none of them is followed any more. Why a stack of dropped models, and no command: commands may be full, and who drops a model (its
-last reference goes) can neither wait nor be told so.
+Why the loop frees and nobody else: tickets lie in its wheel, in its batches and in lists of joined
+rows, and it alone knows when none of them is followed any more. Why a stack of dropped models, and
+no command: commands may be full, and who drops a model (its last reference goes) can neither wait
+nor be told so.
 """
 from libc.stdlib cimport free
 from libc.string cimport memset
@@ -17,7 +18,8 @@ from clipper_core.task cimport ticket_of
 ctypedef void* Pointer
 
 cdef enum:
-    UNUSED_MAX = 4096           # numbers of models that were given back, kept for others; beyond it such models stay a while
+    UNUSED_MAX = 4096           # numbers of models that were given back, kept for others; beyond it
+                                # such models stay a while
 
 
 cdef bint model_state_init(ModelState* m) noexcept nogil:
@@ -65,20 +67,23 @@ cdef void departed_free(Departed* d) noexcept nogil:
 cdef void model_drop(Departed* d, ModelState* m) noexcept nogil:
     cdef u64 first = d.dropped.load(relaxed)
     m.next_dropped = first
-    while not d.dropped.compare_exchange_strong(first, <u64> m, release):    # what was submitted before is seen with it
+    # what was submitted before is seen with it
+    while not d.dropped.compare_exchange_strong(first, <u64> m, release):
         m.next_dropped = first
 
 
 cdef bint _is_idle(Lane* lane) noexcept nogil:
     """No cell of it is in use, and the loop has taken in what there was."""
-    return (lane == NULL or lane.dirty.load(acquire) == 0 and lane.seen == lane.ring.cells.tail.load(relaxed)
+    return (lane == NULL or lane.dirty.load(acquire) == 0
+            and lane.seen == lane.ring.cells.tail.load(relaxed)
             and lane.ring.cells.idle())
 
 
 cdef void _free_lane(Lanes* lanes, Lane* lane) noexcept nogil:
     if lane == NULL:
         return
-    lanes.by_id[lane.id] = NULL                             # entries of the wheel that are left name nothing
+    # entries of the wheel that are left name nothing
+    lanes.by_id[lane.id] = NULL
     lanes.unused.push(ticket_of(lane.id, lane.seen))        # there is room: _give_back has looked
     lanes.live.fetch_sub(1, relaxed)
     del lane.retry
@@ -103,7 +108,8 @@ cdef bint _give_back(Lanes* lanes, ModelState* m) noexcept nogil:
 
 
 cdef void models_give_back(Departed* d, Lanes* lanes) noexcept nogil:
-    """One just heard of waits for the next call: commands from before it was dropped are obeyed by then."""
+    """One just heard of waits for the next call: commands from before it was dropped are obeyed by
+    then."""
     cdef size_t i = 0
     cdef u64 at, following
     while i < d.leaving.size():

@@ -1,14 +1,17 @@
 // The arithmetic of the optimizers, one row (or one dense variable) at a time.
 //
-// A row lies in memory as w[n], then its slots, n floats each: what an update reads and writes is one run of cache lines. Each
-// kernel is a plain loop that the compiler turns into vectors; -O2 of GCC 12 would not, hence the pragma; nor a root that may set
-// errno, hence -fno-math-errno in setup.py, which no pragma can say; std::sqrt, compiled without the pragma, would be a call for
-// each element, hence builtins. No fast-math: a NaN is looked for before a row is touched, and what a kernel computes must not
-// depend on how its loop was cut, nor on the machine. What overflows stays at the largest float: a weight or a state that is infinite
-// would be a NaN at the next step, and could be neither replicated nor restored.
+// A row lies in memory as w[n], then its slots, n floats each: what an update reads and writes is
+// one run of cache lines. Each kernel is a plain loop that the compiler turns into vectors; -O2 of
+// GCC 12 would not, hence the pragma; nor a root that may set errno, hence -fno-math-errno in
+// setup.py, which no pragma can say; std::sqrt, compiled without the pragma, would be a call for
+// each element, hence builtins. No fast-math: a NaN is looked for before a row is touched, and what
+// a kernel computes must not depend on how its loop was cut, nor on the machine. What overflows
+// stays at the largest float: a weight or a state that is infinite would be a NaN at the next step,
+// and could be neither replicated nor restored.
 //
-// Sources: momentum and Nesterov as Sutskever et al. 2013 in the form of PyTorch; Adagrad, Duchi et al. 2011; Adam, Kingma and
-// Ba 2015; AMSGrad, Reddi et al. 2018; FTRL-Proximal, McMahan et al. 2013, Algorithm 1.
+// Sources: momentum and Nesterov as Sutskever et al. 2013 in the form of PyTorch; Adagrad, Duchi et
+// al. 2011; Adam, Kingma and Ba 2015; AMSGrad, Reddi et al. 2018; FTRL-Proximal, McMahan et al.
+// 2013, Algorithm 1.
 #pragma once
 
 #include <cfloat>
@@ -28,7 +31,8 @@ struct Rule {
     float eps;                    // adagrad, adam, amsgrad
     float l1, l2, beta;           // ftrl; l2 is weight decay of the others
     float start;                  // what the first slot begins at: adagrad, ftrl
-    float clip_value, clip_norm;  // of a gradient's elements, and of the gradient of a row; infinite for none
+    float clip_value, clip_norm;  // of a gradient's elements, and of the gradient of a row;
+                                  // infinite for none
 };
 
 struct Stride {  // what one step of a rule is multiplied by
@@ -40,14 +44,15 @@ struct Stride {  // what one step of a rule is multiplied by
 #pragma GCC push_options
 #pragma GCC optimize("O3,no-trapping-math,fp-contract=off")
 
-// Not templates: GCC 12 forgets the pragma where it instantiates them. Each is unrolled into the two calls of step_by, so what is
-// asked of a bool is asked once.
+// Not templates: GCC 12 forgets the pragma where it instantiates them. Each is unrolled into the
+// two calls of step_by, so what is asked of a bool is asked once.
 #define CLIPPER_KERNEL inline __attribute__((always_inline))
 
 using Floats = float* __restrict;
 using Gradient = const float* __restrict;
 
-// -- what a gradient is before it is applied ---------------------------------------------------------------------------
+// -- what a gradient is before it is applied
+// ---------------------------------------------------------------------------
 
 inline bool all_finite(const float* values, std::uint64_t n) {
     std::uint32_t bad = 0;
@@ -70,7 +75,8 @@ CLIPPER_KERNEL float within(float g, float bound) {
 
 CLIPPER_KERNEL float finite(float x) { return within(x, FLT_MAX); }
 
-inline float norm_within(Gradient g, float bound, std::uint64_t n) {  // of the elements once they are clipped
+// of the elements once they are clipped
+inline float norm_within(Gradient g, float bound, std::uint64_t n) {
     float lanes[8] = {}, sum = 0.0f;
     std::uint64_t i = 0;
     for (; i + 8 <= n; i += 8)
@@ -80,7 +86,8 @@ inline float norm_within(Gradient g, float bound, std::uint64_t n) {  // of the 
     return __builtin_sqrtf(sum);
 }
 
-// -- the rules ---------------------------------------------------------------------------------------------------------
+// -- the rules
+// ---------------------------------------------------------------------------------------------------------
 
 CLIPPER_KERNEL float told(bool clips, const Rule& r, const Stride& s, float g, float w) {
     if (clips) g = finite(within(g, r.clip_value)) * s.gradient;

@@ -1,4 +1,5 @@
-# The arithmetic of the optimizers: how a gradient changes a row of weights and the state that lies beside it.
+# The arithmetic of the optimizers: how a gradient changes a row of weights and the state that lies
+# beside it.
 #
 # Threads: any; the memory belongs to the caller.
 from clipper_core.machine cimport u32, u64
@@ -27,7 +28,8 @@ cdef extern from "optimizer.hpp" namespace "clipper" nogil:
 
     bint all_finite(const float* values, u64 n) noexcept
     void add_row(float* sum, const float* gradient, u64 n) noexcept
-    void optimizer_step(const Rule& rule, const Stride& step, float* w, float* slots, u64 apart, const float* gradient,
+    void optimizer_step(const Rule& rule, const Stride& step, float* w, float* slots, u64 apart,
+                        const float* gradient,
                         u64 n) noexcept
     # ^ w[n] and its slots, each `apart` floats after the one before
 

@@ -1,4 +1,5 @@
-"""Optimizers: sgd, momentum, nesterov, adagrad, adam, amsgrad, ftrl; for dense variables here, for rows in `embedding`."""
+"""Optimizers: sgd, momentum, nesterov, adagrad, adam, amsgrad, ftrl; for dense variables here, for
+rows in `embedding`."""
 from libc.math cimport INFINITY, isfinite, pow, sqrt
 
 cimport numpy as cnp
@@ -50,10 +51,11 @@ cdef void start_slots(const Rule* rule, float* slots, u64 n) noexcept nogil:
 cdef class Optimizer:
     """Threads: any. Immutable: a rule and its settings, as `Optimizer("adagrad", rate=0.05)`.
 
-    Names and settings, with their defaults: `Optimizer.SETTINGS`. Rates above 0; momentum, beta1, beta2 in [0, 1); clip_value
-    bounds each element of a gradient, clip_norm the Euclidean norm of a row's gradient (of a whole dense variable's); l2 adds
-    l2 * w to the gradient (in ftrl: its own l2). `start` is what the sum of squares begins at.
-    Errors: StatusError (BAD_INPUT) for an unknown name or setting, or a value out of range.
+    Names and settings, with their defaults: `Optimizer.SETTINGS`. Rates above 0; momentum, beta1,
+    beta2 in [0, 1); clip_value bounds each element of a gradient, clip_norm the Euclidean norm of a
+    row's gradient (of a whole dense variable's); l2 adds l2 * w to the gradient (in ftrl: its own
+    l2). `start` is what the sum of squares begins at. Errors: StatusError (BAD_INPUT) for an
+    unknown name or setting, or a value out of range.
     """
 
     SETTINGS = _SETTINGS
@@ -74,7 +76,8 @@ cdef class Optimizer:
         self.rule.slots = len(_SLOTS[name])
         get = self.settings.get
         self.rule.rate, self.rule.momentum = get("rate"), get("momentum", 0.0)
-        self.rule.beta1, self.rule.beta2 = min(<float> get("beta1", 0.0), BELOW_ONE), min(<float> get("beta2", 0.0), BELOW_ONE)
+        self.rule.beta1, self.rule.beta2 = min(<float> get("beta1", 0.0),
+                                               BELOW_ONE), min(<float> get("beta2", 0.0), BELOW_ONE)
         self.rule.eps = max(<float> get("eps", 0.0), <float> LEAST)   # nothing is divided by zero
         self.rule.l1, self.rule.l2, self.rule.beta = get("l1", 0.0), get("l2"), get("beta", 0.0)
         self.rule.start, self.rule.clip_value, self.rule.clip_norm = get("start", 0.0), get("clip_value"), get("clip_norm")
@@ -94,12 +97,14 @@ cdef class Optimizer:
         start_slots(&self.rule, <float*> cnp.PyArray_DATA(made), n)
         return made
 
-    def step(self, cnp.ndarray weights not None, cnp.ndarray state not None, cnp.ndarray gradient not None, u64 t=1,
+    def step(self, cnp.ndarray weights not None, cnp.ndarray state not None,
+             cnp.ndarray gradient not None, u64 t=1,
              double scale=1.0):
         """One step in place: weights f32[n], state f32[slots, n], by gradient f32[n].
 
         t: which step this is, from 1 (Adam's correction of its bias).  scale: of the rate.
-        Errors: StatusError (BAD_INPUT) for other shapes or dtypes, and for a gradient that holds NaN or infinity:
+        Errors: StatusError (BAD_INPUT) for other shapes or dtypes, and for a gradient that holds
+        NaN or infinity:
             nothing has changed then.
         """
         cdef cnp.npy_intp n = cnp.PyArray_SIZE(weights)

@@ -5,8 +5,11 @@ from clipper_core.codec cimport Header, Rows
 from clipper_core.machine cimport u8, u32, u64
 from clipper_core.prediction cimport Value
 
-cdef bint output_value(const Header* header, const Rows* rows, u32 i, u64 at, u64 nbytes, const u8* beside,
+cdef bint output_value(const Header* header, const Rows* rows, u32 i, u64 at, u64 nbytes,
+                       const u8* beside,
                        Value* value) noexcept nogil
-# ^ row i, whose `nbytes` lie at offset `at` of the data, and whose qualifiers, if there are any, lie at `beside`; the caller's
+# ^ row i, whose `nbytes` lie at offset `at` of the data, and whose qualifiers, if there are any,
+# lie at `beside`; the caller's
 #   reference. False when memory is out
-cdef void output_text(const char* text, u64 n, Value* value) noexcept nogil       # TAG_NONE when memory is out
+# TAG_NONE when memory is out
+cdef void output_text(const char* text, u64 n, Value* value) noexcept nogil

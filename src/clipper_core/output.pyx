@@ -4,10 +4,12 @@ from libc.string cimport memcpy
 from clipper_core.codec cimport CONFIDENCE, QUALIFIERS, VARIABLE
 from clipper_core.dtype cimport BYTES, STR, itemsize
 from clipper_core.machine cimport u16
-from clipper_core.prediction cimport TAG_BLOB, TAG_NONE, Blob, blob_new, blob_qualified, value_drop, value_object
+from clipper_core.prediction cimport (TAG_BLOB, TAG_NONE, Blob, blob_new, blob_qualified,
+                                      value_drop, value_object)
 
 
-cdef bint output_value(const Header* header, const Rows* rows, u32 i, u64 at, u64 nbytes, const u8* beside,
+cdef bint output_value(const Header* header, const Rows* rows, u32 i, u64 at, u64 nbytes,
+                       const u8* beside,
                        Value* value) noexcept nogil:
     cdef Blob* blob
     value.word = 0
@@ -15,7 +17,8 @@ cdef bint output_value(const Header* header, const Rows* rows, u32 i, u64 at, u6
         memcpy(&value.word, rows.data + at, nbytes)
         value.tag = header.dtype
         return True
-    blob = blob_qualified(rows.data + at, nbytes, beside, <u16> rows.qualifier_bytes[i] if rows.qualifier_bytes != NULL else 0)
+    blob = blob_qualified(rows.data + at, nbytes, beside,
+                          <u16> rows.qualifier_bytes[i] if rows.qualifier_bytes != NULL else 0)
     if blob == NULL:
         return False
     blob.dtype = header.dtype

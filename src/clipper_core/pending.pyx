@@ -1,10 +1,11 @@
 """The evaluations in flight, so that identical queries cost one.
 
-Linear probing at half load at most; a removal shifts its followers back, so that there are no tombstones to clean up.
+Linear probing at half load at most; a removal shifts its followers back, so that there are no
+tombstones to clean up.
 
-The loop alone writes. Other threads may ask whether a key is there (`pending_has`): they read without a lock, and a version that
-is odd while entries move tells them to read again. Entries are written with release and read with acquire, so that neither passes
-the version.
+The loop alone writes. Other threads may ask whether a key is there (`pending_has`): they read
+without a lock, and a version that is odd while entries move tells them to read again. Entries are
+written with release and read with acquire, so that neither passes the version.
 """
 from libc.stdlib cimport calloc, free
 
@@ -58,7 +59,8 @@ cdef u64 pending_touch(PendingTable* table, u64 start) noexcept nogil:
     cdef u64 end = start + min(<u64> TOUCH_FLIGHTS, size - min(start, size))
     while i < end:
         ticket = table.flights[i].ticket.load(relaxed)
-        table.flights[i].ticket.compare_exchange_strong(ticket, ticket, relaxed)    # changes nothing
+        # changes nothing
+        table.flights[i].ticket.compare_exchange_strong(ticket, ticket, relaxed)
         i += PAGE_FLIGHTS
     return end if end < size else 0
 
@@ -66,7 +68,8 @@ cdef u64 pending_touch(PendingTable* table, u64 start) noexcept nogil:
 cdef inline u64 _pending_slot(const PendingTable* table, const Key* key) noexcept nogil:
     """The key's slot, or the free one where it would go; half of the slots are free."""
     cdef u64 slot = key.lo & table.mask
-    while table.flights[slot].ticket.load(acquire) and not (table.flights[slot].lo.load(acquire) == key.lo and
+    while table.flights[slot].ticket.load(acquire) and not (table.flights[slot].lo.load(acquire)
+                                                            == key.lo and
                                                             table.flights[slot].hi.load(acquire) == key.hi):
         slot = (slot + 1) & table.mask
     return slot
@@ -112,7 +115,8 @@ cdef void pending_remove(PendingTable* table, const Key* key, u64 ticket) noexce
         if table.flights[slot].ticket.load(relaxed) == 0:
             break
         home = table.flights[slot].lo.load(relaxed) & table.mask
-        if ((slot - home) & table.mask) >= ((slot - hole) & table.mask):     # its probe runs over the hole
+        # its probe runs over the hole
+        if ((slot - home) & table.mask) >= ((slot - hole) & table.mask):
             table.flights[hole].lo.store(table.flights[slot].lo.load(relaxed), release)
             table.flights[hole].hi.store(table.flights[slot].hi.load(relaxed), release)
             table.flights[hole].ticket.store(table.flights[slot].ticket.load(relaxed), release)
@@ -144,7 +148,8 @@ cdef class Pending:
     def touch(self, u64 start=0):
         """Have the system find memory for a stretch of the table that begins with slot `start`.
 
-        What it holds stays as it is. -> the slot to go on with, 0 after the last stretch. Threads: any.
+        What it holds stays as it is. -> the slot to go on with, 0 after the last stretch. Threads:
+        any.
         """
         with nogil:
             start = pending_touch(self.table, start)
@@ -156,7 +161,8 @@ cdef class Pending:
         return pending_find(self.table, &key)
 
     def put(self, u64 lo, u64 hi, u64 ticket):
-        """Insert or replace. Raises the error of Status.FULL at the bound, ValueError for ticket 0."""
+        """Insert or replace. Raises the error of Status.FULL at the bound, ValueError for ticket
+        0."""
         cdef Key key = Key(lo, hi)
         cdef Status status
         if ticket == 0:

@@ -1,15 +1,19 @@
-"""Pieces: claimed and published whole, sent by spans, freed when their last row neither waits nor travels.
+"""Pieces: claimed and published whole, sent by spans, freed when their last row neither waits nor
+travels.
 
-Who ends a row. The reply, the wheel, a shed or a caller's cancel, whichever is first: one compare-and-swap on the slot's status
-byte decides. A slot that has ended is left alone, value and all: only the loop and a caller who cancels end a slot that somebody
-may wait for, and who cancels writes no value. The swap decides against a cancel only.
+Who ends a row. The reply, the wheel, a shed or a caller's cancel, whichever is first: one
+compare-and-swap on the slot's status byte decides. A slot that has ended is left alone, value and
+all: only the loop and a caller who cancels end a slot that somebody may wait for, and who cancels
+writes no value. The swap decides against a cancel only.
 
-Who frees a piece. `left` counts its rows that wait or are on their way; the loop alone changes it. Until it is 0 the piece holds
-a reference to its block for every row, so its slots may be looked at whoever has ended them. What was cancelled is counted then:
-the rows of the piece less those the loop has ended.
+Who frees a piece. `left` counts its rows that wait or are on their way; the loop alone changes it.
+Until it is 0 the piece holds a reference to its block for every row, so its slots may be looked at
+whoever has ended them. What was cancelled is counted then: the rows of the piece less those the
+loop has ended.
 
-What was given up: the rows of a piece do not join equal rows in flight. They are looked up once, at submit; equal rows of one
-array are evaluated each. A join would cost an array what it saves: an entry in a table a row.
+What was given up: the rows of a piece do not join equal rows in flight. They are looked up once, at
+submit; equal rows of one array are evaluated each. A join would cost an array what it saves: an
+entry in a table a row.
 """
 from libc.string cimport memcpy
 
@@ -23,13 +27,15 @@ from clipper_core.status cimport CANCELLED, OK, PENDING
 from clipper_core.task cimport IDLE, lane_of, pos_of, task_of, ticket_of
 
 
-# -- ending many slots -------------------------------------------------------------------------------------------------
+# -- ending many slots
+# -------------------------------------------------------------------------------------------------
 
 cdef inline bint _end(DeliveryState* d, Block* block, u32 slot, Status status, const Value* value,
                       u32 latency_us) noexcept nogil:
     """False: somebody has ended it already."""
     cdef u32 boxes = 0
-    if slot_state(block[0], slot) != PENDING or not slot_try_end(block[0], slot, <u8> status, value[0], latency_us, &boxes):
+    if slot_state(block[0], slot) != PENDING or not slot_try_end(block[0], slot, <u8> status,
+                                                                 value[0], latency_us, &boxes):
         return False
     if boxes:
         slot_notify(d, block.first_id + slot, boxes)
@@ -42,7 +48,8 @@ cdef inline void _note_ended(DeliveryState* d, u32 ended) noexcept nogil:
         d.ended.store(d.ended.load(relaxed) + ended, relaxed)
 
 
-cdef u32 _end_slots(DeliveryState* d, Block* block, const u32* slots, u32 n, Status status, Value* value,
+cdef u32 _end_slots(DeliveryState* d, Block* block, const u32* slots, u32 n, Status status,
+                    Value* value,
                     u32 latency_us) noexcept nogil:
     """All alike, each with a reference of its own to the value; -> how many were open."""
     cdef u32 i, ended = 0
@@ -58,7 +65,8 @@ cdef u32 _end_slots(DeliveryState* d, Block* block, const u32* slots, u32 n, Sta
     return ended
 
 
-cdef u32 _end_words(DeliveryState* d, Block* block, const u32* slots, u32 n, const u8* data, u32 size, u8 tag,
+cdef u32 _end_words(DeliveryState* d, Block* block, const u32* slots, u32 n, const u8* data,
+                    u32 size, u8 tag,
                     u32 latency_us) noexcept nogil:
     """OK, each with the next scalar of `size` bytes; -> how many were open."""
     cdef u32 i, ended = 0
@@ -75,7 +83,8 @@ cdef u32 _end_words(DeliveryState* d, Block* block, const u32* slots, u32 n, con
     return ended
 
 
-cdef void slots_fill(DeliveryState* d, Block* block, u32 first, u32 n, const Value* values, const u8* chosen,
+cdef void slots_fill(DeliveryState* d, Block* block, u32 first, u32 n, const Value* values,
+                     const u8* chosen,
                      Status status) noexcept nogil:
     cdef u32 i, filled = 0
     for i in range(n):
@@ -85,7 +94,8 @@ cdef void slots_fill(DeliveryState* d, Block* block, u32 first, u32 n, const Val
     d.answered.fetch_add(filled, relaxed)
 
 
-# -- pieces ------------------------------------------------------------------------------------------------------------
+# -- pieces
+# --------------------------------------------------------------------------------------------------
 
 cdef Task* piece_claim(Lane* lane, u64* pos) noexcept nogil:
     cdef Task* task
@@ -138,23 +148,27 @@ cdef u32 _latency(Task* task, u64 now_us) noexcept nogil:
     return <u32> min(now_us - task.submit_us if now_us > task.submit_us else 0, <u64> 0xFFFFFFFF)
 
 
-cdef void _count_ended(Lane* lane, Task* task, Status status, u32 ended, u32 latency_us) noexcept nogil:
+cdef void _count_ended(Lane* lane, Task* task, Status status, u32 ended,
+                       u32 latency_us) noexcept nogil:
     task.counted += ended
     note(&lane.tally.ended[<u32> status], ended)
     if status == OK and ended:
         histogram_note_many(&lane.tally.latency, latency_us, ended)
 
 
-cdef void piece_end_rows(Lanes* lanes, Lane* lane, Task* task, u32 first, u32 n, Status status, Value* value,
+cdef void piece_end_rows(Lanes* lanes, Lane* lane, Task* task, u32 first, u32 n, Status status,
+                         Value* value,
                          u64 now_us) noexcept nogil:
     cdef u32 latency = _latency(task, now_us)
-    _count_ended(lane, task, status, _end_slots(lanes.delivery, task.block, task.slots + first, n, status, value, latency),
+    _count_ended(lane, task, status,
+                 _end_slots(lanes.delivery, task.block, task.slots + first, n, status, value,
+                            latency),
                  latency)
 
 
 cdef void piece_close(Lanes* lanes, Lane* lane, u64 pos, Status status, u64 now_us) noexcept nogil:
-    """All rows of it end. Those that are on their way keep it, and so do those that were to be sent once more, until the lane
-    comes to them."""
+    """All rows of it end. Those that are on their way keep it, and so do those that were to be sent
+    once more, until the lane comes to them."""
     cdef Task* task = <Task*> ring_side(lane.ring, pos)
     cdef u32 waited = task.rows - task.next_row
     cdef Value nothing
@@ -181,14 +195,16 @@ cdef bint piece_waits(Lanes* lanes, Lane* lane, u64 pos) noexcept nogil:
     return waits
 
 
-cdef bint piece_end_words(Lanes* lanes, const Span* span, const u8* data, u32 size, u8 tag, u64 now_us) noexcept nogil:
+cdef bint piece_end_words(Lanes* lanes, const Span* span, const u8* data, u32 size, u8 tag,
+                          u64 now_us) noexcept nogil:
     cdef Task* task = task_of(lanes, span.ticket)
     cdef u32 latency
     if task.slots == NULL:
         return False
     latency = _latency(task, now_us)
     _count_ended(lane_of(lanes, span.ticket), task, OK,
-                 _end_words(lanes.delivery, task.block, task.slots + span.first, span.rows, data, size, tag, latency), latency)
+                 _end_words(lanes.delivery, task.block, task.slots + span.first, span.rows, data,
+                            size, tag, latency), latency)
     return True
 
 

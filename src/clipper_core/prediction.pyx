@@ -5,7 +5,8 @@ from libc.string cimport memcpy
 
 import numpy as np
 
-from clipper_core.dtype cimport (BOOL, BYTES, F16, F32, F64, I8, I16, I32, I64, STR, U8, U16, U32, U64)
+from clipper_core.dtype cimport (BOOL, BYTES, F16, F32, F64, I8, I16, I32, I64, STR, U8, U16, U32,
+                                 U64)
 from clipper_core.machine cimport i64
 
 cdef extern from *:
@@ -16,7 +17,8 @@ cdef extern from *:
     double word_f64(u64) noexcept nogil
     float word_f32(u64) noexcept nogil
 
-cdef dict _dtypes = {BOOL: np.dtype("?"), U8: np.dtype("u1"), I8: np.dtype("i1"), U16: np.dtype("<u2"),
+cdef dict _dtypes = {BOOL: np.dtype("?"), U8: np.dtype("u1"), I8: np.dtype("i1"),
+                     U16: np.dtype("<u2"),
                      I16: np.dtype("<i2"), U32: np.dtype("<u4"), I32: np.dtype("<i4"), U64: np.dtype("<u8"),
                      I64: np.dtype("<i8"), F16: np.dtype("<f2"), F32: np.dtype("<f4"), F64: np.dtype("<f8")}
 
@@ -25,7 +27,8 @@ cdef Blob* blob_new(const void* data, u64 nbytes) noexcept nogil:
     return blob_qualified(data, nbytes, NULL, 0)
 
 
-cdef Blob* blob_qualified(const void* data, u64 nbytes, const void* qualifiers, u16 n) noexcept nogil:
+cdef Blob* blob_qualified(const void* data, u64 nbytes, const void* qualifiers,
+                          u16 n) noexcept nogil:
     cdef Blob* blob = <Blob*> malloc(sizeof(Blob) + nbytes + n)
     if blob == NULL:
         return NULL
@@ -78,7 +81,8 @@ cdef object _scalar(int dtype, u64 word):
 
 
 cdef object _array(Blob* blob):
-    cdef object flat = np.frombuffer(PyBytes_FromStringAndSize(<char*> blob_data(blob), <Py_ssize_t> blob.nbytes),
+    cdef object flat = np.frombuffer(PyBytes_FromStringAndSize(<char*> blob_data(blob),
+                                                               <Py_ssize_t> blob.nbytes),
                                      _dtypes[blob.dtype])
     return flat.reshape([blob.dims[i] for i in range(blob.rank)])
 
@@ -114,7 +118,8 @@ cdef object value_heard(Value* value):
     confidence = blob.confidence if blob.has_confidence else None
     if blob.qualifier_bytes == 0:
         return output, confidence
-    return output, confidence, PyBytes_FromStringAndSize(<char*> blob_data(blob) + blob.nbytes, blob.qualifier_bytes)
+    return output, confidence, PyBytes_FromStringAndSize(<char*> blob_data(blob) + blob.nbytes,
+                                                         blob.qualifier_bytes)
 
 
 cdef extern from *:

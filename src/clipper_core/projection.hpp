@@ -1,11 +1,14 @@
-// Random projections of a float row, quantized: near rows have equal cells with a probability that falls with distance.
+// Random projections of a float row, quantized: near rows have equal cells with a probability that
+// falls with distance.
 //
-// Cell i of row x is floor((a_i . x) / width + b_i), a_i drawn from the normal distribution and b_i uniformly from [0, 1):
-// the p-stable hash of Datar, Immorlica, Indyk and Mirrokni (SoCG 2004). Two rows at Euclidean distance r << width share one
-// cell with probability about 1 - 0.8 r / width, and all of k cells with that to the power of k.
+// Cell i of row x is floor((a_i . x) / width + b_i), a_i drawn from the normal distribution and b_i
+// uniformly from [0, 1): the p-stable hash of Datar, Immorlica, Indyk and Mirrokni (SoCG 2004). Two
+// rows at Euclidean distance r << width share one cell with probability about 1 - 0.8 r / width,
+// and all of k cells with that to the power of k.
 //
-// Eight projections are summed side by side, one element of the row at a time: the sums of equal rows are then equal to the
-// last bit, whatever the compiler makes of it. Two sets of sums hide the latency of an addition.
+// Eight projections are summed side by side, one element of the row at a time: the sums of equal
+// rows are then equal to the last bit, whatever the compiler makes of it. Two sets of sums hide the
+// latency of an addition.
 #pragma once
 
 #include <cmath>
@@ -16,7 +19,8 @@ namespace clipper {
 
 constexpr unsigned kSide = 8;                 // projections summed side by side
 constexpr unsigned kCellsMax = 32;
-constexpr float kCellEnd = 4194304.0f;        // 2^22: beyond, a float has no room for the place within a cell
+constexpr float kCellEnd = 4194304.0f;        // 2^22: beyond, a float has no room for the place
+                                              // within a cell
 
 struct Projection {
     float* planes;                            // [count / 8][n + 1][8]: a_i / width; last b_i

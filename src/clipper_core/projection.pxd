@@ -1,5 +1,6 @@
-# Locality-sensitive keys: near float rows share a cache entry. Off unless a model asks for it, and its error is measured while
-# it serves: every Nth hit is also evaluated, and the two outputs are compared.
+# Locality-sensitive keys: near float rows share a cache entry. Off unless a model asks for it, and
+# its error is measured while it serves: every Nth hit is also evaluated, and the two outputs are
+# compared.
 #
 # Threads: any.
 from libcpp cimport bool
@@ -14,7 +15,8 @@ cdef extern from "projection.hpp" namespace "clipper" nogil:
         u32 count
         bool wide
     bool projection_draw(Projection* projection, double width, u64 seed) noexcept
-    bool projection_cells(const Projection& projection, const void* row, i32* cells) noexcept   # False: it has none
+    # False: it has none
+    bool projection_cells(const Projection& projection, const void* row, i32* cells) noexcept
 
 cdef class Similarity:
     cdef Projection state

@@ -1,13 +1,16 @@
-"""Random projections -> cells -> the key of a cache entry that near rows share; and what that costs in truth.
+"""Random projections -> cells -> the key of a cache entry that near rows share; and what that costs
+in truth.
 
-Why a key and not a search. The cells go through the same 120-bit hash as a row does, so that the table, its policies, the
-joining of equal queries and the bulk lookups know nothing of similarity. The price: two near rows on either side of a
-boundary miss each other, so the width must be several times the distance that is meant to be near.
+Why a key and not a search. The cells go through the same 120-bit hash as a row does, so that the
+table, its policies, the joining of equal queries and the bulk lookups know nothing of similarity.
+The price: two near rows on either side of a boundary miss each other, so the width must be several
+times the distance that is meant to be near.
 
-The checks evaluate behind the answer, not before it: a hit is as fast as ever, and an overloaded model skips its checks
-(at most WAITING_MAX are in flight) rather than its queries.
+The checks evaluate behind the answer, not before it: a hit is as fast as ever, and an overloaded
+model skips its checks (at most WAITING_MAX are in flight) rather than its queries.
 
-Source: Datar, Immorlica, Indyk, Mirrokni, "Locality-sensitive hashing scheme based on p-stable distributions", SoCG 2004.
+Source: Datar, Immorlica, Indyk, Mirrokni, "Locality-sensitive hashing scheme based on p-stable
+distributions", SoCG 2004.
 """
 from libc.stdlib cimport free
 
@@ -25,7 +28,8 @@ cdef enum:
 
 
 def difference(cached, fresh):
-    """How far apart two outputs are: the largest |a - b| of numbers or arrays of one shape; of others 0.0 or, unequal, inf."""
+    """How far apart two outputs are: the largest |a - b| of numbers or arrays of one shape; of
+    others 0.0 or, unequal, inf."""
     a, b = np.asarray(cached), np.asarray(fresh)
     if a.dtype.kind not in "biuf" or b.dtype.kind not in "biuf" or a.shape != b.shape:
         return 0.0 if type(cached) is type(fresh) and np.array_equal(a, b) else math.inf
@@ -37,12 +41,14 @@ def difference(cached, fresh):
 
 
 cdef class Similarity:
-    """Threads: any. Rows that fall into the same `projections` cells of `width` are one to the cache; for one model.
+    """Threads: any. Rows that fall into the same `projections` cells of `width` are one to the
+    cache; for one model.
 
-    `width` is in the units of Euclidean distance between rows: two rows r apart share an entry with probability about
-    (1 - 0.8 r / width) ** projections while r is much less than width. `projections`: 8, 16, 24 or 32. `check_share` of the
-    hits of single queries (0 to 1) are evaluated too; outputs further apart than `tolerance` have disagreed. Raises the error
-    of Status.BAD_INPUT.
+    `width` is in the units of Euclidean distance between rows: two rows r apart share an entry with
+    probability about (1 - 0.8 r / width) ** projections while r is much less than width.
+    `projections`: 8, 16, 24 or 32. `check_share` of the hits of single queries (0 to 1) are
+    evaluated too; outputs further apart than `tolerance` have disagreed. Raises the error of
+    Status.BAD_INPUT.
 
     >>> near = Similarity(width=0.5, projections=8)
     >>> near.bind("f32", 2, seed=1)
@@ -50,7 +56,8 @@ cdef class Similarity:
     True
     """
 
-    def __cinit__(self, double width, u32 projections=16, double check_share=0.01, double tolerance=0.0):
+    def __cinit__(self, double width, u32 projections=16, double check_share=0.01,
+                  double tolerance=0.0):
         if not 0 < width < math.inf:
             raise_for(BAD_INPUT, f"width {width} of a similarity: a positive number, in units of distance between rows")
         if projections not in (8, 16, 24, 32):
@@ -80,7 +87,8 @@ cdef class Similarity:
         self.draw(dtype == "f64", n, seed)
 
     def cells(self, row):
-        """The cells of a C-contiguous row as a tuple of ints; None for one with NaN, infinities, or too far out."""
+        """The cells of a C-contiguous row as a tuple of ints; None for one with NaN, infinities, or
+        too far out."""
         cdef i32 found[32]
         cdef const unsigned char[::1] data = memoryview(row).cast("B")
         if not self.drawn or <u64> data.shape[0] != self.state.n * (8 if self.state.wide else 4):
@@ -92,7 +100,8 @@ cdef class Similarity:
     # -- what it costs in truth
 
     cdef bint check_is_due(self) noexcept:
-        """Of each hit: is it one of the share? Spread evenly: hit h is, where h x share passes a whole number."""
+        """Of each hit: is it one of the share? Spread evenly: hit h is, where h x share passes a
+        whole number."""
         cdef u64 h = self.hits.fetch_add(1, relaxed)
         return <u64> ((h + 1) * self.check_share) != <u64> (h * self.check_share) and len(self.waiting) < WAITING_MAX
 
@@ -102,7 +111,8 @@ cdef class Similarity:
         return 0
 
     def compare(self):
-        """Compare what has been evaluated by now. An evaluation that ended without an output counts for nothing."""
+        """Compare what has been evaluated by now. An evaluation that ended without an output counts
+        for nothing."""
         with self.counting:
             for _ in range(len(self.waiting)):
                 future, cached = self.waiting.popleft()
@@ -115,6 +125,8 @@ cdef class Similarity:
                     self.worst = max(self.worst, apart)
 
     def stats(self):
-        """`hits` of single queries, and of those `checked`, `disagreed`, and the `worst` difference seen."""
+        """`hits` of single queries, and of those `checked`, `disagreed`, and the `worst` difference
+        seen."""
         self.compare()
-        return {"hits": self.hits.load(relaxed), "checked": self.checked, "disagreed": self.disagreed, "worst": self.worst}
+        return {"hits": self.hits.load(relaxed), "checked": self.checked,
+                "disagreed": self.disagreed, "worst": self.worst}

@@ -1,7 +1,9 @@
-# The answers that were written without Python (http_route), kept for a while so that feedback can name them by their id.
+# The answers that were written without Python (http_route), kept for a while so that feedback can
+# name them by their id.
 #
-# A table of one entry per id, addressed by the low bits of the id: an answer replaces the one that was given a full table ago.
-# Outputs that are blobs are shared with the cache and counted; beyond `bytes_max` the oldest go first.
+# A table of one entry per id, addressed by the low bits of the id: an answer replaces the one that
+# was given a full table ago. Outputs that are blobs are shared with the cache and counted; beyond
+# `bytes_max` the oldest go first.
 #
 # Threads: any. A spin lock guards the table; it is held for a few dozen instructions.
 from clipper_core.machine cimport atomic, u32, u64
@@ -21,7 +23,8 @@ cdef cppclass RecentState:
     u64 count
     Entry* entries
 
-cdef void recent_add(RecentState* r, u64 number, u32 owner, const Value* value, u64 now_us) noexcept nogil
+cdef void recent_add(RecentState* r, u64 number, u32 owner, const Value* value,
+                     u64 now_us) noexcept nogil
 
 cdef class RecentAnswers:
     cdef RecentState* state

@@ -3,7 +3,8 @@ from libc.stdlib cimport calloc, free
 
 from clipper_core.delivery cimport ENGINE_ID_BITS, claims_lock, claims_unlock
 from clipper_core.machine cimport aligned_new, monotonic_us
-from clipper_core.prediction cimport TAG_BLOB, TAG_NONE, Blob, object_value, value_drop, value_heard, value_hold
+from clipper_core.prediction cimport (TAG_BLOB, TAG_NONE, Blob, object_value, value_drop,
+                                      value_heard, value_hold)
 from clipper_core.status cimport BAD_INPUT, NO_MEMORY, raise_for
 
 cdef enum:
@@ -13,7 +14,8 @@ cdef u64 SPREAD = 0x9E3779B97F4A7C15
 
 
 cdef inline u64 _place(const RecentState* r, u64 number) noexcept nogil:
-    """Ids of one engine follow each other; those of another begin elsewhere in the table, by the golden ratio."""
+    """Ids of one engine follow each other; those of another begin elsewhere in the table, by the
+    golden ratio."""
     cdef u64 begin = ((((number >> ENGINE_ID_BITS) * SPREAD) >> 32) * (r.mask + 1)) >> 32
     return (number + begin) & r.mask
 
@@ -33,7 +35,8 @@ cdef void _clear(RecentState* r, Entry* entry) noexcept nogil:
     entry.value.tag = TAG_NONE
 
 
-cdef void recent_add(RecentState* r, u64 number, u32 owner, const Value* value, u64 now_us) noexcept nogil:
+cdef void recent_add(RecentState* r, u64 number, u32 owner, const Value* value,
+                     u64 now_us) noexcept nogil:
     cdef u64 at = _place(r, number), i
     cdef Entry* entry = &r.entries[at]
     if _bytes_of(value) > r.bytes_max:
@@ -54,8 +57,8 @@ cdef void recent_add(RecentState* r, u64 number, u32 owner, const Value* value, 
 cdef class RecentAnswers:
     """Threads: any. The last answers that were given without Python, by their number.
 
-    size: answers, at least so many; rounded up to a power of two.  bytes_max: of outputs that are no scalars.
-    MemoryError when there is no memory for the table.
+    size: answers, at least so many; rounded up to a power of two.  bytes_max: of outputs that are
+    no scalars. MemoryError when there is no memory for the table.
     """
 
     def __cinit__(self, u64 size, u64 bytes_max):
@@ -89,8 +92,8 @@ cdef class RecentAnswers:
         value_drop(&value)
 
     def take(self, u64 number):
-        """The answer of that number, which is forgotten: (owner, output, confidence, seconds since it was given); None if it is
-        not there."""
+        """The answer of that number, which is forgotten: (owner, output, confidence, seconds since
+        it was given); None if it is not there."""
         cdef RecentState* r = self.state
         cdef Entry* entry = &r.entries[_place(r, number)]
         cdef Entry found

@@ -1,8 +1,10 @@
-# One attached container as the engine sees it: a batcher, at most two batches in flight, and the link they travel on.
+# One attached container as the engine sees it: a batcher, at most two batches in flight, and the
+# link they travel on.
 #
-# A batch's rows stay in their ring cells until its reply is there, or until nobody waits for them any more; then only their keys
-# are kept, so that a late reply still fills the cache. A container that maps the rows may then find new ones in their place while
-# its model still reads: what a late reply says of a cell that was claimed again is not kept.
+# A batch's rows stay in their ring cells until its reply is there, or until nobody waits for them
+# any more; then only their keys are kept, so that a late reply still fills the cache. A container
+# that maps the rows may then find new ones in their place while its model still reads: what a late
+# reply says of a cell that was claimed again is not kept.
 #
 # Threads: loop only, but for the Gauge, which anyone may read.
 from libcpp.vector cimport vector
@@ -17,7 +19,8 @@ from clipper_core.status cimport Status
 
 cdef enum:
     IN_FLIGHT_MAX = 2
-    EJECT_US_MIN = 100000       # a replica that failed so often in a row is left alone for this long at first,
+    EJECT_US_MIN = 100000       # a replica that failed so often in a row is left alone for this
+                                # long at first,
     EJECT_US_MAX = 30000000     # twice as long after each probe that fails, and this long at most
     PROFILE_BUCKETS = 24
 
@@ -33,7 +36,8 @@ cdef struct RowSpec:            # what a model takes and, if known, gives
     u8 output_rank
     u32 output_dims[4]
 
-cdef packed struct Run:         # of a SHARED batch's payload: rows that lie one after another in a region (docs/wire.md)
+cdef packed struct Run:         # of a SHARED batch's payload: rows that lie one after another in a
+                                # region (docs/wire.md)
     u32 region                  # id of the lane
     u32 count
     u64 first
@@ -45,7 +49,8 @@ cdef struct Batch:
     u32 span_count
     Span* spans
     Key* keys                   # once overdue and let go; zero where the row is not cached
-    bint shared                 # the container reads the rows where they lie, for as long as it likes
+    bint shared                 # the container reads the rows where they lie, for as long as it
+                                # likes
     u64 sent_us
     u64 end_bytes               # of all the link's bytes, where this frame ends
     u64 due_us                  # the latest deadline of its rows
@@ -85,8 +90,10 @@ cdef cppclass Replica:
     u32 conn
     u32 eject_after             # batches failed in a row; 0: it is never ejected
     u32 failed                  # batches failed in a row
-    u32 ejections               # without success between them: each is twice as long as the one before
-    u64 ejected_until_us        # 0: it is not ejected. When this has passed, a batch of one row goes there as a probe
+    u32 ejections               # without success between them: each is twice as long as the one
+                                # before
+    u64 ejected_until_us        # 0: it is not ejected. When this has passed, a batch of one row
+                                # goes there as a probe
     u64 passed                  # the model's pump in which another replica was the better one
     u8 v1_format
     bint shared                 # it maps rows
@@ -104,18 +111,24 @@ cdef void batch_free(Batch* batch) noexcept nogil
 cdef void batch_drop(Lanes* lanes, Batch* batch, Status status, u64 now_us) noexcept nogil
 # ^ one that cannot be framed (a row larger than a frame may be) ends, and is freed
 
-cdef void replica_begin(Replica* r, const BatcherConfig* config, const Timing* timings, u32 n, u64 now_us) noexcept nogil
+cdef void replica_begin(Replica* r, const BatcherConfig* config, const Timing* timings, u32 n,
+                        u64 now_us) noexcept nogil
 # ^ before its first batch: how it batches, and what its container measured before it was ready
-cdef void replica_teach(Replica* r, const void* feedback, u64 nbytes, u32 rows, u64 now_us) noexcept nogil
-# ^ a FEEDBACK payload of so many rows, when nothing else is to be sent; dropped, and counted, when too much of it waits
-cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, const Header* header, const u8* payload,
+cdef void replica_teach(Replica* r, const void* feedback, u64 nbytes, u32 rows,
+                        u64 now_us) noexcept nogil
+# ^ a FEEDBACK payload of so many rows, when nothing else is to be sent; dropped, and counted, when
+# too much of it waits
+cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, const Header* header,
+                          const u8* payload,
                           u64 slo_us, bint elsewhere, u64 now_us) noexcept nogil
 # ^ a REPLY or FAILURE: ends the batch's rows; or an ACCURACY. BAD_FRAME: the link is of no more use
 #   elsewhere: rows that the model failed may be tried on another replica
-cdef Status replica_bare(Replica* r, Lanes* lanes, const RowSpec* spec, u64 slo_us, u64 now_us) noexcept nogil
+cdef Status replica_bare(Replica* r, Lanes* lanes, const RowSpec* spec, u64 slo_us,
+                         u64 now_us) noexcept nogil
 # ^ protocol 1: n x f64; OK, or PENDING while not all of it is there
 cdef bint replica_overdue(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil
-# ^ lets go of the rows of overdue batches: equal rows that joined them later go elsewhere, once. True: the link must go, its
+# ^ lets go of the rows of overdue batches: equal rows that joined them later go elsewhere, once.
+# True: the link must go, its
 #   rows have not even left
 cdef bint replica_late(const Replica* r) noexcept nogil            # its oldest batch is overdue
 cdef void replica_lost(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil

@@ -6,7 +6,8 @@ from clipper_core.allocation cimport make
 from clipper_core.batch_log cimport batch_log_put
 from clipper_core.batcher cimport batcher_init, batcher_learn, batcher_predict_us, batcher_seed
 from clipper_core.clock_cache cimport cache_fill, cache_prefetch
-from clipper_core.codec cimport ACCURACY, CONFIDENCE, FAILURE, FEEDBACK, QUALIFIERS, ROW_STATUS, VARIABLE, Rows, rows_open
+from clipper_core.codec cimport (ACCURACY, CONFIDENCE, FAILURE, FEEDBACK, QUALIFIERS, ROW_STATUS,
+                                 VARIABLE, Rows, rows_open)
 from clipper_core.dtype cimport ANY, F64, itemsize
 from clipper_core.histogram cimport note
 from clipper_core.lane cimport row_end, row_found, span_end, span_key, span_retry, span_row_end
@@ -16,7 +17,8 @@ from clipper_core.machine cimport acquire, aligned_new, relaxed
 from clipper_core.output cimport output_text, output_value
 from clipper_core.piece cimport piece_end_words, span_leave
 from clipper_core.prediction cimport TAG_NONE, Value, value_drop
-from clipper_core.status cimport BAD_FRAME, BAD_OUTPUT, MODEL_ERROR, NO_MEMORY, OK, PENDING, REPLICA_LOST, TOO_LARGE
+from clipper_core.status cimport (BAD_FRAME, BAD_OUTPUT, MODEL_ERROR, NO_MEMORY, OK, PENDING,
+                                  REPLICA_LOST, TOO_LARGE)
 from clipper_core.task cimport Task, lane_of, pos_of, span_is_first_try, task_of
 
 cdef enum:
@@ -75,20 +77,24 @@ cdef void batch_free(Batch* batch) noexcept nogil:
     free(batch)
 
 
-cdef void replica_teach(Replica* r, const void* feedback, u64 nbytes, u32 rows, u64 now_us) noexcept nogil:
+cdef void replica_teach(Replica* r, const void* feedback, u64 nbytes, u32 rows,
+                        u64 now_us) noexcept nogil:
     if link_send_later(r.link, FEEDBACK, feedback, nbytes, now_us):
         r.gauge.taught.fetch_add(rows, relaxed)
     else:
         r.gauge.untaught.fetch_add(rows, relaxed)
 
 
-# -- what it says ------------------------------------------------------------------------------------------------------
+# -- what it says
+# --------------------------------------------------------------------------------------------------
 
-cdef Batch* _take_oldest(Replica* r, Lanes* lanes, u64 slo_us, u64 now_us, bint learn) noexcept nogil:
+cdef Batch* _take_oldest(Replica* r, Lanes* lanes, u64 slo_us, u64 now_us,
+                         bint learn) noexcept nogil:
     cdef Batch* batch = r.flight[0]
     cdef u64 begun = max(batch.sent_us, r.idle_since_us)
     if lanes.logging.load(acquire) and batch.keys == NULL:
-        batch_log_put(lanes, batch.spans, batch.span_count, batch.n, r.number, batch.sent_us, begun, now_us)
+        batch_log_put(lanes, batch.spans, batch.span_count, batch.n, r.number, batch.sent_us, begun,
+                      now_us)
     r.flight[0] = r.flight[1]
     r.in_flight -= 1
     r.idle_since_us = now_us
@@ -121,7 +127,8 @@ cdef void _publish_fit(Replica* r) noexcept nogil:
     r.gauge.fit_b_ns.store(<u64> max(0.0, r.batcher.fit_b * 1000), relaxed)
 
 
-cdef void replica_begin(Replica* r, const BatcherConfig* config, const Timing* timings, u32 n, u64 now_us) noexcept nogil:
+cdef void replica_begin(Replica* r, const BatcherConfig* config, const Timing* timings, u32 n,
+                        u64 now_us) noexcept nogil:
     cdef u32 i, bucket
     batcher_init(&r.batcher, config)
     for i in range(n):
@@ -132,7 +139,8 @@ cdef void replica_begin(Replica* r, const BatcherConfig* config, const Timing* t
         r.gauge.profile_n[bucket].store(r.batcher.profile_n[bucket], relaxed)
 
 
-cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, const Header* header, const u8* payload,
+cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, const Header* header,
+                          const u8* payload,
                           u64 slo_us, bint elsewhere, u64 now_us) noexcept nogil:
     cdef Batch* batch
     cdef Rows rows
@@ -140,29 +148,37 @@ cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, const H
     if header.kind == ACCURACY:
         return accuracy_read(payload, header.payload_bytes, &r.gauge.progress)
     if header.id >= r.next_id or (r.in_flight and header.id > r.flight[0].id):
-        return BAD_FRAME            # an id we never gave, or not in turn: what it passed over would never be answered
+        return BAD_FRAME            # an id we never gave, or not in turn: what it passed over would
+                                    # never be answered
     if r.in_flight == 0 or header.id < r.flight[0].id:
         return OK                   # a late twin is dropped
     if r.link.bytes_out < r.flight[0].end_bytes:
-        return BAD_FRAME            # answered before it was sent: its rows must stay until they have left
+        return BAD_FRAME            # answered before it was sent: its rows must stay until they
+                                    # have left
     if header.kind == FAILURE:
         batch = _take_oldest(r, lanes, slo_us, now_us, False)
-        _failed(r, lanes, batch, MODEL_ERROR, <const char*> payload, header.payload_bytes, elsewhere, now_us)
+        _failed(r, lanes, batch, MODEL_ERROR, <const char*> payload, header.payload_bytes,
+                elsewhere, now_us)
         batch_free(batch)
         return OK
     status = rows_open(header, payload, &r.link.limits, &rows)
     if status != OK and status != TOO_LARGE:
         return status
     batch = _take_oldest(r, lanes, slo_us, now_us, True)
-    if status == TOO_LARGE:         # one output is: the stream itself is sound, and another replica would say the same
+    if status == TOO_LARGE:         # one output is: the stream itself is sound, and another replica
+                                    # would say the same
         _end_all_text(lanes, batch, TOO_LARGE,
                       b"the model returned an output beyond output_bytes_max, or qualifiers beyond 1 KiB",
                       now_us)
     elif rows.n != batch.n:
-        _failed_text(r, lanes, batch, b"the model returned another number of outputs than the batch has inputs", elsewhere,
+        _failed_text(r, lanes, batch,
+                     b"the model returned another number of outputs than the batch has inputs",
+                     elsewhere,
                      now_us)
     elif not _is_declared(spec, header):
-        _failed_text(r, lanes, batch, b"the model returned another type or shape than its declared output", elsewhere, now_us)
+        _failed_text(r, lanes, batch,
+                     b"the model returned another type or shape than its declared output",
+                     elsewhere, now_us)
     else:
         _recover(r)
         _end_rows(r, lanes, header, batch, &rows, now_us)
@@ -186,23 +202,27 @@ cdef bint _is_declared(const RowSpec* spec, const Header* header) noexcept nogil
     return True
 
 
-cdef void _end_rows(Replica* r, Lanes* lanes, const Header* header, Batch* batch, const Rows* rows, u64 now_us) noexcept nogil:
+cdef void _end_rows(Replica* r, Lanes* lanes, const Header* header, Batch* batch, const Rows* rows,
+                    u64 now_us) noexcept nogil:
     cdef u32 s, k, i = 0
     cdef u64 at = 0
     cdef Value why
     cdef const u8* beside = rows.qualifiers
-    cdef bint words = (header.rank == 0 and not header.flags & (VARIABLE | CONFIDENCE | QUALIFIERS | ROW_STATUS)
+    cdef bint words = (header.rank == 0
+                       and not header.flags & (VARIABLE | CONFIDENCE | QUALIFIERS | ROW_STATUS)
                        and batch.keys == NULL)
     if rows.status != NULL:
         output_text(<const char*> rows.text, rows.text_bytes, &why)
     note(&r.tally.evaluated, batch.n)
     for s in range(batch.span_count):
-        if words and _end_words(lanes, &batch.spans[s], rows.data + at, <u32> rows.row_bytes, header.dtype, now_us):
+        if words and _end_words(lanes, &batch.spans[s], rows.data + at, <u32> rows.row_bytes,
+                                header.dtype, now_us):
             at += rows.row_bytes * batch.spans[s].rows
             i += batch.spans[s].rows
             continue
         for k in range(batch.spans[s].rows):
-            at += _end_as_told(lanes, header, batch, &batch.spans[s], k, i, rows, at, beside, &why, now_us)
+            at += _end_as_told(lanes, header, batch, &batch.spans[s], k, i, rows, at, beside, &why,
+                               now_us)
             if rows.qualifier_bytes != NULL:
                 beside += rows.qualifier_bytes[i]
             i += 1
@@ -212,8 +232,10 @@ cdef void _end_rows(Replica* r, Lanes* lanes, const Header* header, Batch* batch
         value_drop(&why)
 
 
-cdef bint _end_words(Lanes* lanes, const Span* span, const u8* data, u32 size, u8 tag, u64 now_us) noexcept nogil:
-    """Scalars for rows of an array: the cache is filled, then all of them end at once. False: it is a single row."""
+cdef bint _end_words(Lanes* lanes, const Span* span, const u8* data, u32 size, u8 tag,
+                     u64 now_us) noexcept nogil:
+    """Scalars for rows of an array: the cache is filled, then all of them end at once. False: it is
+    a single row."""
     cdef Task* task = task_of(lanes, span.ticket)
     cdef u32 k
     cdef Value value
@@ -231,9 +253,11 @@ cdef bint _end_words(Lanes* lanes, const Span* span, const u8* data, u32 size, u
     return True
 
 
-cdef u64 _end_as_told(Lanes* lanes, const Header* header, Batch* batch, const Span* span, u32 k, u32 i, const Rows* rows, u64 at,
+cdef u64 _end_as_told(Lanes* lanes, const Header* header, Batch* batch, const Span* span, u32 k,
+                      u32 i, const Rows* rows, u64 at,
                       const u8* beside, Value* why, u64 now_us) noexcept nogil:
-    """Row k of the span, i of the batch, whose output is at `at` and whose qualifiers are `beside`; -> bytes of its output."""
+    """Row k of the span, i of the batch, whose output is at `at` and whose qualifiers are `beside`;
+    -> bytes of its output."""
     cdef u64 nbytes = rows.row_bytes
     cdef Value value
     if header.flags & VARIABLE:
@@ -249,7 +273,8 @@ cdef u64 _end_as_told(Lanes* lanes, const Header* header, Batch* batch, const Sp
     return nbytes
 
 
-cdef void _end_row(Lanes* lanes, Batch* batch, const Span* span, u32 k, u32 i, Status status, Value* value,
+cdef void _end_row(Lanes* lanes, Batch* batch, const Span* span, u32 k, u32 i, Status status,
+                   Value* value,
                    u64 now_us) noexcept nogil:
     cdef Task* task
     if batch.keys != NULL:
@@ -259,7 +284,8 @@ cdef void _end_row(Lanes* lanes, Batch* batch, const Span* span, u32 k, u32 i, S
         return
     task = task_of(lanes, span.ticket)
     if status == OK and task.keyed:
-        cache_fill(lanes.cache, &task.key if task.slots == NULL else &task.keys[span.first + k], value)
+        cache_fill(lanes.cache, &task.key if task.slots == NULL else &task.keys[span.first + k],
+                   value)
     if task.slots == NULL:
         row_end(lanes, span.ticket, status, value, now_us)
     else:
@@ -267,11 +293,13 @@ cdef void _end_row(Lanes* lanes, Batch* batch, const Span* span, u32 k, u32 i, S
 
 
 cdef bint _is_intact(Lanes* lanes, u64 ticket) noexcept nogil:
-    """What this ticket named lies in its cell still, so whoever read rows of it before now has read those."""
+    """What this ticket named lies in its cell still, so whoever read rows of it before now has read
+    those."""
     return lane_of(lanes, ticket).ring.cells.untouched(pos_of(ticket))
 
 
-cdef void _end_all(Lanes* lanes, Batch* batch, Status status, const char* text, u64 n, u64 now_us) noexcept nogil:
+cdef void _end_all(Lanes* lanes, Batch* batch, Status status, const char* text, u64 n,
+                   u64 now_us) noexcept nogil:
     cdef u32 i
     cdef Value value
     output_text(text, n, &value)
@@ -285,18 +313,21 @@ cdef void batch_drop(Lanes* lanes, Batch* batch, Status status, u64 now_us) noex
     batch_free(batch)
 
 
-cdef void _end_all_text(Lanes* lanes, Batch* batch, Status status, const char* text, u64 now_us) noexcept nogil:
+cdef void _end_all_text(Lanes* lanes, Batch* batch, Status status, const char* text,
+                        u64 now_us) noexcept nogil:
     _end_all(lanes, batch, status, text, strlen(text), now_us)
 
 
-cdef void _failed_text(Replica* r, Lanes* lanes, Batch* batch, const char* text, bint elsewhere, u64 now_us) noexcept nogil:
+cdef void _failed_text(Replica* r, Lanes* lanes, Batch* batch, const char* text, bint elsewhere,
+                       u64 now_us) noexcept nogil:
     _failed(r, lanes, batch, BAD_OUTPUT, text, strlen(text), elsewhere, now_us)
 
 
-cdef void _failed(Replica* r, Lanes* lanes, Batch* batch, Status status, const char* text, u64 n, bint elsewhere,
+cdef void _failed(Replica* r, Lanes* lanes, Batch* batch, Status status, const char* text, u64 n,
+                  bint elsewhere,
                   u64 now_us) noexcept nogil:
-    """The model failed a whole batch. Rows on their first try go elsewhere; where only rows that another replica failed as well
-    were in it, they are to blame, and this one is not."""
+    """The model failed a whole batch. Rows on their first try go elsewhere; where only rows that
+    another replica failed as well were in it, they are to blame, and this one is not."""
     cdef u32 i, first_tries = 0
     cdef Value value
     output_text(text, n, &value)
@@ -315,9 +346,11 @@ cdef void _count_failure(Replica* r, bint elsewhere, u64 now_us) noexcept nogil:
     if now_us < r.ejected_until_us:
         return                      # it was on its way when the replica was ejected
     r.failed += 1
-    if r.eject_after == 0 or not elsewhere or (r.failed < r.eject_after and r.ejected_until_us == 0):
+    if r.eject_after == 0 or not elsewhere or (r.failed < r.eject_after
+                                               and r.ejected_until_us == 0):
         return
-    r.ejected_until_us = now_us + min(<u64> EJECT_US_MIN << min(r.ejections, <u32> 16), <u64> EJECT_US_MAX)
+    r.ejected_until_us = now_us + min(<u64> EJECT_US_MIN << min(r.ejections, <u32> 16),
+                                      <u64> EJECT_US_MAX)
     r.ejections += 1
     r.gauge.ejected.store(1, relaxed)
     r.gauge.ejections.fetch_add(1, relaxed)
@@ -328,18 +361,21 @@ cdef void _recover(Replica* r) noexcept nogil:
     if r.failed == 0:
         return
     r.failed = 0
-    r.ejections /= 2                # one that fails again soon is left alone for longer than one that never did
+    r.ejections /= 2                # one that fails again soon is left alone for longer than one
+                                    # that never did
     r.ejected_until_us = 0
     r.gauge.ejected.store(0, relaxed)
 
 
-cdef Status replica_bare(Replica* r, Lanes* lanes, const RowSpec* spec, u64 slo_us, u64 now_us) noexcept nogil:
+cdef Status replica_bare(Replica* r, Lanes* lanes, const RowSpec* spec, u64 slo_us,
+                         u64 now_us) noexcept nogil:
     cdef Header header
     cdef Rows rows
     cdef Batch* batch
     cdef u8* bytes
     if r.in_flight == 0 or r.link.bytes_out < r.flight[0].end_bytes:
-        return PENDING if r.link.rx_len == r.link.rx_at + r.link.rx_frame else BAD_FRAME    # it speaks when asked only
+        # it speaks when asked only
+        return PENDING if r.link.rx_len == r.link.rx_at + r.link.rx_frame else BAD_FRAME
     bytes = link_next_bare(r.link, <u64> r.flight[0].n * 8)
     if bytes == NULL:
         return PENDING
@@ -356,11 +392,13 @@ cdef Status replica_bare(Replica* r, Lanes* lanes, const RowSpec* spec, u64 slo_
     return OK
 
 
-# -- when it goes wrong ------------------------------------------------------------------------------------------------
+# -- when it goes wrong
+# ------------------------------------------------------------------------------------------------
 
 cdef void _let_go(Lanes* lanes, Batch* batch, u64 now_us) noexcept nogil:
-    """Free the rows of an overdue batch; keep their keys for a late reply. Equal rows may have joined since, with more time:
-    were they left to wait for it, a popular row would wait for a hung container for ever."""
+    """Free the rows of an overdue batch; keep their keys for a late reply. Equal rows may have
+    joined since, with more time: were they left to wait for it, a popular row would wait for a hung
+    container for ever."""
     cdef u32 s, k, i = 0
     cdef const Key* key
     batch.keys = <Key*> malloc(<u64> batch.n * sizeof(Key))

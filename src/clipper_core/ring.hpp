@@ -1,12 +1,14 @@
-// The few atomic steps of the two rings, over an Atomics policy so that a schedule-exploring checker can run this very source.
+// The few atomic steps of the two rings, over an Atomics policy so that a schedule-exploring
+// checker can run this very source.
 //
-// Cells: many producers, one consumer, by ticket (Vyukov's bounded queue, producer half). A cell's turn, counted from the start
-// of its lap (base = pos with the low bits cleared), says whose it is:
+// Cells: many producers, one consumer, by ticket (Vyukov's bounded queue, producer half). A cell's
+// turn, counted from the start of its lap (base = pos with the low bits cleared), says whose it is:
 //     base          free, for the producer that claims position pos
 //     base + 1      published: row and side cell may be read by the consumer
 //     base + size   released: free again, one lap later
-// A fresh ring is all zeros, so its memory need not be touched. Cells are released one by one and in any order: a row that is
-// still on its way to a container holds back nobody until the ring has come round to it. A full ring is an answer, never a wait.
+// A fresh ring is all zeros, so its memory need not be touched. Cells are released one by one and
+// in any order: a row that is still on its way to a container holds back nobody until the ring has
+// come round to it. A full ring is an answer, never a wait.
 #pragma once
 #include "machine.hpp"
 
@@ -19,7 +21,8 @@ struct Cells {
     alignas(kLine) Turn* turns;
     std::uint64_t size;
 
-    void init(Turn* zeros, std::uint64_t n, std::uint64_t first = 0) {  // positions begin with `first`
+    // positions begin with `first`
+    void init(Turn* zeros, std::uint64_t n, std::uint64_t first = 0) {
         turns = zeros;
         size = n;
         tail.store(first, std::memory_order_relaxed);
@@ -46,24 +49,29 @@ struct Cells {
     }
     bool full() const {  // a hint
         std::uint64_t t = tail.load(std::memory_order_relaxed);
-        return turn(t).load(std::memory_order_acquire) < base(t);  // order: relaxed would do, claim() looks again
+        // order: relaxed would do, claim() looks again
+        return turn(t).load(std::memory_order_acquire) < base(t);
     }
-    // Sequentially consistent: the producer reads next whether the consumer sleeps (store, then load; so does the consumer).
+    // Sequentially consistent: the producer reads next whether the consumer sleeps (store, then
+    // load; so does the consumer).
     void publish(std::uint64_t pos) { turn(pos).store(base(pos) + 1, std::memory_order_seq_cst); }
     bool published(std::uint64_t pos) const { return turn(pos).load(std::memory_order_seq_cst) == base(pos) + 1; }
-    bool idle() const {  // all that were claimed are released: the consumer's own doing; while nobody claims
+    bool idle() const {  // all that were claimed are released: the consumer's own doing; while
+                         // nobody claims
         std::uint64_t t = tail.load(std::memory_order_relaxed);
         for (std::uint64_t pos = t; pos < t + size; ++pos) {
             if (turn(pos).load(std::memory_order_relaxed) != base(pos)) return false;
         }
         return true;
     }
-    // Has nobody claimed the cell since `pos` did? Then what was written there then is there still, released or not. Asked after
-    // somebody else's reads of the row, it vouches for them: a claim is a locked instruction and comes before the row's bytes, so
-    // whoever saw new bytes is seen to be later than the new tail. Machines without such an order get no for an answer.
+    // Has nobody claimed the cell since `pos` did? Then what was written there then is there still,
+    // released or not. Asked after somebody else's reads of the row, it vouches for them: a claim
+    // is a locked instruction and comes before the row's bytes, so whoever saw new bytes is seen to
+    // be later than the new tail. Machines without such an order get no for an answer.
     bool untouched(std::uint64_t pos) const {
 #if defined(__x86_64__)
-        // order: relaxed would do here, it is the claim's locked instruction and the machine's order of stores that count
+        // order: relaxed would do here, it is the claim's locked instruction and the machine's
+        // order of stores that count
         return tail.load(std::memory_order_seq_cst) <= pos + size;
 #else
         return pos != pos;
@@ -72,7 +80,8 @@ struct Cells {
     void release(std::uint64_t pos) { turn(pos).store(base(pos) + size, std::memory_order_release); }
 };
 
-// One producer, one consumer, words of 64 bits. Each side keeps a cached copy of the other's index on its own line.
+// One producer, one consumer, words of 64 bits. Each side keeps a cached copy of the other's index
+// on its own line.
 template <class Atomics = StdAtomics>
 struct Spsc {
     using Index = typename Atomics::template atomic<std::uint64_t>;
@@ -109,7 +118,8 @@ struct Spsc {
     bool pop(std::uint64_t* word) {
         std::uint64_t h = head.load(std::memory_order_relaxed);
         if (h == tail_seen) {
-            tail_seen = tail.load(std::memory_order_seq_cst);  // order: acquire would do, a reader that sleeps asks tail_moved()
+            // order: acquire would do, a reader that sleeps asks tail_moved()
+            tail_seen = tail.load(std::memory_order_seq_cst);
             if (h == tail_seen) return false;
         }
         *word = words[h & (size - 1)].load(std::memory_order_relaxed);

@@ -1,7 +1,9 @@
-# The work queue that is also the wire buffer. A submitter claims a position, copies its row once into that cell, and publishes
-# it; a batch is a run of cells, sent from where they lie. Beside each row lies a side cell of `side_bytes` for the task.
+# The work queue that is also the wire buffer. A submitter claims a position, copies its row once
+# into that cell, and publishes it; a batch is a run of cells, sent from where they lie. Beside each
+# row lies a side cell of `side_bytes` for the task.
 #
-# Threads: claim, publish, row, side: any thread (a cell is its claimer's until published, then the consumer's).
+# Threads: claim, publish, row, side: any thread (a cell is its claimer's until published, then the
+# consumer's).
 #          published, release: the consumer (the loop) only.
 from clipper_core.machine cimport atomic, u8, u64
 
@@ -15,7 +17,8 @@ cdef extern from "ring.hpp" namespace "clipper" nogil:
         void publish(u64 pos) noexcept
         bint published(u64 pos) noexcept
         void release(u64 pos) noexcept
-        bint idle() noexcept                 # all that were claimed are released; while nobody claims
+        bint idle() noexcept                 # all that were claimed are released; while nobody
+                                             # claims
         bint untouched(u64 pos) noexcept     # nobody has claimed its cell again, released or not
     cdef cppclass Spsc "clipper::Spsc<>":
         u64 size
@@ -32,12 +35,14 @@ cdef struct Ring:
     u64 side_bytes
     u8* rows                 # size x row_bytes, 64-byte aligned, touched lazily
     u8* sides                # size x side_bytes
-    int fd                   # rows that containers may map: their memfd, and a mapping of their own; else -1
+    int fd                   # rows that containers may map: their memfd, and a mapping of their
+                             # own; else -1
     u64 rows_bytes
     void* map                # one mapping holds all the rest
     u64 map_bytes
 
-cdef Ring* ring_new(u64 size, u64 row_bytes, u64 side_bytes, bint shared=*, u64 first=*) noexcept nogil
+cdef Ring* ring_new(u64 size, u64 row_bytes, u64 side_bytes, bint shared=*,
+                    u64 first=*) noexcept nogil
 # ^ size: a power of two >= 2; NULL: no memory. first: its first position.
 #   shared: rows behind a memfd if there is one to be had, else as ever
 cdef void ring_free(Ring* ring) noexcept nogil

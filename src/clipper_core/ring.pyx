@@ -1,4 +1,5 @@
-"""The lock-free work queue whose cells are the rows of the wire, and a single-producer ring of words for notices."""
+"""The lock-free work queue whose cells are the rows of the wire, and a single-producer ring of
+words for notices."""
 from libc.stdlib cimport free
 from libc.string cimport memcpy
 
@@ -24,14 +25,17 @@ cdef u64 _lines(u64 nbytes) noexcept nogil:
     return (nbytes + 63) & ~<u64> 63
 
 
-cdef Ring* ring_new(u64 size, u64 row_bytes, u64 side_bytes, bint shared=False, u64 first=0) noexcept nogil:
-    cdef u64 rows = _lines(size * row_bytes), sides = _lines(size * side_bytes), seqs = _lines(size * 8)
+cdef Ring* ring_new(u64 size, u64 row_bytes, u64 side_bytes, bint shared=False,
+                    u64 first=0) noexcept nogil:
+    cdef u64 rows = _lines(size * row_bytes), sides = _lines(size * side_bytes), seqs = _lines(size
+            * 8)
     cdef int fd = -1
     cdef void* apart = shared_new(rows, &fd) if shared and rows else NULL
     cdef u64 total = sides + seqs + (0 if apart != NULL else rows)
     cdef Ring* ring = <Ring*> aligned_new(sizeof(Ring))
     cdef Cells* cells = <Cells*> aligned_new(sizeof(Cells))
-    cdef void* map = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+    cdef void* map = mmap(NULL, total, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
     if ring == NULL or cells == NULL or map == MAP_FAILED:
         free(ring)
         free(cells)
@@ -93,9 +97,9 @@ cdef extern from *:
 cdef class WorkRing:
     """Threads: any may push; one may pop.
 
-    A ring of `size` rows (a power of two >= 2) of `row_bytes` bytes each, for tests and benchmarks; the engine uses the same
-    structure from below. `shared`: rows behind a memfd, if there is one to be had. Source: docs/design.md, "The queue is the
-    wire buffer".
+    A ring of `size` rows (a power of two >= 2) of `row_bytes` bytes each, for tests and benchmarks;
+    the engine uses the same structure from below. `shared`: rows behind a memfd, if there is one to
+    be had. Source: docs/design.md, "The queue is the wire buffer".
     """
     cdef Ring* ring
     cdef u64 head
@@ -146,7 +150,8 @@ cdef class WorkRing:
         return bool(self.ring.cells.published(pos))
 
     def untouched(self, u64 pos):
-        """Has nobody claimed the cell of position `pos` since? (On machines of weak memory order: never.)"""
+        """Has nobody claimed the cell of position `pos` since? (On machines of weak memory order:
+        never.)"""
         return bool(self.ring.cells.untouched(pos))
 
     @property
@@ -155,7 +160,8 @@ cdef class WorkRing:
         return self.ring.fd
 
     def churn(self, u64 first, u64 count):
-        """Push `count` words first, first+1, ... from a nogil loop, spinning while full; for stress tests (row_bytes == 8)."""
+        """Push `count` words first, first+1, ... from a nogil loop, spinning while full; for stress
+        tests (row_bytes == 8)."""
         cdef u64 i, pos
         if self.ring.row_bytes != 8:
             raise ValueError("churn pushes words: row_bytes must be 8")
@@ -167,7 +173,8 @@ cdef class WorkRing:
                 self.ring.cells.publish(pos)
 
     def drain(self, u64 count):
-        """Pop exactly `count` words in a nogil loop and return their sum modulo 2**64 (row_bytes == 8)."""
+        """Pop exactly `count` words in a nogil loop and return their sum modulo 2**64 (row_bytes ==
+        8)."""
         cdef u64 total = 0, taken = 0
         with nogil:
             while taken < count:

@@ -1,7 +1,7 @@
 """Rows of an embedding table in memory.
 
-A fresh byte costs 3 to 4 ns to fault in and zero, several times what reading it costs: whoever knows that rows will be needed
-calls arena_reserve, on a thread that nobody waits for.
+A fresh byte costs 3 to 4 ns to fault in and zero, several times what reading it costs: whoever
+knows that rows will be needed calls arena_reserve, on a thread that nobody waits for.
 """
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
@@ -114,7 +114,8 @@ cdef bint arena_reserve(Arena* arena, u64 rows) noexcept nogil:
     i = first
     while made and i < last:    # chunks never move, and are not given back while the arena lives
         first = min(last - i, mask + 1 - (i & mask))
-        pages_touch(<u8*> (<size_t> arena_row(arena, <u32> i) & ~<size_t> 4095), first * arena.row_bytes)
+        pages_touch(<u8*> (<size_t> arena_row(arena, <u32> i) & ~<size_t> 4095),
+                    first * arena.row_bytes)
         i = (i | mask) + 1
     return made
 

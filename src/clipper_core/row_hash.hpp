@@ -1,19 +1,22 @@
 // The hash of rows: 128 bits over model, salt and bytes, seeded at random per process.
 //
-// Two 64-bit multiply-and-fold hashes with independent secrets over the same loads. A fold keeps 64 of a product's
-// 128 bits, so one of them collides for a pair of rows with probability about 2^-63 over its secret; both at once
-// about 2^-126, of which the key keeps 120 bits. (One pass with a 128-bit result would cost half the multiplications
-// and be no better than its 64-bit lanes.) Four lanes a half, 64 bytes a turn: eight multiplications in flight hide
-// their latency. After Wang Yi's wyhash and Nicolas De Carli's rapidhash.
+// Two 64-bit multiply-and-fold hashes with independent secrets over the same loads. A fold keeps 64
+// of a product's 128 bits, so one of them collides for a pair of rows with probability about 2^-63
+// over its secret; both at once about 2^-126, of which the key keeps 120 bits. (One pass with a
+// 128-bit result would cost half the multiplications and be no better than its 64-bit lanes.) Four
+// lanes a half, 64 bytes a turn: eight multiplications in flight hide their latency. After Wang
+// Yi's wyhash and Nicolas De Carli's rapidhash.
 //
-// Long rows, on machines with carry-less multiplication of whole lines: a kilobyte is first condensed to 32 bytes, and
-// the above runs over what is left of the row. Condensing xors the products of (word ^ secret) pairs, sixteen bytes a
-// product, so two different kilobytes meet with probability 2^-64 over the secret (Lemire and Kaser, "Faster 64-bit
-// universal hashing using carry-less multiplications", 2016); done twice, the second time with the secret moved on by
-// a line, 2^-128 (the Toeplitz construction of UMAC, Black et al. 1999). A last part of a kilobyte is filled with
-// zeros, which the row's length in the key makes unambiguous.
+// Long rows, on machines with carry-less multiplication of whole lines: a kilobyte is first
+// condensed to 32 bytes, and the above runs over what is left of the row. Condensing xors the
+// products of (word ^ secret) pairs, sixteen bytes a product, so two different kilobytes meet with
+// probability 2^-64 over the secret (Lemire and Kaser, "Faster 64-bit universal hashing using
+// carry-less multiplications", 2016); done twice, the second time with the secret moved on by a
+// line, 2^-128 (the Toeplitz construction of UMAC, Black et al. 1999). A last part of a kilobyte is
+// filled with zeros, which the row's length in the key makes unambiguous.
 //
-// Keys never leave the process, so byte order does not matter, nor that two machines make different ones.
+// Keys never leave the process, so byte order does not matter, nor that two machines make different
+// ones.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +35,8 @@ using std::uint32_t;
 using std::uint64_t;
 using std::uint8_t;
 
-// What this machine has. kAvx512 is taken from Ice Lake and Zen 4 on: earlier ones lower their clock for 64-byte words.
+// What this machine has. kAvx512 is taken from Ice Lake and Zen 4 on: earlier ones lower their
+// clock for 64-byte words.
 enum Variant : uint8_t { kPlain, kAvx2, kAvx512 };
 
 inline Variant variant_best() {
@@ -143,11 +147,13 @@ __attribute__((target("avx512f,avx512bw,vpclmulqdq"))) inline __m512i line_produ
 }
 
 template <int Half>
-__attribute__((target("avx512f"))) inline __m256i half_line(__m512i line) {  // masked, or GCC 12 warns of its own header
+// masked, or GCC 12 warns of its own header
+__attribute__((target("avx512f"))) inline __m256i half_line(__m512i line) {
     return _mm512_maskz_extracti64x4_epi64(255, line, Half);
 }
 
-// A row of n bytes to 32 bytes a kilobyte; -> how many bytes that makes. `out` has room for kDigestBytes.
+// A row of n bytes to 32 bytes a kilobyte; -> how many bytes that makes. `out` has room for
+// kDigestBytes.
 constexpr uint64_t kDigestBytes = 4096;
 __attribute__((target("avx512f,avx512bw,vpclmulqdq"))) inline uint64_t hash_condense(
     const HashSecret& secret, const uint8_t* p, uint64_t n, uint8_t* out) {

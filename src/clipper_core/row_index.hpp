@@ -1,14 +1,16 @@
-// A bucket of the index of an embedding table: one cache line, which holds five ids, the rows they have, and the lock of every
-// row whose id belongs here.
+// A bucket of the index of an embedding table: one cache line, which holds five ids, the rows they
+// have, and the lock of every row whose id belongs here.
 //
-// One line a probe, with the ids in it, beats tags that lead to ids elsewhere: a lookup in a table larger than the caches costs
-// one miss and the row's own. The lock costs no line of its own either, since whoever looks up must read this one.
+// One line a probe, with the ids in it, beats tags that lead to ids elsewhere: a lookup in a table
+// larger than the caches costs one miss and the row's own. The lock costs no line of its own
+// either, since whoever looks up must read this one.
 //
-// `index_look` reads ids while others may write them: a race, and a harmless one, since it only says what to fetch ahead and where
-// to look first; whoever uses a row finds it again under the lock. The race detector is told so.
+// `index_look` reads ids while others may write them: a race, and a harmless one, since it only
+// says what to fetch ahead and where to look first; whoever uses a row finds it again under the
+// lock. The race detector is told so.
 //
-// What is done for each row of a pull or a push lies here, not in row_index.pyx: a call through a pointer, as one module makes to
-// another, costs as much as what it calls.
+// What is done for each row of a pull or a push lies here, not in row_index.pyx: a call through a
+// pointer, as one module makes to another, costs as much as what it calls.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +34,8 @@
 namespace clipper {
 
 constexpr int kSlots = 5;
-constexpr int kSpare = 24;  // buckets after the last one of a part, and at most so many after its own does an id lie
+constexpr int kSpare = 24;  // buckets after the last one of a part, and at most so many after its
+                            // own does an id lie
 constexpr std::uint32_t kNoRow = 0xffffffffu;
 
 struct alignas(64) Bucket {
@@ -88,15 +91,18 @@ inline std::uint64_t high_product(std::uint64_t a, std::uint64_t b) {
     return std::uint64_t((static_cast<unsigned __int128>(a) * b) >> 64);
 }
 
-inline std::uint64_t least_with(std::uint64_t product, std::uint64_t n) {  // the least x of which high_product(x, n) is that much
+// the least x of which high_product(x, n) is that much
+inline std::uint64_t least_with(std::uint64_t product, std::uint64_t n) {
     return std::uint64_t(((static_cast<unsigned __int128>(product) << 64) + n - 1) / n);
 }
 
-// -- the whole ---------------------------------------------------------------------------------------------------------
+// -- the whole
+// ---------------------------------------------------------------------------------------------------------
 
 struct Part {
     Bucket* buckets;
-    std::uint64_t n;                  // of them; spare ones for what the last had no room for come after
+    std::uint64_t n;                  // of them; spare ones for what the last had no room for come
+                                      // after
     std::atomic<std::uint64_t> used;  // ids
     std::uint32_t depth;              // leading bits that their hashes share
 };
@@ -141,7 +147,8 @@ inline HeldRow index_hold(const Index* index, std::uint64_t hash, std::int64_t i
     return HeldRow{home, row_in(home, id)};
 }
 
-// -- ahead of time -----------------------------------------------------------------------------------------------------
+// -- ahead of time
+// -----------------------------------------------------------------------------------------------------
 
 struct Seen {  // where an id seems to lie; good for as long as no part moves
     Bucket* home;
@@ -152,7 +159,8 @@ struct Seen {  // where an id seems to lie; good for as long as no part moves
 
 inline void fetch_to_write(const void* at) {
 #if defined(__x86_64__)
-    asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(at)));  // which -mprfchw would say; no machine minds it
+    // which -mprfchw would say; no machine minds it
+    asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(at)));
 #else
     __builtin_prefetch(at, 1);
 #endif
@@ -178,7 +186,8 @@ inline bool still_there(const Seen* seen, std::int64_t id) {  // its bucket is l
     return seen->slot < b->lock.count() && b->ids[seen->slot] == id && b->rows[seen->slot] == seen->row;
 }
 
-// index_hold of an id that was looked for. That it is where it seemed to be is guessed, not awaited, by a core that predicts.
+// index_hold of an id that was looked for. That it is where it seemed to be is guessed, not
+// awaited, by a core that predicts.
 inline std::uint32_t hold_seen(const Seen* seen, std::int64_t id) {
     bucket_lock(seen->home);
     if (seen->row != kNoRow) {
@@ -194,7 +203,8 @@ inline std::uint32_t hold_seen(const Seen* seen, std::int64_t id) {
     return row_in(seen->home, id);
 }
 
-// -- memory that is large: huge pages where the system has them, given back at once ------------------------------------
+// -- memory that is large: huge pages where the system has them, given back at once
+// ------------------------------------
 
 constexpr std::size_t kHuge = 2u << 20;
 
@@ -216,7 +226,8 @@ inline void pages_free(void* at, std::size_t bytes) {
     if (at) munmap(at, bytes);
 }
 
-inline void pages_touch(void* at, std::size_t bytes) {  // so that nobody waits for the first use of each
+inline void pages_touch(void* at, std::size_t bytes) {  // so that nobody waits for the first use of
+                                                        // each
 #ifdef MADV_POPULATE_WRITE
     if (madvise(at, bytes, MADV_POPULATE_WRITE) == 0) return;
 #endif

@@ -1,10 +1,12 @@
 # The index of an embedding table: which row an id has, and whose turn it is with that row.
 #
-# Ids are hashed into buckets of one cache line, in the order of their hashes. A part is an array of buckets, for the hashes that
-# begin alike; it grows, and then splits, by itself. An id that finds its bucket full goes on to the next one.
+# Ids are hashed into buckets of one cache line, in the order of their hashes. A part is an array of
+# buckets, for the hashes that begin alike; it grows, and then splits, by itself. An id that finds
+# its bucket full goes on to the next one.
 #
 # Threads: any, but whoever calls index_grow does so alone: it moves a part.
-# Whoever holds an id's bucket may read and write its row; nobody holds two but in rising order, and only while looking.
+# Whoever holds an id's bucket may read and write its row; nobody holds two but in rising order, and
+# only while looking.
 from clipper_core.machine cimport atomic, i64, u32, u64
 from clipper_core.row_lock cimport RowLock
 
@@ -30,7 +32,8 @@ cdef extern from "row_index.hpp" namespace "clipper" nogil:
         Part** directory        # by the leading `depth` bits of a hash
         u32 depth
 
-    cdef cppclass Held "clipper::HeldRow":     # an id whose bucket is locked, until bucket_unlock(home)
+    cdef cppclass Held "clipper::HeldRow":     # an id whose bucket is locked, until
+                                               # bucket_unlock(home)
         Bucket* home
         u32 row                 # NO_ROW: it has none
 
@@ -40,7 +43,8 @@ cdef extern from "row_index.hpp" namespace "clipper" nogil:
     Bucket* index_bucket(const Index* index, u64 hash) noexcept
     Held index_hold(const Index* index, u64 hash, i64 id) noexcept
 
-    cdef cppclass Seen:         # where an id seems to lie, by a look without the lock; good until a part moves
+    cdef cppclass Seen:         # where an id seems to lie, by a look without the lock; good until a
+                                # part moves
         Bucket* home
         u32 row                 # NO_ROW: it seems to have none
 
@@ -61,10 +65,13 @@ cdef u64 index_after(const Index* index, u64 hash) noexcept nogil
 cdef bint index_add(Index* index, u64 hash, const Held* held, i64 id, u32 row) noexcept nogil
 # ^ False: the part must grow first
 cdef void index_remove(Index* index, const Held* held, i64 id) noexcept nogil
-cdef u32 index_gather(const Index* index, u64 hash, Bucket* home, i64* ids, u32* rows) noexcept nogil
-# ^ all ids whose home this locked bucket is, and their rows: at most GATHER_MAX.  hash: any that leads here
+cdef u32 index_gather(const Index* index, u64 hash, Bucket* home, i64* ids,
+                      u32* rows) noexcept nogil
+# ^ all ids whose home this locked bucket is, and their rows: at most GATHER_MAX.  hash: any that
+# leads here
 cdef bint index_full(const Index* index, u64 hash) noexcept nogil    # its part wants to grow
-cdef u64 index_size(const Index* index, u64 hash) noexcept nogil        # of its part; another one once it has grown
+# of its part; another one once it has grown
+cdef u64 index_size(const Index* index, u64 hash) noexcept nogil
 cdef bint index_grow(Index* index, u64 hash) noexcept nogil
 # ^ the part of this hash. False: no memory
 cdef u64 index_used(const Index* index) noexcept nogil

@@ -1,17 +1,20 @@
 """The index of an embedding table.
 
-A part that is .78 full grows by 1.2, so that it is hardly ever less than .65 full: 16 to 20 bytes an id. Because a bucket is
-chosen by the high half of a product, and not by low bits of the hash, any number of buckets will do, they are in the order of
-the hashes, and a part that grows walks its old and its new array once, both in order. One that has reached PART_BYTES_MAX
-splits in two instead, by the next bit of the hash: so whoever waits while a part moves waits for a few milliseconds, however
-large the table. Source of the directory: Fagin et al. 1979, extendible hashing.
+A part that is .78 full grows by 1.2, so that it is hardly ever less than .65 full: 16 to 20 bytes
+an id. Because a bucket is chosen by the high half of a product, and not by low bits of the hash,
+any number of buckets will do, they are in the order of the hashes, and a part that grows walks its
+old and its new array once, both in order. One that has reached PART_BYTES_MAX splits in two
+instead, by the next bit of the hash: so whoever waits while a part moves waits for a few
+milliseconds, however large the table. Source of the directory: Fagin et al. 1979, extendible
+hashing.
 """
 from libc.stdlib cimport calloc, free
 
 from clipper_core.machine cimport i64, relaxed, u32, u64
 
 cdef extern from "row_index.hpp" namespace "clipper" nogil:
-    u64 SPARE "clipper::kSpare"     # buckets after the last one, and at most so many after its own does an id lie
+    u64 SPARE "clipper::kSpare"     # buckets after the last one, and at most so many after its own
+                                    # does an id lie
     u64 high_product(u64 a, u64 b) noexcept
     u64 least_with(u64 product, u64 n) noexcept
     bint bucket_overflowed(const Bucket* bucket) noexcept
@@ -30,7 +33,8 @@ cdef double FULL_AT = 0.78
 cdef double GROWTH = 1.2
 
 
-# -- parts -------------------------------------------------------------------------------------------------------------
+# -- parts
+# --------------------------------------------------------------------------------------------------
 
 cdef inline size_t _bytes(u64 n) noexcept nogil:
     return (n + SPARE) * sizeof(Bucket)
@@ -78,13 +82,15 @@ cdef bint _move(const Part* part, Part* low, Part* high) noexcept nogil:
     while bucket < end:
         for slot in range(bucket_count(bucket)):
             hash = index_hash(bucket.ids[slot])
-            if not _put(high if high != NULL and (hash << part.depth) >> 63 else low, hash, bucket.ids[slot], bucket.rows[slot]):
+            if not _put(high if high != NULL and (hash << part.depth) >> 63 else low, hash,
+                        bucket.ids[slot], bucket.rows[slot]):
                 return False
         bucket += 1
     return True
 
 
-# -- the whole ---------------------------------------------------------------------------------------------------------
+# -- the whole
+# --------------------------------------------------------------------------------------------------
 
 cdef bint index_init(Index* index) noexcept nogil:
     index.depth = 0
@@ -112,11 +118,13 @@ cdef void index_free(Index* index) noexcept nogil:
 
 cdef u64 index_after(const Index* index, u64 hash) noexcept nogil:
     cdef const Part* part = index_part(index, hash)
-    cdef u64 next = high_product(hash << part.depth, part.n) + 1, begin = 0, unit = (<u64> 1 << part.depth) - 1
+    cdef u64 next = high_product(hash << part.depth,
+                                 part.n) + 1, begin = 0, unit = (<u64> 1 << part.depth) - 1
     if part.depth:
         begin = hash >> (64 - part.depth) << (64 - part.depth)
     if next == part.n:
-        return begin + (<u64> 1 << (64 - part.depth)) if part.depth else 0  # of the next part; wraps to 0 after the last
+        # of the next part; wraps to 0 after the last
+        return begin + (<u64> 1 << (64 - part.depth)) if part.depth else 0
     next = least_with(next, part.n)
     return begin + (next >> part.depth) + (1 if next & unit else 0)
 
@@ -160,7 +168,8 @@ cdef void index_remove(Index* index, const Held* held, i64 id) noexcept nogil:
     index_part(index, index_hash(id)).used.fetch_sub(1, relaxed)
 
 
-cdef u32 index_gather(const Index* index, u64 hash, Bucket* home, i64* ids, u32* rows) noexcept nogil:
+cdef u32 index_gather(const Index* index, u64 hash, Bucket* home, i64* ids,
+                      u32* rows) noexcept nogil:
     """Those whose home it is, which is locked: they lie in it, and where it overflowed to."""
     cdef Part* part = index_part(index, hash)
     cdef Bucket* bucket = home
@@ -190,7 +199,8 @@ cdef bint index_full(const Index* index, u64 hash) noexcept nogil:
     return part.used.load(relaxed) >= <u64> (FULL_AT * SLOTS * part.n)
 
 
-# -- growing -----------------------------------------------------------------------------------------------------------
+# -- growing
+# --------------------------------------------------------------------------------------------------
 
 cdef bint _deepen(Index* index) noexcept nogil:
     cdef u64 i, n = <u64> 1 << index.depth
@@ -238,7 +248,8 @@ cdef bint index_grow(Index* index, u64 hash) noexcept nogil:
         if part.depth == index.depth and not _deepen(index):
             return False
         n = n // 2 + 1
-    for _tries in range(8):      # ids that crowd around one bucket may find no room: once in very many times
+    for _tries in range(8):      # ids that crowd around one bucket may find no room: once in very
+                                 # many times
         if _replace(index, hash, n, split):
             return True
         n += n // 8 + 1

@@ -1,8 +1,10 @@
-# The scheduler decides: which rows go to which container now, what ends and when. Bytes and time are arguments; whoever has a
-# clock and sockets (the IO loop), or a simulated network (a test), calls step and hands bytes over.
+# The scheduler decides: which rows go to which container now, what ends and when. Bytes and time
+# are arguments; whoever has a clock and sockets (the IO loop), or a simulated network (a test),
+# calls step and hands bytes over.
 #
-# Threads: step, received, lost, open and what they call: the loop. Commands and notices pass between Python and the loop by
-# rings. Submitting is the business of `model`; it meets the loop in the lanes.
+# Threads: step, received, lost, open and what they call: the loop. Commands and notices pass
+# between Python and the loop by rings. Submitting is the business of `model`; it meets the loop in
+# the lanes.
 from libcpp.vector cimport vector
 from clipper_core.batcher cimport TIMINGS_MAX, BatcherConfig, Timing
 from clipper_core.clock_cache cimport CacheState
@@ -35,9 +37,11 @@ cdef enum CommandKind:          # Python -> loop
     DRAIN = 3
     CLOSE_LINK = 4
     EXPECT = 5                  # of a model without a replica: none comes before when_us
-    HAND_OVER = 6               # a connection to the engine `to`, which hears its HELLO again; for the mover, as is
+    HAND_OVER = 6               # a connection to the engine `to`, which hears its HELLO again; for
+                                # the mover, as is
     ADOPT = 7                   # the other side of it
-    TEACH = 8                   # a FEEDBACK payload (data) of `number` rows, when nothing else is to be sent
+    TEACH = 8                   # a FEEDBACK payload (data) of `number` rows, when nothing else is
+                                # to be sent
 
 cdef struct Command:
     u32 kind
@@ -70,7 +74,8 @@ cdef struct News:               # a notice on its way to Python, malloc'd; the r
 cdef struct LinkState:
     Link* link
     Replica* replica            # once attached; changed under `looking`
-    News* attached              # made when it was opened, to be told whatever memory there is then; NULL: told
+    News* attached              # made when it was opened, to be told whatever memory there is then;
+                                # NULL: told
     News* gone
     u32 model
     u32 conn
@@ -87,7 +92,8 @@ cdef cppclass EngineState:
     u64 links_max
     u8 search_near, search_far  # of strings, for LZ4: on links of this host, and on remote ones
     u64 heartbeat_us
-    u32 eject_after             # batches that a replica fails in a row before it is left alone for a while; 0: it never is
+    u32 eject_after             # batches that a replica fails in a row before it is left alone for
+                                # a while; 0: it never is
     u64 hello_us                # a connection that says nothing is closed after this
     ModelState** models
     atomic[u32] model_count     # numbers of models that were given out
@@ -99,7 +105,8 @@ cdef cppclass EngineState:
     vector[u32]* writers        # conns with something to send, for the mover
     vector[u32]* closing        # conns to close once sent
     vector[u32]* hot            # models to look at in this step
-    vector[u32]* watched        # conns that chores look at: all but those that are quiet and have nothing in hand
+    vector[u32]* watched        # conns that chores look at: all but those that are quiet and have
+                                # nothing in hand
     vector[void*]* spare        # receive buffers of links that rest
     vector[u32]* waits          # models with rows that wait
     vector[Command]* moves      # connections that go to a peer or come from one, for the mover
@@ -113,17 +120,25 @@ cdef cppclass EngineState:
     atomic[u32] refusing        # Status.CLOSED: nothing new is taken in, what is in flight goes on
     bint manual                 # time comes from step only
     atomic[u64] now_us          # last time step was told
-    mutex looking               # who holds it finds each replica as it is: for those who look in from other threads
+    mutex looking               # who holds it finds each replica as it is: for those who look in
+                                # from other threads
 
 # -- for its owner
-cdef bint engine_order(EngineState* e, const Command* command) noexcept nogil       # False: full. Threads: any
+# False: full. Threads: any
+cdef bint engine_order(EngineState* e, const Command* command) noexcept nogil
 
 # -- for the mover of bytes (loop only)
-cdef u32 engine_open(EngineState* e, int fd, u64 now_us) noexcept nogil              # conn; 0: no room
+# conn; 0: no room
+cdef u32 engine_open(EngineState* e, int fd, u64 now_us) noexcept nogil
 cdef LinkState* engine_slot(EngineState* e, u32 conn) noexcept nogil                 # NULL: gone
 cdef Link* engine_link(EngineState* e, u32 conn) noexcept nogil                      # NULL: gone
-cdef bint engine_received(EngineState* e, u32 conn, u64 n, u64 now_us) noexcept nogil   # False: close it
-cdef bint engine_given(EngineState* e, u32 conn, const u8* data, u64 n, u64 now_us) noexcept nogil   # copied; as received
-cdef void engine_lost(EngineState* e, u32 conn, u32 status, u64 now_us) noexcept nogil  # the connection is closed
-cdef u64 engine_step(EngineState* e, u64 now_us) noexcept nogil                      # when to step again at the latest
-cdef bint engine_idle(EngineState* e) noexcept nogil                                 # nothing new from other threads
+# False: close it
+cdef bint engine_received(EngineState* e, u32 conn, u64 n, u64 now_us) noexcept nogil
+# copied; as received
+cdef bint engine_given(EngineState* e, u32 conn, const u8* data, u64 n, u64 now_us) noexcept nogil
+# the connection is closed
+cdef void engine_lost(EngineState* e, u32 conn, u32 status, u64 now_us) noexcept nogil
+# when to step again at the latest
+cdef u64 engine_step(EngineState* e, u64 now_us) noexcept nogil
+# nothing new from other threads
+cdef bint engine_idle(EngineState* e) noexcept nogil

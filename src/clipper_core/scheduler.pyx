@@ -1,12 +1,14 @@
 """The scheduler: a sans-io state machine over lanes, replicas and links.
 
-A step is: commands from Python; rows from submitters; deadlines; then, for every model something happened to, batches to its
-free replicas; then one wake-up for all that ended. It never allocates per query and never asks for the GIL.
+A step is: commands from Python; rows from submitters; deadlines; then, for every model something
+happened to, batches to its free replicas; then one wake-up for all that ended. It never allocates
+per query and never asks for the GIL.
 
 Which replica: the one that is predicted to finish first (`crew`).
 
-Which rows. The lane whose head is due first; when it runs dry the batch is filled from the next. Before a batch is cut, rows at
-the head that cannot finish by their deadline in a batch of that size are shed (docs/design.md, "Early drop").
+Which rows. The lane whose head is due first; when it runs dry the batch is filled from the next.
+Before a batch is cut, rows at the head that cannot finish by their deadline in a batch of that size
+are shed (docs/design.md, "Early drop").
 """
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
@@ -15,19 +17,25 @@ from clipper_core.admission cimport Gate
 from clipper_core.allocation cimport make_room
 from clipper_core.asking cimport asking_step
 from clipper_core.batcher cimport batcher_hold_until, batcher_know_slo
-from clipper_core.codec cimport (ACCURACY, FAILURE, GOODBYE, HEARTBEAT, HELLO, REFUSE, REPLY, WELCOME, Header, v1_format)
-from clipper_core.crew cimport (another_can, crew_arrived, crew_forecast, crew_has_other, crew_learn, crew_look, crew_must_pass,
+from clipper_core.codec cimport (ACCURACY, FAILURE, GOODBYE, HEARTBEAT, HELLO, REFUSE, REPLY,
+                                 WELCOME, Header, v1_format)
+from clipper_core.crew cimport (another_can, crew_arrived, crew_forecast, crew_has_other,
+                                crew_learn, crew_look, crew_must_pass,
                                 crew_pick, crew_room, crew_rows, too_late)
 from clipper_core.delivery cimport delivery_flush
-from clipper_core.demand cimport (demand_add, demand_ahead, demand_asks, demand_due_first, demand_end, demand_slo_us,
+from clipper_core.demand cimport (demand_add, demand_ahead, demand_asks, demand_due_first,
+                                  demand_end, demand_slo_us,
                                   demand_tight, demand_waiting)
-from clipper_core.lane cimport (lane_close, lane_head, lane_shed, lane_take, lane_take_in, lanes_expire, lanes_next_ready,
+from clipper_core.lane cimport (lane_close, lane_head, lane_shed, lane_take, lane_take_in,
+                                lanes_expire, lanes_next_ready,
                                 lanes_wake, task_due_us)
-from clipper_core.link cimport (link_free, link_new, link_next, link_received, link_rest, link_room, link_send_frame,
+from clipper_core.link cimport (link_free, link_new, link_next, link_received, link_rest, link_room,
+                                link_send_frame,
                                 link_unsent)
 from clipper_core.machine cimport eventfd_signal, i32, relaxed, seq_cst
 from clipper_core.model_state cimport LANE_CLASSES, models_give_back
-from clipper_core.replica cimport (Batch, batch_drop, batch_new, replica_bare, replica_begin, replica_frame, replica_free,
+from clipper_core.replica cimport (Batch, batch_drop, batch_new, replica_bare, replica_begin,
+                                   replica_frame, replica_free,
                                    replica_late, replica_lost, replica_new, replica_overdue, replica_teach)
 from clipper_core.ring cimport ring_row
 from clipper_core.sending cimport replica_send
@@ -36,12 +44,14 @@ from clipper_core.task cimport Lane, Span, Task, task_of
 from clipper_core.timer_wheel cimport NEVER, wheel_next_us
 
 cdef enum:
-    HELLO_BYTES_MAX = 262144    # of a frame before it is attached; Python refuses a HELLO above 64 KiB with a reason
+    HELLO_BYTES_MAX = 262144    # of a frame before it is attached; Python refuses a HELLO above 64
+                                # KiB with a reason
     CHORES_US = 25000           # overdue batches, heartbeats, silence
     HELD_US = 1000000           # a step is asked for at least this often
 
 
-# -- links -------------------------------------------------------------------------------------------------------------
+# -- links
+# --------------------------------------------------------------------------------------------------
 
 cdef LinkState* engine_slot(EngineState* e, u32 conn) noexcept nogil:
     cdef LinkState* slot = &e.links[conn & 0xFFFF]
@@ -56,9 +66,11 @@ cdef Link* engine_link(EngineState* e, u32 conn) noexcept nogil:
 
 
 cdef bint _has_room(EngineState* e) noexcept nogil:
-    """For one more link on each of the loop's lists. A link is on a list at most once, but links that are gone may still be on it."""
+    """For one more link on each of the loop's lists. A link is on a list at most once, but links
+    that are gone may still be on it."""
     cdef size_t n = e.link_count + 1
-    return (make_room(e.watched[0], e.watched.size() + n) and make_room(e.writers[0], e.writers.size() + n)
+    return (make_room(e.watched[0], e.watched.size() + n)
+            and make_room(e.writers[0], e.writers.size() + n)
             and make_room(e.closing[0], e.closing.size() + n))
 
 
@@ -84,7 +96,8 @@ cdef u32 engine_open(EngineState* e, int fd, u64 now_us) noexcept nogil:
         e.free_slots.push_back(i)
         return 0
     slot.link.spare = e.spare
-    slot.link.limits.payload_bytes_max = min(e.limits.payload_bytes_max, <u64> HELLO_BYTES_MAX)    # until it is attached
+    # until it is attached
+    slot.link.limits.payload_bytes_max = min(e.limits.payload_bytes_max, <u64> HELLO_BYTES_MAX)
     slot.conn = ((slot.conn & <u32> 0xFFFF0000) + 0x10000) | i
     slot.link.fd = fd
     slot.model = 0
@@ -106,7 +119,8 @@ cdef void _want_write(EngineState* e, LinkState* slot) noexcept nogil:
         e.writers.push_back(slot.conn)
 
 
-cdef void _say(EngineState* e, LinkState* slot, int kind, const void* payload, u64 n, u64 now_us) noexcept nogil:
+cdef void _say(EngineState* e, LinkState* slot, int kind, const void* payload, u64 n,
+               u64 now_us) noexcept nogil:
     link_send_frame(slot.link, kind, payload, n, now_us)
     _want_write(e, slot)
 
@@ -151,9 +165,11 @@ cdef void engine_lost(EngineState* e, u32 conn, u32 status, u64 now_us) noexcept
     e.free_slots.push_back(conn & 0xFFFF)
 
 
-# -- news --------------------------------------------------------------------------------------------------------------
+# -- news
+# --------------------------------------------------------------------------------------------------
 
-cdef void _tell(EngineState* e, u32 kind, u32 conn, u32 model, u32 status, const void* data, u64 nbytes) noexcept nogil:
+cdef void _tell(EngineState* e, u32 kind, u32 conn, u32 model, u32 status, const void* data,
+                u64 nbytes) noexcept nogil:
     cdef News* news = <News*> malloc(sizeof(News) + nbytes)
     if news == NULL:
         e.news_lost.fetch_add(1, relaxed)
@@ -164,8 +180,10 @@ cdef void _tell(EngineState* e, u32 kind, u32 conn, u32 model, u32 status, const
     _put_news(e, news, kind, conn, model, status)
 
 
-cdef void _tell_kept(EngineState* e, News** kept, u32 kind, u32 conn, u32 model, u32 status) noexcept nogil:
-    """By the news that was made for this when the link was opened: it cannot be lost for want of memory."""
+cdef void _tell_kept(EngineState* e, News** kept, u32 kind, u32 conn, u32 model,
+                     u32 status) noexcept nogil:
+    """By the news that was made for this when the link was opened: it cannot be lost for want of
+    memory."""
     cdef News* news = kept[0]
     kept[0] = NULL
     if news != NULL:
@@ -179,7 +197,8 @@ cdef void _forget_news(LinkState* slot) noexcept nogil:
     slot.attached = slot.gone = NULL
 
 
-cdef void _put_news(EngineState* e, News* news, u32 kind, u32 conn, u32 model, u32 status) noexcept nogil:
+cdef void _put_news(EngineState* e, News* news, u32 kind, u32 conn, u32 model,
+                    u32 status) noexcept nogil:
     news.kind = kind
     news.conn = conn
     news.model = model
@@ -191,7 +210,8 @@ cdef void _put_news(EngineState* e, News* news, u32 kind, u32 conn, u32 model, u
     eventfd_signal(e.news_fd)
 
 
-# -- what arrives ------------------------------------------------------------------------------------------------------
+# -- what arrives
+# --------------------------------------------------------------------------------------------------
 
 cdef bint engine_received(EngineState* e, u32 conn, u64 n, u64 now_us) noexcept nogil:
     cdef LinkState* slot = engine_slot(e, conn)
@@ -235,7 +255,8 @@ cdef bint engine_given(EngineState* e, u32 conn, const u8* data, u64 n, u64 now_
 
 
 cdef void _trust(EngineState* e, LinkState* slot) noexcept nogil:
-    """It has been heard. A heartbeat does not answer a batch, though: who is overdue stays suspect."""
+    """It has been heard. A heartbeat does not answer a batch, though: who is overdue stays
+    suspect."""
     if slot.replica != NULL and slot.replica.suspect and not replica_late(slot.replica):
         slot.replica.suspect = False
         slot.replica.gauge.suspect.store(0, relaxed)
@@ -245,10 +266,12 @@ cdef void _trust(EngineState* e, LinkState* slot) noexcept nogil:
 cdef Status _bare(EngineState* e, LinkState* slot, u64 now_us) noexcept nogil:
     cdef ModelState* model = e.models[slot.model]
     _warm(e, model)
-    return replica_bare(slot.replica, e.lanes, &model.spec, demand_slo_us(&model.demand, now_us), now_us)
+    return replica_bare(slot.replica, e.lanes, &model.spec, demand_slo_us(&model.demand, now_us),
+                        now_us)
 
 
-cdef Status _frame(EngineState* e, LinkState* slot, Header* header, u8* payload, u64 now_us) noexcept nogil:
+cdef Status _frame(EngineState* e, LinkState* slot, Header* header, u8* payload,
+                   u64 now_us) noexcept nogil:
     cdef ModelState* model
     if header.kind == HEARTBEAT:
         return OK
@@ -260,19 +283,23 @@ cdef Status _frame(EngineState* e, LinkState* slot, Header* header, u8* payload,
         if slot.replica != NULL:
             slot.replica.draining = True
         if slot.quiet and slot.replica.in_flight:
-            slot.leaving = True         # a model host answers what it has; it leaves one server of many
+            slot.leaving = True         # a model host answers what it has; it leaves one server of
+                                        # many
         else:
             _close_soon(e, slot)
         return OK
-    if slot.replica == NULL or (header.kind != REPLY and header.kind != FAILURE and header.kind != ACCURACY):
+    if slot.replica == NULL or (header.kind != REPLY and header.kind != FAILURE
+                                and header.kind != ACCURACY):
         return BAD_FRAME
     model = e.models[slot.model]
     _warm(e, model)
-    return replica_frame(slot.replica, e.lanes, &model.spec, header, payload, demand_slo_us(&model.demand, now_us),
+    return replica_frame(slot.replica, e.lanes, &model.spec, header, payload,
+                         demand_slo_us(&model.demand, now_us),
                          crew_has_other(&model.crew, slot.replica), now_us)
 
 
-# -- commands ----------------------------------------------------------------------------------------------------------
+# -- commands
+# --------------------------------------------------------------------------------------------------
 
 cdef bint engine_order(EngineState* e, const Command* command) noexcept nogil:
     cdef u64 pos = 0
@@ -361,7 +388,8 @@ cdef void _finish_draining(EngineState* e, LinkState* slot, u64 now_us) noexcept
         _close_soon(e, slot)
 
 
-# -- sending -----------------------------------------------------------------------------------------------------------
+# -- sending
+# --------------------------------------------------------------------------------------------------
 
 cdef void _warm(EngineState* e, ModelState* model) noexcept nogil:
     if not model.hot:
@@ -369,9 +397,11 @@ cdef void _warm(EngineState* e, ModelState* model) noexcept nogil:
         e.hot.push_back(model.index)
 
 
-cdef Lane* _shed(EngineState* e, ModelState* model, Replica* r, u64* ticket, u64* waiting, u64 tight, u32* n,
+cdef Lane* _shed(EngineState* e, ModelState* model, Replica* r, u64* ticket, u64* waiting,
+                 u64 tight, u32* n,
                  u64 now_us) noexcept nogil:
-    """Drop what cannot finish in time; -> the lane to begin with and the size of the batch. NULL: nothing for this replica."""
+    """Drop what cannot finish in time; -> the lane to begin with and the size of the batch. NULL:
+    nothing for this replica."""
     cdef Lane* lane = demand_due_first(&model.demand, e.lanes, ticket)
     cdef u64 due
     while lane != NULL:
@@ -380,7 +410,8 @@ cdef Lane* _shed(EngineState* e, ModelState* model, Replica* r, u64* ticket, u64
         if not too_late(r, n[0], due, now_us):
             return lane
         if another_can(&model.crew, r, waiting[0], due, now_us):
-            n[0] = 1                                # a slow one may still be in time with a single row, and is not forgotten
+            n[0] = 1                                # a slow one may still be in time with a single
+                                                    # row, and is not forgotten
             if not too_late(r, 1, due, now_us):
                 return lane
             r.passed = model.crew.round
@@ -392,7 +423,8 @@ cdef Lane* _shed(EngineState* e, ModelState* model, Replica* r, u64* ticket, u64
 
 
 cdef void _pump(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
-    cdef u64 waiting = demand_waiting(&model.demand), tight = demand_tight(&model.demand, now_us, &model.crew.tight_us)
+    cdef u64 waiting = demand_waiting(&model.demand), tight = demand_tight(&model.demand, now_us,
+                                                                           &model.crew.tight_us)
     cdef u64 ticket
     cdef u32 n
     cdef i32 who
@@ -401,7 +433,8 @@ cdef void _pump(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
     model.crew.round += 1
     crew_look(&model.crew)
     if waiting and model.crew.members.empty() and model.crew.expected_us > now_us:
-        demand_end(&model.demand, e.lanes, model.crew.expected_us, NO_REPLICA, now_us)      # nobody comes in time for them
+        # nobody comes in time for them
+        demand_end(&model.demand, e.lanes, model.crew.expected_us, NO_REPLICA, now_us)
         waiting = demand_waiting(&model.demand)
     while waiting:
         who = crew_pick(&model.crew, waiting, now_us, &model.hold_until_us)
@@ -418,7 +451,8 @@ cdef void _pump(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
         if crew_must_pass(&model.crew, slot.replica, lane):
             slot.replica.passed = model.crew.round
             continue
-        model.hold_until_us = batcher_hold_until(&slot.replica.batcher, <u32> waiting, task_of(e.lanes, ticket).submit_us,
+        model.hold_until_us = batcher_hold_until(&slot.replica.batcher, <u32> waiting,
+                                                 task_of(e.lanes, ticket).submit_us,
                                                  task_due_us(task_of(e.lanes, ticket)))
         if model.hold_until_us > now_us:
             break
@@ -442,18 +476,21 @@ cdef void _forecast(EngineState* e, ModelState* model, u64 waiting, u64 now_us) 
         lane = model.demand.lanes[0][i]
         if demand_asks(&model.demand, i, now_us) or model.crew.members.empty():
             ahead = demand_ahead(&model.demand, e.lanes, lane, now_us)
-            crew_forecast(&model.crew, e.lanes, lane, model.demand.gates[0][i], ahead, waiting - min(ahead, waiting),
+            crew_forecast(&model.crew, e.lanes, lane, model.demand.gates[0][i], ahead,
+                          waiting - min(ahead, waiting),
                           lane.slo_us == tightest, now_us)
 
 
 cdef u64 _wire_bytes(ModelState* model, LinkState* slot, Task* task) noexcept nogil:
-    """At most what this row adds to a payload: its length beside it, its share of the padding, and what LZ4 may add."""
+    """At most what this row adds to a payload: its length beside it, its share of the padding, and
+    what LZ4 may add."""
     if slot.link.protocol == 2 and not model.spec.variable:
         return task.bytes
     return task.bytes + task.bytes / 128 + 40
 
 
-cdef bint _send(EngineState* e, ModelState* model, LinkState* slot, Lane* lane, u64 ticket, u32 n, u64 now_us) noexcept nogil:
+cdef bint _send(EngineState* e, ModelState* model, LinkState* slot, Lane* lane, u64 ticket, u32 n,
+                u64 now_us) noexcept nogil:
     cdef Batch* batch = batch_new(n)
     cdef Status status
     if batch == NULL:
@@ -468,9 +505,11 @@ cdef bint _send(EngineState* e, ModelState* model, LinkState* slot, Lane* lane, 
     return True
 
 
-cdef void _fill(EngineState* e, ModelState* model, LinkState* slot, Batch* batch, Lane* lane, u64 ticket, u32 n,
+cdef void _fill(EngineState* e, ModelState* model, LinkState* slot, Batch* batch, Lane* lane,
+                u64 ticket, u32 n,
                 u64 now_us) noexcept nogil:
-    """Up to n rows into the batch, the first of them `ticket`, which is known to be in time. A piece's rows are due together."""
+    """Up to n rows into the batch, the first of them `ticket`, which is known to be in time. A
+    piece's rows are due together."""
     cdef Task* task
     cdef Span* span
     cdef u64 nbytes = 0, fitting
@@ -484,7 +523,9 @@ cdef void _fill(EngineState* e, ModelState* model, LinkState* slot, Batch* batch
                 break
             lane_shed(e.lanes, lane, 0xFFFF, now_us)
         else:
-            fitting = (e.limits.payload_bytes_max - min(nbytes + 8, e.limits.payload_bytes_max)) / _wire_bytes(model, slot, task)
+            fitting = (e.limits.payload_bytes_max
+                       - min(nbytes + 8, e.limits.payload_bytes_max)) / _wire_bytes(model, slot,
+                               task)
             if batch.n and fitting == 0:
                 break
             span = &batch.spans[batch.span_count]
@@ -499,7 +540,8 @@ cdef void _fill(EngineState* e, ModelState* model, LinkState* slot, Batch* batch
             lane = demand_due_first(&model.demand, e.lanes, &ticket)
 
 
-# -- the step ----------------------------------------------------------------------------------------------------------
+# -- the step
+# --------------------------------------------------------------------------------------------------
 
 cdef void _take_in(EngineState* e, u64 now_us) noexcept nogil:
     cdef Lane* lane = lanes_next_ready(e.lanes)
@@ -514,7 +556,8 @@ cdef void _take_in(EngineState* e, u64 now_us) noexcept nogil:
                 lane = lanes_next_ready(e.lanes)
                 continue
         own = lane_take_in(e.lanes, lane, now_us)
-        if lane.piece_rows == 0:        # an array comes at once: the forecast counts what of it waits
+        if lane.piece_rows == 0:        # an array comes at once: the forecast counts what of it
+                                        # waits
             crew_arrived(&model.crew, own, now_us)      # what joined costs no replica anything
         _warm(e, model)
         lane = lanes_next_ready(e.lanes)
@@ -523,17 +566,20 @@ cdef void _take_in(EngineState* e, u64 now_us) noexcept nogil:
 cdef Gate* _gate_of(ModelState* model, Lane* lane) noexcept nogil:
     cdef u32 klass = 0
     if lane.piece_rows:
-        return NULL                     # an array's rows are taken in whatever the forecast: more of them wait with their caller
+        return NULL                     # an array's rows are taken in whatever the forecast: more
+                                        # of them wait with their caller
     while klass < LANE_CLASSES - 1 and model.lanes[klass] != lane:
         klass += 1
     return &model.gates[klass]
 
 
 cdef void _chores(EngineState* e, u64 now_us) noexcept nogil:
-    """Of what needs any: a node of a mesh has thousands of links and models at which nothing happens."""
+    """Of what needs any: a node of a mesh has thousands of links and models at which nothing
+    happens."""
     cdef size_t i = 0
     cdef LinkState* slot
-    cdef u64 away_us = now_us - e.chores_us         # we did not listen meanwhile: that is no silence of theirs
+    cdef u64 away_us = now_us - e.chores_us         # we did not listen meanwhile: that is no
+                                                    # silence of theirs
     while i < e.watched.size():
         slot = engine_slot(e, e.watched[0][i])
         if slot != NULL:
@@ -565,7 +611,8 @@ cdef bint _needs_chores(const LinkState* slot) noexcept nogil:
 
 cdef bint _still_waits(EngineState* e, ModelState* model) noexcept nogil:
     cdef u64 ticket
-    demand_due_first(&model.demand, e.lanes, &ticket)           # frees given-up rows at the heads, replicas or not
+    # frees given-up rows at the heads, replicas or not
+    demand_due_first(&model.demand, e.lanes, &ticket)
     cdef u64 waiting = demand_waiting(&model.demand)
     model.tally.queued.store(waiting, relaxed)
     return waiting > 0
@@ -598,7 +645,8 @@ cdef void _chore(EngineState* e, LinkState* slot, u64 now_us) noexcept nogil:
 
 
 cdef bint engine_idle(EngineState* e) noexcept nogil:
-    return not (e.lanes.ready.cells.published(e.lanes.ready_head) or e.commands.cells.published(e.commands_head)
+    return not (e.lanes.ready.cells.published(e.lanes.ready_head)
+                or e.commands.cells.published(e.commands_head)
                 or e.delivery.calls.load(seq_cst))
 
 

@@ -1,4 +1,5 @@
-# A batch on its way to its container: its rows as they lie in their cells, gathered, compressed, or only where they are shared.
+# A batch on its way to its container: its rows as they lie in their cells, gathered, compressed, or
+# only where they are shared.
 #
 # Threads: loop only.
 from clipper_core.machine cimport u64
@@ -6,5 +7,6 @@ from clipper_core.replica cimport Batch, Replica, RowSpec
 from clipper_core.status cimport Status
 from clipper_core.task cimport Lanes
 
-cdef Status replica_send(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* batch, u64 now_us) noexcept nogil
+cdef Status replica_send(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* batch,
+                         u64 now_us) noexcept nogil
 # ^ takes the batch over; NO_MEMORY or TOO_LARGE: nothing was queued and the caller still has it

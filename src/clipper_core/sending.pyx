@@ -4,7 +4,8 @@ from libc.string cimport memcpy, memset
 
 from clipper_core.allocation cimport make_room
 from clipper_core.batcher cimport batcher_predict_us
-from clipper_core.codec cimport (CHECKED, COMPRESSED, HEADER_BYTES, PREDICT, RUN_BYTES, SESSIONS, SHARED, VARIABLE, Header,
+from clipper_core.codec cimport (CHECKED, COMPRESSED, HEADER_BYTES, PREDICT, RUN_BYTES, SESSIONS,
+                                 SHARED, VARIABLE, Header,
                                  compressed_bound, compressed_encode, crc32, header_encode, v1_bound, v1_compress, v1_encode,
                                  variable_encode, variable_payload_bytes)
 from clipper_core.dtype cimport STR, itemsize
@@ -14,7 +15,8 @@ from clipper_core.lz4 cimport LITERALS, LZ4_BYTES_MAX
 from clipper_core.machine cimport relaxed, u8, u32
 from clipper_core.replica cimport Run
 from clipper_core.status cimport NO_MEMORY, OK, TOO_LARGE
-from clipper_core.task cimport Lane, Span, Task, lane_of, lane_places, span_place, span_rows, task_of, task_row
+from clipper_core.task cimport (Lane, Span, Task, lane_of, lane_places, span_place, span_rows,
+                                task_of, task_row)
 
 cdef extern from *:
     """
@@ -25,10 +27,12 @@ cdef extern from *:
 cdef u64 NOTHING = ~<u64> 0
 
 cdef enum:
-    SEGMENT_BYTES = 1400        # what one TCP segment carries: making less of it smaller saves nothing
+    SEGMENT_BYTES = 1400        # what one TCP segment carries: making less of it smaller saves
+                                # nothing
 
 
-cdef Status replica_send(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* batch, u64 now_us) noexcept nogil:
+cdef Status replica_send(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* batch,
+                         u64 now_us) noexcept nogil:
     cdef Status status
     batch.id = r.next_id
     batch.sent_us = now_us
@@ -53,7 +57,8 @@ cdef Status replica_send(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* b
     return OK
 
 
-cdef Header _header(Replica* r, const RowSpec* spec, Batch* batch, u64 payload_bytes, u64 now_us) noexcept nogil:
+cdef Header _header(Replica* r, const RowSpec* spec, Batch* batch, u64 payload_bytes,
+                    u64 now_us) noexcept nogil:
     cdef Header header
     memset(&header, 0, sizeof(Header))
     header.kind = PREDICT
@@ -85,7 +90,8 @@ cdef void _put_sessions(Lanes* lanes, const Batch* batch, u8* out) noexcept nogi
         out += batch.spans[i].rows * sizeof(u64)
 
 
-cdef Status _send_fixed(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* batch, u64 now_us) noexcept nogil:
+cdef Status _send_fixed(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* batch,
+                        u64 now_us) noexcept nogil:
     cdef u64 data = spec.row_bytes * batch.n
     cdef u64 padding = (0 - data) & 7
     cdef Header header = _header(r, spec, batch, data + padding, now_us)
@@ -110,7 +116,8 @@ cdef Status _send_fixed(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* ba
     link_send(r.link, ZEROS, padding)
     if r.link.checked:
         header.flags |= CHECKED
-        header.payload_crc = crc32(crc32(crc, ZEROS, padding), sessions, header.payload_bytes - data - padding)
+        header.payload_crc = crc32(crc32(crc, ZEROS, padding), sessions,
+                                   header.payload_bytes - data - padding)
     if r.sessions:
         link_send_owned(r.link, sessions, <u64> batch.n * sizeof(u64))
     header_encode(&header, batch.header)
@@ -118,7 +125,8 @@ cdef Status _send_fixed(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* ba
 
 
 cdef bint _find_runs(Replica* r, Lanes* lanes, Batch* batch) noexcept nogil:
-    """The batch as runs of rows in regions; False: some of its rows cannot be shared, or there is no memory."""
+    """The batch as runs of rows in regions; False: some of its rows cannot be shared, or there is
+    no memory."""
     cdef Run run
     cdef Lane* lane
     cdef Span* span
@@ -160,7 +168,8 @@ cdef Status _tell_region(Replica* r, Lane* lane, u64 row_bytes, u64 now_us) noex
     return status
 
 
-cdef Status _send_shared(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* batch, u64 now_us) noexcept nogil:
+cdef Status _send_shared(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* batch,
+                         u64 now_us) noexcept nogil:
     cdef u64 payload_bytes = r.runs.size() * RUN_BYTES
     cdef Header header = _header(r, spec, batch, payload_bytes, now_us)
     cdef Status status
@@ -187,19 +196,22 @@ cdef Status _send_shared(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* b
 
 
 cdef u64 _gather(Replica* r, Lanes* lanes, Batch* batch) noexcept nogil:
-    """Pointers and lengths of the batch's rows into the scratch vectors; -> bytes of all, NOTHING when there is no memory."""
+    """Pointers and lengths of the batch's rows into the scratch vectors; -> bytes of all, NOTHING
+    when there is no memory."""
     cdef u32 i, k, n = 0
     cdef u64 total = 0
     cdef Task* task
     cdef const u8* row
-    if not (make_room(r.rows[0], batch.n) and make_room(r.row_bytes[0], batch.n) and make_room(r.row_bytes32[0], batch.n)):
+    if not (make_room(r.rows[0], batch.n) and make_room(r.row_bytes[0], batch.n)
+            and make_room(r.row_bytes32[0], batch.n)):
         return NOTHING
     r.rows.resize(batch.n)
     r.row_bytes.resize(batch.n)
     r.row_bytes32.resize(batch.n)
     for i in range(batch.span_count):
         task = task_of(lanes, batch.spans[i].ticket)
-        row = <const u8*> task_row(lanes, batch.spans[i].ticket, task) + <u64> batch.spans[i].first * task.bytes
+        row = <const u8*> task_row(lanes, batch.spans[i].ticket,
+                                   task) + <u64> batch.spans[i].first * task.bytes
         for k in range(batch.spans[i].rows):
             r.rows[0][n] = row + <u64> k * task.bytes
             r.row_bytes[0][n] = task.bytes
@@ -209,7 +221,8 @@ cdef u64 _gather(Replica* r, Lanes* lanes, Batch* batch) noexcept nogil:
     return total
 
 
-cdef Status _send_variable(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* batch, u64 now_us) noexcept nogil:
+cdef Status _send_variable(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* batch,
+                           u64 now_us) noexcept nogil:
     cdef u64 data_bytes = _gather(r, lanes, batch)
     cdef u64 payload_bytes = variable_payload_bytes(batch.n, data_bytes)
     cdef Header header = _header(r, spec, batch, payload_bytes, now_us)
@@ -223,7 +236,8 @@ cdef Status _send_variable(Replica* r, Lanes* lanes, const RowSpec* spec, Batch*
         return NO_MEMORY
     if r.sessions:
         _put_sessions(lanes, batch, frame + HEADER_BYTES + payload_bytes)
-    variable_encode(batch.n, r.rows.data(), r.row_bytes.data(), itemsize(spec.dtype), frame + HEADER_BYTES)
+    variable_encode(batch.n, r.rows.data(), r.row_bytes.data(), itemsize(spec.dtype),
+                    frame + HEADER_BYTES)
     if spec.dtype == STR and _is_searched(r, data_bytes):
         frame = _compressed(r, &header, frame, data_bytes)
     if r.link.checked:
@@ -239,12 +253,14 @@ cdef bint _is_searched(const Replica* r, u64 text_bytes) noexcept nogil:
 
 
 cdef u8* _compressed(Replica* r, Header* header, u8* frame, u64 data_bytes) noexcept nogil:
-    """The frame with its strings as an LZ4 block; as it was when that is no smaller, or memory is out."""
+    """The frame with its strings as an LZ4 block; as it was when that is no smaller, or memory is
+    out."""
     cdef u8* packed = <u8*> malloc(HEADER_BYTES + compressed_bound(header.rows, data_bytes))
     cdef u64 payload_bytes
     if packed == NULL:
         return frame
-    payload_bytes = compressed_encode(header.rows, frame + HEADER_BYTES, data_bytes, r.link.search, packed + HEADER_BYTES)
+    payload_bytes = compressed_encode(header.rows, frame + HEADER_BYTES, data_bytes, r.link.search,
+                                      packed + HEADER_BYTES)
     if payload_bytes >= header.payload_bytes:
         free(packed)
         return frame

@@ -1,4 +1,5 @@
-# The connections of a shard: accepted, watched, closed; and the bounds of those that are not admitted yet (strangers).
+# The connections of a shard: accepted, watched, closed; and the bounds of those that are not
+# admitted yet (strangers).
 #
 # Threads: the loop's.
 from clipper_core.machine cimport u64
@@ -7,5 +8,7 @@ from clipper_core.shard_line cimport Caller, DoorState
 cdef void connection_accept(DoorState* s, int listener, u64 now_us) noexcept nogil
 cdef void connection_watch(DoorState* s, Caller* c, int op) noexcept nogil      # op: of epoll_ctl
 cdef void connection_close(DoorState* s, Caller* c) noexcept nogil
-cdef bint connection_admit(DoorState* s, Caller* c, u64 worker, u64 incarnation) noexcept nogil   # False: the number is in use
-cdef void strangers_expire(DoorState* s, u64 now_us) noexcept nogil             # close those that were not admitted in time
+# False: the number is in use
+cdef bint connection_admit(DoorState* s, Caller* c, u64 worker, u64 incarnation) noexcept nogil
+# close those that were not admitted in time
+cdef void strangers_expire(DoorState* s, u64 now_us) noexcept nogil

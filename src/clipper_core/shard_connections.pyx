@@ -1,8 +1,9 @@
 """The connections of a shard.
 
-A connection that is not admitted yet is a stranger. Strangers have a number and a time of their own, so that connections that
-never say anything shut no worker out: when there is no room, the stranger that has waited longest is closed for the new one.
-One whose call waits for Python is not closed: that it waits is not its fault.
+A connection that is not admitted yet is a stranger. Strangers have a number and a time of their
+own, so that connections that never say anything shut no worker out: when there is no room, the
+stranger that has waited longest is closed for the new one. One whose call waits for Python is not
+closed: that it waits is not its fault.
 """
 from libc.errno cimport EMFILE, ENFILE, errno
 from posix.fcntl cimport O_RDONLY, open
@@ -36,12 +37,14 @@ cdef extern from "<netinet/tcp.h>" nogil:
     int TCP_KEEPCNT
 
 cdef enum:
-    KEEPALIVE_IDLE_S = 10       # a worker whose host is lost is noticed after 25 s, and its number is free again
+    KEEPALIVE_IDLE_S = 10       # a worker whose host is lost is noticed after 25 s, and its number
+                                # is free again
     KEEPALIVE_INTERVAL_S = 5
     KEEPALIVE_COUNT = 3
 
 
-# -- strangers ---------------------------------------------------------------------------------------------------------
+# -- strangers
+# --------------------------------------------------------------------------------------------------
 
 cdef void _stranger_add(DoorState* s, Caller* c) noexcept nogil:
     c.older = s.newest
@@ -91,7 +94,8 @@ cdef void strangers_expire(DoorState* s, u64 now_us) noexcept nogil:
         c = newer
 
 
-# -- connections -------------------------------------------------------------------------------------------------------
+# -- connections
+# --------------------------------------------------------------------------------------------------
 
 cdef void connection_watch(DoorState* s, Caller* c, int op) noexcept nogil:
     cdef epoll_event event
@@ -122,8 +126,9 @@ cdef void connection_close(DoorState* s, Caller* c) noexcept nogil:
 
 
 cdef bint connection_admit(DoorState* s, Caller* c, u64 worker, u64 incarnation) noexcept nogil:
-    """Admit it, unless a live connection of another client has its worker number. A client that does not say its incarnation
-    (0) is one of an older version: whether it is another cannot be told."""
+    """Admit it, unless a live connection of another client has its worker number. A client that
+    does not say its incarnation (0) is one of an older version: whether it is another cannot be
+    told."""
     cdef Caller* other
     cdef size_t i
     if c.admitted:
@@ -139,7 +144,8 @@ cdef bint connection_admit(DoorState* s, Caller* c, u64 worker, u64 incarnation)
 
 
 cdef void _out_of_descriptors(DoorState* s, int listener) noexcept nogil:
-    """A connection left in the backlog would wake the loop for ever: the spare descriptor is used to close it."""
+    """A connection left in the backlog would wake the loop for ever: the spare descriptor is used
+    to close it."""
     cdef int fd
     close_fd(s.spare_fd)
     fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC)

@@ -1,8 +1,9 @@
-# What a shard counts, by table: how often rows were there that were asked for, what became of pushes, why requests were refused,
-# how old gradients were.
+# What a shard counts, by table: how often rows were there that were asked for, what became of
+# pushes, why requests were refused, how old gradients were.
 #
-# Threads: any reads. Of a table, who pulls is one (the loop), and who pushes has the shard to itself (DoorState.still), so a load
-# and a store are enough; refusals and lags come from anywhere, and are added.
+# Threads: any reads. Of a table, who pulls is one (the loop), and who pushes has the shard to
+# itself (DoorState.still), so a load and a store are enough; refusals and lags come from anywhere,
+# and are added.
 from clipper_core.histogram cimport Histogram
 from clipper_core.machine cimport atomic, u32, u64
 
@@ -24,7 +25,8 @@ cdef cppclass ShardCounts:
     TableCounts[1024] tables
     atomic[u64] refused[128]    # by the number that says why
     atomic[u64] taken           # pushes of a whole model, which Python applied or gathered
-    Histogram lags              # of pushes that say of which version they are: how many versions they were behind
+    Histogram lags              # of pushes that say of which version they are: how many versions
+                                # they were behind
 
 cdef class Counts:
     cdef ShardCounts* state
@@ -32,5 +34,6 @@ cdef class Counts:
     cdef TableCounts* _table(self, u32 table) except NULL
 
 cdef void counts_refuse(ShardCounts* counts, u32 why) noexcept nogil
-cdef void counts_push(ShardCounts* counts, u32 table, u64 applied, u64 made, u64 unadmitted, u64 refused,
+cdef void counts_push(ShardCounts* counts, u32 table, u64 applied, u64 made, u64 unadmitted,
+                      u64 refused,
                       u64 evicted) noexcept nogil

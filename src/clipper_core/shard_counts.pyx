@@ -10,7 +10,8 @@ cdef void counts_refuse(ShardCounts* counts, u32 why) noexcept nogil:
     count(&counts.refused[why % REASONS_MAX], 1)
 
 
-cdef void counts_push(ShardCounts* counts, u32 table, u64 applied, u64 made, u64 unadmitted, u64 refused,
+cdef void counts_push(ShardCounts* counts, u32 table, u64 applied, u64 made, u64 unadmitted,
+                      u64 refused,
                       u64 evicted) noexcept nogil:
     cdef TableCounts* one = &counts.tables[table]
     note(&one.applied, applied)
@@ -39,7 +40,8 @@ cdef class Counts:
     def push(self, u32 table, counted):
         """What `Table.push` said."""
         self._table(table)
-        counts_push(self.state, table, counted["applied"], counted["made"], counted["unadmitted"], counted["refused"],
+        counts_push(self.state, table, counted["applied"], counted["made"], counted["unadmitted"],
+                    counted["refused"],
                     counted["evicted"])
 
     def expire(self, u32 table, u64 rows):
@@ -62,9 +64,11 @@ cdef class Counts:
         return self.state.taken.load(relaxed)
 
     def table(self, u32 table):
-        """-> rows pulled, missed among them; ids applied, unadmitted, refused; rows made, evicted, expired"""
+        """-> rows pulled, missed among them; ids applied, unadmitted, refused; rows made, evicted,
+        expired"""
         cdef TableCounts* one = self._table(table)
-        return {"pulled": one.pulled.load(relaxed), "missed": one.missed.load(relaxed), "applied": one.applied.load(relaxed),
+        return {"pulled": one.pulled.load(relaxed), "missed": one.missed.load(relaxed),
+                "applied": one.applied.load(relaxed),
                 "made": one.made.load(relaxed), "unadmitted": one.unadmitted.load(relaxed), "refused": one.refused.load(relaxed),
                 "evicted": one.evicted.load(relaxed), "expired": one.expired.load(relaxed)}
 

@@ -1,6 +1,8 @@
-# One shard of a parameter server as a process: connections, rows pulled and pushed without the GIL, and all else given to Python.
+# One shard of a parameter server as a process: connections, rows pulled and pushed without the GIL,
+# and all else given to Python.
 #
-# One thread, so pushes have one order; a snapshot or a follower reads rows beside it, under their locks (embedding_rows).
+# One thread, so pushes have one order; a snapshot or a follower reads rows beside it, under their
+# locks (embedding_rows).
 #
 # Threads: run() is the loop thread's body; the rest any.
 from clipper_core.machine cimport u32

@@ -8,6 +8,7 @@ _Whom = tuple[int, int, int]
 _Head = tuple[int, int, int, int, int, int, int, float]
 
 def each_once(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]: ...
+
 class ShardDoor:
     epoch: int
     ready: bool

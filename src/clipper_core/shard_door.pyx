@@ -51,7 +51,8 @@ cdef u64 POST = <u64> 1 << 40
 cdef u64 LISTENER = <u64> 1 << 41
 
 
-# -- connections -------------------------------------------------------------------------------------------------------
+# -- connections
+# --------------------------------------------------------------------------------------------------
 
 cdef bint _write(DoorState* s, Caller* c) noexcept nogil:
     """False: it is gone."""
@@ -69,7 +70,8 @@ cdef bint _write(DoorState* s, Caller* c) noexcept nogil:
 
 
 cdef void _settle(DoorState* s, Caller* c) noexcept nogil:
-    """After frames or answers: send what there is, take what had waited for room, and look for what comes next."""
+    """After frames or answers: send what there is, take what had waited for room, and look for what
+    comes next."""
     cdef bint alive = _write(s, c)
     cdef u64 before
     while alive and c.input.size() >= HEAD_BYTES and not is_busy(c) and not c.closing:
@@ -108,7 +110,8 @@ cdef void _read(DoorState* s, Caller* c) noexcept nogil:
 
 
 cdef void _admit(DoorState* s, Caller* c, Reply* reply) noexcept nogil:
-    """What Python has admitted; where another client has its worker number, it is refused instead."""
+    """What Python has admitted; where another client has its worker number, it is refused
+    instead."""
     cdef const ShardHead* said = <const ShardHead*> reply.bytes.at()
     cdef ShardHead head
     cdef i64 about = <i64> reply.worker
@@ -192,7 +195,8 @@ cdef void _turn(DoorState* s) noexcept nogil:
         strangers_expire(s, monotonic_us())
 
 
-# -- Python's side -----------------------------------------------------------------------------------------------------
+# -- Python's side
+# --------------------------------------------------------------------------------------------------
 
 cdef bint _watch_fd(DoorState* s, int fd, u64 tag) noexcept nogil:
     cdef epoll_event event
@@ -224,7 +228,8 @@ cdef void _release(DoorState* s) noexcept nogil:
         reply = make[Reply]()
         if reply != NULL:
             reply.conn, reply.generation = held.conn, held.generation
-            reply.bytes.put(&held.words[0], HEAD_BYTES + (<ShardHead*> &held.words[0]).payload_bytes)
+            reply.bytes.put(&held.words[0],
+                            HEAD_BYTES + (<ShardHead*> &held.words[0]).payload_bytes)
         _give(s, reply, held.conn, held.generation)
 
 
@@ -235,25 +240,31 @@ cdef object _array(const vector[i64]& ids):
 
 
 def each_once(ids):
-    """i64[n], sorted: np.unique, which takes fifteen times as long where numpy sorts by vector instructions."""
+    """i64[n], sorted: np.unique, which takes fifteen times as long where numpy sorts by vector
+    instructions."""
     ids = np.sort(ids)
     return ids[np.concatenate([ids[:1] == ids[:1], ids[1:] != ids[:ids.size - 1]])]
 
 
 cdef class ShardDoor:
-    """Threads: run() has its own; the rest any. Connections of a shard, and its tables as they are reached from elsewhere.
+    """Threads: run() has its own; the rest any. Connections of a shard, and its tables as they are
+    reached from elsewhere.
 
-    frame_bytes_max: of a payload, either way.  connections_max: more are closed at once.  shared_bytes_max: of all memory that
-    callers over unix sockets share, to have rows written there.  spin_us: to poll after a message for the next, before it sleeps.
-    hello_us: a connection that is not admitted within this time is closed; a quarter of all may be waiting for it (at least 4).
-    What a connection asks that is neither a pull nor a push of rows is a call, and Python's to answer: see `calls`.
+    frame_bytes_max: of a payload, either way.  connections_max: more are closed at once.
+    shared_bytes_max: of all memory that callers over unix sockets share, to have rows written
+    there.  spin_us: to poll after a message for the next, before it sleeps. hello_us: a connection
+    that is not admitted within this time is closed; a quarter of all may be waiting for it (at
+    least 4). What a connection asks that is neither a pull nor a push of rows is a call, and
+    Python's to answer: see `calls`.
     """
 
-    def __cinit__(self, *, u64 frame_bytes_max=1 << 28, u32 connections_max=1024, u64 log_ids_max=1 << 24,
+    def __cinit__(self, *, u64 frame_bytes_max=1 << 28, u32 connections_max=1024,
+                  u64 log_ids_max=1 << 24,
                   u64 shared_bytes_max=1 << 30, u64 spin_us=0, u64 hello_us=5_000_000):
         cdef DoorState* s = make[DoorState]()
         self.state, self.tables, self.counts = s, [], Counts()
-        if s == NULL or not (make_room(s.callers, connections_max) and make_room(s.unused, connections_max)):
+        if s == NULL or not (make_room(s.callers, connections_max)
+                             and make_room(s.unused, connections_max)):
             raise_for(NO_MEMORY, f"no memory for a shard's {connections_max} connections")
         s.counts = self.counts.state
         s.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
@@ -265,7 +276,8 @@ cdef class ShardDoor:
         s.strangers_max, s.hello_us = max(<u32> 4, connections_max // 4), hello_us
         s.spare_fd = open_fd("/dev/null", O_RDONLY | O_CLOEXEC)
         s.epoch.store(1, relaxed)
-        if s.epoll_fd < 0 or s.post.fd < 0 or s.calls.fd < 0 or s.log.fd < 0 or not _watch_fd(s, s.post.fd, POST):
+        if s.epoll_fd < 0 or s.post.fd < 0 or s.calls.fd < 0 or s.log.fd < 0 or not _watch_fd(s,
+                s.post.fd, POST):
             raise_for(NO_MEMORY, "no descriptors for a shard")
         spin_init(&s.spin, spin_us)
 
@@ -322,7 +334,8 @@ cdef class ShardDoor:
     # -- tables
 
     def add_table(self, Table table not None, *, bint by_python=False):
-        """-> its number for pulls and pushes. by_python: pushes of it are calls, for who sums gradients of several workers."""
+        """-> its number for pulls and pushes. by_python: pushes of it are calls, for who sums
+        gradients of several workers."""
         cdef DoorState* s = self.state
         cdef u32 number = s.place_count.load(relaxed)
         if number >= TABLES_MAX:
@@ -358,7 +371,8 @@ cdef class ShardDoor:
 
     @property
     def state_lost(self):
-        """Whether pulls and pushes are refused because what this shard had was not found again. Counts while it is not ready."""
+        """Whether pulls and pushes are refused because what this shard had was not found again.
+        Counts while it is not ready."""
         return bool(self.state.state_lost.load(relaxed))
 
     @state_lost.setter
@@ -384,7 +398,8 @@ cdef class ShardDoor:
         self.state.stamp.store(value, relaxed)
 
     def stale(self, *, u32 lag_max=0, bint slows=False):
-        """Of pushes whose gradients are of an older version: refuse those more than lag_max behind; slow the rate."""
+        """Of pushes whose gradients are of an older version: refuse those more than lag_max behind;
+        slow the rate."""
         self.state.lag_max.store(lag_max, relaxed)
         self.state.slows.store(slows, relaxed)
 
@@ -395,7 +410,8 @@ cdef class ShardDoor:
 
     def stats(self):
         cdef DoorState* s = self.state
-        return {"connections": s.connections.load(relaxed), "pulls": s.pulls.load(relaxed), "pulled_rows": s.pulled.load(relaxed),
+        return {"connections": s.connections.load(relaxed), "pulls": s.pulls.load(relaxed),
+                "pulled_rows": s.pulled.load(relaxed),
                 "pushes": s.pushes.load(relaxed), "pushed_rows": s.pushed.load(relaxed), "repeated": s.repeated.load(relaxed),
                 "refused": s.refused.load(relaxed), "turned_away": s.turned_away.load(relaxed),
                 "shared_bytes": s.shared_bytes.load(relaxed),
@@ -409,8 +425,8 @@ cdef class ShardDoor:
         return self.state.calls.fd
 
     def calls(self):
-        """What was asked that is Python's: list of ((conn, generation, id), (kind, table, rows, epoch, worker, sequence, model,
-        scale), payload). Each is answered once."""
+        """What was asked that is Python's: list of ((conn, generation, id), (kind, table, rows,
+        epoch, worker, sequence, model, scale), payload). Each is answered once."""
         cdef vector[void*] taken
         cdef Call* call
         cdef size_t i
@@ -421,17 +437,20 @@ cdef class ShardDoor:
             h = call.head
             try:
                 out.append(((call.conn, call.generation, h.id),
-                            (h.kind, h.table, h.rows, h.epoch, h.worker, h.sequence, h.model, h.scale),
+                            (h.kind, h.table, h.rows, h.epoch, h.worker, h.sequence, h.model,
+                             h.scale),
                             (<const char*> call.body.at())[:call.body.size()]))
             except MemoryError:
                 _unanswered(self.state, call.conn, call.generation)
             del call
         return out
 
-    def answer(self, whom, bytes payload=b"", *, u32 refused=0, bint admit=False, bint close=False, u32 rows=0, u64 sequence=0,
+    def answer(self, whom, bytes payload=b"", *, u32 refused=0, bint admit=False, bint close=False,
+               u32 rows=0, u64 sequence=0,
                u64 worker=0, u64 incarnation=0):
-        """To one of calls(). payload: padded to 8 bytes here; `rows` and `sequence` come back in the head. refused: why not.
-        admit: it may pull and push from now on, as `worker`, unless another live client (of another incarnation) is that."""
+        """To one of calls(). payload: padded to 8 bytes here; `rows` and `sequence` come back in
+        the head. refused: why not. admit: it may pull and push from now on, as `worker`, unless
+        another live client (of another incarnation) is that."""
         cdef u64 size = len(payload), end = padded(size), nothing = 0
         cdef DoorState* s = self.state
         cdef ShardHead asked, head
@@ -439,7 +458,8 @@ cdef class ShardDoor:
             raise_for(TOO_LARGE, f"an answer of {size} bytes; frame_bytes_max is {s.frame_bytes_max}")
         conn, generation, asked.id = whom
         asked.dtype, asked.table, asked.rows, asked.worker, asked.sequence = 0, 0, rows, 0, sequence
-        head = shard_answer(asked, SHARD_REFUSED if refused else SHARD_ANSWER, s.epoch.load(relaxed), s.model.load(relaxed))
+        head = shard_answer(asked, SHARD_REFUSED if refused else SHARD_ANSWER,
+                            s.epoch.load(relaxed), s.model.load(relaxed))
         head.payload_bytes = <u32> end
         if refused:
             head.rows = refused
@@ -456,7 +476,8 @@ cdef class ShardDoor:
     # -- followers
 
     def hold(self):
-        """Pushes wait from here to resume(), by the same thread: for what must be read, or changed, as one. Not twice."""
+        """Pushes wait from here to resume(), by the same thread: for what must be read, or changed,
+        as one. Not twice."""
         with nogil:
             self.state.still.lock()
 
@@ -484,11 +505,13 @@ cdef class ShardDoor:
         return sight
 
     def note(self, u32 table, ids, u64 worker=0, u64 sequence=0):
-        """Rows that Python changed, be it for a push. -> the position from which on followers have them; see `sure`."""
+        """Rows that Python changed, be it for a push. -> the position from which on followers have
+        them; see `sure`."""
         cdef cnp.ndarray each = np.ascontiguousarray(ids, np.int64)
         cdef bint marked
         self.state.log.guard.lock()
-        marked = self.state.log.append(table, <const i64*> cnp.PyArray_DATA(each), <u32> cnp.PyArray_SIZE(each), worker, sequence)
+        marked = self.state.log.append(table, <const i64*> cnp.PyArray_DATA(each),
+                                       <u32> cnp.PyArray_SIZE(each), worker, sequence)
         position = self.state.log.position()
         self.state.log.guard.unlock()
         eventfd_signal(self.state.log.fd)
@@ -538,8 +561,8 @@ cdef class ShardDoor:
             raise_for(NO_MEMORY, f"pushes seen of worker {worker}")
 
     def follow(self, u32 number, *, bint waited=False):
-        """Follower `number` (below 10) hears of changes from now on; waited: a push is answered when it has them. It has nothing
-        until it acknowledges: not even what came before."""
+        """Follower `number` (below 10) hears of changes from now on; waited: a push is answered
+        when it has them. It has nothing until it acknowledges: not even what came before."""
         cdef Follower* one = self._follower(number)
         self.state.log.guard.lock()
         one.on, one.waited, one.lost = True, waited, False
@@ -548,7 +571,8 @@ cdef class ShardDoor:
         self.state.log.guard.unlock()
 
     def wait_for(self, u32 number):
-        """From now on a push is answered when follower `number` has it; it hears of changes already."""
+        """From now on a push is answered when follower `number` has it; it hears of changes
+        already."""
         cdef Follower* one = self._follower(number)
         self.state.log.guard.lock()
         one.waited = True
@@ -564,9 +588,10 @@ cdef class ShardDoor:
         self.state.log.guard.unlock()
 
     def changed(self, u32 number, u64 most=1 << 63):
-        """What follower `number` has not been told: (position, {table: ids i64[n], each once}, [(worker, sequence)]); None when
-        it fell too far behind, and must begin anew. Tell `acknowledge` the position when it has these rows. most: of ids, and the
-        rest of the last push among them."""
+        """What follower `number` has not been told: (position, {table: ids i64[n], each once},
+        [(worker, sequence)]); None when it fell too far behind, and must begin anew. Tell
+        `acknowledge` the position when it has these rows. most: of ids, and the rest of the last
+        push among them."""
         cdef Follower* one = self._follower(number)
         cdef vector[vector[i64]] ids
         cdef vector[u64] told

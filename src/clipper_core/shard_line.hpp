@@ -1,4 +1,5 @@
-// The head of each message between a worker and a shard: 64 bytes, little-endian. docs/params.md has it as a table.
+// The head of each message between a worker and a shard: 64 bytes, little-endian. docs/params.md
+// has it as a table.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,8 @@ enum ShardRefusal {
     TOO_OLD = 105,
     NOT_SHARED = 107,
     WORKER_IN_USE = 108,  // another live connection has this worker number, and another incarnation
-    STATE_LOST = 109      // the shard came back without what it had, and waits to be told to begin anew
+    STATE_LOST = 109      // the shard came back without what it had, and waits to be told to begin
+                          // anew
 };
 
 struct ShardHead {

@@ -1,4 +1,5 @@
-# What a shard does with the messages of a connection: rows pulled and pushed here, all else given to Python.
+# What a shard does with the messages of a connection: rows pulled and pushed here, all else given
+# to Python.
 #
 # Threads: the loop's, but for what is atomic, the posts and the log.
 from libcpp.vector cimport vector
@@ -36,8 +37,10 @@ cdef extern from "shard_line.hpp" namespace "clipper" nogil:
         u64 id
         u64 epoch               # 0: of any
         u64 worker
-        u64 sequence            # of a push by that worker, from 1; 0: it is not told from its repetition. IN_REGION: where
-        u64 model               # the version it was computed at, 0 for none; of an answer: the shard's
+        u64 sequence            # of a push by that worker, from 1; 0: it is not told from its
+                                # repetition. IN_REGION: where
+        u64 model               # the version it was computed at, 0 for none; of an answer: the
+                                # shard's
         float scale             # of the rate
         u32 payload_bytes
     bint shard_head_is_one(const ShardHead& head) noexcept
@@ -48,8 +51,10 @@ cdef enum:
     HEAD_BYTES = 64
     TABLES_MAX = 1024
     DUPLICATE = 1               # flag of an answer: this push was applied before
-    IN_REGION = 2               # flag of a pull, and of its answer: the rows are in the shared memory, not behind the head
-    PUSHED_BYTES = 16           # payload of the answer to a push that was applied now: ids applied, unadmitted, refused, evicted
+    IN_REGION = 2               # flag of a pull, and of its answer: the rows are in the shared
+                                # memory, not behind the head
+    PUSHED_BYTES = 16           # payload of the answer to a push that was applied now: ids applied,
+                                # unadmitted, refused, evicted
     BY_PYTHON = 1               # flag of a table: its pushes are Python's to apply
 
 cdef cppclass Place:            # a table as the loop has it
@@ -67,12 +72,15 @@ cdef cppclass Caller:
     bint watched                # for room to write
     u32 events                  # that the loop is told of
     u32 calls                   # with Python now
-    atomic[u32] unanswered      # the generation of a connection that an answer could not be made for: it is closed
-    u64 skip                    # bytes of a payload that was refused as too large: they are read and dropped
+    atomic[u32] unanswered      # the generation of a connection that an answer could not be made
+                                # for: it is closed
+    u64 skip                    # bytes of a payload that was refused as too large: they are read
+                                # and dropped
     u64 worker                  # as its hello said; 0: it pushes nothing
     u64 incarnation             # of the client that has this worker number; 0: it did not say
     u64 since_us                # accepted
-    Caller* older               # of those that are not admitted yet, in the order in which they were accepted
+    Caller* older               # of those that are not admitted yet, in the order in which they
+                                # were accepted
     Caller* newer
     bint local                  # a unix socket
     Region region               # that it shares
@@ -100,7 +108,8 @@ cdef cppclass DoorState:
     Spin spin
     bint heard                  # something, in the turn before
     atomic[u64] spells          # of polling
-    vector[Caller*] callers     # with room for connections_max from the beginning: any thread may look one up
+    vector[Caller*] callers     # with room for connections_max from the beginning: any thread may
+                                # look one up
     vector[u32] unused
     Place[1024] places
     atomic[u32] place_count
@@ -108,7 +117,8 @@ cdef cppclass DoorState:
     Post calls                  # of Call
     atomic[u32] starved         # a connection is unanswered
     ShardLog log
-    mutex still                 # held while a push is applied and noted: who has it reads rows that belong together
+    mutex still                 # held while a push is applied and noted: who has it reads rows that
+                                # belong together
     u64 frame_bytes_max
     u64 shared_bytes_max        # of all regions
     u32 connections_max
@@ -117,7 +127,8 @@ cdef cppclass DoorState:
     Caller* oldest              # of them
     Caller* newest
     u64 hello_us                # a connection that is not admitted within this time is closed
-    int spare_fd                # closed and opened again to refuse a connection when there are no descriptors
+    int spare_fd                # closed and opened again to refuse a connection when there are no
+                                # descriptors
     atomic[u32] stop
     atomic[u32] ready           # else pulls and pushes are refused: it recovers
     atomic[u32] state_lost      # and this is why: it has recovered nothing, and there was something
@@ -132,10 +143,13 @@ cdef cppclass DoorState:
     atomic[u64] pushed
     atomic[u64] repeated
     atomic[u64] refused
-    atomic[u64] turned_away     # connections closed before they were admitted, and such as found no room
+    atomic[u64] turned_away     # connections closed before they were admitted, and such as found no
+                                # room
     atomic[u64] shared_bytes
     atomic[u32] connections
     ShardCounts* counts
 
-cdef bint take_frames(DoorState* s, Caller* c) noexcept nogil   # all that have come whole. False: what came is no frame
-cdef bint is_busy(Caller* c) noexcept nogil                     # it must read, or Python answer, before more is taken from it
+# all that have come whole. False: what came is no frame
+cdef bint take_frames(DoorState* s, Caller* c) noexcept nogil
+# it must read, or Python answer, before more is taken from it
+cdef bint is_busy(Caller* c) noexcept nogil

@@ -1,14 +1,17 @@
-"""A shard's requests. A pull is read where the rows lie into the bytes that leave; a push is applied from the bytes that came.
+"""A shard's requests. A pull is read where the rows lie into the bytes that leave; a push is
+applied from the bytes that came.
 
-Whether an answer to a push leaves at once or when followers have the rows is the log's to say (shard_log.hpp). Refusals change
-nothing. A connection may only make calls until Python has admitted it.
+Whether an answer to a push leaves at once or when followers have the rows is the log's to say
+(shard_log.hpp). Refusals change nothing. A connection may only make calls until Python has admitted
+it.
 """
 from libc.math cimport isfinite
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from clipper_core.allocation cimport make, try_push
-from clipper_core.embedding_rows cimport PULL_I8, Distinct, Pulled, Pushed, distinct_init, rows_pull, rows_push
+from clipper_core.embedding_rows cimport (PULL_I8, Distinct, Pulled, Pushed, distinct_init,
+                                          rows_pull, rows_push)
 from clipper_core.histogram cimport histogram_record, note
 from clipper_core.machine cimport acq_rel, acquire, eventfd_signal, i64, relaxed
 from clipper_core.optimizer cimport Stride, all_finite, stride_of
@@ -26,17 +29,20 @@ cdef enum:
 cdef int[4] _element = [4, 2, 2, 1]    # bytes, by kind of pull
 
 
-# -- answers -----------------------------------------------------------------------------------------------------------
+# -- answers
+# --------------------------------------------------------------------------------------------------
 
 cdef void _put_answer(DoorState* s, Caller* c, const ShardHead* to, u8 flags) noexcept nogil:
-    cdef ShardHead head = shard_answer(to[0], SHARD_ANSWER, s.epoch.load(relaxed), s.model.load(relaxed))
+    cdef ShardHead head = shard_answer(to[0], SHARD_ANSWER, s.epoch.load(relaxed),
+                                       s.model.load(relaxed))
     head.flags = flags
     c.output.put(&head, HEAD_BYTES)
 
 
 cdef void _refuse(DoorState* s, Caller* c, const ShardHead* to, u32 why, i64 about) noexcept nogil:
     """`rows` says why; the payload is the id, the lag or the limit that it is about."""
-    cdef ShardHead head = shard_answer(to[0], SHARD_REFUSED, s.epoch.load(relaxed), s.model.load(relaxed))
+    cdef ShardHead head = shard_answer(to[0], SHARD_REFUSED, s.epoch.load(relaxed),
+                                       s.model.load(relaxed))
     head.rows = why
     head.payload_bytes = sizeof(i64)
     s.refused.fetch_add(1, relaxed)
@@ -45,7 +51,8 @@ cdef void _refuse(DoorState* s, Caller* c, const ShardHead* to, u32 why, i64 abo
     c.output.put(&about, sizeof(i64))
 
 
-# -- pull --------------------------------------------------------------------------------------------------------------
+# -- pull
+# --------------------------------------------------------------------------------------------------
 
 cdef void _share(DoorState* s, Caller* c, const ShardHead* h) noexcept nogil:
     """Its memory, that it will have rows in; instead of what it shared before."""
@@ -61,8 +68,10 @@ cdef void _share(DoorState* s, Caller* c, const ShardHead* h) noexcept nogil:
 
 
 cdef u8* _room(DoorState* s, Caller* c, const ShardHead* h, u64 whole) noexcept nogil:
-    """Where the rows of an answer go, of which the head is put already. NULL: nowhere, and so it was said, or it is lost."""
-    cdef ShardHead head = shard_answer(h[0], SHARD_ANSWER, s.epoch.load(relaxed), s.model.load(relaxed))
+    """Where the rows of an answer go, of which the head is put already. NULL: nowhere, and so it
+    was said, or it is lost."""
+    cdef ShardHead head = shard_answer(h[0], SHARD_ANSWER, s.epoch.load(relaxed),
+                                       s.model.load(relaxed))
     cdef u8* to
     if h.flags & IN_REGION:
         to = c.region.at(h.sequence, whole)
@@ -101,7 +110,8 @@ cdef void _pull(DoorState* s, Caller* c, const ShardHead* h, const u8* payload) 
     if whole:
         memset(to + data - min(<u64> 8, data), 0, min(<u64> 8, data))
         memset(to + whole - min(<u64> 8, whole), 0, min(<u64> 8, whole))
-    missed = rows_pull(place.rows, <const i64*> payload, n, <Pulled> h.dtype, to, <float*> (to + data), place.spare,
+    missed = rows_pull(place.rows, <const i64*> payload, n, <Pulled> h.dtype, to,
+                       <float*> (to + data), place.spare,
                        s.stamp.load(relaxed))
     note(&s.counts.tables[h.table].pulled, n)
     note(&s.counts.tables[h.table].missed, missed)
@@ -109,7 +119,8 @@ cdef void _pull(DoorState* s, Caller* c, const ShardHead* h, const u8* payload) 
     s.pulled.fetch_add(n, relaxed)
 
 
-# -- push --------------------------------------------------------------------------------------------------------------
+# -- push
+# --------------------------------------------------------------------------------------------------
 
 cdef Sighting _seen(DoorState* s, const ShardHead* h, bint* full) noexcept nogil:
     cdef Sighting sight
@@ -133,13 +144,15 @@ cdef bint _is_known(DoorState* s, const ShardHead* h) noexcept nogil:
 
 cdef void _hold_or_answer(DoorState* s, Caller* c, const ShardHead* h, const i64* ids, u32 n,
                           const Pushed* pushed) noexcept nogil:
-    """It is applied: note it, and answer now or when those who follow have it. pushed: NULL: it had been applied before."""
+    """It is applied: note it, and answer now or when those who follow have it. pushed: NULL: it had
+    been applied before."""
     cdef u32[4] counted = [0, 0, 0, 0]
     cdef Held held
     cdef ShardHead head
     cdef bint waits
     if pushed != NULL:
-        counted = [<u32> pushed.applied, <u32> pushed.unadmitted, <u32> pushed.refused, <u32> pushed.evicted]
+        counted = [<u32> pushed.applied, <u32> pushed.unadmitted, <u32> pushed.refused,
+                   <u32> pushed.evicted]
     s.log.guard.lock()
     if pushed != NULL and pushed.gone != NULL and pushed.evicted:
         s.log.append(h.table, pushed.gone, <u32> pushed.evicted, 0, 0)
@@ -154,7 +167,8 @@ cdef void _hold_or_answer(DoorState* s, Caller* c, const ShardHead* h, const i64
         memcpy(&held.words[0], &head, HEAD_BYTES)
         memcpy(&held.words[HEAD_BYTES // 8], &counted[0], PUSHED_BYTES)
         if not try_push(s.log.held, held):
-            c.output.lost = True        # it is closed: its client asks again, and hears that the push was applied
+            c.output.lost = True        # it is closed: its client asks again, and hears that the
+                                        # push was applied
         eventfd_signal(s.log.fd)
     s.log.guard.unlock()
     if not waits:
@@ -171,13 +185,15 @@ cdef i64 _first_bad(const i64* ids, const float* gradients, u64 n, u64 dim) noex
 
 
 cdef double _scale(DoorState* s, const ShardHead* h, u64* lag) noexcept nogil:
-    """What the rate is multiplied by: a gradient of a model that is `lag` pushes old counts for less."""
+    """What the rate is multiplied by: a gradient of a model that is `lag` pushes old counts for
+    less."""
     cdef u64 now = s.model.load(relaxed)
     lag[0] = now - h.model if h.model and now > h.model else 0
     return <double> h.scale / max(<u64> 1, lag[0]) if s.slows.load(relaxed) else h.scale
 
 
-cdef void _apply(DoorState* s, Caller* c, const ShardHead* h, const i64* ids, const float* gradients,
+cdef void _apply(DoorState* s, Caller* c, const ShardHead* h, const i64* ids,
+                 const float* gradients,
                  double scale) noexcept nogil:
     cdef Place* place = &s.places[h.table]
     cdef Distinct distinct
@@ -195,12 +211,14 @@ cdef void _apply(DoorState* s, Caller* c, const ShardHead* h, const i64* ids, co
             return
     s.still.lock()
     stride = stride_of(&place.rows.rule, place.pushes.fetch_add(1, acq_rel) + 1, scale)
-    rows_push(place.rows, &stride, ids, &distinct, gradients, place.spare, s.stamp.load(relaxed), &pushed)
+    rows_push(place.rows, &stride, ids, &distinct, gradients, place.spare, s.stamp.load(relaxed),
+              &pushed)
     free(distinct.slots)
     s.model.fetch_add(1, relaxed)
     s.pushes.fetch_add(1, relaxed)
     s.pushed.fetch_add(pushed.applied, relaxed)
-    counts_push(s.counts, h.table, pushed.applied, pushed.made, pushed.unadmitted, pushed.refused, pushed.evicted)
+    counts_push(s.counts, h.table, pushed.applied, pushed.made, pushed.unadmitted, pushed.refused,
+                pushed.evicted)
     _hold_or_answer(s, c, h, ids, h.rows, &pushed)
     s.still.unlock()
     free(pushed.gone)
@@ -245,7 +263,8 @@ cdef void _push(DoorState* s, Caller* c, const ShardHead* h, const u8* payload) 
     _apply(s, c, h, ids, gradients, scale)
 
 
-# -- frames ------------------------------------------------------------------------------------------------------------
+# -- frames
+# --------------------------------------------------------------------------------------------------
 
 cdef void _to_python(DoorState* s, Caller* c, const ShardHead* h, const u8* payload) noexcept nogil:
     cdef Call* call = make[Call]()
@@ -290,14 +309,16 @@ cdef void _obey(DoorState* s, Caller* c, const ShardHead* h, const u8* payload) 
 
 
 cdef bint is_busy(Caller* c) noexcept nogil:
-    return c.output.size() > OUTPUT_BYTES_MAX or c.calls >= (CALLS_MAX if c.admitted else STRANGER_CALLS_MAX)
+    return c.output.size() > OUTPUT_BYTES_MAX or c.calls >= (CALLS_MAX if c.admitted
+                                                             else STRANGER_CALLS_MAX)
 
 
 cdef bint take_frames(DoorState* s, Caller* c) noexcept nogil:
     """Obey all frames that have come whole. False: what came is no frame.
 
-    The payload of one that is too large is read and dropped, so that its sender hears why: a connection that is closed with
-    unread bytes loses its last answer. A stranger's connection is closed.
+    The payload of one that is too large is read and dropped, so that its sender hears why: a
+    connection that is closed with unread bytes loses its last answer. A stranger's connection is
+    closed.
     """
     cdef const ShardHead* h
     cdef u64 limit = s.frame_bytes_max if c.admitted else <u64> STRANGER_BYTES_MAX

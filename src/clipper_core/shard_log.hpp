@@ -1,13 +1,17 @@
-// What a shard has changed since each of its followers last heard of it, and which pushes it has seen.
+// What a shard has changed since each of its followers last heard of it, and which pushes it has
+// seen.
 //
-// A follower has a copy of whole rows, so it need not know how a row came to be: it is enough to name the ids that changed, and to
-// read those rows when it asks. Writing a row twice does no harm then, and order is kept because one thread sends. So the log is
-// a list of ids, and each follower a place in it. A follower that asks all the time and is waited for makes a push sure before it
-// is answered; one that asks now and then is a period behind. The same log does both.
-// Source: the parameter server's design document, "Embedding Replica" (updated key sets), with a place for each follower instead of a
-// set for each: a set that is cleared when one of them has read it loses what the others have not.
+// A follower has a copy of whole rows, so it need not know how a row came to be: it is enough to
+// name the ids that changed, and to read those rows when it asks. Writing a row twice does no harm
+// then, and order is kept because one thread sends. So the log is a list of ids, and each follower
+// a place in it. A follower that asks all the time and is waited for makes a push sure before it is
+// answered; one that asks now and then is a period behind. The same log does both. Source: the
+// parameter server's design document, "Embedding Replica" (updated key sets), with a place for each
+// follower instead of a set for each: a set that is cleared when one of them has read it loses what
+// the others have not.
 //
-// A push is told from its repetition by (worker, sequence): of each worker the highest sequence and a window of 1024 below it.
+// A push is told from its repetition by (worker, sequence): of each worker the highest sequence and
+// a window of 1024 below it.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +40,8 @@ struct Sequences {  // of one worker
     }
     void mark(std::uint64_t n) {
         if (n > high) {
-            std::uint64_t skipped = n - high < kWindow ? n - high : kWindow;  // a peer chooses n: at most a window is cleared
+            // a peer chooses n: at most a window is cleared
+            std::uint64_t skipped = n - high < kWindow ? n - high : kWindow;
             for (std::uint64_t i = 0; i < skipped; ++i) seen[(n - i) % kWindow / 64] &= ~(1ull << ((n - i) % 64));
             high = n;
         }
@@ -99,7 +104,8 @@ struct ShardLog {
             return nullptr;
         }
     }
-    bool mark(std::uint64_t worker, std::uint64_t sequence) {  // false: there is no memory, and its repetition will look new
+    // false: there is no memory, and its repetition will look new
+    bool mark(std::uint64_t worker, std::uint64_t sequence) {
         if (sequence == 0) return true;
         auto one = window(worker);
         if (one != nullptr) one->mark(sequence);
@@ -120,7 +126,8 @@ struct ShardLog {
             if (at->second.touched < oldest->second.touched) oldest = at;
         if (oldest != workers.end()) workers.erase(oldest);
     }
-    // What has changed is noted in any case: without memory for it every follower begins anew. False: `mark` had none.
+    // What has changed is noted in any case: without memory for it every follower begins anew.
+    // False: `mark` had none.
     bool append(std::uint32_t table, const std::int64_t* each, std::uint32_t n, std::uint64_t worker, std::uint64_t sequence) {
         bool marked = mark(worker, sequence);
         if (!listened()) {
@@ -143,7 +150,8 @@ struct ShardLog {
         ids.clear();
         ++first;
     }
-    // What `one` has not been told, which it now has: ids by table, (worker, sequence) pairs. False: no memory, nothing changed.
+    // What `one` has not been told, which it now has: ids by table, (worker, sequence) pairs.
+    // False: no memory, nothing changed.
     bool gather(Follower& one, std::vector<std::vector<std::int64_t>>& by_table, std::vector<std::uint64_t>& told,
                 std::uint64_t most) {
         std::uint64_t taken = one.taken;

@@ -1,4 +1,5 @@
-# What a shard has changed since each of its followers last heard of it, and which pushes it has seen: shard_log.hpp.
+# What a shard has changed since each of its followers last heard of it, and which pushes it has
+# seen: shard_log.hpp.
 #
 # Threads: any, under `guard`.
 from libcpp.deque cimport deque
@@ -54,7 +55,9 @@ cdef extern from "shard_log.hpp" namespace "clipper" nogil:
         u64 highest(u64 worker) noexcept        # sequence seen of it; 0: none
         bint known(vector[u64]& into) noexcept  # False: no memory
         bint append(u32 table, const i64* ids, u32 n, u64 worker, u64 sequence) noexcept
-        # ^ False: no memory to tell this push from its repetition; without memory for the ids every follower is lost
-        bint gather(Follower& one, vector[vector[i64]]& ids, vector[u64]& told, u64 most) noexcept     # False: no memory
+        # ^ False: no memory to tell this push from its repetition; without memory for the ids every
+        # follower is lost
+        # False: no memory
+        bint gather(Follower& one, vector[vector[i64]]& ids, vector[u64]& told, u64 most) noexcept
         void trim() noexcept
         u64 sure() noexcept

@@ -1,14 +1,18 @@
-// Memory that a worker on the same host shares with a shard, so that rows it pulls are written where it reads them.
+// Memory that a worker on the same host shares with a shard, so that rows it pulls are written
+// where it reads them.
 //
-// The worker makes a memory file, seals its size and sends its descriptor over the unix socket; the shard maps it to write, closes the
-// descriptor, and unmaps it with the connection. Why the worker's memory and not the shard's: who reads decides when a place is
-// free again, so a row lives for as long as its reader has it, with no message to say so; and a worker that is careless with
-// the memory harms no other worker. The other way round (a lane's rows, docs/design.md) needs the reader's answer before a row is
-// used again. Price: each connection has its own memory, counted in the shard's (`shared_bytes_max`).
+// The worker makes a memory file, seals its size and sends its descriptor over the unix socket; the
+// shard maps it to write, closes the descriptor, and unmaps it with the connection. Why the
+// worker's memory and not the shard's: who reads decides when a place is free again, so a row lives
+// for as long as its reader has it, with no message to say so; and a worker that is careless with
+// the memory harms no other worker. The other way round (a lane's rows, docs/design.md) needs the
+// reader's answer before a row is used again. Price: each connection has its own memory, counted in
+// the shard's (`shared_bytes_max`).
 //
-// A shard must not die of what a worker sent. Memory that could shrink under a writer kills it (SIGBUS), so the size must be
-// sealed; memory of huge pages does when the host has run out of them, so only files of ordinary pages are taken; and each place is
-// compared with the mapping before a byte is written. Source: memfd_create(2), fcntl(2) "File Sealing".
+// A shard must not die of what a worker sent. Memory that could shrink under a writer kills it
+// (SIGBUS), so the size must be sealed; memory of huge pages does when the host has run out of
+// them, so only files of ordinary pages are taken; and each place is compared with the mapping
+// before a byte is written. Source: memfd_create(2), fcntl(2) "File Sealing".
 #pragma once
 
 #include <cerrno>
@@ -51,7 +55,8 @@ struct Region {
         unmap();
         take(-1);
     }
-    RegionFault map(std::uint64_t most) {  // the descriptor that came, instead of what was mapped; used up either way
+    RegionFault map(std::uint64_t most) {  // the descriptor that came, instead of what was mapped;
+                                           // used up either way
         int fd = descriptor;
         descriptor = -1;
         unmap();
@@ -60,7 +65,8 @@ struct Region {
         close(fd);
         return found;
     }
-    std::uint8_t* at(std::uint64_t offset, std::uint64_t n) const {  // nullptr: not all of it lies inside, or not at a line's start
+    // nullptr: not all of it lies inside, or not at a line's start
+    std::uint8_t* at(std::uint64_t offset, std::uint64_t n) const {
         if (offset % 64 || offset > bytes || n > bytes - offset) return nullptr;
         return memory == nullptr ? nullptr : memory + offset;
     }
@@ -88,8 +94,8 @@ inline bool is_local(int fd) {  // may descriptors come over it?
     return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 && domain == AF_UNIX;
 }
 
-// A connection over TCP between two ends of one host needs no congestion control. Some of it would do harm: BBR spreads an answer
-// of two segments over 20 us.
+// A connection over TCP between two ends of one host needs no congestion control. Some of it would
+// do harm: BBR spreads an answer of two segments over 20 us.
 inline void calm_loopback(int fd) {
     sockaddr_storage here{}, there{};
     socklen_t one = sizeof here, other = sizeof there;
@@ -104,7 +110,8 @@ inline void calm_loopback(int fd) {
     if (v4 || v6) setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);  // which every kernel has
 }
 
-// recv(), and a descriptor that came with the bytes: the last, if there were more. The region has it then.
+// recv(), and a descriptor that came with the bytes: the last, if there were more. The region has
+// it then.
 inline ssize_t receive_with(int fd, void* to, std::size_t n, Region& region) {
     iovec bytes{to, n};
     alignas(cmsghdr) char control[CMSG_SPACE(4 * sizeof(int))];

@@ -1,4 +1,5 @@
-# Memory that a worker shares with a shard, to have the rows it pulls written there: shard_region.hpp says why.
+# Memory that a worker shares with a shard, to have the rows it pulls written there:
+# shard_region.hpp says why.
 #
 # Threads: the loop's.
 from clipper_core.machine cimport u8, u64
@@ -18,7 +19,8 @@ cdef extern from "shard_region.hpp" namespace "clipper" nogil:
         RegionFault map(u64 most) noexcept
         void unmap() noexcept
         void drop() noexcept
-        u8* at(u64 offset, u64 n) noexcept      # NULL: not all of it lies inside, or not at the start of a line of 64 bytes
+        u8* at(u64 offset, u64 n) noexcept      # NULL: not all of it lies inside, or not at the
+                                                # start of a line of 64 bytes
     bint is_local(int fd) noexcept
     void calm_loopback(int fd) noexcept     # no congestion control between two ends of one host
     ssize_t receive_with(int fd, void* to, size_t n, Region& region) noexcept

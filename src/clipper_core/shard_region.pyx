@@ -19,7 +19,8 @@ def calm(int fd):
 cdef class SharedRegion:
     """Threads: one. What a shard makes of a descriptor that came with a connection.
 
-    fd: stays the caller's.  bytes_max: of the memory. Raises what raise_for makes of BAD_INPUT (no sealed memory) and TOO_LARGE.
+    fd: stays the caller's.  bytes_max: of the memory. Raises what raise_for makes of BAD_INPUT (no
+    sealed memory) and TOO_LARGE.
     """
     cdef Region one
 
@@ -37,7 +38,8 @@ cdef class SharedRegion:
         return self.one.bytes
 
     def write(self, u64 offset, const u8[::1] data not None):
-        """False: not all of it lies inside, or it begins at no multiple of 64; nothing is written then."""
+        """False: not all of it lies inside, or it begins at no multiple of 64; nothing is written
+        then."""
         cdef u8* to = self.one.at(offset, <u64> data.shape[0])
         if to == NULL:
             return False

@@ -1,10 +1,12 @@
-# Polling for a moment before sleeping: to wake a thread whose core sleeps takes 20 to 40 us, often more than what it waits for.
+# Polling for a moment before sleeping: to wake a thread whose core sleeps takes 20 to 40 us, often
+# more than what it waits for.
 #
-# Only while it pays: each spell that ends with what was waited for is one for, each that does not is one against, and with the
-# score below zero only one in SPIN_TRIAL is tried. A gap between two polls shows that the machine has more threads to run than
-# cores, and halves the score. A spell begins after a message, or with a question: who hears nothing polls for nothing, and who
-# hears less often than polling pays spends 1/SPIN_TRIAL of a spell a message. The engine's loop does the same, and has more to
-# look at.
+# Only while it pays: each spell that ends with what was waited for is one for, each that does not
+# is one against, and with the score below zero only one in SPIN_TRIAL is tried. A gap between two
+# polls shows that the machine has more threads to run than cores, and halves the score. A spell
+# begins after a message, or with a question: who hears nothing polls for nothing, and who hears
+# less often than polling pays spends 1/SPIN_TRIAL of a spell a message. The engine's loop does the
+# same, and has more to look at.
 #
 # Threads: one.
 from clipper_core.machine cimport u32, u64

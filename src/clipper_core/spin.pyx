@@ -32,9 +32,11 @@ cdef ssize_t _receive(int fd, u8* to, u64 n, int flags) noexcept nogil:
 
 
 cdef class Spells:
-    """Threads: one. When to poll, by itself: begin(), then on() after each poll that found nothing, or paid().
+    """Threads: one. When to poll, by itself: begin(), then on() after each poll that found nothing,
+    or paid().
 
-    spin_us: a spell, at most.  now_us: monotonic.  score: spells that paid, less those that did not; below 0 few are tried.
+    spin_us: a spell, at most.  now_us: monotonic.  score: spells that paid, less those that did
+    not; below 0 few are tried.
     """
     cdef Spin spin
 
@@ -56,9 +58,11 @@ cdef class Spells:
 
 
 cdef class Receiver:
-    """Threads: one at a time. Reads what is about to come over a socket that blocks, and polls for a moment before it sleeps.
+    """Threads: one at a time. Reads what is about to come over a socket that blocks, and polls for
+    a moment before it sleeps.
 
-    spin_us: such a moment, at most; 0: none, as where this thread may run on a single core.  spells: begun so far.
+    spin_us: such a moment, at most; 0: none, as where this thread may run on a single core.
+    spells: begun so far.
     """
     cdef Spin spin
     cdef readonly u64 spells
@@ -67,8 +71,8 @@ cdef class Receiver:
         spin_init(&self.spin, spin_us)
 
     def fill(self, int fd, into not None):
-        """All of its memory. -> False: the other side closed the connection. Errors: OSError; BlockingIOError when the socket's
-        SO_RCVTIMEO is over."""
+        """All of its memory. -> False: the other side closed the connection. Errors: OSError;
+        BlockingIOError when the socket's SO_RCVTIMEO is over."""
         cdef Py_buffer view
         cdef ssize_t got = -EINTR
         cdef u64 at = 0
@@ -85,7 +89,8 @@ cdef class Receiver:
         return got != 0
 
     cdef ssize_t whole(self, int fd, u8* to, u64 n, u64* at) noexcept nogil:
-        """The bytes from `at` on, which goes with them. -> above 0: all are there; 0: it is closed; below: -errno"""
+        """The bytes from `at` on, which goes with them. -> above 0: all are there; 0: it is closed;
+        below: -errno"""
         cdef ssize_t got = 1
         while at[0] < n and got > 0:
             got = self.some(fd, to + at[0], n - at[0])
@@ -94,7 +99,8 @@ cdef class Receiver:
         return got
 
     cdef ssize_t some(self, int fd, u8* to, u64 n) noexcept nogil:
-        """What is there, or comes within a spell; else it sleeps for all. -> how many; 0: it is closed; below: -errno"""
+        """What is there, or comes within a spell; else it sleeps for all. -> how many; 0: it is
+        closed; below: -errno"""
         cdef ssize_t got = -EAGAIN
         if self.spin.us:
             got = _receive(fd, to, n, MSG_DONTWAIT)

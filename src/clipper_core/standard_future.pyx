@@ -1,4 +1,5 @@
-"""What `concurrent.futures.wait` and `as_completed` look at in a future: its state, a condition, and those who wait."""
+"""What `concurrent.futures.wait` and `as_completed` look at in a future: its state, a condition,
+and those who wait."""
 import threading
 from concurrent.futures import CancelledError
 
@@ -11,7 +12,8 @@ cdef dict _states = {}      # by the address of a future; beside it, since hardl
 
 
 class StandardState:
-    """The state of a future as the functions of concurrent.futures read it. It does not refer to its future.
+    """The state of a future as the functions of concurrent.futures read it. It does not refer to
+    its future.
 
     Threads: any, under `condition`.
     """

@@ -1,9 +1,11 @@
-# How a task can end. Below the Python door every function is `noexcept nogil` and answers with one of these.
+# How a task can end. Below the Python door every function is `noexcept nogil` and answers with one
+# of these.
 
 cpdef enum Status:
     PENDING = 0        # not ended yet
     OK = 1
-    FULL = 2           # it could not finish by its deadline, or a named bound is reached: ring, bytes, futures; back off
+    FULL = 2           # it could not finish by its deadline, or a named bound is reached: ring,
+                       # bytes, futures; back off
     DEADLINE = 3       # the deadline passed before a prediction arrived
     DROPPED = 4        # shed early: it could not have finished by its deadline
     NO_REPLICA = 5     # the deadline passed and no replica of the model was connected

@@ -1,7 +1,7 @@
 """Status codes of the core, and the one door from a status to an exception.
 
-The exception tree belongs to the layer above: it is bound once with `bind_errors`; before that (and for a status nobody
-claimed) the door raises `StatusError`.
+The exception tree belongs to the layer above: it is bound once with `bind_errors`; before that (and
+for a status nobody claimed) the door raises `StatusError`.
 """
 
 
@@ -34,13 +34,15 @@ _DETAILS = {
 
 
 def bind_errors(dict classes):
-    """Bind exception classes to statuses: `{Status.FULL: Overloaded, ...}`. Each is called with one string. Threads: any."""
+    """Bind exception classes to statuses: `{Status.FULL: Overloaded, ...}`. Each is called with one
+    string. Threads: any."""
     for status, error in classes.items():
         _errors[int(status)] = error
 
 
 def error_for(int status, str detail):
-    """The exception a task that ended with `status` raises; it is returned, not raised. Threads: any."""
+    """The exception a task that ended with `status` raises; it is returned, not raised. Threads:
+    any."""
     cls = _errors.get(status)
     detail = detail or _DETAILS.get(status, f"the prediction ended with {Status(status).name}")
     return StatusError(detail, status) if cls is None else cls(detail)

@@ -9,10 +9,14 @@ from clipper_core.row_hash cimport Key
 from clipper_core.scheduler cimport EngineState
 from clipper_core.status cimport Status
 
-cdef Status rows_shut(EngineState* e) noexcept nogil                  # why nothing new is taken in, or PENDING
-cdef void lane_prepare(EngineState* e, ModelState* m, u64 slo_us) noexcept nogil     # the lane of that SLO's class
-cdef Status row_submit(EngineState* e, ModelState* m, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us,
+# why nothing new is taken in, or PENDING
+cdef Status rows_shut(EngineState* e) noexcept nogil
+# the lane of that SLO's class
+cdef void lane_prepare(EngineState* e, ModelState* m, u64 slo_us) noexcept nogil
+cdef Status row_submit(EngineState* e, ModelState* m, const void* row, u64 nbytes, const Key* key,
+                       u64 salt, u64 slo_us,
                        u64 now_us, Block* block, u32 slot) noexcept nogil
 # ^ OK, or why not; FULL without a lane. key NULL: neither joined nor cached
-cdef void row_refused(ModelState* m, Status status, u64 slo_us, u64 now_us, Value* value) noexcept nogil
+cdef void row_refused(ModelState* m, Status status, u64 slo_us, u64 now_us,
+                      Value* value) noexcept nogil
 # ^ counts it; for FULL `value` says after how many seconds another try may succeed

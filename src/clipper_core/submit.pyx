@@ -23,11 +23,13 @@ cdef Status rows_shut(EngineState* e) noexcept nogil:
 cdef void lane_prepare(EngineState* e, ModelState* m, u64 slo_us) noexcept nogil:
     cdef int klass = log2_of(slo_us)
     if m.lanes[klass] == NULL and rows_shut(e) == PENDING:
-        m.lanes[klass] = lane_new(e.lanes, m.index, <u64> 2 << klass, <u64> 1 << log2_of(m.lane_rows | 2),
+        m.lanes[klass] = lane_new(e.lanes, m.index, <u64> 2 << klass,
+                                  <u64> 1 << log2_of(m.lane_rows | 2),
                                   m.spec.row_bytes, 0, &m.tally, m.shares.load(relaxed) != 0)
 
 
-cdef Status row_submit(EngineState* e, ModelState* m, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us,
+cdef Status row_submit(EngineState* e, ModelState* m, const void* row, u64 nbytes, const Key* key,
+                       u64 salt, u64 slo_us,
                        u64 now_us, Block* block, u32 slot) noexcept nogil:
     cdef int klass = log2_of(slo_us)
     cdef Lane* lane = m.lanes[klass]
@@ -38,11 +40,13 @@ cdef Status row_submit(EngineState* e, ModelState* m, const void* row, u64 nbyte
         return TOO_LARGE        # whatever waits: no frame can hold it
     if lane == NULL or nbytes >> 32:
         return FULL
-    return lane_offer(e.lanes, lane, &m.gates[klass], row, <u32> nbytes, key if m.cached else NULL, salt, now_us + slo_us, now_us,
+    return lane_offer(e.lanes, lane, &m.gates[klass], row, <u32> nbytes, key if m.cached else NULL,
+                      salt, now_us + slo_us, now_us,
                       block, slot)
 
 
-cdef void row_refused(ModelState* m, Status status, u64 slo_us, u64 now_us, Value* value) noexcept nogil:
+cdef void row_refused(ModelState* m, Status status, u64 slo_us, u64 now_us,
+                      Value* value) noexcept nogil:
     cdef u32 klass = log2_of(slo_us)
     cdef double wait_s
     count(&m.tally.refused[<u32> status], 1)

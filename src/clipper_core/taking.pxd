@@ -1,4 +1,5 @@
-# What a model takes: the type of its rows, and how an input becomes one. Below the door for callers, which is made of it.
+# What a model takes: the type of its rows, and how an input becomes one. Below the door for
+# callers, which is made of it.
 #
 # Threads: any.
 cimport numpy as cnp

@@ -1,4 +1,5 @@
-"""Taking: an input becomes the bytes of a row, or is refused with a message that says what was expected and what came."""
+"""Taking: an input becomes the bytes of a row, or is refused with a message that says what was
+expected and what came."""
 cimport cython
 cimport numpy as cnp
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -22,7 +23,8 @@ cdef extern from "Python.h":
 
 cdef u64 ROW_BYTES_MAX = <u64> 1 << 32
 
-cdef dict _typenums = {"bool": np.dtype("?"), "u8": np.dtype("u1"), "i8": np.dtype("i1"), "u16": np.dtype("<u2"),
+cdef dict _typenums = {"bool": np.dtype("?"), "u8": np.dtype("u1"), "i8": np.dtype("i1"),
+                       "u16": np.dtype("<u2"),
                        "i16": np.dtype("<i2"), "u32": np.dtype("<u4"), "i32": np.dtype("<i4"), "u64": np.dtype("<u8"),
                        "i64": np.dtype("<i8"), "f16": np.dtype("<f2"), "f32": np.dtype("<f4"), "f64": np.dtype("<f8")}
 
@@ -80,7 +82,8 @@ cdef class Taking:
         self._set_rows(dtype, shape)
 
     cdef int _settle_by(self, object x) except -1:
-        """The first input of a model of type `any` says what its rows are. The answer of the thread that comes first holds."""
+        """The first input of a model of type `any` says what its rows are. The answer of the thread
+        that comes first holds."""
         cdef object settled
         if self.on_untyped is None:
             raise self._refuse(x, "its input type is not known yet")
@@ -130,7 +133,8 @@ cdef class Taking:
             array = self._array_of(x)
         if not self._fits(array):
             raise self._refuse(x, None)
-        if self.state.finite and not all_finite(self.state.spec.dtype, cnp.PyArray_DATA(array), cnp.PyArray_NBYTES(array)):
+        if self.state.finite and not all_finite(self.state.spec.dtype, cnp.PyArray_DATA(array),
+                                                cnp.PyArray_NBYTES(array)):
             raise self._refuse(x, "it holds NaN or an infinity, and this model was deployed with finite=True")
         return array
 
@@ -180,7 +184,8 @@ cdef class Taking:
 
     def describe_input(self):
         """The input type as the notation has it: `f64[64]`, `i32[*]`, `str`."""
-        name = next((key for key, value in NAMES.items() if int(value) == self.state.spec.dtype), "any")
+        name = next((key for key, value in NAMES.items() if int(value) == self.state.spec.dtype),
+                    "any")
         if self.typenum < 0 or not self.shape:
             return name
         return f"{name}[{','.join('*' if n < 0 else str(n) for n in self.shape)}]"
@@ -199,7 +204,8 @@ cdef class Taking:
                 array = np.asarray(rows)
             except ValueError as error:
                 raise self._refuse(rows, error) from None
-            if array.ndim != len(self.shape) + 1 or not np.can_cast(array.dtype, self.dtype, "same_kind"):
+            if array.ndim != len(self.shape) + 1 or not np.can_cast(array.dtype, self.dtype,
+                                                                    "same_kind"):
                 raise self._refuse(rows, f"predict_many takes an array of shape (n, {', '.join(map(str, self.shape))})")
             array = np.ascontiguousarray(array, self.dtype)
             for item in array[:1]:

@@ -1,4 +1,5 @@
-# What lanes are made of: tasks, spans of them, lanes, and all the lanes of an engine. How they move is lane.pxd and piece.pxd.
+# What lanes are made of: tasks, spans of them, lanes, and all the lanes of an engine. How they move
+# is lane.pxd and piece.pxd.
 #
 # Threads: a task is its submitter's until published, then the loop's.
 from libcpp.deque cimport deque
@@ -27,8 +28,10 @@ cdef struct Task:
     u64 deadline_us
     u64 due_us              # latest deadline among it and those joined to it
     u64 submit_us
-    u64 refused_us          # 0, or admission refused it, and another try may succeed after this time: it may only join
-    u64 salt                # that it was asked with: a session's number, for models that take sessions
+    u64 refused_us          # 0, or admission refused it, and another try may succeed after this
+                            # time: it may only join
+    u64 salt                # that it was asked with: a session's number, for models that take
+                            # sessions
     u64 next                # ticket of the next task joined to the same row; 0: none
     u64 prev                # ticket of the one before (the owner at last); 0: this is the owner
     void* heap              # the row, when rows differ in length
@@ -51,9 +54,11 @@ cdef struct Span:           # consecutive rows of one task
     u32 first
     u16 rows
     u16 tries               # of a piece's: times these rows were sent
-    u32 failed_on           # of rows that are tried once more: the connection whose container failed them; 0: it was lost
+    u32 failed_on           # of rows that are tried once more: the connection whose container
+                            # failed them; 0: it was lost
 
-cdef cppclass Tally:        # counters of one model; any thread reads them, the loop writes all but refused and hits
+cdef cppclass Tally:        # counters of one model; any thread reads them, the loop writes all but
+                            # refused and hits
     atomic[u64] ended[18]   # in the loop, by Status
     atomic[u64] refused[18]  # at submit, by Status
     atomic[u64] hits        # answered by the cache at submit
@@ -76,7 +81,8 @@ cdef cppclass Lane:
     Ring* ring
     Tally* tally
     u64 seen                # loop: positions before it have been taken in
-    atomic[u64] taken       # `seen`, for other threads; what is before it and waits is in the table of evaluations in flight
+    atomic[u64] taken       # `seen`, for other threads; what is before it and waits is in the table
+                            # of evaluations in flight
     u64 head                # loop: positions before it are sent, joined or gone
     u64 waiting             # loop: rows in phase WAITING
     u64 used_us             # loop: last time rows came
@@ -87,7 +93,8 @@ cdef cppclass Lanes:        # all lanes of an engine, and what their tasks meet 
     u32 count               # ids that were given out; those of lanes that are gone name none
     atomic[u32] live        # lanes that are
     Spsc* unused            # first tickets of the next lanes of such ids: loop -> lane_new
-    atomic[u32] takers      # submitters at work without the GIL: the engine ends its lanes after them
+    atomic[u32] takers      # submitters at work without the GIL: the engine ends its lanes after
+                            # them
     Wheel* wheel            # tickets without a lane are those of `timers`
     Timers* timers          # of hearings
     CacheState* cache
@@ -118,20 +125,24 @@ cdef inline Task* task_of(Lanes* lanes, u64 ticket) noexcept nogil:             
     return <Task*> ring_side(lane.ring, pos_of(ticket))
 
 cdef inline const void* task_row(Lanes* lanes, u64 ticket, Task* task) noexcept nogil:
-    return task.heap if task.heap != NULL else <void*> ring_row(lane_of(lanes, ticket).ring, pos_of(ticket))
+    return task.heap if task.heap != NULL else <void*> ring_row(lane_of(lanes, ticket).ring,
+                                                                pos_of(ticket))
 
 cdef inline u8* span_rows(Lanes* lanes, const Span* span, u64 row_bytes) noexcept nogil:
     return <u8*> task_row(lanes, span.ticket, task_of(lanes, span.ticket)) + span.first * row_bytes
 
-cdef inline u64 lane_places(const Lane* lane) noexcept nogil:          # rows of its memory, numbered one after another
+# rows of its memory, numbered one after another
+cdef inline u64 lane_places(const Lane* lane) noexcept nogil:
     return (lane.ring.mask + 1) * (lane.piece_rows if lane.piece_rows else 1)
 
-cdef inline u64 span_place(const Lane* lane, const Span* span) noexcept nogil:     # where its first row lies among them
+# where its first row lies among them
+cdef inline u64 span_place(const Lane* lane, const Span* span) noexcept nogil:
     return (span.ticket & lane.ring.mask) * (lane.piece_rows if lane.piece_rows else 1) + span.first
 
 cdef inline bint span_is_first_try(Lanes* lanes, const Span* span) noexcept nogil:
     cdef Task* task = task_of(lanes, span.ticket)
     return (task.tries if task.slots == NULL else span.tries) <= 1
 
-cdef inline u32 lane_avoids(const Lane* lane) noexcept nogil:      # the connection that failed the rows at the head
+# the connection that failed the rows at the head
+cdef inline u32 lane_avoids(const Lane* lane) noexcept nogil:
     return 0 if lane.retry.empty() else lane.retry.front().failed_on

@@ -1,37 +1,41 @@
-"""Timers for the deadlines of queries: a hierarchical wheel whose buckets are appended to, never searched.
+"""Timers for the deadlines of queries: a hierarchical wheel whose buckets are appended to, never
+searched.
 
-Nearly every timer of a serving system is cancelled: its query is answered in time. So the wheel makes inserting and
-forgetting cheap, and everything else a sequential walk over memory.
+Nearly every timer of a serving system is cancelled: its query is answered in time. So the wheel
+makes inserting and forgetting cheap, and everything else a sequential walk over memory.
 
-Time is cut into ticks, the greatest power of two microseconds not above `tick_us`. A ticket belongs to the first tick
-that starts at or after its deadline and fires when that tick starts: never early, less than a tick late. A deadline
-that the wheel has already passed fires on the next advance.
+Time is cut into ticks, the greatest power of two microseconds not above `tick_us`. A ticket belongs
+to the first tick that starts at or after its deadline and fires when that tick starts: never early,
+less than a tick late. A deadline that the wheel has already passed fires on the next advance.
 
-A bucket is a stack of chunks of 31 entries. Inserting writes 16 bytes at its top; expiring and moving read downwards.
-The stack, where the textbook has a doubly linked list, needs no memory per entry beyond the entry, and only its
-topmost chunk is ever partly filled, whatever happens to the bucket. What is given up: entries of one tick fire in no
-promised order, and an entry cannot be found again. Cancelling is therefore lazy: the owner of the ticket forgets it,
-and the wheel asks `is_live` when it meets the entry.
+A bucket is a stack of chunks of 31 entries. Inserting writes 16 bytes at its top; expiring and
+moving read downwards. The stack, where the textbook has a doubly linked list, needs no memory per
+entry beyond the entry, and only its topmost chunk is ever partly filled, whatever happens to the
+bucket. What is given up: entries of one tick fire in no promised order, and an entry cannot be
+found again. Cancelling is therefore lazy: the owner of the ticket forgets it, and the wheel asks
+`is_live` when it meets the entry.
 
-Level L has buckets of 256**L ticks. The textbook gives it 256 of them and empties a whole bucket of level L+1 into
-them when time enters it: with a million timers seconds ahead that is one stop of many milliseconds. Here a level has
-512 buckets, those of the block of 256 that time is in and those of the next. So the bucket that time will enter next
-can be emptied ahead of need, some chunks on each advance; and an entry that is at most one block ahead goes to its
-finer level at once. What was not moved ahead (the wheel was not advanced for a while) is moved on entering. One call
-looks at WORK_MAX entries at most; what is left keeps `wheel_next_us` at the present, so a loop that polls until then
-comes back after it has served its sockets.
+Level L has buckets of 256**L ticks. The textbook gives it 256 of them and empties a whole bucket of
+level L+1 into them when time enters it: with a million timers seconds ahead that is one stop of
+many milliseconds. Here a level has 512 buckets, those of the block of 256 that time is in and those
+of the next. So the bucket that time will enter next can be emptied ahead of need, some chunks on
+each advance; and an entry that is at most one block ahead goes to its finer level at once. What was
+not moved ahead (the wheel was not advanced for a while) is moved on entering. One call looks at
+WORK_MAX entries at most; what is left keeps `wheel_next_us` at the present, so a loop that polls
+until then comes back after it has served its sockets.
 
-Eight levels cover every microsecond below 2**62, so there is no horizon to fall off; the upper four cost 32 KB of
-memory that is never touched. A bitmap of 512 bits a level finds the next bucket in a few instructions: a gap of
-minutes is one step.
+Eight levels cover every microsecond below 2**62, so there is no horizon to fall off; the upper four
+cost 32 KB of memory that is never touched. A bitmap of 512 bits a level finds the next bucket in a
+few instructions: a gap of minutes is one step.
 
-Memory: chunks come from slabs that are added as entries are, and are kept until the wheel is freed. n entries in B
-buckets need at most n/31 + B chunks however they lie; insert adds a slab before that bound is reached, so moving
-entries never allocates, and insert is the only call that can fail.
+Memory: chunks come from slabs that are added as entries are, and are kept until the wheel is freed.
+n entries in B buckets need at most n/31 + B chunks however they lie; insert adds a slab before that
+bound is reached, so moving entries never allocates, and insert is the only call that can fail.
 
-At `entries_max` a hand goes round the slabs and takes out the dead, SWEEP entries on each insert. A sweep of
-everything at once would free more, and stand still for 5-30 ms at a million entries. The price: if the dead lie
-together behind many living ones, some inserts are refused until the hand reaches them.
+At `entries_max` a hand goes round the slabs and takes out the dead, SWEEP entries on each insert. A
+sweep of everything at once would free more, and stand still for 5-30 ms at a million entries. The
+price: if the dead lie together behind many living ones, some inserts are refused until the hand
+reaches them.
 
 Source: Varghese & Lauck, "Hashed and Hierarchical Timing Wheels" (SOSP 1987).
 """
@@ -46,11 +50,13 @@ cdef extern from *:
 
 cdef enum:
     LEVELS = 8
-    SPAN = 512                   # buckets of a level: the block of 256 that time is in, and the next one
+    SPAN = 512                   # buckets of a level: the block of 256 that time is in, and the
+                                 # next one
     CHUNK = 31                   # entries of a chunk: 512 bytes
     SLAB = 128                   # chunks of a slab: 64 KB
     FREE = LEVELS * SPAN         # the home of a chunk that no bucket holds
-    WORK_MAX = 16384             # entries one advance looks at: 0.1 ms, or 0.5 if every is_live misses the cache
+    WORK_MAX = 16384             # entries one advance looks at: 0.1 ms, or 0.5 if every is_live
+                                 # misses the cache
     AHEAD = 1024                 # entries moved ahead of need for each tick that passed
     AHEAD_TICKS = 16
     SWEEP = 512                  # chunks and entries one sweep looks at
@@ -74,7 +80,8 @@ cdef struct Slab:
 
 cdef struct Bucket:
     Chunk* head                  # the only chunk that may be partly filled
-    u64 fill                     # entries in it; CHUNK when there is none, so that one test finds both
+    u64 fill                     # entries in it; CHUNK when there is none, so that one test finds
+                                 # both
 
 cdef struct Wheel:
     u64 cursor                   # every tick before it is empty; its own bucket is due
@@ -96,7 +103,8 @@ cdef struct Wheel:
     Bucket buckets[LEVELS * SPAN]
 
 
-# --- buckets ---------------------------------------------------------------------------------------------------------
+# --- buckets
+# --------------------------------------------------------------------------------------------------
 
 cdef void bucket_grow(Wheel* wheel, u64 home) noexcept nogil:
     cdef Bucket* bucket = &wheel.buckets[home]
@@ -176,7 +184,8 @@ cdef inline u64 steps_to_next(Wheel* wheel, u32 level, u64 position) noexcept no
     return ((word << 6) + lowest_bit(bits[word]) - position) & (SPAN - 1)
 
 
-# --- room ------------------------------------------------------------------------------------------------------------
+# --- room
+# --------------------------------------------------------------------------------------------------
 
 cdef Status add_slab(Wheel* wheel) noexcept nogil:
     cdef Slab* slab = <Slab*> aligned_new(sizeof(Slab))
@@ -196,7 +205,8 @@ cdef Status add_slab(Wheel* wheel) noexcept nogil:
 
 
 cdef u64 sift(Wheel* wheel, Chunk* chunk) noexcept nogil:
-    # Replaces the dead of a chunk by entries from the top of its bucket; returns how many entries it looked at.
+    # Replaces the dead of a chunk by entries from the top of its bucket; returns how many entries
+    # it looked at.
     cdef u64 home = chunk.home
     cdef Bucket* bucket = &wheel.buckets[home]
     cdef u64 i = 0
@@ -237,7 +247,8 @@ cdef Status make_room(Wheel* wheel) noexcept nogil:
     return OK if wheel.count < wheel.entries_max else FULL
 
 
-# --- time ------------------------------------------------------------------------------------------------------------
+# --- time
+# --------------------------------------------------------------------------------------------------
 
 cdef u64 move_down(Wheel* wheel, u64 home, u64 work) noexcept nogil:
     # Empties a bucket into finer ones, as far as `work` entries go; returns the work left.
@@ -254,7 +265,8 @@ cdef u64 move_down(Wheel* wheel, u64 home, u64 work) noexcept nogil:
 
 
 cdef inline u32 level_entered(Wheel* wheel) noexcept nogil:
-    # The coarsest level whose bucket at the cursor still holds entries; 0 if none. Only whole blocks can begin one.
+    # The coarsest level whose bucket at the cursor still holds entries; 0 if none. Only whole
+    # blocks can begin one.
     cdef u32 level
     if wheel.cursor & 255:
         return 0
@@ -283,7 +295,8 @@ cdef void move_ahead(Wheel* wheel, u64 work) noexcept nogil:
 
 
 cdef u64 next_stop(Wheel* wheel, u64 target) noexcept nogil:
-    # The first tick after the cursor at which a bucket of any level begins, or target if that comes first.
+    # The first tick after the cursor at which a bucket of any level begins, or target if that comes
+    # first.
     cdef u32 level
     cdef u64 position, steps
     for level in range(LEVELS):
@@ -295,9 +308,11 @@ cdef u64 next_stop(Wheel* wheel, u64 target) noexcept nogil:
     return target
 
 
-# --- the page's functions --------------------------------------------------------------------------------------------
+# --- the page's functions
+# --------------------------------------------------------------------------------------------
 
-cdef Wheel* wheel_new(u64 now_us, u32 tick_us, u64 entries_max, IsLive is_live, void* owner) noexcept nogil:
+cdef Wheel* wheel_new(u64 now_us, u32 tick_us, u64 entries_max, IsLive is_live,
+                      void* owner) noexcept nogil:
     cdef Wheel* wheel = <Wheel*> aligned_new(sizeof(Wheel))
     cdef u32 i
     if wheel == NULL:
@@ -371,8 +386,9 @@ cdef u32 wheel_advance(Wheel* wheel, u64 now_us, u64* due, u32 due_max) noexcept
 
 
 cdef u64 wheel_next_us(Wheel* wheel) noexcept nogil:
-    # A bucket that time will enter next asks for the very next tick, and a later one for the tick at which it becomes
-    # that one: so a sleeping loop wakes to move entries ahead before they are urgent.
+    # A bucket that time will enter next asks for the very next tick, and a later one for the tick
+    # at which it becomes that one: so a sleeping loop wakes to move entries ahead before they are
+    # urgent.
     cdef u64 bound = NEVER
     cdef u64 position, steps
     cdef u32 level
@@ -395,20 +411,23 @@ cdef u64 wheel_count(Wheel* wheel) noexcept nogil:
     return wheel.count
 
 
-# --- the Python door -------------------------------------------------------------------------------------------------
+# --- the Python door
+# -------------------------------------------------------------------------------------------------
 
 cdef bint _held(void* owner, u64 ticket) noexcept nogil:
     return (<unordered_set[u64]*> owner).count(ticket) != 0
 
 
 cdef class TimerWheel:
-    """Threads: one at a time. Deadlines by ticket; it holds no clock, times are arguments in microseconds.
+    """Threads: one at a time. Deadlines by ticket; it holds no clock, times are arguments in
+    microseconds.
 
     now_us:      the time it starts at
-    tick_us:     1 to 2**31; the greatest power of two not above it is used, and no ticket is later than that
-    entries_max: entries held, cancelled ones that were not yet met included
+    tick_us:     1 to 2**31; the greatest power of two not above it is used, and no ticket is later
+    than that entries_max: entries held, cancelled ones that were not yet met included
 
-    Times above 2**62 count as 2**62. Raises ValueError for bad arguments, MemoryError when memory is out.
+    Times above 2**62 count as 2**62. Raises ValueError for bad arguments, MemoryError when memory
+    is out.
     """
     cdef Wheel* wheel
     cdef unordered_set[u64] held
@@ -433,7 +452,8 @@ cdef class TimerWheel:
         return wheel_count(self.wheel)
 
     def insert(self, u64 deadline_us, u64 ticket):
-        """Hold `ticket`, a number never used before, until `deadline_us`; raises what is bound to FULL or NO_MEMORY."""
+        """Hold `ticket`, a number never used before, until `deadline_us`; raises what is bound to
+        FULL or NO_MEMORY."""
         cdef Status status
         if self.held.count(ticket):
             raise ValueError(f"ticket {ticket} is held already")
@@ -441,15 +461,17 @@ cdef class TimerWheel:
             status = wheel_insert(self.wheel, deadline_us, ticket)
             if status == OK:
                 self.held.insert(ticket)
-        raise_for(status, "timer wheel: entries_max reached" if status == FULL else "timer wheel: no memory")
+        raise_for(status, "timer wheel: entries_max reached" if status == FULL
+                  else "timer wheel: no memory")
 
     def cancel(self, u64 ticket):
         """Forget `ticket`; False if it is not held (fired, cancelled, never inserted)."""
         return self.held.erase(ticket) != 0
 
     def advance(self, u64 now_us):
-        """Tickets whose tick has started by `now_us`: those with a deadline at or before it, in no promised order,
-        except that a deadline in the last, unfinished tick waits for its end. The time never goes back."""
+        """Tickets whose tick has started by `now_us`: those with a deadline at or before it, in no
+        promised order, except that a deadline in the last, unfinished tick waits for its end. The
+        time never goes back."""
         cdef list fired = []
         while True:
             fired += self.step(now_us, 1024)
@@ -457,7 +479,8 @@ cdef class TimerWheel:
                 return fired
 
     def step(self, u64 now_us, u32 due_max):
-        """One bounded call of the core: at most `due_max` tickets. More is to do while `next_us() <= now_us`."""
+        """One bounded call of the core: at most `due_max` tickets. More is to do while `next_us()
+        <= now_us`."""
         cdef u64[1024] due
         cdef u32 n, i
         if not 1 <= due_max <= 1024:
@@ -473,9 +496,11 @@ cdef class TimerWheel:
         return wheel_next_us(self.wheel)
 
 
-# --- what a query costs ----------------------------------------------------------------------------------------------
+# --- what a query costs
+# ----------------------------------------------------------------------------------------------
 
-cdef struct Slots:                   # as in the owner of real tickets: a slot is reused, its ticket is not
+cdef struct Slots:                   # as in the owner of real tickets: a slot is reused, its ticket
+                                     # is not
     u64 mask
     u64* tickets
 
@@ -485,7 +510,8 @@ cdef bint _slot_live(void* owner, u64 ticket) noexcept nogil:
     return slots.tickets[ticket & slots.mask] == ticket
 
 
-cdef u64 _churn(Wheel* wheel, Slots* slots, u64 count, u64 per_second, u64 slo_us, u64 answer_us) noexcept nogil:
+cdef u64 _churn(Wheel* wheel, Slots* slots, u64 count, u64 per_second, u64 slo_us,
+                u64 answer_us) noexcept nogil:
     cdef u64 due[256]
     cdef u64 ticket, now_us, fired = 0
     cdef u64 answered = 0
@@ -505,9 +531,11 @@ cdef u64 _churn(Wheel* wheel, Slots* slots, u64 count, u64 per_second, u64 slo_u
 
 
 def churn(u64 count, u64 per_second=1000000, u64 slo_us=20000, u64 answer_us=5000):
-    """Threads: any. A steady stream of `count` queries in simulated time, each answered `answer_us` after it came.
+    """Threads: any. A steady stream of `count` queries in simulated time, each answered `answer_us`
+    after it came.
 
-    Returns how many deadlines fired: 0 if answer_us < slo_us. It prices a query: insert, forget, meet the dead entry.
+    Returns how many deadlines fired: 0 if answer_us < slo_us. It prices a query: insert, forget,
+    meet the dead entry.
     """
     cdef Slots slots
     cdef u64 fired

@@ -1,10 +1,10 @@
 """The design document's version 1 batches, byte for byte (docs/wire.md).
 
-Version 1 has no magic, no checksum and no alignment, so all that protects a reader are its lengths: each is compared
-with what is left, and with a named limit, before it is believed.
+Version 1 has no magic, no checksum and no alignment, so all that protects a reader are its lengths:
+each is compared with what is left, and with a named limit, before it is believed.
 
-Strings are first written as one run of literals, a valid LZ4 block at the speed of memcpy; `v1_compress` searches them for
-matches when they go to another host.
+Strings are first written as one run of literals, a valid LZ4 block at the speed of memcpy;
+`v1_compress` searches them for matches when they go to another host.
 """
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.string cimport memcpy, memset
@@ -13,7 +13,8 @@ from libcpp.vector cimport vector
 import numpy as np
 
 from clipper_core.dtype cimport BYTES, F64, I32, STR, U8
-from clipper_core.lz4 cimport LITERALS, LZ4_BYTES_MAX, LZ4_GROWTH_MAX, Cursor, lz4_bound, lz4_encode, lz4_literals
+from clipper_core.lz4 cimport (LITERALS, LZ4_BYTES_MAX, LZ4_GROWTH_MAX, Cursor, lz4_bound,
+                               lz4_encode, lz4_literals)
 from clipper_core.status cimport BAD_FRAME, BAD_INPUT, OK, TOO_LARGE, raise_for
 
 from clipper_core.lz4 import decode_lz4
@@ -30,7 +31,8 @@ cdef struct V1Batch:                  # a batch whose lengths are all checked
     u64 content_bytes
 
 
-# -- batches -----------------------------------------------------------------------------------------------------------
+# -- batches
+# --------------------------------------------------------------------------------------------------
 
 cdef u8* _put(u8* out, const void* bytes, u64 n) noexcept nogil:
     if n:
@@ -67,7 +69,8 @@ cdef u32 _v1_item(int format) noexcept nogil:
 cdef u64 v1_bound(int format, u32 n, u64 data_bytes) noexcept nogil:
     if format <= V1_U8:
         return V1_HEAD_BYTES + data_bytes
-    return V1_HEAD_BYTES + <u64> n * sizeof(u32) + (lz4_bound(data_bytes) if format == V1_STR else data_bytes)
+    return V1_HEAD_BYTES + <u64> n * sizeof(u32) + (lz4_bound(data_bytes) if format == V1_STR
+                                                    else data_bytes)
 
 
 cdef bint _are_v1_rows(int format, u32 n, const u32* row_bytes, u64* total) noexcept nogil:
@@ -83,14 +86,16 @@ cdef bint _are_v1_rows(int format, u32 n, const u32* row_bytes, u64* total) noex
     return format != V1_STR or total[0] <= LZ4_BYTES_MAX
 
 
-cdef u64 v1_encode(int format, u32 n, const void** rows, const u32* row_bytes, u8* out, u64 out_bytes) noexcept nogil:
+cdef u64 v1_encode(int format, u32 n, const void** rows, const u32* row_bytes, u8* out,
+                   u64 out_bytes) noexcept nogil:
     cdef u8* start = out
     cdef u64 total, content
     cdef u32 i, item = _v1_item(format)
     if not _are_v1_rows(format, n, row_bytes, &total):
         return 0
     content = v1_bound(format, n, total) - V1_HEAD_BYTES
-    if out_bytes < V1_HEAD_BYTES or content > out_bytes - V1_HEAD_BYTES or (format > V1_U8 and content >> 32):
+    if out_bytes < V1_HEAD_BYTES or content > out_bytes - V1_HEAD_BYTES or (format > V1_U8
+                                                                            and content >> 32):
         return 0
     out[0] = <u8> format
     out = _put_u32(out + 1, n)
@@ -109,7 +114,8 @@ cdef u64 v1_encode(int format, u32 n, const void** rows, const u32* row_bytes, u
     return out - start
 
 
-cdef u8* _v1_variable(u32 n, const void** rows, const u32* row_bytes, u32 item, u8* out) noexcept nogil:
+cdef u8* _v1_variable(u32 n, const void** rows, const u32* row_bytes, u32 item,
+                      u8* out) noexcept nogil:
     cdef u32 i
     for i in range(n):
         out = _put(_put_u32(out, row_bytes[i] // item), rows[i], row_bytes[i])
@@ -144,13 +150,15 @@ cdef Status _v1_head(const u8* message, u32 rows_max, u64 bytes_max, V1Batch* ou
         return BAD_FRAME
     if out.format <= V1_U8:
         out.row_bytes = length * item
-    if out.n > rows_max or (out.row_bytes and out.n > bytes_max // out.row_bytes) or length > bytes_max:
+    if out.n > rows_max or (out.row_bytes
+                            and out.n > bytes_max // out.row_bytes) or length > bytes_max:
         return TOO_LARGE
     out.content_bytes = out.n * out.row_bytes if out.format <= V1_U8 else length
     return OK
 
 
-cdef Status _v1_open(const u8* message, u64 nbytes, u32 rows_max, u64 bytes_max, V1Batch* out) noexcept nogil:
+cdef Status _v1_open(const u8* message, u64 nbytes, u32 rows_max, u64 bytes_max,
+                     V1Batch* out) noexcept nogil:
     cdef Status status
     if nbytes < V1_HEAD_BYTES:
         return BAD_FRAME
@@ -195,7 +203,8 @@ cdef Status _v1_open_text(u64 bytes_max, V1Batch* out) noexcept nogil:
     return OK if out.text_bytes // LZ4_GROWTH_MAX <= out.content_bytes - <u64> out.n * sizeof(u32) else BAD_FRAME
 
 
-# -- the Python door ---------------------------------------------------------------------------------------------------
+# -- the Python door
+# --------------------------------------------------------------------------------------------------
 
 cdef dict _dtypes = {V1_I32: np.dtype("<i4"), V1_F64: np.dtype("<f8"), V1_U8: np.dtype("u1"),
                      V1_VAR_I32: np.dtype("<i4"), V1_VAR_F64: np.dtype("<f8"), V1_VAR_U8: np.dtype("u1")}
@@ -217,9 +226,10 @@ cdef object _row(int format, object row):
 def encode_v1(int format, rows, u32 search=LITERALS):
     """One version 1 batch. Threads: any.
 
-    format: 1..7, see V1. rows: sequence of str (V1_STR), of bytes (the row's elements, little-endian), or of what
-    numpy makes an array of the format's type of: i32, f64 or u8, one dimension. search: of strings, see lz4.Search.
-    Raises BAD_INPUT: no such format; rows of another type; rows of a fixed format that differ in length.
+    format: 1..7, see V1. rows: sequence of str (V1_STR), of bytes (the row's elements,
+    little-endian), or of what numpy makes an array of the format's type of: i32, f64 or u8, one
+    dimension. search: of strings, see lz4.Search. Raises BAD_INPUT: no such format; rows of another
+    type; rows of a fixed format that differ in length.
     """
     if _v1_item(format) == 0:
         raise_for(BAD_INPUT, f"version 1 has the formats 1 to 7, not {format}")
@@ -248,14 +258,16 @@ def encode_v1(int format, rows, u32 search=LITERALS):
     if format != V1_STR or search == LITERALS:
         return out
     packed = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> bound)
-    return packed[:v1_compress(<const u8*> PyBytes_AS_STRING(out), written, search, <u8*> PyBytes_AS_STRING(packed))]
+    return packed[:v1_compress(<const u8*> PyBytes_AS_STRING(out), written, search,
+                               <u8*> PyBytes_AS_STRING(packed))]
 
 
 def message_bytes_v1(head, *, u64 bytes_max=64 << 20, u32 rows_max=1 << 20):
-    """Bytes of the whole batch whose first 9 bytes are `head`, themselves included: what to read from a stream.
+    """Bytes of the whole batch whose first 9 bytes are `head`, themselves included: what to read
+    from a stream.
 
-    Raises BAD_FRAME: fewer than 9 bytes, an unknown format, no rows; TOO_LARGE: more than bytes_max of content, or more
-    than rows_max rows. Threads: any.
+    Raises BAD_FRAME: fewer than 9 bytes, an unknown format, no rows; TOO_LARGE: more than bytes_max
+    of content, or more than rows_max rows. Threads: any.
     """
     cdef bytes raw = bytes(head)
     cdef V1Batch batch
@@ -267,10 +279,12 @@ def message_bytes_v1(head, *, u64 bytes_max=64 << 20, u32 rows_max=1 << 20):
 
 
 def decode_v1(message, *, u64 bytes_max=64 << 20, u32 rows_max=1 << 20):
-    """The rows of one whole version 1 batch: a list of ndarray i32 or f64 (read-only), of bytes (u8), or of str.
+    """The rows of one whole version 1 batch: a list of ndarray i32 or f64 (read-only), of bytes
+    (u8), or of str.
 
-    Raises BAD_FRAME: lengths that disagree with the bytes, a damaged LZ4 block, strings that are no UTF-8; TOO_LARGE:
-    more than bytes_max of content or opened strings, or more than rows_max rows. Threads: any.
+    Raises BAD_FRAME: lengths that disagree with the bytes, a damaged LZ4 block, strings that are no
+    UTF-8; TOO_LARGE: more than bytes_max of content or opened strings, or more than rows_max rows.
+    Threads: any.
     """
     cdef bytes raw = bytes(message)
     cdef V1Batch batch
@@ -294,7 +308,8 @@ cdef list _numbers(bytes raw, const V1Batch* batch):
             nbytes = <u64> _u32_at(<const u8*> PyBytes_AS_STRING(raw) + at) * _v1_item(batch.format)
             at += sizeof(u32)
         piece = raw[at:at + nbytes]
-        rows.append(piece if _v1_item(batch.format) == 1 else np.frombuffer(piece, _dtypes[batch.format]))
+        rows.append(piece if _v1_item(batch.format) == 1
+                    else np.frombuffer(piece, _dtypes[batch.format]))
         at += nbytes
     return rows
 

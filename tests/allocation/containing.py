@@ -1,8 +1,9 @@
-"""An engine whose core finds no memory now and then, with containers that come and go, run with failing.cpp preloaded.
+"""An engine whose core finds no memory now and then, with containers that come and go, run with
+failing.cpp preloaded.
 
-Prints, as JSON: how queries ended, how many were answered wrongly or not at all, how many containers were attached and how
-many of those are known to have gone, how many allocations failed, how many descriptors were left over, and how a query ends
-once there is memory again.
+Prints, as JSON: how queries ended, how many were answered wrongly or not at all, how many
+containers were attached and how many of those are known to have gone, how many allocations failed,
+how many descriptors were left over, and how a query ends once there is memory again.
 """
 
 import collections
@@ -33,7 +34,9 @@ class Server:
     """An engine with its loop, and a thread that attaches whoever says HELLO."""
 
     def __init__(self, path: Path) -> None:
-        self.engine = Engine(cache_bytes_max=1 << 22, tasks_max=1 << 14, heartbeat_ms=500, hello_ms=300)
+        self.engine = Engine(
+            cache_bytes_max=1 << 22, tasks_max=1 << 14, heartbeat_ms=500, hello_ms=300
+        )
         self.dispatch = Dispatch(self.engine)
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(path))
@@ -52,7 +55,9 @@ class Server:
             select.select([self.engine.news_fd], [], [], 0.05)
             for kind, conn, _, _, _ in self.engine.news():
                 if kind.name == "SAID_HELLO":
-                    with contextlib.suppress(ANY_ERROR):  # no memory: it is closed, because nobody lets it in
+                    with contextlib.suppress(
+                        ANY_ERROR
+                    ):  # no memory: it is closed, because nobody lets it in
                         self.engine.attach(conn, self.model.index, b"", size_max=16)
                 elif kind.name == "ATTACHED":
                     self.attached.add(conn)
@@ -103,7 +108,9 @@ class Container:
             if not piece:
                 return
             held += piece
-            while (header := decode_header(held)) is not None and len(held) >= 64 + header.payload_bytes:
+            while (header := decode_header(held)) is not None and len(
+                held
+            ) >= 64 + header.payload_bytes:
                 if header.kind == Kind.PREDICT:
                     rows = open_rows(header, held[64 : 64 + header.payload_bytes]).data
                     line.sendall(encode_rows(Kind.REPLY, 2 * rows, id=header.id))
@@ -145,8 +152,16 @@ def main(seed: int, one_in: int) -> None:
             time.sleep(0.05)
         left = len(os.listdir("/proc/self/fd")) - before
         server.close()
-    told = {"ended": ended, "failed": failed, "left": left, "attached": len(server.attached), "gone": len(server.gone)}
-    print(json.dumps({**told, "pending": ended["pending"], "wrong": ended["wrong"], "at_last": how}))
+    told = {
+        "ended": ended,
+        "failed": failed,
+        "left": left,
+        "attached": len(server.attached),
+        "gone": len(server.gone),
+    }
+    print(
+        json.dumps({**told, "pending": ended["pending"], "wrong": ended["wrong"], "at_last": how})
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""For pytest under failing.cpp: while the body of a test runs, one in FAILING_ONE_IN allocations of the core fails.
+"""For pytest under failing.cpp: while the body of a test runs, one in FAILING_ONE_IN allocations of
+the core fails.
 
-FAILING_SEED says which. A test may fail; one that waits for what never comes is ended after FAILING_TEST_S seconds. What must not
-be is that the process dies by a signal, or that a thread that runs the core cannot be interrupted.
+FAILING_SEED says which. A test may fail; one that waits for what never comes is ended after
+FAILING_TEST_S seconds. What must not be is that the process dies by a signal, or that a thread that
+runs the core cannot be interrupted.
 """
 
 import ctypes

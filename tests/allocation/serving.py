@@ -1,7 +1,8 @@
-"""A server whose core finds no memory now and then, run with the allocator of failing.cpp preloaded.
+"""A server whose core finds no memory now and then, run with the allocator of failing.cpp
+preloaded.
 
-Prints, as JSON: how requests ended, how many allocations failed, how many file descriptors were left over, and whether the server
-answers once there is memory again.
+Prints, as JSON: how requests ended, how many allocations failed, how many file descriptors were
+left over, and whether the server answers once there is memory again.
 """
 
 import collections
@@ -20,7 +21,9 @@ import clipper
 ROUNDS, CLIENTS = 40, 4
 
 
-def ask(address: str, line: http.client.HTTPConnection | None, x: float) -> tuple[str, http.client.HTTPConnection | None]:
+def ask(
+    address: str, line: http.client.HTTPConnection | None, x: float
+) -> tuple[str, http.client.HTTPConnection | None]:
     """How one request ended, and its connection if it is still open."""
     line = line or http.client.HTTPConnection(address, timeout=20)
     try:
@@ -30,7 +33,11 @@ def ask(address: str, line: http.client.HTTPConnection | None, x: float) -> tupl
     except (OSError, http.client.HTTPException):
         line.close()
         return "closed", None
-    if reply.status == 200 and not json.loads(body)["default"] and json.loads(body)["output"] != x + 2:
+    if (
+        reply.status == 200
+        and not json.loads(body)["default"]
+        and json.loads(body)["output"] != x + 2
+    ):
         return "wrong", line
     return str(reply.status), line
 
@@ -63,14 +70,19 @@ def main(seed: int, one_in: int) -> None:
     allocator = ctypes.CDLL(None)
     allocator.failing_on.argtypes = (ctypes.c_uint64, ctypes.c_uint64)
     allocator.failing_off.restype = ctypes.c_uint64
-    with clipper.start(http="127.0.0.1:0", restart_ms_min=20, restart_ms_max=100, drain_s=0.5) as server:
+    with clipper.start(
+        http="127.0.0.1:0", restart_ms_min=20, restart_ms_max=100, drain_s=0.5
+    ) as server:
         server.deploy("sum", lambda rows: np.asarray(rows).sum(axis=1), input="f64[3]")
         server.app("total", models=["sum"], slo_ms=5000)
         while ask(server.http_address, None, 0.0)[0] != "200":
             time.sleep(0.05)
         before = settle(server)
         ended: collections.Counter[str] = collections.Counter()
-        threads = [threading.Thread(target=client, args=(server.http_address, i, ended)) for i in range(CLIENTS)]
+        threads = [
+            threading.Thread(target=client, args=(server.http_address, i, ended))
+            for i in range(CLIENTS)
+        ]
         allocator.failing_on(seed, one_in)
         for thread in threads:
             thread.start()
@@ -78,7 +90,9 @@ def main(seed: int, one_in: int) -> None:
             thread.join()
         failed = allocator.failing_off()
         until = time.monotonic() + 20
-        while (how := ask(server.http_address, None, -1.0)[0]) != "200" and time.monotonic() < until:
+        while (
+            how := ask(server.http_address, None, -1.0)[0]
+        ) != "200" and time.monotonic() < until:
             time.sleep(0.05)
         left = settle(server) - before
     print(json.dumps({"ended": ended, "failed": failed, "left": left, "at_last": how}))

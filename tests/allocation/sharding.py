@@ -1,8 +1,8 @@
 """A shard whose core finds no memory now and then, run with the allocator of failing.cpp preloaded.
 
-Clients push one gradient of 1 after the other, and repeat a push until it is answered. Prints, as JSON: how often a push was
-refused and how often its connection was closed, how many allocations failed, how many descriptors were left over, and how many
-pushes each client's row has.
+Clients push one gradient of 1 after the other, and repeat a push until it is answered. Prints, as
+JSON: how often a push was refused and how often its connection was closed, how many allocations
+failed, how many descriptors were left over, and how many pushes each client's row has.
 """
 
 import collections
@@ -31,7 +31,8 @@ CLIENTS, PUSHES, DIM = 4, 150, 4
 
 
 class Shard:
-    """A table behind a door, its loop, a thread that admits everyone, and a follower that every push waits for."""
+    """A table behind a door, its loop, a thread that admits everyone, and a follower that every
+    push waits for."""
 
     def __init__(self, path: Path) -> None:
         self.table = Table("users", DIM, optimizer=Optimizer("sgd", rate=1.0))
@@ -45,7 +46,9 @@ class Shard:
         self.door.follow(0, waited=True)
         self.door.ready = True
         self.over = threading.Event()
-        self.threads = [threading.Thread(target=run) for run in (self.door.run, self._admit, self._follow)]
+        self.threads = [
+            threading.Thread(target=run) for run in (self.door.run, self._admit, self._follow)
+        ]
         for thread in self.threads:
             thread.start()
 
@@ -101,7 +104,9 @@ class Client:
                 self.socket.connect(str(self.path))
                 if self._ask(CALL, b"let me in", 0, 0)[2] == REFUSED:
                     raise ConnectionRefusedError
-            head = self._ask(PUSH, self.ids.tobytes() + gradients.tobytes(), len(self.ids), sequence)
+            head = self._ask(
+                PUSH, self.ids.tobytes() + gradients.tobytes(), len(self.ids), sequence
+            )
         except OSError as error:
             assert self.socket is not None
             self.socket.close()
@@ -112,7 +117,22 @@ class Client:
     def _ask(self, kind: int, payload: bytes, rows: int, sequence: int) -> tuple[int, ...]:
         assert self.socket is not None
         payload += bytes(-len(payload) % 8)
-        head = HEAD.pack(b"CLPT", 1, kind, 0, 0, 0, rows, sequence, 0, self.number, sequence, 0, 1.0, len(payload))
+        head = HEAD.pack(
+            b"CLPT",
+            1,
+            kind,
+            0,
+            0,
+            0,
+            rows,
+            sequence,
+            0,
+            self.number,
+            sequence,
+            0,
+            1.0,
+            len(payload),
+        )
         self.socket.sendall(head + payload)
         answer = HEAD.unpack(self._exactly(HEAD.size))
         self._exactly(answer[-1])
@@ -134,11 +154,17 @@ def main(seed: int, one_in: int) -> None:
     allocator.failing_on.argtypes = (ctypes.c_uint64, ctypes.c_uint64)
     allocator.failing_off.restype = ctypes.c_uint64
     ended: collections.Counter[str] = collections.Counter()
-    with tempfile.TemporaryDirectory() as folder, contextlib.closing(Shard(Path(folder) / "shard")) as shard:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.closing(Shard(Path(folder) / "shard")) as shard,
+    ):
         numbers = np.arange(1, CLIENTS + 1)
         shard.table.push(numbers, np.zeros((CLIENTS, DIM), np.float32))
         start, before = shard.table.pull(numbers).copy(), len(os.listdir("/proc/self/fd"))
-        threads = [threading.Thread(target=Client(Path(folder) / "shard", int(i), ended).run) for i in numbers]
+        threads = [
+            threading.Thread(target=Client(Path(folder) / "shard", int(i), ended).run)
+            for i in numbers
+        ]
         allocator.failing_on(seed, one_in)
         for thread in threads:
             thread.start()
@@ -149,7 +175,17 @@ def main(seed: int, one_in: int) -> None:
         while shard.door.stats()["connections"]:
             pass
         left = len(os.listdir("/proc/self/fd")) - before
-    print(json.dumps({"ended": ended, "failed": failed, "left": left, "applied": applied.tolist(), "pushes": PUSHES}))
+    print(
+        json.dumps(
+            {
+                "ended": ended,
+                "failed": failed,
+                "left": left,
+                "applied": applied.tolist(),
+                "pushes": PUSHES,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

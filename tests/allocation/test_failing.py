@@ -1,4 +1,5 @@
-"""Allocations of the core that fail by seed cost single requests, not the server; and no test of the core dies of them."""
+"""Allocations of the core that fail by seed cost single requests, not the server; and no test of
+the core dies of them."""
 
 import json
 import os
@@ -23,7 +24,10 @@ GROWN_BY_PEERS = ["test_engine.py", "test_hearing.py", "test_link.py", "test_sha
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(COMPILER is None, reason="needs g++"),
-    pytest.mark.skipif(os.environ.get("CLIPPER_BUILD", "release") in ("asan", "tsan"), reason="has an allocator of its own"),
+    pytest.mark.skipif(
+        os.environ.get("CLIPPER_BUILD", "release") in ("asan", "tsan"),
+        reason="has an allocator of its own",
+    ),
 ]
 
 
@@ -31,7 +35,16 @@ pytestmark = [
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """With the allocator that fails preloaded; the core itself is the one of production."""
     library = tmp_path_factory.mktemp("allocator") / "failing.so"
-    words = [str(COMPILER), "-O1", "-shared", "-fPIC", "-std=c++17", str(HERE / "failing.cpp"), "-o", str(library)]
+    words = [
+        str(COMPILER),
+        "-O1",
+        "-shared",
+        "-fPIC",
+        "-std=c++17",
+        str(HERE / "failing.cpp"),
+        "-o",
+        str(library),
+    ]
     subprocess.run(words, check=True, timeout=120)
     return {**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": str(ROOT)}
 
@@ -39,7 +52,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def run(environment: dict[str, str], program: str, seed: int, one_in: int) -> dict[str, Any]:
     """What the program of this folder prints."""
     words = [sys.executable, str(HERE / program), str(seed), str(one_in)]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        words, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert told["failed"] > 5
@@ -48,23 +63,31 @@ def run(environment: dict[str, str], program: str, seed: int, one_in: int) -> di
 
 
 @pytest.mark.parametrize(("seed", "one_in"), [(1, 40), (2, 10)])
-def test_a_server_whose_allocations_fail_lives_and_answers_503(environment: dict[str, str], seed: int, one_in: int) -> None:
+def test_a_server_whose_allocations_fail_lives_and_answers_503(
+    environment: dict[str, str], seed: int, one_in: int
+) -> None:
     told = run(environment, "serving.py", seed, one_in)
     assert set(told["ended"]) <= {"200", *REFUSED}
     assert told["at_last"] == "200"
 
 
 @pytest.mark.parametrize("seed", range(sized(2, 20)))
-def test_a_shard_whose_allocations_fail_applies_each_push_once(environment: dict[str, str], seed: int) -> None:
+def test_a_shard_whose_allocations_fail_applies_each_push_once(
+    environment: dict[str, str], seed: int
+) -> None:
     told = run(environment, "sharding.py", seed, 20)
     assert set(told["ended"]) <= {NO_MEMORY, "closed"}
     assert told["applied"] == [told["pushes"]] * len(told["applied"])
 
 
 @pytest.mark.parametrize("seed", range(sized(1, 3)))
-def test_an_engine_whose_allocations_fail_loses_no_container(environment: dict[str, str], seed: int) -> None:
+def test_an_engine_whose_allocations_fail_loses_no_container(
+    environment: dict[str, str], seed: int
+) -> None:
     told = run(environment, "containing.py", seed, 10)
-    assert told["attached"] == told["gone"], "every container that was attached is known to have gone"
+    assert told["attached"] == told["gone"], (
+        "every container that was attached is known to have gone"
+    )
     assert told["pending"] == 0, "queries that nothing ended"
     assert told["wrong"] == 0
     assert told["at_last"] == "OK"
@@ -72,12 +95,30 @@ def test_an_engine_whose_allocations_fail_loses_no_container(environment: dict[s
 
 @pytest.mark.parametrize("seed", range(sized(1, 4)))
 @pytest.mark.parametrize("suite", sized(GROWN_BY_PEERS, SUITES))
-def test_no_test_of_the_core_dies_of_a_failed_allocation(environment: dict[str, str], suite: str, seed: int) -> None:
+def test_no_test_of_the_core_dies_of_a_failed_allocation(
+    environment: dict[str, str], suite: str, seed: int
+) -> None:
     limits = {"FAILING_SEED": str(seed), "FAILING_ONE_IN": "20", "FAILING_TEST_S": "5"}
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.allocation.plugin", "-m", "not slow"]
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "tests.allocation.plugin",
+        "-m",
+        "not slow",
+    ]
     done = subprocess.run(
-        [*words, f"tests/core/{suite}"], env={**environment, **limits}, cwd=ROOT, capture_output=True, text=True, timeout=500,
+        [*words, f"tests/core/{suite}"],
+        env={**environment, **limits},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=500,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode >= 0, f"died by signal {-done.returncode}\n{done.stderr[-4000:]}"
     assert "allocations failed: " in done.stdout, done.stdout[-4000:]

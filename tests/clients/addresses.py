@@ -23,8 +23,11 @@ Done = Iterator[str]
 
 
 @contextlib.contextmanager
-def serving(prepare: Callable[[clipper.ClipperServer], None] = lambda server: None) -> Iterator[Addresses]:
-    """Applications `total` and `learns`, which does, of a model `sum` of f64[3], and one `shout` of strings."""
+def serving(
+    prepare: Callable[[clipper.ClipperServer], None] = lambda server: None,
+) -> Iterator[Addresses]:
+    """Applications `total` and `learns`, which does, of a model `sum` of f64[3], and one `shout` of
+    strings."""
     with clipper.start(http="127.0.0.1:0", grpc="127.0.0.1:0", admin="127.0.0.1:0") as server:
         server.deploy("sum", lambda rows: np.asarray(rows).sum(axis=1), input="f64[3]")
         server.deploy("words", lambda rows: [row.upper() for row in rows], input="str")

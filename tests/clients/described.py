@@ -1,4 +1,5 @@
-"""Clients that know nothing of us but `GET /openapi.json`: one that tries whatever it describes, and those made of it."""
+"""Clients that know nothing of us but `GET /openapi.json`: one that tries whatever it describes,
+and those made of it."""
 
 import contextlib
 import json
@@ -14,7 +15,11 @@ import clipper
 from tests.clients.addresses import Addresses, Done
 
 EXAMPLES, SEED = 5, 1
-LEFT_OUT = ("deploy", "importState", "stream")  # the first two would start processes of what is made up; the last has no end
+LEFT_OUT = (
+    "deploy",
+    "importState",
+    "stream",
+)  # the first two would start processes of what is made up; the last has no end
 _PATIENCE_S = 900
 
 
@@ -33,7 +38,8 @@ def openapi_spec_validator(at: Addresses) -> Done:
 
 @contextlib.contextmanager
 def _fuzzed() -> Iterator[Addresses]:
-    """A server of its own: managing it is tried, too. Inputs of each kind, each with an answer however early it is due."""
+    """A server of its own: managing it is tried, too. Inputs of each kind, each with an answer
+    however early it is due."""
     kinds = {"sums": "f64[3]", "words": "str", "counts": "i32[*]", "blobs": "bytes"}
     with clipper.start(http="127.0.0.1:0", grpc="127.0.0.1:0", admin="127.0.0.1:0") as server:
         for name, type_ in kinds.items():
@@ -54,10 +60,20 @@ def schemathesis(at: Addresses) -> Done:
 
 def _schemathesis(address: str, without: tuple[str, ...]) -> None:
     left_out = [word for id in without for word in ("--exclude-operation-id", id)]
-    words = ["run", f"http://{address}/openapi.json", "--max-examples", str(EXAMPLES), "--seed", str(SEED), "--no-color"]
+    words = [
+        "run",
+        f"http://{address}/openapi.json",
+        "--max-examples",
+        str(EXAMPLES),
+        "--seed",
+        str(SEED),
+        "--no-color",
+    ]
     command = [str(Path(sys.executable).parent / "schemathesis"), *words, *left_out]
     with tempfile.TemporaryDirectory(prefix="clipper-schemathesis-") as folder:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_PATIENCE_S)
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=_PATIENCE_S
+        )
     assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
 
 
@@ -66,9 +82,20 @@ def openapi_python_client(at: Addresses) -> Done:
     with tempfile.TemporaryDirectory(prefix="clipper-generated-") as folder:
         for name, address in (("generated_management", at.admin), ("generated_queries", at.http)):
             (Path(folder) / "openapi.json").write_text(json.dumps(document(address)))
-            words = ["generate", "--path", "openapi.json", "--output-path", name, "--meta", "none", "--fail-on-warning"]
+            words = [
+                "generate",
+                "--path",
+                "openapi.json",
+                "--output-path",
+                name,
+                "--meta",
+                "none",
+                "--fail-on-warning",
+            ]
             command = [str(Path(sys.executable).parent / "openapi-python-client"), *words]
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_PATIENCE_S)
+            done = subprocess.run(
+                command, cwd=folder, capture_output=True, text=True, timeout=_PATIENCE_S
+            )
             assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
         yield "generate"
         sys.path.insert(0, folder)
@@ -76,7 +103,9 @@ def openapi_python_client(at: Addresses) -> Done:
             yield from _use_generated(f"http://{at.http}")
         finally:
             sys.path.remove(folder)
-            for module in [name for name in sys.modules if name.partition(".")[0] == "generated_queries"]:
+            for module in [
+                name for name in sys.modules if name.partition(".")[0] == "generated_queries"
+            ]:
                 del sys.modules[module]
 
 
@@ -88,16 +117,22 @@ def _use_generated(url: str) -> Done:
 
     models, applications = of("models"), "api.applications"
     with of("client").Client(url, raise_on_unexpected_status=True) as client:
-        answer = of(f"{applications}.predict_learns").sync(client=client, body=models.PredictLearns(input_=[1, 2, 3], user="ann"))
+        answer = of(f"{applications}.predict_learns").sync(
+            client=client, body=models.PredictLearns(input_=[1, 2, 3], user="ann")
+        )
         assert isinstance(answer, models.Predicted), answer
         assert answer.output == 6
         two = models.PredictManyTotal(inputs=[[1, 2, 3], [0, 0, 1]])
         many = of(f"{applications}.predict_total").sync(client=client, body=two)
         assert [one.output for one in many.predictions] == [6, 1]
         yield "predict"
-        told = of(f"{applications}.feedback_learns").sync(client=client, body=models.FeedbackByIdLearns(id=answer.id, label=6))
+        told = of(f"{applications}.feedback_learns").sync(
+            client=client, body=models.FeedbackByIdLearns(id=answer.id, label=6)
+        )
         assert told.counted is True
         yield "feedback"
-        refused = of(f"{applications}.predict").sync("totl", client=client, body=models.Predict(input_=[1, 2, 3]))
+        refused = of(f"{applications}.predict").sync(
+            "totl", client=client, body=models.Predict(input_=[1, 2, 3])
+        )
         assert "did you mean 'total'?" in refused.error
         yield "errors"

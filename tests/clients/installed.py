@@ -1,7 +1,9 @@
-"""Clients that are too heavy for every test run: `make works-with` installs them in .venv/works-with, each apart, and runs them.
+"""Clients that are too heavy for every test run: `make works-with` installs them in
+.venv/works-with, each apart, and runs them.
 
-tools/fetch.py says what each is: kserve brings 450 MB; perf_analyzer is the binary in a wheel of tritonclient 2.50, with the two
-libraries that it lacks; openapi-typescript and its compiler come from npm.
+tools/fetch.py says what each is: kserve brings 450 MB; perf_analyzer is the binary in a wheel of
+tritonclient 2.50, with the two libraries that it lacks; openapi-typescript and its compiler come
+from npm.
 """
 
 import csv
@@ -32,13 +34,17 @@ _TYPESCRIPT = FOLDER / "typescript"
 
 
 def openapi_typescript(at: Addresses) -> Done:
-    """Types of either description; a program that uses them is compiled, strictly, and run by node."""
+    """Types of either description; a program that uses them is compiled, strictly, and run by
+    node."""
     for name, address in (("management", at.admin), ("queries", at.http)):
         (_TYPESCRIPT / f"{name}.json").write_text(json.dumps(document(address)))
         _run("npx", "openapi-typescript", f"{name}.json", "-o", f"{name}.d.ts", cwd=_TYPESCRIPT)
     yield "generate"
     (_TYPESCRIPT / "asks.ts").write_text((_HERE / "asks.ts").read_text())
-    options = "--strict --target es2022 --module nodenext --moduleResolution nodenext --skipLibCheck --outDir out"
+    options = (
+        "--strict --target es2022 --module nodenext --moduleResolution nodenext --skipLibCheck"
+        " --outDir out"
+    )
     _run("npx", "tsc", *options.split(), "asks.ts", cwd=_TYPESCRIPT)
     yield "types"
     yield from _run("node", "out/asks.js", f"http://{at.http}", cwd=_TYPESCRIPT).split()
@@ -48,7 +54,9 @@ def openapi_typescript(at: Addresses) -> Done:
 
 
 def kserve(at: Addresses) -> Done:
-    yield from _run(FOLDER / "kserve" / "bin" / "python", _HERE / "kserve_asks.py", f"http://{at.http}").splitlines()
+    yield from _run(
+        FOLDER / "kserve" / "bin" / "python", _HERE / "kserve_asks.py", f"http://{at.http}"
+    ).splitlines()
 
 
 # -- perf_analyzer
@@ -60,7 +68,16 @@ def perf_analyzer(at: Addresses) -> Done:
         rows = _perf(protocol, address, "--concurrency-range", "2")
         assert float(rows[0]["Inferences/Second"]) > 1
         yield protocol
-    rows = _perf("http", at.http, "--request-rate-range", "20:80:20", "--latency-threshold", "1000", "--percentile", "99")
+    rows = _perf(
+        "http",
+        at.http,
+        "--request-rate-range",
+        "20:80:20",
+        "--latency-threshold",
+        "1000",
+        "--percentile",
+        "99",
+    )
     assert rows, "a rate was found"
     yield "--latency-threshold"
 
@@ -69,15 +86,33 @@ def _perf(protocol: str, address: str, *words: str) -> list[dict[str, str]]:
     with tempfile.TemporaryDirectory(prefix="perf-analyzer-") as folder:
         table = Path(folder, "found.csv")
         said = _run(
-            "perf_analyzer", "-m", "total", "-u", address, "-i", protocol, "-f", table,
-            "--measurement-interval", "1000", "-s", "999", "-r", "5", *words,
-        )  # fmt: skip
+            "perf_analyzer",
+            "-m",
+            "total",
+            "-u",
+            address,
+            "-i",
+            protocol,
+            "-f",
+            table,
+            "--measurement-interval",
+            "1000",
+            "-s",
+            "999",
+            "-r",
+            "5",
+            *words,
+        )
         assert re.search(r"Throughput: [0-9.]+", said), said[-2000:]
         with table.open() as lines:
             return list(csv.DictReader(lines))
 
 
-INSTALLED = {"openapi-typescript": openapi_typescript, "kserve": kserve, "perf_analyzer": perf_analyzer}
+INSTALLED = {
+    "openapi-typescript": openapi_typescript,
+    "kserve": kserve,
+    "perf_analyzer": perf_analyzer,
+}
 
 
 def lacking(client: str) -> str:
@@ -85,8 +120,9 @@ def lacking(client: str) -> str:
     if client == "perf_analyzer":
         return "" if shutil.which(client) else client
     needed = {
-        "openapi-typescript": _TYPESCRIPT / "node_modules" / "openapi-typescript", "kserve": FOLDER / "kserve" / "bin" / "python",
-    }  # fmt: skip
+        "openapi-typescript": _TYPESCRIPT / "node_modules" / "openapi-typescript",
+        "kserve": FOLDER / "kserve" / "bin" / "python",
+    }
     return "" if needed[client].exists() else client
 
 

@@ -1,4 +1,5 @@
-"""What tests/clients/installed.py runs in kserve's own environment: its REST client, as its documentation uses it."""
+"""What tests/clients/installed.py runs in kserve's own environment: its REST client, as its
+documentation uses it."""
 
 import asyncio
 import sys
@@ -18,7 +19,9 @@ async def ask(url: str) -> None:
     for binary in (False, True):
         given = InferInput("input", [4, 3], "FP64")
         given.set_data_from_numpy(ROWS, binary_data=binary)
-        response = await client.infer(url, InferRequest(model_name="total", infer_inputs=[given]), model_name="total")
+        response = await client.infer(
+            url, InferRequest(model_name="total", infer_inputs=[given]), model_name="total"
+        )
         np.testing.assert_array_equal(response.outputs[0].as_numpy(), ROWS.sum(axis=1))
         print("infer (binary)" if binary else "infer (JSON)")
     await client.close()

@@ -1,4 +1,5 @@
-"""Tools of those who operate: Prometheus and its promtool on our metrics, redis-cli on our streams."""
+"""Tools of those who operate: Prometheus and its promtool on our metrics, redis-cli on our
+streams."""
 
 import contextlib
 import json
@@ -35,8 +36,12 @@ def until(happens: Callable[[], Any]) -> Any:
 def promtool(at: Addresses) -> Done:
     with urllib.request.urlopen(f"http://{at.admin}/metrics", timeout=PATIENCE_S) as response:
         text = response.read()
-    checked = subprocess.run([found("promtool"), "check", "metrics"], input=text, capture_output=True, timeout=60)
-    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b""), checked.stdout + checked.stderr
+    checked = subprocess.run(
+        [found("promtool"), "check", "metrics"], input=text, capture_output=True, timeout=60
+    )
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b""), (
+        checked.stdout + checked.stderr
+    )
     yield "check metrics"
 
 
@@ -44,10 +49,20 @@ def prometheus(at: Addresses) -> Done:
     with tempfile.TemporaryDirectory(prefix="prometheus-") as folder, socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         own = f"127.0.0.1:{free.getsockname()[1]}"
-        job = {"job_name": "clipper", "scrape_interval": "1s", "static_configs": [{"targets": [at.admin]}]}
-        Path(folder, "prometheus.yml").write_text(json.dumps({"scrape_configs": [job]}))  # JSON is YAML
+        job = {
+            "job_name": "clipper",
+            "scrape_interval": "1s",
+            "static_configs": [{"targets": [at.admin]}],
+        }
+        Path(folder, "prometheus.yml").write_text(
+            json.dumps({"scrape_configs": [job]})
+        )  # JSON is YAML
         free.close()
-        words = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data", f"--web.listen-address={own}"]
+        words = [
+            f"--config.file={folder}/prometheus.yml",
+            f"--storage.tsdb.path={folder}/data",
+            f"--web.listen-address={own}",
+        ]
         with _running([found("prometheus"), *words, "--log.level=error"]):
             until(lambda: _asked(own, 'up{job="clipper"} == 1'))
             yield "scrape"
@@ -65,7 +80,19 @@ def _asked(address: str, query: str) -> Any:
 def redis_cli(_: Addresses) -> Done:
     with tempfile.TemporaryDirectory(prefix="redis-") as folder:
         place = f"{folder}/redis.sock"
-        with _running([found("redis-server"), "--port", "0", "--unixsocket", place, "--save", "", "--dir", folder]):
+        with _running(
+            [
+                found("redis-server"),
+                "--port",
+                "0",
+                "--unixsocket",
+                place,
+                "--save",
+                "",
+                "--dir",
+                folder,
+            ]
+        ):
 
             def cli(*words: str) -> str:
                 command = [found("redis-cli"), "-s", place, *words]
@@ -86,7 +113,9 @@ def redis_cli(_: Addresses) -> Done:
 @contextlib.contextmanager
 def _running(command: list[str]) -> Iterator[None]:
     env = {**os.environ, "GOMAXPROCS": "1"}
-    process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         yield
     finally:
@@ -94,8 +123,16 @@ def _running(command: list[str]) -> Iterator[None]:
         process.wait(30)
 
 
-OPERATORS: dict[str, Callable[[Addresses], Done]] = {"promtool": promtool, "Prometheus": prometheus, "redis-cli": redis_cli}
-_COMMANDS = {"promtool": ("promtool",), "Prometheus": ("prometheus",), "redis-cli": ("redis-cli", "redis-server")}
+OPERATORS: dict[str, Callable[[Addresses], Done]] = {
+    "promtool": promtool,
+    "Prometheus": prometheus,
+    "redis-cli": redis_cli,
+}
+_COMMANDS = {
+    "promtool": ("promtool",),
+    "Prometheus": ("prometheus",),
+    "redis-cli": ("redis-cli", "redis-server"),
+}
 
 
 def lacking(name: str) -> str:
@@ -103,6 +140,8 @@ def lacking(name: str) -> str:
 
 
 def version_of(name: str) -> str:
-    said = subprocess.run([found(_COMMANDS[name][0]), "--version"], capture_output=True, text=True, timeout=30)
+    said = subprocess.run(
+        [found(_COMMANDS[name][0]), "--version"], capture_output=True, text=True, timeout=30
+    )
     words = (said.stdout + said.stderr).replace(",", " ").split()
     return next(word for word in words if word[0].isdigit())

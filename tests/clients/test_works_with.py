@@ -1,4 +1,5 @@
-"""Clients that others wrote work with our server, and the table in README.md names what they did."""
+"""Clients that others wrote work with our server, and the table in README.md names what they
+did."""
 
 from collections.abc import Iterator
 

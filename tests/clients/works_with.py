@@ -1,7 +1,8 @@
 """Clients that others wrote, used on our server as their own documentation uses them.
 
-`python -m tests.clients.works_with` prints the table of README.md; `--write` puts it there. The tests run the same functions.
-A client yields the name of each thing that it has done; what is not as it should be is an AssertionError.
+`python -m tests.clients.works_with` prints the table of README.md; `--write` puts it there. The
+tests run the same functions. A client yields the name of each thing that it has done; what is not
+as it should be is an AssertionError.
 """
 
 import asyncio
@@ -44,7 +45,9 @@ def tritonclient_http(at: Addresses) -> Done:
             given = triton.InferInput("input", [4, 3], "FP64")
             given.set_data_from_numpy(ROWS, binary_data=binary)
             wanted = [triton.InferRequestedOutput("output", binary_data=binary)]
-            result = client.infer("total", [given], outputs=wanted, request_id="7", priority=1, timeout=5_000_000)
+            result = client.infer(
+                "total", [given], outputs=wanted, request_id="7", priority=1, timeout=5_000_000
+            )
             np.testing.assert_array_equal(result.as_numpy("output"), SUMS)
             assert result.get_response()["id"] == "7"
             yield "infer (binary)" if binary else "infer (JSON)"
@@ -52,7 +55,9 @@ def tritonclient_http(at: Addresses) -> Done:
             result = client.infer("total", [given], request_compression_algorithm=coding)
             np.testing.assert_array_equal(result.as_numpy("output"), SUMS)
         yield "compression"
-        np.testing.assert_array_equal(client.async_infer("total", [given]).get_result().as_numpy("output"), SUMS)
+        np.testing.assert_array_equal(
+            client.async_infer("total", [given]).get_result().as_numpy("output"), SUMS
+        )
         yield "async_infer"
         words = triton.InferInput("input", [2], "BYTES")
         words.set_data_from_numpy(np.array(["hi", "ho"], dtype=object))
@@ -60,7 +65,13 @@ def tritonclient_http(at: Addresses) -> Done:
         yield "strings"
         assert client.get_inference_statistics("total")["model_stats"][0]["inference_count"] >= 4
         yield "statistics"
-        assert {row["name"] for row in client.get_model_repository_index()} == {"learns", "total", "shout", "sum", "words"}
+        assert {row["name"] for row in client.get_model_repository_index()} == {
+            "learns",
+            "total",
+            "shout",
+            "sum",
+            "words",
+        }
         client.load_model("sum")
         yield "repository"
         told(lambda: client.infer("totl", [given]), "did you mean 'total'?")
@@ -96,7 +107,14 @@ def tritonclient_grpc(at: Addresses) -> Done:
         yield "metadata, config"
         given = triton.InferInput("input", [4, 3], "FP64")
         given.set_data_from_numpy(ROWS)
-        result = client.infer("total", [given], request_id="7", priority=1, timeout=5_000_000, client_timeout=PATIENCE_S)
+        result = client.infer(
+            "total",
+            [given],
+            request_id="7",
+            priority=1,
+            timeout=5_000_000,
+            client_timeout=PATIENCE_S,
+        )
         np.testing.assert_array_equal(result.as_numpy("output"), SUMS)
         assert result.get_response().id == "7"
         yield "infer"
@@ -110,7 +128,13 @@ def tritonclient_grpc(at: Addresses) -> Done:
         yield "strings"
         assert client.get_inference_statistics("total").model_stats[0].inference_count >= 4
         yield "statistics"
-        assert {row.name for row in client.get_model_repository_index().models} == {"learns", "total", "shout", "sum", "words"}
+        assert {row.name for row in client.get_model_repository_index().models} == {
+            "learns",
+            "total",
+            "shout",
+            "sum",
+            "words",
+        }
         client.load_model("sum")
         yield "repository"
         told(lambda: client.infer("totl", [given]), "did you mean 'total'?")
@@ -156,7 +180,10 @@ def tritonclient_grpc_aio(at: Addresses) -> Done:
     found, streamed = asyncio.run(ask())
     np.testing.assert_array_equal(found, SUMS)
     yield "infer"
-    assert [(result.get_response().id, error) for result, error in streamed] == [("1", None), ("2", None)]
+    assert [(result.get_response().id, error) for result, error in streamed] == [
+        ("1", None),
+        ("2", None),
+    ]
     yield "stream"
 
 
@@ -172,7 +199,11 @@ def grpcio(at: Addresses) -> Done:
 
     def call(channel: Any, kind: str, path: str, request: Any, response: Any) -> Any:
         make = getattr(channel, kind)
-        return make(path, request_serializer=type(request).SerializeToString, response_deserializer=response.FromString)
+        return make(
+            path,
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=response.FromString,
+        )
 
     with grpc.insecure_channel(at.grpc) as channel:
         request = message("grpc.health.v1.HealthCheckRequest")()
@@ -180,18 +211,27 @@ def grpcio(at: Addresses) -> Done:
         check = call(channel, "unary_unary", "/grpc.health.v1.Health/Check", request, response)
         assert check(request, timeout=PATIENCE_S).status == 1
         yield "health"
-        request = message("grpc.reflection.v1.ServerReflectionRequest")(file_containing_symbol="clipper.v1.Applications")
+        request = message("grpc.reflection.v1.ServerReflectionRequest")(
+            file_containing_symbol="clipper.v1.Applications"
+        )
         response = message("grpc.reflection.v1.ServerReflectionResponse")
         path = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-        (found,) = call(channel, "stream_stream", path, request, response)(iter([request]), timeout=PATIENCE_S)
+        (found,) = call(channel, "stream_stream", path, request, response)(
+            iter([request]), timeout=PATIENCE_S
+        )
         pool = descriptor_pool.DescriptorPool()
         for data in found.file_descriptor_response.file_descriptor_proto:
             pool.Add(descriptor_pb2.FileDescriptorProto.FromString(data))
         yield "reflection"
         method = pool.FindServiceByName("clipper.v1.Applications").methods_by_name["Predict"]
-        kinds = [message_factory.GetMessageClass(kind) for kind in (method.input_type, method.output_type)]
+        kinds = [
+            message_factory.GetMessageClass(kind)
+            for kind in (method.input_type, method.output_type)
+        ]
         request = kinds[0](application="total", input={"numbers": {"values": [1, 2, 3]}})
-        predict = call(channel, "unary_unary", "/clipper.v1.Applications/Predict", request, kinds[1])
+        predict = call(
+            channel, "unary_unary", "/clipper.v1.Applications/Predict", request, kinds[1]
+        )
         assert predict(request, timeout=PATIENCE_S).output.number == 6
         yield "Applications.Predict"
 
@@ -199,7 +239,9 @@ def grpcio(at: Addresses) -> Done:
 def curl(at: Addresses) -> Done:
     def post(path: str, body: Any) -> Any:
         command = ["curl", "-s", f"http://{at.http}{path}", "-d", json.dumps(body)]
-        return json.loads(subprocess.run(command, capture_output=True, check=True, timeout=30).stdout)
+        return json.loads(
+            subprocess.run(command, capture_output=True, check=True, timeout=30).stdout
+        )
 
     assert post("/api/total/predict", {"input": [1, 2, 3]})["output"] == 6
     yield "predict"
@@ -248,7 +290,9 @@ def version_of(client: str) -> str:
     if client in operators.OPERATORS:
         return operators.version_of(client)
     if client == "curl":
-        return subprocess.run(["curl", "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
+        return subprocess.run(
+            ["curl", "--version"], capture_output=True, text=True, check=True
+        ).stdout.split()[1]
     return importlib.metadata.version(client.partition(".")[0])
 
 

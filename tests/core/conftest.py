@@ -1,4 +1,5 @@
-"""A world in which tests of the core run: one engine on a clock that only the test moves, and containers made of frames."""
+"""A world in which tests of the core run: one engine on a clock that only the test moves, and
+containers made of frames."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,7 +17,8 @@ TICK_US = 64  # a deadline is kept this late at most
 
 
 class Container:
-    """A model's far end: reads PREDICT frames when told to, answers when told to, the oldest first."""
+    """A model's far end: reads PREDICT frames when told to, answers when told to, the oldest
+    first."""
 
     def __init__(self, world: "World", model: Model, **attach: Any) -> None:
         self.world, self.model = world, model
@@ -50,7 +52,9 @@ class Container:
         """Answer the oldest batch with answer(rows), or with the sum of each row."""
         number, rows = self.inbox.pop(0)
         outputs = np.array([float(np.sum(row)) for row in rows]) if answer is None else answer(rows)
-        assert self.send(encode_rows(Kind.REPLY, outputs, id=number, checked=self.checked, **fields))
+        assert self.send(
+            encode_rows(Kind.REPLY, outputs, id=number, checked=self.checked, **fields)
+        )
 
     def reply_all(self, answer: Callable[[Any], Any] | None = None) -> None:
         while self.read():
@@ -74,12 +78,15 @@ def rows_of(header: Any, payload: bytes) -> Any:
     ends = np.cumsum(rows.lengths)
     pieces = [rows.data[end - n : end] for end, n in zip(ends, rows.lengths, strict=True)]
     if rows.dtype in (13, 14):
-        return [piece.tobytes().decode() if rows.dtype == 13 else piece.tobytes() for piece in pieces]
+        return [
+            piece.tobytes().decode() if rows.dtype == 13 else piece.tobytes() for piece in pieces
+        ]
     return pieces
 
 
 class World:
-    """An engine whose time is the test's. Every test that ends leaves it with every task answered exactly once."""
+    """An engine whose time is the test's. Every test that ends leaves it with every task answered
+    exactly once."""
 
     def __init__(self, **limits: Any) -> None:
         options: dict[str, Any] = {"cache_bytes_max": 1 << 20, "tasks_max": 1 << 16} | limits
@@ -127,7 +134,9 @@ class World:
         delivery = self.engine.delivery
         assert delivery.issued == delivery.answered
         ended = self.counts()
-        hits = ended.pop("HIT", 0)  # of a query of one task; a hit among several has a slot, and is issued
+        hits = ended.pop(
+            "HIT", 0
+        )  # of a query of one task; a hit among several has a slot, and is issued
         tasks = delivery.issued - delivery.hearings  # a verdict is issued and answered too
         assert sum(ended.values()) <= tasks <= sum(ended.values()) + hits, "a task is counted once"
         assert self.engine.snapshot()["queue_bytes"] == 0

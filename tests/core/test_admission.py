@@ -15,7 +15,9 @@ PROBE_US = 100_000
 LINE = {"own_us": 1_000.0, "row_us": 10.0, "full_us": 2_000.0, "size": 100}
 
 
-def slow_finish(now: int, seen: int, ahead: int, begin: float, margin: float, tail: int, later: int) -> float:
+def slow_finish(
+    now: int, seen: int, ahead: int, begin: float, margin: float, tail: int, later: int
+) -> float:
     """The forecast, row by row: which batch is it, and what do those before it take?"""
     begins, rows = now + margin * begin, ahead
     for _ in range(seen, tail):
@@ -23,7 +25,9 @@ def slow_finish(now: int, seen: int, ahead: int, begin: float, margin: float, ta
         if rows == LINE["size"]:
             begins = max(begins, later) + margin * LINE["full_us"]
             rows = 0
-    return max(begins, later) + margin * min(LINE["own_us"] + rows * LINE["row_us"], LINE["full_us"])
+    return max(begins, later) + margin * min(
+        LINE["own_us"] + rows * LINE["row_us"], LINE["full_us"]
+    )
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -38,7 +42,9 @@ def test_the_forecast_is_that_of_a_walk_row_by_row(seed: int) -> None:
     for _ in range(20):
         tail, later = seen + rng.choice([0, 1, 50, 99, 1234]), now + rng.choice([0, 100, 40_000])
         expected = slow_finish(now, seen, ahead, begin, door.margin(now), tail, later)
-        assert abs(door.finish(tail, later) - expected) <= 20 + 0.002 * (expected - now), "whole microseconds"
+        assert abs(door.finish(tail, later) - expected) <= 20 + 0.002 * (expected - now), (
+            "whole microseconds"
+        )
 
 
 def test_a_door_nobody_wrote_on_is_open() -> None:
@@ -109,7 +115,8 @@ def test_the_margin_is_bounded_and_comes_to_rest() -> None:
 
 
 def taught(world: World, took_us: int = 1_000, size: int = 4, slo_ms: int = 10) -> tuple[Any, Any]:
-    """A model of one replica, batches of `size`, each known to take `took_us`, with a forecast for queries of `slo_ms`."""
+    """A model of one replica, batches of `size`, each known to take `took_us`, with a forecast for
+    queries of `slo_ms`."""
     model = world.model(cached=False)
     container = world.container(model, mode=STATIC, size_max=size)
     for k in range(40):
@@ -187,7 +194,8 @@ def test_an_estimate_that_is_wrong_is_tried_again(world: World) -> None:
 
 
 def slow_and_cached(world: World) -> tuple[Any, Any]:
-    """A cached model of one replica that takes 200 ms for a row, and is known to; queries have 500 ms."""
+    """A cached model of one replica that takes 200 ms for a row, and is known to; queries have 500
+    ms."""
     model = world.model(cached=True)
     container = world.container(model, mode=STATIC, size_max=1)
     for k in range(12):
@@ -201,7 +209,8 @@ def slow_and_cached(world: World) -> tuple[Any, Any]:
 
 
 def test_queries_equal_to_one_in_flight_are_never_refused(world: World) -> None:
-    """Bursts of 50 identical queries cost one evaluation each, so admission has no reason to refuse any of them."""
+    """Bursts of 50 identical queries cost one evaluation each, so admission has no reason to refuse
+    any of them."""
     model, container = slow_and_cached(world)
     evaluated = world.engine.model_counts(model.index)["evaluated"]
     for burst in range(6):
@@ -222,7 +231,9 @@ def test_a_query_let_in_only_to_join_ends_as_full_without_an_equal_one(world: Wo
     for k in range(3):
         model.predict(float(k), 500)
     late = model.predict(7.0, 500)
-    assert not late.done(), "the loop has not looked at the rows before it, one of which may be equal"
+    assert not late.done(), (
+        "the loop has not looked at the rows before it, one of which may be equal"
+    )
     world.step()
     assert late.status() == Status.FULL
     error = late.exception()
@@ -256,10 +267,13 @@ def test_equal_queries_take_no_place_from_others(world: World) -> None:
 
 
 def test_the_first_burst_of_a_warm_replica_is_answered(world: World) -> None:
-    """5000 queries come within 25 ms of a new replica, which takes 100 us for a batch and 1 us for a row."""
+    """5000 queries come within 25 ms of a new replica, which takes 100 us for a batch and 1 us for
+    a row."""
     model = world.model(cached=False)
     sizes = [1, 1, 1, *(1 << k for k in range(1, 9))]
-    container = world.container(model, mode=AIMD, size_max=512, timings=[(n, 50 + n) for n in sizes])
+    container = world.container(
+        model, mode=AIMD, size_max=512, timings=[(n, 50 + n) for n in sizes]
+    )
     world.step()
     futures, ends_us = [], dict[int, int]()
     for k in range(5000):
@@ -267,7 +281,9 @@ def test_the_first_burst_of_a_warm_replica_is_answered(world: World) -> None:
         world.step(5)
         for number, rows in container.read():
             if number not in ends_us:
-                ends_us[number] = max(world.now_us, max(ends_us.values(), default=0)) + 100 + len(rows)
+                ends_us[number] = (
+                    max(world.now_us, max(ends_us.values(), default=0)) + 100 + len(rows)
+                )
         if container.inbox and ends_us[container.inbox[0][0]] <= world.now_us:
             container.reply()
     container.reply_all()
@@ -298,13 +314,20 @@ def test_a_model_without_a_replica_admits_what_one_may_still_come_for(world: Wor
 
 
 def test_all_that_waits_in_vain_is_told_at_once(world: World) -> None:
-    """Rows of several lanes, joined ones, pieces of arrays, and what a lost container had in hand; what may be in time waits."""
+    """Rows of several lanes, joined ones, pieces of arrays, and what a lost container had in hand;
+    what may be in time waits."""
     model, container = taught(world)
     in_hand = model.predict(7.0, 500)
     world.step()
     container.lose()
     world.step()
-    told = [in_hand, *(model.predict(float(x % 3), slo_ms) for x, slo_ms in enumerate([5, 60, 60, 300, 500, 900]))]
+    told = [
+        in_hand,
+        *(
+            model.predict(float(x % 3), slo_ms)
+            for x, slo_ms in enumerate([5, 60, 60, 300, 500, 900])
+        ),
+    ]
     many = model.predict_many(np.arange(200.0), 800)
     later = model.predict(9.0, 1100)
     world.step()

@@ -16,7 +16,10 @@ RULES = {
     "exp3": (Rule(RuleKind.EXP3, eta=0.1, floor=1e-6), (0.0,)),
     "hedge": (Rule(RuleKind.HEDGE, eta=0.1, share=0.03), (0.0,)),
     "greedy": (Rule(RuleKind.GREEDY, share=0.1, discount=0.02), (0.0, 0.0)),
-    "squarecb": (Rule(RuleKind.SQUARECB, eta=1000, discount=0.01, share=0.001, floor=0.0005), (0.0, 0.0, 0.0)),
+    "squarecb": (
+        Rule(RuleKind.SQUARECB, eta=1000, discount=0.01, share=0.001, floor=0.0005),
+        (0.0, 0.0, 0.0),
+    ),
     "thompson": (Rule(RuleKind.THOMPSON, discount=0.999), (1.0, 1.0)),
     "kl_ucb": (Rule(RuleKind.KL_UCB), (0.0, 0.0)),
     "tsallis": (Rule(RuleKind.TSALLIS, eta=0.15, discount=0.999, floor=1e-3), (0.0,)),
@@ -80,7 +83,10 @@ def test_stacking_equals_numpy():
 
 
 def test_tsallis_probabilities_solve_their_equation():
-    rule, rng = Rule(RuleKind.TSALLIS, eta=0.15, discount=0.999, floor=1e-3), np.random.default_rng(4)
+    rule, rng = (
+        Rule(RuleKind.TSALLIS, eta=0.15, discount=0.999, floor=1e-3),
+        np.random.default_rng(4),
+    )
     for _ in range(300):
         rows = (rng.random((int(rng.integers(1, 9)), 1)) * 10 ** rng.uniform(-3, 4)).copy()
         seen = float(rng.integers(0, 10**6))
@@ -156,9 +162,20 @@ def test_the_better_model_is_asked_more(rule, fresh):
 @pytest.mark.parametrize("name", ["exp3", "greedy", "squarecb", "tsallis"])
 def test_models_are_asked_as_often_as_the_probabilities_say(name):
     rule, fresh = RULES[name]
-    rows = rule.learn_many(start(fresh), 0, np.random.default_rng(8).random((40, 5)), np.arange(40) % 5, np.full(40, 0.2))
+    rows = rule.learn_many(
+        start(fresh),
+        0,
+        np.random.default_rng(8).random((40, 5)),
+        np.arange(40) % 5,
+        np.full(40, 0.2),
+    )
     p = rule.probabilities(rows, 40.0)
-    found = np.bincount([rule.choose(rows, 40.0, (u + 0.5) / 20_000)[0] for u in range(20_000)], minlength=5) / 20_000
+    found = (
+        np.bincount(
+            [rule.choose(rows, 40.0, (u + 0.5) / 20_000)[0] for u in range(20_000)], minlength=5
+        )
+        / 20_000
+    )
     assert np.abs(found - p).max() < 1e-3
 
 

@@ -113,8 +113,12 @@ def test_the_last_are_remembered(new_world: Callable[..., Any], seed: int) -> No
         world.step(rng.randint(1, 50))
         container.reply()
         world.step()
-        kept.append((n + 5, [future.id for future in futures], (1, n, sent_us, sent_us, world.now_us)))
-        assert log.find([futures[0].id]) == {futures[0].id: kept[-1][2]}, "the last one is always there"
+        kept.append(
+            (n + 5, [future.id for future in futures], (1, n, sent_us, sent_us, world.now_us))
+        )
+        assert log.find([futures[0].id]) == {futures[0].id: kept[-1][2]}, (
+            "the last one is always there"
+        )
         room, expected = keep, {}
         for words, ids, record in reversed(kept):
             room -= words

@@ -1,4 +1,5 @@
-"""The batcher against slow twins, and the promises of docs/design.md as properties of closed loops."""
+"""The batcher against slow twins, and the promises of docs/design.md as properties of closed
+loops."""
 
 import math
 import random
@@ -22,7 +23,9 @@ PROBE_US = 100_000
 class Loop:
     """A replica with a queue that never empties; yields the batch sizes it was sent."""
 
-    def __init__(self, sizer: BatchSizer, line: tuple[float, float], noise: float, seed: int) -> None:
+    def __init__(
+        self, sizer: BatchSizer, line: tuple[float, float], noise: float, seed: int
+    ) -> None:
         self.sizer, self.line, self.noise = sizer, line, noise
         self.rng = random.Random(seed)
         self.now = 0
@@ -30,7 +33,11 @@ class Loop:
     def run(self, batches: int, factor: float = 1.0, queued: int = PLENTY) -> Iterator[int]:
         for _ in range(batches):
             n = self.sizer.size(queued)
-            took = (self.line[0] + self.line[1] * n) * factor * max(0.6, 1 + self.noise * self.rng.gauss(0, 1))
+            took = (
+                (self.line[0] + self.line[1] * n)
+                * factor
+                * max(0.6, 1 + self.noise * self.rng.gauss(0, 1))
+            )
             self.now += int(took)
             self.sizer.learn(n, took, SLO_US, self.now)
             yield n
@@ -47,15 +54,17 @@ def best(line: tuple[float, float], factor: float = 1.0, size_max: int = 4096) -
 
 
 class AimdTwin:
-    """AIMD over plain numbers; whether it missed, the room, whether no outliers run and what a size is predicted to take over
-    its budget are given."""
+    """AIMD over plain numbers; whether it missed, the room, whether no outliers run and what a size
+    is predicted to take over its budget are given."""
 
     def __init__(self, step: int, backoff: float, size_max: int) -> None:
         self.step, self.backoff, self.size_max = step, backoff, size_max
         self.limit, self.slow_start, self.jumped = 1.0, True, False
         self.clean, self.missed, self.patience = 0, 0, 4
 
-    def learn(self, n: int, missed: bool, room: float, calm: bool, over: Callable[[float], float]) -> None:
+    def learn(
+        self, n: int, missed: bool, room: float, calm: bool, over: Callable[[float], float]
+    ) -> None:
         full = n >= math.floor(self.limit)
         if missed:
             self.decrease(n)
@@ -108,11 +117,19 @@ def test_aimd_is_its_twin(seed: int) -> None:
         if rng.random() < 0.01:
             factor = rng.choice([0.3, 1.0, 3.0])
         n = sizer.size(PLENTY if rng.random() < 0.7 else rng.randrange(1, 10))
-        took = (line[0] + line[1] * n) * factor * rng.uniform(0.9, 1.1) + (20_000 if rng.random() < 0.02 else 0)
+        took = (line[0] + line[1] * n) * factor * rng.uniform(0.9, 1.1) + (
+            20_000 if rng.random() < 0.02 else 0
+        )
         sizer.learn(n, took, SLO_US, i * 10_000)
         before = twin.limit
         budget, (a, b, _) = budget_of(sizer, SLO_US, share, i + 1), sizer.fit
-        twin.learn(n, took > budget, sizer.room, sizer.outliers == 0, lambda rows, a=a, b=b, y=budget: a + b * rows - y)
+        twin.learn(
+            n,
+            took > budget,
+            sizer.room,
+            sizer.outliers == 0,
+            lambda rows, a=a, b=b, y=budget: a + b * rows - y,
+        )
         jumps += twin.jumped
         halvings += twin.limit == before / 2
         assert sizer.limit == pytest.approx(twin.limit, rel=1e-9)
@@ -160,22 +177,32 @@ def test_profile_is_a_mean_by_power_of_two() -> None:
         bucket = 1 << (n.bit_length() - 1)
         mean, count = means.get(bucket, (0.0, 0))
         means[bucket] = (mean + (took - mean) / min(count + 1, 16), count + 1)
-    assert [row[::2] for row in sizer.profile()] == [(n, count) for n, (_, count) in sorted(means.items())]
-    assert [row[1] for row in sizer.profile()] == pytest.approx([mean for _, (mean, _) in sorted(means.items())])
+    assert [row[::2] for row in sizer.profile()] == [
+        (n, count) for n, (_, count) in sorted(means.items())
+    ]
+    assert [row[1] for row in sizer.profile()] == pytest.approx(
+        [mean for _, (mean, _) in sorted(means.items())]
+    )
     sizer.learn(2**32 - 1, 5, SLO_US, 0)
     assert sizer.profile()[-1][::2] == (1 << 23, 1)
 
 
 # -- what always holds
 
-LATENCIES = st.one_of(st.floats(0, 1e7), st.sampled_from([0.0, 1.0, 1e13, math.inf, math.nan, -5.0]))
+LATENCIES = st.one_of(
+    st.floats(0, 1e7), st.sampled_from([0.0, 1.0, 1e13, math.inf, math.nan, -5.0])
+)
 SIZES = st.one_of(st.integers(0, 50), st.integers(0, 2**32 - 1))
 BATCHES = st.lists(st.tuples(SIZES, LATENCIES, st.sampled_from([0.0, 1e3, 2e4, 1e18])), max_size=60)
 
 
 @settings(max_examples=150, deadline=None)
-@given(mode=st.sampled_from(MODES), size_max=st.sampled_from([1, 2, 64, 2**32 - 1]), batches=BATCHES)
-def test_any_history_leaves_sound_answers(mode: str, size_max: int, batches: list[tuple[int, float, float]]) -> None:
+@given(
+    mode=st.sampled_from(MODES), size_max=st.sampled_from([1, 2, 64, 2**32 - 1]), batches=BATCHES
+)
+def test_any_history_leaves_sound_answers(
+    mode: str, size_max: int, batches: list[tuple[int, float, float]]
+) -> None:
     sizer = BatchSizer(mode, size_max=size_max, delay_us=1000)
     now = 0
     for n, took, slo in batches:
@@ -184,7 +211,9 @@ def test_any_history_leaves_sound_answers(mode: str, size_max: int, batches: lis
         assert 1 <= sizer.limit <= size_max
         worst = [sizer.worst(k) for k in (1, 2, 10, 1000, 2**32 - 1)]
         mean = [sizer.predict(k) for k in (1, 2, 10, 1000, 2**32 - 1)]
-        assert all(math.isfinite(x) and x >= 0 for x in (*worst, *mean, *sizer.fit, *sizer.quantile))
+        assert all(
+            math.isfinite(x) and x >= 0 for x in (*worst, *mean, *sizer.fit, *sizer.quantile)
+        )
         assert worst == sorted(worst)
         assert mean == sorted(mean)
         assert all(w >= m for w, m in zip(worst, mean, strict=True))
@@ -209,13 +238,17 @@ def test_unknown_sheds_and_holds_nothing(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("sizes", "latency"), [
-    ([1], lambda n: 700.0),
-    ([64], lambda n: 5000.0),
-    ([1, 2, 3], lambda n: 0.0),
-    ([10, 100], lambda n: 9000.0 - 50 * n),
-    ([100], lambda n: 100.0 * n),
-], ids=["one", "equal", "zero", "falling", "proportional"])
+@pytest.mark.parametrize(
+    ("sizes", "latency"),
+    [
+        ([1], lambda n: 700.0),
+        ([64], lambda n: 5000.0),
+        ([1, 2, 3], lambda n: 0.0),
+        ([10, 100], lambda n: 9000.0 - 50 * n),
+        ([100], lambda n: 100.0 * n),
+    ],
+    ids=["one", "equal", "zero", "falling", "proportional"],
+)
 def test_degenerate_histories_predict_what_was_seen(
     mode: str, sizes: list[int], latency: Callable[[int], float]
 ) -> None:
@@ -250,7 +283,9 @@ def test_nine_tenths_of_the_best_batch_within_20(mode: str, name: str, noise: fl
 @pytest.mark.parametrize("mode", ADAPTIVE)
 @pytest.mark.parametrize("name", LINES)
 @pytest.mark.parametrize(("first", "second"), [(1, 3), (3, 1)])
-def test_a_threefold_step_is_followed_within_20(mode: str, name: str, first: float, second: float) -> None:
+def test_a_threefold_step_is_followed_within_20(
+    mode: str, name: str, first: float, second: float
+) -> None:
     for seed in range(10):
         loop = Loop(BatchSizer(mode), LINES[name], 0.02, seed)
         list(loop.run(150, first))
@@ -329,7 +364,8 @@ def test_one_batch_in_a_hundred_exceeds_the_worst(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["fit", "quantile"])
 def test_the_limit_rises_from_batches_that_nearly_fill_it(mode: str) -> None:
-    """A second batch leaves a little early: were only full ones to raise the limit, noise would push it down for ever."""
+    """A second batch leaves a little early: were only full ones to raise the limit, noise would
+    push it down for ever."""
     loop = Loop(BatchSizer(mode), LINES["gpu"], 0.05, 3)
     list(loop.run(60))
     limits = []
@@ -368,7 +404,7 @@ def test_a_second_batch_is_full_or_costs_little_more_a_row_or_keeps_up(mode: str
 def test_no_second_batch_while_the_size_doubles(mode: str) -> None:
     sizer = BatchSizer(mode, size_max=64)
     loop = Loop(sizer, LINES["svm"], 0.0, 1)
-    while sizer.limit < 64:                         # of some 1000 that fit into half the budget
+    while sizer.limit < 64:  # of some 1000 that fit into half the budget
         assert not sizer.second(PLENTY, 0.0)
         list(loop.run(1))
     assert sizer.second(64, 0.0)
@@ -384,12 +420,16 @@ def test_a_fixed_size_has_its_second_batch_at_once() -> None:
 # -- starvation
 
 
-def answered(sizer: BatchSizer, latency: Callable[[int, int], float], until_us: int, every_us: int = 500) -> list[int]:
+def answered(
+    sizer: BatchSizer, latency: Callable[[int, int], float], until_us: int, every_us: int = 500
+) -> list[int]:
     """The engine's rule under steady arrivals; the times at which rows were answered in time."""
     now, head, done = 0, 0, []
     while now < until_us:
         tail = now // every_us + 1
-        while head < tail and sizer.must_shed(now, now, sizer.size(tail - head), head * every_us + SLO_US):
+        while head < tail and sizer.must_shed(
+            now, now, sizer.size(tail - head), head * every_us + SLO_US
+        ):
             head += 1
         if head == tail:
             now = tail * every_us
@@ -421,8 +461,11 @@ def test_a_cold_model_is_not_starved(mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_a_stall_is_probed_and_left_behind(mode: str) -> None:
     """Between 1 s and 3 s every batch takes 200 ms; afterwards all is as before within 0.3 s."""
-    done = answered(BatchSizer(mode, size_max=64),
-                    lambda n, now: 200_000.0 if 1e6 <= now < 3e6 else 2000.0 + 10 * n, 5_000_000)
+    done = answered(
+        BatchSizer(mode, size_max=64),
+        lambda n, now: 200_000.0 if 1e6 <= now < 3e6 else 2000.0 + 10 * n,
+        5_000_000,
+    )
     assert sum(t >= 3_500_000 for t in done) >= 0.98 * 3000
 
 
@@ -430,7 +473,7 @@ def test_a_stall_is_probed_and_left_behind(mode: str) -> None:
 def test_a_high_fixed_cost_does_not_trap_it_at_one_row(mode: str) -> None:
     """12 ms + 30 us a row: two rows must not be taken to cost twice one row."""
     done = answered(BatchSizer(mode), lambda n, now: 12_000.0 + 30 * n, 8_000_000, every_us=1000)
-    assert sum(t >= 6_000_000 for t in done) / 2000 >= 0.5     # at one row a batch it would be 0.08
+    assert sum(t >= 6_000_000 for t in done) / 2000 >= 0.5  # at one row a batch it would be 0.08
 
 
 def test_the_hopeless_is_probed_ten_times_a_second() -> None:
@@ -439,7 +482,9 @@ def test_the_hopeless_is_probed_ten_times_a_second() -> None:
         sizer.learn(1, 1e6, SLO_US, i)
     now = 100
     for _ in range(50):
-        assert sizer.must_shed(now, now, 2, now + SLO_US + PROBE_US), "only a batch of one is a probe"
+        assert sizer.must_shed(now, now, 2, now + SLO_US + PROBE_US), (
+            "only a batch of one is a probe"
+        )
         assert sizer.must_shed(now, now, 1, now + SLO_US)
         now += PROBE_US
         assert not sizer.must_shed(now, now, 1, now + SLO_US)
@@ -452,9 +497,16 @@ def test_the_hopeless_is_probed_ten_times_a_second() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(mode=st.sampled_from(MODES), delay=st.integers(0, 2000), queued=st.integers(1, 300),
-       oldest=st.integers(0, 10**9), slo=st.integers(0, 40_000))
-def test_a_held_batch_still_makes_it(mode: str, delay: int, queued: int, oldest: int, slo: int) -> None:
+@given(
+    mode=st.sampled_from(MODES),
+    delay=st.integers(0, 2000),
+    queued=st.integers(1, 300),
+    oldest=st.integers(0, 10**9),
+    slo=st.integers(0, 40_000),
+)
+def test_a_held_batch_still_makes_it(
+    mode: str, delay: int, queued: int, oldest: int, slo: int
+) -> None:
     sizer = BatchSizer(mode, size_max=200, delay_us=delay)
     list(Loop(sizer, LINES["gpu"], 0.02, 1).run(40))
     until = sizer.hold_until(queued, oldest, oldest + slo)
@@ -488,18 +540,27 @@ def test_mixed_slos_keep_to_the_tightest_of_late() -> None:
         loop.sizer.learn(n, 200 + 5 * n, SLO_US if i % 2 else 10 * SLO_US, loop.now)
         assert loop.sizer.limit <= 1.1 * best(LINES["svm"]) or i < 20
     for _ in range(150):
-        loop.sizer.learn(loop.sizer.size(PLENTY), 200 + 5 * loop.sizer.size(PLENTY), 10 * SLO_US, loop.now)
+        loop.sizer.learn(
+            loop.sizer.size(PLENTY), 200 + 5 * loop.sizer.size(PLENTY), 10 * SLO_US, loop.now
+        )
     assert loop.sizer.limit == 4096, "and forget it once it is gone"
 
 
 # -- the door
 
 
-@pytest.mark.parametrize(("settings_", "named"), [
-    ({"mode": "fastest"}, "fastest"), ({"size_max": 0}, "size_max is 0"), ({"step": 0}, "step 0"),
-    ({"backoff": 1.0}, "backoff is 1.0"), ({"backoff": math.nan}, "backoff is nan"),
-    ({"budget_share": 0.0}, "budget_share is 0"), ({"budget_share": 1.5}, "budget_share is 1.5"),
-])
+@pytest.mark.parametrize(
+    ("settings_", "named"),
+    [
+        ({"mode": "fastest"}, "fastest"),
+        ({"size_max": 0}, "size_max is 0"),
+        ({"step": 0}, "step 0"),
+        ({"backoff": 1.0}, "backoff is 1.0"),
+        ({"backoff": math.nan}, "backoff is nan"),
+        ({"budget_share": 0.0}, "budget_share is 0"),
+        ({"budget_share": 1.5}, "budget_share is 1.5"),
+    ],
+)
 def test_bad_settings_are_named(settings_: dict[str, object], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         BatchSizer(**settings_)  # type: ignore[arg-type]
@@ -511,7 +572,8 @@ def test_modes_have_numbers() -> None:
 
 @pytest.mark.parametrize("mode", ADAPTIVE)
 def test_a_warm_up_seeds_the_limit_and_the_fit(mode: str) -> None:
-    """What a container measured before it was ready counts like answered batches; the first SLO cuts the limit."""
+    """What a container measured before it was ready counts like answered batches; the first SLO
+    cuts the limit."""
     sizer = BatchSizer(mode, size_max=512)
     for n in (1, 1, 1, *(1 << k for k in range(1, 9) for _ in range(2))):
         sizer.seed(n, 100 + 40 * n, 0)

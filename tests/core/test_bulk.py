@@ -1,4 +1,5 @@
-"""Arrays on their way in: hits end at once, misses are packed in order, what finds no room is refused."""
+"""Arrays on their way in: hits end at once, misses are packed in order, what finds no room is
+refused."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,9 @@ World = Any  # tests/core/conftest.py
 
 @pytest.mark.parametrize("n", [32, 33, 255, 256, 257, 1023, 1024, 1025, 5000])
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 1.0])
-def test_hits_end_at_once_and_misses_go_on_in_order(new_world: Callable[..., World], n: int, share: float) -> None:
+def test_hits_end_at_once_and_misses_go_on_in_order(
+    new_world: Callable[..., World], n: int, share: float
+) -> None:
     world = new_world(cache_bytes_max=1 << 24)
     model = world.model("f64", (2,))
     container = world.container(model, size_max=700)
@@ -88,8 +91,15 @@ def test_rows_as_large_as_a_piece(world: World) -> None:
     assert container.heard.count(4) == 1
 
 
-@pytest.mark.parametrize("make", [np.asfortranarray, lambda a: a.astype("f4"), lambda a: np.repeat(a, 2, 0)[::2],
-                                  lambda a: a.tolist()])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        np.asfortranarray,
+        lambda a: a.astype("f4"),
+        lambda a: np.repeat(a, 2, 0)[::2],
+        lambda a: a.tolist(),
+    ],
+)
 def test_any_array_of_the_type(world: World, make: Callable[[Any], Any]) -> None:
     model = world.model("f64", (3,), cached=False)
     world.container(model, size_max=4096)
@@ -105,7 +115,9 @@ def test_several_models_are_asked_alike(world: World, n: int) -> None:
     for model in models:
         world.container(model, size_max=64)
     rows = np.random.default_rng(1).random((n, 2))
-    future = predict_rows(models, rows, 50_000, finish=lambda future: future.outputs().reshape(3, -1), extra="mine")
+    future = predict_rows(
+        models, rows, 50_000, finish=lambda future: future.outputs().reshape(3, -1), extra="mine"
+    )
     assert len(future) == 3 * n
     world.serve()
     assert np.allclose(future.result(0), np.broadcast_to(rows.sum(axis=1), (3, n)))

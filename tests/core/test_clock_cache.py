@@ -1,4 +1,5 @@
-"""The prediction cache beside its slow obvious twin: lists of ways, hands turned one step at a time."""
+"""The prediction cache beside its slow obvious twin: lists of ways, hands turned one step at a
+time."""
 
 import random
 import struct
@@ -69,7 +70,9 @@ class SlowCache:
                 self.evict(way)
             return
         self.used += cost
-        way = self.find(key) or next((w for w in self.buckets[self.bucket(key)] if w.key is None), None)
+        way = self.find(key) or next(
+            (w for w in self.buckets[self.bucket(key)] if w.key is None), None
+        )
         if way is None:
             way = self.victim(self.bucket(key))
             self.evictions += 1
@@ -104,7 +107,9 @@ class SlowCache:
                 return False
             word_end = (self.blob_hand | 63) + 1
             here = range(self.blob_hand, min(word_end, len(self.buckets)))
-            found = next((b for b in here if any(blob_cost(w.value) for w in self.buckets[b])), None)
+            found = next(
+                (b for b in here if any(blob_cost(w.value) for w in self.buckets[b])), None
+            )
             if found is None:
                 words += 1
                 self.blob_hand = word_end % len(self.buckets)
@@ -135,7 +140,9 @@ def random_prediction(rng: random.Random, blob_bytes_max: int) -> Prediction:
     return (rng.random(), rng.randrange(-(2**63), 2**63), True, -0.0)[kind - 2]
 
 
-def drive(bytes_max: int, seed: int, operations: int, names: int, blob_bytes_max: int, **how: str) -> SlowCache:
+def drive(
+    bytes_max: int, seed: int, operations: int, names: int, blob_bytes_max: int, **how: str
+) -> SlowCache:
     rng = random.Random(seed)
     cache = ClockCache(bytes_max, seed=rng.getrandbits(128), **how)  # type: ignore[arg-type]
     table_bytes = cache.bytes
@@ -168,7 +175,9 @@ def drive(bytes_max: int, seed: int, operations: int, names: int, blob_bytes_max
     variant=st.sampled_from(VARIANTS),
     policy=st.sampled_from(POLICIES),
 )
-def test_cache_answers_as_its_twin(bytes_max: int, seed: int, names: int, blob_bytes_max: int, variant: str, policy: str) -> None:
+def test_cache_answers_as_its_twin(
+    bytes_max: int, seed: int, names: int, blob_bytes_max: int, variant: str, policy: str
+) -> None:
     drive(bytes_max, seed, 500, names, blob_bytes_max, variant=variant, policy=policy)
 
 
@@ -176,19 +185,30 @@ def test_cache_answers_as_its_twin(bytes_max: int, seed: int, names: int, blob_b
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("bytes_max", [1_100, 12_000, 40_000])
 def test_cache_answers_as_its_twin_when_full(bytes_max: int, variant: str, policy: str) -> None:
-    twin = drive(bytes_max, 1, 4_000, bytes_max // 20, max(bytes_max // 200, 4), variant=variant, policy=policy)
+    twin = drive(
+        bytes_max,
+        1,
+        4_000,
+        bytes_max // 20,
+        max(bytes_max // 200, 4),
+        variant=variant,
+        policy=policy,
+    )
     assert twin.evictions > 100
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_way_of_a_bucket_is_found(variant: str) -> None:
-    """Six keys in one bucket of five ways: each resident is found in its way, the one that left is not."""
+    """Six keys in one bucket of five ways: each resident is found in its way, the one that left is
+    not."""
     cache = ClockCache(0, seed=3, variant=variant)
     assert cache.buckets == 1
     for newest in range(40):
         cache.fill(1, row_of(newest), newest)
         held = [cache.lookup(1, row_of(name)) for name in range(newest + 1)]
-        assert [name for name in held if name is not None] == [n for n in range(newest + 1) if held[n] is not None]
+        assert [name for name in held if name is not None] == [
+            n for n in range(newest + 1) if held[n] is not None
+        ]
         assert len([name for name in held if name is not None]) == min(newest + 1, WAYS)
 
 
@@ -279,9 +299,14 @@ def test_bulk_calls_answer_as_single_ones() -> None:
     cache.fill(4, row_of(1), b"no float", salt=2)
     singly = [cache.lookup(4, row_of(name), 2) for name in range(1000)]
     found = np.frombuffer(cache.lookup_many(4, rows.tobytes(), 8, salt=2))
-    assert all(np.isnan(f) if not isinstance(s, float) else f == s for f, s in zip(found, singly, strict=True))
+    assert all(
+        np.isnan(f) if not isinstance(s, float) else f == s
+        for f, s in zip(found, singly, strict=True)
+    )
     keys = np.frombuffer(cache.keys(4, rows.tobytes(), 8, 2), "<u8").reshape(-1, 2)
-    assert [tuple(key) for key in keys.tolist()] == [cache.key(4, row_of(name), 2) for name in range(1000)]
+    assert [tuple(key) for key in keys.tolist()] == [
+        cache.key(4, row_of(name), 2) for name in range(1000)
+    ]
     assert np.isnan(found).sum() == 1000 - 334
     assert cache.lookup_many(4, b"", 8) == cache.keys(4, b"", 8) == b""
 
@@ -301,17 +326,21 @@ def test_what_the_door_refuses() -> None:
         ClockCache(2**63)
 
 
-# -- hit ratio ---------------------------------------------------------------------------------------------------------
+# -- hit ratio
+# ---------------------------------------------------------------------------------------------------------  # noqa: E501
 
 
 def zipf_trace(skew: float, keys: int, requests: int) -> list[int]:
     weights = 1 / np.arange(1, keys + 1) ** skew
-    names: list[int] = np.random.default_rng(7).choice(keys, requests, p=weights / weights.sum()).tolist()
+    names: list[int] = (
+        np.random.default_rng(7).choice(keys, requests, p=weights / weights.sum()).tolist()
+    )
     return names
 
 
 def drift_trace(keys: int, requests: int) -> list[int]:
-    """Zipf 1.0 whose whole order of popularity moves on every tenth of the trace; every fifth key is seen once."""
+    """Zipf 1.0 whose whole order of popularity moves on every tenth of the trace; every fifth key
+    is seen once."""
     ranks = np.array(zipf_trace(1.0, keys, requests))
     names = (ranks + np.arange(requests) // (requests // 10) * 7919) % keys
     once = np.random.default_rng(8).random(requests) < 0.2
@@ -320,7 +349,8 @@ def drift_trace(keys: int, requests: int) -> list[int]:
 
 
 def global_clock(trace: list[int], capacity: int, warm: int) -> int:
-    """Hits of one CLOCK over everything. It too gives a newcomer no second chance: that would cost some two points."""
+    """Hits of one CLOCK over everything. It too gives a newcomer no second chance: that would cost
+    some two points."""
     ring, bits, place = [-1] * capacity, bytearray(capacity), dict[int, int]()
     hand = hits = 0
     for i, name in enumerate(trace):
@@ -375,8 +405,12 @@ def hits_of(cache: ClockCache, trace: list[int], warm: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "simulated"), [("clock", global_clock), ("sieve", global_sieve)])
-@pytest.mark.parametrize("skew", [0.9, 1.0, 1.1, None], ids=["zipf0.9", "zipf1.0", "zipf1.1", "drift"])
+@pytest.mark.parametrize(
+    ("policy", "simulated"), [("clock", global_clock), ("sieve", global_sieve)]
+)
+@pytest.mark.parametrize(
+    "skew", [0.9, 1.0, 1.1, None], ids=["zipf0.9", "zipf1.0", "zipf1.1", "drift"]
+)
 def test_hit_ratio_within_a_point_and_a_half_of_one_global_hand(
     skew: float | None, policy: str, simulated: Callable[[list[int], int, int], int]
 ) -> None:
@@ -393,16 +427,21 @@ def test_hit_ratio_within_a_point_and_a_half_of_one_global_hand(
 
 def test_sieve_keeps_what_is_popular_better_than_clock_does() -> None:
     trace = zipf_trace(1.0, 20_000, 60_000)
-    clock, sieve = (hits_of(ClockCache(1 << 17, seed=1, policy=policy), trace, 20_000) for policy in POLICIES)
+    clock, sieve = (
+        hits_of(ClockCache(1 << 17, seed=1, policy=policy), trace, 20_000) for policy in POLICIES
+    )
     assert sieve > clock * 1.02
 
 
-# -- the hash ----------------------------------------------------------------------------------------------------------
+# -- the hash
+# ----------------------------------------------------------------------------------------------------------  # noqa: E501
 
 
 def keys_of(cache: ClockCache, rows: np.ndarray, model: int = 1, salt: int = 0) -> np.ndarray:
     """Keys of rows u8[n, width] as u64[n, 2]."""
-    return np.frombuffer(cache.keys(model, rows.tobytes(), rows.shape[1], salt), "<u8").reshape(-1, 2)
+    return np.frombuffer(cache.keys(model, rows.tobytes(), rows.shape[1], salt), "<u8").reshape(
+        -1, 2
+    )
 
 
 def key_bits(keys: np.ndarray) -> np.ndarray:
@@ -414,8 +453,12 @@ SHORT = [1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 32, 33, 48, 63, 64, 65, 100, 128, 129]
 LONG = [256, 319, 320, 784, 1024, 1025, 1088, 1089, 3136]
 
 
-@pytest.mark.parametrize(("width", "variant"), [(w, "plain") for w in SHORT] + [(w, v) for w in LONG for v in HASHES])
-def test_each_bit_of_a_row_flips_each_bit_of_the_key_half_the_time(width: int, variant: str) -> None:
+@pytest.mark.parametrize(
+    ("width", "variant"), [(w, "plain") for w in SHORT] + [(w, v) for w in LONG for v in HASHES]
+)
+def test_each_bit_of_a_row_flips_each_bit_of_the_key_half_the_time(
+    width: int, variant: str
+) -> None:
     rng = np.random.default_rng(width)
     cache = ClockCache(0, seed=width, variant=variant)
     n = 4096 if width <= 128 else 1024
@@ -423,12 +466,18 @@ def test_each_bit_of_a_row_flips_each_bit_of_the_key_half_the_time(width: int, v
     if width < 3:
         rows = np.arange(256**width, dtype="<u2").view("u1").reshape(-1, 2)[:, :width].copy()
     before = key_bits(keys_of(cache, rows))
-    bits = range(width * 8) if width <= 8 else sorted({0, width * 8 - 1, *rng.integers(0, width * 8, 24).tolist()})
+    bits = (
+        range(width * 8)
+        if width <= 8
+        else sorted({0, width * 8 - 1, *rng.integers(0, width * 8, 24).tolist()})
+    )
     for bit in bits:
         rows[:, bit >> 3] ^= 1 << (bit & 7)
         flipped = (before ^ key_bits(keys_of(cache, rows))).mean(axis=0)
         rows[:, bit >> 3] ^= 1 << (bit & 7)
-        pairs = len(rows) if width > 2 else len(rows) // 2  # there, both rows of a pair are in the sample
+        pairs = (
+            len(rows) if width > 2 else len(rows) // 2
+        )  # there, both rows of a pair are in the sample
         assert abs(flipped - 0.5).max() < 6.5 * 0.5 / pairs**0.5
 
 
@@ -437,12 +486,20 @@ def test_every_line_of_a_row_beyond_one_digest_counts(variant: str) -> None:
     cache = ClockCache(0, seed=5, variant=variant)
     row = bytearray(280_000)  # condensed in three parts
     keys = {cache.key(1, row)}
-    places = [*range(0, len(row), 997), *range(130_000, 130_200), *range(260_000, 260_200), len(row) - 1]
+    places = [
+        *range(0, len(row), 997),
+        *range(130_000, 130_200),
+        *range(260_000, 260_200),
+        len(row) - 1,
+    ]
     for place in places:
         row[place] ^= 1 << (place & 7)
         keys.add(cache.key(1, row))
         row[place] ^= 1 << (place & 7)
-    keys |= {cache.key(1, row[:length]) for length in (129_999, 130_047, 130_048, 130_049, 260_000, 279_999)}
+    keys |= {
+        cache.key(1, row[:length])
+        for length in (129_999, 130_047, 130_048, 130_049, 260_000, 279_999)
+    }
     assert len(keys) == 1 + len(set(places)) + 6
 
 
@@ -470,7 +527,10 @@ def two_words_in_a_long_row(cache: ClockCache) -> list[tuple[int, int]]:
     rows = np.zeros((3 * 4096 + 190, 128), "<u8")
     low, high = np.meshgrid(np.arange(64), np.arange(64))
     for i, place in enumerate([0, 64, 126]):
-        rows[i * 4096 :][:4096, place], rows[i * 4096 :][:4096, place + 1] = low.ravel(), high.ravel()
+        rows[i * 4096 :][:4096, place], rows[i * 4096 :][:4096, place + 1] = (
+            low.ravel(),
+            high.ravel(),
+        )
     for i in range(1, 3):
         rows[i * 4096] = i << 32  # 0, 0 is there once already
     pairs = np.array([(a, b) for a in range(20) for b in range(a)])
@@ -484,7 +544,9 @@ def counters(cache: ClockCache) -> list[tuple[int, int]]:
 
 
 def round_floats(cache: ClockCache) -> list[tuple[int, int]]:
-    rows = np.stack(np.meshgrid(*[np.arange(*sized((-2.0, 3.0), (-4.0, 4.0)))] * 6), -1).reshape(-1, 6)
+    rows = np.stack(np.meshgrid(*[np.arange(*sized((-2.0, 3.0), (-4.0, 4.0)))] * 6), -1).reshape(
+        -1, 6
+    )
     return [tuple(key) for key in keys_of(cache, rows.view("u1")).tolist()]
 
 
@@ -501,12 +563,23 @@ def swapped_blocks(cache: ClockCache) -> list[tuple[int, int]]:
 
 
 ALIKE = [counters, round_floats, models_and_salts]
-ALIKE_AND_LONG = [zeros_of_many_lengths, one_bit_in_a_long_row, two_words_in_a_long_row, swapped_blocks]
+ALIKE_AND_LONG = [
+    zeros_of_many_lengths,
+    one_bit_in_a_long_row,
+    two_words_in_a_long_row,
+    swapped_blocks,
+]
 
 
-@pytest.mark.parametrize(("family", "variant"), [(f, "plain") for f in ALIKE] + [(f, v) for f in ALIKE_AND_LONG for v in HASHES])
-def test_keys_of_similar_rows_are_as_if_drawn(family: Callable[[ClockCache], list[tuple[int, int]]], variant: str) -> None:
-    """None equal; and in every window of w bits about n^2 / 2^(w+1) pairs equal, as for random numbers."""
+@pytest.mark.parametrize(
+    ("family", "variant"),
+    [(f, "plain") for f in ALIKE] + [(f, v) for f in ALIKE_AND_LONG for v in HASHES],
+)
+def test_keys_of_similar_rows_are_as_if_drawn(
+    family: Callable[[ClockCache], list[tuple[int, int]]], variant: str
+) -> None:
+    """None equal; and in every window of w bits about n^2 / 2^(w+1) pairs equal, as for random
+    numbers."""
     keys = np.array(family(ClockCache(0, seed=17, variant=variant)), "<u8")
     n = len(keys)
     assert len(np.unique(keys, axis=0)) == n
@@ -514,7 +587,13 @@ def test_keys_of_similar_rows_are_as_if_drawn(family: Callable[[ClockCache], lis
     width = 2 * (n.bit_length() - 1) - 5  # some 16 to 64 pairs expected
     expected = n * (n - 1) / 2 ** (width + 1)
     low, high = keys[:, 0], keys[:, 1]
-    for word, top in ((low, 64), (high, 56), (low ^ high, 56), (low - high, 56), (low << np.uint64(16) ^ high, 64)):
+    for word, top in (
+        (low, 64),
+        (high, 56),
+        (low ^ high, 56),
+        (low - high, 56),
+        (low << np.uint64(16) ^ high, 64),
+    ):
         for shift in range(0, top - width + 1, 4):
             window = (word >> np.uint64(shift)) & np.uint64((1 << width) - 1)
             pairs = n - len(np.unique(window))
@@ -522,7 +601,9 @@ def test_keys_of_similar_rows_are_as_if_drawn(family: Callable[[ClockCache], lis
 
 
 def test_buckets_fill_evenly() -> None:
-    keys = keys_of(ClockCache(0, seed=23), np.arange(1 << 18, dtype="<u8").view("u1").reshape(-1, 8))
+    keys = keys_of(
+        ClockCache(0, seed=23), np.arange(1 << 18, dtype="<u8").view("u1").reshape(-1, 8)
+    )
     counts = np.bincount((keys[:, 1] & np.uint64(4095)).astype(np.int64), minlength=4096)
     chi2 = ((counts - 64.0) ** 2 / 64).sum()
     assert abs(chi2 - 4095) < 6 * (2 * 4095) ** 0.5
@@ -584,7 +665,9 @@ def test_touching_changes_nothing(bytes_max: int) -> None:
 def test_touching_disturbs_no_one() -> None:
     cache = ClockCache(256 << 10, seed=1)
     with ThreadPoolExecutor(4) as threads:
-        races = [threads.submit(cache.race, seed, sized(20_000, full=100_000), 512) for seed in range(3)]
+        races = [
+            threads.submit(cache.race, seed, sized(20_000, full=100_000), 512) for seed in range(3)
+        ]
         while not all(race.done() for race in races):
             touch_all(cache)
     assert [race.result()[1] for race in races] == [0, 0, 0]

@@ -1,4 +1,5 @@
-"""Frames: what is written is read, the golden frames mean what they say, and hostile bytes are refused."""
+"""Frames: what is written is read, the golden frames mean what they say, and hostile bytes are
+refused."""
 
 import json
 import math
@@ -44,15 +45,37 @@ REFUSED = json.loads((VECTORS / "refused.json").read_text())
 VERSION2 = [vector for vector in FRAMES if vector["version"] == 2]
 VERSION1 = [vector for vector in FRAMES if vector["version"] == 1]
 SHARED = [vector for vector in VERSION2 if "SHARED" in vector["meaning"]["flags"]]
-BATCHES = [vector for vector in VERSION2 if vector["meaning"]["kind"] in ("PREDICT", "REPLY") and vector not in SHARED]
+BATCHES = [
+    vector
+    for vector in VERSION2
+    if vector["meaning"]["kind"] in ("PREDICT", "REPLY") and vector not in SHARED
+]
 CODES = ["?", "u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8"]
 NUMPY = {DType(number): np.dtype(code) for number, code in enumerate(CODES, 1)}
 ROW_KINDS = (Kind.PREDICT, Kind.REPLY)
-HOSTILE = (0, 1, 2, 3, 7, 8, 9, 255, 256, 2**15, 2**16, 2**24, 2**31 - 1, 2**31, 2**32 - 8, 2**32 - 1)
+HOSTILE = (
+    0,
+    1,
+    2,
+    3,
+    7,
+    8,
+    9,
+    255,
+    256,
+    2**15,
+    2**16,
+    2**24,
+    2**31 - 1,
+    2**31,
+    2**32 - 8,
+    2**32 - 1,
+)
 
 
 def bad() -> tuple[type[Exception], ...]:
-    """What BAD_FRAME and TOO_LARGE raise; asked when needed, for other tests bind classes of their own."""
+    """What BAD_FRAME and TOO_LARGE raise; asked when needed, for other tests bind classes of their
+    own."""
     return tuple({type(error_for(status, "")) for status in (Status.BAD_FRAME, Status.TOO_LARGE)})
 
 
@@ -60,7 +83,9 @@ def refused(*statuses: Status) -> Any:
     """Expects an error of one of these statuses, BAD_FRAME unless told."""
     statuses = statuses or (Status.BAD_FRAME,)
     classes = tuple({type(error_for(status, "")) for status in statuses})
-    return pytest.raises(classes, check=lambda error: getattr(error, "status", statuses[0]) in statuses)
+    return pytest.raises(
+        classes, check=lambda error: getattr(error, "status", statuses[0]) in statuses
+    )
 
 
 def opened(frame: bytes, **limits: int) -> tuple[FrameHeader, OpenRows]:
@@ -99,9 +124,15 @@ def test_golden_headers(vector: dict[str, Any]) -> None:
     for field in ("rows", "id", "time_us", "payload_bytes", "payload_crc"):
         assert getattr(header, field) == meaning[field]
     again = encode_frame(
-        header.kind, frame[64:], dtype=header.dtype, shape=header.shape, flags=header.flags, rows=header.rows,
-        id=header.id, time_us=header.time_us,
-    )  # fmt: skip
+        header.kind,
+        frame[64:],
+        dtype=header.dtype,
+        shape=header.shape,
+        flags=header.flags,
+        rows=header.rows,
+        id=header.id,
+        time_us=header.time_us,
+    )
     assert again == frame
 
 
@@ -116,8 +147,12 @@ def test_golden_batches(vector: dict[str, Any]) -> None:
     assert rows.status is None or rows.status.tolist() == meaning["status"]
     assert rows.text.decode() == meaning.get("text", "")
     assert (None if rows.sessions is None else rows.sessions.tolist()) == meaning.get("sessions")
-    assert (None if rows.qualifiers is None else [each.hex() for each in rows.qualifiers]) == meaning.get("qualifiers")
-    qualifiers = [bytes.fromhex(each) for each in meaning["qualifiers"]] if "qualifiers" in meaning else None
+    assert (
+        None if rows.qualifiers is None else [each.hex() for each in rows.qualifiers]
+    ) == meaning.get("qualifiers")
+    qualifiers = (
+        [bytes.fromhex(each) for each in meaning["qualifiers"]] if "qualifiers" in meaning else None
+    )
     values: Any = meaning["values"]
     if header.dtype == DType.BYTES:
         values = [bytes.fromhex(value) for value in values]
@@ -126,10 +161,18 @@ def test_golden_batches(vector: dict[str, Any]) -> None:
     elif header.dtype != DType.STR:
         values = np.array(values, NUMPY[DType(header.dtype)])
     again = encode_rows(
-        header.kind, values, confidence=meaning.get("confidence"), status=meaning.get("status"), id=header.id,
-        text=meaning.get("text", ""), time_us=header.time_us, checked=bool(header.flags & Flag.CHECKED),
-        compressed=bool(header.flags & Flag.COMPRESSED), sessions=meaning.get("sessions"), qualifiers=qualifiers,
-    )  # fmt: skip
+        header.kind,
+        values,
+        confidence=meaning.get("confidence"),
+        status=meaning.get("status"),
+        id=header.id,
+        text=meaning.get("text", ""),
+        time_us=header.time_us,
+        checked=bool(header.flags & Flag.CHECKED),
+        compressed=bool(header.flags & Flag.COMPRESSED),
+        sessions=meaning.get("sessions"),
+        qualifiers=qualifiers,
+    )
     assert again == frame
 
 
@@ -138,7 +181,9 @@ def test_golden_runs(vector: dict[str, Any]) -> None:
     frame = bytes.fromhex(vector["hex"])
     header = decode_header(frame)
     assert header is not None
-    assert [list(run) for run in open_runs(header, frame[HEADER_BYTES:])] == vector["meaning"]["runs"]
+    assert [list(run) for run in open_runs(header, frame[HEADER_BYTES:])] == vector["meaning"][
+        "runs"
+    ]
     with refused():
         open_rows(header, frame[HEADER_BYTES:])
     for end in range(HEADER_BYTES, len(frame)):
@@ -211,7 +256,8 @@ def test_every_truncation_is_refused(vector: dict[str, Any]) -> None:
 
 
 def fits(header: FrameHeader, payload: bytes) -> bool:
-    """The page once more, slowly: does the payload consist of exactly the parts that its header names?"""
+    """The page once more, slowly: does the payload consist of exactly the parts that its header
+    names?"""
     parts: list[int] = []
     item = NUMPY[DType(header.dtype)].itemsize if header.dtype in NUMPY else 1
     if header.flags & Flag.VARIABLE:
@@ -223,7 +269,11 @@ def fits(header: FrameHeader, payload: bytes) -> bool:
         parts = [math.prod(header.shape) * item * header.rows]
         if math.prod(size for size in header.shape if size) * item * header.rows >= 2**63:
             return False
-        if header.kind == Kind.REPLY and 0 in header.shape and math.prod(header.shape[: header.shape.index(0)]) > 4096:
+        if (
+            header.kind == Kind.REPLY
+            and 0 in header.shape
+            and math.prod(header.shape[: header.shape.index(0)]) > 4096
+        ):
             return False
     if header.flags & Flag.SESSIONS:
         parts.append(8 * header.rows)
@@ -242,19 +292,27 @@ def fits(header: FrameHeader, payload: bytes) -> bool:
     starts = [0]
     for part in parts:
         starts.append(starts[-1] + part + -part % 8)
-    if starts[-1] > len(payload) or (starts[-1] < len(payload) and not header.flags & Flag.ROW_STATUS):
+    if starts[-1] > len(payload) or (
+        starts[-1] < len(payload) and not header.flags & Flag.ROW_STATUS
+    ):
         return False
-    if any(any(payload[a + part : b]) for part, (a, b) in zip(parts, pairwise(starts), strict=True)):
+    if any(
+        any(payload[a + part : b]) for part, (a, b) in zip(parts, pairwise(starts), strict=True)
+    ):
         return False
     data = 1 if header.flags & Flag.VARIABLE else 0
-    bools = payload[starts[data] : starts[data] + parts[data]] if header.dtype == DType.BOOL else b""
+    bools = (
+        payload[starts[data] : starts[data] + parts[data]] if header.dtype == DType.BOOL else b""
+    )
     status = payload[starts[-2] : starts[-2] + parts[-1]] if header.flags & Flag.ROW_STATUS else b""
     return max(bools + status, default=0) <= 1
 
 
 def arbitrary_header(rng: random.Random, payload_bytes: int) -> FrameHeader:
     kind = rng.choice(ROW_KINDS)
-    flags = rng.choice((0, 0, 1, 1, 2, 3, 4, 5, 6, 7)) | (rng.choice((0, 0, 0, 64)) if kind == Kind.PREDICT else 0)
+    flags = rng.choice((0, 0, 1, 1, 2, 3, 4, 5, 6, 7)) | (
+        rng.choice((0, 0, 0, 64)) if kind == Kind.PREDICT else 0
+    )
     shape: tuple[int, ...] = (0,)
     if flags & Flag.VARIABLE:
         dtype = rng.randrange(1, 15)
@@ -272,10 +330,15 @@ def test_arbitrary_payloads_open_exactly_when_they_fit(seed: int) -> None:
     accepted = 0
     for _ in range(1500):
         choices = HOSTILE if rng.random() < 0.1 else (0, 0, 0, 0, 1, 2, 257)
-        payload = struct.pack("<16I", *(rng.choice(choices) for _ in range(16))) + rng.randbytes(rng.randrange(9))
+        payload = struct.pack("<16I", *(rng.choice(choices) for _ in range(16))) + rng.randbytes(
+            rng.randrange(9)
+        )
         header = arbitrary_header(rng, len(payload))
         if rng.random() < 0.7:  # cut to a length that fits, if there is one
-            payload = next((payload[:end] for end in range(len(payload)) if fits(header, payload[:end])), payload)
+            payload = next(
+                (payload[:end] for end in range(len(payload)) if fits(header, payload[:end])),
+                payload,
+            )
             header = header._replace(payload_bytes=len(payload))
         try:
             rows = open_rows(header, payload, rows_max=2**32 - 1)
@@ -306,7 +369,9 @@ def test_headers_with_a_right_crc_and_wrong_fields(seed: int) -> None:
             assert header.rows <= 1 << 20
             assert header.payload_bytes <= 64 << 20
             accepted += 1
-            fields = struct.pack("<BBBH", header.kind, header.dtype, len(header.shape), header.flags)
+            fields = struct.pack(
+                "<BBBH", header.kind, header.dtype, len(header.shape), header.flags
+            )
             assert fields == frame[5:10]
             assert struct.pack("<4I", *(*header.shape, 0, 0, 0, 0)[:4]) == frame[24:40]
     assert accepted > 100
@@ -317,7 +382,11 @@ def test_random_bytes_never_crash(seed: int) -> None:
     rng = random.Random(seed)
     goods = [bytes.fromhex(vector["hex"]) for vector in FRAMES]
     for _ in range(2000):
-        noise = bytearray(rng.choice(goods)) if rng.random() < 0.7 else bytearray(rng.randbytes(rng.randrange(200)))
+        noise = (
+            bytearray(rng.choice(goods))
+            if rng.random() < 0.7
+            else bytearray(rng.randbytes(rng.randrange(200)))
+        )
         for _ in range(rng.randrange(6) if noise else 0):
             noise[rng.randrange(len(noise))] = rng.choice((0, 1, 127, 128, 255))
         for read in (decode_v1, opened, lambda data: decode_lz4(data, rng.randrange(4096))):
@@ -349,7 +418,9 @@ def test_limits() -> None:
         opened(packed, payload_bytes_max=9_999)
 
 
-@pytest.mark.parametrize("shape", [(2**31, 2**31, 0), (30_000_000, 0), (4097, 0), (64, 65, 0), (5, 2**20, 0, 2**10)])
+@pytest.mark.parametrize(
+    "shape", [(2**31, 2**31, 0), (30_000_000, 0), (4097, 0), (64, 65, 0), (5, 2**20, 0, 2**10)]
+)
 def test_a_reply_of_many_empty_lists_is_refused(shape: tuple[int, ...]) -> None:
     frame = encode_frame(Kind.REPLY, dtype=DType.F64, shape=shape, rows=1)
     with refused(Status.TOO_LARGE, Status.BAD_FRAME):
@@ -417,7 +488,9 @@ def test_what_cannot_be_encoded() -> None:
 
 numbers = st.sampled_from(sorted(NUMPY))
 shapes = st.lists(st.integers(0, 4), max_size=4)
-texts = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), min_size=1, max_size=9)
+texts = st.lists(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=40), min_size=1, max_size=9
+)
 octets = st.lists(st.binary(max_size=40), min_size=1, max_size=9)
 
 
@@ -427,11 +500,20 @@ def array_of(dtype: DType, shape: tuple[int, ...], seed: int) -> np.ndarray[Any,
 
 
 @given(numbers, st.integers(1, 9), shapes, st.integers(0, 99), st.booleans(), st.booleans())
-def test_fixed_rows_come_back(dtype: DType, n: int, shape: list[int], seed: int, sure: bool, judged: bool) -> None:
+def test_fixed_rows_come_back(
+    dtype: DType, n: int, shape: list[int], seed: int, sure: bool, judged: bool
+) -> None:
     array = array_of(dtype, (n, *shape), seed)
     confidence = np.linspace(0, 1, n, dtype="f4") if sure else None
     status = np.arange(n) % 2 if judged else None
-    frame = encode_rows(Kind.REPLY, array, confidence=confidence, status=status, text="why" if judged else "", id=seed)
+    frame = encode_rows(
+        Kind.REPLY,
+        array,
+        confidence=confidence,
+        status=status,
+        text="why" if judged else "",
+        id=seed,
+    )
     header, rows = opened(frame)
     assert (header.id, header.shape, rows.data.dtype) == (seed, tuple(shape), NUMPY[dtype])
     assert np.array_equal(rows.data, array)
@@ -457,11 +539,15 @@ def test_strings_come_back(values: list[str], compressed: bool, checked: bool) -
 
 @given(octets)
 def test_bytes_come_back(values: list[bytes]) -> None:
-    assert values_of(opened(encode_rows(Kind.REPLY, values))[1]) == [value.hex() for value in values]
+    assert values_of(opened(encode_rows(Kind.REPLY, values))[1]) == [
+        value.hex() for value in values
+    ]
 
 
 @given(st.sampled_from(list(V1)), texts, octets, st.integers(1, 5), st.integers(0, 99))
-def test_version_1_comes_back(number: V1, strings: list[str], raw: list[bytes], width: int, seed: int) -> None:
+def test_version_1_comes_back(
+    number: V1, strings: list[str], raw: list[bytes], width: int, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     rows: list[Any]
     if number == V1.V1_STR:
@@ -489,7 +575,9 @@ def test_version_1_limits() -> None:
     for limits in ({"rows_max": 1}, {"bytes_max": 100}):
         with refused(Status.TOO_LARGE):
             decode_v1(message, **limits)
-    with refused(Status.TOO_LARGE):  # a bomb: 4 KiB of block for 900 KiB of text, which the limit forbids
+    with refused(
+        Status.TOO_LARGE
+    ):  # a bomb: 4 KiB of block for 900 KiB of text, which the limit forbids
         block = lz4.block.compress(bytes(900_000), store_size=False)
         content = struct.pack("<i", 900_000) + block
         decode_v1(struct.pack("<BII", 7, 1, len(content)) + content, bytes_max=100_000)
@@ -499,7 +587,9 @@ def test_version_1_limits() -> None:
         for kind in range(1, 8):
             for count in (1, 2, 2**32 - 1):
                 with refused(Status.BAD_FRAME, Status.TOO_LARGE):
-                    decode_v1(struct.pack("<BII", kind, count, number) + b"\xff" * 21, rows_max=2**32 - 1)
+                    decode_v1(
+                        struct.pack("<BII", kind, count, number) + b"\xff" * 21, rows_max=2**32 - 1
+                    )
 
 
 # -- CRC

@@ -1,4 +1,5 @@
-"""Columns: many predictions as one array. The twin asks one by one and lets numpy make of it what it will."""
+"""Columns: many predictions as one array. The twin asks one by one and lets numpy make of it what
+it will."""
 
 import math
 import random
@@ -38,13 +39,20 @@ def alike(one: Any, other: Any) -> bool:
         if type(one) is not type(other) or one.dtype != other.dtype:
             return False
         return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
-    return len(one) == len(other) and all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    return len(one) == len(other) and all(
+        np.array_equal(a, b) for a, b in zip(one, other, strict=True)
+    )
 
 
 scalars = [
-    st.integers(-(2**63), 2**63 - 1), st.booleans(), st.floats(), st.text(max_size=5), st.binary(max_size=5),
-    st.integers(-5, 5).map(lambda n: np.full((2, 3), n, "i4")), st.floats(width=32).map(lambda x: np.full(2, x, "f4")),
-]  # fmt: skip
+    st.integers(-(2**63), 2**63 - 1),
+    st.booleans(),
+    st.floats(),
+    st.text(max_size=5),
+    st.binary(max_size=5),
+    st.integers(-5, 5).map(lambda n: np.full((2, 3), n, "i4")),
+    st.floats(width=32).map(lambda x: np.full(2, x, "f4")),
+]
 
 
 @given(st.one_of([st.lists(kind, min_size=1, max_size=50) for kind in scalars]))
@@ -82,9 +90,13 @@ def test_mixed_kinds_are_as_they_were(seed: int) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("copies", [1, 20])
-def test_missing_rows_hold_what_they_are_told(outputs: list[Any], missing: Any, wanted: Any, copies: int) -> None:
+def test_missing_rows_hold_what_they_are_told(
+    outputs: list[Any], missing: Any, wanted: Any, copies: int
+) -> None:
     future = column_of(outputs * copies)
-    wanted = np.concatenate([wanted] * copies) if isinstance(wanted, np.ndarray) else wanted * copies
+    wanted = (
+        np.concatenate([wanted] * copies) if isinstance(wanted, np.ndarray) else wanted * copies
+    )
     assert alike(future.outputs(missing), wanted)
     future.cancel()
 
@@ -104,7 +116,11 @@ def test_one_hit_is_a_column_of_one(world: World) -> None:
     model = world.model()
     model.put(1.0, 5.0)
     future = model.predict(1.0)
-    assert (future.outputs().tolist(), future.statuses().tolist(), future.progress()) == ([5.0], [1], (1, 1))
+    assert (future.outputs().tolist(), future.statuses().tolist(), future.progress()) == (
+        [5.0],
+        [1],
+        (1, 1),
+    )
     assert future.latencies_us().tolist() == [0]
 
 

@@ -1,4 +1,5 @@
-"""Models that learn: their frames, feedback that stands behind every batch, what they say of themselves, sessions of rows."""
+"""Models that learn: their frames, feedback that stands behind every batch, what they say of
+themselves, sessions of rows."""
 
 import json
 import random
@@ -9,7 +10,13 @@ import numpy as np
 import pytest
 
 from clipper_core.codec import HEADER_BYTES, Kind, decode_header, encode_rows, open_rows
-from clipper_core.correction import accuracy_frame, decode_accuracy, decode_feedback, encode_feedback, feedback_frame
+from clipper_core.correction import (
+    accuracy_frame,
+    decode_accuracy,
+    decode_feedback,
+    encode_feedback,
+    feedback_frame,
+)
 from clipper_core.status import Status, error_for
 
 World = Any  # tests/core/conftest.py
@@ -18,7 +25,11 @@ FRAMES = json.loads((Path(__file__).parents[1] / "vectors" / "frames.json").read
 
 
 def golden(kind: str) -> list[Any]:
-    return [pytest.param(vector, id=vector["name"]) for vector in FRAMES if vector.get("meaning", {}).get("kind") == kind]
+    return [
+        pytest.param(vector, id=vector["name"])
+        for vector in FRAMES
+        if vector.get("meaning", {}).get("kind") == kind
+    ]
 
 
 def texts(rows: Any) -> list[Any]:
@@ -26,7 +37,10 @@ def texts(rows: Any) -> list[Any]:
     if rows.lengths is None:
         return rows.data.tolist()  # type: ignore[no-any-return]
     ends = np.cumsum(rows.lengths)
-    return [rows.data[end - n : end].tobytes().decode() for end, n in zip(ends, rows.lengths, strict=True)]
+    return [
+        rows.data[end - n : end].tobytes().decode()
+        for end, n in zip(ends, rows.lengths, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("vector", golden("FEEDBACK"))
@@ -54,7 +68,9 @@ def test_golden_accuracy(vector: dict[str, Any]) -> None:
 
 
 def test_feedback_of_unequal_lengths_is_refused() -> None:
-    with pytest.raises(type(error_for(Status.BAD_INPUT, "")), match="2 inputs, 1 labels and 2 sessions"):
+    with pytest.raises(
+        type(error_for(Status.BAD_INPUT, "")), match="2 inputs, 1 labels and 2 sessions"
+    ):
         encode_feedback(np.zeros((2, 3)), np.zeros(1), [0, 0])
 
 
@@ -62,7 +78,9 @@ def test_feedback_of_unequal_lengths_is_refused() -> None:
 
 
 def lesson(number: int, rows: int = 1) -> bytes:
-    return encode_feedback(np.full((rows, 1), float(number)), np.full(rows, number), [number] * rows)
+    return encode_feedback(
+        np.full((rows, 1), float(number)), np.full(rows, number), [number] * rows
+    )
 
 
 class Taught:
@@ -93,7 +111,8 @@ class Taught:
 
 
 def test_feedback_stands_behind_every_batch_that_waits_to_leave(world: World) -> None:
-    """The link is busy with one frame of feedback: a batch cut after nine more were told overtakes all nine."""
+    """The link is busy with one frame of feedback: a batch cut after nine more were told overtakes
+    all nine."""
     model = world.model("f64", (1,), cached=False)
     taught = Taught(world, model)
     for number in range(10):
@@ -103,7 +122,9 @@ def test_feedback_stands_behind_every_batch_that_waits_to_leave(world: World) ->
     world.step()
     frames = taught.all_frames()
     assert [kind for kind, *_ in frames] == [Kind.FEEDBACK, Kind.PREDICT, *[Kind.FEEDBACK] * 9]
-    order = [decode_feedback(payload)[1].data[0] for kind, payload, _ in frames if kind == Kind.FEEDBACK]
+    order = [
+        decode_feedback(payload)[1].data[0] for kind, payload, _ in frames if kind == Kind.FEEDBACK
+    ]
     assert order == list(range(10))
     assert (taught.figures()["taught"], taught.figures()["untaught"]) == (10, 0)
     assert taught.container.send(encode_rows(Kind.REPLY, np.ones(1), id=1))
@@ -112,7 +133,8 @@ def test_feedback_stands_behind_every_batch_that_waits_to_leave(world: World) ->
 
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_leaves_when_feedback_keeps_its_order(world: World, seed: int) -> None:
-    """Rows, feedback and bytes leaving in any order: nothing is lost but what was counted, and every batch is answered."""
+    """Rows, feedback and bytes leaving in any order: nothing is lost but what was counted, and
+    every batch is answered."""
     rng = random.Random(seed)
     model = world.model("f64", (1,), cached=False)
     taught = Taught(world, model)
@@ -121,7 +143,9 @@ def test_whatever_leaves_when_feedback_keeps_its_order(world: World, seed: int) 
     def read(frames: list[tuple[int, bytes, Any]]) -> None:
         for kind, payload, header in frames:
             if kind == Kind.PREDICT:
-                assert taught.container.send(encode_rows(Kind.REPLY, np.ones(header.rows), id=header.id))
+                assert taught.container.send(
+                    encode_rows(Kind.REPLY, np.ones(header.rows), id=header.id)
+                )
             elif kind == Kind.FEEDBACK:
                 order.append(decode_feedback(payload)[1].data[0])
 
@@ -193,12 +217,19 @@ def test_a_stranger_says_no_accuracy_and_a_container_sends_no_feedback(world: Wo
 
 
 @pytest.mark.parametrize("checked", [False, True])
-@pytest.mark.parametrize(("dtype", "shape"), [("f64", (3,)), ("u8", (5,)), ("str", ()), ("f32", (-1,))])
-def test_sessions_travel_with_their_rows(world: World, dtype: str, shape: tuple[int, ...], checked: bool) -> None:
-    """Rows of several sessions in one batch, each with its own; equal rows of two sessions are two."""
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [("f64", (3,)), ("u8", (5,)), ("str", ()), ("f32", (-1,))]
+)
+def test_sessions_travel_with_their_rows(
+    world: World, dtype: str, shape: tuple[int, ...], checked: bool
+) -> None:
+    """Rows of several sessions in one batch, each with its own; equal rows of two sessions are
+    two."""
     model = world.model(dtype, shape)
     taught = Taught(world, model, sessions=True, checked=checked)
-    row: Any = "snow" if model.dtype is None else np.ones(4 if shape == (-1,) else shape, model.dtype)
+    row: Any = (
+        "snow" if model.dtype is None else np.ones(4 if shape == (-1,) else shape, model.dtype)
+    )
     salts = [7, 0, 2**64 - 1, 7]
     futures = [model.predict(row, salt=salt) for salt in salts]
     world.step()
@@ -206,8 +237,14 @@ def test_sessions_travel_with_their_rows(world: World, dtype: str, shape: tuple[
     rows = open_rows(header, payload)
     assert kind == Kind.PREDICT
     assert rows.sessions is not None
-    assert rows.sessions.tolist() == [7, 0, 2**64 - 1], "the second row of session 7 joined the first"
-    assert taught.container.send(encode_rows(Kind.REPLY, np.array([70, 1, 2]), id=header.id, checked=checked))
+    assert rows.sessions.tolist() == [
+        7,
+        0,
+        2**64 - 1,
+    ], "the second row of session 7 joined the first"
+    assert taught.container.send(
+        encode_rows(Kind.REPLY, np.array([70, 1, 2]), id=header.id, checked=checked)
+    )
     world.step()
     assert [future.result(0) for future in futures] == [70, 1, 2, 70]
     assert model.predict(row, salt=7).result(0) == 70

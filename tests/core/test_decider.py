@@ -1,4 +1,5 @@
-"""The rules of deciders: beside a slow twin, and proved by enumeration never to change what waiting for all would give."""
+"""The rules of deciders: beside a slow twin, and proved by enumeration never to change what waiting
+for all would give."""
 
 import itertools
 import math
@@ -17,7 +18,12 @@ NEVER = math.inf
 SLO_US = 1_000
 VOTING = (Rule.QUORUM, Rule.WEIGHTED)
 PICKING_FIRST = (Rule.FIRST, Rule.TIED, Rule.HEDGED, Rule.CASCADE)
-UNASKED, OUTSTANDING, ARRIVED, FAILED = VoteState.UNASKED, VoteState.OUTSTANDING, VoteState.ARRIVED, VoteState.FAILED
+UNASKED, OUTSTANDING, ARRIVED, FAILED = (
+    VoteState.UNASKED,
+    VoteState.OUTSTANDING,
+    VoteState.ARRIVED,
+    VoteState.FAILED,
+)
 
 
 # -- the twin: everything by sets and sorting, nothing clever
@@ -33,8 +39,14 @@ class Twin:
         slo = ends[-1]
         over = elapsed >= slo
         come = {i for i, vote in enumerate(votes) if comes(vote, slo)}
-        due = {i for i, vote in enumerate(votes) if vote.state == UNASKED and start_of(vote) <= elapsed}
-        planned = [start_of(vote) for vote in votes if vote.state == UNASKED and elapsed < start_of(vote) < NEVER]
+        due = {
+            i for i, vote in enumerate(votes) if vote.state == UNASKED and start_of(vote) <= elapsed
+        }
+        planned = [
+            start_of(vote)
+            for vote in votes
+            if vote.state == UNASKED and elapsed < start_of(vote) < NEVER
+        ]
         now = next((s for s, end in enumerate(ends[:-1]) if elapsed < end), len(ends) - 1)
         for s in range(now, len(self.steps)):
             last = s == len(self.steps) - 1
@@ -53,13 +65,21 @@ class Twin:
         looked = [i for i in range(len(votes)) if step.accept is None or step.accept >> i & 1]
         arrived = [i for i in looked if votes[i].state == ARRIVED]
         coming = [i for i in looked if comes(votes[i], slo)]
-        sure = [i for i in arrived if step.confidence_min <= 0 or (votes[i].confidence or 0) >= step.confidence_min]
+        sure = [
+            i
+            for i in arrived
+            if step.confidence_min <= 0 or (votes[i].confidence or 0) >= step.confidence_min
+        ]
         if step.rule == Rule.ALL:
             return ("answer", arrived, None) if arrived and not coming else None
         if step.rule in VOTING:
             return self.vote(step, votes, looked, arrived, coming, last)
         if step.rule == Rule.BEST:
-            return ("answer", sure[:1], sure[0]) if sure and not any(i < sure[0] for i in coming) else None
+            return (
+                ("answer", sure[:1], sure[0])
+                if sure and not any(i < sure[0] for i in coming)
+                else None
+            )
         if step.rule == Rule.SUREST:
             best = max(arrived, key=lambda i: confidence(votes[i]), default=None)
             if best is None or best not in sure:
@@ -83,7 +103,13 @@ class Twin:
         return None
 
     def vote(
-        self, step: Step, votes: Sequence[Vote], looked: list[int], arrived: list[int], coming: list[int], last: bool
+        self,
+        step: Step,
+        votes: Sequence[Vote],
+        looked: list[int],
+        arrived: list[int],
+        coming: list[int],
+        last: bool,
     ) -> Any:
         weight = (lambda i: votes[i].weight) if step.rule == Rule.WEIGHTED else (lambda i: 1.0)
         total = sum(weight(i) for i in looked if votes[i].state != UNASKED or i in coming)
@@ -92,14 +118,18 @@ class Twin:
         winner, heavy = plurality(votes, arrived, weight)
         rest = max([w for key, w in heavy.items() if key != key_of(votes[winner])], default=0.0)
         top = heavy[key_of(votes[winner])]
-        if top < step.confidence_min * total or (coming and top - rest <= sum(map(weight, coming)) + 1e-9 * total):
+        if top < step.confidence_min * total or (
+            coming and top - rest <= sum(map(weight, coming)) + 1e-9 * total
+        ):
             return None
         alike = sum(key_of(votes[i]) == key_of(votes[winner]) for i in arrived)
         if not last and (alike < step.need if step.need else 2 * top <= total * (1 + 1e-9)):
             return None
         return ("answer", arrived, winner)
 
-    def numbers(self, step: Step, votes: Sequence[Vote], arrived: list[int], coming: list[int]) -> Any:
+    def numbers(
+        self, step: Step, votes: Sequence[Vote], arrived: list[int], coming: list[int]
+    ) -> Any:
         numbered = [i for i in arrived if isinstance(votes[i].value, int | float)]
         if len(numbered) < step.need or not arrived:
             return None
@@ -113,13 +143,23 @@ class Twin:
         ends = [min(step.low, *values), max(step.high, *values)]
         if step.rule == Rule.MEAN and sum(votes[i].weight for i in coming) <= 0:
             return ("answer", numbered, None) if close else None
-        fixed = all(abs(combined(step, votes, numbered, dict.fromkeys(coming, end)) - here) <= step.tolerance for end in ends)
+        fixed = all(
+            abs(combined(step, votes, numbered, dict.fromkeys(coming, end)) - here)
+            <= step.tolerance
+            for end in ends
+        )
         return ("answer", numbered, None) if close or fixed else None
 
-    def leftover(self, step: Step, votes: Sequence[Vote], slo: float) -> tuple[list[int], int | None]:
+    def leftover(
+        self, step: Step, votes: Sequence[Vote], slo: float
+    ) -> tuple[list[int], int | None]:
         looked = [i for i in range(len(votes)) if step.accept is None or step.accept >> i & 1]
         arrived = [i for i in looked if votes[i].state == ARRIVED]
-        sure = [i for i in arrived if step.confidence_min <= 0 or (votes[i].confidence or 0) >= step.confidence_min] or arrived
+        sure = [
+            i
+            for i in arrived
+            if step.confidence_min <= 0 or (votes[i].confidence or 0) >= step.confidence_min
+        ] or arrived
         if not arrived or (step.rule == Rule.FLOOR and step.which not in arrived):
             return [], None
         if step.rule == Rule.ALL:
@@ -158,8 +198,11 @@ def key_of(vote: Vote) -> tuple[type, Any]:
     return type(vote.value), vote.value
 
 
-def plurality(votes: Sequence[Vote], arrived: list[int], weight: Callable[[int], float]) -> tuple[int, dict[Any, float]]:
-    """The first task with the winning value, and the weights of all: clipper.selection.votes has the same rule."""
+def plurality(
+    votes: Sequence[Vote], arrived: list[int], weight: Callable[[int], float]
+) -> tuple[int, dict[Any, float]]:
+    """The first task with the winning value, and the weights of all: clipper.selection.votes has
+    the same rule."""
     heavy: dict[Any, float] = {}
     sure: dict[Any, float] = {}
     for i in arrived:
@@ -171,8 +214,12 @@ def plurality(votes: Sequence[Vote], arrived: list[int], weight: Callable[[int],
     return next(i for i in arrived if key_of(votes[i]) == winner), heavy
 
 
-def combined(step: Step, votes: Sequence[Vote], arrived: list[int], more: dict[int, float]) -> float:
-    values = [(float(votes[i].value), votes[i].weight) for i in arrived] + [(x, votes[i].weight) for i, x in more.items()]
+def combined(
+    step: Step, votes: Sequence[Vote], arrived: list[int], more: dict[int, float]
+) -> float:
+    values = [(float(votes[i].value), votes[i].weight) for i in arrived] + [
+        (x, votes[i].weight) for i, x in more.items()
+    ]
     if step.rule == Rule.MEDIAN:
         ordered = sorted(x for x, _ in values)
         low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
@@ -196,8 +243,17 @@ def random_step(rng: random.Random, n: int, until: int) -> Step:
     accept = rng.choice([None, None, rng.randrange(1, 1 << n)])
     if rule == Rule.FLOOR and accept is not None:
         accept |= 1 << which
-    return Step(rule, until, accept, rng.choice([0.0, 0.0, 0.5, 0.9]), rng.choice([0, 0, 1, 2, 3]),
-                rng.choice([0.0, 0.25, 1.0]), which, low, high)  # fmt: skip
+    return Step(
+        rule,
+        until,
+        accept,
+        rng.choice([0.0, 0.0, 0.5, 0.9]),
+        rng.choice([0, 0, 1, 2, 3]),
+        rng.choice([0.0, 0.25, 1.0]),
+        which,
+        low,
+        high,
+    )
 
 
 def random_votes(rng: random.Random, n: int) -> list[Vote]:
@@ -205,11 +261,15 @@ def random_votes(rng: random.Random, n: int) -> list[Vote]:
     orders = rng.sample(range(n), n)
     return [
         Vote(
-            rng.choice(list(VoteState)), rng.choice(values), rng.choice([None, 0.0, 0.5, 0.75, 1.0]),
-            rng.choice([0.0, 0.25, 1.0, 1.0, 3.0]), rng.choice([None, 0, 100, 600, 5_000]), orders[i],
+            rng.choice(list(VoteState)),
+            rng.choice(values),
+            rng.choice([None, 0.0, 0.5, 0.75, 1.0]),
+            rng.choice([0.0, 0.25, 1.0, 1.0, 3.0]),
+            rng.choice([None, 0, 100, 600, 5_000]),
+            orders[i],
         )
         for i in range(n)
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -220,7 +280,10 @@ def test_it_rules_as_a_slow_twin_does(seed: int) -> None:
         ends = sorted(rng.sample(range(50, 900), rng.randrange(4)))
         steps = [random_step(rng, n, end) for end in [*ends, rng.choice([0, 950])]]
         votes = random_votes(rng, n)
-        elapsed, slo = rng.choice([0, 40, 300, 899, 949, 999, 1_000, 2_000]), rng.choice([SLO_US, 500, None])
+        elapsed, slo = (
+            rng.choice([0, 40, 300, 899, 949, 999, 1_000, 2_000]),
+            rng.choice([SLO_US, 500, None]),
+        )
         got = Decider(steps).decide(votes, elapsed, slo)
         want = Twin(steps).decide(votes, elapsed, NEVER if slo is None else slo)
         assert tuple(got) == want, (steps, votes, elapsed, slo)
@@ -245,8 +308,11 @@ def ends_of(n: int, alphabet: Sequence[Any]) -> Iterator[list[Any]]:
     return (list(each) for each in itertools.product(alphabet, repeat=n))
 
 
-def heard(what: Sequence[Any], order: Sequence[int], upto: int, weights: Sequence[float]) -> list[Vote]:
-    """The first `upto` of `order` have ended, the others are on their way. What: None for a failure, or (value, confidence)."""
+def heard(
+    what: Sequence[Any], order: Sequence[int], upto: int, weights: Sequence[float]
+) -> list[Vote]:
+    """The first `upto` of `order` have ended, the others are on their way. What: None for a
+    failure, or (value, confidence)."""
     votes = []
     for i, end in enumerate(what):
         at = order.index(i)
@@ -283,10 +349,17 @@ SHAPES: list[tuple[Step, Sequence[Any], int]] = [
 ]
 
 
-@pytest.mark.parametrize(("step", "alphabet", "n"), SHAPES, ids=lambda each: repr(each)[:60] if isinstance(each, Step) else "")
+@pytest.mark.parametrize(
+    ("step", "alphabet", "n"),
+    SHAPES,
+    ids=lambda each: repr(each)[:60] if isinstance(each, Step) else "",
+)
 @pytest.mark.parametrize("skewed", [False, True])
-def test_an_early_answer_is_that_of_waiting_for_all(step: Step, alphabet: Sequence[Any], n: int, skewed: bool) -> None:
-    """Orders of arrival of everything that n tasks can end with: the first answer given is the last one's.
+def test_an_early_answer_is_that_of_waiting_for_all(
+    step: Step, alphabet: Sequence[Any], n: int, skewed: bool
+) -> None:
+    """Orders of arrival of everything that n tasks can end with: the first answer given is the last
+    one's.
 
     Five orders of each by chance; in the full tier all.
     """
@@ -314,8 +387,11 @@ def test_an_early_answer_is_that_of_waiting_for_all(step: Step, alphabet: Sequen
 @pytest.mark.parametrize("rule", [Rule.QUORUM, Rule.WEIGHTED])
 @pytest.mark.parametrize("need", [0, 2, 3])
 @pytest.mark.parametrize("share", [0.0, 0.6])
-def test_a_step_that_others_follow_rules_early_only_on_what_it_would_have_ruled_late(rule: Rule, need: int, share: float) -> None:
-    """Two steps: what the first says early, it says when all has ended; and it says nothing early where it would pass."""
+def test_a_step_that_others_follow_rules_early_only_on_what_it_would_have_ruled_late(
+    rule: Rule, need: int, share: float
+) -> None:
+    """Two steps: what the first says early, it says when all has ended; and it says nothing early
+    where it would pass."""
     n, weights = 5, [1.0, 0.7, 0.7, 0.5, 0.2]
     decider = Decider([Step(rule, 500, None, share, need), Step(Rule.BEST)])
     rng = random.Random(need)
@@ -329,7 +405,11 @@ def test_a_step_that_others_follow_rules_early_only_on_what_it_would_have_ruled_
                 early = decider.decide(heard(what, order, upto, weights), 1, SLO_US)
                 if early.kind == "answer":
                     assert early.step == late.step == 0, (what, order, upto)
-                    assert key_of(votes[early.winner or 0]) == key_of(votes[late.winner or 0]), (what, order, upto)
+                    assert key_of(votes[early.winner or 0]) == key_of(votes[late.winner or 0]), (
+                        what,
+                        order,
+                        upto,
+                    )
                     kinds.add("early")
             kinds.add(late.step)
     assert kinds == {0, 1, "early"}
@@ -338,7 +418,9 @@ def test_a_step_that_others_follow_rules_early_only_on_what_it_would_have_ruled_
 # -- single rules, as one would say them
 
 
-def arrived(value: Any, order: int = 0, confidence: float | None = None, weight: float = 1.0) -> Vote:
+def arrived(
+    value: Any, order: int = 0, confidence: float | None = None, weight: float = 1.0
+) -> Vote:
     return Vote(ARRIVED, value, confidence, weight, 0, order)
 
 
@@ -357,23 +439,39 @@ def test_a_majority_is_decided_when_nobody_can_catch_up() -> None:
     majority = Decider([Step(Rule.QUORUM)])
     assert majority.decide([arrived("a"), arrived("b"), WAITING], 5).kind == "wait"
     assert majority.decide([arrived("a"), arrived("a"), WAITING], 5).mask == 0b11
-    assert majority.decide([arrived("a"), arrived("a"), WAITING, WAITING], 5).kind == "wait", "a tie is still possible"
+    assert majority.decide([arrived("a"), arrived("a"), WAITING, WAITING], 5).kind == "wait", (
+        "a tie is still possible"
+    )
 
 
 def test_a_schedule_goes_from_step_to_step() -> None:
-    decider = Decider([Step(Rule.QUORUM, 12_000), Step(Rule.BEST, 18_000), Step(Rule.FLOOR, which=2)])
+    decider = Decider(
+        [Step(Rule.QUORUM, 12_000), Step(Rule.BEST, 18_000), Step(Rule.FLOOR, which=2)]
+    )
     votes = [WAITING, arrived("a"), WAITING]
     assert decider.decide(votes, 11_999, 20_000)[:4] == ("wait", 0, 0, 12_000)
     assert decider.decide(votes, 12_000, 20_000)[:4] == ("wait", 1, 0, 18_000)
     assert decider.decide([Vote(FAILED), *votes[1:]], 12_000, 20_000)[:3] == ("answer", 1, 0b010)
     assert decider.decide(votes, 18_000, 20_000)[:4] == ("wait", 2, 0, 20_000)
-    assert decider.decide([WAITING, WAITING, arrived("c")], 18_000, 20_000)[:3] == ("answer", 2, 0b100)
-    assert decider.decide(votes, 20_000, 20_000)[:3] == ("answer", 2, 0), "the floor has not come: nothing"
+    assert decider.decide([WAITING, WAITING, arrived("c")], 18_000, 20_000)[:3] == (
+        "answer",
+        2,
+        0b100,
+    )
+    assert decider.decide(votes, 20_000, 20_000)[:3] == (
+        "answer",
+        2,
+        0,
+    ), "the floor has not come: nothing"
 
 
 def test_when_nothing_is_on_its_way_the_remaining_steps_do_not_wait() -> None:
     decider = Decider([Step(Rule.QUORUM, 12_000), Step(Rule.FIRST)])
-    assert decider.decide([arrived("a", 1), arrived("b", 0), Vote(FAILED)], 10, 20_000)[:3] == ("answer", 1, 0b010)
+    assert decider.decide([arrived("a", 1), arrived("b", 0), Vote(FAILED)], 10, 20_000)[:3] == (
+        "answer",
+        1,
+        0b010,
+    )
     assert decider.decide([Vote(FAILED)] * 3, 10, 20_000)[:3] == ("answer", 1, 0)
 
 
@@ -383,8 +481,14 @@ def test_a_cascade_asks_for_the_next_only_while_time_remains() -> None:
     assert decider.decide([later, later], 0, 100)[:3] == ("ask", 0, 0b01)
     assert decider.decide([arrived("a", confidence=0.5), later], 10, 100)[:3] == ("ask", 0, 0b10)
     assert decider.decide([arrived("a", confidence=0.8), later], 10, 100)[:3] == ("answer", 0, 0b01)
-    assert decider.decide([arrived("a", confidence=0.5), later], 100, 100)[:3] == ("answer", 0, 0b01)
-    assert decider.decide([arrived("a", confidence=0.5), arrived("b", 1, 0.5)], 10, 100).mask == 0b10, "of equals the later"
+    assert decider.decide([arrived("a", confidence=0.5), later], 100, 100)[:3] == (
+        "answer",
+        0,
+        0b01,
+    )
+    assert (
+        decider.decide([arrived("a", confidence=0.5), arrived("b", 1, 0.5)], 10, 100).mask == 0b10
+    ), "of equals the later"
 
 
 def test_a_hedge_is_asked_in_time_or_when_all_have_failed() -> None:
@@ -418,7 +522,10 @@ def test_close_numbers_are_taken_for_all_only_where_that_was_said() -> None:
         ([], "1 to 16 steps, not 0"),
         ([Step(Rule.ALL, i + 1) for i in range(17)], "1 to 16 steps, not 17"),
         ([(99,)], "no rule has the number 99"),
-        ([Step(Rule.ALL, 5), Step(Rule.ALL, 5)], "step 1 of the decider: steps end one after another"),
+        (
+            [Step(Rule.ALL, 5), Step(Rule.ALL, 5)],
+            "step 1 of the decider: steps end one after another",
+        ),
         ([Step(Rule.ALL), Step(Rule.ALL, 5)], "at the deadline"),
         ([Step(Rule.ALL, accept=0)], "accept is a set of tasks"),
         ([Step(Rule.ALL, accept=1 << 64)], "accept is a set of tasks"),

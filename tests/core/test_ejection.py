@@ -1,4 +1,5 @@
-"""A replica whose model fails batch after batch: it is left alone, probed, and taken back; its rows go elsewhere, once."""
+"""A replica whose model fails batch after batch: it is left alone, probed, and taken back; its rows
+go elsewhere, once."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -49,7 +50,9 @@ def test_a_replica_that_fails_fast_costs_no_query(world: World) -> None:
     assert not world.engine.replica(good.conn)["ejected"]
 
 
-def test_probes_come_at_growing_intervals_and_a_success_takes_the_replica_back(world: World) -> None:
+def test_probes_come_at_growing_intervals_and_a_success_takes_the_replica_back(
+    world: World,
+) -> None:
     model, good, bad = pair(world, quiet=True)
     ask(world, model, good, bad, 10)
     probed_us = []
@@ -74,7 +77,8 @@ def test_probes_come_at_growing_intervals_and_a_success_takes_the_replica_back(w
 
 
 def test_rows_are_tried_elsewhere_only_once_and_only_in_time(world: World) -> None:
-    """Both replicas fail: a query is tried on each, never a third time, and says what the model said."""
+    """Both replicas fail: a query is tried on each, never a third time, and says what the model
+    said."""
     model, one, other = pair(world)
     future = model.predict(1.0, 500)
     tries = 0

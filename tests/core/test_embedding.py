@@ -30,7 +30,9 @@ class Twin:
         return np.concatenate([start, self.table.optimizer.state(self.table.dim).ravel()])
 
     def pull(self, ids: Array) -> Array:
-        return np.array([self.rows.get(int(i), self.fresh(int(i)))[: self.table.dim] for i in ids]).reshape(-1, self.table.dim)
+        return np.array(
+            [self.rows.get(int(i), self.fresh(int(i)))[: self.table.dim] for i in ids]
+        ).reshape(-1, self.table.dim)
 
     def push(self, ids: Array, gradients: Array, scale: float) -> int:
         self.t += 1
@@ -57,23 +59,38 @@ def walked(table: Table, rows: int = 128) -> Iterator[tuple[int, Array, int]]:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 2**32), dim=st.sampled_from([1, 3, 8, 17, 64]), span=st.sampled_from([3, 50, 2**62]))
+@given(
+    seed=st.integers(0, 2**32),
+    dim=st.sampled_from([1, 3, 8, 17, 64]),
+    span=st.sampled_from([3, 50, 2**62]),
+)
 def test_it_does_what_a_dict_of_rows_would(name: str, seed: int, dim: int, span: int) -> None:
     draw = np.random.default_rng(seed)
-    table = Table("users", dim, optimizer=Optimizer(name), initializer=Initializer("normal"), seed=seed)
+    table = Table(
+        "users", dim, optimizer=Optimizer(name), initializer=Initializer("normal"), seed=seed
+    )
     twin = Twin(table)
     for _ in range(12):
         n = int(draw.integers(0, 90))
         ids = draw.integers(-span, span, n)
         choice = draw.random()
         if choice < 0.6:
-            g, scale = draw.standard_normal((n, dim)).astype(np.float32), float(draw.choice([1.0, 0.25]))
+            g, scale = (
+                draw.standard_normal((n, dim)).astype(np.float32),
+                float(draw.choice([1.0, 0.25])),
+            )
             counts = table.push(ids, g, scale=scale)
             assert counts == {
-                "applied": len(set(ids.tolist())), "made": twin.push(ids, g, scale), "unadmitted": 0, "refused": 0, "evicted": 0,
-            }  # fmt: skip
+                "applied": len(set(ids.tolist())),
+                "made": twin.push(ids, g, scale),
+                "unadmitted": 0,
+                "refused": 0,
+                "evicted": 0,
+            }
         elif choice < 0.7:
-            assert table.remove(ids) == sum(twin.rows.pop(i, None) is not None for i in set(ids.tolist()))
+            assert table.remove(ids) == sum(
+                twin.rows.pop(i, None) is not None for i in set(ids.tolist())
+            )
         assert (table.pull(ids) == twin.pull(ids)).all()
         assert len(table) == len(twin.rows)
     found = {id_: row for id_, row, _ in walked(table)}
@@ -97,7 +114,9 @@ def test_it_grows_and_loses_nothing(count: int) -> None:
     order = draw.permutation(len(ids))
     assert (table.pull(ids[order]) == values[order]).all()
     if count >= 60_000:
-        assert table.nbytes / len(ids) - 4 * table.width <= 24, "a row costs its floats and 24 bytes"
+        assert table.nbytes / len(ids) - 4 * table.width <= 24, (
+            "a row costs its floats and 24 bytes"
+        )
     seen = np.array([id_ for id_, _, _ in walked(table, 4096)])
     assert len(seen) == len(ids)
     assert (np.sort(seen) == ids).all()
@@ -158,12 +177,18 @@ def test_a_push_that_is_no_number_changes_nothing(bad: float) -> None:
 def test_what_is_wrong_with_a_call_is_said() -> None:
     table = Table("t", 4)
     for call, said in [
-        (lambda: table.push([1, 2], np.ones((1, 4))), r"expected contiguous f32\[2, 4\], got float32\[1, 4\]"),
+        (
+            lambda: table.push([1, 2], np.ones((1, 4))),
+            r"expected contiguous f32\[2, 4\], got float32\[1, 4\]",
+        ),
         (lambda: table.push([1], np.ones((1, 5))), r"expected contiguous f32\[1, 4\]"),
         (lambda: table.push([1.5], np.ones((1, 4))), "ids are whole numbers, not float64"),
         (lambda: table.pull([[1]]), r"ids: expected \[n\]"),
         (lambda: table.pull([1], "f64"), "no dtype 'f64'"),
-        (lambda: table.pull([1], out=np.zeros((2, 4), np.float32)), r"expected contiguous f32\[1, 4\]"),
+        (
+            lambda: table.pull([1], out=np.zeros((2, 4), np.float32)),
+            r"expected contiguous f32\[1, 4\]",
+        ),
         (lambda: table.push([1], np.ones((1, 4)), scale=0.0), "scale = 0.0"),
         (lambda: table.write([1], np.ones((1, 4)), [1, 2]), "1 ids, and 2 stamps"),
         (lambda: Table("t", 0), "a row of 0 floats"),
@@ -179,7 +204,9 @@ def test_what_is_wrong_with_a_call_is_said() -> None:
 def test_half_precision_is_numpys() -> None:
     draw = np.random.default_rng(1)
     table = Table("t", 64, optimizer=Optimizer("sgd"))
-    values = (draw.standard_normal((300, 64)) * 10.0 ** draw.uniform(-9, 6, (300, 64))).astype(np.float32)
+    values = (draw.standard_normal((300, 64)) * 10.0 ** draw.uniform(-9, 6, (300, 64))).astype(
+        np.float32
+    )
     values[0, :6] = [65504, 65519.996, 65520, -65520, 0.0, -0.0]
     values[1, :4] = [2.0**-24, 2.0**-25, 1.5 * 2.0**-25, 6.1e-05]
     table.write(np.arange(300), values)
@@ -192,7 +219,10 @@ def test_half_precision_is_numpys() -> None:
     assert (values.view(np.uint32) >> 16 <= bf16).all()
     assert (bf16 <= (values.view(np.uint32) >> 16) + 1).all()
     eighths, scales = table.pull(np.arange(300), "i8")
-    assert (np.abs(eighths * scales[:, None] - values) <= np.abs(values).max(axis=1, keepdims=True) / 127 * 0.5001).all()
+    assert (
+        np.abs(eighths * scales[:, None] - values)
+        <= np.abs(values).max(axis=1, keepdims=True) / 127 * 0.5001
+    ).all()
 
 
 def test_a_full_table_refuses_or_lets_the_oldest_go() -> None:
@@ -205,7 +235,9 @@ def test_a_full_table_refuses_or_lets_the_oldest_go() -> None:
         counts = moving.push([now], np.ones((1, 1)), stamp=now)
         assert counts["evicted"] == (now > 10)
     assert len(moving) == 10
-    assert sorted(id_ for id_, _, _ in walked(moving)) == list(range(21, 31)), "ten rows are all looked at"
+    assert sorted(id_ for id_, _, _ in walked(moving)) == list(range(21, 31)), (
+        "ten rows are all looked at"
+    )
     assert moving.push([99], np.ones((1, 1)), stamp=31)["evicted"] == 1
 
 

@@ -1,4 +1,5 @@
-"""The engine's Python doors: connections come, are attached, refused and closed; what is told about them; how it ends."""
+"""The engine's Python doors: connections come, are attached, refused and closed; what is told about
+them; how it ends."""
 
 import random
 from collections.abc import Callable
@@ -29,7 +30,11 @@ def test_a_connection_from_hello_to_gone(world: World) -> None:
     engine.lost(conn, world.now_us)
     assert engine.replica(conn) is None
     told = engine.news()
-    assert [(kind, c) for kind, c, *_ in told] == [(Notice.SAID_HELLO, conn), (Notice.ATTACHED, conn), (Notice.GONE, conn)]
+    assert [(kind, c) for kind, c, *_ in told] == [
+        (Notice.SAID_HELLO, conn),
+        (Notice.ATTACHED, conn),
+        (Notice.GONE, conn),
+    ]
     assert told[0][4] == b"who I am"
     assert told[2][3] == Status.REPLICA_LOST
     assert engine.news() == []
@@ -73,7 +78,11 @@ def test_refusing_says_why_and_closes(world: World) -> None:
 @pytest.mark.parametrize("first", [Kind.REPLY, Kind.FAILURE, Kind.PREDICT, Kind.WELCOME])
 def test_whoever_speaks_out_of_turn_is_closed(world: World, first: int) -> None:
     conn = world.engine.open(world.now_us)
-    frame = encode_frame(first, bytes(8), dtype=12, rows=1) if first in (Kind.REPLY, Kind.PREDICT) else encode_frame(first, b"x")
+    frame = (
+        encode_frame(first, bytes(8), dtype=12, rows=1)
+        if first in (Kind.REPLY, Kind.PREDICT)
+        else encode_frame(first, b"x")
+    )
     assert not world.engine.receive(conn, frame, world.now_us)
 
 
@@ -137,7 +146,8 @@ def test_refuse_new_lets_those_in_flight_end(world: World) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_finish_ends_all_wherever_they_are(world: World, seed: int) -> None:
-    """Not taken in, waiting, joined across lanes, in flight, in flight and given up: CLOSED, each once."""
+    """Not taken in, waiting, joined across lanes, in flight, in flight and given up: CLOSED, each
+    once."""
     rng = random.Random(seed)
     model = world.model(cached=rng.random() < 0.7)
     if rng.random() < 0.7:
@@ -150,7 +160,12 @@ def test_finish_ends_all_wherever_they_are(world: World, seed: int) -> None:
         if rng.random() < 0.3:
             world.step(rng.randrange(1_000))
     world.engine.finish()
-    assert {future.status() for future in futures} <= {Status.CLOSED, Status.CANCELLED, Status.DEADLINE, Status.NO_REPLICA}
+    assert {future.status() for future in futures} <= {
+        Status.CLOSED,
+        Status.CANCELLED,
+        Status.DEADLINE,
+        Status.NO_REPLICA,
+    }
     assert any(future.status() == Status.CLOSED for future in futures)
     world.engine.finish()
 

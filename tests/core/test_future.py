@@ -1,4 +1,5 @@
-"""Futures: what each must hold and when, beside a twin that is a dictionary; waiting, cancelling, outliving the engine."""
+"""Futures: what each must hold and when, beside a twin that is a dictionary; waiting, cancelling,
+outliving the engine."""
 
 import asyncio
 import gc
@@ -32,21 +33,44 @@ def test_one_prediction(world: World) -> None:
     model = world.model(cached=False)
     container = world.container(model)
     future = model.predict(2.5)
-    assert (future.done(), future.running(), future.status(), len(future)) == (False, False, Status.PENDING, 1)
-    assert (future.output(), future.detail(), future.latency_us, repr(future)) == (None, "", 0, "<Future 1 pending>")
+    assert (future.done(), future.running(), future.status(), len(future)) == (
+        False,
+        False,
+        Status.PENDING,
+        1,
+    )
+    assert (future.output(), future.detail(), future.latency_us, repr(future)) == (
+        None,
+        "",
+        0,
+        "<Future 1 pending>",
+    )
     world.step(30)
     assert container.read()[0][1].tolist() == [2.5]
     world.now_us += 12
     container.reply()
     world.step()
-    assert (future.done(), future.running(), future.status(), future.cancelled()) == (True, False, Status.OK, False)
-    assert (future.result(), future.output(), future.latency_us, future.exception()) == (2.5, 2.5, 42, None)
+    assert (future.done(), future.running(), future.status(), future.cancelled()) == (
+        True,
+        False,
+        Status.OK,
+        False,
+    )
+    assert (future.result(), future.output(), future.latency_us, future.exception()) == (
+        2.5,
+        2.5,
+        42,
+        None,
+    )
     assert repr(future) == "<Future 1 OK>"
 
 
 def test_a_task_without_an_answer_ends_at_its_deadline_and_not_before(world: World) -> None:
     model = world.model()
-    futures = {slo_ms: model.predict(float(slo_ms), slo_ms=slo_ms) for slo_ms in (0.001, 0.5, 1, 20, 1000, 86_400_000)}
+    futures = {
+        slo_ms: model.predict(float(slo_ms), slo_ms=slo_ms)
+        for slo_ms in (0.001, 0.5, 1, 20, 1000, 86_400_000)
+    }
     born = world.now_us
     for _ in range(200):
         world.step(150)
@@ -92,7 +116,9 @@ class Query:
             with pytest.raises(CancelledError):
                 self.future.result(0)
         elif all(how == "OK" for how in self.ended.values()):
-            assert np.array_equal(np.atleast_1d(self.future.result(0)), [2 * x for x in self.inputs])
+            assert np.array_equal(
+                np.atleast_1d(self.future.result(0)), [2 * x for x in self.inputs]
+            )
         else:
             first = next(self.ended[i] for i in range(len(self.inputs)) if self.ended[i] != "OK")
             with pytest.raises(CancelledError if first == "CANCELLED" else StatusError):
@@ -100,7 +126,8 @@ class Query:
 
 
 class Game:
-    """Random queries of one to many tasks, random ends for each; blocks of every size come and go."""
+    """Random queries of one to many tasks, random ends for each; blocks of every size come and
+    go."""
 
     def __init__(self, world: World, seed: int) -> None:
         self.world, self.rng = world, random.Random(seed)
@@ -114,7 +141,11 @@ class Game:
         n = self.rng.choice([1, 1, 1, 2, 5, 64, 65, 256, 300])
         inputs = [float(self.serial + i) for i in range(n)]
         self.serial += n
-        future = self.model.predict(inputs[0]) if n == 1 else self.model.predict_many(np.array(inputs), slo_ms=10**6)
+        future = (
+            self.model.predict(inputs[0])
+            if n == 1
+            else self.model.predict_many(np.array(inputs), slo_ms=10**6)
+        )
         query = Query(future, inputs)
         self.owners.update({x: (query, i) for i, x in enumerate(inputs)})
         self.queries.append(query)
@@ -149,7 +180,9 @@ class Game:
             query.future = None  # type: ignore[assignment]
 
     def round(self) -> None:
-        self.rng.choice([self.submit, self.answer, self.answer, self.answer, self.cancel, self.forget])()
+        self.rng.choice(
+            [self.submit, self.answer, self.answer, self.answer, self.cancel, self.forget]
+        )()
         for query in self.rng.sample(self.queries, min(3, len(self.queries))):
             query.check()
 
@@ -279,12 +312,18 @@ def test_a_cancelled_prediction_still_fills_the_cache(world: World) -> None:
 
 @pytest.mark.parametrize("end", ["finish", "forget"])
 def test_a_future_outlives_its_engine(end: str) -> None:
-    """Rows on the heap, rows in the ring, joined rows, rows on their way, an answer that is a blob."""
+    """Rows on the heap, rows in the ring, joined rows, rows on their way, an answer that is a
+    blob."""
     engine = Engine(manual_clock=True, cache_bytes_max=1 << 16)
     texts, numbers = Model(engine, "t:1", 1, "str"), Model(engine, "n:1", 2, "f64", (3,))
     numbers.put(np.ones(3), np.arange(5))
-    futures = [texts.predict("x" * 1000), texts.predict("x" * 1000), texts.predict("y"), numbers.predict(np.zeros(3)),
-               numbers.predict_many(np.zeros((400, 3)))]  # fmt: skip
+    futures = [
+        texts.predict("x" * 1000),
+        texts.predict("x" * 1000),
+        texts.predict("y"),
+        numbers.predict(np.zeros(3)),
+        numbers.predict_many(np.zeros((400, 3))),
+    ]
     hit = numbers.predict(np.ones(3))
     engine.step(1)
     delivery = engine.delivery
@@ -337,7 +376,13 @@ except KeyboardInterrupt:
 
 def test_a_signal_interrupts_a_waiter() -> None:
     assert hasattr(signal, "SIGALRM")
-    run = subprocess.run([sys.executable, "-c", WAIT_FOR_EVER], capture_output=True, text=True, check=False, timeout=60)
+    run = subprocess.run(
+        [sys.executable, "-c", WAIT_FOR_EVER],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert (run.stdout, run.stderr) == ("heard\n", "")
 
 
@@ -372,7 +417,9 @@ def run_to_the_end(coroutine: Any) -> Any:
 
 
 @pytest.mark.parametrize("how", [awaits, yields_from])
-def test_await_of_a_finished_one_never_suspends(answered: Callable[[Any], Future], world: World, how: Any) -> None:
+def test_await_of_a_finished_one_never_suspends(
+    answered: Callable[[Any], Future], world: World, how: Any
+) -> None:
     future = answered(2.5)
     assert [run_to_the_end(how(future)) for _ in range(3)] == [2.5] * 3
     lost = world.model().predict(1.0, slo_ms=1)
@@ -411,7 +458,8 @@ class Suspended:
 
 
 def test_a_suspended_await(world: World) -> None:
-    """It yields what the face made, goes on when done, and holds the future that nobody else does."""
+    """It yields what the face made, goes on when done, and holds the future that nobody else
+    does."""
     model = world.model(cached=False)
     world.container(model)
     asked: list[Any] = []
@@ -473,7 +521,8 @@ def test_awaiting_and_callbacks_need_a_face(world: World) -> None:
 
 
 def test_two_waiters_never_skip_a_task_between_them(world: World) -> None:
-    """Both look at the tasks without the GIL; the one that is behind must not count for the one ahead."""
+    """Both look at the tasks without the GIL; the one that is behind must not count for the one
+    ahead."""
     model = world.model(cached=False)
     container = world.container(model, size_max=1)
     early: list[int] = []

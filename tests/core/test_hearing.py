@@ -1,4 +1,5 @@
-"""Hearings on an engine whose clock is the test's: who is asked when, what decides, what becomes of the rest."""
+"""Hearings on an engine whose clock is the test's: who is asked when, what decides, what becomes of
+the rest."""
 
 import gc
 import math
@@ -95,7 +96,9 @@ def test_a_cascade_asks_until_one_is_sure(world: World) -> None:
     for i, sure in enumerate((0.5, 0.9)):
         world.step()
         assert containers[i].read()
-        containers[i].reply(lambda rows: np.ones(len(rows)), confidence=np.array([sure], np.float32))
+        containers[i].reply(
+            lambda rows: np.ones(len(rows)), confidence=np.array([sure], np.float32)
+        )
         world.step()
     assert future.verdict == (0, 0b010, 0b011)
     assert statuses_of(future) == ["OK", "OK", "UNNEEDED"]
@@ -181,7 +184,8 @@ def test_a_failure_is_an_arrival_of_nothing(world: World) -> None:
 
 
 def test_hedges_are_bounded(world: World) -> None:
-    """A token at the start and an eighth a query: of 16 queries that all would be hedged, three are."""
+    """A token at the start and an eighth a query: of 16 queries that all would be hedged, three
+    are."""
     models = models_of(world, 2, cached=False)
     containers = containers_of(world, models)
     decider = Decider([Step(Rule.HEDGED, extra=0.125)])
@@ -199,7 +203,9 @@ def test_hedges_are_bounded(world: World) -> None:
 def test_a_hedge_is_asked_at_once_when_the_first_fails(world: World) -> None:
     models = models_of(world, 2)
     containers = containers_of(world, models)
-    future = predict_heard(models, Decider([Step(Rule.HEDGED, extra=0.0)]), 1.0, 50_000, starts_us=(0, 20_000))
+    future = predict_heard(
+        models, Decider([Step(Rule.HEDGED, extra=0.0)]), 1.0, 50_000, starts_us=(0, 20_000)
+    )
     world.step()
     containers[0].read()
     containers[0].fail("broken")
@@ -224,7 +230,9 @@ def test_of_the_tied_the_first_sent_gives_up_those_that_wait(world: World) -> No
 def test_the_next_step_decides_when_the_time_of_one_is_over(world: World) -> None:
     models = models_of(world, 3)
     containers = containers_of(world, models)
-    decider = Decider([Step(Rule.QUORUM, 12_000), Step(Rule.BEST, 20_000), Step(Rule.FLOOR, which=2)])
+    decider = Decider(
+        [Step(Rule.QUORUM, 12_000), Step(Rule.BEST, 20_000), Step(Rule.FLOOR, which=2)]
+    )
     future = predict_heard(models, decider, 1.0, 50_000)
     world.step()
     answer(world, containers[0], 7.0)
@@ -237,7 +245,9 @@ def test_the_next_step_decides_when_the_time_of_one_is_over(world: World) -> Non
 
 
 @pytest.mark.parametrize("starts_us", [(0, 60_000), (0, -1)])
-def test_who_would_start_after_the_deadline_never_does(world: World, starts_us: tuple[int, int]) -> None:
+def test_who_would_start_after_the_deadline_never_does(
+    world: World, starts_us: tuple[int, int]
+) -> None:
     models = models_of(world, 2)
     future = predict_heard(models, ALL, 1.0, 20_000, starts_us=starts_us)
     world.step()
@@ -247,7 +257,8 @@ def test_who_would_start_after_the_deadline_never_does(world: World, starts_us: 
 
 
 def test_refused_at_submit(world: World) -> None:
-    """A model without a container that nobody expects in time, and one that is asked in its place."""
+    """A model without a container that nobody expects in time, and one that is asked in its
+    place."""
     models = models_of(world, 2)
     for _ in range(3):
         predict_heard(models[:1], ALL, 1.0, 10_000)
@@ -369,7 +380,10 @@ def test_votes_of_many_kinds(world: World) -> None:
         ([np.int32(-1), np.int64(-1), np.int8(-1), np.uint8(255), -1.0, True], 0b000111),
         (["a", "a", b"a", "b", "a", 1], 0b010011),
         ([np.float32(0.5), 0.5, np.float16(0.5), -0.0, 0.0, 0], 0b000111),
-        ([np.ones(2), np.ones(2), np.ones((2, 1)), np.ones(2, "f4"), np.zeros(2), np.ones(2)], 0b100011),
+        (
+            [np.ones(2), np.ones(2), np.ones((2, 1)), np.ones(2, "f4"), np.zeros(2), np.ones(2)],
+            0b100011,
+        ),
         ([True, True, 1, np.uint8(1), np.float64(1), np.bool_(True)], 0b100011),
     ]:
         for model, value in zip(models, values, strict=True):
@@ -410,14 +424,25 @@ def random_decider(rng: random.Random, n: int) -> Decider:
     rules = [rng.choice(list(Rule)) for _ in range(len(ends) + 1)]
     return Decider(
         [
-            Step(rule, end, None, rng.choice([0.0, 0.6]), rng.choice([0, 2]), 0.5, rng.randrange(n), extra=1.0)
+            Step(
+                rule,
+                end,
+                None,
+                rng.choice([0.0, 0.6]),
+                rng.choice([0, 2]),
+                0.5,
+                rng.randrange(n),
+                extra=1.0,
+            )
             for rule, end in zip(rules, [*ends, 0], strict=True)
         ]
     )
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_whatever_happens_every_query_is_answered_once_by_its_deadline(world: World, seed: int) -> None:
+def test_whatever_happens_every_query_is_answered_once_by_its_deadline(
+    world: World, seed: int
+) -> None:
     rng = random.Random(seed)
     models = models_of(world, 5, cached=rng.random() < 0.5)
     containers = containers_of(world, models[: rng.randrange(1, 6)])
@@ -428,7 +453,9 @@ def test_whatever_happens_every_query_is_answered_once_by_its_deadline(world: Wo
             some = tuple(rng.sample(models, n))
             starts = tuple(rng.choice([0, 0, -1, 700, 3_000]) for _ in range(n))
             x = float(rng.randrange(20))
-            future = predict_heard(some, random_decider(rng, n), x, slo, starts_us=starts, learn=rng.random() < 0.5)
+            future = predict_heard(
+                some, random_decider(rng, n), x, slo, starts_us=starts, learn=rng.random() < 0.5
+            )
             futures.append((future, world.now_us + slo))
         world.step(rng.choice([0, 10, 300]))
         for container in rng.sample(containers, len(containers) // 2):
@@ -450,7 +477,9 @@ def test_whatever_happens_every_query_is_answered_once_by_its_deadline(world: Wo
         if step_used_arrived is not None:
             _, used, arrived = step_used_arrived
             assert used & ~arrived == 0
-            assert all(future.status(i) is Status.OK for i in range(len(future)) if arrived >> i & 1)
+            assert all(
+                future.status(i) is Status.OK for i in range(len(future)) if arrived >> i & 1
+            )
     for container in containers:
         container.reply_all()
     futures.clear()

@@ -13,7 +13,9 @@ TOP = 2**42
 values = st.one_of(
     st.integers(0, 40),
     st.integers(0, TOP - 1),
-    st.builds(lambda power, off: max((1 << power) + off, 0), st.integers(0, 41), st.integers(-2, 2)),
+    st.builds(
+        lambda power, off: max((1 << power) + off, 0), st.integers(0, 41), st.integers(-2, 2)
+    ),
 )
 
 
@@ -34,7 +36,11 @@ def test_a_value_lies_in_its_bucket(value: int) -> None:
     ((low, high, count),) = filled([value]).snapshot().buckets()
     assert count == 1
     assert low <= value <= high
-    assert high == low if value < 16 else high - low + 1 == low >> (low.bit_length() - 1) << (low.bit_length() - 4)
+    assert (
+        high == low
+        if value < 16
+        else high - low + 1 == low >> (low.bit_length() - 1) << (low.bit_length() - 4)
+    )
 
 
 def test_the_buckets_cover_every_value_once() -> None:
@@ -73,7 +79,9 @@ def test_as_the_twin(recorded: list[int], q: float) -> None:
 @given(st.lists(values, max_size=30), values)
 @example([1030], 1025)
 def test_count_at_most_never_says_too_many(recorded: list[int], bound: int) -> None:
-    assert filled(recorded).snapshot().count_at_most(bound) <= sum(value <= bound for value in recorded)
+    assert filled(recorded).snapshot().count_at_most(bound) <= sum(
+        value <= bound for value in recorded
+    )
 
 
 @given(st.lists(values, min_size=1), st.floats(0, 1), st.floats(0, 1))

@@ -1,4 +1,5 @@
-"""Heads of requests: what is read is what an obvious reader reads, and what is not plain in every byte is not read at all."""
+"""Heads of requests: what is read is what an obvious reader reads, and what is not plain in every
+byte is not read at all."""
 
 import random
 import re
@@ -13,10 +14,23 @@ TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 LINE = re.compile(rb"(" + TOKEN + rb"):( *)([ -~]*?)( *)\r\n")
 IGNORED = ("user-agent", "x-forwarded-for", "cookie", "content-type", "authorization", "a" * 40)
 FOREIGN = (
-    "transfer-encoding", "content-encoding", "expect", "upgrade", "traceparent", "tracestate", "clipper-deadline-ms", "te",
-    "trailer", "http2-settings", "last-event-id", "proxy-connection", "if-none-match", "origin", "mm-model-id",
+    "transfer-encoding",
+    "content-encoding",
+    "expect",
+    "upgrade",
+    "traceparent",
+    "tracestate",
+    "clipper-deadline-ms",
+    "te",
+    "trailer",
+    "http2-settings",
+    "last-event-id",
+    "proxy-connection",
+    "if-none-match",
+    "origin",
+    "mm-model-id",
     "mm-vmodel-id",
-)  # fmt: skip
+)
 ONCE = (b"host", b"content-length", b"x-request-id", b"inference-header-content-length")
 PLAIN = {
     b"accept": (b"*/*", b"application/json", b"application/json, text/plain, */*"),
@@ -35,10 +49,17 @@ def slow(text: bytes) -> Plain | bool:
         if not line:
             return False
         name, value, at = line[1].lower(), line[3], line.end()
-        if name.decode() in FOREIGN or (name in seen and name in ONCE) or value not in PLAIN.get(name, (value,)):
+        if (
+            name.decode() in FOREIGN
+            or (name in seen and name in ONCE)
+            or value not in PLAIN.get(name, (value,))
+        ):
             return False
         seen[name] = value
-    length, json_length = seen.get(b"content-length", b""), seen.get(b"inference-header-content-length")
+    length, json_length = (
+        seen.get(b"content-length", b""),
+        seen.get(b"inference-header-content-length"),
+    )
     plain = (
         seen.get(b"host")
         and re.fullmatch(rb"\d{1,10}", length)
@@ -48,21 +69,43 @@ def slow(text: bytes) -> Plain | bool:
     if not plain:
         return False
     id = seen.get(b"x-request-id", b"")
-    return Plain(first[1], id, at + 2, int(length), None if json_length is None else int(json_length))
+    return Plain(
+        first[1], id, at + 2, int(length), None if json_length is None else int(json_length)
+    )
 
 
 def some_head(rng: random.Random) -> bytes:
-    lines = [("Host", rng.choice(["a", "a:80"])), ("Content-Length", rng.choice(["0", "12", "00000003", "9999999999"]))]
+    lines = [
+        ("Host", rng.choice(["a", "a:80"])),
+        ("Content-Length", rng.choice(["0", "12", "00000003", "9999999999"])),
+    ]
     for _ in range(rng.randrange(4)):
-        lines.append(rng.choice([
-            ("X-Request-Id", "mine-7"), ("Connection", rng.choice(["keep-alive", "Keep-Alive", "close"])), ("Accept", "*/*"),
-            ("Accept", "text/event-stream"), ("Inference-Header-Content-Length", "7"), (rng.choice(IGNORED), "some thing"),
-            (rng.choice(FOREIGN), "x"), ("Host", "b"), ("Content-Length", "3"), ("X-Request-Id", "two words"),
-        ]))  # fmt: skip
+        lines.append(
+            rng.choice(
+                [
+                    ("X-Request-Id", "mine-7"),
+                    ("Connection", rng.choice(["keep-alive", "Keep-Alive", "close"])),
+                    ("Accept", "*/*"),
+                    ("Accept", "text/event-stream"),
+                    ("Inference-Header-Content-Length", "7"),
+                    (rng.choice(IGNORED), "some thing"),
+                    (rng.choice(FOREIGN), "x"),
+                    ("Host", "b"),
+                    ("Content-Length", "3"),
+                    ("X-Request-Id", "two words"),
+                ]
+            )
+        )
     rng.shuffle(lines)
     blank = " " * rng.randrange(3)
-    text = "".join(f"{rng.choice([name, name.upper(), name.lower()])}:{blank}{value}{blank}\r\n" for name, value in lines)
-    first = f"{rng.choice(['POST'] * 9 + ['GET'])} /api/{'a' * rng.randrange(9)}/predict HTTP/1.{rng.choice('11110')}"
+    text = "".join(
+        f"{rng.choice([name, name.upper(), name.lower()])}:{blank}{value}{blank}\r\n"
+        for name, value in lines
+    )
+    first = (
+        f"{rng.choice(['POST'] * 9 + ['GET'])} /api/{'a' * rng.randrange(9)}/predict"
+        f" HTTP/1.{rng.choice('11110')}"
+    )
     return f"{first}\r\n{text}\r\n".encode()
 
 
@@ -81,7 +124,10 @@ def test_one_byte_changed_is_read_alike_or_not_at_all(seed: int) -> None:
     rng = random.Random(seed)
     marks = b"\r\n\t\0 :,;/.0aZ\x7f\x80\xff-+"
     for _ in range(3000):
-        head = bytearray(b"POST /api/app/predict HTTP/1.1\r\nHost: a\r\nX-Request-Id: b\r\nContent-Length: 12\r\n\r\n")
+        head = bytearray(
+            b"POST /api/app/predict HTTP/1.1\r\nHost: a\r\nX-Request-Id: b\r\nContent-Length:"
+            b" 12\r\n\r\n"
+        )
         for _ in range(rng.randrange(1, 3)):
             at = rng.randrange(len(head))
             if rng.random() < 0.5:

@@ -24,13 +24,23 @@ def test_a_row_depends_on_key_and_id_alone(name: str) -> None:
 
 def test_what_is_drawn_never_changes() -> None:
     """Rows that were never updated are stored nowhere: another draw would be another model."""
-    drawn = [Initializer(name).rows(2**63 + 11, [-3, 0, 2**62], 3) for name in ("uniform", "normal")]
+    drawn = [
+        Initializer(name).rows(2**63 + 11, [-3, 0, 2**62], 3) for name in ("uniform", "normal")
+    ]
     np.testing.assert_allclose(drawn, RECORDED, atol=6e-7)
 
 
 RECORDED = [
-    [[-0.037124, -0.049718, 0.047657], [0.017084, 0.044559, 0.049455], [-0.035651, -0.021497, -0.031554]],
-    [[-0.056613, -0.138372, 0.099377], [0.022112, 0.080177, 0.127304], [-0.053239, -0.028398, -0.044926]],
+    [
+        [-0.037124, -0.049718, 0.047657],
+        [0.017084, 0.044559, 0.049455],
+        [-0.035651, -0.021497, -0.031554],
+    ],
+    [
+        [-0.056613, -0.138372, 0.099377],
+        [0.022112, 0.080177, 0.127304],
+        [-0.053239, -0.028398, -0.044926],
+    ],
 ]
 
 

@@ -1,4 +1,5 @@
-"""Numbers in JSON: what is read is what Python's json reads, to the last bit; what is not such a row is left alone."""
+"""Numbers in JSON: what is read is what Python's json reads, to the last bit; what is not such a
+row is left alone."""
 
 import json
 import random
@@ -26,11 +27,11 @@ def test_doubles_are_those_of_python_to_the_last_bit(seed: int) -> None:
             (value,) = struct.unpack("<d", rng.randbytes(8))
             text = repr(value) if np.isfinite(value) else "0"
         elif kind == 1:  # many digits
-            text = f"{rng.randrange(10)}.{rng.randrange(10**rng.randrange(1, 30)):d}"
+            text = f"{rng.randrange(10)}.{rng.randrange(10 ** rng.randrange(1, 30)):d}"
         elif kind == 2:  # near the bounds of the exact way
             text = f"{(1 << 53) + rng.randrange(-3, 4)}e{rng.randrange(-24, 25)}"
         elif kind == 3:
-            text = f"{'-' * rng.randrange(2)}{rng.randrange(10**rng.randrange(1, 20))}{rng.choice(['', 'e5', 'E-7', 'e+3'])}"
+            text = f"{'-' * rng.randrange(2)}{rng.randrange(10 ** rng.randrange(1, 20))}{rng.choice(['', 'e5', 'E-7', 'e+3'])}"  # noqa: E501
         else:  # half way between two doubles
             text = str(((1 << 53) | rng.getrandbits(53)) * 2 + 1)
         found = scalar("f64", text)
@@ -53,13 +54,27 @@ def test_numbers_with_very_long_parts_are_those_of_python_or_none(seed: int) -> 
         parts = [str(rng.getrandbits(rng.choice((3, 20, 63, 64, 65, 130)))) for _ in range(3)]
         text = f"{rng.choice(['', '-'])}{parts[0]}"
         text += f".{parts[1]}" if rng.random() < 0.5 else ""
-        text += f"{rng.choice('eE')}{rng.choice(['', '-', '+'])}{parts[2]}" if rng.random() < 0.7 else ""
+        text += (
+            f"{rng.choice('eE')}{rng.choice(['', '-', '+'])}{parts[2]}"
+            if rng.random() < 0.7
+            else ""
+        )
         found = scalar("f64", text)
         if found is not None:
             assert struct.pack("<d", found[0]) == struct.pack("<d", float(text)), text
 
 
-ENDS = ["1e400", "-1e400", "1e-400", "4.9e-324", "2.2250738585072014e-308", "1.7976931348623157e308", "0e0", "-0", "-0.0"]
+ENDS = [
+    "1e400",
+    "-1e400",
+    "1e-400",
+    "4.9e-324",
+    "2.2250738585072014e-308",
+    "1.7976931348623157e308",
+    "0e0",
+    "-0",
+    "-0.0",
+]
 
 
 @pytest.mark.parametrize("text", ENDS)
@@ -73,9 +88,35 @@ def test_the_ends_of_the_doubles(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "-", "+1", ".5", "5.", "01", "-01", "00", "1.e5", "1e", "1e+", "1e5.5", "--1", "NaN", "Infinity", "-Infinity", "nan",
-     "inf", "0x10", "1_0", "true", "null", '"1"', "[1]", "{}", "1e99999"],
-)  # fmt: skip
+    [
+        "",
+        "-",
+        "+1",
+        ".5",
+        "5.",
+        "01",
+        "-01",
+        "00",
+        "1.e5",
+        "1e",
+        "1e+",
+        "1e5.5",
+        "--1",
+        "NaN",
+        "Infinity",
+        "-Infinity",
+        "nan",
+        "inf",
+        "0x10",
+        "1_0",
+        "true",
+        "null",
+        '"1"',
+        "[1]",
+        "{}",
+        "1e99999",
+    ],
+)
 def test_what_json_does_not_call_a_number_is_none(text: str) -> None:
     for dtype in ("f64", "f32", "i64"):
         found = scalar(dtype, text)
@@ -85,7 +126,18 @@ def test_what_json_does_not_call_a_number_is_none(text: str) -> None:
 @pytest.mark.parametrize("dtype", ["u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64"])
 def test_integers_keep_to_their_bounds(dtype: str) -> None:
     bounds = np.iinfo(np.dtype(f"{dtype[0]}{int(dtype[1:]) // 8}"))
-    for value in {bounds.min, bounds.max, bounds.min - 1, bounds.max + 1, 0, -1, 1, 10**17, -(10**17), 10**18 - 1}:
+    for value in {
+        bounds.min,
+        bounds.max,
+        bounds.min - 1,
+        bounds.max + 1,
+        0,
+        -1,
+        1,
+        10**17,
+        -(10**17),
+        10**18 - 1,
+    }:
         found = scalar(dtype, str(value))
         if found is None:
             assert not bounds.min <= value <= bounds.max or abs(value) >= 10**18
@@ -104,7 +156,11 @@ def test_rows_of_any_shape_and_any_blanks(seed: int) -> None:
         shape = tuple(rng.randrange(1, 5) for _ in range(rng.randrange(5)))
         dtype = rng.choice(["f64", "f32", "i32", "u8"])
         values = np.array([rng.randrange(100) for _ in range(int(np.prod(shape)))]).reshape(shape)
-        text = json.dumps(values.tolist(), indent=rng.choice([None, 1]), separators=rng.choice([(",", ":"), (" , ", ": ")]))
+        text = json.dumps(
+            values.tolist(),
+            indent=rng.choice([None, 1]),
+            separators=rng.choice([(",", ":"), (" , ", ": ")]),
+        )
         before, after = " \n\t"[: rng.randrange(4)], rng.choice(["", " ", "}", ", 1]"])
         found = RowReader(dtype, shape).read((before + text + after).encode())
         assert found is not None
@@ -136,7 +192,13 @@ def test_a_row_that_is_not_that_row_is_none(seed: int) -> None:
         if found is not None and found[1] == len(broken):
             assert expected is not None, bytes(broken)
             np.testing.assert_array_equal(found[0], expected)
-    for wrong in (b"[[1,2,3]]", b"[[1,2,3],[4,5,6],[7,8,9]]", b"[[1,2],[3,4],[5,6]]", b"[1,2,3,4,5,6]", b"[[1,2,3],[4,5,null]]"):
+    for wrong in (
+        b"[[1,2,3]]",
+        b"[[1,2,3],[4,5,6],[7,8,9]]",
+        b"[[1,2],[3,4],[5,6]]",
+        b"[1,2,3,4,5,6]",
+        b"[[1,2,3],[4,5,null]]",
+    ):
         assert reader.read(wrong) is None
 
 
@@ -164,7 +226,9 @@ def test_the_text_may_be_any_buffer_and_the_place_any_number() -> None:
         reader.read("[1]")
 
 
-@pytest.mark.parametrize(("dtype", "shape"), [("bool", (1,)), ("f16", (1,)), ("str", ()), ("any", ()), ("f64", (1,) * 5)])
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [("bool", (1,)), ("f16", (1,)), ("str", ()), ("any", ()), ("f64", (1,) * 5)]
+)
 def test_types_that_it_does_not_read(dtype: str, shape: tuple[int, ...]) -> None:
     with pytest.raises(Exception, match="are read from JSON here"):
         RowReader(dtype, shape)

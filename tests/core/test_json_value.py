@@ -16,7 +16,9 @@ DTYPES = ("?", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8")
 
 
 def as_msgspec(value: Any) -> bytes:
-    return msgspec.json.encode(value.tolist() if isinstance(value, np.ndarray | np.generic) else value)
+    return msgspec.json.encode(
+        value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -35,7 +37,10 @@ def test_doubles_are_written_as_msgspec_does(seed: int) -> None:
         assert found == (as_msgspec(value) if math.isfinite(value) else None), value
 
 
-@pytest.mark.parametrize("value", [0.0, -0.0, 1e-5, 9.99e-6, 1e15, 1e16, 1e17, 5e-324, 1.7976931348623157e308, 123456.0, 0.1])
+@pytest.mark.parametrize(
+    "value",
+    [0.0, -0.0, 1e-5, 9.99e-6, 1e15, 1e16, 1e17, 5e-324, 1.7976931348623157e308, 123456.0, 0.1],
+)
 def test_the_ends_of_the_layouts(value: float) -> None:
     assert json_of(value) == as_msgspec(value)
 
@@ -45,21 +50,37 @@ def test_arrays_of_every_type(dtype: str) -> None:
     rng = np.random.default_rng(3)
     for shape in [(1,), (7,), (2, 3), (2, 2, 2), (3, 0), (0,)]:
         raw = rng.integers(0, 256, int(np.prod(shape)) * np.dtype(dtype).itemsize, np.uint8)
-        array = (raw % 2).astype(bool).reshape(shape) if dtype == "?" else raw.view(dtype).reshape(shape)
+        array = (
+            (raw % 2).astype(bool).reshape(shape)
+            if dtype == "?"
+            else raw.view(dtype).reshape(shape)
+        )
         if array.dtype.kind == "f":
             array = np.where(np.isfinite(array), array, 1).astype(dtype)
         assert json_of(array) == as_msgspec(array)
 
 
-@pytest.mark.parametrize("value", [0, -1, (1 << 63) - 1, -(1 << 63), True, False, "", "plain text", "~!#"])
+@pytest.mark.parametrize(
+    "value", [0, -1, (1 << 63) - 1, -(1 << 63), True, False, "", "plain text", "~!#"]
+)
 def test_whole_numbers_and_plain_text(value: Any) -> None:
     assert json_of(value) == as_msgspec(value)
 
 
 @pytest.mark.parametrize(
     "value",
-    [b"bytes", 'a "quote"', "back\\slash", "line\n", "caf\u00e9", math.nan, math.inf, np.array([1.0, math.nan]),
-     np.array([[1.0], [math.inf]], "f4"), np.array([1.0], "f2")],
-)  # fmt: skip
+    [
+        b"bytes",
+        'a "quote"',
+        "back\\slash",
+        "line\n",
+        "caf\u00e9",
+        math.nan,
+        math.inf,
+        np.array([1.0, math.nan]),
+        np.array([[1.0], [math.inf]], "f4"),
+        np.array([1.0], "f2"),
+    ],
+)
 def test_what_is_not_plain_is_left_alone(value: Any) -> None:
     assert json_of(value) is None

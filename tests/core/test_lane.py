@@ -1,4 +1,5 @@
-"""Lanes through the engine: joining, taking over, expiring, retrying; a twin says what may be answered and when it must."""
+"""Lanes through the engine: joining, taking over, expiring, retrying; a twin says what may be
+answered and when it must."""
 
 import random
 from collections.abc import Callable
@@ -16,7 +17,9 @@ Statuses = Callable[[list[Future]], list[str]]
 SLO_MS = [0.3, 1.0, 1.5, 4.0, 5.0, 40.0]
 
 
-def test_equal_rows_cost_one_evaluation_each_with_its_own_deadline(world: World, statuses: Statuses) -> None:
+def test_equal_rows_cost_one_evaluation_each_with_its_own_deadline(
+    world: World, statuses: Statuses
+) -> None:
     model = world.model()
     container = world.container(model)
     futures = [model.predict(1.0, slo_ms=slo_ms) for slo_ms in (10, 1, 20, 5, 5)]
@@ -55,7 +58,9 @@ def test_the_earlier_deadline_takes_over_and_the_later_is_still_answered(world: 
 
 @pytest.mark.parametrize("end", ["cancel", "expire"])
 @pytest.mark.parametrize("when", ["waiting", "sent"])
-def test_an_owner_that_is_gone_is_evaluated_for_those_joined_to_it(world: World, end: str, when: str) -> None:
+def test_an_owner_that_is_gone_is_evaluated_for_those_joined_to_it(
+    world: World, end: str, when: str
+) -> None:
     model = world.model()
     container = world.container(model) if when == "sent" else None
     owner = model.predict(1.0, slo_ms=1)
@@ -76,7 +81,8 @@ def test_an_owner_that_is_gone_is_evaluated_for_those_joined_to_it(world: World,
 
 @pytest.mark.parametrize("outcome", ["reply", "fail", "shed"])
 def test_one_cancelled_of_many_takes_nothing_from_the_others(world: World, outcome: str) -> None:
-    """Rows of one batch and rows joined to one row share a value; the reference of each is its own."""
+    """Rows of one batch and rows joined to one row share a value; the reference of each is its
+    own."""
     model = world.model()
     container = world.container(model)
     futures = [model.predict(float(i // 4), slo_ms=50) for i in range(12)]
@@ -100,7 +106,9 @@ def test_one_cancelled_of_many_takes_nothing_from_the_others(world: World, outco
             assert future.status() == Status.DEADLINE
 
 
-def test_a_lost_containers_rows_go_to_another_once_and_first(world: World, statuses: Statuses) -> None:
+def test_a_lost_containers_rows_go_to_another_once_and_first(
+    world: World, statuses: Statuses
+) -> None:
     model = world.model(cached=False)
     first, second = world.container(model, size_max=2), None
     futures = [model.predict(float(i)) for i in range(5)]
@@ -111,7 +119,10 @@ def test_a_lost_containers_rows_go_to_another_once_and_first(world: World, statu
     world.step(2000)
     first.lose()
     second = world.container(model, size_max=2)
-    assert [rows.tolist() for _, rows in second.read()] == [[0.0, 1.0], [2.0, 3.0]], "9.0 is over; the others keep their order"
+    assert [rows.tolist() for _, rows in second.read()] == [
+        [0.0, 1.0],
+        [2.0, 3.0],
+    ], "9.0 is over; the others keep their order"
     second.lose()
     third = world.container(model, size_max=8)
     assert [rows.tolist() for _, rows in third.read()] == [[3.0, 4.0]]
@@ -162,7 +173,9 @@ def test_rows_on_the_heap_are_bounded_and_come_back(new_world: Callable[..., Wor
         futures[0].cancel()
         world.step()
         container.read()
-        container.reply(lambda rows: [len(row) for row in rows] and np.array([len(row) for row in rows], float))
+        container.reply(
+            lambda rows: [len(row) for row in rows] and np.array([len(row) for row in rows], float)
+        )
         world.step()
         assert futures[1].result(0) == 400.0
         assert world.engine.snapshot()["queue_bytes"] == 0
@@ -188,7 +201,9 @@ def test_a_batch_never_exceeds_a_frame(new_world: Callable[..., World]) -> None:
     assert lone.status() == Status.TOO_LARGE
 
 
-def test_a_row_that_no_frame_can_hold_is_too_large_and_not_an_overload(new_world: Callable[..., World]) -> None:
+def test_a_row_that_no_frame_can_hold_is_too_large_and_not_an_overload(
+    new_world: Callable[..., World],
+) -> None:
     world = new_world(frame_bytes_max=1 << 16, queue_bytes_max=1 << 16)
     model = world.model("str", cached=False)
     world.container(model)
@@ -256,7 +271,9 @@ class Twin:
 
     def connect(self) -> None:
         if len(self.world.containers) < 3:
-            self.world.container(self.model, size_max=self.rng.choice([1, 3, 16]), checked=self.rng.random() < 0.5)
+            self.world.container(
+                self.model, size_max=self.rng.choice([1, 3, 16]), checked=self.rng.random() < 0.5
+            )
 
     def disconnect(self) -> None:
         if self.world.containers:
@@ -298,19 +315,27 @@ class Twin:
                 assert x in self.failed
                 assert future.detail() == "no luck"
             else:
-                assert status in (Status.CANCELLED, Status.FULL, Status.DROPPED, Status.REPLICA_LOST)
+                assert status in (
+                    Status.CANCELLED,
+                    Status.FULL,
+                    Status.DROPPED,
+                    Status.REPLICA_LOST,
+                )
                 assert status != Status.REPLICA_LOST or self.lost
         self.open = still
 
     def check_air(self) -> None:
-        """Equal rows are in the air once, but for batches that nobody waited for any more at some moment, or whose deadline has
-        passed: those are let go, and who joined them later with more time goes elsewhere."""
+        """Equal rows are in the air once, but for batches that nobody waited for any more at some
+        moment, or whose deadline has passed: those are let go, and who joined them later with more
+        time goes elsewhere."""
         wanted = {x for future, x, _, _ in self.open if not future.done()}
         in_air: list[float] = []
         for container in self.world.containers:
             for number, rows in container.read():
                 batch = container.conn, number
-                due = self.due_us.setdefault(batch, max((due for _, x, _, due in self.open if x in rows), default=0))
+                due = self.due_us.setdefault(
+                    batch, max((due for _, x, _, due in self.open if x in rows), default=0)
+                )
                 if not wanted & set(rows.tolist()) or self.world.now_us > due:
                     self.let_go.add(batch)
                 elif batch not in self.let_go:
@@ -318,7 +343,16 @@ class Twin:
         assert len(in_air) == len(set(in_air))
 
     def round(self) -> None:
-        moves = [self.submit, self.submit, self.answer, self.answer, self.pass_time, self.pass_time, self.cancel, self.connect]
+        moves = [
+            self.submit,
+            self.submit,
+            self.answer,
+            self.answer,
+            self.pass_time,
+            self.pass_time,
+            self.cancel,
+            self.connect,
+        ]
         self.rng.choice([*moves, *moves, self.disconnect])()
         self.world.step()
         self.check()
@@ -326,7 +360,9 @@ class Twin:
 
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("seed", range(12))
-def test_whatever_happens_every_task_ends_once_and_in_time(world: World, seed: int, cached: bool) -> None:
+def test_whatever_happens_every_task_ends_once_and_in_time(
+    world: World, seed: int, cached: bool
+) -> None:
     twin = Twin(world, seed, cached)
     for _ in range(500):
         twin.round()

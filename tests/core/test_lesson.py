@@ -1,4 +1,5 @@
-"""What an observation teaches, seen from the core; its twin in Python stands in tests/unit/test_lessons.py."""
+"""What an observation teaches, seen from the core; its twin in Python stands in
+tests/unit/test_lessons.py."""
 
 import math
 
@@ -25,7 +26,13 @@ def lesson(kind=RuleKind.HEDGE, **settings):
 def columns(seed):
     rng = np.random.default_rng(seed)
     confidence = np.where(rng.random((K, N)) < 0.5, np.nan, rng.random((K, N)))
-    return rng.integers(0, 4, (K, N)), rng.random((K, N)) < 0.8, confidence, rng.integers(0, 4, N), rng
+    return (
+        rng.integers(0, 4, (K, N)),
+        rng.random((K, N)) < 0.8,
+        confidence,
+        rng.integers(0, 4, N),
+        rng,
+    )
 
 
 @pytest.mark.parametrize("kind", [RuleKind.HEDGE, RuleKind.EXP3, RuleKind.STACKING])
@@ -42,12 +49,26 @@ def test_one_by_one_and_all_at_once(kind):
     state = (names, rows, 0.0, 0, sure)
     for i in range(N):
         said = {
-            name: Said(int(values[j, i]), None if math.isnan(confidence[j, i]) else confidence[j, i])
+            name: Said(
+                int(values[j, i]), None if math.isnan(confidence[j, i]) else confidence[j, i]
+            )
             for j, name in enumerate(names)
             if heard[j, i]
         }
         asked = (names[chosen[i]],) if alone else names
-        found = teach.one(names, state[1], state[4], state[2], state[3], None, asked, (p[i],), said, int(label[i]), 1.0)
+        found = teach.one(
+            names,
+            state[1],
+            state[4],
+            state[2],
+            state[3],
+            None,
+            asked,
+            (p[i],),
+            said,
+            int(label[i]),
+            1.0,
+        )
         state = found or state
     assert np.array_equal(state[1], many[0])
     assert np.array_equal(state[4], many[1])
@@ -78,18 +99,37 @@ def test_rows_of_which_nobody_was_heard_do_not_count():
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"rows": np.zeros((K, 2))}, {"rows": np.zeros(K)}, {"sure": np.zeros(BINS)}, {"sure": np.zeros((BINS, 3))},
-        {"sure": np.zeros((0, 2))}, {"values": np.zeros((K, N - 1), int)}, {"values": np.zeros((K + 1, N), int)},
-        {"heard": np.ones(N, bool)}, {"confidence": np.zeros((N, K))}, {"label": np.zeros(N + 1, int)},
-        {"bits": np.zeros(3, int)}, {"chosen": [0, 1]}, {"p": [0.5, 0.5]}, {"chosen": []},
+        {"rows": np.zeros((K, 2))},
+        {"rows": np.zeros(K)},
+        {"sure": np.zeros(BINS)},
+        {"sure": np.zeros((BINS, 3))},
+        {"sure": np.zeros((0, 2))},
+        {"values": np.zeros((K, N - 1), int)},
+        {"values": np.zeros((K + 1, N), int)},
+        {"heard": np.ones(N, bool)},
+        {"confidence": np.zeros((N, K))},
+        {"label": np.zeros(N + 1, int)},
+        {"bits": np.zeros(3, int)},
+        {"chosen": [0, 1]},
+        {"p": [0.5, 0.5]},
+        {"chosen": []},
     ],
-)  # fmt: skip
+)
 def test_arrays_that_do_not_go_together_are_refused(wrong):
     values, heard, confidence, label, _ = columns(3)
     given = {
-        "rows": np.zeros((K, 1)), "sure": np.zeros((BINS, 2)), "seen": 0.0, "labels": 0, "values": values, "heard": heard,
-        "confidence": confidence, "label": label, "bits": label, "chosen": [K], "p": [1.0],
-    }  # fmt: skip
+        "rows": np.zeros((K, 1)),
+        "sure": np.zeros((BINS, 2)),
+        "seen": 0.0,
+        "labels": 0,
+        "values": values,
+        "heard": heard,
+        "confidence": confidence,
+        "label": label,
+        "bits": label,
+        "chosen": [K],
+        "p": [1.0],
+    }
     with pytest.raises(StatusError, match="must be"):
         lesson().many(**{**given, **wrong})
     with pytest.raises(StatusError, match="losses must be"):

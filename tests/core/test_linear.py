@@ -25,7 +25,9 @@ def test_a_choice_is_the_one_that_numpy_makes(d):
     for t in range(400):
         x = rng.standard_normal(d)
         inverse = np.linalg.inv(a)
-        bounds = np.einsum("kij,kj,i->k", inverse, b, x) + 0.7 * np.sqrt(np.einsum("kij,i,j->k", inverse, x, x))
+        bounds = np.einsum("kij,kj,i->k", inverse, b, x) + 0.7 * np.sqrt(
+            np.einsum("kij,i,j->k", inverse, x, x)
+        )
         chosen = rule.choose(rows, x, rng.random())
         assert bounds[chosen] >= bounds.max() - 1e-9
         rewards = np.full(k, np.nan)
@@ -41,7 +43,8 @@ def test_a_choice_is_the_one_that_numpy_makes(d):
 
 
 def test_draws_of_lints_have_the_posterior_as_their_distribution():
-    """One model that is known well at .5, one that is not known at all: it is asked as often as a draw of N(0, 1) is above."""
+    """One model that is known well at .5, one that is not known at all: it is asked as often as a
+    draw of N(0, 1) is above."""
     rule = bandit(sampled=True)
     rows = start(rule, 1, 2)
     rows = rule.learn(rows, [1.0], [0.5, math.nan], 0, 1e9)
@@ -55,7 +58,9 @@ def test_discounting_keeps_the_ridge():
     for t in range(2000):
         rows = rule.learn(rows, rng.standard_normal(d), [rng.random(), math.nan], t)
     products, sums = rule.sums(rows, d)
-    assert np.abs(products[1]).max() < 0.1, "the model that is not asked is forgotten, the ridge stays"
+    assert np.abs(products[1]).max() < 0.1, (
+        "the model that is not asked is forgotten, the ridge stays"
+    )
     assert np.abs(sums[1]).max() == 0.0
     assert np.trace(products[0]) / d == pytest.approx(50, rel=0.3)
 
@@ -100,7 +105,11 @@ def slow_weights(p, y, ridge):
 
 def outputs(rng, n, k=4):
     truth = rng.standard_normal(n) * 3 + 5
-    return truth[:, None] * rng.uniform(0.5, 1.5, k) + rng.standard_normal((n, k)) * rng.uniform(0.1, 2, k), truth
+    return (
+        truth[:, None] * rng.uniform(0.5, 1.5, k)
+        + rng.standard_normal((n, k)) * rng.uniform(0.1, 2, k),
+        truth,
+    )
 
 
 @pytest.mark.parametrize("k", [1, 2, 5, 64])
@@ -143,7 +152,9 @@ def test_a_model_that_was_not_heard_is_what_the_others_let_expect():
         rows = blend.learn(rows, row[None], [label])
     filled = blend.filled(rows, [[1.0, math.nan, math.nan], [-1.0, math.nan, math.nan]])
     assert np.allclose(filled[:, 1], [9.0, 5.0], atol=1e-3)
-    assert np.allclose(filled[:, 2], 100, atol=0.5), "its running mean, when the others tell nothing"
+    assert np.allclose(filled[:, 2], 100, atol=0.5), (
+        "its running mean, when the others tell nothing"
+    )
 
 
 def test_answers_are_the_weights_times_the_outputs():
@@ -199,7 +210,9 @@ def test_what_overflows_teaches_nothing():
         lambda: Blend(ridge=1, discount=1).weights(np.zeros((66, 68))),
         lambda: Blend(ridge=1, discount=1).learn(np.zeros((3, 5)), [[1.0, 2.0]], [math.inf]),
         lambda: Blend(ridge=1, discount=1).learn(np.zeros((3, 5)), [[1.0, math.inf]], [1.0]),
-        lambda: Blend(ridge=1, discount=1).learn(np.zeros((3, 5)), [[1.0, 2.0], [math.nan, 2.0]], [1.0, 1.0]),
+        lambda: Blend(ridge=1, discount=1).learn(
+            np.zeros((3, 5)), [[1.0, 2.0], [math.nan, 2.0]], [1.0, 1.0]
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(call):

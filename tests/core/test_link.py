@@ -1,4 +1,5 @@
-"""Links through the engine's doors: bytes cut anywhere, large frames, checks, a busy way out, what must close a connection."""
+"""Links through the engine's doors: bytes cut anywhere, large frames, checks, a busy way out, what
+must close a connection."""
 
 import random
 from collections.abc import Callable
@@ -24,7 +25,8 @@ def send_cut(container: Any, data: bytes, rng: random.Random) -> None:
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("checked", [False, True])
 def test_replies_cut_anywhere(world: World, seed: int, checked: bool) -> None:
-    """Answers of every size, with heartbeats and HELLO leftovers between, in pieces of 1 to 16 thousand bytes."""
+    """Answers of every size, with heartbeats and HELLO leftovers between, in pieces of 1 to 16
+    thousand bytes."""
     rng = random.Random(seed)
     model = world.model(cached=False)
     container = world.container(model, checked=checked, size_max=16)
@@ -35,7 +37,9 @@ def test_replies_cut_anywhere(world: World, seed: int, checked: bool) -> None:
         sent = b""
         for number, rows in container.read():
             texts = [f"{row:.0f}," * width for row in rows]
-            sent += encode_frame(Kind.HEARTBEAT) * rng.randrange(3) + encode_rows(Kind.REPLY, texts, id=number, checked=checked)
+            sent += encode_frame(Kind.HEARTBEAT) * rng.randrange(3) + encode_rows(
+                Kind.REPLY, texts, id=number, checked=checked
+            )
         container.inbox.clear()
         send_cut(container, sent, rng)
         world.step()
@@ -55,16 +59,24 @@ def test_hello_is_told_once_whole(world: World, n: int) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"x" * 64, encode_frame(Kind.REPLY, id=1), encode_frame(Kind.HELLO, b"abc", checked=True)[:-1] + b"x",
-     encode_frame(Kind.HEARTBEAT)[:-1] + b"x", encode_frame(Kind.PREDICT), b"CLPR\x03" + bytes(59)],
-)  # fmt: skip
+    [
+        b"x" * 64,
+        encode_frame(Kind.REPLY, id=1),
+        encode_frame(Kind.HELLO, b"abc", checked=True)[:-1] + b"x",
+        encode_frame(Kind.HEARTBEAT)[:-1] + b"x",
+        encode_frame(Kind.PREDICT),
+        b"CLPR\x03" + bytes(59),
+    ],
+)
 def test_what_is_no_frame_for_a_stranger_closes(world: World, data: bytes) -> None:
     conn = world.engine.open(world.now_us)
     assert not world.engine.receive(conn, data, world.now_us)
 
 
 @pytest.mark.parametrize("claim", [2**20, 2**40, 2**63])
-def test_a_declared_length_beyond_the_limit_reserves_nothing(new_world: Callable[..., World], claim: int) -> None:
+def test_a_declared_length_beyond_the_limit_reserves_nothing(
+    new_world: Callable[..., World], claim: int
+) -> None:
     world = new_world(frame_bytes_max=1 << 16)
     conn = world.engine.open(world.now_us)
     header = bytearray(encode_frame(Kind.HELLO))
@@ -73,7 +85,8 @@ def test_a_declared_length_beyond_the_limit_reserves_nothing(new_world: Callable
 
 
 def test_an_answer_before_the_question_has_left_closes(world: World) -> None:
-    """Its rows lie in the ring, and the kernel may still be reading them: they must not be freed."""
+    """Its rows lie in the ring, and the kernel may still be reading them: they must not be
+    freed."""
     model = world.model("f64", (100,), cached=False)
     container = world.container(model)
     future = model.predict(np.zeros(100))
@@ -102,7 +115,13 @@ def test_late_twins_are_dropped_and_unknown_ids_close(world: World) -> None:
 def test_replies_of_another_count_or_type_end_as_bad_output(world: World) -> None:
     model = world.model(cached=False, output="f64", output_shape=(2,))
     container = world.container(model)
-    for wrong in (np.zeros((2, 2)), np.zeros((1, 3)), np.zeros(1), np.zeros((1, 2), "f4"), ["text"]):
+    for wrong in (
+        np.zeros((2, 2)),
+        np.zeros((1, 3)),
+        np.zeros(1),
+        np.zeros((1, 2), "f4"),
+        ["text"],
+    ):
         future = model.predict(1.0)
         world.step()
         container.read()
@@ -115,8 +134,6 @@ def test_replies_of_another_count_or_type_end_as_bad_output(world: World) -> Non
     container.read()
     container.reply(lambda rows: np.ones((1, 2)))
     assert future.result(0).tolist() == [1, 1]
-
-
 
 
 @pytest.mark.parametrize("dtype", ["f64", "str"])
@@ -162,7 +179,9 @@ def test_who_says_nothing_is_closed(new_world: Callable[..., World]) -> None:
     assert world.engine.wants_close(conn)
 
 
-def test_connections_are_bounded_and_their_numbers_never_come_back_at_once(new_world: Callable[..., World]) -> None:
+def test_connections_are_bounded_and_their_numbers_never_come_back_at_once(
+    new_world: Callable[..., World],
+) -> None:
     world = new_world(links_max=3)
     seen: set[int] = set()
     for _ in range(200):

@@ -1,4 +1,5 @@
-"""LZ4 blocks: what is written opens to the same bytes here, in the stock library and in a twin; hostile blocks are refused."""
+"""LZ4 blocks: what is written opens to the same bytes here, in the stock library and in a twin;
+hostile blocks are refused."""
 
 import random
 from typing import Any
@@ -16,11 +17,14 @@ def refused(*statuses: Status) -> Any:
     """Expects an error of one of these statuses, BAD_FRAME unless told."""
     statuses = statuses or (Status.BAD_FRAME,)
     classes = tuple({type(error_for(status, "")) for status in statuses})
-    return pytest.raises(classes, check=lambda error: getattr(error, "status", statuses[0]) in statuses)
+    return pytest.raises(
+        classes, check=lambda error: getattr(error, "status", statuses[0]) in statuses
+    )
 
 
 def lz4_twin(block: bytes) -> tuple[bytes, bool]:
-    """The format, byte by byte: what it holds, and whether every match lies inside. Raises IndexError, ValueError."""
+    """The format, byte by byte: what it holds, and whether every match lies inside. Raises
+    IndexError, ValueError."""
     out, at, good = bytearray(), 0, True
 
     def length(nibble: int) -> int:
@@ -51,7 +55,9 @@ def lz4_twin(block: bytes) -> tuple[bytes, bool]:
 
 SEARCHES = (Search.LITERALS, Search.THOROUGH, 2, Search.QUICK, 64, 65536)
 TEXTS = st.lists(st.text(max_size=12), min_size=1, max_size=8).flatmap(
-    lambda words: st.lists(st.sampled_from(words), max_size=200).map(lambda some: "".join(some).encode())
+    lambda words: st.lists(st.sampled_from(words), max_size=200).map(
+        lambda some: "".join(some).encode()
+    )
 )
 RUNS = st.lists(st.tuples(st.binary(min_size=1, max_size=20), st.integers(1, 400)), max_size=8).map(
     lambda runs: b"".join(piece * times for piece, times in runs)
@@ -103,7 +109,11 @@ def ends_as_the_format_wants(block: bytes, size: int) -> bool:
 def test_every_length_around_the_ends_of_the_format(search: int) -> None:
     """A reader that copies eight bytes at a time relies on how a block ends."""
     for size in range(600):
-        for data in (b"a" * size, (b"abcdefghijklm" * 60)[:size], bytes(i * i & 255 for i in range(size))):
+        for data in (
+            b"a" * size,
+            (b"abcdefghijklm" * 60)[:size],
+            bytes(i * i & 255 for i in range(size)),
+        ):
             assert ends_as_the_format_wants(reads_back(data, search), size)
 
 
@@ -118,17 +128,24 @@ def test_matches_of_every_length_code() -> None:
 def test_matches_reach_65535_bytes_and_no_further() -> None:
     word = b"a word that is found again"
     for distance in (100, 65534, 65535, 65536, 65537, 131_072, 200_000):
-        block = reads_back(word + b"=" * (distance - len(word)) + word + b"the end, in literals", Search.THOROUGH)
+        block = reads_back(
+            word + b"=" * (distance - len(word)) + word + b"the end, in literals", Search.THOROUGH
+        )
         assert block.count(word) == (1 if distance <= 65535 else 2), distance
 
 
 def test_noise_and_text_that_compresses() -> None:
     noise = random.Random(3).randbytes(100_000)
-    words = "".join(random.Random(4).choices(["cat ", "dog ", "mouse ", "naïve ", "猫 "], k=20_000)).encode()
+    words = "".join(
+        random.Random(4).choices(["cat ", "dog ", "mouse ", "naïve ", "猫 "], k=20_000)
+    ).encode()
     for search in (Search.THOROUGH, Search.QUICK):
         assert len(reads_back(noise, search)) <= bound_lz4(len(noise))
         assert len(reads_back(bytes(300_000), search)) < 1300
-    thorough, quick, literals = (len(reads_back(words, search)) for search in (Search.THOROUGH, Search.QUICK, Search.LITERALS))
+    thorough, quick, literals = (
+        len(reads_back(words, search))
+        for search in (Search.THOROUGH, Search.QUICK, Search.LITERALS)
+    )
     assert thorough < quick < literals == bound_lz4(len(words))
     assert thorough < 1.1 * len(lz4.block.compress(words, store_size=False))
 
@@ -167,7 +184,8 @@ def test_lz4_blocks_of_lz4_are_read(runs: list[tuple[bytes, int]]) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_hostile_lz4_blocks(seed: int) -> None:
-    """Any bytes open to what the twin says, or are refused where it refuses or says another size."""
+    """Any bytes open to what the twin says, or are refused where it refuses or says another
+    size."""
     rng = random.Random(seed)
     accepted = 0
     for _ in range(5000):

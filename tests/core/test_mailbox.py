@@ -1,4 +1,5 @@
-"""Mailboxes: every future that was added is drained once, when it is done, whatever became of its notice."""
+"""Mailboxes: every future that was added is drained once, when it is done, whatever became of its
+notice."""
 
 import gc
 import random
@@ -142,7 +143,11 @@ def test_several_readers_and_random_ends_as_the_twin(world: World, seed: int) ->
     for _ in range(600):
         move = rng.randrange(5)
         if move == 0:
-            future = model.predict(1.0) if rng.random() < 0.7 else model.predict_many(np.zeros(rng.choice([2, 70])), slo_ms=5)
+            future = (
+                model.predict(1.0)
+                if rng.random() < 0.7
+                else model.predict_many(np.zeros(rng.choice([2, 70])), slo_ms=5)
+            )
             for which in rng.sample(range(3), rng.randrange(1, 4)):
                 for _ in range(rng.choice([1, 1, 2])):
                     serial += 1
@@ -171,8 +176,12 @@ def check(which: int, mailboxes: list[MailboxReader], waiting: list[dict[int, Fu
     drained = mailbox.drain()
     told = [item for _, item in drained]
     assert all(mine[item] is future for future, item in drained)
-    assert set(told) == done or set(told) <= done, "news that is not flushed yet comes with the next step"
+    assert set(told) == done or set(told) <= done, (
+        "news that is not flushed yet comes with the next step"
+    )
     assert len(told) == len(set(told))
     for item in told:
         del mine[item]
-    assert sum(1 for future in mine.values() if not future.done()) >= (1 if len(mailbox) and not done - set(told) else 0)
+    assert sum(1 for future in mine.values() if not future.done()) >= (
+        1 if len(mailbox) and not done - set(told) else 0
+    )

@@ -1,4 +1,5 @@
-"""The door for callers: which inputs become which rows (a twin says so in numpy's words), classes of SLO, many rows, bounds."""
+"""The door for callers: which inputs become which rows (a twin says so in numpy's words), classes
+of SLO, many rows, bounds."""
 
 import math
 import threading
@@ -19,8 +20,20 @@ from clipper_core.status import Status, StatusError
 from clipper_core.taking import Taking
 
 World = Any  # tests/core/conftest.py
-NUMPY = {"bool": "?", "u8": "u1", "i8": "i1", "u16": "u2", "i16": "i2", "u32": "u4", "i32": "i4", "u64": "u8", "i64": "i8",
-         "f16": "f2", "f32": "f4", "f64": "f8"}  # fmt: skip
+NUMPY = {
+    "bool": "?",
+    "u8": "u1",
+    "i8": "i1",
+    "u16": "u2",
+    "i16": "i2",
+    "u32": "u4",
+    "i32": "i4",
+    "u64": "u8",
+    "i64": "i8",
+    "f16": "f2",
+    "f32": "f4",
+    "f64": "f8",
+}
 
 
 @pytest.mark.parametrize("name", NUMPY)
@@ -29,7 +42,11 @@ def test_a_row_arrives_byte_for_byte(world: World, name: str, shape: tuple[int, 
     model = world.model(name, shape)
     assert model.describe_input() == name + (f"[{','.join(map(str, shape))}]" if shape else "")
     container = world.container(model, checked=True)
-    rows = np.random.default_rng(1).integers(0, 2 if name == "bool" else 100, (7, *shape)).astype(NUMPY[name])
+    rows = (
+        np.random.default_rng(1)
+        .integers(0, 2 if name == "bool" else 100, (7, *shape))
+        .astype(NUMPY[name])
+    )
     for row in rows:
         model.predict(row)
     model.predict_many(rows[::-1])
@@ -48,7 +65,9 @@ def test_a_row_arrives_byte_for_byte(world: World, name: str, shape: tuple[int, 
         ("i64", (-1,), [np.arange(n) for n in (1, 0, 7)]),
     ],
 )
-def test_rows_that_differ_in_length_arrive(world: World, dtype: str, shape: tuple[int, ...], rows: list[Any]) -> None:
+def test_rows_that_differ_in_length_arrive(
+    world: World, dtype: str, shape: tuple[int, ...], rows: list[Any]
+) -> None:
     model = world.model(dtype, shape)
     container = world.container(model)
     futures = [model.predict(row) for row in rows]
@@ -61,12 +80,15 @@ def test_rows_that_differ_in_length_arrive(world: World, dtype: str, shape: tupl
 
 
 def accepted(x: Any, name: str, shape: tuple[int, ...]) -> Any:
-    """The twin: the row for x, or None. Casts of the same kind; whole numbers of no array wherever their values fit."""
+    """The twin: the row for x, or None. Casts of the same kind; whole numbers of no array wherever
+    their values fit."""
     array, wanted = np.asarray(x), np.dtype(NUMPY[name])
     if array.shape != shape:
         return None
     if not isinstance(x, np.ndarray) and array.dtype.kind in "iu" and wanted.kind in "iu":
-        fits = array.size == 0 or (int(array.min()) >= np.iinfo(wanted).min and int(array.max()) <= np.iinfo(wanted).max)
+        fits = array.size == 0 or (
+            int(array.min()) >= np.iinfo(wanted).min and int(array.max()) <= np.iinfo(wanted).max
+        )
         return array.astype(wanted) if fits else None
     return array.astype(wanted) if np.can_cast(array.dtype, wanted, "same_kind") else None
 
@@ -77,9 +99,18 @@ lists = st.one_of(
     st.lists(st.booleans(), min_size=3, max_size=3),
     st.lists(st.floats(-1e4, 1e4), min_size=3, max_size=3),
     hnp.arrays(st.sampled_from(list(NUMPY.values())), st.just((3,)), elements=st.integers(0, 1)),
-    hnp.arrays(st.sampled_from(["f8", "i2"]), hnp.array_shapes(max_dims=2, max_side=3), elements=st.integers(0, 1)),
-    st.just("abc"), st.just(None), st.just([[1], [2, 3]]), st.just(b"abc"), st.just({1, 2, 3}), st.just([None] * 3),
-)  # fmt: skip
+    hnp.arrays(
+        st.sampled_from(["f8", "i2"]),
+        hnp.array_shapes(max_dims=2, max_side=3),
+        elements=st.integers(0, 1),
+    ),
+    st.just("abc"),
+    st.just(None),
+    st.just([[1], [2, 3]]),
+    st.just(b"abc"),
+    st.just({1, 2, 3}),
+    st.just([None] * 3),
+)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
@@ -97,8 +128,17 @@ def test_inputs_become_rows_as_the_twin_says(name: str, x: Any) -> None:
         assert model.cached(row) == (True, 1), "the same key: the same bytes"
 
 
-@pytest.mark.parametrize("make", [np.ascontiguousarray, np.asfortranarray, lambda a: a.astype(">f8"), lambda a: a.astype("f4"),
-                                  lambda a: np.repeat(a, 2, 1)[:, ::2], lambda a: a.tolist()])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        np.ascontiguousarray,
+        np.asfortranarray,
+        lambda a: a.astype(">f8"),
+        lambda a: a.astype("f4"),
+        lambda a: np.repeat(a, 2, 1)[:, ::2],
+        lambda a: a.tolist(),
+    ],
+)
 def test_layout_does_not_matter(world: World, make: Callable[[Any], Any]) -> None:
     model = world.model("f64", (2, 3))
     array = np.arange(6.0).reshape(2, 3)
@@ -106,7 +146,9 @@ def test_layout_does_not_matter(world: World, make: Callable[[Any], Any]) -> Non
     assert model.cached(make(array)) == (True, 1)
 
 
-@pytest.mark.parametrize("x", [3, 3.0, True, np.float32(3), np.array(3), np.array(3.0), np.int8(3)], ids=repr)
+@pytest.mark.parametrize(
+    "x", [3, 3.0, True, np.float32(3), np.array(3), np.array(3.0), np.int8(3)], ids=repr
+)
 def test_scalars_of_any_kind(world: World, x: Any) -> None:
     model = world.model("f64")
     model.put(float(x), 1)
@@ -114,7 +156,16 @@ def test_scalars_of_any_kind(world: World, x: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "x"), [("str", 1), ("str", b"a"), ("bytes", "a"), ("bytes", 1), ("f64", "1"), ("f64", [1.0]), ("any", 1.0)]
+    ("dtype", "x"),
+    [
+        ("str", 1),
+        ("str", b"a"),
+        ("bytes", "a"),
+        ("bytes", 1),
+        ("f64", "1"),
+        ("f64", [1.0]),
+        ("any", 1.0),
+    ],
 )
 def test_inputs_of_another_type_are_refused(world: World, dtype: str, x: Any) -> None:
     model = world.model(dtype)
@@ -146,12 +197,25 @@ def test_finite_models_refuse_what_is_not(world: World, dtype: str, value: float
 
 @pytest.mark.parametrize(
     ("dtype", "shape", "options"),
-    [("f64", (0,), {}), ("f64", (3, 0), {}), ("f64", (-2,), {}), ("f64", (2, -1), {}), ("f64", (1,) * 5, {}),
-     ("f64", (2**32,), {}), ("u8", (2**16,) * 4, {}), ("f128", (), {}), ("", (), {}),
-     ("f64", (), {"output": "f64", "output_shape": (1,) * 9}), ("f64", (), {"output": "f128"}),
-     ("f64", (), {"slo_us": 0}), ("f64", (), {"slo_us": 2**60})],
-)  # fmt: skip
-def test_models_that_cannot_be_are_refused(world: World, dtype: str, shape: tuple[int, ...], options: dict[str, Any]) -> None:
+    [
+        ("f64", (0,), {}),
+        ("f64", (3, 0), {}),
+        ("f64", (-2,), {}),
+        ("f64", (2, -1), {}),
+        ("f64", (1,) * 5, {}),
+        ("f64", (2**32,), {}),
+        ("u8", (2**16,) * 4, {}),
+        ("f128", (), {}),
+        ("", (), {}),
+        ("f64", (), {"output": "f64", "output_shape": (1,) * 9}),
+        ("f64", (), {"output": "f128"}),
+        ("f64", (), {"slo_us": 0}),
+        ("f64", (), {"slo_us": 2**60}),
+    ],
+)
+def test_models_that_cannot_be_are_refused(
+    world: World, dtype: str, shape: tuple[int, ...], options: dict[str, Any]
+) -> None:
     with pytest.raises(StatusError):
         Model(world.engine, "m:1", 1, dtype, shape, **options)
     assert world.engine.snapshot()["models"] == []
@@ -169,7 +233,9 @@ def test_every_class_of_slo_has_a_lane(world: World) -> None:
     assert all(future.status() == Status.PENDING for future in futures)
     container = world.container(model)
     world.step()
-    assert [len(rows) for _, rows in container.read()] == [sum(not future.done() for future in futures)]
+    assert [len(rows) for _, rows in container.read()] == [
+        sum(not future.done() for future in futures)
+    ]
     world.serve()
     assert all(future.done() for future in futures)
 
@@ -230,7 +296,9 @@ def test_the_first_input_settles_the_type(world: World) -> None:
     assert container.inbox == []
 
 
-@pytest.mark.parametrize("rows", [[[1.0, 2.0], [3.0, 4.0]], np.array([[1.0, 2.0], [3.0, 4.0]])], ids=type)
+@pytest.mark.parametrize(
+    "rows", [[[1.0, 2.0], [3.0, 4.0]], np.array([[1.0, 2.0], [3.0, 4.0]])], ids=type
+)
 def test_many_rows_settle_the_type_by_the_first(world: World, rows: Any) -> None:
     model = world.model("any")
     model.on_untyped = settle
@@ -250,7 +318,9 @@ def test_two_threads_that_settle_at_once_agree(world: World) -> None:
 
     model.on_untyped = slow
     futures: list[Any] = []
-    threads = [threading.Thread(target=lambda: futures.append(model.predict([1.0]))) for _ in range(2)]
+    threads = [
+        threading.Thread(target=lambda: futures.append(model.predict([1.0]))) for _ in range(2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -276,13 +346,29 @@ def test_many_holds_hits_and_refusals_too(world: World) -> None:
     world.container(model)
     model.put(2.0, 20.0)
     future = model.predict_many(np.arange(7.0))
-    assert [future.status(i).name for i in range(7)] == ["PENDING", "PENDING", "OK", "PENDING", "PENDING", "FULL", "FULL"]
+    assert [future.status(i).name for i in range(7)] == [
+        "PENDING",
+        "PENDING",
+        "OK",
+        "PENDING",
+        "PENDING",
+        "FULL",
+        "FULL",
+    ]
     world.serve()
     assert [future.output(i) for i in range(7)] == [0, 1, 20, 3, 4, None, None]
 
 
 @pytest.mark.parametrize(
-    "rows", [np.zeros((3, 3)), np.zeros(2), np.zeros((1, 2, 1)), [[1.0], [1.0, 2.0]], ["ab", "cd"], np.zeros((2, 2), complex)]
+    "rows",
+    [
+        np.zeros((3, 3)),
+        np.zeros(2),
+        np.zeros((1, 2, 1)),
+        [[1.0], [1.0, 2.0]],
+        ["ab", "cd"],
+        np.zeros((2, 2), complex),
+    ],
 )
 def test_many_of_another_shape_are_refused_whole(world: World, rows: Any) -> None:
     with pytest.raises(StatusError, match="input for m:1: expected f64"):
@@ -341,7 +427,8 @@ def test_an_ensemble_of_any_size(world: World, models: int) -> None:
     assert [future.output(i) for i in range(models)] == [2.0] * models
 
 
-# -- rows that are watched ---------------------------------------------------------------------------------------------
+# -- rows that are watched
+# ---------------------------------------------------------------------------------------------
 
 
 class Numbers:
@@ -421,7 +508,8 @@ def test_each_row_of_an_array_has_a_number_of_its_own(world: World, shape: tuple
 
 
 def test_a_late_prediction_is_not_found_under_a_new_number(world: World) -> None:
-    """Neither joined while it is on its way nor found when it has come: what it was made of is not what is asked for."""
+    """Neither joined while it is on its way nor found when it has come: what it was made of is not
+    what is asked for."""
     model, watcher = world.model("f64", (2,)), Numbers()
     container = world.container(model)
     model.watch = watcher

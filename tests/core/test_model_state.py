@@ -1,4 +1,5 @@
-"""Models that nobody can ask any more: their lanes and their numbers are given back, when nothing of them is on its way."""
+"""Models that nobody can ask any more: their lanes and their numbers are given back, when nothing
+of them is on its way."""
 
 import gc
 import random
@@ -19,10 +20,15 @@ FAR_US = 1 << 50
 
 
 class World:
-    """An engine on a clock of its own, models that no list shows, and their containers: each answers row + its model's uid."""
+    """An engine on a clock of its own, models that no list shows, and their containers: each
+    answers row + its model's uid."""
 
     def __init__(self, **limits: Any) -> None:
-        self.engine = Engine(manual_clock=True, seed=1, **({"cache_bytes_max": 1 << 20, "tasks_max": 1 << 14} | limits))
+        self.engine = Engine(
+            manual_clock=True,
+            seed=1,
+            **({"cache_bytes_max": 1 << 20, "tasks_max": 1 << 14} | limits),
+        )
         self.now_us = 1000
         self.uids = 0
         self.step()
@@ -53,7 +59,9 @@ class World:
             if header.kind == Kind.PREDICT:
                 batches += 1
                 outputs = open_rows(header, payload).data.reshape(-1, 2)[:, 0] + plus
-                assert self.engine.receive(conn, encode_rows(Kind.REPLY, outputs, id=header.id), self.now_us)
+                assert self.engine.receive(
+                    conn, encode_rows(Kind.REPLY, outputs, id=header.id), self.now_us
+                )
                 self.step()
                 sent += self.engine.outgoing(conn, self.now_us)
         return batches
@@ -85,7 +93,11 @@ def test_lanes_and_number_are_given_back(world: World) -> None:
     for n in range(300):
         model = world.model()
         conn = world.attach(model)
-        futures = [model.predict(row(n), 1), model.predict(row(n), 1000), model.predict_many(np.zeros((40, 2)), 50)]
+        futures = [
+            model.predict(row(n), 1),
+            model.predict(row(n), 1000),
+            model.predict_many(np.zeros((40, 2)), 50),
+        ]
         world.step()
         assert world.answer(conn, n)
         assert world.counts() == (3, 2)
@@ -123,7 +135,9 @@ def test_not_while_a_row_waits(world: World) -> None:
 
 
 @pytest.mark.parametrize("answered", [True, False])
-def test_not_while_a_batch_is_on_its_way_or_a_replica_is_there(world: World, answered: bool) -> None:
+def test_not_while_a_batch_is_on_its_way_or_a_replica_is_there(
+    world: World, answered: bool
+) -> None:
     model = world.model()
     conn = world.attach(model)
     waiting = model.predict(row(1.0), 1000)
@@ -138,7 +152,9 @@ def test_not_while_a_batch_is_on_its_way_or_a_replica_is_there(world: World, ans
         assert world.counts() == (1, 1), "its replica is there still"
     world.engine.lost(conn, world.now_us)
     world.chores()
-    assert world.counts() == ((0, 0) if answered else (1, 1)), "what was on its way waits for another replica"
+    assert world.counts() == ((0, 0) if answered else (1, 1)), (
+        "what was on its way waits for another replica"
+    )
     world.step(1_000_000)
     world.chores()
     assert world.counts() == (0, 0)
@@ -219,7 +235,8 @@ def test_more_than_are_kept_for_others_go_in_the_end() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_models_come_and_go_and_each_query_has_its_own_answer(world: World, seed: int) -> None:
-    """By seed: models made, asked, served, cut off and dropped, in any order; at the end nothing is left."""
+    """By seed: models made, asked, served, cut off and dropped, in any order; at the end nothing is
+    left."""
     rng = random.Random(seed)
     models: list[tuple[Model, list[int]]] = []
     asked: list[tuple[Future, int, float]] = []

@@ -61,7 +61,11 @@ def adam(twin: Twin, g: Any, rate: float) -> None:
     v = twin.state[1] = s["beta2"] * twin.state[1] + (1 - s["beta2"]) * g * g
     if twin.o.name == "amsgrad":
         v = twin.state[2] = np.maximum(twin.state[2], v)
-    twin.w -= rate * (m / (1 - s["beta1"] ** twin.t)) / (np.sqrt(v / (1 - s["beta2"] ** twin.t)) + s["eps"])
+    twin.w -= (
+        rate
+        * (m / (1 - s["beta1"] ** twin.t))
+        / (np.sqrt(v / (1 - s["beta2"] ** twin.t)) + s["eps"])
+    )
 
 
 def ftrl(twin: Twin, g: Any, rate: float) -> None:
@@ -75,17 +79,29 @@ def ftrl(twin: Twin, g: Any, rate: float) -> None:
 
 
 RULES: dict[str, Callable[[Twin, Any, float], None]] = {
-    "sgd": sgd, "momentum": momentum, "nesterov": nesterov, "adagrad": adagrad, "adam": adam, "amsgrad": adam, "ftrl": ftrl,
-}  # fmt: skip
+    "sgd": sgd,
+    "momentum": momentum,
+    "nesterov": nesterov,
+    "adagrad": adagrad,
+    "adam": adam,
+    "amsgrad": adam,
+    "ftrl": ftrl,
+}
 
 
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=25, deadline=None)
 @given(
-    seed=st.integers(0, 2**32), n=st.integers(1, 40), l2=st.sampled_from([0.0, 0.01]),
-    clips=st.sampled_from([{}, {"clip_value": 0.3}, {"clip_norm": 0.5}, {"clip_value": 0.6, "clip_norm": 0.9}]),
-)  # fmt: skip
-def test_steps_are_those_of_the_papers(name: str, seed: int, n: int, l2: float, clips: dict[str, float]) -> None:
+    seed=st.integers(0, 2**32),
+    n=st.integers(1, 40),
+    l2=st.sampled_from([0.0, 0.01]),
+    clips=st.sampled_from(
+        [{}, {"clip_value": 0.3}, {"clip_norm": 0.5}, {"clip_value": 0.6, "clip_norm": 0.9}]
+    ),
+)
+def test_steps_are_those_of_the_papers(
+    name: str, seed: int, n: int, l2: float, clips: dict[str, float]
+) -> None:
     draw = np.random.default_rng(seed)
     more = {"start": 0.1} if name in ("adagrad", "ftrl") else {}
     optimizer = Optimizer(name, l2=l2, **clips, **more)
@@ -113,7 +129,10 @@ def test_a_million_random_steps_leave_numbers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("key", ["plain", "rate 1e30", "rate 1e-38", "l2 1e20", "clip_norm 1", "clip_value 1e30", "eps 0"])
+@pytest.mark.parametrize(
+    "key",
+    ["plain", "rate 1e30", "rate 1e-38", "l2 1e20", "clip_norm 1", "clip_value 1e30", "eps 0"],
+)
 def test_numbers_stay_finite_whatever_comes(name: str, key: str) -> None:
     setting, _, value = key.partition(" ")
     more = {setting: float(value)} if setting in Optimizer.SETTINGS[name] else {}
@@ -122,7 +141,9 @@ def test_numbers_stay_finite_whatever_comes(name: str, key: str) -> None:
     w, state = draw.standard_normal(500).astype(np.float32), optimizer.state(500)
     extremes = np.array([largest, -largest, 1e-45, -1e-45, 1e20, -1e20, 0.0, 1.0], np.float32)
     for t in range(1, 200):
-        optimizer.step(w, state, draw.choice(extremes, 500), t, float(draw.choice([1.0, 1e-30, 1e30])))
+        optimizer.step(
+            w, state, draw.choice(extremes, 500), t, float(draw.choice([1.0, 1e-30, 1e30]))
+        )
         assert np.isfinite(w).all()
         assert np.isfinite(state).all(), "a replica would refuse it"
 
@@ -162,7 +183,12 @@ def test_arguments_are_checked() -> None:
             Optimizer(name, **wrong)
     optimizer = Optimizer("momentum")
     w, state, g = np.zeros(4, np.float32), optimizer.state(4), np.zeros(4, np.float32)
-    for bad in [(w.astype(float), state, g), (w, state[:, :3], g), (w, state, g[::2]), (w, np.zeros((2, 4), np.float32), g)]:
+    for bad in [
+        (w.astype(float), state, g),
+        (w, state[:, :3], g),
+        (w, state, g[::2]),
+        (w, np.zeros((2, 4), np.float32), g),
+    ]:
         with pytest.raises(StatusError, match="expected contiguous f32"):
             optimizer.step(*bad)  # type: ignore[arg-type]
     for number, scale in [(0, 1.0), (1, 0.0), (1, float("inf"))]:
@@ -173,4 +199,6 @@ def test_arguments_are_checked() -> None:
 def test_it_says_what_it_is() -> None:
     assert repr(Optimizer("adagrad", rate=0.05)) == "Optimizer('adagrad', rate=0.05)"
     assert Optimizer("amsgrad").slots == ("mean", "squares", "largest")
-    assert Optimizer("ftrl", start=0.1).state(2).tolist() == pytest.approx(np.array([[0.1, 0.1], [0, 0]]))
+    assert Optimizer("ftrl", start=0.1).state(2).tolist() == pytest.approx(
+        np.array([[0.1, 0.1], [0, 0]])
+    )

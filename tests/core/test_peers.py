@@ -18,11 +18,16 @@ class World:
     """Engines stepped by hand, a model in each, and its container: this test."""
 
     def __init__(self, count: int = 2) -> None:
-        self.engines = [Engine(manual_clock=True, cache_bytes_max=1 << 20, tasks_max=1024, number=i) for i in range(count)]
+        self.engines = [
+            Engine(manual_clock=True, cache_bytes_max=1 << 20, tasks_max=1024, number=i)
+            for i in range(count)
+        ]
         for i, engine in enumerate(self.engines):
             for other in self.engines[:i]:
                 engine.meet(other)
-        self.models = tuple(Model(engine, f"m{i}", i + 1, "f64", (2,)) for i, engine in enumerate(self.engines))
+        self.models = tuple(
+            Model(engine, f"m{i}", i + 1, "f64", (2,)) for i, engine in enumerate(self.engines)
+        )
         self.conns = [self.attach(engine) for engine in self.engines]
 
     def attach(self, engine: Engine) -> int:
@@ -41,14 +46,21 @@ class World:
             while sent:
                 header = decode_header(sent)
                 assert header is not None
-                payload, sent = sent[64 : 64 + header.payload_bytes], sent[64 + header.payload_bytes :]
+                payload, sent = (
+                    sent[64 : 64 + header.payload_bytes],
+                    sent[64 + header.payload_bytes :],
+                )
                 if header.kind == Kind.PREDICT:
                     rows = (which + 1) * open_rows(header, payload).data
-                    assert engine.receive(conn, encode_rows(Kind.REPLY, rows, id=header.id), engine.now_us())
+                    assert engine.receive(
+                        conn, encode_rows(Kind.REPLY, rows, id=header.id), engine.now_us()
+                    )
             engine.step(engine.now_us())
 
     def check(self) -> None:
-        assert [engine.delivery.issued for engine in self.engines] == [engine.delivery.answered for engine in self.engines]
+        assert [engine.delivery.issued for engine in self.engines] == [
+            engine.delivery.answered for engine in self.engines
+        ]
 
 
 @pytest.fixture
@@ -66,7 +78,10 @@ def test_it_is_done_when_all_are(world: World, order: tuple[int, int], reverse: 
     assert not future.done()
     world.answer(order[1])
     assert future.done()
-    assert future.result(0).tolist() == [((1 + reverse) * ROW).tolist(), ((2 - reverse) * ROW).tolist()]
+    assert future.result(0).tolist() == [
+        ((1 + reverse) * ROW).tolist(),
+        ((2 - reverse) * ROW).tolist(),
+    ]
     world.check()
 
 
@@ -169,7 +184,9 @@ def test_whichever_is_freed_first(order: tuple[int, int]) -> None:
         models.clear()
         engines.clear()
         gc.collect()
-        assert all([future.status(i) for i in range(2)] == [Status.CLOSED] * 2 for future in futures)
+        assert all(
+            [future.status(i) for i in range(2)] == [Status.CLOSED] * 2 for future in futures
+        )
 
 
 def test_strangers_are_refused(world: World) -> None:

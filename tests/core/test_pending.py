@@ -13,11 +13,17 @@ from tests.memory import resident_bytes
 
 
 @settings(max_examples=60, deadline=None)
-@given(entries_max=st.integers(0, 40), seed=st.integers(0, 2**32), spread=st.sampled_from([1, 4, 64, 2**64]))
+@given(
+    entries_max=st.integers(0, 40),
+    seed=st.integers(0, 2**32),
+    spread=st.sampled_from([1, 4, 64, 2**64]),
+)
 def test_pending_answers_as_a_dict(entries_max: int, seed: int, spread: int) -> None:
     rng = random.Random(seed)
     table, twin = Pending(entries_max), dict[tuple[int, int], int]()
-    keys = [(rng.choice([rng.randrange(spread), 2**64 - 1]), rng.randrange(2**56)) for _ in range(60)]
+    keys = [
+        (rng.choice([rng.randrange(spread), 2**64 - 1]), rng.randrange(2**56)) for _ in range(60)
+    ]
     for _ in range(400):
         key, ticket = rng.choice(keys), rng.randrange(1, 2**64)
         if rng.random() < 0.55:
@@ -44,7 +50,8 @@ def test_pending_refuses_ticket_zero_and_the_absurd() -> None:
 
 
 def test_other_threads_see_what_is_in_flight_while_entries_move() -> None:
-    """One thread inserts and removes, as the loop does; another asks for a key that is there all the time."""
+    """One thread inserts and removes, as the loop does; another asks for a key that is there all
+    the time."""
     table, kept = Pending(64), (5, 5)
     table.put(*kept, 1)
     missed: list[int] = []
@@ -96,7 +103,12 @@ def test_a_touched_table_needs_no_memory() -> None:
 
 def test_touching_disturbs_no_one() -> None:
     """One thread touches while the loop's adds and removes."""
-    table, twin, rng, done = Pending(1000), dict[tuple[int, int], int](), random.Random(5), threading.Event()
+    table, twin, rng, done = (
+        Pending(1000),
+        dict[tuple[int, int], int](),
+        random.Random(5),
+        threading.Event(),
+    )
 
     def touch() -> None:
         while not done.is_set():

@@ -1,4 +1,5 @@
-"""Pieces of arrays through the engine: taken by spans, ended together or row by row, freed with their last row; each row once."""
+"""Pieces of arrays through the engine: taken by spans, ended together or row by row, freed with
+their last row; each row once."""
 
 import random
 from collections import Counter
@@ -60,7 +61,10 @@ def test_the_deadline_in_the_middle_leaves_what_was_answered(world: World) -> No
     while container.inbox:
         container.reply()
     world.step()
-    assert tally(future) == {"OK": 1024, "DEADLINE": 3000 - 1024}, "what comes late is not delivered"
+    assert tally(future) == {
+        "OK": 1024,
+        "DEADLINE": 3000 - 1024,
+    }, "what comes late is not delivered"
 
 
 def test_cancel_in_the_middle(world: World) -> None:
@@ -100,7 +104,9 @@ def test_a_lost_container_costs_one_try(world: World) -> None:
     assert future.progress() == (0, 450)
     second = world.container(model, size_max=64)
     second.read()
-    assert second.inbox[0][1].tolist() == list(range(64)), "what was sent before goes first, in any size"
+    assert second.inbox[0][1].tolist() == list(range(64)), (
+        "what was sent before goes first, in any size"
+    )
     second.reply()
     world.step()
     second.read()
@@ -142,7 +148,9 @@ def test_a_batch_that_fails_fails_its_rows(world: World) -> None:
     assert future.detail(0) == "all of it"
 
 
-@pytest.mark.parametrize("dtype", ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?"])
+@pytest.mark.parametrize(
+    "dtype", ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?"]
+)
 def test_scalars_of_every_type_come_back(world: World, dtype: str) -> None:
     model = world.model(cached=True)
     container = world.container(model, size_max=77)
@@ -152,7 +160,9 @@ def test_scalars_of_every_type_come_back(world: World, dtype: str) -> None:
     container.reply_all(lambda rows: values[rows.astype(int)])
     result = future.result(0)
     assert np.array_equal(result, values)
-    assert result.dtype == np.array([values[0].item()]).dtype, "as numpy makes an array of Python's numbers"
+    assert result.dtype == np.array([values[0].item()]).dtype, (
+        "as numpy makes an array of Python's numbers"
+    )
     again = model.predict_many(np.arange(200.0))
     assert again.done(), "the replies filled the cache"
     assert np.array_equal(again.result(0), values)
@@ -164,7 +174,11 @@ def test_rows_of_arrays_come_back_as_one(world: World, shape: tuple[int, ...]) -
     container = world.container(model, size_max=50)
     future = model.predict_many(np.arange(120.0))
     world.step()
-    container.reply_all(lambda rows: np.broadcast_to(rows.reshape(-1, *[1] * len(shape)), (len(rows), *shape)).astype("f4"))
+    container.reply_all(
+        lambda rows: np.broadcast_to(
+            rows.reshape(-1, *[1] * len(shape)), (len(rows), *shape)
+        ).astype("f4")
+    )
     assert future.result(0).shape == (120, *shape)
     assert np.array_equal(future.result(0)[:, 0].reshape(120, -1)[:, 0], np.arange(120))
 
@@ -183,23 +197,39 @@ def test_a_closed_engine_ends_pieces_wherever_they_are(new_world: Callable[..., 
     lost.lose()
     futures.append(model.predict_many(np.arange(200.0)))
     world.engine.finish()
-    assert {status for future in futures for status in future.statuses().tolist()} <= {Status.CLOSED, Status.REPLICA_LOST}
+    assert {status for future in futures for status in future.statuses().tolist()} <= {
+        Status.CLOSED,
+        Status.REPLICA_LOST,
+    }
     assert world.engine.delivery.issued == world.engine.delivery.answered == 3200
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_arrays_and_rows_any_way(seed: int, new_world: Callable[..., World]) -> None:
-    """Twin: a row that ended OK holds the sum of its input; every row ends once, by its deadline; all cells come back."""
+    """Twin: a row that ended OK holds the sum of its input; every row ends once, by its deadline;
+    all cells come back."""
     rng = random.Random(seed)
     world = new_world()
-    model = world.model("f64", (2,), cached=rng.random() < 0.5, lane_bytes_max=1 << rng.choice([14, 18, 24]))
-    containers = [world.container(model, size_max=rng.choice([1, 50, 700])) for _ in range(rng.choice([1, 2]))]
+    model = world.model(
+        "f64", (2,), cached=rng.random() < 0.5, lane_bytes_max=1 << rng.choice([14, 18, 24])
+    )
+    containers = [
+        world.container(model, size_max=rng.choice([1, 50, 700])) for _ in range(rng.choice([1, 2]))
+    ]
     asked: list[tuple[Any, Any, int]] = []
     for _ in range(rng.choice([20, 60])):
         if rng.random() < 0.4:
-            rows = np.random.default_rng(rng.randrange(1 << 30)).integers(0, 400, (rng.choice([1, 31, 32, 33, 300, 2000]), 2))
+            rows = np.random.default_rng(rng.randrange(1 << 30)).integers(
+                0, 400, (rng.choice([1, 31, 32, 33, 300, 2000]), 2)
+            )
             slo_ms = rng.choice([0.4, 3, 20, 500])
-            asked.append((model.predict_many(rows.astype("f8"), slo_ms), rows, world.now_us + int(slo_ms * 1000)))
+            asked.append(
+                (
+                    model.predict_many(rows.astype("f8"), slo_ms),
+                    rows,
+                    world.now_us + int(slo_ms * 1000),
+                )
+            )
         for container in containers:
             if rng.random() < 0.5 and container.read():
                 container.reply(lambda rows: rows.sum(axis=1))
@@ -218,7 +248,9 @@ def test_arrays_and_rows_any_way(seed: int, new_world: Callable[..., World]) -> 
         wanted = rows.sum(axis=1)
         states, outputs = future.statuses(), future.outputs(-1.0)
         answered = states == Status.OK
-        assert [outputs[i] for i in np.flatnonzero(answered)] == wanted[answered].tolist(), f"seed {seed}"
+        assert [outputs[i] for i in np.flatnonzero(answered)] == wanted[answered].tolist(), (
+            f"seed {seed}"
+        )
     world.step(600_000)
     for container in list(containers):
         container.lose()

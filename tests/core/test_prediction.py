@@ -1,4 +1,5 @@
-"""Predictions by value and by blob: what goes in through the cache or a reply comes out as it was, and memory comes back."""
+"""Predictions by value and by blob: what goes in through the cache or a reply comes out as it was,
+and memory comes back."""
 
 import gc
 from collections.abc import Callable
@@ -20,11 +21,17 @@ DTYPES = ["?", "u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4
 
 
 def same(left: Any, right: Any) -> bool:
-    return type(left) is type(right) and bool(np.array_equal(left, right, equal_nan=isinstance(left, float)))
+    return type(left) is type(right) and bool(
+        np.array_equal(left, right, equal_nan=isinstance(left, float))
+    )
 
 
 outputs = st.one_of(
-    st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.binary(max_size=300), st.text(max_size=100)
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(),
+    st.binary(max_size=300),
+    st.text(max_size=100),
 )
 
 
@@ -40,7 +47,9 @@ def test_scalars_strings_and_bytes_come_back(values: list[Any]) -> None:
         assert same(model.predict(i).result(0), value)
 
 
-arrays = hnp.arrays(st.sampled_from(DTYPES), hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
+arrays = hnp.arrays(
+    st.sampled_from(DTYPES), hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
+)
 
 
 @given(arrays)
@@ -58,7 +67,17 @@ def test_arrays_come_back_with_dtype_and_shape(value: Any) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [None, {}, [1.0], 1j, object(), np.zeros((1,) * 5), np.zeros(2, ">f8"), np.zeros(1, complex), np.array(["a"])],
+    [
+        None,
+        {},
+        [1.0],
+        1j,
+        object(),
+        np.zeros((1,) * 5),
+        np.zeros(2, ">f8"),
+        np.zeros(1, complex),
+        np.array(["a"]),
+    ],
     ids=str,
 )
 def test_what_no_prediction_can_be_is_refused(value: Any, world: World) -> None:
@@ -75,7 +94,9 @@ def test_whole_numbers_beyond_64_bits_are_refused(value: int, world: World) -> N
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(), (3,), (2, 2), (1, 2, 1, 2)], ids=str)
 @pytest.mark.parametrize("confident", [False, True])
-def test_replies_of_every_type_and_shape(world: World, dtype: str, shape: tuple[int, ...], confident: bool) -> None:
+def test_replies_of_every_type_and_shape(
+    world: World, dtype: str, shape: tuple[int, ...], confident: bool
+) -> None:
     model = world.model("i64")
     container = world.container(model)
     rng = np.random.default_rng(3)
@@ -95,7 +116,11 @@ def test_replies_of_every_type_and_shape(world: World, dtype: str, shape: tuple[
 
 @pytest.mark.parametrize(
     "rows",
-    [["", "a", "ü" * 300], [b"", b"\0\xff", b"x" * 3000], [np.arange(n, dtype="<f4") for n in (0, 3, 700)]],
+    [
+        ["", "a", "ü" * 300],
+        [b"", b"\0\xff", b"x" * 3000],
+        [np.arange(n, dtype="<f4") for n in (0, 3, 700)],
+    ],
     ids=["str", "bytes", "f4"],
 )
 def test_replies_that_differ_in_length(world: World, rows: list[Any]) -> None:
@@ -109,7 +134,9 @@ def test_replies_that_differ_in_length(world: World, rows: list[Any]) -> None:
         assert np.array_equal(future.result(0), wanted)
 
 
-def churn(world: World, model: Model, container: Any, rounds: int, reply: Callable[[int, int], bytes]) -> None:
+def churn(
+    world: World, model: Model, container: Any, rounds: int, reply: Callable[[int, int], bytes]
+) -> None:
     for _ in range(rounds):
         futures = [model.predict(i) for i in range(500)]
         world.step(10)
@@ -129,13 +156,22 @@ def vectors(number: int, n: int) -> bytes:
 
 
 def texts(number: int, n: int) -> bytes:
-    return encode_rows(Kind.REPLY, ["x" * 500] * n, id=number, status=[i % 50 != 0 and i % 2 for i in range(n)], text="t" * 500)
+    return encode_rows(
+        Kind.REPLY,
+        ["x" * 500] * n,
+        id=number,
+        status=[i % 50 != 0 and i % 2 for i in range(n)],
+        text="t" * 500,
+    )
 
 
 @pytest.mark.parametrize("reply", [vectors, texts])
 @pytest.mark.parametrize("cached", [False, True])
-def test_memory_comes_back(new_world: Callable[..., World], reply: Callable[[int, int], bytes], cached: bool) -> None:
-    """100,000 tasks of 500 bytes each: a reference lost one time in a hundred would be half a megabyte."""
+def test_memory_comes_back(
+    new_world: Callable[..., World], reply: Callable[[int, int], bytes], cached: bool
+) -> None:
+    """100,000 tasks of 500 bytes each: a reference lost one time in a hundred would be half a
+    megabyte."""
     world = new_world(cache_bytes_max=1 << 15)
     model = world.model("i64", cached=cached)
     container = world.container(model, size_max=500)

@@ -1,4 +1,5 @@
-"""Keys that near rows share beside numpy's words for them; what a model with such keys answers, and tells of its error."""
+"""Keys that near rows share beside numpy's words for them; what a model with such keys answers, and
+tells of its error."""
 
 import math
 from typing import Any
@@ -42,7 +43,9 @@ class SlowProjection:
         return sums
 
 
-@pytest.mark.parametrize(("dtype", "n", "count"), [("f32", 1, 8), ("f32", 7, 16), ("f64", 64, 24), ("f32", 300, 32)])
+@pytest.mark.parametrize(
+    ("dtype", "n", "count"), [("f32", 1, 8), ("f32", 7, 16), ("f64", 64, 24), ("f32", 300, 32)]
+)
 def test_cells_are_those_of_the_twin(dtype: str, n: int, count: int) -> None:
     near = Similarity(0.7, count)
     near.bind(dtype, n, seed=n)
@@ -80,7 +83,12 @@ def test_a_row_without_a_place_has_no_cells(odd: float) -> None:
 
 
 def test_what_a_similarity_refuses() -> None:
-    for wrong in ({"width": 0}, {"width": math.nan}, {"width": 1, "projections": 7}, {"width": 1, "check_share": 1.5}):
+    for wrong in (
+        {"width": 0},
+        {"width": math.nan},
+        {"width": 1, "projections": 7},
+        {"width": 1, "check_share": 1.5},
+    ):
         with pytest.raises(StatusError):
             Similarity(**wrong)  # type: ignore[arg-type]
     near = Similarity(1)

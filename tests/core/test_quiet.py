@@ -1,4 +1,5 @@
-"""Connections without heartbeats, thousands of them at which nothing happens, and models that snapshots leave out."""
+"""Connections without heartbeats, thousands of them at which nothing happens, and models that
+snapshots leave out."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,9 @@ BEAT_US = 10_000
 STATIC = 3
 
 
-def test_a_quiet_link_hears_no_heartbeat_and_may_be_silent_for_ever(new_world: Callable[..., World]) -> None:
+def test_a_quiet_link_hears_no_heartbeat_and_may_be_silent_for_ever(
+    new_world: Callable[..., World],
+) -> None:
     world = new_world(heartbeat_ms=BEAT_US // 1000)
     model = world.model(cached=False)
     quiet, loud = world.container(model, quiet=True), world.container(model)
@@ -33,7 +36,9 @@ def test_a_quiet_link_hears_no_heartbeat_and_may_be_silent_for_ever(new_world: C
     assert future.result() == 2.0
 
 
-def test_a_quiet_replica_that_is_late_loses_its_rows_and_its_trust_until_it_answers(world: World) -> None:
+def test_a_quiet_replica_that_is_late_loses_its_rows_and_its_trust_until_it_answers(
+    world: World,
+) -> None:
     model = world.model(cached=False)
     late = world.container(model, quiet=True, size_max=1)
     for _ in range(5):  # it rests, and is looked after again with the next batch, every time
@@ -112,7 +117,9 @@ def test_rows_that_wait_end_at_their_deadline_though_nothing_else_happens(world:
     counts = [world.engine.model_counts(model.index) for model in models]
     assert {future.status() for future in futures} == {Status.NO_REPLICA}
     assert [each["queued"] for each in counts] == [0] * 50
-    assert [(each["submitted"], each["answered"], each["in_flight"]) for each in counts] == [(1, 1, 0)] * 50
+    assert [(each["submitted"], each["answered"], each["in_flight"]) for each in counts] == [
+        (1, 1, 0)
+    ] * 50
     futures = [model.predict(1.0, 40) for model in models]
     world.step(30_000)
     assert [world.engine.model_counts(model.index)["queued"] for model in models] == [1] * 50
@@ -158,7 +165,9 @@ def test_links_that_rest_keep_no_buffer(world: World) -> None:
     world.step()
     for conn in conns:
         world.engine.outgoing(conn, world.now_us)
-        assert world.engine.receive(conn, encode_frame(Kind.HEARTBEAT), world.now_us)  # needless, and no harm
+        assert world.engine.receive(
+            conn, encode_frame(Kind.HEARTBEAT), world.now_us
+        )  # needless, and no harm
     for _ in range(2):
         world.step(30_000)
     assert waiting < 2048
@@ -167,10 +176,14 @@ def test_links_that_rest_keep_no_buffer(world: World) -> None:
 
 
 def test_a_connection_may_have_a_heartbeat_of_its_own(new_world: Callable[..., World]) -> None:
-    """Ten times as long as the others': it is asked a tenth as often, and may be silent for ten times as long."""
+    """Ten times as long as the others': it is asked a tenth as often, and may be silent for ten
+    times as long."""
     world = new_world(heartbeat_ms=BEAT_US // 1000)
     model = world.model(cached=False)
-    sparse, usual = world.container(model, heartbeat_ms=10 * BEAT_US // 1000), world.container(model)
+    sparse, usual = (
+        world.container(model, heartbeat_ms=10 * BEAT_US // 1000),
+        world.container(model),
+    )
     for _ in range(10):
         world.step(26_000)
         sparse.read()

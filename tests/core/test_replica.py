@@ -1,4 +1,5 @@
-"""Replies, and what is no reply: ids out of turn, too many rows, other types, too large, too early, too late."""
+"""Replies, and what is no reply: ids out of turn, too many rows, other types, too large, too early,
+too late."""
 
 from typing import Any
 
@@ -14,7 +15,9 @@ from clipper_core.v1 import decode_v1, encode_v1
 World = Any  # tests/core/conftest.py
 
 
-def in_flight(world: World, model: Any, container: Any, values: list[float], slo_ms: float = 100) -> list[Any]:
+def in_flight(
+    world: World, model: Any, container: Any, values: list[float], slo_ms: float = 100
+) -> list[Any]:
     futures = [model.predict(value, slo_ms) for value in values]
     world.step()
     container.read()
@@ -40,7 +43,12 @@ def test_another_number_of_outputs(world: World, wrong: list[float]) -> None:
     assert "number of outputs" in futures[0].detail()
 
 
-WRONG = {"f32": np.zeros(1, "f4"), "shape": np.zeros((1, 2)), "str": ["text"], "variable": [np.zeros(2)]}
+WRONG = {
+    "f32": np.zeros(1, "f4"),
+    "shape": np.zeros((1, 2)),
+    "str": ["text"],
+    "variable": [np.zeros(2)],
+}
 
 
 @pytest.mark.parametrize("rows", WRONG.values(), ids=WRONG)
@@ -70,7 +78,11 @@ def test_rows_that_failed_say_why_and_the_others_are_right(world: World) -> None
     model = world.model()
     container = world.container(model)
     futures = in_flight(world, model, container, [1.0, 2.0, 3.0])
-    assert container.send(reply_of(container, np.array([10.0, 0.0, 30.0]), status=np.array([0, 1, 0], "u1"), text="wörse"))
+    assert container.send(
+        reply_of(
+            container, np.array([10.0, 0.0, 30.0]), status=np.array([0, 1, 0], "u1"), text="wörse"
+        )
+    )
     assert futures[0].result() == 10.0
     assert futures[2].result() == 30.0
     assert futures[1].status() == Status.MODEL_ERROR
@@ -91,7 +103,8 @@ def test_a_failure_ends_the_batch(world: World) -> None:
 
 
 def test_ids(world: World) -> None:
-    """An old id is dropped; one that was never given, or not in turn, closes the connection: what it passed over would hang."""
+    """An old id is dropped; one that was never given, or not in turn, closes the connection: what
+    it passed over would hang."""
     model = world.model(cached=False)
     container = world.container(model, size_max=1)
     first, second = in_flight(world, model, container, [1.0, 2.0])
@@ -125,7 +138,9 @@ def test_an_answer_before_the_question_has_left(world: World, protocol: int) -> 
     container = world.container(model, protocol=protocol)
     model.predict(1.0, 100)
     world.step()
-    assert not container.send(np.zeros(1).tobytes() if protocol == 1 else encode_rows(Kind.REPLY, np.zeros(1), id=1))
+    assert not container.send(
+        np.zeros(1).tobytes() if protocol == 1 else encode_rows(Kind.REPLY, np.zeros(1), id=1)
+    )
 
 
 def test_a_late_answer_fills_the_cache_and_ends_who_waits(world: World) -> None:
@@ -175,13 +190,18 @@ def test_confidence_comes_with_the_output(world: World) -> None:
     container = world.container(model)
     futures = in_flight(world, model, container, [1.0, 2.0])
     assert container.send(reply_of(container, np.array([3.0, 4.0]), confidence=[0.25, 0.5]))
-    assert [(future.result(), future.confidence()) for future in futures] == [(3.0, 0.25), (4.0, 0.5)]
+    assert [(future.result(), future.confidence()) for future in futures] == [
+        (3.0, 0.25),
+        (4.0, 0.5),
+    ]
 
 
 # -- strings on the wire
 
 TEXTS = [f"the same words again and again, {i} times, and ümlauts" for i in range(100)]
-NOISE = ["".join(map(chr, np.random.default_rng(i).integers(0x4E00, 0x9FFF, 40))) for i in range(100)]
+NOISE = [
+    "".join(map(chr, np.random.default_rng(i).integers(0x4E00, 0x9FFF, 40))) for i in range(100)
+]
 ROADS = [  # compression, remote, what a batch of many like strings becomes
     ("auto", False, "plain"),
     ("auto", True, "quick"),
@@ -207,19 +227,27 @@ def sent(new_world: Any, texts: list[str], compression: str, remote: bool, **att
 
 @pytest.mark.parametrize("checked", [False, True])
 @pytest.mark.parametrize(("compression", "remote", "how"), ROADS)
-def test_strings_travel_as_their_road_asks(new_world: Any, compression: str, remote: bool, how: str, checked: bool) -> None:
+def test_strings_travel_as_their_road_asks(
+    new_world: Any, compression: str, remote: bool, how: str, checked: bool
+) -> None:
     frame = sent(new_world, TEXTS, compression, remote, checked=checked)
     header, payload = decode_header(frame), frame[64:]
     assert header is not None
     assert len(payload) == header.payload_bytes
     assert bool(header.flags & Flag.COMPRESSED) == (how != "plain")
-    search = {"plain": {}, "quick": {"compressed": True, "search": 8}, "thorough": {"compressed": True, "search": 1}}[how]
+    search = {
+        "plain": {},
+        "quick": {"compressed": True, "search": 8},
+        "thorough": {"compressed": True, "search": 1},
+    }[how]
     fields = {"id": header.id, "time_us": header.time_us, "checked": checked}
     assert frame == encode_rows(Kind.PREDICT, TEXTS, **fields, **search)
     assert open_rows(header, payload).data.tobytes() == "".join(TEXTS).encode()
     if how != "plain":
         size = int.from_bytes(payload[400:408], "little")
-        text = lz4.block.decompress(payload[408 : 408 + size], uncompressed_size=len("".join(TEXTS).encode()))
+        text = lz4.block.decompress(
+            payload[408 : 408 + size], uncompressed_size=len("".join(TEXTS).encode())
+        )
         assert text.decode() == "".join(TEXTS)
 
 
@@ -235,7 +263,9 @@ def test_strings_of_protocol_1(new_world: Any, compression: str, remote: bool, h
 
 @pytest.mark.parametrize("texts", [NOISE, TEXTS[:20]], ids=["noise", "one segment"])
 @pytest.mark.parametrize("compression", ["auto", "full"])
-def test_what_gains_nothing_travels_as_it_is(new_world: Any, texts: list[str], compression: str) -> None:
+def test_what_gains_nothing_travels_as_it_is(
+    new_world: Any, texts: list[str], compression: str
+) -> None:
     frame = sent(new_world, texts, compression, True)
     header = decode_header(frame)
     assert header is not None
@@ -265,14 +295,18 @@ def test_no_such_compression() -> None:
 
 SAID = [b"\x81\xa1q\x03", b"", b"x" * 1024]
 OUTPUTS = {
-    "scalar": np.array([10.0, 20.0, 30.0]), "vector": np.arange(6, dtype="f4").reshape(3, 2), "str": ["a", "", "ccc"],
+    "scalar": np.array([10.0, 20.0, 30.0]),
+    "vector": np.arange(6, dtype="f4").reshape(3, 2),
+    "str": ["a", "", "ccc"],
     "variable": [np.arange(2.0), np.zeros(0), np.ones(5)],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("confidence", [None, [0.5, 0.25, 1.0]], ids=["bare", "sure"])
 @pytest.mark.parametrize("outputs", OUTPUTS.values(), ids=OUTPUTS)
-def test_qualifiers_come_with_their_rows_and_from_the_cache(world: World, outputs: Any, confidence: Any) -> None:
+def test_qualifiers_come_with_their_rows_and_from_the_cache(
+    world: World, outputs: Any, confidence: Any
+) -> None:
     model = world.model()
     container = world.container(model)
     futures = in_flight(world, model, container, [1.0, 2.0, 3.0])
@@ -291,8 +325,16 @@ def test_qualifiers_beside_rows_that_failed(world: World) -> None:
     model = world.model()
     container = world.container(model)
     futures = in_flight(world, model, container, [1.0, 2.0, 3.0])
-    assert container.send(reply_of(container, np.zeros(3), qualifiers=[b"a", b"bb", b"ccc"], status=[0, 1, 0], text="no"))
-    assert [future.heard() for future in futures] == [(0.0, None, b"a"), (None, None), (0.0, None, b"ccc")]
+    assert container.send(
+        reply_of(
+            container, np.zeros(3), qualifiers=[b"a", b"bb", b"ccc"], status=[0, 1, 0], text="no"
+        )
+    )
+    assert [future.heard() for future in futures] == [
+        (0.0, None, b"a"),
+        (None, None),
+        (0.0, None, b"ccc"),
+    ]
 
 
 def test_qualifiers_beside_an_array_lose_nothing(world: World) -> None:
@@ -320,7 +362,8 @@ def test_qualifiers_too_large_end_the_rows_and_not_the_connection(world: World) 
 
 
 def test_the_cache_pays_for_qualifiers(new_world: Any) -> None:
-    """Outputs of 8 bytes that bring 1 KiB each: the cache of 64 KiB holds few of them, and stays within its bounds."""
+    """Outputs of 8 bytes that bring 1 KiB each: the cache of 64 KiB holds few of them, and stays
+    within its bounds."""
     held = []
     for size in (0, 1024):
         world = new_world(cache_bytes_max=1 << 16)

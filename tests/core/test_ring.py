@@ -1,4 +1,5 @@
-"""The work ring beside its slow obvious twin: cells that are free, claimed, published, released, each by its position."""
+"""The work ring beside its slow obvious twin: cells that are free, claimed, published, released,
+each by its position."""
 
 import random
 from collections import deque
@@ -11,7 +12,8 @@ from clipper_core.ring import SpscRing, WorkRing
 
 
 class SlowRing:
-    """A position may be claimed when the one a lap before it was released; only the oldest unclaimed one is handed out."""
+    """A position may be claimed when the one a lap before it was released; only the oldest
+    unclaimed one is handed out."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -29,7 +31,10 @@ class SlowRing:
         return [pos for pos, now in self.state.items() if now == state]
 
 
-@given(st.sampled_from([2, 4, 8, 64]), st.lists(st.tuples(st.sampled_from("cpr"), st.integers(0, 10**6)), max_size=300))
+@given(
+    st.sampled_from([2, 4, 8, 64]),
+    st.lists(st.tuples(st.sampled_from("cpr"), st.integers(0, 10**6)), max_size=300),
+)
 @settings(max_examples=300, deadline=None)
 def test_claim_publish_release_in_any_order(size: int, operations: list[tuple[str, int]]) -> None:
     ring, slow = WorkRing(size, 8), SlowRing(size)
@@ -84,7 +89,10 @@ def test_an_unpublished_claim_holds_back_what_came_after_it() -> None:
     assert ring.pop() == b"released"
 
 
-@given(st.sampled_from([2, 4, 32]), st.lists(st.one_of(st.none(), st.integers(0, 2**64 - 1)), max_size=200))
+@given(
+    st.sampled_from([2, 4, 32]),
+    st.lists(st.one_of(st.none(), st.integers(0, 2**64 - 1)), max_size=200),
+)
 @settings(max_examples=200, deadline=None)
 def test_words_of_one_producer(size: int, operations: list[int | None]) -> None:
     ring, slow = SpscRing(size), deque[int]()
@@ -110,5 +118,6 @@ def test_rows_of_another_length_are_refused() -> None:
 
 
 def test_memory_is_touched_lazily() -> None:
-    """A terabyte of address space that nobody can have is an answer, not a crash; a large lazy one is no problem."""
+    """A terabyte of address space that nobody can have is an answer, not a crash; a large lazy one
+    is no problem."""
     assert WorkRing(1 << 20, 1 << 12).push(bytes(1 << 12))

@@ -1,4 +1,5 @@
-"""clipper_core.shard_door over real sockets, beside the table that it serves; SequenceWindow beside a set."""
+"""clipper_core.shard_door over real sockets, beside the table that it serves; SequenceWindow beside
+a set."""
 
 import contextlib
 import os
@@ -36,10 +37,13 @@ _LAST = st.integers(SEQUENCE_MAX - 2000, SEQUENCE_MAX)
 
 
 class Shard:
-    """A door with one table, its loop's thread, and somebody who answers calls with what they said."""
+    """A door with one table, its loop's thread, and somebody who answers calls with what they
+    said."""
 
     def __init__(self, folder: Path, table: Table | None = None, **limits: int) -> None:
-        self.table = table if table is not None else Table("users", DIM, optimizer=Optimizer("adagrad"))
+        self.table = (
+            table if table is not None else Table("users", DIM, optimizer=Optimizer("adagrad"))
+        )
         self.door = ShardDoor(**limits)
         self.listener = socket.socket(socket.AF_UNIX)
         self.path = str(folder / "shard.sock")
@@ -79,12 +83,40 @@ class Worker:
             shard.echo()
             assert self.hear()[1] == b"let me!!"
 
-    def send(self, kind: int, payload: bytes = b"", *, table: int = 0, rows: int = 0, dtype: int = 0, epoch: int = 0,
-             worker: int = 0, sequence: int = 0, model: int = 0, scale: float = 1.0, length: int = -1) -> None:  # fmt: skip
+    def send(
+        self,
+        kind: int,
+        payload: bytes = b"",
+        *,
+        table: int = 0,
+        rows: int = 0,
+        dtype: int = 0,
+        epoch: int = 0,
+        worker: int = 0,
+        sequence: int = 0,
+        model: int = 0,
+        scale: float = 1.0,
+        length: int = -1,
+    ) -> None:
         self.id += 1
         payload += bytes(-len(payload) % 8)
         size = len(payload) if length < 0 else length
-        head = HEAD.pack(b"CLPT", 1, kind, dtype, 0, table, rows, self.id, epoch, worker, sequence, model, scale, size)
+        head = HEAD.pack(
+            b"CLPT",
+            1,
+            kind,
+            dtype,
+            0,
+            table,
+            rows,
+            self.id,
+            epoch,
+            worker,
+            sequence,
+            model,
+            scale,
+            size,
+        )
         self.socket.sendall(head + payload)
 
     def hear(self) -> tuple[dict[str, Any], bytes]:
@@ -121,7 +153,10 @@ class Worker:
 
     def send_push(self, ids: Any, gradients: Any, **fields: Any) -> None:
         self.send(
-            PUSH, np.asarray(ids, np.int64).tobytes() + np.asarray(gradients, np.float32).tobytes(), rows=len(ids), **fields
+            PUSH,
+            np.asarray(ids, np.int64).tobytes() + np.asarray(gradients, np.float32).tobytes(),
+            rows=len(ids),
+            **fields,
         )
 
     def push(self, ids: Any, gradients: Any, **fields: Any) -> dict[str, Any]:
@@ -134,7 +169,9 @@ class Worker:
 
 @pytest.fixture(params=[0, 50], ids=["sleeps", "polls"])
 def shard(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shard]:
-    with contextlib.closing(Shard(tmp_path, frame_bytes_max=1 << 16, log_ids_max=64, spin_us=request.param)) as shard:
+    with contextlib.closing(
+        Shard(tmp_path, frame_bytes_max=1 << 16, log_ids_max=64, spin_us=request.param)
+    ) as shard:
         yield shard
 
 
@@ -168,7 +205,10 @@ def test_pushes_do_what_the_table_would_do(shard: Shard, worker: Worker) -> None
     twin, draw = Table("users", DIM, optimizer=Optimizer("adagrad")), np.random.default_rng(3)
     for i in range(1, 60):
         n = int(draw.integers(0, 40))
-        ids, gradients = draw.integers(-20, 20, n), draw.standard_normal((n, DIM)).astype(np.float32)
+        ids, gradients = (
+            draw.integers(-20, 20, n),
+            draw.standard_normal((n, DIM)).astype(np.float32),
+        )
         head = worker.push(ids, gradients, worker=9, sequence=i, scale=0.5)
         assert (head["kind"], head["flags"], head["model"], head["sequence"]) == (ANSWER, 0, i, i)
         twin.push(ids, gradients, scale=0.5)
@@ -248,7 +288,10 @@ def test_strangers_are_not_served(shard: Shard) -> None:
 
 def test_frames_may_come_in_pieces_and_many_at_once(shard: Shard, worker: Worker) -> None:
     ids = np.arange(3, dtype=np.int64)
-    whole = b"".join(HEAD.pack(b"CLPT", 1, PULL, 0, 0, 0, 3, i, 0, 0, 0, 0, 1.0, ids.nbytes) + ids.tobytes() for i in range(100))
+    whole = b"".join(
+        HEAD.pack(b"CLPT", 1, PULL, 0, 0, 0, 3, i, 0, 0, 0, 0, 1.0, ids.nbytes) + ids.tobytes()
+        for i in range(100)
+    )
     for at in range(0, len(whole), 37):
         worker.socket.sendall(whole[at : at + 37])
     for i in range(100):
@@ -277,7 +320,9 @@ def test_an_answer_waits_for_followers_that_are_waited_for(shard: Shard, worker:
     assert worker.is_silent()
     door.unfollow(0)
     assert worker.hear()[0]["kind"] == ANSWER, "nobody is waited for any more"
-    assert {table: ids.tolist() for table, ids in (door.changed(1) or pytest.fail("lost"))[1].items()} == {0: [4, 5, 8]}
+    assert {
+        table: ids.tolist() for table, ids in (door.changed(1) or pytest.fail("lost"))[1].items()
+    } == {0: [4, 5, 8]}
 
 
 def test_a_follower_too_far_behind_begins_anew(shard: Shard, worker: Worker) -> None:
@@ -336,7 +381,15 @@ def test_an_answer_for_one_who_left_reaches_nobody_else(shard: Shard) -> None:
 def test_pushes_that_python_applies_are_calls(shard: Shard, worker: Worker) -> None:
     table = Table("items", 2)
     assert shard.door.add_table(table, by_python=True) == 1
-    worker.send(PUSH, np.int64(5).tobytes() + np.float32([1, 2]).tobytes(), rows=1, table=1, worker=6, sequence=9, model=3)
+    worker.send(
+        PUSH,
+        np.int64(5).tobytes() + np.float32([1, 2]).tobytes(),
+        rows=1,
+        table=1,
+        worker=6,
+        sequence=9,
+        model=3,
+    )
     ((_, head, body),) = shard.echo()
     assert head == (PUSH, 1, 1, 0, 6, 9, 3, 1.0)
     assert body[:8] == np.int64(5).tobytes()
@@ -372,8 +425,14 @@ def test_connections_are_bounded(tmp_path: Path) -> None:
 
 
 def test_silent_connections_shut_no_worker_out(tmp_path: Path) -> None:
-    with contextlib.closing(Shard(tmp_path, connections_max=8)) as shard, contextlib.ExitStack() as stack:
-        silent = [stack.enter_context(contextlib.closing(Worker(shard, admitted=False).socket)) for _ in range(20)]
+    with (
+        contextlib.closing(Shard(tmp_path, connections_max=8)) as shard,
+        contextlib.ExitStack() as stack,
+    ):
+        silent = [
+            stack.enter_context(contextlib.closing(Worker(shard, admitted=False).socket))
+            for _ in range(20)
+        ]
         workers = [Worker(shard) for _ in range(5)]
         for worker in workers:
             stack.enter_context(contextlib.closing(worker.socket))
@@ -390,11 +449,17 @@ def test_connection_without_hello_is_closed_in_time(tmp_path: Path) -> None:
 
 
 def test_stranger_whose_hello_waits_for_python_is_not_closed(tmp_path: Path) -> None:
-    with contextlib.closing(Shard(tmp_path, connections_max=8)) as shard, contextlib.ExitStack() as stack:
+    with (
+        contextlib.closing(Shard(tmp_path, connections_max=8)) as shard,
+        contextlib.ExitStack() as stack,
+    ):
         slow = Worker(shard, admitted=False)
         slow.send(CALL, payload=b"let me!!")
         select.select([shard.door.calls_fd], [], [], 10)
-        late = [stack.enter_context(contextlib.closing(Worker(shard, admitted=False).socket)) for _ in range(5)]
+        late = [
+            stack.enter_context(contextlib.closing(Worker(shard, admitted=False).socket))
+            for _ in range(5)
+        ]
         assert late[0].recv(1) == b"", "of the others, the one that has waited longest goes"
         shard.echo()
         assert slow.hear()[1] == b"let me!!"
@@ -419,7 +484,9 @@ def test_connections_beyond_descriptors_are_refused_at_once(tmp_path: Path) -> N
         late.settimeout(10)
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 8, before[1]))
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 8, before[1])
+        )
         with contextlib.suppress(OSError):
             while True:
                 stack.callback(os.close, os.dup(0))
@@ -467,7 +534,13 @@ def test_answer_to_a_push_says_what_became_of_its_ids(tmp_path: Path) -> None:
         worker.send_push(range(4000), ones(4000), worker=7, sequence=1)
         head, counted = worker.hear()
         applied, unadmitted, refused, evicted = struct.unpack("<4I", counted)
-        assert (head["flags"], applied, unadmitted, refused, evicted) == (0, len(shard.table), 0, 4000 - len(shard.table), 0)
+        assert (head["flags"], applied, unadmitted, refused, evicted) == (
+            0,
+            len(shard.table),
+            0,
+            4000 - len(shard.table),
+            0,
+        )
         assert refused > 0
         worker.send_push(range(4000), ones(4000), worker=7, sequence=1)
         head, counted = worker.hear()
@@ -480,7 +553,9 @@ def test_answer_to_a_push_says_what_became_of_its_ids(tmp_path: Path) -> None:
         worker.socket.close()
 
 
-def test_follower_that_begins_anew_is_not_waited_for_until_it_is_told(shard: Shard, worker: Worker) -> None:
+def test_follower_that_begins_anew_is_not_waited_for_until_it_is_told(
+    shard: Shard, worker: Worker
+) -> None:
     shard.door.follow(0, waited=True)
     worker.send_push([1], ones(1))
     assert worker.is_silent()
@@ -510,7 +585,9 @@ def test_the_window_has_an_edge_and_forgets_what_leaves_it() -> None:
     window = SequenceWindow()
     for one in (5, 6, 1500):
         window.mark(one)
-    assert [window.look(one) for one in (1500 - 1024, 1500 - 1023, 5, 5 + 1024, 6 + 1024, 1500)] == [2, 0, 2, 0, 0, 1]
+    assert [
+        window.look(one) for one in (1500 - 1024, 1500 - 1023, 5, 5 + 1024, 6 + 1024, 1500)
+    ] == [2, 0, 2, 0, 0, 1]
 
 
 def test_highest_sequence_number_is_a_push_like_any_other(shard: Shard, worker: Worker) -> None:

@@ -1,4 +1,5 @@
-"""clipper_core.shard_region: memory that comes with a connection, alone and through a door; none of it may end the shard."""
+"""clipper_core.shard_region: memory that comes with a connection, alone and through a door; none of
+it may end the shard."""
 
 import contextlib
 import fcntl
@@ -16,7 +17,17 @@ from hypothesis import strategies as st
 
 from clipper_core.shard_region import SharedRegion, calm
 from clipper_core.status import StatusError
-from tests.core.test_shard_door import DIM, DTYPES, HEAD, NOT_ADMITTED, PULL, REFUSED, TOO_LARGE, Shard, Worker
+from tests.core.test_shard_door import (
+    DIM,
+    DTYPES,
+    HEAD,
+    NOT_ADMITTED,
+    PULL,
+    REFUSED,
+    TOO_LARGE,
+    Shard,
+    Worker,
+)
 
 SHARE, NOT_SHARED, IN_REGION, ANSWER = 6, 107, 2, 4
 SIZED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -58,7 +69,13 @@ def test_only_places_inside_are_written(offset: int, n: int) -> None:
 def test_a_place_that_wraps_around_lies_outside() -> None:
     with opened(memory_file(4096)) as fd:
         region = SharedRegion(fd, MAX)
-        for offset, n in (((1 << 64) - 64, 64), (64, (1 << 64) - 64), ((1 << 64) - 64, (1 << 64) - 1), (4096, 1), (4160, 0)):
+        for offset, n in (
+            ((1 << 64) - 64, 64),
+            (64, (1 << 64) - 64),
+            ((1 << 64) - 64, (1 << 64) - 1),
+            (4096, 1),
+            (4160, 0),
+        ):
             assert not region.lies_inside(offset, n), (offset, n)
         assert region.lies_inside(4096, 0)
 
@@ -73,14 +90,23 @@ def test_what_is_no_memory_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(4096))
     reads, writes = os.pipe()
-    for fd in (os.open(path, os.O_RDWR), os.open("/dev/zero", os.O_RDWR), os.open(tmp_path, os.O_RDONLY), reads, writes):
+    for fd in (
+        os.open(path, os.O_RDWR),
+        os.open("/dev/zero", os.O_RDWR),
+        os.open(tmp_path, os.O_RDONLY),
+        reads,
+        writes,
+    ):
         with opened(fd), pytest.raises(StatusError, match="sealed"):
             SharedRegion(fd, MAX)
     with pytest.raises(StatusError, match="no descriptor"):
         SharedRegion(-1, MAX)
     with opened(memory_file(0)) as fd, pytest.raises(StatusError, match="mapped"):
         SharedRegion(fd, MAX)
-    with opened(memory_file(4096, SIZED | fcntl.F_SEAL_WRITE)) as fd, pytest.raises(StatusError, match="mapped"):
+    with (
+        opened(memory_file(4096, SIZED | fcntl.F_SEAL_WRITE)) as fd,
+        pytest.raises(StatusError, match="mapped"),
+    ):
         SharedRegion(fd, MAX)
     with opened(memory_file(MAX + 4096)) as fd, pytest.raises(StatusError, match="more than"):
         SharedRegion(fd, MAX)
@@ -120,7 +146,9 @@ def share(worker: Worker, *fds: int) -> dict[str, Any]:
 def pull(worker: Worker, ids: Any, offset: int, dtype: int = 0) -> tuple[dict[str, Any], bytes]:
     ids = np.asarray(ids, np.int64)
     worker.id += 1
-    head = HEAD.pack(b"CLPT", 1, PULL, dtype, IN_REGION, 0, ids.size, worker.id, 0, 0, offset, 0, 1.0, ids.nbytes)
+    head = HEAD.pack(
+        b"CLPT", 1, PULL, dtype, IN_REGION, 0, ids.size, worker.id, 0, 0, offset, 0, 1.0, ids.nbytes
+    )
     worker.socket.sendall(head + ids.tobytes())
     return worker.hear()
 
@@ -153,12 +181,20 @@ def test_rows_are_written_where_they_are_wanted(shard: Shard, dtype: int) -> Non
 def test_places_outside_are_refused_and_the_connection_goes_on(shard: Shard) -> None:
     worker, ids = Worker(shard), np.arange(10)
     head, about = pull(worker, ids, 0)
-    assert (head["kind"], head["rows"], about) == (REFUSED, NOT_SHARED, bytes(8)), "it shares nothing yet"
+    assert (head["kind"], head["rows"], about) == (
+        REFUSED,
+        NOT_SHARED,
+        bytes(8),
+    ), "it shares nothing yet"
     with opened(memory_file(4096)) as fd, mmap.mmap(fd, 4096) as seen:
         share(worker, fd)
         for offset in (4096 - 192, 4032, 4096, 1 << 40, (1 << 64) - 64, 1, 32):
             head, about = pull(worker, ids, offset)
-            assert (head["kind"], head["rows"], about) == (REFUSED, NOT_SHARED, (4096).to_bytes(8, "little")), offset
+            assert (head["kind"], head["rows"], about) == (
+                REFUSED,
+                NOT_SHARED,
+                (4096).to_bytes(8, "little"),
+            ), offset
         assert not any(seen[:])
         assert pull(worker, ids, 4096 - 256)[0]["kind"] == ANSWER, "200 bytes"
         assert pull(worker, [], 4096)[0]["kind"] == ANSWER
@@ -204,7 +240,10 @@ def test_descriptors_that_nobody_asked_for_are_closed(shard: Shard) -> None:
         for _ in range(5):
             assert share(worker, *[fd] * 4)["kind"] == ANSWER
         for _ in range(5):
-            assert share(worker, *[fd] * 40)["kind"] in (ANSWER, REFUSED), "more than it has room for"
+            assert share(worker, *[fd] * 40)["kind"] in (
+                ANSWER,
+                REFUSED,
+            ), "more than it has room for"
         for _ in range(5):
             head = share(stranger, fd)
             assert (head["kind"], head["rows"]) == (REFUSED, NOT_ADMITTED)
@@ -234,13 +273,17 @@ def test_nothing_is_shared_over_tcp(tmp_path: Path) -> None:
 
 
 def congestion(one: socket.socket) -> str:
-    return one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).partition(b"\0")[0].decode()
+    return (
+        one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).partition(b"\0")[0].decode()
+    )
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"][: 1 + Path("/proc/net/if_inet6").exists()])
 def test_connections_within_a_host_are_calm(host: str) -> None:
     with (
-        socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as door,
+        socket.create_server(
+            (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        ) as door,
         socket.create_connection(door.getsockname()[:2]) as ours,
         door.accept()[0] as theirs,
     ):

@@ -1,4 +1,5 @@
-"""Rows that a container maps: what it is told, what it reads, when rows go over the socket after all, what is left behind."""
+"""Rows that a container maps: what it is told, what it reads, when rows go over the socket after
+all, what is left behind."""
 
 import fcntl
 import mmap
@@ -15,7 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper_core.codec import Flag, Kind, decode_header, encode_frame, encode_rows, open_rows, open_runs
+from clipper_core.codec import (
+    Flag,
+    Kind,
+    decode_header,
+    encode_frame,
+    encode_rows,
+    open_rows,
+    open_runs,
+)
 from clipper_core.engine import Engine
 from clipper_core.io_loop import IoLoop
 from clipper_core.model import Model
@@ -31,11 +40,19 @@ STATIC = 3
 class Mapper:
     """A container that shares: its frames, the regions it was told of, and what it reads there."""
 
-    def __init__(self, world: World, model: Any, *, passes: bool = True, shared: bool = True, **attach: Any) -> None:
+    def __init__(
+        self, world: World, model: Any, *, passes: bool = True, shared: bool = True, **attach: Any
+    ) -> None:
         self.world = world
         self.conn = world.engine.open(world.now_us, passes=passes)
         self.send(encode_frame(Kind.HELLO, b"hello"))
-        world.engine.attach(self.conn, model.index, b"welcome", shared=shared, **({"mode": STATIC, "size_max": 64} | attach))
+        world.engine.attach(
+            self.conn,
+            model.index,
+            b"welcome",
+            shared=shared,
+            **({"mode": STATIC, "size_max": 64} | attach),
+        )
         self.passed: list[int] = []
         self.regions: dict[int, tuple[mmap.mmap, int, int]] = {}
         self.batches: list[tuple[int, Any]] = []
@@ -58,12 +75,21 @@ class Mapper:
             if header.kind == Kind.REGION:
                 number, rows, row_bytes = struct.unpack("<QQQ", payload)
                 fd = self.passed.pop(0)
-                self.regions[number] = mmap.mmap(fd, rows * row_bytes, prot=mmap.PROT_READ), rows, row_bytes
+                self.regions[number] = (
+                    mmap.mmap(fd, rows * row_bytes, prot=mmap.PROT_READ),
+                    rows,
+                    row_bytes,
+                )
                 os.close(fd)
             elif header.kind == Kind.PREDICT:
                 self.flags.append(header.flags)
                 shared = header.flags & Flag.SHARED
-                self.batches.append((header.id, open_runs(header, payload) if shared else open_rows(header, payload).data))
+                self.batches.append(
+                    (
+                        header.id,
+                        open_runs(header, payload) if shared else open_rows(header, payload).data,
+                    )
+                )
         assert not self.passed
 
     def rows(self, runs: Any) -> Any:
@@ -91,7 +117,9 @@ def row(k: int) -> Any:
     return np.full(WIDE, float(k))
 
 
-def ask(world: World, model: Any, mapper: Mapper, keys: list[int], slo_ms: float = 100) -> list[Any]:
+def ask(
+    world: World, model: Any, mapper: Mapper, keys: list[int], slo_ms: float = 100
+) -> list[Any]:
     futures = [model.predict(row(k), slo_ms) for k in keys]
     world.step()
     mapper.read()
@@ -109,7 +137,7 @@ def test_a_batch_is_a_run_of_a_region_that_is_told_once(world: World, checked: b
     for turn in range(3):
         keys = [10 * turn + i for i in range(5)]
         futures = ask(world, model, mapper, keys)
-        (_, runs) = mapper.batches[0]
+        _, runs = mapper.batches[0]
         assert [(run[1], run[2]) for run in runs] == [(5 * turn, 5)]
         mapper.reply()
         assert [future.result(1) for future in futures] == [k * WIDE for k in keys]
@@ -137,7 +165,9 @@ def test_a_batch_around_the_end_of_the_ring_is_two_runs(world: World) -> None:
 def test_a_batch_over_two_lanes_names_two_regions(world: World) -> None:
     model = wide(world, cached=False)
     mapper = Mapper(world, model)
-    futures = [model.predict(row(k), slo_ms) for k, slo_ms in ((1, 100), (2, 1000), (3, 100), (4, 1000))]
+    futures = [
+        model.predict(row(k), slo_ms) for k, slo_ms in ((1, 100), (2, 1000), (3, 100), (4, 1000))
+    ]
     world.step()
     mapper.read()
     ((_, runs),) = mapper.batches
@@ -179,10 +209,18 @@ def test_when_rows_go_over_the_socket(world: World, why: str) -> None:
     if why == "variable":
         model = world.model("f64", (-1,), cached=False)
     else:
-        model = world.model("f64", (8,), cached=False) if why == "small" else wide(world, cached=False)
+        model = (
+            world.model("f64", (8,), cached=False) if why == "small" else wide(world, cached=False)
+        )
     if why == "early":  # its lane was there before anyone could share
         model.predict(row(0), 100)
-    mapper = Mapper(world, model, passes=why != "passes", shared=why != "shared", protocol=1 if why == "protocol" else 2)
+    mapper = Mapper(
+        world,
+        model,
+        passes=why != "passes",
+        shared=why != "shared",
+        protocol=1 if why == "protocol" else 2,
+    )
     x = np.full(8, 2.0) if why == "small" else row(2)
     future = model.predict(x, 100)
     world.step()
@@ -256,7 +294,11 @@ def test_a_region_is_for_reading_and_keeps_its_size(world: World) -> None:
     size = os.fstat(fd).st_size
     with pytest.raises(PermissionError):
         mmap.mmap(fd, size)
-    for change in (lambda: os.ftruncate(fd, 64), lambda: os.ftruncate(fd, 2 * size), lambda: os.pwrite(fd, b"x", 0)):
+    for change in (
+        lambda: os.ftruncate(fd, 64),
+        lambda: os.ftruncate(fd, 2 * size),
+        lambda: os.pwrite(fd, b"x", 0),
+    ):
         with pytest.raises(PermissionError):
             change()
     assert fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL
@@ -269,7 +311,11 @@ def test_a_region_is_for_reading_and_keeps_its_size(world: World) -> None:
 def mine() -> tuple[int, int]:
     """Mappings and descriptors of shared rows in this process."""
     maps = Path("/proc/self/maps").read_text().count("memfd:clipper-rows")
-    fds = sum("clipper-rows" in os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
+    fds = sum(
+        "clipper-rows" in os.readlink(link)
+        for link in Path("/proc/self/fd").iterdir()
+        if link.is_symlink()
+    )
     return maps, fds
 
 
@@ -291,7 +337,10 @@ def test_an_engine_takes_its_regions_with_it(new_world: Callable[..., World]) ->
     model = wide(world, cached=False)
     mapper = Mapper(world, model)
     ask(world, model, mapper, [1], 100)
-    assert mine() == (before[0] + 2, before[1] + 2)  # the ring's, and the mapper's (an mmap keeps a descriptor)
+    assert mine() == (
+        before[0] + 2,
+        before[1] + 2,
+    )  # the ring's, and the mapper's (an mmap keeps a descriptor)
     mapper.close()
     assert mine() == (before[0] + 1, before[1] + 1)
 
@@ -324,13 +373,18 @@ def test_a_cell_is_untouched_until_it_is_claimed_again() -> None:
 
 
 def frames_of(sock: socket.socket) -> Iterator[tuple[int, bytes, list[int]]]:
-    """(kind, payload, descriptors that were there with the frame's first byte: of REGION its own, of others none).
+    """(kind, payload, descriptors that were there with the frame's first byte: of REGION its own,
+    of others none).
 
-    The kernel hands a descriptor over with the bytes that it was sent with, and perhaps some before them.
+    The kernel hands a descriptor over with the bytes that it was sent with, and perhaps some before
+    them.
     """
     data, fds = b"", list[int]()
     while True:
-        while len(data) < 64 or len(data) < 64 + (decode_header(data) or pytest.fail("no frame")).payload_bytes:
+        while (
+            len(data) < 64
+            or len(data) < 64 + (decode_header(data) or pytest.fail("no frame")).payload_bytes
+        ):
             piece, new, _, _ = socket.recv_fds(sock, 1 << 16, 4)
             if not piece:
                 return
@@ -343,9 +397,12 @@ def frames_of(sock: socket.socket) -> Iterator[tuple[int, bytes, list[int]]]:
 
 
 def test_a_descriptor_comes_with_its_frame_behind_a_full_socket(tmp_path: Path) -> None:
-    """A megabyte of rows that cannot be shared fills the socket; the region that follows waits behind it."""
+    """A megabyte of rows that cannot be shared fills the socket; the region that follows waits
+    behind it."""
     engine = Engine(cache_bytes_max=1 << 20, tasks_max=1 << 12)
-    model = Model(engine, "wide:1", 1, "f64", (1 << 17,), cached=False, lane_rows=16, lane_bytes_max=1 << 26)
+    model = Model(
+        engine, "wide:1", 1, "f64", (1 << 17,), cached=False, lane_rows=16, lane_bytes_max=1 << 26
+    )
     loop = IoLoop(engine)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "s"))
@@ -356,7 +413,9 @@ def test_a_descriptor_comes_with_its_frame_behind_a_full_socket(tmp_path: Path) 
     try:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(10)
-            early = model.predict(np.full(1 << 17, 1.0), 20_000)  # its lane is private: nobody shares yet
+            early = model.predict(
+                np.full(1 << 17, 1.0), 20_000
+            )  # its lane is private: nobody shares yet
             sock.connect(str(tmp_path / "s"))
             sock.sendall(encode_frame(Kind.HELLO, b"hello"))
             engine.attach(await_hello(engine), 0, b"welcome", shared=True, mode=STATIC, size_max=1)
@@ -364,7 +423,11 @@ def test_a_descriptor_comes_with_its_frame_behind_a_full_socket(tmp_path: Path) 
             assert next(frames)[0] == Kind.WELCOME
             late = model.predict(np.full(1 << 17, 2.0), 60_000)
             seen = [next(frames) for _ in range(3)]
-            assert [(kind, len(fds)) for kind, _, fds in seen] == [(Kind.PREDICT, 0), (Kind.REGION, 1), (Kind.PREDICT, 0)]
+            assert [(kind, len(fds)) for kind, _, fds in seen] == [
+                (Kind.PREDICT, 0),
+                (Kind.REGION, 1),
+                (Kind.PREDICT, 0),
+            ]
             memory = mmap.mmap(seen[1][2][0], 1 << 20, prot=mmap.PROT_READ)
             assert np.frombuffer(memory[:8], "<f8")[0] == 2.0
             memory.close()

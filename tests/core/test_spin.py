@@ -1,4 +1,5 @@
-"""clipper_core.spin: when to poll, beside a plain twin; and a reader of sockets that polls, beside one that does not."""
+"""clipper_core.spin: when to poll, beside a plain twin; and a reader of sockets that polls, beside
+one that does not."""
 
 import contextlib
 import os
@@ -45,7 +46,8 @@ class Twin:
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 25)), max_size=300))
 def test_polling_is_done_while_it_pays(spells: list[tuple[int, int]]) -> None:
-    """Each spell: how many polls find nothing before one pays, if it lasts so long; and how far they are apart."""
+    """Each spell: how many polls find nothing before one pays, if it lasts so long; and how far
+    they are apart."""
     ours, twin, now = Spells(SPIN_US), Twin(), 1_000
     for polls, apart_us in spells:
         begun = ours.begin(now)

@@ -10,7 +10,14 @@ from clipper_core.status import Status, StatusError, error_for
 
 def test_numbers_are_dense_and_fixed() -> None:
     assert [status.value for status in Status] == list(range(18))
-    assert (Status.PENDING, Status.OK, Status.FULL, Status.DEADLINE, Status.CANCELLED, Status.UNNEEDED) == (0, 1, 2, 3, 9, 17)
+    assert (
+        Status.PENDING,
+        Status.OK,
+        Status.FULL,
+        Status.DEADLINE,
+        Status.CANCELLED,
+        Status.UNNEEDED,
+    ) == (0, 1, 2, 3, 9, 17)
 
 
 @pytest.mark.parametrize("status", list(Status))

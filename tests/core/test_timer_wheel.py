@@ -1,4 +1,5 @@
-"""The timer wheel beside its slow obvious twin: a list of (tick, ticket) that is searched from end to end."""
+"""The timer wheel beside its slow obvious twin: a list of (tick, ticket) that is searched from end
+to end."""
 
 import random
 
@@ -15,7 +16,8 @@ WORK_MAX = 16384
 
 
 class SlowWheel:
-    """A ticket fires at the first tick that starts at or after its deadline, or at once if that has passed."""
+    """A ticket fires at the first tick that starts at or after its deadline, or at once if that has
+    passed."""
 
     def __init__(self, now_us: int, tick_us: int, entries_max: int) -> None:
         self.now_us = min(now_us, TIME_MAX)
@@ -27,7 +29,9 @@ class SlowWheel:
         if len(self.held) >= self.entries_max:
             return False
         deadline_us = min(deadline_us, TIME_MAX)
-        self.held.append((0 if deadline_us <= self.now_us else -(-deadline_us // self.tick_us), ticket))
+        self.held.append(
+            (0 if deadline_us <= self.now_us else -(-deadline_us // self.tick_us), ticket)
+        )
         return True
 
     def cancel(self, ticket: int) -> bool:
@@ -57,7 +61,9 @@ def drain(wheel: TimerWheel, now_us: int, due_max: int) -> list[int]:
             return sorted(fired)
 
 
-def pair(now_us: int = 0, tick_us: int = 64, entries_max: int = 1 << 20) -> tuple[TimerWheel, SlowWheel]:
+def pair(
+    now_us: int = 0, tick_us: int = 64, entries_max: int = 1 << 20
+) -> tuple[TimerWheel, SlowWheel]:
     return TimerWheel(now_us, tick_us, entries_max), SlowWheel(now_us, tick_us, entries_max)
 
 
@@ -75,10 +81,13 @@ def check_both(wheel: TimerWheel, slow: SlowWheel) -> None:
     assert (wheel.next_us() == NEVER) == (wheel.entries == 0)
 
 
-# A span of time of any size: near a power of two more often than not, since that is where blocks end.
+# A span of time of any size: near a power of two more often than not, since that is where blocks
+# end.
 spans = st.one_of(
     st.integers(0, 40000),
-    st.builds(lambda power, off: max((1 << power) + off, 0), st.integers(0, 62), st.integers(-130, 130)),
+    st.builds(
+        lambda power, off: max((1 << power) + off, 0), st.integers(0, 62), st.integers(-130, 130)
+    ),
 )
 operations = st.lists(
     st.one_of(
@@ -139,13 +148,25 @@ class Run:
 
 
 @given(
-    spans, st.sampled_from([1, 2, 50, 64, 1000, 2**31]), st.sampled_from([1, 40, 200]), st.integers(1, 40), operations
+    spans,
+    st.sampled_from([1, 2, 50, 64, 1000, 2**31]),
+    st.sampled_from([1, 40, 200]),
+    st.integers(1, 40),
+    operations,
 )
-@example(2**62 + 5, 64, 40, 1, [("insert", 0), ("advance", 2**62), ("insert", 2**62), ("advance", 5)])
-@example(255 * 64, 64, 200, 3, [("burst", (256 * 64, 70, 64)), ("advance", 64), ("advance", 255 * 64)])
-@example(0, 1, 200, 1, [("insert", 2**62), ("insert", 2**61), ("advance", 2**61), ("advance", 2**61)])
+@example(
+    2**62 + 5, 64, 40, 1, [("insert", 0), ("advance", 2**62), ("insert", 2**62), ("advance", 5)]
+)
+@example(
+    255 * 64, 64, 200, 3, [("burst", (256 * 64, 70, 64)), ("advance", 64), ("advance", 255 * 64)]
+)
+@example(
+    0, 1, 200, 1, [("insert", 2**62), ("insert", 2**61), ("advance", 2**61), ("advance", 2**61)]
+)
 @settings(max_examples=400, deadline=None)
-def test_as_the_twin(now_us: int, tick_us: int, entries_max: int, due_max: int, ops: list[tuple[str, object]]) -> None:
+def test_as_the_twin(
+    now_us: int, tick_us: int, entries_max: int, due_max: int, ops: list[tuple[str, object]]
+) -> None:
     run = Run(now_us, tick_us, entries_max, due_max)
     for name, argument in ops:
         getattr(run, "advance_by" if name == "advance" else name)(argument)
@@ -174,7 +195,9 @@ def test_long_run_as_the_twin(seed: int) -> None:
 
 @given(st.lists(spans, min_size=1, max_size=60), st.sampled_from([1, 64]))
 @settings(deadline=None)
-def test_a_loop_that_polls_until_next_us_is_never_early_and_never_late(deadlines: list[int], tick_us: int) -> None:
+def test_a_loop_that_polls_until_next_us_is_never_early_and_never_late(
+    deadlines: list[int], tick_us: int
+) -> None:
     wheel, slow = pair(0, tick_us)
     for ticket, deadline_us in enumerate(deadlines):
         insert_both(wheel, slow, deadline_us, ticket)
@@ -237,7 +260,8 @@ def test_fires_one_at_a_time_within_a_tick() -> None:
 @pytest.mark.parametrize("deadline_us", [20_000, 5_000_000, 40_000_000])
 @pytest.mark.parametrize("cancel_every", [1, 2])
 def test_one_call_does_bounded_work(deadline_us: int, cancel_every: int) -> None:
-    """A hundred thousand timers of one deadline, all or half of them cancelled: no call meets more than its share."""
+    """A hundred thousand timers of one deadline, all or half of them cancelled: no call meets more
+    than its share."""
     wheel = TimerWheel(0)
     count = 100_000
     for ticket in range(count):
@@ -256,7 +280,8 @@ def test_one_call_does_bounded_work(deadline_us: int, cancel_every: int) -> None
 
 
 def test_what_a_call_leaves_keeps_next_us_at_the_present() -> None:
-    """Time jumps to where a bucket begins; the hundred that are due lie below forty thousand that only need moving."""
+    """Time jumps to where a bucket begins; the hundred that are due lie below forty thousand that
+    only need moving."""
     wheel = TimerWheel(0)
     start_us = 4 * 65536 * 64
     for ticket in range(40_000):
@@ -272,9 +297,12 @@ def test_what_a_call_leaves_keeps_next_us_at_the_present() -> None:
 
 
 def test_a_crowd_seconds_ahead_is_moved_before_it_is_urgent() -> None:
-    """Polled by `next_us`, a step at the deadline finds the tickets at the finest level: no call is spent on moving."""
+    """Polled by `next_us`, a step at the deadline finds the tickets at the finest level: no call is
+    spent on moving."""
     wheel = TimerWheel(0)
-    start_us = 4 * 65536 * 64  # where a bucket of the third level begins: its entries are urgent as time enters it
+    start_us = (
+        4 * 65536 * 64
+    )  # where a bucket of the third level begins: its entries are urgent as time enters it
     for ticket in range(100_000):
         wheel.insert(start_us + ticket, ticket)
     fired: list[int] = []
@@ -304,7 +332,8 @@ def test_entries_max_makes_room_from_the_dead_and_only_from_them() -> None:
 
 @pytest.mark.parametrize("dead_share", [0.02, 0.5, 1.0])
 def test_a_full_wheel_finds_dead_that_lie_anywhere(dead_share: float) -> None:
-    """Beyond one sweep's reach an insert may be refused, but the hand moves on and no dead entry is missed."""
+    """Beyond one sweep's reach an insert may be refused, but the hand moves on and no dead entry is
+    missed."""
     rng = random.Random(5)
     entries_max = 20_000
     wheel = TimerWheel(0, 64, entries_max)

@@ -1,4 +1,5 @@
-"""A real Chromium over a pipe: the DevTools protocol, and no more of it than the tests of the dashboard need."""
+"""A real Chromium over a pipe: the DevTools protocol, and no more of it than the tests of the
+dashboard need."""
 
 import fcntl
 import json
@@ -29,18 +30,42 @@ class Chromium:
         self._folder = tempfile.mkdtemp(prefix="dashboard-browser-")
         low_in, ours_out = os.pipe()
         ours_in, low_out = os.pipe()
-        theirs_in, theirs_out = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (low_in, low_out))  # 3 and 4 are its own
+        theirs_in, theirs_out = (
+            fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (low_in, low_out)
+        )  # 3 and 4 are its own
         command = [
-            found(), "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-            "--disable-background-networking", "--disable-component-update", "--disable-default-apps", "--disable-sync",
-            "--disable-extensions", "--hide-scrollbars", "--font-render-hinting=none", "--remote-debugging-pipe",
-            f"--user-data-dir={self._folder}", "about:blank",
-        ]  # fmt: skip
-        redirected = ["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out} {theirs_in}<&- {theirs_out}>&-', "bash", *command]
+            found(),
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-default-apps",
+            "--disable-sync",
+            "--disable-extensions",
+            "--hide-scrollbars",
+            "--font-render-hinting=none",
+            "--remote-debugging-pipe",
+            f"--user-data-dir={self._folder}",
+            "about:blank",
+        ]
+        redirected = [
+            "bash",
+            "-c",
+            f'exec "$@" 3<&{theirs_in} 4>&{theirs_out} {theirs_in}<&- {theirs_out}>&-',
+            "bash",
+            *command,
+        ]
         self._process = subprocess.Popen(
-            redirected, pass_fds=(theirs_in, theirs_out), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+            redirected,
+            pass_fds=(theirs_in, theirs_out),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         for fd in (low_in, low_out, theirs_in, theirs_out):
             os.close(fd)
         self._out, self._in = os.fdopen(ours_out, "wb", 0), os.fdopen(ours_in, "rb", 0)
@@ -67,7 +92,12 @@ class Chromium:
         """One command; -> its result. RuntimeError for one that is refused."""
         self._number += 1
         number = self._number
-        message = {"id": number, "method": method, "params": params, **({"sessionId": session} if session else {})}
+        message = {
+            "id": number,
+            "method": method,
+            "params": params,
+            **({"sessionId": session} if session else {}),
+        }
         self._out.write(json.dumps(message).encode() + b"\0")
         until = time.monotonic() + PATIENCE_S
         while number not in self._answers:
@@ -97,7 +127,9 @@ class Chromium:
 
     def page(self, width: int = 1280, height: int = 900) -> "Page":
         context = self.ask("Target.createBrowserContext")["browserContextId"]
-        target = self.ask("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
+        target = self.ask("Target.createTarget", url="about:blank", browserContextId=context)[
+            "targetId"
+        ]
         session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         page = self.pages[session] = Page(self, session, context)
         for domain in ("Page", "Runtime", "Network", "Log"):
@@ -107,7 +139,8 @@ class Chromium:
 
 
 class Page:
-    """One page. troubles: errors of its console, exceptions, refused scripts.  urls: what it asked for."""
+    """One page. troubles: errors of its console, exceptions, refused scripts.  urls: what it asked
+    for."""
 
     def __init__(self, browser: Chromium, session: str, context: str) -> None:
         self._browser, self._session, self._context = browser, session, context
@@ -124,8 +157,14 @@ class Page:
         elif method == "Runtime.exceptionThrown":
             about = params["exceptionDetails"]
             self.troubles.append(str(about.get("exception", {}).get("description", about)))
-        elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
-            self.troubles.append(" ".join(str(one.get("value", one.get("description"))) for one in params["args"]))
+        elif method == "Runtime.consoleAPICalled" and params["type"] in (
+            "error",
+            "warning",
+            "assert",
+        ):
+            self.troubles.append(
+                " ".join(str(one.get("value", one.get("description"))) for one in params["args"])
+            )
         elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
             self.troubles.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
 
@@ -136,20 +175,34 @@ class Page:
     # -- what a person does
 
     def size(self, width: int, height: int, scale: float = 1.0) -> None:
-        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=width < 600)
+        self.ask(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=scale,
+            mobile=width < 600,
+        )
 
     def prefer(self, scheme: str) -> None:
         """`dark` or `light`."""
-        self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.ask(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": scheme}],
+        )
 
     def open(self, url: str) -> None:
         self.ask("Page.navigate", url=url)
 
     def run(self, script: str) -> Any:
         """The value of an expression; of a promise, what it comes to."""
-        found = self.ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        found = self.ask(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         if "exceptionDetails" in found:
-            raise RuntimeError(f"{script[:200]}: {found['exceptionDetails'].get('exception', {}).get('description')}")
+            raise RuntimeError(
+                f"{script[:200]}:"
+                f" {found['exceptionDetails'].get('exception', {}).get('description')}"
+            )
         return found["result"].get("value")
 
     def until(self, script: str, patience_s: float = PATIENCE_S) -> None:
@@ -163,7 +216,10 @@ class Page:
                 if time.monotonic() > give_up:
                     raise AssertionError(f"never: {script}; {error}") from None
             if time.monotonic() > give_up:
-                raise AssertionError(f"never: {script}; the page says: {self.text()[:2000]}; troubles: {self.troubles}")
+                raise AssertionError(
+                    f"never: {script}; the page says: {self.text()[:2000]}; troubles:"
+                    f" {self.troubles}"
+                )
             self._browser.listen(0.03)
 
     def text(self) -> str:
@@ -173,9 +229,16 @@ class Page:
         self.until(f"document.body.innerText.includes({json.dumps(text)})", patience_s)
 
     def press(self, key: str, shift: bool = False) -> None:
-        about = {"key": key, "code": key, "windowsVirtualKeyCode": _KEYS.get(key, 0), "modifiers": 8 if shift else 0}
+        about = {
+            "key": key,
+            "code": key,
+            "windowsVirtualKeyCode": _KEYS.get(key, 0),
+            "modifiers": 8 if shift else 0,
+        }
         text = {"Enter": "\r", " ": " "}.get(key)
-        self.ask("Input.dispatchKeyEvent", type="keyDown", **about, **({"text": text} if text else {}))
+        self.ask(
+            "Input.dispatchKeyEvent", type="keyDown", **about, **({"text": text} if text else {})
+        )
         self.ask("Input.dispatchKeyEvent", type="keyUp", **about)
 
     def write(self, text: str) -> None:

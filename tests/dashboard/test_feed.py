@@ -1,4 +1,5 @@
-"""The feed without a browser: rows as differences of counters, the past, viewers and their limits, and the page's routes."""
+"""The feed without a browser: rows as differences of counters, the past, viewers and their limits,
+and the page's routes."""
 
 import hashlib
 import http.client
@@ -15,7 +16,14 @@ import pytest
 import clipper
 from clipper.frontend.bodies import Body
 from clipper.frontend.messages import Refused
-from clipper.manage.dashboard.feed import COARSE_EACH, COARSE_ROWS, FINE_ROWS, SLOWEST_MAX, STALLED_TICKS, Feed
+from clipper.manage.dashboard.feed import (
+    COARSE_EACH,
+    COARSE_ROWS,
+    FINE_ROWS,
+    SLOWEST_MAX,
+    STALLED_TICKS,
+    Feed,
+)
 from clipper.manage.dashboard.seconds import NAMES_MAX, between, busiest, outcome_of
 from clipper.serving.slowest import KEPT, Slowest
 from clipper_core.histogram import LatencyHistogram
@@ -37,27 +45,53 @@ def application(
     queries: int, ok: int, default: dict[str, int], took: tuple[int, ...], fed: tuple[float, float]
 ) -> dict[str, Any]:
     feedback = {"n": fed[0], "mean": fed[1]} if fed[0] else {"n": 0.0}
-    counts = {"used": ok, "feedback": feedback, "role": "primary", "agreement": {"n": 0.0}, "missing": {}}
+    counts = {
+        "used": ok,
+        "feedback": feedback,
+        "role": "primary",
+        "agreement": {"n": 0.0},
+        "missing": {},
+    }
     return {
-        "queries": queries, "answers": {"ok": ok, "default": default, "feedback": feedback}, "latency_us": histogram(*took),
-        "models": {"m:1": counts}, "decided_by": {},
-    }  # fmt: skip
+        "queries": queries,
+        "answers": {"ok": ok, "default": default, "feedback": feedback},
+        "latency_us": histogram(*took),
+        "models": {"m:1": counts},
+        "decided_by": {},
+    }
 
 
-def model(ok: int, failed: int, took: tuple[int, ...], limit: int = 4, misses: int = 0) -> dict[str, Any]:
+def model(
+    ok: int, failed: int, took: tuple[int, ...], limit: int = 4, misses: int = 0
+) -> dict[str, Any]:
     replica = {"number": 0, "state": "ready", "limit": limit, "misses": misses, "pid": 0}
     return {
-        "ended": {"OK": ok, "DEADLINE": failed, "UNNEEDED": 7}, "latency_us": histogram(*took),
-        "batch_rows": histogram(*[2] * ok), "replicas": [replica], "evaluated": ok, "hits": 3 * ok, "joined": 0, "queued": 5,
-        "delay_us": 100, "has": 1, "wanted": 1, "slo_us": 20_000, "accuracy": None,
-    }  # fmt: skip
+        "ended": {"OK": ok, "DEADLINE": failed, "UNNEEDED": 7},
+        "latency_us": histogram(*took),
+        "batch_rows": histogram(*[2] * ok),
+        "replicas": [replica],
+        "evaluated": ok,
+        "hits": 3 * ok,
+        "joined": 0,
+        "queued": 5,
+        "delay_us": 100,
+        "has": 1,
+        "wanted": 1,
+        "slo_us": 20_000,
+        "accuracy": None,
+    }
 
 
 def stats(**applications: Any) -> dict[str, Any]:
     return {
-        "applications": applications, "models": {"m:1": model(0, 0, ())}, "cache": {"bytes": 1, "entries": 2, "evictions": 0},
-        "loop": {"late_us_max": 3}, "feedback": {"waiting": 0}, "issued": 9, "answered": 7,
-    }  # fmt: skip
+        "applications": applications,
+        "models": {"m:1": model(0, 0, ())},
+        "cache": {"bytes": 1, "entries": 2, "evictions": 0},
+        "loop": {"late_us_max": 3},
+        "feedback": {"waiting": 0},
+        "issued": 9,
+        "answered": 7,
+    }
 
 
 # -- what a second comes to
@@ -77,7 +111,14 @@ def test_a_row_is_the_difference_of_two_readings() -> None:
     assert one["fb"] == [4.0, 4.0]  # 8 x 0.75 - 4 x 0.5
     assert one["models"] == {"m:1": [0.25, 10, 4.0, 4.0]}
     same = row["models"]["m:1"]
-    assert (same["ok"], same["failed"], same["rows"], same["hits"], same["limit"], same["misses"]) == (6, 2, 6, 18, 8, 1)
+    assert (
+        same["ok"],
+        same["failed"],
+        same["rows"],
+        same["hits"],
+        same["limit"],
+        same["misses"],
+    ) == (6, 2, 6, 18, 8, 1)
     assert same["batches"] == 6
     assert same["size"] == 2
 
@@ -98,7 +139,9 @@ def test_every_way_a_task_can_end_has_a_kind(status: Status) -> None:
 
 def test_of_many_names_the_busiest_have_numbers() -> None:
     many = {f"a{i}": {"queries": i} for i in range(3 * NAMES_MAX)}
-    assert busiest({}, many, "queries") == [f"a{i}" for i in reversed(range(2 * NAMES_MAX, 3 * NAMES_MAX))]
+    assert busiest({}, many, "queries") == [
+        f"a{i}" for i in reversed(range(2 * NAMES_MAX, 3 * NAMES_MAX))
+    ]
     assert busiest({}, {"b": {}, "a": {}}, "queries") == ["b", "a"]
 
 
@@ -185,7 +228,9 @@ def ticked(feed: Feed, clock: list[float], times: int, sources: Scripted) -> Non
         feed.tick()
 
 
-def test_a_viewer_begins_with_what_there_is_and_the_past_and_then_hears_each_second(clock: list[float]) -> None:
+def test_a_viewer_begins_with_what_there_is_and_the_past_and_then_hears_each_second(
+    clock: list[float],
+) -> None:
     sources = Scripted()
     feed = Feed(sources, 4)
     ticked(feed, clock, 25, sources)
@@ -268,7 +313,10 @@ def test_the_slowest_of_the_last_minutes_are_told(clock: list[float]) -> None:
     feed = Feed(sources, 4)
     page = Page().watch(feed)
     for i in range(SLOWEST_MAX):
-        sources.slow += [{"us": 10 * i + j, "time_us": int(clock[0] * 1e6), "number": f"{i}{j}"} for j in range(2)]
+        sources.slow += [
+            {"us": 10 * i + j, "time_us": int(clock[0] * 1e6), "number": f"{i}{j}"}
+            for j in range(2)
+        ]
         ticked(feed, clock, 1, sources)
     found = page.events()[-1][1]["slowest"]
     slowest = sorted((10 * i + j for i in range(SLOWEST_MAX) for j in range(2)), reverse=True)
@@ -333,7 +381,10 @@ def test_a_task_that_had_not_ended_was_waited_for_until_the_answer() -> None:
     names = (clipper.VersionedModel("m", 1), clipper.VersionedModel("n", 2))
     slowest.add(Told(50, (20, 99)), names, names[:1], "n:2 was late")  # type: ignore[arg-type]
     row = slowest.take()[0]
-    assert row["tasks"] == [{"model": "m:1", "status": "ok", "us": 20}, {"model": "n:2", "status": "pending", "us": 50}]
+    assert row["tasks"] == [
+        {"model": "m:1", "status": "ok", "us": 20},
+        {"model": "n:2", "status": "pending", "us": 50},
+    ]
     assert (row["used"], row["reason"]) == (["m:1"], "n:2 was late")
 
 
@@ -363,7 +414,9 @@ def test_a_server_tells_what_it_does(server: clipper.ClipperServer) -> None:
     assert response.getheader("content-type") == "text/event-stream; charset=utf-8"
     seen: dict[str, Any] = {}
     name = ""
-    while not (seen.get("row", {}).get("apps", {}).get("total", {}).get("q") and seen["now"]["slowest"]):
+    while not (
+        seen.get("row", {}).get("apps", {}).get("total", {}).get("q") and seen["now"]["slowest"]
+    ):
         app.predict([1, 2, 3], salt=len(seen)).result(PATIENCE_S)
         text = response.readline().decode().rstrip("\n")
         kind, _, value = text.partition(": ")
@@ -373,7 +426,9 @@ def test_a_server_tells_what_it_does(server: clipper.ClipperServer) -> None:
     line.close()
     assert [one["name"] for one in seen["about"]["applications"]] == ["total"]
     assert [one["id"] for one in seen["about"]["models"]] == ["sum:1"]
-    assert {"verb", "event"} <= {key for one in seen["about"]["events"] for key in one}  # changes, and containers
+    assert {"verb", "event"} <= {
+        key for one in seen["about"]["events"] for key in one
+    }  # changes, and containers
     assert seen["now"]["models"]["sum:1"]["replicas"][0]["rss"] > 1 << 20
     assert seen["now"]["troubles"] == {"sum:1": ["ready", "", ""]}
     slow = seen["now"]["slowest"][0]
@@ -381,31 +436,60 @@ def test_a_server_tells_what_it_does(server: clipper.ClipperServer) -> None:
 
 
 def test_the_page_is_what_its_source_gives(server: clipper.ClipperServer) -> None:
-    for path, kind in (("/dashboard", "text/html"), ("/dashboard/app.js", "text/javascript"), ("/dashboard/app.css", "text/css")):
+    for path, kind in (
+        ("/dashboard", "text/html"),
+        ("/dashboard/app.js", "text/javascript"),
+        ("/dashboard/app.css", "text/css"),
+    ):
         reply = ask(server.admin_address, "GET", path)
         assert reply.status == 200
         assert reply.headers["content-type"].startswith(kind)
         assert reply.headers["content-security-policy"].startswith("default-src 'self'")
         assert reply.headers["x-content-type-options"] == "nosniff"
-    assert ask(server.admin_address, "GET", "/", headers={"accept": "text/html,*/*"}).headers["location"] == "/dashboard"
+    assert (
+        ask(server.admin_address, "GET", "/", headers={"accept": "text/html,*/*"}).headers[
+            "location"
+        ]
+        == "/dashboard"
+    )
     assert ask(server.admin_address, "GET", "/").json["name"] == "clipper"
     assert ask(server.admin_address, "GET", "/dashboard/../secret").status == 404
 
 
-def test_settings_are_shown_with_their_origin_and_without_secrets(server: clipper.ClipperServer) -> None:
-    rows = {row["key"]: row for row in ask(server.admin_address, "GET", "/admin/configuration").json["settings"]}
+def test_settings_are_shown_with_their_origin_and_without_secrets(
+    server: clipper.ClipperServer,
+) -> None:
+    rows = {
+        row["key"]: row
+        for row in ask(server.admin_address, "GET", "/admin/configuration").json["settings"]
+    }
     assert rows["http.admin"]["value"] == "127.0.0.1:0"
     assert rows["http.admin"]["origin"] != "default"
     assert rows["http.idle_s"]["origin"] == "default"
 
 
-def test_a_page_of_this_listener_may_manage_and_others_may_not(server: clipper.ClipperServer) -> None:
+def test_a_page_of_this_listener_may_manage_and_others_may_not(
+    server: clipper.ClipperServer,
+) -> None:
     at = server.admin_address
-    for origin, status in ((f"http://{at}", 200), ("http://127.0.0.1:1", 403), ("https://example.org", 403), ("null", 403)):
+    for origin, status in (
+        (f"http://{at}", 200),
+        ("http://127.0.0.1:1", 403),
+        ("https://example.org", 403),
+        ("null", 403),
+    ):
         body = {"input": [1, 2, 3]}
         found = ask(at, "POST", "/admin/applications/total/predict", body, {"origin": origin})
         assert found.status == status, origin
-    assert ask(at, "GET", "/admin/stats", headers={"host": "example.org", "origin": "http://example.org"}).status == 403
+    assert (
+        ask(
+            at,
+            "GET",
+            "/admin/stats",
+            headers={"host": "example.org", "origin": "http://example.org"},
+        ).status
+        == 403
+    )
 
 
 def test_with_a_token_the_files_are_for_all_and_the_figures_are_not() -> None:
@@ -416,7 +500,9 @@ def test_with_a_token_the_files_are_for_all_and_the_figures_are_not() -> None:
         assert ask(at, "GET", "/").status == 401
         for path in ("/admin/stream", "/admin/configuration"):
             assert ask(at, "GET", path).status == 401
-        settings = ask(at, "GET", "/admin/configuration", headers={"authorization": "Bearer secret"})
+        settings = ask(
+            at, "GET", "/admin/configuration", headers={"authorization": "Bearer secret"}
+        )
         assert b"secret" not in settings.body
 
 
@@ -431,25 +517,41 @@ def test_without_a_dashboard_there_is_neither_page_nor_thread() -> None:
 
 
 def test_the_shipped_files_are_those_of_the_sources() -> None:
-    sources = [*sorted((SOURCE / "src").iterdir()), SOURCE / "build.mjs", SOURCE / "package-lock.json"]
+    sources = [
+        *sorted((SOURCE / "src").iterdir()),
+        SOURCE / "build.mjs",
+        SOURCE / "package-lock.json",
+    ]
     whole = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
     lines = [f"{whole}  sources"]
-    lines += [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in sorted(STATIC.iterdir())]
-    assert (SOURCE / "built.sha256").read_text().splitlines() == lines, "the sources have changed: make dashboard"
+    lines += [
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}"
+        for path in sorted(STATIC.iterdir())
+    ]
+    assert (SOURCE / "built.sha256").read_text().splitlines() == lines, (
+        "the sources have changed: make dashboard"
+    )
 
 
 def test_a_build_gives_the_shipped_files(tmp_path: Path) -> None:
     if shutil.which("node") is None or not (SOURCE / "node_modules" / "esbuild").exists():
         pytest.skip("no esbuild: python tools/fetch.py npm")
-    subprocess.run(["node", "build.mjs", str(tmp_path)], cwd=SOURCE, check=True, timeout=PATIENCE_S * 3)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {p.name: p.read_bytes() for p in STATIC.iterdir()}
+    subprocess.run(
+        ["node", "build.mjs", str(tmp_path)], cwd=SOURCE, check=True, timeout=PATIENCE_S * 3
+    )
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        p.name: p.read_bytes() for p in STATIC.iterdir()
+    }
 
 
 def test_the_page_asks_nobody_else_and_is_small() -> None:
     import gzip
 
     app = (STATIC / "app.js").read_bytes()
-    assert len(gzip.compress(app, 9)) + len(gzip.compress((STATIC / "app.css").read_bytes(), 9)) < 48 << 10
+    assert (
+        len(gzip.compress(app, 9)) + len(gzip.compress((STATIC / "app.css").read_bytes(), 9))
+        < 48 << 10
+    )
     html = (STATIC / "index.html").read_text()
     assert "http" not in html
     assert "<style" not in html

@@ -31,13 +31,20 @@ def server() -> Iterator[clipper.ClipperServer]:
 def test_who_is_how_full_and_who_holds_what(page: Page, server: clipper.ClipperServer) -> None:
     opened(page, server)
     page.until("document.querySelectorAll('#mesh .nodes tbody tr').length === 2")
-    widths = page.run("[...document.querySelectorAll('#mesh .fill > span')].map(e => e.style.width)")
+    widths = page.run(
+        "[...document.querySelectorAll('#mesh .fill > span')].map(e => e.style.width)"
+    )
     assert widths == ["75%", "0%"]
     assert page.run("document.querySelector('#mesh .nodes tbody th').innerText").startswith("a")
     page.until("document.querySelectorAll('#mesh .held tbody tr').length === 50")
     page.until_text("The first 50, by id; there are more.")
-    held = "[...document.querySelectorAll('#mesh .held tbody tr')].filter(r => r.innerText.includes('m03'))[0]"
-    cells = page.run(f"[...{held}.querySelectorAll('td')].map(c => c.innerText.split(/\\s+/).join(' '))")
+    held = (
+        "[...document.querySelectorAll('#mesh .held tbody tr')].filter(r =>"
+        " r.innerText.includes('m03'))[0]"
+    )
+    cells = page.run(
+        f"[...{held}.querySelectorAll('td')].map(c => c.innerText.split(/\\s+/).join(' '))"
+    )
     assert cells[:3] == ["● loaded", "● loaded", "·"]
     fill(page, "#mesh input", "odd")
     page.until("document.querySelectorAll('#mesh .held tbody tr').length === 1")
@@ -51,7 +58,9 @@ def test_who_is_how_full_and_who_holds_what(page: Page, server: clipper.ClipperS
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_readers_of_screens_and_small_screens(page: Page, server: clipper.ClipperServer, scheme: str) -> None:
+def test_readers_of_screens_and_small_screens(
+    page: Page, server: clipper.ClipperServer, scheme: str
+) -> None:
     page.prefer(scheme)
     page.size(375, 700)
     opened(page, server)

@@ -1,4 +1,5 @@
-"""The page in a real Chromium: what a person sees, by mouse and keyboard, on a small screen, in the dark, when things fail."""
+"""The page in a real Chromium: what a person sees, by mouse and keyboard, on a small screen, in the
+dark, when things fail."""
 
 import json
 import threading
@@ -65,7 +66,12 @@ def opened(page: Page, server: clipper.ClipperServer, path: str = "/") -> Page:
 
 def active(page: Page) -> str:
     """What has the focus, in words."""
-    return str(page.run("(e => e.getAttribute('aria-label') || e.innerText || e.type || e.tagName)(document.activeElement)"))
+    return str(
+        page.run(
+            "(e => e.getAttribute('aria-label') || e.innerText || e.type ||"
+            " e.tagName)(document.activeElement)"
+        )
+    )
 
 
 def fill(page: Page, selector: str, value: str) -> None:
@@ -81,7 +87,9 @@ def fill(page: Page, selector: str, value: str) -> None:
 
 def press(page: Page, within: str, text: str) -> None:
     """The button of that text."""
-    button = f"[...document.querySelectorAll('{within} button')].find(b => b.innerText === '{text}')"
+    button = (
+        f"[...document.querySelectorAll('{within} button')].find(b => b.innerText === '{text}')"
+    )
     page.until(button)
     page.run(f"{button}.click()")
 
@@ -98,11 +106,15 @@ def tab_to(page: Page, script: str, most: int = 80) -> None:
 # -- what there is
 
 
-def test_it_loads_without_a_complaint_and_without_a_request_to_others(page: Page, server: clipper.ClipperServer) -> None:
+def test_it_loads_without_a_complaint_and_without_a_request_to_others(
+    page: Page, server: clipper.ClipperServer
+) -> None:
     opened(page, server)
     page.until("document.querySelectorAll('.panel').length >= 9")
     assert page.troubles == []
-    assert {url.split("/")[2] for url in page.urls if not url.startswith("data:")} == {server.admin_address}
+    assert {url.split("/")[2] for url in page.urls if not url.startswith("data:")} == {
+        server.admin_address
+    }
     assert page.run("document.title") == "clipper"
 
 
@@ -121,21 +133,30 @@ def test_figures_move_under_load(page: Page, server: clipper.ClipperServer) -> N
 
 
 @pytest.mark.usefixtures("load")
-def test_a_page_that_is_opened_late_shows_the_past_and_a_table_says_the_same(page: Page, server: clipper.ClipperServer) -> None:
+def test_a_page_that_is_opened_late_shows_the_past_and_a_table_says_the_same(
+    page: Page, server: clipper.ClipperServer
+) -> None:
     opened(page, server)
     page.until_text("of the last")
     page.click("#throughput button[aria-label$='as a table']")
     page.until("document.querySelectorAll('#throughput tbody tr').length >= 2")
-    rows = page.run("[...document.querySelectorAll('#throughput tbody tr')].map(r => r.innerText.split('\\t').length)")
+    rows = page.run(
+        "[...document.querySelectorAll('#throughput tbody tr')].map(r =>"
+        " r.innerText.split('\\t').length)"
+    )
     assert set(rows) == {5}  # time and four outcomes
 
 
 @pytest.mark.usefixtures("load")
-def test_pausing_holds_what_is_shown_and_the_rest_goes_on(page: Page, server: clipper.ClipperServer) -> None:
+def test_pausing_holds_what_is_shown_and_the_rest_goes_on(
+    page: Page, server: clipper.ClipperServer
+) -> None:
     opened(page, server)
     press(page, "", "pause")
     page.until_text("paused")
-    held = "document.querySelector('#events').innerText + document.querySelector('.tiles').innerText"
+    held = (
+        "document.querySelector('#events').innerText + document.querySelector('.tiles').innerText"
+    )
     before = page.run(held)
     seen = len(page.run("performance.getEntriesByType('resource')"))
     threading.Event().wait(2.2)  # two readings
@@ -170,7 +191,10 @@ def test_how_right_a_model_becomes_is_drawn(page: Page, server: clipper.ClipperS
     for i in range(8):
         asks.feedback(asks.predict([i, 0.5, 9]).result(PATIENCE_S), label=i + 9.5)
     page.until("document.querySelector('#selection .plot canvas')")
-    page.until("/right by feedback \\d/.test(document.querySelector('#selection .plot').getAttribute('aria-label'))")
+    page.until(
+        "/right by feedback \\d/.test(document.querySelector('#selection"
+        " .plot').getAttribute('aria-label'))"
+    )
     assert page.troubles == []
 
 
@@ -180,7 +204,9 @@ def test_names_and_errors_are_text(page: Page, server: clipper.ClipperServer) ->
     fill(page, "#try select", "broken")
     page.until("document.querySelector('#try select').value === 'broken'")
     page.click("#try button[type=submit]")
-    page.until(f"document.querySelector('#try .output')?.innerText.includes({json.dumps(SCRIPT)})")  # the default
+    page.until(
+        f"document.querySelector('#try .output')?.innerText.includes({json.dumps(SCRIPT)})"
+    )  # the default
     page.until_text("ValueError: " + SCRIPT[:40])  # the reason, here and among the slowest
     press(page, "#models", "logs")
     page.until("document.querySelector('.logs')")
@@ -189,7 +215,9 @@ def test_names_and_errors_are_text(page: Page, server: clipper.ClipperServer) ->
     assert page.troubles == []
 
 
-def test_a_model_is_promoted_after_a_second_question_and_the_history_says_by_whom(page: Page) -> None:
+def test_a_model_is_promoted_after_a_second_question_and_the_history_says_by_whom(
+    page: Page,
+) -> None:
     with clipper.start(admin="127.0.0.1:0", **QUICK) as server:
         server.deploy("sum", total, input="f64[3]")
         server.deploy("sum", total, input="f64[3]", promote=False)
@@ -220,7 +248,10 @@ def test_everything_is_reached_by_keyboard(page: Page, server: clipper.ClipperSe
     page.until("document.querySelector('#try .output')")
     tab_to(page, "e.closest('#configuration') && e.innerText === 'show'")
     page.press(" ")
-    page.until("[...document.querySelectorAll('#configuration code')].some(e => e.innerText === 'http.admin')")
+    page.until(
+        "[...document.querySelectorAll('#configuration code')].some(e => e.innerText ==="
+        " 'http.admin')"
+    )
 
 
 @pytest.mark.parametrize("width", [375, 800, 1280])
@@ -236,7 +267,12 @@ def test_no_screen_scrolls_sideways(page: Page, server: clipper.ClipperServer, w
 
 def test_dark_follows_the_system_and_the_button(page: Page, server: clipper.ClipperServer) -> None:
     def brightness() -> int:
-        return sum(page.run("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).map(Number)"))
+        return sum(
+            page.run(
+                "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0,"
+                " 3).map(Number)"
+            )
+        )
 
     page.prefer("light")
     opened(page, server)
@@ -263,11 +299,13 @@ def test_axe_finds_nothing(page: Page, server: clipper.ClipperServer, scheme: st
     assert page.run(f"axe.run().then(r => r.violations.map(v => {shown}))") == []
 
 
-def test_the_page_does_not_jump_while_figures_come(page: Page, server: clipper.ClipperServer) -> None:
+def test_the_page_does_not_jump_while_figures_come(
+    page: Page, server: clipper.ClipperServer
+) -> None:
     opened(page, server)
     page.run(
-        "window.shifts = 0; new PerformanceObserver(l => l.getEntries().forEach(e => { shifts += e.value }))"
-        ".observe({type: 'layout-shift'}); true"
+        "window.shifts = 0; new PerformanceObserver(l => l.getEntries().forEach(e => { shifts +="
+        " e.value })).observe({type: 'layout-shift'}); true"
     )
     page.until("performance.now() > 4000")
     assert page.run("shifts") < 0.02
@@ -318,14 +356,15 @@ def test_an_empty_server_says_what_comes_next(page: Page) -> None:
         assert page.troubles == []
 
 
-def test_an_hour_takes_no_more_memory_than_a_minute(page: Page, server: clipper.ClipperServer) -> None:
+def test_an_hour_takes_no_more_memory_than_a_minute(
+    page: Page, server: clipper.ClipperServer
+) -> None:
     """What the page keeps is bounded: rows of many hours go through its own code."""
     opened(page, server)
     held = page.run(
-        "import('/dashboard/app.js').then(() => window.clipperFeed).then(f => {"
-        " const last = f.fine.at(-1); let t = last.t;"
-        " for (let i = 0; i < 20000; i++) { t += 1; f.take('row', JSON.stringify({...last, t}), '');"
-        "  if (i % 10 === 0) f.take('coarse', JSON.stringify([{...last, t, dt: 10}]), ''); }"
-        " return [f.fine.length, f.coarse.length] })"
+        "import('/dashboard/app.js').then(() => window.clipperFeed).then(f => { const last ="
+        " f.fine.at(-1); let t = last.t; for (let i = 0; i < 20000; i++) { t += 1; f.take('row',"
+        " JSON.stringify({...last, t}), '');  if (i % 10 === 0) f.take('coarse',"
+        " JSON.stringify([{...last, t, dt: 10}]), ''); } return [f.fine.length, f.coarse.length] })"
     )
     assert held == [310, 365]

@@ -1,4 +1,5 @@
-"""Shards of parameters on the page, in a real Chromium: what they do, which does most, what is away."""
+"""Shards of parameters on the page, in a real Chromium: what they do, which does most, what is
+away."""
 
 import contextlib
 import threading
@@ -100,7 +101,10 @@ def test_what_shards_do_and_which_does_most(page: Page, server: clipper.ClipperS
     width = f"{ROWS}.map(r => parseFloat(r.querySelector('.fill > span').style.width))"
     page.until(f"(w => w[1] > 1.5 * w[0] && w[1] > 1.5 * w[2])({width})")
     page.until_text("times the mean")
-    page.until("document.querySelector('#params .two .plot').getAttribute('aria-label').match(/pushed [1-9]/)")
+    page.until(
+        "document.querySelector('#params .two .plot').getAttribute('aria-label').match(/pushed"
+        " [1-9]/)"
+    )
     tables = "[...document.querySelectorAll('#params .tables tbody tr')]"
     page.until(f"{tables}.length === 2")
     assert page.run(f"{tables}.map(r => r.querySelector('th').innerText)") == ["users", "words"]
@@ -125,7 +129,9 @@ def test_a_chart_is_a_table_by_keyboard(page: Page, server: clipper.ClipperServe
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_readers_of_screens_and_small_screens(page: Page, server: clipper.ClipperServer, scheme: str) -> None:
+def test_readers_of_screens_and_small_screens(
+    page: Page, server: clipper.ClipperServer, scheme: str
+) -> None:
     page.prefer(scheme)
     page.size(375, 700)
     opened(page, server)

@@ -9,10 +9,28 @@ from clipper.params.observing import Observer
 from clipper_core.histogram import LatencyHistogram
 
 AWAY = {"shard": 1, "away": "connection refused"}
-KEYS = ("rows", "nbytes", "pulled", "missed", "applied", "made", "unadmitted", "refused", "evicted", "expired")
+KEYS = (
+    "rows",
+    "nbytes",
+    "pulled",
+    "missed",
+    "applied",
+    "made",
+    "unadmitted",
+    "refused",
+    "evicted",
+    "expired",
+)
 
 
-def shard(number: int, n: int, lags: tuple[int, ...] = (), pid: int = 1, behind_s: float = 0.0, **more: Any) -> dict[str, Any]:
+def shard(
+    number: int,
+    n: int,
+    lags: tuple[int, ...] = (),
+    pid: int = 1,
+    behind_s: float = 0.0,
+    **more: Any,
+) -> dict[str, Any]:
     """Of which each count is n, of ten rows asked for n each, one missed."""
     histogram = LatencyHistogram()
     for lag in lags:
@@ -21,19 +39,42 @@ def shard(number: int, n: int, lags: tuple[int, ...] = (), pid: int = 1, behind_
     table = {**dict.fromkeys(KEYS, n), "pulled": 10 * n, "dim": 4}
     copy = {"shard": 0, "whole": True, "behind": n, "behind_s": behind_s}
     return {
-        "shard": number, "pid": pid, "ready": True, "exposed": False, "nbytes": n, "resident_bytes": n, "variables": 0,
-        "tables": {"t": table}, "door": {"epoch": 1, "version": n, "pulls": n, "pushes": n}, "model_pushes": n,
-        "refused": {"full": n, "bad_input": 0}, "recovery": {"seconds": 0.1, "source": "nothing"}, "followers": [copy],
-        "lags": {"buckets": [[low, count] for low, _, count in held.buckets()], "sum": held.sum}, "snapshots": {}, **more,
-    }  # fmt: skip
+        "shard": number,
+        "pid": pid,
+        "ready": True,
+        "exposed": False,
+        "nbytes": n,
+        "resident_bytes": n,
+        "variables": 0,
+        "tables": {"t": table},
+        "door": {"epoch": 1, "version": n, "pulls": n, "pushes": n},
+        "model_pushes": n,
+        "refused": {"full": n, "bad_input": 0},
+        "recovery": {"seconds": 0.1, "source": "nothing"},
+        "followers": [copy],
+        "lags": {"buckets": [[low, count] for low, _, count in held.buckets()], "sum": held.sum},
+        "snapshots": {},
+        **more,
+    }
 
 
 def test_a_row_is_what_came_between_two_readings() -> None:
-    before, after = [shard(0, 2, (1,)), shard(1, 5)], [shard(0, 5, (1, 3, 9)), shard(1, 5, behind_s=1.5)]
+    before, after = (
+        [shard(0, 2, (1,)), shard(1, 5)],
+        [shard(0, 5, (1, 3, 9)), shard(1, 5, behind_s=1.5)],
+    )
     assert of_shards(before, after) == {
-        "pulls": 3, "pushes": 6, "hit": 27, "miss": 3, "pushed": 3, "refused": 3, "rows": 10, "behind": 1.5, "by": {"0": [30, 3]},
+        "pulls": 3,
+        "pushes": 6,
+        "hit": 27,
+        "miss": 3,
+        "pushed": 3,
+        "refused": 3,
+        "rows": 10,
+        "behind": 1.5,
+        "by": {"0": [30, 3]},
         "lag": [3, 9],
-    }  # fmt: skip
+    }
 
 
 def test_one_that_began_anew_is_counted_whole_and_one_that_was_away_not_at_all() -> None:
@@ -49,7 +90,11 @@ def test_now_is_of_each_shard_and_of_each_table_over_all() -> None:
     assert now["shards"][1]["why"] == "connection refused"
     assert (now["shards"][0]["lag"], now["shards"][2]["lag"]) == (7, None)
     assert now["shards"][0]["refused"] == {"full": 3}
-    assert (now["tables"]["t"]["pulled"], now["tables"]["t"]["missed"], now["tables"]["t"]["dim"]) == (80, 8, 4)
+    assert (
+        now["tables"]["t"]["pulled"],
+        now["tables"]["t"]["missed"],
+        now["tables"]["t"]["dim"],
+    ) == (80, 8, 4)
 
 
 def test_of_many_there_are_bounds() -> None:

@@ -1,4 +1,5 @@
-"""A server for each module of tests, with short heartbeats and restarts, and models that go when their test goes."""
+"""A server for each module of tests, with short heartbeats and restarts, and models that go when
+their test goes."""
 
 import itertools
 import threading
@@ -12,7 +13,14 @@ import pytest
 import clipper
 from clipper_core.model import Model
 
-QUICK = {"heartbeat_ms": 100, "warmup": False, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 1.0, "stop_grace_s": 1.0}
+QUICK = {
+    "heartbeat_ms": 100,
+    "warmup": False,
+    "restart_ms_min": 20,
+    "restart_ms_max": 200,
+    "drain_s": 1.0,
+    "stop_grace_s": 1.0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +29,9 @@ def server() -> Iterator[clipper.ClipperServer]:
         started._learning.states.start_writing()  # its thread stays too
         started.deploy("warm", lambda xs: xs, input="f64[2]", cache=False)
         while not any(thread.name == "clipper-callbacks" for thread in threading.enumerate()):
-            future = started.model("warm").predict(np.zeros(2))  # may be done before the next line: then no thread is needed
+            future = started.model("warm").predict(
+                np.zeros(2)
+            )  # may be done before the next line: then no thread is needed
             future.add_done_callback(lambda _: None)  # starts the callback thread, which stays
             future.result(5)
         yield started
@@ -34,8 +44,11 @@ def names() -> Iterator[str]:
 
 
 @contextmanager
-def deploying(server: clipper.ClipperServer, names: Iterator[str]) -> Iterator[Callable[..., Model]]:
-    """Gives a function that deploys a model under a new name; at the end all of them are retired."""
+def deploying(
+    server: clipper.ClipperServer, names: Iterator[str]
+) -> Iterator[Callable[..., Model]]:
+    """Gives a function that deploys a model under a new name; at the end all of them are
+    retired."""
     made: list[str] = []
 
     def do(model: Any, **settings: Any) -> Model:
@@ -58,20 +71,27 @@ def deploy(server: clipper.ClipperServer, names: Iterator[str]) -> Iterator[Call
 
 
 @pytest.fixture(scope="module")
-def deploy_for_all(server: clipper.ClipperServer, names: Iterator[str]) -> Iterator[Callable[..., Model]]:
-    """The same for all tests of a module, which leave the models as they are: a container costs half a second of CPU."""
+def deploy_for_all(
+    server: clipper.ClipperServer, names: Iterator[str]
+) -> Iterator[Callable[..., Model]]:
+    """The same for all tests of a module, which leave the models as they are: a container costs
+    half a second of CPU."""
     with deploying(server, names) as do:
         yield do
 
 
 @pytest.fixture
-def app(server: clipper.ClipperServer, names: Iterator[str]) -> Iterator[Callable[..., clipper.ApplicationHandle]]:
+def app(
+    server: clipper.ClipperServer, names: Iterator[str]
+) -> Iterator[Callable[..., clipper.ApplicationHandle]]:
     """Makes an application of a new name, and unregisters it after the test."""
     made: list[str] = []
 
     def do(*models: Any, **settings: Any) -> clipper.ApplicationHandle:
         name = next(names)
-        handle = server.app(name, models=[getattr(model, "name", model) for model in models], **settings)
+        handle = server.app(
+            name, models=[getattr(model, "name", model) for model in models], **settings
+        )
         made.append(name)
         return handle
 

@@ -41,7 +41,10 @@ def model(deploy_for_all):
 
 def test_the_ten_lines():
     X, y = load_digits(return_X_y=True)
-    svm, forest = SVC().fit(X[:500], y[:500]), RandomForestClassifier(10, random_state=1).fit(X[:500], y[:500])
+    svm, forest = (
+        SVC().fit(X[:500], y[:500]),
+        RandomForestClassifier(10, random_state=1).fit(X[:500], y[:500]),
+    )
     with clipper.start() as server:
         server.deploy("svm", svm.predict)
         server.deploy("forest", forest, replicas=2, batching="aimd")
@@ -53,7 +56,9 @@ def test_the_ten_lines():
         assert [str(m) for m in answer.models] == ["svm:1"]
         assert answer.latency_us > 0
         assert answer.id
-        assert np.array_equal(server.model("svm").predict_many(X[600:700]).result(20), svm.predict(X[600:700]))
+        assert np.array_equal(
+            server.model("svm").predict_many(X[600:700]).result(20), svm.predict(X[600:700])
+        )
         request = clipper.PredictionRequest(X[601], application="digits", slo_ms=1000)
         assert server.schedule_prediction(request).result().output == svm.predict(X[601:602])[0]
         assert len(server.stats()["models"]["forest:1"]["replicas"]) == 2
@@ -215,7 +220,9 @@ def test_predict_many_in_asyncio(model):
 
 def test_slos_side_by_side(deploy):
     """Each query keeps its own deadline, however long the model takes for the others."""
-    model = deploy(slow(0.15), input="f64[4]", cache=False, batching={"mode": "static", "size_max": 1})
+    model = deploy(
+        slow(0.15), input="f64[4]", cache=False, batching={"mode": "static", "size_max": 1}
+    )
     model.predict(ROW).result(5)
     begun = time.monotonic()
     futures = {slo: model.predict(ROW, slo_ms=slo) for slo in (10_000, 40, 5_000, 80)}
@@ -230,7 +237,8 @@ def test_slos_side_by_side(deploy):
 
 
 def test_deadlines_are_kept_as_well_as_a_sleep_is(deploy, app):
-    """The answer comes by the deadline plus what this machine adds to a bare sleep, measured beside it."""
+    """The answer comes by the deadline plus what this machine adds to a bare sleep, measured beside
+    it."""
     handle = app(deploy(slow(1.0), input="f64[4]", cache=False), slo_ms=50, default=-1)
     late, sleeps = [], []
     for _ in range(20):

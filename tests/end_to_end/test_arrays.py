@@ -1,4 +1,5 @@
-"""Arrays of queries: to models and to applications, whole, in part, and when things go wrong in the middle."""
+"""Arrays of queries: to models and to applications, whole, in part, and when things go wrong in the
+middle."""
 
 import asyncio
 import io
@@ -61,12 +62,17 @@ def test_as_many_answers_as_rows_whatever_happens(deploy, app):
 
 
 def test_an_ensemble_combines_row_by_row(deploy, app):
-    models = [deploy(lambda xs, k=k: xs.sum(axis=1) * k, input="f64[4]", cache=k == 1) for k in (1, 3)]
+    models = [
+        deploy(lambda xs, k=k: xs.sum(axis=1) * k, input="f64[4]", cache=k == 1) for k in (1, 3)
+    ]
     handle = app(*models, slo_ms=5000, default=-1.0)
     answers = handle.predict_many(ROWS[:200]).result(20)
     assert np.allclose(answers.outputs, 2 * ROWS[:200].sum(axis=1))
     one = handle.predict(ROWS[0]).result(20)
-    assert (answers.outputs[0], answers.confidence[0]) == (pytest.approx(one.output), pytest.approx(one.confidence))
+    assert (answers.outputs[0], answers.confidence[0]) == (
+        pytest.approx(one.output),
+        pytest.approx(one.confidence),
+    )
 
 
 def test_one_model_of_an_ensemble_that_is_not_there(deploy, app, server, names):
@@ -100,7 +106,16 @@ def test_schedule_predictions(deploy, server, app):
 
 
 @pytest.mark.parametrize(
-    "inputs", [[], np.zeros((0, 4)), np.zeros((3, 5)), np.zeros(4), np.zeros((2, 2, 2)), np.zeros((3, 4), complex), ["a", "b"]]
+    "inputs",
+    [
+        [],
+        np.zeros((0, 4)),
+        np.zeros((3, 5)),
+        np.zeros(4),
+        np.zeros((2, 2, 2)),
+        np.zeros((3, 4), complex),
+        ["a", "b"],
+    ],
 )
 def test_arrays_that_are_none_of_its_type(deploy, app, inputs):
     handle = app(deploy(total, input="f64[4]"), default=-1.0)
@@ -110,7 +125,9 @@ def test_arrays_that_are_none_of_its_type(deploy, app, inputs):
         handle.predict_many(ROWS, slo_ms=0)
 
 
-@pytest.mark.parametrize("inputs", [ROWS[:1], [ROWS[0]], ROWS[:1].astype("f4")], ids=["array", "list", "f4"])
+@pytest.mark.parametrize(
+    "inputs", [ROWS[:1], [ROWS[0]], ROWS[:1].astype("f4")], ids=["array", "list", "f4"]
+)
 def test_one_row(deploy, app, model, inputs):
     wanted = np.asarray(inputs, "f8").sum(axis=1)
     assert np.allclose(model.predict_many(inputs).result(5), wanted)
@@ -172,7 +189,9 @@ def test_a_container_killed_in_the_middle(deploy, server):
     states = future.statuses()
     assert set(states.tolist()) <= {Status.OK, Status.REPLICA_LOST}
     assert (states == Status.OK).sum() >= 1000 - 2 * 64
-    assert np.allclose(future.outputs(0.0)[states == Status.OK], ROWS[:1000].sum(axis=1)[states == Status.OK])
+    assert np.allclose(
+        future.outputs(0.0)[states == Status.OK], ROWS[:1000].sum(axis=1)[states == Status.OK]
+    )
 
 
 def test_cancel_in_the_middle(deploy, server):

@@ -1,4 +1,5 @@
-"""Mistakes of a person: a typed error names the thing, the cause and the next step, and nobody else is harmed."""
+"""Mistakes of a person: a typed error names the thing, the cause and the next step, and nobody else
+is harmed."""
 
 import math
 import os
@@ -57,7 +58,9 @@ def model(deploy_for_all):
 )
 def test_a_wrong_shape_or_type(model, app, x, got):
     issued = model.engine.delivery.issued
-    with pytest.raises(InvalidInput, match=rf"input for {model.name}: expected f64\[4\], got .*{got}") as caught:
+    with pytest.raises(
+        InvalidInput, match=rf"input for {model.name}: expected f64\[4\], got .*{got}"
+    ) as caught:
         model.predict(x)
     assert caught.value.rest_status == 400
     with pytest.raises(InvalidInput):
@@ -99,7 +102,9 @@ def test_an_slo_that_is_none(model, app, server, slo_ms):
     with pytest.raises(InvalidInput, match="slo_ms"):
         server.app("no-slo", models=[model.name], slo_ms=slo_ms)
     with pytest.raises(InvalidInput, match="slo_ms"):
-        server.schedule_prediction(clipper.PredictionRequest(ROW, candidate_models=(model.name,), slo_ms=slo_ms))
+        server.schedule_prediction(
+            clipper.PredictionRequest(ROW, candidate_models=(model.name,), slo_ms=slo_ms)
+        )
 
 
 # -- names
@@ -118,7 +123,11 @@ def test_unknown_names(model, server, app):
         server.app(handle.name + "s")
     with pytest.raises(UnknownApplication):
         server.schedule_prediction(clipper.PredictionRequest(ROW, application="nowhere"))
-    for act in (lambda: server.scale("nothing", 2), lambda: server.retire("nothing"), lambda: server.logs("nothing")):
+    for act in (
+        lambda: server.scale("nothing", 2),
+        lambda: server.retire("nothing"),
+        lambda: server.logs("nothing"),
+    ):
         with pytest.raises(UnknownModel):
             act()
 
@@ -178,7 +187,9 @@ def test_replicas_are_checked_when_scaling(model, server):
 
 
 def test_settings_that_are_none(model, server):
-    with pytest.raises(InvalidInput, match="unknown setting 'slo' of application 'a' - did you mean 'slo_ms'"):
+    with pytest.raises(
+        InvalidInput, match="unknown setting 'slo' of application 'a' - did you mean 'slo_ms'"
+    ):
         server.app("a", models=[model.name], slo=20)
     with pytest.raises(InvalidInput, match="polic"):
         server.app("a", models=[model.name], policy="best")
@@ -206,7 +217,10 @@ def test_models_of_other_types(model, deploy, server):
 def test_a_config_that_is_wrong(tmp_path):
     file = tmp_path / "clipper.toml"
     file.write_text("[server]\nheartbeat_ms = 100\n\n[apps.digits]\nslo = 20\n")
-    with pytest.raises(ConfigError, match=r"clipper\.toml:5: unknown key 'slo' in \[apps\.digits\] - did you mean 'slo_ms'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"clipper\.toml:5: unknown key 'slo' in \[apps\.digits\] - did you mean 'slo_ms'",
+    ):
         clipper.start(file)
     with pytest.raises(ConfigError, match="unknown key 'stat' - did you mean 'state'"):
         clipper.start(stat="dir")
@@ -217,14 +231,19 @@ def test_a_config_that_is_wrong(tmp_path):
 def test_a_config_file_that_is_right(tmp_path):
     (tmp_path / "sums.py").write_text("def total(xs):\n    return xs.sum(axis=1)\n")
     file = tmp_path / "clipper.toml"
-    file.write_text('[models.sums]\ntarget = "sums:total"\ninput = "f64[4]"\n[apps.s]\nmodels = ["sums"]\nslo_ms = 15000\n')
+    file.write_text(
+        '[models.sums]\ntarget = "sums:total"\ninput = "f64[4]"\n[apps.s]\nmodels ='
+        ' ["sums"]\nslo_ms = 15000\n'
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(tmp_path)
         with clipper.start(file) as server:
             assert server.app("s").predict(ROW).result(20).output == 6.0
 
 
-@pytest.mark.parametrize("address", ["tcp://127.0.0.1:99999", "tcp://127.0.0.1", "http://x:1", "tcp://0.0.0.0:0"])
+@pytest.mark.parametrize(
+    "address", ["tcp://127.0.0.1:99999", "tcp://127.0.0.1", "http://x:1", "tcp://0.0.0.0:0"]
+)
 def test_an_address_that_is_none(address):
     with pytest.raises(ConfigError, match="address"):
         clipper.start(address=address)
@@ -235,11 +254,16 @@ def test_a_port_that_is_taken():
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(AddressInUse, match=rf"127\.0\.0\.1:{port} is taken by process {os.getpid()} \(.*python.*port 0"):
+        with pytest.raises(
+            AddressInUse,
+            match=rf"127\.0\.0\.1:{port} is taken by process {os.getpid()} \(.*python.*port 0",
+        ):
             clipper.start(address=f"tcp://127.0.0.1:{port}")
     with clipper.start(address=f"tcp://127.0.0.1:{port}") as server:
         assert server.address == f"tcp:127.0.0.1:{port}"
-    with clipper.start(address=f"tcp://127.0.0.1:{port}"):  # and free again once the first is closed
+    with clipper.start(
+        address=f"tcp://127.0.0.1:{port}"
+    ):  # and free again once the first is closed
         pass
 
 

@@ -1,4 +1,5 @@
-"""Containers that were started elsewhere: who is let in, who is not, and many at once on one loop thread."""
+"""Containers that were started elsewhere: who is let in, who is not, and many at once on one loop
+thread."""
 
 import gc
 import os
@@ -32,8 +33,12 @@ def memory(server, names):
 
 @pytest.fixture
 def crowd(names):
-    """A server and containers of this process: so many that their threads cannot all beat ten times a second when it is busy."""
-    with clipper.start(heartbeat_ms=10_000, drain_s=0.1) as server, made_here(server, names) as make:
+    """A server and containers of this process: so many that their threads cannot all beat ten times
+    a second when it is busy."""
+    with (
+        clipper.start(heartbeat_ms=10_000, drain_s=0.1) as server,
+        made_here(server, names) as make,
+    ):
         yield server, make
 
 
@@ -53,7 +58,9 @@ def made_here(server, names):
         yield make
         stack.close()
         for name, version in dict.fromkeys(made):
-            if any((model.name, model.version) == (name, version) for model in server.catalog.models()):
+            if any(
+                (model.name, model.version) == (name, version) for model in server.catalog.models()
+            ):
                 server.retire(f"{name}:{version}", force=True)
 
 
@@ -62,15 +69,27 @@ def made_here(server, names):
 
 def dial(address, folder, *options, token, answer="xs.sum(axis=1) * 2"):
     (folder / "doubler.py").write_text(f"import zlib\ndef double(xs):\n    return {answer}\n")
-    words = [sys.executable, "-m", "clipper_container", "serve", "doubler:double", "--connect", address]
+    words = [
+        sys.executable,
+        "-m",
+        "clipper_container",
+        "serve",
+        "doubler:double",
+        "--connect",
+        address,
+    ]
     words += ["--name", "doubler", "--input", "f64[4]", "--code", str(folder), *options]
-    return subprocess.Popen(words, env={**os.environ, "CLIPPER_TOKEN": token}, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        words, env={**os.environ, "CLIPPER_TOKEN": token}, stderr=subprocess.PIPE, text=True
+    )
 
 
 @pytest.mark.parametrize("address", ["unix", "unix:PATH", "tcp://127.0.0.1:0"])
 @pytest.mark.parametrize("protocol", ["2", "1"])
 def test_a_container_dials_in(address, protocol, tmp_path):
-    with clipper.start(address=address.replace("PATH", f"{tmp_path}/s"), heartbeat_ms=100, drain_s=0.2) as server:
+    with clipper.start(
+        address=address.replace("PATH", f"{tmp_path}/s"), heartbeat_ms=100, drain_s=0.2
+    ) as server:
         assert server.address.startswith(address[:4])
         process = dial(server.address, tmp_path, "--protocol", protocol, token=server.token)
         wait_until(lambda: "doubler:1" in server.stats()["models"])
@@ -96,10 +115,14 @@ def test_python_looks_for_garbage_among_what_came_after_the_load_only(tmp_path):
 
 
 @pytest.mark.parametrize("protocol", ["2", "1"])
-@pytest.mark.parametrize(("address", "compression"), [("tcp://127.0.0.1:0", "auto"), ("unix", "full"), ("unix", "auto")])
+@pytest.mark.parametrize(
+    ("address", "compression"), [("tcp://127.0.0.1:0", "auto"), ("unix", "full"), ("unix", "auto")]
+)
 def test_strings_come_through_however_they_are_compressed(address, compression, protocol, tmp_path):
     texts = [f"grüße {i % 7} " * (i % 40) for i in range(500)]
-    with clipper.start(address=address, compression=compression, heartbeat_ms=100, drain_s=0.2) as server:
+    with clipper.start(
+        address=address, compression=compression, heartbeat_ms=100, drain_s=0.2
+    ) as server:
         options = ("--protocol", protocol, "--input", "str")
         answer = "[float(zlib.crc32(x.encode())) for x in xs]"
         process = dial(server.address, tmp_path, *options, token=server.token, answer=answer)
@@ -120,7 +143,12 @@ def test_a_wrong_token_is_told_so(server, tmp_path):
 
 
 def test_a_container_comes_back_to_a_new_server_at_the_same_address(tmp_path):
-    settings = {"address": f"unix:{tmp_path}/s", "token": "secret", "heartbeat_ms": 100, "drain_s": 0.1}
+    settings = {
+        "address": f"unix:{tmp_path}/s",
+        "token": "secret",
+        "heartbeat_ms": 100,
+        "drain_s": 0.1,
+    }
     with clipper.start(**settings) as server:
         process = dial(server.address, tmp_path, token="secret")
         wait_until(lambda: "doubler:1" in server.stats()["models"])
@@ -159,7 +187,9 @@ def test_a_hello_that_is_refused(server, memory, fields, why):
     before = set(server.stats()["models"])
     with MemoryContainer(server.address, server.token, "refused") as container:
         container.hello |= fields
-        container.hello = {key: value for key, value in container.hello.items() if value is not None}
+        container.hello = {
+            key: value for key, value in container.hello.items() if value is not None
+        }
         kind, text = container.say_hello()
         assert kind is Kind.REFUSE
         assert why in text
@@ -207,7 +237,10 @@ def test_two_of_one_number_are_both_shown(server, memory):
     first = memory(input="f64[4]", pid=1).serve(total)
     memory(first.hello["name"], input="f64[4]", pid=2).serve(total)
     shown = wait_until(
-        lambda: len(rows := server.stats()["models"][f"{first.hello['name']}:1"]["replicas"]) == 2 and rows
+        lambda: (
+            len(rows := server.stats()["models"][f"{first.hello['name']}:1"]["replicas"]) == 2
+            and rows
+        )
     )
     assert [row["pid"] for row in shown] == [1, 2]
 
@@ -266,7 +299,9 @@ def test_a_failure_names_the_models_own_words(server, memory):
     container = memory(input="f64[4]")
     container.say_hello()
     future = server.model(container.hello["name"]).predict(ROW)
-    container.fail(container.read_batch()[0], "Traceback (most recent call last):\n\x1b[31mValueError: \0 evil")
+    container.fail(
+        container.read_batch()[0], "Traceback (most recent call last):\n\x1b[31mValueError: \0 evil"
+    )
     with pytest.raises(clipper.errors.ModelFailed, match="ValueError"):
         future.result(10)
 
@@ -276,7 +311,9 @@ def test_a_failure_names_the_models_own_words(server, memory):
 
 def test_candidate_models(server, deploy, app):
     one = deploy(lambda xs: xs[:, 0] * 0 + 1, input="f64[4]", cache=False)
-    two = deploy(lambda xs: xs[:, 0] * 0 + 2, input="f64[4]", cache=False, name=one.name.partition(":")[0])
+    two = deploy(
+        lambda xs: xs[:, 0] * 0 + 2, input="f64[4]", cache=False, name=one.name.partition(":")[0]
+    )
     name = one.name.partition(":")[0]
 
     def ask(*candidates, **fields):
@@ -302,9 +339,15 @@ def test_candidate_models(server, deploy, app):
 def test_candidates_that_are_not_there(server, deploy):
     model = deploy(total, input="f64[4]")
     name = model.name.partition(":")[0]
-    for candidate, error in ((f"{name}x", UnknownModel), (f"{name}:9", UnknownVersion), ("No!", InvalidInput)):
+    for candidate, error in (
+        (f"{name}x", UnknownModel),
+        (f"{name}:9", UnknownVersion),
+        ("No!", InvalidInput),
+    ):
         with pytest.raises(error):
-            server.schedule_prediction(clipper.PredictionRequest(ROW, candidate_models=(candidate,)))
+            server.schedule_prediction(
+                clipper.PredictionRequest(ROW, candidate_models=(candidate,))
+            )
     with pytest.raises(InvalidInput, match="names neither"):
         server.schedule_prediction(clipper.PredictionRequest(ROW))
 
@@ -318,12 +361,18 @@ def test_eighty_containers_on_one_loop_thread(crowd):
     memory(input="f64[4]").serve(total)
     gc.collect()  # servers of earlier tests hold some until then
     threads, fds = {*threading.enumerate()}, len(os.listdir("/proc/self/fd"))
-    containers = [memory(input="f64[4]", replica=i).serve(lambda xs, i=i: xs[:, 0] + i) for i in range(80)]
+    containers = [
+        memory(input="f64[4]", replica=i).serve(lambda xs, i=i: xs[:, 0] + i) for i in range(80)
+    ]
     new = [thread.name for thread in threading.enumerate() if thread not in threads]
     assert new == ["memory-container"] * 80  # the fakes' own
     assert len(os.listdir("/proc/self/fd")) - fds <= 160  # both ends
     models = [server.model(container.hello["name"]) for container in containers]
-    futures = [(i, model.predict(ROW + round, slo_ms=20_000)) for round in range(20) for i, model in enumerate(models)]
+    futures = [
+        (i, model.predict(ROW + round, slo_ms=20_000))
+        for round in range(20)
+        for i, model in enumerate(models)
+    ]
     assert all(future.result(20) == at // 80 + i for at, (i, future) in enumerate(futures))
     for container in containers:
         container.close()

@@ -43,12 +43,19 @@ def test_a_query_is_asked_of_the_model_that_its_context_tells(models, app, polic
 
 def test_other_policies_leave_a_context_aside(models, app):
     for policy in ("ensemble", "exp3"):
-        assert app(*models, slo_ms=5000, policy=policy).predict(np.array([1.0]), context=[1.0]).result(10).models
+        assert (
+            app(*models, slo_ms=5000, policy=policy)
+            .predict(np.array([1.0]), context=[1.0])
+            .result(10)
+            .models
+        )
 
 
 def test_sets_are_given_where_a_coverage_is_asked_for(models, app):
     handle = app(*models, slo_ms=5000, policy="stacking", coverage=0.8)
-    assert app(*models, slo_ms=5000, policy="stacking").predict(np.array([1.0])).result(10).set == ()
+    assert (
+        app(*models, slo_ms=5000, policy="stacking").predict(np.array([1.0])).result(10).set == ()
+    )
     for i in range(100):
         answer = handle.predict(np.array([float(i % 10)])).result(10)
         assert answer.set[0] == answer.output
@@ -70,7 +77,9 @@ def test_numbers_get_intervals_and_a_restart_keeps_them(tmp_path):
     with clipper.start(state=str(tmp_path)) as server:
         for model in (double, shifted):
             server.deploy(model.__name__, model, input="f64[1]")
-        app = server.app("a", models=["double", "shifted"], policy="ridge", coverage=0.9, slo_ms=5000)
+        app = server.app(
+            "a", models=["double", "shifted"], policy="ridge", coverage=0.9, slo_ms=5000
+        )
         for _ in range(100):
             x = draw.uniform(-5, 5)
             app.feedback(app.predict(np.array([x])).result(10), label=3 * x + draw.normal())

@@ -1,4 +1,5 @@
-"""Models that are data: ONNX and skops files of real scikit-learn models, and files that are none."""
+"""Models that are data: ONNX and skops files of real scikit-learn models, and files that are
+none."""
 
 import io
 import json
@@ -52,7 +53,12 @@ def as_onnx(estimator: Any, zipmap: bool = False) -> bytes:
 
 @pytest.mark.parametrize("zipmap", [False, True])
 def test_an_onnx_file_answers_as_its_estimator(
-    server: clipper.ClipperServer, deploy: Any, digits: Any, logreg: Any, tmp_path: Path, zipmap: bool
+    server: clipper.ClipperServer,
+    deploy: Any,
+    digits: Any,
+    logreg: Any,
+    tmp_path: Path,
+    zipmap: bool,
 ) -> None:
     (tmp_path / "digits.onnx").write_bytes(as_onnx(logreg, zipmap))
     model = deploy(str(tmp_path / "digits.onnx"))
@@ -63,9 +69,13 @@ def test_an_onnx_file_answers_as_its_estimator(
     assert np.allclose([future.confidence() for future in futures], sure, atol=1e-4)
 
 
-def test_rows_of_another_number_type_are_cast(server: clipper.ClipperServer, deploy: Any, digits: Any, logreg: Any) -> None:
+def test_rows_of_another_number_type_are_cast(
+    server: clipper.ClipperServer, deploy: Any, digits: Any, logreg: Any
+) -> None:
     model = deploy(Artifact("onnx", as_onnx(logreg)), input="f64[64]")
-    assert [model.predict(x, slo_ms=10_000).result(10) for x in digits[0][:20]] == logreg.predict(digits[0][:20]).tolist()
+    assert [model.predict(x, slo_ms=10_000).result(10) for x in digits[0][:20]] == logreg.predict(
+        digits[0][:20]
+    ).tolist()
 
 
 def test_a_skops_file_answers_as_its_estimator(
@@ -90,13 +100,17 @@ def bomb() -> bytes:
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as parts:
         parts.writestr("schema.json", b"0" * (1 << 20))
     raw = bytearray(packed.getvalue())
-    raw[raw.index(b"PK\x01\x02") + 24 : raw.index(b"PK\x01\x02") + 28] = (0xFFFFFFF0).to_bytes(4, "little")
+    raw[raw.index(b"PK\x01\x02") + 24 : raw.index(b"PK\x01\x02") + 28] = (0xFFFFFFF0).to_bytes(
+        4, "little"
+    )
     return bytes(raw)
 
 
 def reaching_out(content: bytes) -> bytes:
     model = onnx.load_model_from_string(content)
-    tensor = onnx.TensorProto(name="secret", data_type=1, dims=[1], data_location=onnx.TensorProto.EXTERNAL)
+    tensor = onnx.TensorProto(
+        name="secret", data_type=1, dims=[1], data_location=onnx.TensorProto.EXTERNAL
+    )
     tensor.external_data.add(key="location", value="/etc/passwd")
     model.graph.initializer.append(tensor)
     return bytes(model.SerializeToString())
@@ -119,9 +133,20 @@ def test_a_check_knows_the_types(digits: Any, logreg: Any) -> None:
         ("skops", lambda content: skops.dumps({"a": 1}), "holds a dict, which has no predict"),
         ("skops", lambda content: bomb(), "unpacked it would have"),
     ],
-    ids=["empty", "nonsense", "half", "reaching out", "of another kind", "untrusted", "no model", "bomb"],
+    ids=[
+        "empty",
+        "nonsense",
+        "half",
+        "reaching out",
+        "of another kind",
+        "untrusted",
+        "no model",
+        "bomb",
+    ],
 )
-def test_what_is_no_model_is_refused_with_the_reason(kind: str, make: Any, why: str, logreg: Any) -> None:
+def test_what_is_no_model_is_refused_with_the_reason(
+    kind: str, make: Any, why: str, logreg: Any
+) -> None:
     with pytest.raises(PackagingError, match=why):
         check(Artifact(kind, make(as_onnx(logreg))), "m", 60)
 
@@ -149,7 +174,9 @@ def test_no_such_file(server: clipper.ClipperServer) -> None:
         server.deploy("none", "none.onnx")
 
 
-def test_a_bad_file_that_is_deployed_unchecked_fails_there(server: clipper.ClipperServer, tmp_path: Path) -> None:
+def test_a_bad_file_that_is_deployed_unchecked_fails_there(
+    server: clipper.ClipperServer, tmp_path: Path
+) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"nonsense")
     with pytest.raises(DeployFailed, match="onnxruntime cannot load this model"):
         server.deploy("bad-onnx", str(tmp_path / "bad.onnx"))
@@ -160,7 +187,12 @@ def test_a_person_can_check_a_file(tmp_path: Path, logreg: Any) -> None:
     (tmp_path / "bad.skops").write_bytes(b"no")
     words = [sys.executable, "-m", "clipper_container", "check"]
     good = subprocess.run([*words, str(tmp_path / "digits.onnx")], capture_output=True, check=True)
-    assert json.loads(good.stdout) == {"ok": True, "kind": "onnx", "input": "f32[64]", "output": "any"}
+    assert json.loads(good.stdout) == {
+        "ok": True,
+        "kind": "onnx",
+        "input": "f32[64]",
+        "output": "any",
+    }
     bad = subprocess.run([*words, str(tmp_path / "bad.skops")], capture_output=True, check=False)
     assert bad.returncode == 3
     assert not json.loads(bad.stdout)["ok"]

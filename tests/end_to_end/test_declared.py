@@ -1,4 +1,5 @@
-"""What a file declares is found beside it, from any folder; `start` waits until it runs, or says why it does not."""
+"""What a file declares is found beside it, from any folder; `start` waits until it runs, or says
+why it does not."""
 
 import logging
 import os
@@ -52,7 +53,9 @@ FAILING = "import sys\nprint('no weights at here.bin\\x1b[31m', file=sys.stderr)
 
 
 @pytest.mark.slow
-def test_start_says_which_declared_model_does_not_run_and_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_start_says_which_declared_model_does_not_run_and_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING, "clipper")
     file = declared(tmp_path / "shop", FAILING)
     with pytest.raises(DeployFailed) as raised:
@@ -68,19 +71,28 @@ def test_start_says_which_declared_model_does_not_run_and_why(tmp_path: Path, ca
 
 @pytest.mark.slow
 def test_wait_ready_names_the_model_that_is_not_ready(tmp_path: Path) -> None:
-    file = declared(tmp_path / "shop", "print('still loading', flush=True)\nimport time\ntime.sleep(600)\n")
-    with clipper.start(file, wait=False) as server, pytest.raises(DeployFailed, match="model 'sums:1' did not connect within"):
+    file = declared(
+        tmp_path / "shop", "print('still loading', flush=True)\nimport time\ntime.sleep(600)\n"
+    )
+    with (
+        clipper.start(file, wait=False) as server,
+        pytest.raises(DeployFailed, match="model 'sums:1' did not connect within"),
+    ):
         server.wait_ready(timeout=0.5)
 
 
 def test_a_declared_model_that_cannot_be_packed_is_named_with_its_line(tmp_path: Path) -> None:
     file = declared(tmp_path / "shop", toml=DECLARED.replace("shop_of_declared:total", "no-model"))
-    with pytest.raises(PackagingError, match=r"clipper\.toml:\d+: model 'sums': 'no-model' names no model"):
+    with pytest.raises(
+        PackagingError, match=r"clipper\.toml:\d+: model 'sums': 'no-model' names no model"
+    ):
         clipper.start(file)
 
 
 def test_files_are_found_beside_the_file_that_names_them(tmp_path: Path) -> None:
-    toml = '[models.m]\ntarget = "m.onnx"\ncode = ["lib"]\nrequirements = ["-r needs.txt", "numpy"]\n'
+    toml = (
+        '[models.m]\ntarget = "m.onnx"\ncode = ["lib"]\nrequirements = ["-r needs.txt", "numpy"]\n'
+    )
     file = declared(tmp_path / "shop", toml=toml)
     for name in ("m.onnx", "needs.txt"):
         (file.parent / name).touch()
@@ -90,7 +102,9 @@ def test_files_are_found_beside_the_file_that_names_them(tmp_path: Path) -> None
     assert model.requirements == (f"-r {file.parent / 'needs.txt'}", "numpy")
 
 
-def test_an_export_holds_the_module_and_is_refused_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_holds_the_module_and_is_refused_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     file = declared(tmp_path / "shop")
     done = CliRunner().invoke(main, ["export", "compose", "out", "--from", "shop/clipper.toml"])
@@ -103,7 +117,9 @@ def test_an_export_holds_the_module_and_is_refused_without_it(tmp_path: Path, mo
     assert "--code FOLDER" in done.stderr
 
 
-def test_a_file_of_this_folder_can_be_deployed_from_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_this_folder_can_be_deployed_from_a_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.onnx").write_bytes(b"no model")
     done = CliRunner().invoke(main, ["deploy", "m", "./m.onnx", "--url", "http://127.0.0.1:1"])
@@ -132,11 +148,17 @@ def test_a_package_whose_files_are_links_counts_as_installed(tmp_path: Path) -> 
     place = next((tmp_path / "venv" / "lib").glob("python*")) / "site-packages"
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "library.py").write_text(
-        "import threading\nlock = threading.Lock()\ndef summed(rows):\n    with lock:\n        return rows.sum()\n"
+        "import threading\nlock = threading.Lock()\ndef summed(rows):\n    with lock:\n       "
+        " return rows.sum()\n"
     )
     (place / "threading_in_a_library.py").symlink_to(tmp_path / "cache" / "library.py")
-    ours = [str(Path(module.__file__ or "").parent.parent) for module in (clipper, clipper_core, clipper_container)]
-    (place / "rest.pth").write_text("\n".join([*ours, *(path for path in sys.path if path and Path(path).is_dir())]))
+    ours = [
+        str(Path(module.__file__ or "").parent.parent)
+        for module in (clipper, clipper_core, clipper_container)
+    ]
+    (place / "rest.pth").write_text(
+        "\n".join([*ours, *(path for path in sys.path if path and Path(path).is_dir())])
+    )
     script = SYMLINKED.format(folder=str(place), out=str(tmp_path / "out"))
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     python = tmp_path / "venv" / "bin" / "python"

@@ -77,7 +77,10 @@ def test_a_model_that_raises(deploy, app):
         raise KeyError("no such feature")
 
     model = deploy(broken, input="f64[4]", cache=False)
-    assert ask(app(model, slo_ms=2000, default="none")).reason == f"{model.name} failed: KeyError: 'no such feature'"
+    assert (
+        ask(app(model, slo_ms=2000, default="none")).reason
+        == f"{model.name} failed: KeyError: 'no such feature'"
+    )
     with pytest.raises(ModelFailed) as caught:
         model.predict(ROW).result(5)
     assert "Traceback (most recent call last):" in caught.value.traceback
@@ -93,7 +96,9 @@ def test_only_the_bad_row_fails_with_retry_singly(deploy):
 
     model = deploy(picky, input="f64[1]", cache=False, retry_singly=True)
     futures = {i: model.predict([float(i)], slo_ms=5000) for i in range(20)}
-    assert {i: futures[i].result(5) for i in futures if i != 13} == {i: i for i in futures if i != 13}
+    assert {i: futures[i].result(5) for i in futures if i != 13} == {
+        i: i for i in futures if i != 13
+    }
     with pytest.raises(ModelFailed, match="thirteen"):
         futures[13].result(5)
 
@@ -113,16 +118,23 @@ def test_a_wrong_number_of_outputs(deploy, app, count):
     if count == 1:  # a first batch of one row is answered with one output, and that is right
         futures.wait(5)
         return
-    with pytest.raises((ModelFailed, BadOutput), match=r"batch of \d+ and returned|number of outputs"):
+    with pytest.raises(
+        (ModelFailed, BadOutput), match=r"batch of \d+ and returned|number of outputs"
+    ):
         futures.result(5)
     assert "returned" in ask(handle).reason
 
 
 @pytest.mark.parametrize(
-    ("declared", "wrong"), [("i64", "xs[:, 0]"), ("f64[2]", "xs[:, :3]"), ("str", "xs[:, 0]"), ("f64", "xs[:, :2]")]
+    ("declared", "wrong"),
+    [("i64", "xs[:, 0]"), ("f64[2]", "xs[:, :3]"), ("str", "xs[:, 0]"), ("f64", "xs[:, :2]")],
 )
 def test_another_output_than_was_declared(deploy, app, declared, wrong):
-    body = {"xs[:, 0]": lambda xs: xs[:, 0], "xs[:, :3]": lambda xs: xs[:, :3], "xs[:, :2]": lambda xs: xs[:, :2]}
+    body = {
+        "xs[:, 0]": lambda xs: xs[:, 0],
+        "xs[:, :3]": lambda xs: xs[:, :3],
+        "xs[:, :2]": lambda xs: xs[:, :2],
+    }
     model = deploy(body[wrong], input="f64[4]", output=declared, cache=False)
     answer = ask(app(model, slo_ms=3000, default="none"))
     assert "type or shape" in answer.reason
@@ -138,8 +150,12 @@ def test_an_output_that_is_no_number(deploy, app, bad):
 
 
 def test_a_confidence_below_the_threshold(deploy, app):
-    agree, differ = (deploy(lambda xs, n=n: [n] * len(xs), input="f64[4]", cache=False) for n in (1, 2))
-    answer = app(agree, differ, slo_ms=3000, default="none", confidence_min=0.9).predict(ROW).result(5)
+    agree, differ = (
+        deploy(lambda xs, n=n: [n] * len(xs), input="f64[4]", cache=False) for n in (1, 2)
+    )
+    answer = (
+        app(agree, differ, slo_ms=3000, default="none", confidence_min=0.9).predict(ROW).result(5)
+    )
     assert answer.is_default
     assert answer.output == "none"
     assert answer.reason == "confidence 0.50 is below the application's 0.90"
@@ -150,7 +166,10 @@ def test_an_ensemble_answers_without_its_slow_model(deploy, app):
         time.sleep(1.0)
         return xs[:, 0] * 0
 
-    quick, late = deploy(lambda xs: xs[:, 0], input="f64[4]", cache=False), deploy(slow, input="f64[4]", cache=False)
+    quick, late = (
+        deploy(lambda xs: xs[:, 0], input="f64[4]", cache=False),
+        deploy(slow, input="f64[4]", cache=False),
+    )
     answer = app(quick, late, slo_ms=150, default="none").predict(ROW + 7).result(5)
     assert not answer.is_default
     assert answer.output == 7.0

@@ -1,4 +1,5 @@
-"""The demo as a person has it: real models in real processes, its summary, its keys; and the examples beside it."""
+"""The demo as a person has it: real models in real processes, its summary, its keys; and the
+examples beside it."""
 
 import json
 import os
@@ -49,7 +50,9 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_a_few_seconds_without_a_terminal(state: str) -> None:
     command = [*DEMO, "--seconds", "3", "--json", "--state", state]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         stdout, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, stderr
     assert "Traceback" not in stderr
@@ -58,7 +61,10 @@ def test_a_few_seconds_without_a_terminal(state: str) -> None:
     assert application["answered"] == application["sent"] > 0
     assert application["accuracy"] > 0.7, "one of the three gives wrong labels for some of the time"
     assert 0 <= application["slo_met"] <= 1
-    assert application["slo_met"] * application["answered"] <= application["answered"] - application["defaults"]
+    assert (
+        application["slo_met"] * application["answered"]
+        <= application["answered"] - application["defaults"]
+    )
     assert application["errors"] == {}
     assert application["wall_p99_ms"] >= application["p50_ms"] > 0
     assert set(summary["models"]) == {"forest:1", "logreg:1", "svm:1", "bayes:1", "tree:1"}
@@ -71,7 +77,8 @@ def test_a_few_seconds_without_a_terminal(state: str) -> None:
 
 
 def check_lessons(summary: dict[str, Any]) -> None:
-    """Both applications learned from a few hundred feedbacks, while the one they liked best was spoiled twice."""
+    """Both applications learned from a few hundred feedbacks, while the one they liked best was
+    spoiled twice."""
     assert set(summary["learning"]) == {"exp3", "stacking"}
     for learned in summary["learning"].values():
         assert learned["answers"] > 100
@@ -92,7 +99,9 @@ class Terminal:
     def __init__(self, *words: str) -> None:
         self.side, theirs = pty.openpty()
         environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
-        self.process = subprocess.Popen([*DEMO, *words], stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+        self.process = subprocess.Popen(
+            [*DEMO, *words], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+        )
         os.close(theirs)
         self.seen = ""
         self.rest = ""  # seen, but behind what was last waited for
@@ -104,7 +113,9 @@ class Terminal:
         """Wait until `pattern` stands on the screen, after all that was seen before."""
         text, give_up = self.rest, time.monotonic() + PATIENCE_S
         while (found := re.search(pattern, text)) is None:
-            assert select.select([self.side], [], [], max(0.0, give_up - time.monotonic()))[0], f"no {pattern!r}"
+            assert select.select([self.side], [], [], max(0.0, give_up - time.monotonic()))[0], (
+                f"no {pattern!r}"
+            )
             try:
                 data = os.read(self.side, 65536).decode(errors="replace")
             except OSError:  # the demo has ended
@@ -133,8 +144,8 @@ def terminal(state: str) -> Iterator[Terminal]:
 
 
 def test_keys_on_a_terminal(terminal: Terminal) -> None:
-    """d spoils the best model and mends it, k kills a container, which comes back; + raises the rate, v changes the view; q ends
-    it all in good order."""
+    """d spoils the best model and mends it, k kills a container, which comes back; + raises the
+    rate, v changes the view; q ends it all in good order."""
     terminal.see(r"300 queries a second")
     terminal.see(r"exp3 asks one model.*stacking weighs all")
     terminal.press("d")
@@ -160,7 +171,9 @@ def test_keys_on_a_terminal(terminal: Terminal) -> None:
 
 
 def test_asked_to_end_it_ends_in_good_order(state: str) -> None:
-    with subprocess.Popen([*DEMO, "--seconds", "600", "--state", state], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [*DEMO, "--seconds", "600", "--state", state], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if "sending" in line:
@@ -184,7 +197,9 @@ def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.Monkey
     assert 'pip install "clipper-serving[demo]"' in result.stderr
 
 
-def test_without_matplotlib_it_says_what_to_install_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_it_says_what_to_install_before_it_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from click.testing import CliRunner
 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -210,7 +225,13 @@ def test_a_quantile_is_a_value_that_occurred() -> None:
     ("script", "said"),
     [
         ("serve.py", r"the scan shows 4; answered 4.*\nsvm: 9\d\.\d%"),
-        ("online.py", r"after    0 feedbacks 10% right\n(.*\n)*after 1400 feedbacks [789]\d% right\nit says of itself: [789]\d%"),
+        (
+            "online.py",
+            (
+                r"after    0 feedbacks 10% right\n(.*\n)*after 1400 feedbacks [789]\d% right\nit"
+                r" says of itself: [789]\d%"
+            ),
+        ),
         ("strings.py", r"snow.*: weather.*\n.*: sport.*\n.*: food"),
     ],
 )
@@ -222,7 +243,12 @@ def test_an_example_runs(script: str, said: str) -> None:
 
 
 def test_what_deciders_save() -> None:
-    command = [sys.executable, EXAMPLES.parent / "speculation" / "serve.py", "200", "25"]  # which a busy machine can keep
+    command = [
+        sys.executable,
+        EXAMPLES.parent / "speculation" / "serve.py",
+        "200",
+        "25",
+    ]  # which a busy machine can keep
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     rows = re.findall(r"^(\w+).* +\d+\.\d% +\d+\.\d +\d+\.\d  \w", done.stdout, re.M)
     assert rows == ["all", "majority", "guaranteed_time", "majority"], done.stdout
@@ -233,7 +259,9 @@ def test_a_container_of_ones_own() -> None:
     with clipper.start(models={"brightness": {"input": "f64[64]"}}, token="secret") as server:
         command = [sys.executable, "-m", "clipper_container", "serve", "own_container:Brightness"]
         command += ["--connect", server.address, "--name", "brightness"]
-        process = subprocess.Popen(command, env={**os.environ, "CLIPPER_TOKEN": "secret"}, cwd=EXAMPLES)
+        process = subprocess.Popen(
+            command, env={**os.environ, "CLIPPER_TOKEN": "secret"}, cwd=EXAMPLES
+        )
         try:
             future = server.model("brightness").predict(np.full(64, 8.0), slo_ms=30_000)
             assert future.result(timeout=PATIENCE_S) == 0.5

@@ -1,4 +1,5 @@
-"""A server of two engines: models on both, queries that ask both, and every fault on either side."""
+"""A server of two engines: models on both, queries that ask both, and every fault on either
+side."""
 
 import asyncio
 import os
@@ -16,7 +17,14 @@ from clipper.errors import ClipperError, ForkedProcess, ShuttingDown
 from clipper.serving import engines as engines_module
 from clipper.testing import wait_until
 
-QUICK = {"heartbeat_ms": 100, "warmup": False, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 1.0, "stop_grace_s": 1.0}
+QUICK = {
+    "heartbeat_ms": 100,
+    "warmup": False,
+    "restart_ms_min": 20,
+    "restart_ms_max": 200,
+    "drain_s": 1.0,
+    "stop_grace_s": 1.0,
+}
 ROW = np.array([1.0, 2.0])
 
 
@@ -69,13 +77,21 @@ def engine_of(server: clipper.ClipperServer, name: str) -> int:
 
 
 def pids(server: clipper.ClipperServer, name: str) -> list[int]:
-    return [row["pid"] for row in server.stats()["models"][f"{name}:1"]["replicas"] if row["state"] == "ready"]
+    return [
+        row["pid"]
+        for row in server.stats()["models"][f"{name}:1"]["replicas"]
+        if row["state"] == "ready"
+    ]
 
 
 def test_models_are_spread_and_the_versions_of_one_stay_together(server):
     server.deploy("one", triple, input="f64[2]")
     stats = server.stats()["models"]
-    assert {key: row["engine"] for key, row in stats.items()} == {"one:1": 0, "one:2": 0, "two:1": 1}
+    assert {key: row["engine"] for key, row in stats.items()} == {
+        "one:1": 0,
+        "one:2": 0,
+        "two:1": 1,
+    }
     assert all(row["has"] == 1 for row in stats.values())
     assert server.model("one:1").predict(ROW).result(5).tolist() == [2, 4]
     assert server.model("one:2").predict(ROW).result(5).tolist() == [3, 6]
@@ -99,7 +115,9 @@ def test_awaited_called_back_and_as_completed(server):
 
     async def ask(i):
         answer = await app.predict(ROW + i)
-        one, two = await asyncio.gather(server.model("one").predict(ROW + i), server.model("two").predict(ROW + i))
+        one, two = await asyncio.gather(
+            server.model("one").predict(ROW + i), server.model("two").predict(ROW + i)
+        )
         return answer.output, (one + two) / 2
 
     async def everything():
@@ -109,7 +127,9 @@ def test_awaited_called_back_and_as_completed(server):
         np.testing.assert_allclose(got, expected)
 
     named = threading.Event()
-    futures = [app.predict(ROW + i) for i in range(200)] + [server.model("two").predict(ROW) for _ in range(50)]
+    futures = [app.predict(ROW + i) for i in range(200)] + [
+        server.model("two").predict(ROW) for _ in range(50)
+    ]
     names: list[str] = []
     for future in futures:
         future.add_done_callback(lambda _: names.append(threading.current_thread().name))
@@ -221,7 +241,11 @@ def test_a_restart_on_a_state_folder(start, tmp_path):
     app = again.app("both")
     wait_until(lambda: all(row["has"] == 1 for row in again.stats()["models"].values()), 30)
     np.testing.assert_allclose(app.predict(ROW).result(10).output, 2.5 * ROW)
-    assert sorted(placed.values()) == sorted(row["engine"] for row in again.stats()["models"].values()) == [0, 0, 1]
+    assert (
+        sorted(placed.values())
+        == sorted(row["engine"] for row in again.stats()["models"].values())
+        == [0, 0, 1]
+    )
 
 
 @pytest.mark.parametrize("address", ["unix", "tcp://127.0.0.1:0"])

@@ -1,4 +1,5 @@
-"""Feedback that is told to another server than the one that answered: real servers over one store, and real kills."""
+"""Feedback that is told to another server than the one that answered: real servers over one store,
+and real kills."""
 
 import shutil
 import signal
@@ -42,9 +43,12 @@ def state(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def answering(state: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
-    """A server that has answered, and the ids of its answers. A label is the number of its answer."""
+    """A server that has answered, and the ids of its answers. A label is the number of its
+    answer."""
     words = [sys.executable, "-c", ANSWERING, state, str(tmp_path / "a"), str(COUNT)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         ids = process.stdout.readline().split()
         assert len(ids) == COUNT
@@ -65,7 +69,9 @@ def test_feedback_told_elsewhere_counts_once_and_survives_a_kill(
     state: str, answering: tuple[subprocess.Popen[str], list[str]], tmp_path: Path
 ) -> None:
     process, ids = answering
-    with clipper.start(state=state, folder=str(tmp_path / "b"), http="127.0.0.1:0", drain_s=1.0) as server:
+    with clipper.start(
+        state=state, folder=str(tmp_path / "b"), http="127.0.0.1:0", drain_s=1.0
+    ) as server:
         app = server.app("a", ["m"], slo_ms=30_000, policy=POLICY)
         assert app.feedback(ids[0], label=0)
         assert not app.feedback(ids[0], label=0), "counted before"
@@ -75,23 +81,32 @@ def test_feedback_told_elsewhere_counts_once_and_survives_a_kill(
         many = app.feedback_many([*ids[:20], "00000000-1", "nothing"], [*range(20), 0, 0])
         assert (many.counted, many.duplicates, many.unknown) == (18, 2, 2)
         path = "/api/a/feedback"
-        assert ask(server.http_address, "POST", path, {"id": ids[20], "label": 20}).json == {"counted": True}
+        assert ask(server.http_address, "POST", path, {"id": ids[20], "label": 20}).json == {
+            "counted": True
+        }
         both = {"feedback": [{"id": ids[20], "label": 20}, {"id": ids[21], "score": 0.5}]}
-        assert ask(server.http_address, "POST", path, both).json == {"counted": 1, "duplicates": 1, "unknown": 0}
+        assert ask(server.http_address, "POST", path, both).json == {
+            "counted": 1,
+            "duplicates": 1,
+            "unknown": 0,
+        }
         wait_until(lambda: seen(server) == 22, "what the other learned is heard of", PATIENCE_S)
         acknowledged = 22 + told_until_killed(process, app, ids[22:])
         with pytest.raises((UnknownPrediction, StoreError)):  # the latter until its lease has ended
             app.feedback(ids[-1], label=COUNT - 1)
         with clipper.start(state=state, folder=str(tmp_path / "a"), drain_s=1.0) as again:
             total = seen(again)
-            assert acknowledged <= total <= acknowledged + 1, "the last one's reply may have died with it"
+            assert acknowledged <= total <= acknowledged + 1, (
+                "the last one's reply may have died with it"
+            )
             wait_until(lambda: seen(server) == total, "the other learns of it", PATIENCE_S)
         wait_until(lambda: is_unknown(app, ids[-1]), "its lease has ended", PATIENCE_S)
         assert seen(server) == total
 
 
 def told_until_killed(process: subprocess.Popen[str], app: Any, ids: list[str]) -> int:
-    """Tell one after another, and kill the server that answered meanwhile; -> how many were acknowledged."""
+    """Tell one after another, and kill the server that answered meanwhile; -> how many were
+    acknowledged."""
     acknowledged, enough = [0], threading.Event()
 
     def tell() -> None:

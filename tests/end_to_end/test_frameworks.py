@@ -1,5 +1,5 @@
-"""Models of PyTorch, XGBoost and LightGBM, by object and by file, beside what they say themselves: one of each in a real
-container, the rest packed and loaded as a container would."""
+"""Models of PyTorch, XGBoost and LightGBM, by object and by file, beside what they say themselves:
+one of each in a real container, the rest packed and loaded as a container would."""
 
 import io
 import json
@@ -39,7 +39,8 @@ def asked(model: Any, rows: Any) -> tuple[list[Any], list[float]]:
 
 @pytest.fixture
 def loaded(tmp_path: Path) -> Callable[[Any], Model]:
-    """What a container would have of a model, in this process: quicker than one that imports PyTorch."""
+    """What a container would have of a model, in this process: quicker than one that imports
+    PyTorch."""
 
     def do(thing: Any) -> Model:
         package = pack(thing, "m", 1, tmp_path / "models")
@@ -61,7 +62,9 @@ def xgboost() -> Any:
     return pytest.importorskip("xgboost")
 
 
-def test_a_classifier_of_xgboost_answers_labels_with_confidence(deploy: Any, iris: Any, xgboost: Any) -> None:
+def test_a_classifier_of_xgboost_answers_labels_with_confidence(
+    deploy: Any, iris: Any, xgboost: Any
+) -> None:
     mine = xgboost.XGBClassifier(n_estimators=8, max_depth=3).fit(*iris)
     model = deploy(mine)
     rows = iris[0][::10]
@@ -83,21 +86,31 @@ def test_a_file_of_xgboost_answers_as_what_saved_it(
     assert np.allclose(sure, mine.predict_proba(rows).max(axis=1), atol=1e-6)
 
 
-def test_boosters_and_regressors_of_xgboost_answer_numbers(loaded: Any, iris: Any, xgboost: Any) -> None:
+def test_boosters_and_regressors_of_xgboost_answer_numbers(
+    loaded: Any, iris: Any, xgboost: Any
+) -> None:
     rows = iris[0][::10]
     mine = xgboost.XGBRegressor(n_estimators=8).fit(*iris)
     assert np.allclose(heard(loaded(mine), rows)[0], mine.predict(rows), atol=1e-6)
     linear = xgboost.train({"booster": "gblinear"}, xgboost.DMatrix(*iris), 4)
-    assert np.allclose(heard(loaded(linear), rows)[0], linear.predict(xgboost.DMatrix(rows)), atol=1e-5)
-    booster = xgboost.train({"objective": "multi:softprob", "num_class": 3}, xgboost.DMatrix(*iris), 4)
-    assert np.allclose(heard(loaded(booster), rows)[0], booster.predict(xgboost.DMatrix(rows)), atol=1e-6)
+    assert np.allclose(
+        heard(loaded(linear), rows)[0], linear.predict(xgboost.DMatrix(rows)), atol=1e-5
+    )
+    booster = xgboost.train(
+        {"objective": "multi:softprob", "num_class": 3}, xgboost.DMatrix(*iris), 4
+    )
+    assert np.allclose(
+        heard(loaded(booster), rows)[0], booster.predict(xgboost.DMatrix(rows)), atol=1e-6
+    )
 
 
 def test_early_stopping_of_xgboost_is_heeded(loaded: Any, iris: Any, xgboost: Any) -> None:
     mine = xgboost.XGBClassifier(n_estimators=60, learning_rate=0.9, early_stopping_rounds=2)
     mine.fit(iris[0][::2], iris[1][::2], eval_set=[(iris[0][1::2], iris[1][1::2])], verbose=False)
     rows = iris[0][::10]
-    assert np.allclose(heard(loaded(mine), rows)[1], mine.predict_proba(rows).max(axis=1), atol=1e-6)
+    assert np.allclose(
+        heard(loaded(mine), rows)[1], mine.predict_proba(rows).max(axis=1), atol=1e-6
+    )
 
 
 # -- LightGBM
@@ -108,7 +121,9 @@ def lightgbm() -> Any:
     return pytest.importorskip("lightgbm")
 
 
-def test_a_classifier_of_lightgbm_keeps_its_labels(deploy: Any, loaded: Any, iris: Any, lightgbm: Any) -> None:
+def test_a_classifier_of_lightgbm_keeps_its_labels(
+    deploy: Any, loaded: Any, iris: Any, lightgbm: Any
+) -> None:
     rows = iris[0][::10]
     mine = lightgbm.LGBMClassifier(n_estimators=8, verbose=-1).fit(iris[0], NAMES[iris[1]])
     model = deploy(mine)
@@ -122,12 +137,18 @@ def test_a_classifier_of_lightgbm_keeps_its_labels(deploy: Any, loaded: Any, iri
     assert np.allclose(sure, two.predict_proba(rows).max(axis=1), atol=1e-6)
 
 
-def test_a_file_of_lightgbm_answers_as_its_booster(loaded: Any, iris: Any, lightgbm: Any, tmp_path: Path) -> None:
+def test_a_file_of_lightgbm_answers_as_its_booster(
+    loaded: Any, iris: Any, lightgbm: Any, tmp_path: Path
+) -> None:
     rows = iris[0][::10]
     mine = lightgbm.LGBMRegressor(n_estimators=8, verbose=-1).fit(*iris)
     mine.booster_.save_model(tmp_path / "m.txt")
-    assert np.allclose(heard(loaded(str(tmp_path / "m.txt")), rows)[0], mine.predict(rows), atol=1e-6)
-    labelled = Artifact("lightgbm", artifact_of(classes(lightgbm, iris)).data, labels=("a", "b", "c"))
+    assert np.allclose(
+        heard(loaded(str(tmp_path / "m.txt")), rows)[0], mine.predict(rows), atol=1e-6
+    )
+    labelled = Artifact(
+        "lightgbm", artifact_of(classes(lightgbm, iris)).data, labels=("a", "b", "c")
+    )
     assert set(heard(loaded(labelled), rows)[0].tolist()) == {"a", "b", "c"}
 
 
@@ -138,7 +159,10 @@ def classes(lightgbm: Any, iris: Any) -> Any:
 def test_boosters_travel_in_their_own_formats_and_not_as_pickles(
     iris: Any, xgboost: Any, lightgbm: Any, tmp_path: Path
 ) -> None:
-    for made in (xgboost.XGBClassifier(n_estimators=2), lightgbm.LGBMClassifier(n_estimators=2, verbose=-1)):
+    for made in (
+        xgboost.XGBClassifier(n_estimators=2),
+        lightgbm.LGBMClassifier(n_estimators=2, verbose=-1),
+    ):
         mine = made.fit(*iris)
         with open(pack(mine, "m", 1, tmp_path).target, "rb") as file:
             head = json.loads(file.readline().removeprefix(MAGIC))
@@ -188,7 +212,9 @@ def test_a_live_module_travels_with_its_class(deploy: Any, torch: Any, digits: A
     assert close(torch, model, net, digits)
 
 
-def test_torchscript_answers_by_file_and_by_object(deploy: Any, loaded: Any, torch: Any, digits: Any, tmp_path: Path) -> None:
+def test_torchscript_answers_by_file_and_by_object(
+    deploy: Any, loaded: Any, torch: Any, digits: Any, tmp_path: Path
+) -> None:
     net = make_net(torch).eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -198,7 +224,9 @@ def test_torchscript_answers_by_file_and_by_object(deploy: Any, loaded: Any, tor
         assert np.allclose(heard(loaded(scripted), digits)[0], said(torch, net, digits), atol=1e-4)
 
 
-def test_an_exported_program_knows_its_input(deploy: Any, torch: Any, digits: Any, tmp_path: Path) -> None:
+def test_an_exported_program_knows_its_input(
+    deploy: Any, torch: Any, digits: Any, tmp_path: Path
+) -> None:
     net = make_net(torch).eval()
     dims = {"pixels": {0: torch.export.Dim("batch")}}
     with warnings.catch_warnings():
@@ -214,7 +242,9 @@ def test_an_exported_program_with_a_fixed_batch_is_refused(loaded: Any, torch: A
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.export.export(make_net(torch).eval(), (torch.zeros(8, 64),))
-    with pytest.raises(LoadError, match=r"batch of input 'pixels' is fixed; export with dynamic_shapes"):
+    with pytest.raises(
+        LoadError, match=r"batch of input 'pixels' is fixed; export with dynamic_shapes"
+    ):
         loaded(program)
 
 
@@ -229,7 +259,10 @@ def test_the_text_of_a_modules_error_is_bounded(loaded: Any, torch: Any) -> None
 
 def test_a_wrong_shape_names_the_input(loaded: Any, torch: Any) -> None:
     model = loaded(make_net(torch))
-    with pytest.raises(ValueError, match=r"Net\.forward\(\) does not take float32\[1, 63\] as input 'pixels': mat1 and mat2"):
+    with pytest.raises(
+        ValueError,
+        match=r"Net\.forward\(\) does not take float32\[1, 63\] as input 'pixels': mat1 and mat2",
+    ):
         model.predict_batch(np.zeros((1, 63), np.float32))
     with pytest.raises(TypeError, match=r"input 'pixels' of Net\.forward\(\): rows are strs"):
         model.predict_batch(["a"])
@@ -238,13 +271,18 @@ def test_a_wrong_shape_names_the_input(loaded: Any, torch: Any) -> None:
 
 
 def test_a_module_of_two_inputs_is_refused(loaded: Any, torch: Any) -> None:
-    with pytest.raises(LoadError, match=r"forward\(\) of Bilinear needs 2 inputs \(input1, input2\); wrap it in a Model"):
+    with pytest.raises(
+        LoadError,
+        match=r"forward\(\) of Bilinear needs 2 inputs \(input1, input2\); wrap it in a Model",
+    ):
         loaded(torch.nn.Bilinear(2, 2, 1))
 
 
 def test_weights_alone_are_no_model(loaded: Any, torch: Any, tmp_path: Path) -> None:
     torch.save(make_net(torch).state_dict(), tmp_path / "weights.pt")
-    with pytest.raises(PackagingError, match=r"weights\.pt was made by torch\.save.*Deploy the module itself"):
+    with pytest.raises(
+        PackagingError, match=r"weights\.pt was made by torch\.save.*Deploy the module itself"
+    ):
         loaded(str(tmp_path / "weights.pt"))
 
 
@@ -273,7 +311,11 @@ def test_no_pickle_refuses_and_names_the_safer_format(iris: Any, tmp_path: Path)
     mine = LogisticRegression(max_iter=500).fit(*iris)
     (tmp_path / "m.pkl").write_bytes(pickle.dumps(mine))
     with clipper.start(no_pickle=True) as server:
-        refused = (mine, "skops.io.dump"), (str(tmp_path / "m.pkl"), "skops.io.dump"), (lambda xs: xs, "module:attribute")
+        refused = (
+            (mine, "skops.io.dump"),
+            (str(tmp_path / "m.pkl"), "skops.io.dump"),
+            (lambda xs: xs, "module:attribute"),
+        )
         for thing, safer in refused:
             with pytest.raises(PackagingError, match=f"(?s)server.no_pickle refuses that.*{safer}"):
                 server.deploy("m", thing)
@@ -295,13 +337,17 @@ def test_no_pickle_refuses_and_names_the_safer_format(iris: Any, tmp_path: Path)
         ("m.pkl", MAGIC + b"{}\n", "was packed by clipper"),
     ],
 )
-def test_files_of_another_kind_are_refused_at_once(loaded: Any, tmp_path: Path, name: str, content: bytes, why: str) -> None:
+def test_files_of_another_kind_are_refused_at_once(
+    loaded: Any, tmp_path: Path, name: str, content: bytes, why: str
+) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(PackagingError, match=f"{name} {why}"):
         loaded(str(tmp_path / name))
 
 
-def test_a_folder_that_is_no_model_and_a_file_that_is_not_there(loaded: Any, tmp_path: Path) -> None:
+def test_a_folder_that_is_no_model_and_a_file_that_is_not_there(
+    loaded: Any, tmp_path: Path
+) -> None:
     with pytest.raises(PackagingError, match="cannot read"):
         loaded(str(tmp_path / "gone.ubj"))
     assert not is_data(str(tmp_path))
@@ -313,19 +359,26 @@ def test_a_pickle_that_is_damaged_is_told_by_its_container(deploy: Any, tmp_path
         deploy(str(tmp_path / "m.pkl"))
 
 
-def test_bytes_that_may_hold_pickles_are_not_taken_from_a_socket(server: clipper.ClipperServer) -> None:
+def test_bytes_that_may_hold_pickles_are_not_taken_from_a_socket(
+    server: clipper.ClipperServer,
+) -> None:
     for kind in ("pickle", "torch-export", "mlflow"):
         with pytest.raises(PackagingError, match="not taken from a socket"):
             server.manage.deploy("m", data=b"x", kind=kind)
 
 
-def test_another_version_is_told_with_the_way_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_another_version_is_told_with_the_way_out(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     about = {"format": 1, "kind": "estimator", "python": "3.11", "packages": {"numpy": "0.9.1"}}
     out = io.BytesIO()
     out.write(MAGIC + json.dumps(about).encode() + b"\n")
     (tmp_path / "good.pkl").write_bytes(out.getvalue() + pickle.dumps([1]))
     assert load_target(str(tmp_path / "good.pkl")) == [1]
-    told = f'packed with numpy 0.9.1 (here: {np.__version__}). The same versions: deploy with requirements=["numpy==0.9.1"]'
+    told = (
+        f"packed with numpy 0.9.1 (here: {np.__version__}). The same versions: deploy with"
+        ' requirements=["numpy==0.9.1"]'
+    )
     assert told in capfd.readouterr().err
     (tmp_path / "bad.pkl").write_bytes(out.getvalue() + b"cnumpy\ngone\n.")
     with pytest.raises(LoadError, match=r"(?s)AttributeError.*numpy==0\.9\.1"):

@@ -1,4 +1,5 @@
-"""Bytes from strangers at the listening socket: whatever they send, the server goes on serving everyone else."""
+"""Bytes from strangers at the listening socket: whatever they send, the server goes on serving
+everyone else."""
 
 import contextlib
 import os
@@ -26,7 +27,8 @@ ROW = np.arange(4.0)
 
 @pytest.fixture(scope="module")
 def server():
-    """With heartbeats so rare that silence closes nothing here: what is closed was seen to be wrong."""
+    """With heartbeats so rare that silence closes nothing here: what is closed was seen to be
+    wrong."""
     with clipper.start(heartbeat_ms=60_000, drain_s=0.1) as started:
         started.deploy("serving", lambda xs: xs.sum(axis=1), input="f64[4]", cache=False)
         yield started
@@ -34,7 +36,8 @@ def server():
 
 @pytest.fixture
 def serving(server):
-    """A model that must still answer, and answer rightly, from the same process, when the test is over."""
+    """A model that must still answer, and answer rightly, from the same process, when the test is
+    over."""
     model = server.model("serving")
     pid = server.stats()["models"][model.name]["replicas"][0]["pid"]
     yield model
@@ -72,7 +75,13 @@ def send(stranger, data):
 
 
 def hello(server, **fields):
-    container = {"name": "stranger", "version": 1, "input": "f64[4]", "token": server.token, **fields}
+    container = {
+        "name": "stranger",
+        "version": 1,
+        "input": "f64[4]",
+        "token": server.token,
+        **fields,
+    }
     return b"".join(wire.control_frame(wire.Kind.HELLO, wire.pack_map(container)))
 
 
@@ -100,9 +109,15 @@ HEADERS = {
     "oversized by wrap": lambda: header(payload_bytes=2**64 - 64),
     "a payload that never comes": lambda: header(payload_bytes=10_000) + b"x" * 500,
     "a HELLO of 70 kB": lambda: header(payload_bytes=70_000) + bytes(70_000),
-    "huge rows": lambda: header(kind=wire.Kind.REPLY, dtype=12, rows=2**32 - 1, payload_bytes=8) + bytes(8),
-    "huge dims": lambda: header(kind=wire.Kind.REPLY, dtype=12, rank=4, dims=(2**32 - 1,) * 4, rows=1, payload_bytes=8)
-    + bytes(8),
+    "huge rows": lambda: (
+        header(kind=wire.Kind.REPLY, dtype=12, rows=2**32 - 1, payload_bytes=8) + bytes(8)
+    ),
+    "huge dims": lambda: (
+        header(
+            kind=wire.Kind.REPLY, dtype=12, rank=4, dims=(2**32 - 1,) * 4, rows=1, payload_bytes=8
+        )
+        + bytes(8)
+    ),
     "rank 255": lambda: header(kind=wire.Kind.REPLY, dtype=12, rank=255, rows=1),
     "dtype 0": lambda: header(kind=wire.Kind.REPLY, dtype=0, rows=1, payload_bytes=8),
     "dtype 99": lambda: header(kind=wire.Kind.REPLY, dtype=99, rows=1, payload_bytes=8),
@@ -110,8 +125,12 @@ HEADERS = {
     "unknown kind": lambda: header(kind=77),
     "kind 0": lambda: header(kind=0),
     "unknown flags": lambda: header(flags=0x8000),
-    "a reply nobody waits for": lambda: header(kind=wire.Kind.REPLY, dtype=12, rows=1, id=99, payload_bytes=8) + bytes(8),
-    "a PREDICT to the server": lambda: header(kind=wire.Kind.PREDICT, dtype=12, rows=1, payload_bytes=8) + bytes(8),
+    "a reply nobody waits for": lambda: (
+        header(kind=wire.Kind.REPLY, dtype=12, rows=1, id=99, payload_bytes=8) + bytes(8)
+    ),
+    "a PREDICT to the server": lambda: (
+        header(kind=wire.Kind.PREDICT, dtype=12, rows=1, payload_bytes=8) + bytes(8)
+    ),
     "a WELCOME to the server": lambda: header(kind=wire.Kind.WELCOME),
     "a damaged header CRC": lambda: header()[:63] + b"\0",
     "version 9": lambda: crc(b"CLPR\x09" + header()[5:60]),
@@ -132,7 +151,9 @@ def test_frames_that_are_none(server, serving, what):
 
 @pytest.mark.parametrize("what", HEADERS)
 def test_frames_that_are_none_from_a_container_that_was_let_in(server, serving, what):
-    with MemoryContainer(server.address, server.token, f"turncoat-{list(HEADERS).index(what)}", input="f64[4]") as turncoat:
+    with MemoryContainer(
+        server.address, server.token, f"turncoat-{list(HEADERS).index(what)}", input="f64[4]"
+    ) as turncoat:
         turncoat.say_hello()
         server.model(turncoat.hello["name"]).predict(ROW, slo_ms=100)
         assert turncoat.read_batch()[0] == 1
@@ -146,7 +167,15 @@ def test_frames_that_are_none_from_a_container_that_was_let_in(server, serving, 
 def test_hellos_of_all_kinds(server, serving):
     before = set(server.stats()["models"])
     deep = b"\x91" * 5000 + b"\xc0"
-    bombs = [b"", b"\xc1", b"\xdf\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xffx", deep, b"\x81\xa4name" + deep, b"\x93\1\2\3"]
+    bombs = [
+        b"",
+        b"\xc1",
+        b"\xdf\xff\xff\xff\xff",
+        b"\xdb\xff\xff\xff\xffx",
+        deep,
+        b"\x81\xa4name" + deep,
+        b"\x93\1\2\3",
+    ]
     bombs += [b"\x81\xc4\x04name\xa1x", wire.pack_map({"name": "x" * 60_000})]
     for payload in bombs:
         with dial(server) as stranger:
@@ -163,7 +192,8 @@ def test_a_second_hello(server, serving):
 
 
 def test_bit_flips_in_replies(server, serving):
-    """A reply with one bit wrong is either the same numbers in another place of the float, or the end of its connection."""
+    """A reply with one bit wrong is either the same numbers in another place of the float, or the
+    end of its connection."""
     rng = random.Random(2)
     for round in range(60):
         with MemoryContainer(server.address, server.token, "flips", input="f64[4]") as container:
@@ -171,7 +201,9 @@ def test_bit_flips_in_replies(server, serving):
             model = server.model("flips")
             future = model.predict(rng.random() + ROW, slo_ms=10_000)
             batch, _ = container.read_batch()
-            front = wire.encode_header(wire.Header(wire.Kind.REPLY, 12, 0, 1, batch, payload_bytes=8))
+            front = wire.encode_header(
+                wire.Header(wire.Kind.REPLY, 12, 0, 1, batch, payload_bytes=8)
+            )
             frame = bytearray(front + struct.pack("<d", 1.0))
             bit = rng.randrange(64 * 8)
             frame[bit // 8] ^= 1 << bit % 8
@@ -183,11 +215,15 @@ def test_bit_flips_in_replies(server, serving):
 def test_truncated_replies(server, serving):
     with contextlib.ExitStack() as stack:
         for cut in (1, 63, 64, 65, 71):
-            container = stack.enter_context(MemoryContainer(server.address, server.token, "cut", input="f64[4]"))
+            container = stack.enter_context(
+                MemoryContainer(server.address, server.token, "cut", input="f64[4]")
+            )
             container.say_hello()
             future = server.model("cut").predict(ROW + cut, slo_ms=300)
             batch, _ = container.read_batch()
-            front = wire.encode_header(wire.Header(wire.Kind.REPLY, 12, 0, 1, batch, payload_bytes=8))
+            front = wire.encode_header(
+                wire.Header(wire.Kind.REPLY, 12, 0, 1, batch, payload_bytes=8)
+            )
             send(container.socket, (front + struct.pack("<d", 1.0))[:cut])
             container.close()
             assert future.exception(10) is not None
@@ -212,7 +248,9 @@ def test_thousands_of_connects(server, serving):
                 send(stranger, b"x" * (i % 100))
         if i % 500 == 0:
             assert serving.predict(ROW).result(10) == 6.0
-    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= fds + 2, "the server has closed its ends")
+    wait_until(
+        lambda: len(os.listdir("/proc/self/fd")) <= fds + 2, "the server has closed its ends"
+    )
 
 
 def test_silent_connections_do_not_stop_service(server, serving):
@@ -230,7 +268,9 @@ def test_a_container_that_floods(server, serving):
     stop = threading.Event()
 
     def flood(i):
-        with MemoryContainer(server.address, server.token, f"flood-{i}", input="f64[4]") as container:
+        with MemoryContainer(
+            server.address, server.token, f"flood-{i}", input="f64[4]"
+        ) as container:
             container.say_hello()
             beats = b"".join(wire.control_frame(wire.Kind.HEARTBEAT)) * 500
             while not stop.is_set():
@@ -249,7 +289,8 @@ def test_a_container_that_floods(server, serving):
 
 
 def test_a_container_that_does_not_read(server, serving):
-    """What it has not taken is bounded; its rows end by their deadline; the others do not wait for it."""
+    """What it has not taken is bounded; its rows end by their deadline; the others do not wait for
+    it."""
     with MemoryContainer(server.address, server.token, "deaf", input="f64[10000]") as container:
         container.say_hello()
         model = server.model("deaf")
@@ -260,9 +301,9 @@ def test_a_container_that_does_not_read(server, serving):
 
 
 def test_out_of_descriptors(tmp_path):
-    """The server lives with a full table of descriptors: those connected are served, and others come when there is room."""
-    script = textwrap.dedent(
-        """
+    """The server lives with a full table of descriptors: those connected are served, and others
+    come when there is room."""
+    script = textwrap.dedent("""
         import os, resource, socket, numpy as np, clipper
         from clipper.testing import wait_until
         with clipper.start(heartbeat_ms=100, drain_s=0.1) as server:
@@ -290,9 +331,10 @@ def test_out_of_descriptors(tmp_path):
             server.scale("m", 2)
             wait_until(lambda: len([r for r in server.stats()["models"]["m:1"]["replicas"] if r["state"] == "ready"]) == 2)
             print("served")
-        """
+        """)  # noqa: E501
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "full:" in done.stdout
     assert "served" in done.stdout
@@ -300,7 +342,9 @@ def test_out_of_descriptors(tmp_path):
 
 def test_those_who_only_dial_keep_no_container_out():
     with contextlib.ExitStack() as opened:
-        server = opened.enter_context(clipper.start(limits={"connections_max": 8}, heartbeat_ms=200, drain_s=0.1))
+        server = opened.enter_context(
+            clipper.start(limits={"connections_max": 8}, heartbeat_ms=200, drain_s=0.1)
+        )
         held = [opened.enter_context(dial(server)) for _ in range(8)]
         server.deploy("late", lambda xs: xs.sum(axis=1), input="f64[4]")
         assert server.model("late").predict(ROW).result(10) == 6.0

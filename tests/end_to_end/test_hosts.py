@@ -1,4 +1,5 @@
-"""A model host beside real servers: many models of one process, each a replica where it was told to serve."""
+"""A model host beside real servers: many models of one process, each a replica where it was told to
+serve."""
 
 from __future__ import annotations
 
@@ -37,8 +38,12 @@ def onnx_file(path: Path, factor: float) -> str:
     tensor = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [3, 1], [factor] * 3)
     rows = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [None, 3])
     sums = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [None, 1])
-    graph = onnx.helper.make_graph([onnx.helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [rows], [sums], [tensor])
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [rows], [sums], [tensor]
+    )
+    model = onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9
+    )
     path.write_bytes(model.SerializeToString())
     return str(path)
 
@@ -56,7 +61,9 @@ def ask(server: Any, name: str, row: Any = ROW) -> Any:
     return server.model(name).predict(row, slo_ms=20_000).result(20)
 
 
-def test_models_of_several_types_are_asked_through_one_process(server: Any, node: Node, tmp_path: Path) -> None:
+def test_models_of_several_types_are_asked_through_one_process(
+    server: Any, node: Node, tmp_path: Path
+) -> None:
     (tmp_path / "twice.py").write_text("def f(xs):\n    return xs.sum(axis=1) * 2\n")
     models: dict[str, dict[str, str]] = {
         "h-onnx": {"type": "onnx", "path": onnx_file(tmp_path / "m.onnx", 10.0)},
@@ -66,12 +73,17 @@ def test_models_of_several_types_are_asked_through_one_process(server: Any, node
     for name, about in models.items():
         assert node.ask("load", model=name, **about)["size_bytes"] >= 4096
     for name in models:
-        assert node.ask("serve", model=name, address=server.address, token=server.token, replica=1) == {}
+        assert (
+            node.ask("serve", model=name, address=server.address, token=server.token, replica=1)
+            == {}
+        )
     assert ask(server, "h-onnx") == pytest.approx(60.0)
     assert ask(server, "h-skops") == pytest.approx(6.0)
     assert ask(server, "h-python") == pytest.approx(12.0)
     many = np.tile(ROW, (5000, 1))
-    assert server.model("h-onnx").predict_many(many, slo_ms=20_000).result(20).tolist() == pytest.approx([60.0] * 5000)
+    assert server.model("h-onnx").predict_many(many, slo_ms=20_000).result(
+        20
+    ).tolist() == pytest.approx([60.0] * 5000)
     for name in models:
         assert node.ask("unload", model=name) == {}
         wait_until(lambda name=name: server.stats()["models"][f"{name}:1"]["replicas"] == [])
@@ -94,7 +106,9 @@ def test_one_loaded_model_serves_two_servers(server: Any, node: Node, tmp_path: 
     server.retire("h-two:1", force=True)
 
 
-def test_a_server_that_does_not_know_the_token_refuses(server: Any, node: Node, tmp_path: Path) -> None:
+def test_a_server_that_does_not_know_the_token_refuses(
+    server: Any, node: Node, tmp_path: Path
+) -> None:
     node.ask("load", model="h-refused", type="onnx", path=onnx_file(tmp_path / "m.onnx", 2.0))
     with pytest.raises(Exception, match="token is missing or wrong"):
         node.ask("serve", model="h-refused", address=server.address, token="wrong")

@@ -1,4 +1,5 @@
-"""A caller that waits alone runs the turns of the loop itself: with a real container, and signals, forks and ends in between."""
+"""A caller that waits alone runs the turns of the loop itself: with a real container, and signals,
+forks and ends in between."""
 
 import ctypes
 import os
@@ -63,7 +64,8 @@ def freeze(server, model):
 
 def test_a_deadline_of_one_who_leads(model, be_led, freeze, led):
     def led_to_the_deadline():
-        """Not always: on a busy machine the loop thread may be back between the query and the wait."""
+        """Not always: on a busy machine the loop thread may be back between the query and the
+        wait."""
         be_led(model)
         freeze()
         before = led()
@@ -108,7 +110,8 @@ def test_a_fork_while_somebody_leads(model, be_led, freeze, led):
         ended.append(asked[-1].exception())
 
     def leads():
-        """Not always: on a busy machine the loop thread may be back between the query and the wait."""
+        """Not always: on a busy machine the loop thread may be back between the query and the
+        wait."""
         be_led(model)
         freeze()
         before, thread = led(), threading.Thread(target=ask_and_wait)
@@ -141,8 +144,8 @@ def test_a_fork_while_somebody_leads(model, be_led, freeze, led):
 
 @pytest.mark.parametrize("parked", [False, True])
 def test_answers_come_while_the_gil_is_held(server, deploy, model, be_led, parked):
-    """The main thread keeps the GIL in a C call that only an answer can end: if the loop thread asked for the GIL even once
-    on that way, the call would run into its time limit."""
+    """The main thread keeps the GIL in a C call that only an answer can end: if the loop thread
+    asked for the GIL even once on that way, the call would run into its time limit."""
     other = deploy(total, input="f64[4]", cache=False)
     assert other.predict(ROW, slo_ms=20_000).result(30) == 6.0
     if parked:
@@ -160,4 +163,6 @@ def test_answers_come_while_the_gil_is_held(server, deploy, model, be_led, parke
     after = server.stats()["loop"]
     assert all(future.done() for future in futures)
     assert after["steps"] > before["steps"]
-    assert after["mailbox_writes"] - before["mailbox_writes"] <= after["batches"] - before["batches"]
+    assert (
+        after["mailbox_writes"] - before["mailbox_writes"] <= after["batches"] - before["batches"]
+    )

@@ -87,7 +87,10 @@ def learned(handle):
 
 @pytest.fixture(scope="module")
 def models_by_kind(models, deploy_for_all):
-    texts, floats = ([deploy_for_all(model, input="f64[2]") for model in pair] for pair in ((named, always), (halves, thirds)))
+    texts, floats = (
+        [deploy_for_all(model, input="f64[2]") for model in pair]
+        for pair in ((named, always), (halves, thirds))
+    )
     return {"ints": models, "texts": texts, "floats": floats}
 
 
@@ -98,9 +101,10 @@ def test_an_array_teaches_what_its_rows_would(models_by_kind, app, policy, kind)
     linked = models_by_kind[kind]
     xs = np.array([[i % 10, i] for i in range(100)], float)
     labels = {
-        "ints": [int(x) for x in xs[:, 0]], "texts": [["no", "yes", "maybe"][int(x) % 3] for x in xs[:, 0]],
+        "ints": [int(x) for x in xs[:, 0]],
+        "texts": [["no", "yes", "maybe"][int(x) % 3] for x in xs[:, 0]],
         "floats": [float(x) / 2 for x in xs[:, 0]],
-    }[kind]  # fmt: skip
+    }[kind]
     array, many, single = (app(*linked, slo_ms=5000, policy=policy) for _ in range(3))
     answers = array.predict_many(xs, user="u").result(10)
     odd = np.arange(1, 100, 2)
@@ -128,8 +132,11 @@ def test_an_array_teaches_the_one_model_that_was_asked(models, app, policy):
 
 @pytest.mark.parametrize("policy", ["exp4", "exp3", "linucb", "single"])
 def test_statistics_hear_of_feedback_in_bulk(models, app, server, policy):
-    """Of all of it, lists and arrays, whether it is learned from in columns, in Python or not at all."""
-    handle = app(*models[1:], slo_ms=5000, policy=policy, roles={models[2].name: "challenger(share=0.2)"})
+    """Of all of it, lists and arrays, whether it is learned from in columns, in Python or not at
+    all."""
+    handle = app(
+        *models[1:], slo_ms=5000, policy=policy, roles={models[2].name: "challenger(share=0.2)"}
+    )
     xs = np.array([[i % 10, i] for i in range(200)], float)
     labels = xs[:, 0].astype(int)
     answers = [handle.predict(x).result(10) for x in xs[:100]]
@@ -137,7 +144,9 @@ def test_statistics_hear_of_feedback_in_bulk(models, app, server, policy):
     array = handle.predict_many(xs[100:]).result(10)
     assert handle.feedback_many(array, labels[150:], rows=np.arange(50, 100)).counted == 50
     given = [*(answer.output for answer in answers), *np.asarray(array.outputs)[50:]]
-    right = sum(output == label for output, label in zip(given, [*labels[:100], *labels[150:]], strict=True))
+    right = sum(
+        output == label for output, label in zip(given, [*labels[:100], *labels[150:]], strict=True)
+    )
     found = server.stats()["applications"][handle.name]
     assert found["answers"]["feedback"] == {"n": 150.0, "mean": pytest.approx(right / 150)}
     models_told = [found["models"][model.name]["feedback"] for model in models[1:]]
@@ -146,12 +155,19 @@ def test_statistics_hear_of_feedback_in_bulk(models, app, server, policy):
 
 
 def test_what_feedback_of_an_array_is_refused(models, app):
-    handle, other = app(*models, policy="exp4", slo_ms=5000), app(*models, slo_ms=5000, policy="exp4")
+    handle, other = (
+        app(*models, policy="exp4", slo_ms=5000),
+        app(*models, slo_ms=5000, policy="exp4"),
+    )
     answers = handle.predict_many(np.zeros((3, 2))).result(10)
     for labels, rows, message in (
-        ([1], None, "3 predictions and 1 labels"), ([1], [3], "whole numbers from 0 to 2"), ([1], [-1], "from 0 to 2"),
-        ([1.0], [0.5], "whole numbers"), ([np.nan] * 3, None, "it must be finite"), ([None] * 3, None, "a label is"),
-    ):  # fmt: skip
+        ([1], None, "3 predictions and 1 labels"),
+        ([1], [3], "whole numbers from 0 to 2"),
+        ([1], [-1], "from 0 to 2"),
+        ([1.0], [0.5], "whole numbers"),
+        ([np.nan] * 3, None, "it must be finite"),
+        ([None] * 3, None, "a label is"),
+    ):
         with pytest.raises(InvalidInput, match=message):
             handle.feedback_many(answers, labels, rows)
     with pytest.raises(InvalidInput, match="rows= chooses among"):
@@ -186,7 +202,10 @@ def test_what_the_journal_refuses_of_an_array_may_be_told_again(models, app, ser
 
 
 def test_what_feedback_is_refused(models, app):
-    handle, other = app(*models, policy="exp4", slo_ms=5000), app(*models, slo_ms=5000, policy="exp4")
+    handle, other = (
+        app(*models, policy="exp4", slo_ms=5000),
+        app(*models, slo_ms=5000, policy="exp4"),
+    )
     answer = handle.predict(ROW).result(10)
     with pytest.raises(UnknownPrediction, match="one of application"):
         other.feedback(answer, label=1)
@@ -217,13 +236,16 @@ def test_feedback_counts_under_every_policy(models, app, server, policy):
     assert server._learning.journal.last > records
     told = server.stats()["applications"][handle.name]
     assert told["answers"]["feedback"]["n"] == 7
-    accuracy = {name: row["feedback"] for name, row in told["models"].items() if row["feedback"]["n"]}
+    accuracy = {
+        name: row["feedback"] for name, row in told["models"].items() if row["feedback"]["n"]
+    }
     assert accuracy
     assert all(row["mean"] == float(name == models[2].name) for name, row in accuracy.items())
 
 
 def test_a_default_answer_that_was_right_does_not_praise_who_said_otherwise(models, app):
-    """The models say 4, 8 and 3, none of them surely enough; the default, 3, is what was returned."""
+    """The models say 4, 8 and 3, none of them surely enough; the default, 3, is what was
+    returned."""
     handle = app(*models, policy="stacking", slo_ms=5000, confidence_min=0.99, default=3)
     exp = app(*models, policy="exp4", slo_ms=5000, confidence_min=0.99, default=3)
     for each in (handle, exp):
@@ -232,7 +254,9 @@ def test_a_default_answer_that_was_right_does_not_praise_who_said_otherwise(mode
         assert each.feedback(answer, correct=True)
     shares = exp.shares()
     assert shares[models[2].name] == max(shares.values())
-    assert len({round(share, 9) for share in shares.values()}) == 2, "both that were wrong lose alike"
+    assert len({round(share, 9) for share in shares.values()}) == 2, (
+        "both that were wrong lose alike"
+    )
 
 
 def test_a_score_of_a_default_that_is_nothing_teaches_nobody(models, app):
@@ -257,7 +281,10 @@ def test_whole_floats_are_labels_where_the_outputs_are_whole_numbers(models, app
 @pytest.mark.parametrize("policy", ["stacking", "ensemble"])
 def test_feedback_that_can_not_be_is_refused_and_changes_nothing(models, app, server, policy):
     handle = app(*models, policy=policy, slo_ms=5000)
-    answer, array = handle.predict(ROW).result(10), handle.predict_many(np.array([ROW, ROW])).result(10)
+    answer, array = (
+        handle.predict(ROW).result(10),
+        handle.predict_many(np.array([ROW, ROW])).result(10),
+    )
     before = handle._question(handle.name).learner.state(None), server._learning.journal.last
     for label in (3.5, 10**30, "\ud800", np.array([1.0, 2.0]), float("nan")):
         with pytest.raises(InvalidInput):
@@ -282,7 +309,10 @@ def test_feedback_that_can_not_be_is_refused_and_changes_nothing(models, app, se
             handle.feedback_many([answer], labels)
     with pytest.raises(InvalidInput):
         handle.feedback_many(array, [3], rows=[[0], [1, 2]])
-    assert before == (handle._question(handle.name).learner.state(None), server._learning.journal.last)
+    assert before == (
+        handle._question(handle.name).learner.state(None),
+        server._learning.journal.last,
+    )
     assert handle.feedback(answer, label=3), "what was refused is not counted"
     assert handle.feedback_many(array, [3, 3]).counted == 2
 
@@ -311,7 +341,10 @@ with clipper.start(state=sys.argv[1], feedback={"write_ms": 5}) as server:
 def taught(folder: Path, kill_after: int) -> int:
     """Feedbacks acknowledged by a server that is killed after so many of them."""
     process = subprocess.Popen(
-        [sys.executable, "-c", TEACHER, folder], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+        [sys.executable, "-c", TEACHER, folder],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
     told = 0
@@ -319,27 +352,32 @@ def taught(folder: Path, kill_after: int) -> int:
         assert process.stdout.readline().strip() == "told"
         told += 1
     process.send_signal(signal.SIGKILL)
-    told += process.stdout.read().count("told\n")  # not communicate(): it would miss what readline() has read ahead
+    told += process.stdout.read().count(
+        "told\n"
+    )  # not communicate(): it would miss what readline() has read ahead
     process.communicate()
     return told
 
 
 def test_acknowledged_feedback_survives_kills(tmp_path: Path):
-    """One more than was acknowledged may be there: the one whose acknowledgement died with the process."""
+    """One more than was acknowledged may be there: the one whose acknowledgement died with the
+    process."""
     acknowledged = 0
     for kill_after in (1, 50, 111, 150):
         acknowledged += taught(tmp_path, kill_after)
     with clipper.start(state=str(tmp_path)) as server:
         server.app("a")
-        learner = server._learning.states.learner("a", "kl_ucb", None, [clipper.VersionedModel("m", 1)])
+        learner = server._learning.states.learner(
+            "a", "kl_ucb", None, [clipper.VersionedModel("m", 1)]
+        )
         seen = learner.state(None).seen
     assert acknowledged <= seen <= acknowledged + 4
 
 
 @pytest.mark.parametrize("with_redis", [False, True], ids=["folder", "redis"])
 def test_after_kills_the_states_are_those_of_serial_replay(with_redis: bool):
-    """A short `python -m bench durability`: single labels, lists and arrays of several users, while the server is killed, and
-    its Redis is killed or stopped."""
+    """A short `python -m bench durability`: single labels, lists and arrays of several users, while
+    the server is killed, and its Redis is killed or stopped."""
     if with_redis and shutil.which("redis-server") is None:
         pytest.skip("no redis-server: python tools/fetch.py redis")
     found = killed(2, seed=7, with_redis=with_redis, tell=lambda text: None)

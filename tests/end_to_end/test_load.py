@@ -1,4 +1,5 @@
-"""Under load: more than fits, memory over many queries, and an application that floods beside one that does not."""
+"""Under load: more than fits, memory over many queries, and an application that floods beside one
+that does not."""
 
 import threading
 import time
@@ -42,7 +43,8 @@ def outcomes(futures):
 
 
 def test_overload_sheds_and_goodput_stays(deploy, server):
-    """Five times what the model can do: every query ends once; what is answered is no less than without the overload."""
+    """Five times what the model can do: every query ends once; what is answered is no less than
+    without the overload."""
     model = deploy(costly, input="f64[4]", cache=False)
     offer(model, 400, 0.5, 100)  # it learns
     calm = outcomes(offer(model, 600, 1.5, 100))[Status.OK] / 1.5
@@ -60,7 +62,9 @@ def test_overload_sheds_and_goodput_stays(deploy, server):
 
 def test_a_full_queue_is_an_answer():
     with clipper.start(limits={"queue_rows_max": 64}, heartbeat_ms=100) as server:
-        model = server.deploy("m", costly, input="f64[4]", cache=False, batching={"mode": "static", "size_max": 1})
+        model = server.deploy(
+            "m", costly, input="f64[4]", cache=False, batching={"mode": "static", "size_max": 1}
+        )
         app = server.app("a", models=["m"], slo_ms=10_000, default=-1)
         futures = [model.predict(ROW + i, slo_ms=10_000) for i in range(500)]
         answer = app.predict(ROW)
@@ -77,7 +81,8 @@ def test_a_full_queue_is_an_answer():
 
 
 def test_a_slow_model_does_not_slow_another(deploy):
-    """One model's queue is full all the time; the other answers as it does alone, give or take the machine's cores."""
+    """One model's queue is full all the time; the other answers as it does alone, give or take the
+    machine's cores."""
     busy = deploy(costly, input="f64[4]", cache=False)
     quick = deploy(lambda xs: xs.sum(axis=1), input="f64[4]", cache=False)
     stop = threading.Event()
@@ -91,7 +96,9 @@ def test_a_slow_model_does_not_slow_another(deploy):
     thread = threading.Thread(target=flood)
     thread.start()
     try:
-        assert all(quick.predict(ROW + i, slo_ms=5000).result(10) == 6.0 + 4 * i for i in range(300))
+        assert all(
+            quick.predict(ROW + i, slo_ms=5000).result(10) == 6.0 + 4 * i for i in range(300)
+        )
     finally:
         stop.set()
         thread.join()
@@ -99,7 +106,8 @@ def test_a_slow_model_does_not_slow_another(deploy):
 
 @pytest.mark.slow
 def test_memory_stays_flat(deploy):
-    """200 000 queries, one by one and in bulk, hits and misses, numbers and blobs, answered and given up."""
+    """200 000 queries, one by one and in bulk, hits and misses, numbers and blobs, answered and
+    given up."""
     number = deploy(lambda xs: xs.sum(axis=1), input="f64[4]")
     blob = deploy(lambda xs: [x * 20 for x in xs], input="str", cache=False)
 
@@ -129,7 +137,9 @@ def test_many_threads_ask_at_once(deploy, server):
     def ask(seed):
         for i in range(300):
             try:
-                if model.predict(ROW + seed * 1000 + i, slo_ms=20_000).result(30) != 6.0 + 4 * (seed * 1000 + i):
+                if model.predict(ROW + seed * 1000 + i, slo_ms=20_000).result(30) != 6.0 + 4 * (
+                    seed * 1000 + i
+                ):
                     wrong.append((seed, i))
             except ClipperError as error:
                 wrong.append(error)

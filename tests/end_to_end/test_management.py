@@ -1,4 +1,5 @@
-"""A real `clipper up`, managed from a shell and by `clipper.connect`: what is done takes effect, and is there after a kill."""
+"""A real `clipper up`, managed from a shell and by `clipper.connect`: what is done takes effect,
+and is there after a kill."""
 
 import contextlib
 import json
@@ -76,7 +77,9 @@ class Up:
         assert self.process.stdout is not None
         give_up = time.monotonic() + PATIENCE_S
         while not all(text in self.seen for text in texts):
-            assert select.select([self.process.stdout], [], [], max(0.0, give_up - time.monotonic()))[0], self.seen
+            assert select.select(
+                [self.process.stdout], [], [], max(0.0, give_up - time.monotonic())
+            )[0], self.seen
             data = os.read(self.process.stdout.fileno(), 4096).decode()
             assert data, f"it ended before saying {texts}: {self.seen}"
             self.seen += data
@@ -102,14 +105,21 @@ def up(*words: str) -> Iterator[Up]:
 
 def shell(*words: str, code: int = 0) -> str:
     """A command in a process of its own."""
-    done = subprocess.run([sys.executable, "-m", "clipper", *words], capture_output=True, text=True, timeout=PATIENCE_S)
+    done = subprocess.run(
+        [sys.executable, "-m", "clipper", *words],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout if code == 0 else done.stderr
 
 
 def said(*words: str, code: int = 0) -> Any:
     """A command in this process; what it prints as JSON, or says when it fails."""
-    result = click.testing.CliRunner().invoke(main, [*words, *(("-o", "json") if code == 0 else ())], prog_name="clipper")
+    result = click.testing.CliRunner().invoke(
+        main, [*words, *(("-o", "json") if code == 0 else ())], prog_name="clipper"
+    )
     assert result.exit_code == code, result.output
     return json.loads(result.stdout) if code == 0 else result.stderr
 
@@ -118,9 +128,13 @@ def test_a_model_from_deployment_to_rollback_and_after_a_kill(here: Path) -> Non
     with up() as first:
         first.until("sums:1/0 is connected", "containers dial in")
         assert shell("predict", "total", "[1, 2, 3]").startswith("12.0\tby sums:1 in ")
-        assert "would be: deployed sums:2" in shell("deploy", "sums", "mine:triple", "--input", "f64[3]", "--dry-run")
+        assert "would be: deployed sums:2" in shell(
+            "deploy", "sums", "mine:triple", "--input", "f64[3]", "--dry-run"
+        )
         assert [row["version"] for row in said("models", "sums")] == [1]
-        assert "deployed sums:2" in shell("deploy", "sums", "mine:triple", "--input", "f64[3]", "--behind")
+        assert "deployed sums:2" in shell(
+            "deploy", "sums", "mine:triple", "--input", "f64[3]", "--behind"
+        )
         assert said("predict", "total", "[1, 2, 3]")["output"] == 12
         assert shell("promote", "sums:2").startswith("sums:2 is sums now\n")
         assert said("predict", "total", "[1, 2, 3]")["output"] == 18
@@ -141,7 +155,15 @@ def test_a_model_from_deployment_to_rollback_and_after_a_kill(here: Path) -> Non
         assert said("app", "show", "other")["default"] == [1, 2]
         verbs = [(row["verb"], row["actor"].partition("@")[0]) for row in said("history")]
         mine = verbs[1][1]
-        assert [verb for verb, _ in verbs] == ["deploy", "set", "deploy", "promote", "rollback", "scale", "set"], verbs
+        assert [verb for verb, _ in verbs] == [
+            "deploy",
+            "set",
+            "deploy",
+            "promote",
+            "rollback",
+            "scale",
+            "set",
+        ], verbs
         assert mine == "the configuration"
         assert second.end() == 0
 
@@ -150,7 +172,19 @@ def test_every_verb_by_hand(here: Path) -> None:
     with up() as server:
         server.until("sums:1/0 is connected", "containers dial in")
         said("deploy", "more", "mine:quadruple", "--input", "f64[3]", "--replicas", "1-2")
-        said("app", "set", "mean", "--model", "sums", "--slo-ms", "30000", "--policy", "stacking", "--default", "0")
+        said(
+            "app",
+            "set",
+            "mean",
+            "--model",
+            "sums",
+            "--slo-ms",
+            "30000",
+            "--policy",
+            "stacking",
+            "--default",
+            "0",
+        )
         assert said("link", "mean", "more")["said"] == "mean asks more"
         assert said("unlink", "mean", "more", "--dry-run")["dry_run"]
         assert said("unlink", "mean", "more")["said"] == "mean does not ask more any more"
@@ -169,13 +203,36 @@ def test_every_verb_by_hand(here: Path) -> None:
         assert "slo_ms" in shell("app", "show", "mean")
         said("deploy", "sums", "mine:triple", "--input", "f64[3]", "--behind")
         assert "no rollouts" in shell("rollout", "status")
-        asked = ("rollout", "--app", "total", "sums:2", "--canary", "10%", "--stages", "100", "--hold", "1h")
-        assert said(*asked, "--dry-run")["said"] == "total asks sums:2 instead of sums:1, for a share of its queries: 0.1 -> 1"
+        asked = (
+            "rollout",
+            "--app",
+            "total",
+            "sums:2",
+            "--canary",
+            "10%",
+            "--stages",
+            "100",
+            "--hold",
+            "1h",
+        )
+        assert (
+            said(*asked, "--dry-run")["said"]
+            == "total asks sums:2 instead of sums:1, for a share of its queries: 0.1 -> 1"
+        )
         said(*asked)
-        assert "total: sums:2 instead of sums:1: running, [0.1] -> 1" in shell("rollout", "status", "total")
-        assert said("rollout", "pause", "total")["said"] == "the rollout of sums:2 in total is paused"
-        assert said("rollout", "resume", "total")["said"] == "the rollout of sums:2 in total is running"
-        assert said("rollout", "abort", "total")["said"] == "the rollout of sums:2 in total is aborted"
+        assert "total: sums:2 instead of sums:1: running, [0.1] -> 1" in shell(
+            "rollout", "status", "total"
+        )
+        assert (
+            said("rollout", "pause", "total")["said"] == "the rollout of sums:2 in total is paused"
+        )
+        assert (
+            said("rollout", "resume", "total")["said"]
+            == "the rollout of sums:2 in total is running"
+        )
+        assert (
+            said("rollout", "abort", "total")["said"] == "the rollout of sums:2 in total is aborted"
+        )
         assert "rollout/total (aborted: abort, by " in shell("history", "-n", "1")
         assert said("rollout", "status")[0]["state"] == "aborted"
         assert "no rollout under way" in said("rollout", "promote", "total", code=1)
@@ -186,7 +243,9 @@ def test_every_verb_by_hand(here: Path) -> None:
         said("app", "remove", "mean")
         assert [row["name"] for row in said("models")] == ["sums"]
         assert "no model 'smus' - did you mean 'sums'?" in said("scale", "smus", "2", code=1)
-        assert "no application 'totl' - did you mean 'total'?" in said("predict", "totl", "[1, 2, 3]", code=1)
+        assert "no application 'totl' - did you mean 'total'?" in said(
+            "predict", "totl", "[1, 2, 3]", code=1
+        )
         assert "is no JSON" in said("predict", "total", "[1, 2", code=1)
         assert "a number or two of them" in said("scale", "sums", "many", code=1)
         assert "does not know" not in said("predict", "total", "[1, 2]", code=1)
@@ -198,24 +257,36 @@ def test_the_file_is_followed(here: Path) -> None:
     file = here / "clipper.toml"
     with up("--reload") as server:
         server.until("sums:1/0 is connected", "containers dial in")
-        file.write_text(FILE.replace("mine:double", "mine:triple") + '[apps.more]\nmodels = ["sums"]\nslo_ms = 30000\n')
+        file.write_text(
+            FILE.replace("mine:double", "mine:triple")
+            + '[apps.more]\nmodels = ["sums"]\nslo_ms = 30000\n'
+        )
         server.until("model sums:2 is deployed", "application more is made")
         assert said("predict", "more", "[1, 2, 3]")["output"] == 18
         file.write_text(FILE.replace("slo_ms", "slo"))
-        server.until("is not used: clipper.toml:10: unknown key 'slo' in [apps.total] - did you mean 'slo_ms'?")
-        file.write_text(FILE.replace("mine:double", "mine:triple").replace("drain_s = 1.0", "drain_s = 2.0"))
+        server.until(
+            "is not used: clipper.toml:10: unknown key 'slo' in [apps.total] - did you mean"
+            " 'slo_ms'?"
+        )
+        file.write_text(
+            FILE.replace("mine:double", "mine:triple").replace("drain_s = 1.0", "drain_s = 2.0")
+        )
         server.until("application more is not declared any more", "[server] has changed")
         assert said("predict", "more", "[1, 2, 3]")["output"] == 18
         assert server.end() == 0
 
 
 def test_the_page_says_what_commands_say(here: Path) -> None:
-    """docs/managing.md: each command in turn, on the file that it shows; times, names and ids aside."""
+    """docs/managing.md: each command in turn, on the file that it shows; times, names and ids
+    aside."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "managing.md").read_text()
     (file,) = re.findall(r"^```toml\n(.*?)^```", page, re.M | re.S)
     (console,) = re.findall(r"^```console\n(.*?)^```", page, re.M | re.S)
     (here / "clipper.toml").write_text(file)
-    code = "def total(rows):\n    return rows.sum(axis=1)\n\n\ndef doubled(rows):\n    return rows.sum(axis=1) * 2\n"
+    code = (
+        "def total(rows):\n    return rows.sum(axis=1)\n\n\ndef doubled(rows):\n    return"
+        " rows.sum(axis=1) * 2\n"
+    )
     (here / "mine.py").write_text(code)
     with up() as server:
         server.until("sums:1/0 is connected", "containers dial in")
@@ -301,7 +372,9 @@ def test_a_verb_in_this_process_is_the_same(managed: clipper.ClipperServer) -> N
 def test_the_state_moves_to_another_server(tmp_path: Path) -> None:
     with clipper.start(state=str(tmp_path / "old"), drain_s=1.0) as old:
         for factor in (1, 2, 3):
-            old.deploy("sums", lambda rows, factor=factor: rows.sum(axis=1) * factor, input="f64[3]")
+            old.deploy(
+                "sums", lambda rows, factor=factor: rows.sum(axis=1) * factor, input="f64[3]"
+            )
         old.manage.promote("sums:2")
         old.manage.retire("sums:1")
         old.app("total", ["sums"], slo_ms=30_000, default=b"\0x", policy="stacking")
@@ -313,14 +386,19 @@ def test_the_state_moves_to_another_server(tmp_path: Path) -> None:
         client = clipper.connect(new.admin_address)
         assert client.import_state(text, dry_run=True)["changed"] == []
         assert client.import_state(text)["said"] == "imported sums:2, sums:3, total"
-        assert [(row["version"], row["latest"]) for row in client.models("sums")] == [(2, True), (3, False)]
+        assert [(row["version"], row["latest"]) for row in client.models("sums")] == [
+            (2, True),
+            (3, False),
+        ]
         assert client.predict("total", [1, 2, 3]).output == 12
         assert new.catalog.application("total").default == b"\0x"
         keys = [record.key for record in new._store.range("selection/")[0]]
         assert keys
         assert client.import_state(text)["changed"] == []
         again = json.loads(client.export_state())
-        assert [model["target"] for model in again["models"]] == [model["target"] for model in json.loads(text)["models"]]
+        assert [model["target"] for model in again["models"]] == [
+            model["target"] for model in json.loads(text)["models"]
+        ]
         new.deploy("sums", lambda rows: rows.sum(axis=1), input="f64[3]", version=7)
         assert client.rollback("sums")["said"] == "sums:3 is sums now; it was sums:7"
         other = json.loads(text)
@@ -345,7 +423,9 @@ def test_whom_to_ask(managed: clipper.ClipperServer, monkeypatch: pytest.MonkeyP
     for wrong in ("ftp://x", "http://", "http://x:99999"):
         with pytest.raises(errors.InvalidInput):
             clipper.connect(wrong)
-    with pytest.raises(errors.NoServer, match=re.escape("Start one with: clipper up --admin 127.0.0.1:1 ")):
+    with pytest.raises(
+        errors.NoServer, match=re.escape("Start one with: clipper up --admin 127.0.0.1:1 ")
+    ):
         clipper.connect("127.0.0.1:1").models()
 
 

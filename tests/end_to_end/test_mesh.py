@@ -20,7 +20,14 @@ import numpy as np
 import pytest
 
 import clipper
-from clipper.errors import AlreadyExists, InvalidInput, NotAllowed, StillLinked, StoreError, UnknownModel
+from clipper.errors import (
+    AlreadyExists,
+    InvalidInput,
+    NotAllowed,
+    StillLinked,
+    StoreError,
+    UnknownModel,
+)
 from clipper.mesh.facade import MigrationProgress
 from clipper.mesh.upkeep import View
 from clipper.testing import wait_until
@@ -45,7 +52,15 @@ def three(rows):
     assert len(rows[0]) == 3
     return rows * 2
 """
-QUICK = {"name": "", "publish_s": 0.05, "rate_s": 0.1, "failure_s": 0.5, "tries": 1, "drain_s": 2.0, "lease_s": 60.0}
+QUICK = {
+    "name": "",
+    "publish_s": 0.05,
+    "rate_s": 0.1,
+    "failure_s": 0.5,
+    "tries": 1,
+    "drain_s": 2.0,
+    "lease_s": 60.0,
+}
 ROW = np.arange(3.0)
 
 
@@ -68,7 +83,9 @@ def counter() -> Iterator[int]:
 
 
 @pytest.fixture
-def register(server: clipper.ClipperServer, folder: Path, counter: Iterator[int]) -> Iterator[Callable[..., str]]:
+def register(
+    server: clipper.ClipperServer, folder: Path, counter: Iterator[int]
+) -> Iterator[Callable[..., str]]:
     """Registers a function of models.py under a new id, and takes it away after the test."""
     made: list[str] = []
 
@@ -90,7 +107,9 @@ def ask(server: clipper.ClipperServer, id: str, row: Any = ROW, slo_ms: float = 
     return answer.output
 
 
-def test_a_model_is_loaded_when_it_is_asked(server: clipper.ClipperServer, register: Callable[..., str]) -> None:
+def test_a_model_is_loaded_when_it_is_asked(
+    server: clipper.ClipperServer, register: Callable[..., str]
+) -> None:
     id = register()
     assert server.mesh.status(id).status == "NOT_LOADED"
     assert ask(server, id).tolist() == [0.0, 2.0, 4.0]
@@ -103,7 +122,9 @@ def test_a_model_is_loaded_when_it_is_asked(server: clipper.ClipperServer, regis
     assert f"{id}:1" not in server.stats()["models"]
 
 
-def test_queries_are_counted_as_hits_and_misses(server: clipper.ClipperServer, register: Callable[..., str]) -> None:
+def test_queries_are_counted_as_hits_and_misses(
+    server: clipper.ClipperServer, register: Callable[..., str]
+) -> None:
     id = register()
     ask(server, id)
     before = server.mesh.stats()
@@ -112,7 +133,9 @@ def test_queries_are_counted_as_hits_and_misses(server: clipper.ClipperServer, r
     wait_until(lambda: server.mesh.stats()["queries_hit"] >= before["queries_hit"] + 3)
 
 
-def test_constraints_that_cannot_be_read_are_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_constraints_that_cannot_be_read_are_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     settings = {"enabled": True, **QUICK, "constraints": str(tmp_path / "missing.json")}
     with clipper.start(mesh=settings, drain_s=0.0) as node:
         wait_until(lambda: "mesh.constraints" in caplog.text)
@@ -121,7 +144,9 @@ def test_constraints_that_cannot_be_read_are_reported_once(tmp_path: Path, caplo
         assert caplog.text.count("mesh.constraints") == 1
 
 
-def test_a_drain_that_the_store_does_not_hear_of_counts_no_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drain_that_the_store_does_not_hear_of_counts_no_moves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def publish(here: Any) -> None:
         raise StoreError("the store is away")
 
@@ -130,7 +155,9 @@ def test_a_drain_that_the_store_does_not_hear_of_counts_no_moves(monkeypatch: py
         assert node.mesh.drain() == MigrationProgress(0, 0, 0, 0)
 
 
-def test_many_at_once_make_one_load(server: clipper.ClipperServer, register: Callable[..., str]) -> None:
+def test_many_at_once_make_one_load(
+    server: clipper.ClipperServer, register: Callable[..., str]
+) -> None:
     id = register()
     loads = server.mesh.stats()["loads"]
     with ThreadPoolExecutor(8) as pool:
@@ -139,7 +166,9 @@ def test_many_at_once_make_one_load(server: clipper.ClipperServer, register: Cal
     assert server.mesh.stats()["loads"] == loads + 1
 
 
-def test_the_handle_of_a_model_loads_it_too(server: clipper.ClipperServer, register: Callable[..., str]) -> None:
+def test_the_handle_of_a_model_loads_it_too(
+    server: clipper.ClipperServer, register: Callable[..., str]
+) -> None:
     id = register()
     model = server.model(id)
     assert model.predict(ROW, slo_ms=20_000).result(30).tolist() == [0.0, 2.0, 4.0]
@@ -180,7 +209,9 @@ def test_first_query_that_has_no_output_does_not_decide_the_type_of_a_model_that
         server.predict(id, np.ones(4))
 
 
-def test_unknown_names_delay_no_query_while_the_store_hangs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_names_delay_no_query_while_the_store_hangs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hangs = threading.Event()
     with clipper.start(mesh={"enabled": True, **QUICK}, http="127.0.0.1:0") as server:
         server.register_model("m1", "models.py:double", key=str(folder), input="f64[3]")
@@ -191,12 +222,19 @@ def test_unknown_names_delay_no_query_while_the_store_hangs(folder: Path, monkey
             tensor = {"name": "x", "shape": [1, 3], "datatype": "FP64", "data": [1, 2, 3]}
             url = f"http://{server.http_address}/v2/models/{name}/infer"
             try:
-                with urllib.request.urlopen(url, json.dumps({"inputs": [tensor]}).encode(), timeout=30) as response:
+                with urllib.request.urlopen(
+                    url, json.dumps({"inputs": [tensor]}).encode(), timeout=30
+                ) as response:
                     return int(response.status)
             except urllib.error.HTTPError as error:
                 return error.code
 
-        assert [over_http(name) for name in ("unknown1", "m1", "unknown2", "m1")] == [404, 200, 404, 200]
+        assert [over_http(name) for name in ("unknown1", "m1", "unknown2", "m1")] == [
+            404,
+            200,
+            404,
+            200,
+        ]
         with pytest.raises(UnknownModel):
             server.predict("unknown3", ROW)
         assert not hangs.is_set()
@@ -206,7 +244,8 @@ def test_unknown_names_delay_no_query_while_the_store_hangs(folder: Path, monkey
 
 @pytest.mark.slow
 def test_cold_query_without_a_deadline_of_its_own_waits_for_the_load(tmp_path: Path) -> None:
-    """The load takes longer than `mesh.deadline_ms`, and it is this load that the query waits for."""
+    """The load takes longer than `mesh.deadline_ms`, and it is this load that the query waits
+    for."""
     gate = tmp_path / "gate"
     waits = f"import os, time\nwhile not os.path.exists({str(gate)!r}):\n    time.sleep(.01)\n"
     (tmp_path / "late.py").write_text(f"{waits}def f(rows):\n    return rows + 1")
@@ -216,7 +255,9 @@ def test_cold_query_without_a_deadline_of_its_own_waits_for_the_load(tmp_path: P
         tensor = {"name": "x", "shape": [1, 3], "datatype": "FP64", "data": [1, 2, 3]}
         url = f"http://{server.http_address}/v2/models/late/infer"
         body = json.dumps({"inputs": [tensor]}).encode()
-        over_http = pool.submit(lambda: json.load(urllib.request.urlopen(urllib.request.Request(url, body))))
+        over_http = pool.submit(
+            lambda: json.load(urllib.request.urlopen(urllib.request.Request(url, body)))
+        )
         predicted = server.predict("late", ROW)
         of_handle = server.model("late").predict(ROW)
         ended = server.predict("late", ROW, slo_ms=300).result(30)
@@ -234,7 +275,9 @@ def test_over_http(folder: Path) -> None:
     with clipper.start(mesh={"enabled": True, **QUICK}, http="127.0.0.1:0") as server:
         server.register_model("m1", "models.py:double", key=str(folder), input="f64[3]")
         url = f"http://{server.http_address}/v2/models/m1"
-        with urllib.request.urlopen(urllib.request.Request(f"{url}/infer", json.dumps(body).encode())) as response:
+        with urllib.request.urlopen(
+            urllib.request.Request(f"{url}/infer", json.dumps(body).encode())
+        ) as response:
             assert json.load(response)["outputs"][0]["data"] == [2.0, 4.0, 6.0]
         with urllib.request.urlopen(f"{url}/ready") as response:
             assert response.status == 200
@@ -257,7 +300,9 @@ def test_names_of_the_catalog_are_taken(server: clipper.ClipperServer) -> None:
         server.register_model("what", "models/thing")
 
 
-def test_unregistered_is_unknown_and_its_memory_is_freed(server: clipper.ClipperServer, register: Callable[..., str]) -> None:
+def test_unregistered_is_unknown_and_its_memory_is_freed(
+    server: clipper.ClipperServer, register: Callable[..., str]
+) -> None:
     id = register()
     ask(server, id)
     server.mesh.unregister(id)
@@ -268,7 +313,9 @@ def test_unregistered_is_unknown_and_its_memory_is_freed(server: clipper.Clipper
     assert server.mesh.status(id).status == "NOT_FOUND"
 
 
-def test_what_unregistered_models_took_is_given_back(server: clipper.ClipperServer, register: Callable[..., str]) -> None:
+def test_what_unregistered_models_took_is_given_back(
+    server: clipper.ClipperServer, register: Callable[..., str]
+) -> None:
     snapshot = server._engines.snapshot
     wait_until(lambda: snapshot()["unlisted"] == len(server.mesh.routes))
     before = snapshot()
@@ -280,7 +327,12 @@ def test_what_unregistered_models_took_is_given_back(server: clipper.ClipperServ
         assert snapshot()["lanes"] == before["lanes"] + 16
         for id in ids:
             server.mesh.unregister(id)
-        wait_until(lambda: (snapshot()["lanes"], snapshot()["unlisted"]) == (before["lanes"], before["unlisted"]))
+        wait_until(
+            lambda: (
+                (snapshot()["lanes"], snapshot()["unlisted"])
+                == (before["lanes"], before["unlisted"])
+            )
+        )
 
 
 def test_who_waits_is_told_when_the_load_fails_for_good_or_the_model_goes(tmp_path: Path) -> None:
@@ -324,7 +376,9 @@ def test_a_broken_artifact_is_told_and_tried_again(
         wait_until(lambda: "broken" not in server.mesh.local.held)
 
 
-def test_queries_wait_for_the_model_when_its_host_is_killed(server: clipper.ClipperServer, register: Callable[..., str]) -> None:
+def test_queries_wait_for_the_model_when_its_host_is_killed(
+    server: clipper.ClipperServer, register: Callable[..., str]
+) -> None:
     id = register("pid")
     before = ask(server, id)
     stop, failed = threading.Event(), []
@@ -356,7 +410,9 @@ def test_ensure_loaded_waits(server: clipper.ClipperServer, register: Callable[.
         server.mesh.ensure_loaded("nobody")
 
 
-def test_what_happened_to_a_model_is_told(server: clipper.ClipperServer, register: Callable[..., str]) -> None:
+def test_what_happened_to_a_model_is_told(
+    server: clipper.ClipperServer, register: Callable[..., str]
+) -> None:
     id = register()
     assert [v.ok for v in server.mesh.explain(id).verdicts] == [True]
     ask(server, id)
@@ -365,7 +421,9 @@ def test_what_happened_to_a_model_is_told(server: clipper.ClipperServer, registe
     assert server.mesh.instance in told.next
 
 
-def test_a_vmodel_stands_for_a_model(server: clipper.ClipperServer, register: Callable[..., str]) -> None:
+def test_a_vmodel_stands_for_a_model(
+    server: clipper.ClipperServer, register: Callable[..., str]
+) -> None:
     one, other = register(), register("pid")
     server.mesh.set_vmodel("alias", one)
     try:
@@ -408,11 +466,18 @@ def test_the_least_worthy_goes_where_there_is_no_room(folder: Path) -> None:
         for n in range(4):
             server.register_model(f"m{n}", "models.py:double", key=str(folder))
             ask(server, f"m{n}")
-        held = set(server.mesh.local.held)  # which of the others, measured load times say, once it is 200 ms old
+        held = set(
+            server.mesh.local.held
+        )  # which of the others, measured load times say, once it is 200 ms old
         assert ("m3" in held, len(held)) == (True, 2)
         for n in (0, 1, 2, 3, 0):
             assert ask(server, f"m{n}", ROW + n)[0] == 2.0 * n
-        wait_until(lambda: {s.id for s in server.mesh.models("m") if s.status == "LOADED"} == set(server.mesh.local.held))
+        wait_until(
+            lambda: (
+                {s.id for s in server.mesh.models("m") if s.status == "LOADED"}
+                == set(server.mesh.local.held)
+            )
+        )
 
 
 def test_without_a_mesh_there_is_none() -> None:
@@ -420,13 +485,17 @@ def test_without_a_mesh_there_is_none() -> None:
         _ = server.mesh
 
 
-def test_a_switch_that_was_waited_for_is_asked_at_once(server: clipper.ClipperServer, register: Callable[..., str]) -> None:
+def test_a_switch_that_was_waited_for_is_asked_at_once(
+    server: clipper.ClipperServer, register: Callable[..., str]
+) -> None:
     one, other = register("double"), register("slow_to_import")
     for id in (one, other):
         ask(server, id)
     server.mesh.set_vmodel("at-once", one, sync=True)
     assert ask(server, "at-once").tolist() == [0.0, 2.0, 4.0]
-    server.mesh._loop.call_soon_threadsafe(time.sleep, 0.5)  # the mesh's own thread hears of it late
+    server.mesh._loop.call_soon_threadsafe(
+        time.sleep, 0.5
+    )  # the mesh's own thread hears of it late
     server.mesh.set_vmodel("at-once", other, sync=True)
     assert ask(server, "at-once", ROW + 1).tolist() == [1.0, 2.0, 3.0]
     server.mesh.delete_vmodel("at-once")
@@ -442,7 +511,9 @@ def test_a_target_that_the_mirror_has_not_heard_of_is_not_gone(
 
     def behind(mine: Any, usage: Any = None) -> View:
         seen = view(mine, usage)
-        return replace(seen, read=lambda id: None if id == other and next(looks) < 2 else seen.read(id))
+        return replace(
+            seen, read=lambda id: None if id == other and next(looks) < 2 else seen.read(id)
+        )
 
     monkeypatch.setattr(server.mesh, "_view", behind)
     told = server.mesh.set_vmodel("ahead", other, sync=True)

@@ -1,4 +1,5 @@
-"""Applications that ask models of the mesh: loaded by their queries, combined with others, missed when they cannot be had."""
+"""Applications that ask models of the mesh: loaded by their queries, combined with others, missed
+when they cannot be had."""
 
 from __future__ import annotations
 
@@ -20,7 +21,15 @@ def one(rows): return [1] * len(rows)
 def two(rows): return [2] * len(rows)
 def total(rows): return rows.sum(axis=1)
 """
-QUICK = {"enabled": True, "publish_s": 0.05, "rate_s": 0.1, "failure_s": 3600.0, "tries": 1, "drain_s": 2.0, "lease_s": 60.0}
+QUICK = {
+    "enabled": True,
+    "publish_s": 0.05,
+    "rate_s": 0.1,
+    "failure_s": 3600.0,
+    "tries": 1,
+    "drain_s": 2.0,
+    "lease_s": 60.0,
+}
 ROW = np.arange(3.0)
 
 
@@ -61,9 +70,13 @@ def nothing_is_loaded_nor_asked(server: clipper.ClipperServer) -> Iterator[None]
         server.remove_app(name)
 
     def is_quiet() -> bool:
-        for id in tuple(server.mesh.local.held):  # one whose load just ends is said to be loaded a moment before it can go
+        for id in tuple(
+            server.mesh.local.held
+        ):  # one whose load just ends is said to be loaded a moment before it can go
             server.mesh._do(server.mesh.local.evict(id, "the test is over"))
-        return not server.mesh.supply._serving and not any(route.served for route in server.mesh.routes)
+        return not server.mesh.supply._serving and not any(
+            route.served for route in server.mesh.routes
+        )
 
     wait_until(is_quiet)
 
@@ -73,7 +86,9 @@ def evict(server: clipper.ClipperServer, id: str) -> None:
     wait_until(lambda: not any(route.served for route in server.mesh.routes if route.id == id))
 
 
-def test_a_model_is_loaded_by_an_applications_query_each_time_it_has_gone(server: clipper.ClipperServer) -> None:
+def test_a_model_is_loaded_by_an_applications_query_each_time_it_has_gone(
+    server: clipper.ClipperServer,
+) -> None:
     app = server.app("sums", models=["total"], slo_ms=20_000)
     assert server.mesh.status("total").status == "NOT_LOADED", "to be asked is not to be loaded"
     for n in range(3):
@@ -108,7 +123,9 @@ def test_one_that_cannot_be_loaded_is_missing_at_once(server: clipper.ClipperSer
     assert [reason.startswith("broken: it could not") for reason in many.reasons] == [True]
 
 
-def test_what_is_not_loaded_by_the_deadline_is_said(server: clipper.ClipperServer, tmp_path: Path) -> None:
+def test_what_is_not_loaded_by_the_deadline_is_said(
+    server: clipper.ClipperServer, tmp_path: Path
+) -> None:
     gate = tmp_path / "gate"
     waits = f"import os, time\nwhile not os.path.exists({str(gate)!r}):\n    time.sleep(.01)\n"
     (tmp_path / "slow.py").write_text(f"{waits}def f(rows): return [5] * len(rows)")
@@ -125,12 +142,19 @@ def test_with_a_decider(server: clipper.ClipperServer, decider: str) -> None:
     app = server.app("decided", models=["two", "here"], slo_ms=20_000, decider=decider)
     for _ in range(20):
         assert app.predict(ROW).result(30).output == 2
-    # asked on: a load that did not come about is not tried again for queries that others have answered
-    wait_until(lambda: app.predict(ROW).result(30).output == 2 and server.mesh.status("two").status == "LOADED")
+    # asked on: a load that did not come about is not tried again for queries that others have
+    # answered
+    wait_until(
+        lambda: (
+            app.predict(ROW).result(30).output == 2 and server.mesh.status("two").status == "LOADED"
+        )
+    )
 
 
 def test_a_policy_learns_of_them(own_server: clipper.ClipperServer) -> None:
-    app = own_server.app("learned", models=["one", "two"], slo_ms=20_000, policy="exp4(eta=0.5)", default=0)
+    app = own_server.app(
+        "learned", models=["one", "two"], slo_ms=20_000, policy="exp4(eta=0.5)", default=0
+    )
     for n in range(30):
         answer = app.predict(ROW + n).result(30)
         assert not answer.is_default, answer.reason
@@ -150,7 +174,9 @@ def test_over_http_every_query_counts_as_a_use(own_server: clipper.ClipperServer
     url = f"http://{server.http_address}"
     for n in range(3):
         body = json.dumps({"input": [1.0, 2.0, float(n)]}).encode()
-        with urllib.request.urlopen(urllib.request.Request(f"{url}/api/web/predict", body)) as response:
+        with urllib.request.urlopen(
+            urllib.request.Request(f"{url}/api/web/predict", body)
+        ) as response:
             assert json.load(response)["output"] == 3.0 + n
         evict(server, "total")
     with urllib.request.urlopen(f"{url}/v2/models/web") as response:
@@ -159,7 +185,9 @@ def test_over_http_every_query_counts_as_a_use(own_server: clipper.ClipperServer
         assert response.status == 200
 
 
-def test_one_that_is_asked_cannot_be_unregistered(server: clipper.ClipperServer, folder: str) -> None:
+def test_one_that_is_asked_cannot_be_unregistered(
+    server: clipper.ClipperServer, folder: str
+) -> None:
     server.register_model("kept", "models.py:one", key=folder, input="f64[3]")
     server.app("keeps", models=["kept"], slo_ms=20_000)
     with pytest.raises(StillLinked, match="keeps"):
@@ -169,35 +197,52 @@ def test_one_that_is_asked_cannot_be_unregistered(server: clipper.ClipperServer,
     assert server.mesh.status("kept").status == "NOT_FOUND"
 
 
-def test_one_of_the_catalog_goes_though_some_of_the_mesh_came_before_it(own_server: clipper.ClipperServer) -> None:
+def test_one_of_the_catalog_goes_though_some_of_the_mesh_came_before_it(
+    own_server: clipper.ClipperServer,
+) -> None:
     own_server.predict("one", ROW).result(10)
     own_server.deploy("late", lambda rows: [7] * len(rows), input="f64[3]")
-    assert own_server.app("hedged", models=["late", "two"], slo_ms=20_000, decider="hedged").predict(ROW).result(30).output == 7
+    assert (
+        own_server.app("hedged", models=["late", "two"], slo_ms=20_000, decider="hedged")
+        .predict(ROW)
+        .result(30)
+        .output
+        == 7
+    )
     own_server.remove_app("hedged")
     own_server.retire("late")
     assert own_server.predict("one", ROW).result(10).output == 1
 
 
-def test_one_whose_record_goes_and_comes_back_is_asked_again(server: clipper.ClipperServer, folder: str) -> None:
+def test_one_whose_record_goes_and_comes_back_is_asked_again(
+    server: clipper.ClipperServer, folder: str
+) -> None:
     """As another node may do it, which does not know the application."""
     server.register_model("fickle", "models.py:one", key=folder, input="f64[3]")
     app = server.app("asks", models=["fickle", "here"], slo_ms=20_000)
     for _ in range(2):
         wait_until(lambda: len(app.predict(ROW).result(30).models) == 2)
         server.mesh.registry.unregister("fickle")
-        wait_until(lambda: [str(model) for model in app.predict(ROW).result(30).models] == ["here:1"])
+        wait_until(
+            lambda: [str(model) for model in app.predict(ROW).result(30).models] == ["here:1"]
+        )
         assert app.predict(ROW).result(30).missing == ()
         server.register_model("fickle", "models.py:two", key=folder, input="f64[3]")
     wait_until(lambda: app.predict(ROW).result(30).agreement == 1.0)
     assert app.predict(ROW).result(30).output == 2
 
 
-def test_what_is_given_back_when_an_application_let_it_go(server: clipper.ClipperServer, folder: str) -> None:
+def test_what_is_given_back_when_an_application_let_it_go(
+    server: clipper.ClipperServer, folder: str
+) -> None:
     unlisted = lambda: server._engines.snapshot()["unlisted"]  # noqa: E731
     wait_until(lambda: unlisted() == len(server.mesh.routes))
     before = unlisted()
     server.register_model("brief", "models.py:one", key=folder, input="f64[3]")
-    assert server.app("asks", models=["brief", "here"], slo_ms=20_000).predict(ROW).result(30).missing == ()
+    assert (
+        server.app("asks", models=["brief", "here"], slo_ms=20_000).predict(ROW).result(30).missing
+        == ()
+    )
     server.remove_app("asks")
     server.mesh.unregister("brief")
     wait_until(lambda: unlisted() == before)
@@ -205,7 +250,11 @@ def test_what_is_given_back_when_an_application_let_it_go(server: clipper.Clippe
 
 def test_what_there_is_not(server: clipper.ClipperServer) -> None:
     server.mesh.set_vmodel("name", "one")
-    for links, error in ((["nobody"], UnknownModel), (["one:2"], UnknownVersion), (["name"], UnknownModel)):
+    for links, error in (
+        (["nobody"], UnknownModel),
+        (["one:2"], UnknownVersion),
+        (["name"], UnknownModel),
+    ):
         with pytest.raises(error):
             server.app("none", models=links)
     server.mesh.delete_vmodel("name")

@@ -1,4 +1,5 @@
-"""Model hosts that end, hang, or are ended by a model: what the other models notice, and what is remembered."""
+"""Model hosts that end, hang, or are ended by a model: what the other models notice, and what is
+remembered."""
 
 from __future__ import annotations
 
@@ -56,7 +57,12 @@ def start(folder: Path) -> Iterator[Start]:
 
         def do(name: str = "a", **mesh: Any) -> clipper.ClipperServer:
             settings = {**QUICK, "name": name, "drain_s": 0.0, **mesh}
-            node = clipper.start(state=f"sqlite:{folder}/mesh.db", folder=str(folder / name), mesh=settings, drain_s=0.5)
+            node = clipper.start(
+                state=f"sqlite:{folder}/mesh.db",
+                folder=str(folder / name),
+                mesh=settings,
+                drain_s=0.5,
+            )
             nodes.callback(node.close, drain_s=0)
             return node
 
@@ -69,7 +75,9 @@ def register(node: clipper.ClipperServer, folder: Path, *functions: str) -> None
 
 
 @pytest.mark.slow
-def test_model_that_ends_its_process_at_a_query_is_asked_once_more_alone_and_then_has_failed(start: Start, folder: Path) -> None:
+def test_model_that_ends_its_process_at_a_query_is_asked_once_more_alone_and_then_has_failed(
+    start: Start, folder: Path
+) -> None:
     one, other = start("a", failure_s=3600.0), start("b", failure_s=3600.0)
     register(one, folder, "ends", "double")
     assert ask(one, "double", ROW)[1] == 2.0
@@ -88,12 +96,16 @@ def test_model_that_ends_its_process_at_a_query_is_asked_once_more_alone_and_the
 
 
 @pytest.mark.slow
-def test_model_that_ends_its_process_at_its_load_ends_one_host_of_one_node(start: Start, folder: Path) -> None:
+def test_model_that_ends_its_process_at_its_load_ends_one_host_of_one_node(
+    start: Start, folder: Path
+) -> None:
     nodes = [start(name, failure_s=3600.0) for name in "ab"]
     nodes[0].register_model("fatal", "fatal.py:f", key=str(folder), input="f64[3]")
     for node in nodes:
         wait_until(lambda node=node: "fatal" in node.mesh.registry.models)
-        answer = node.predict("fatal", ROW, slo_ms=30_000).result(40)  # due before the next try, 60 s after the failure
+        answer = node.predict("fatal", ROW, slo_ms=30_000).result(
+            40
+        )  # due before the next try, 60 s after the failure
         assert "where it was alone" in answer.reason
     assert nodes[0].mesh.status("fatal").status == "LOADING_FAILED"
     assert sorted(host.starts for node in nodes for host in node.mesh.hosts) == [1, 2]
@@ -113,7 +125,9 @@ def test_model_that_was_only_beside_it_is_held_alone_for_a_while_and_loses_no_qu
     wait_until(lambda: node.mesh.isolation.is_suspect("waits"))
     (folder / "gate").touch()
     assert not beside.result(70).is_default
-    wait_until(lambda: getattr(node.mesh.local.held.get("waits"), "host", None) is node.mesh.hosts[0])
+    wait_until(
+        lambda: getattr(node.mesh.local.held.get("waits"), "host", None) is node.mesh.hosts[0]
+    )
     assert not node.mesh.isolation.is_suspect("waits")
     assert not node.mesh.registry.models["waits"].failures
     assert ask(node, "waits", ROW + 1)[0] == 1.0
@@ -121,7 +135,9 @@ def test_model_that_was_only_beside_it_is_held_alone_for_a_while_and_loses_no_qu
 
 
 @pytest.mark.slow
-def test_host_that_hangs_is_replaced_and_its_queries_are_answered(start: Start, folder: Path) -> None:
+def test_host_that_hangs_is_replaced_and_its_queries_are_answered(
+    start: Start, folder: Path
+) -> None:
     node = start(host_silence_s=1.0)
     register(node, folder, "pid")
     before = ask(node, "pid")

@@ -1,4 +1,5 @@
-"""The doors of the mesh before a real node: HTTP, its client, a shell, gRPC; what they do, the others see."""
+"""The doors of the mesh before a real node: HTTP, its client, a shell, gRPC; what they do, the
+others see."""
 
 import contextlib
 import json
@@ -81,7 +82,10 @@ def test_over_http_a_model_is_registered_asked_and_explained(
     assert door.register("h1", "models.py:double", key=folder).status == "NOT_LOADED"
     assert infer(server, "h1") == [[2.0, 4.0, 6.0]]
     found = door.status("h1")
-    assert (found.status, [copy.instance for copy in found.copies]) == ("LOADED", [server.mesh.instance])
+    assert (found.status, [copy.instance for copy in found.copies]) == (
+        "LOADED",
+        [server.mesh.instance],
+    )
     assert found.copies[0].size_bytes > 0
     reply = ask(server.http_address, "POST", "/api/h1/predict", {"input": [1.0, 2.0, 3.0]}).json
     assert (reply["output"], reply["default"]) == ([2.0, 4.0, 6.0], False)
@@ -110,7 +114,10 @@ def test_over_http_a_vmodel_stands_for_one_and_then_for_another(
     assert infer(server, "best") == [[2.0, 4.0, 6.0]]
     assert door.set_vmodel("best", "v2", sync=True).active == "v2"
     assert infer(server, "anything", {"mm-vmodel-id": "best"}) == [[3.0, 6.0, 9.0]]
-    assert infer(server, "anything", {"mm-model-id": "v1, v2"}) == [[2.0, 4.0, 6.0], [3.0, 6.0, 9.0]]
+    assert infer(server, "anything", {"mm-model-id": "v1, v2"}) == [
+        [2.0, 4.0, 6.0],
+        [3.0, 6.0, 9.0],
+    ]
     with pytest.raises(StillLinked):
         door.unregister("v2")
     door.rollback_vmodel("best")
@@ -123,7 +130,11 @@ def test_over_http_a_vmodel_stands_for_one_and_then_for_another(
 def entered(server: clipper.ClipperServer, id: str) -> list[tuple[str, str]]:
     """Who did what to it."""
     rows = Client(f"http://{server.admin_address}", timeout_s=PATIENCE_S).history(1000)
-    return [(row["actor"], row["verb"]) for row in rows if any(id in one["key"].split("/") for one in row["changed"])]
+    return [
+        (row["actor"], row["verb"])
+        for row in rows
+        if any(id in one["key"].split("/") for one in row["changed"])
+    ]
 
 
 def leader(server: clipper.ClipperServer) -> str:
@@ -134,11 +145,19 @@ def test_a_rehearsal_changes_nothing_and_a_change_is_entered_as_its_makers(
     server: clipper.ClipperServer, door: MeshClient, folder: str
 ) -> None:
     def ask_as_ann(method: str, path: str, members: Any = None) -> Any:
-        return ask(server.admin_address, method, f"/v1/mesh/{path}", members, {"Clipper-Actor": "ann"})
+        return ask(
+            server.admin_address, method, f"/v1/mesh/{path}", members, {"Clipper-Actor": "ann"}
+        )
 
     about = {"path": "models.py:double", "key": folder}
-    rehearsed = ask_as_ann("PUT", "models/d1?dry_run=true", {**about, "load_now": True, "sync": True})
-    assert (rehearsed.status, rehearsed.json["status"], rehearsed.json["info"]["type"]) == (200, "NOT_LOADED", "python")
+    rehearsed = ask_as_ann(
+        "PUT", "models/d1?dry_run=true", {**about, "load_now": True, "sync": True}
+    )
+    assert (rehearsed.status, rehearsed.json["status"], rehearsed.json["info"]["type"]) == (
+        200,
+        "NOT_LOADED",
+        "python",
+    )
     assert door.status("d1").status == "NOT_FOUND"
     assert ask_as_ann("PUT", "models/d1", about).status == 200
     with pytest.raises(AlreadyExists):
@@ -162,7 +181,9 @@ def test_a_rehearsal_changes_nothing_and_a_change_is_entered_as_its_makers(
     assert ask_as_ann("PUT", "models/d1?dryrun=1", about).status == 400
 
 
-def test_a_file_that_is_not_there_is_a_failure_with_its_reason(server: clipper.ClipperServer, door: MeshClient) -> None:
+def test_a_file_that_is_not_there_is_a_failure_with_its_reason(
+    server: clipper.ClipperServer, door: MeshClient
+) -> None:
     failed = door.register("gone", "/nowhere/gone.onnx", load_now=True, sync=True)
     assert failed.status == "LOADING_FAILED"
     assert "gone.onnx" in failed.errors[0]
@@ -170,7 +191,9 @@ def test_a_file_that_is_not_there_is_a_failure_with_its_reason(server: clipper.C
     assert "could not be loaded" in reply.body.decode()
 
 
-def test_a_watcher_sees_a_load(server: clipper.ClipperServer, door: MeshClient, folder: str) -> None:
+def test_a_watcher_sees_a_load(
+    server: clipper.ClipperServer, door: MeshClient, folder: str
+) -> None:
     door.register("w1", "models.py:double", key=folder)
     seen = []
     with contextlib.closing(door.watch("w1")) as events:
@@ -184,7 +207,9 @@ def test_a_watcher_sees_a_load(server: clipper.ClipperServer, door: MeshClient, 
     assert {*seen} <= {"SYNC", "NOT_LOADED", "LOADING", "LOADED"}
 
 
-def test_a_watcher_over_grpc_sees_what_one_over_http_does(server: clipper.ClipperServer, door: MeshClient, folder: str) -> None:
+def test_a_watcher_over_grpc_sees_what_one_over_http_does(
+    server: clipper.ClipperServer, door: MeshClient, folder: str
+) -> None:
     from tests.frontend.test_grpc import Client
 
     client = Client(server.grpc_address)
@@ -196,15 +221,25 @@ def test_a_watcher_over_grpc_sees_what_one_over_http_does(server: clipper.Clippe
     while not seen or not seen[-1].copies or not seen[-1].copies[server.mesh.instance].loaded_ms:
         event, other = next(by_grpc), next(by_http)
         assert isinstance(other.record, MeshModel)
-        assert (event.id, event.revision, set(event.model.copies)) == (other.id, other.revision, set(other.record.copies))
-        assert (event.model.type, event.model.key, event.model.size_bytes) == ("python", folder, other.record.size_bytes)
+        assert (event.id, event.revision, set(event.model.copies)) == (
+            other.id,
+            other.revision,
+            set(other.record.copies),
+        )
+        assert (event.model.type, event.model.key, event.model.size_bytes) == (
+            "python",
+            folder,
+            other.record.size_bytes,
+        )
         seen.append(event.model)
     call.cancel()
     by_http.close()
     client.channel.close()
 
 
-def test_hits_misses_and_loads_are_counted(server: clipper.ClipperServer, door: MeshClient, folder: str) -> None:
+def test_hits_misses_and_loads_are_counted(
+    server: clipper.ClipperServer, door: MeshClient, folder: str
+) -> None:
     before = door.stats()
     door.register("c1", "models.py:double", key=folder)
     for _ in range(5):
@@ -221,35 +256,76 @@ def test_hits_misses_and_loads_are_counted(server: clipper.ClipperServer, door: 
     assert "c1" not in text, "no series for each model"
 
 
-def test_by_the_names_of_model_mesh(server: clipper.ClipperServer, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_the_names_of_model_mesh(
+    server: clipper.ClipperServer, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tests.frontend.test_grpc import INFERENCE, Client, tensor_of
 
     client = Client(server.grpc_address)
     about = {"type": "python", "path": "models.py:double", "key": folder}
     loaded = client(MESH, "registerModel", modelId="g1", modelInfo=about, loadNow=True, sync=True)
     assert (loaded.status, loaded.modelCopyInfos[0].location) == (3, server.mesh.instance)
-    broken = client(MESH, "registerModel", modelId="g0", modelInfo={"type": "onnx", "path": "/g0"}, loadNow=True, sync=True)
+    broken = client(
+        MESH,
+        "registerModel",
+        modelId="g0",
+        modelInfo={"type": "onnx", "path": "/g0"},
+        loadNow=True,
+        sync=True,
+    )
     assert (broken.status, len(broken.errors)) == (4, 1)
-    nobody = {"modelId": "g9", "modelInfo": {"type": "pmml", "path": "/g9"}, "loadNow": True, "sync": True}
+    nobody = {
+        "modelId": "g9",
+        "modelInfo": {"type": "pmml", "path": "/g9"},
+        "loadNow": True,
+        "sync": True,
+    }
     refused = client.refused(MESH, "registerModel", **nobody)
-    assert (refused.code(), "no instance can hold it" in refused.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+    assert (refused.code(), "no instance can hold it" in refused.details()) == (
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        True,
+    )
     other = {**about, "path": "models.py:triple"}
-    assert client.refused(MESH, "registerModel", modelId="g1", modelInfo=other).code() is grpc.StatusCode.ALREADY_EXISTS
-    assert client.refused(MESH, "ensureLoaded", modelId="nobody").code() is grpc.StatusCode.NOT_FOUND
+    assert (
+        client.refused(MESH, "registerModel", modelId="g1", modelInfo=other).code()
+        is grpc.StatusCode.ALREADY_EXISTS
+    )
+    assert (
+        client.refused(MESH, "ensureLoaded", modelId="nobody").code() is grpc.StatusCode.NOT_FOUND
+    )
     new = client(MESH, "setVModel", vModelId="gv", targetModelId="g1", owner="ann")
     assert (new.status, new.activeModelId) == (1, "g1")
-    fields = {"vModelId": "gv", "targetModelId": "g2", "modelInfo": other, "autoDeleteTargetModel": True}
-    assert client.refused(MESH, "setVModel", owner="bob", **fields).code() is grpc.StatusCode.ALREADY_EXISTS
+    fields = {
+        "vModelId": "gv",
+        "targetModelId": "g2",
+        "modelInfo": other,
+        "autoDeleteTargetModel": True,
+    }
+    assert (
+        client.refused(MESH, "setVModel", owner="bob", **fields).code()
+        is grpc.StatusCode.ALREADY_EXISTS
+    )
     unmet = client.refused(MESH, "setVModel", owner="ann", expectedTargetModelId="x", **fields)
     assert unmet.code() is grpc.StatusCode.FAILED_PRECONDITION
-    switched = client(MESH, "setVModel", owner="ann", expectedTargetModelId="g1", sync=True, **fields)
-    assert (switched.status, switched.activeModelId, switched.activeModelStatus.status) == (1, "g2", 3)
+    switched = client(
+        MESH, "setVModel", owner="ann", expectedTargetModelId="g1", sync=True, **fields
+    )
+    assert (switched.status, switched.activeModelId, switched.activeModelStatus.status) == (
+        1,
+        "g2",
+        3,
+    )
     for ids, expected in (("gv", [[3.0, 6.0, 9.0]]), ("g1", [[2.0, 4.0, 6.0]])):
-        named = Client(server.grpc_address, metadata=[("mm-vmodel-id" if ids == "gv" else "mm-model-id", ids)])
+        named = Client(
+            server.grpc_address, metadata=[("mm-vmodel-id" if ids == "gv" else "mm-model-id", ids)]
+        )
         answer = named(INFERENCE, "ModelInfer", tensor_of("", [[1.0, 2.0, 3.0]]))
         assert np.frombuffer(answer.raw_output_contents[0]).reshape(1, 3).tolist() == expected
         named.channel.close()
-    assert client.refused(MESH, "unregisterModel", modelId="g2").code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert (
+        client.refused(MESH, "unregisterModel", modelId="g2").code()
+        is grpc.StatusCode.FAILED_PRECONDITION
+    )
     monkeypatch.setattr(vmodels, "LINGER_MS", 0)
     client(MESH, "deleteVModel", vModelId="gv", owner="ann")
     assert client(MESH, "getVModelStatus", vModelId="gv").status == 0
@@ -259,13 +335,20 @@ def test_by_the_names_of_model_mesh(server: clipper.ClipperServer, folder: str, 
     bob.channel.close()
     client.channel.close()
     assert entered(server, "gv") == [
-        ("grpc", "mesh vmodel set"), ("grpc", "mesh vmodel set"), (leader(server), "mesh vmodel switched"),
+        ("grpc", "mesh vmodel set"),
+        ("grpc", "mesh vmodel set"),
+        (leader(server), "mesh vmodel switched"),
         ("grpc", "mesh vmodel delete"),
-    ]  # fmt: skip
-    assert (entered(server, "g1")[0], entered(server, "g1")[-1]) == (("grpc", "mesh register"), ("bob", "mesh unregister"))
+    ]
+    assert (entered(server, "g1")[0], entered(server, "g1")[-1]) == (
+        ("grpc", "mesh register"),
+        ("bob", "mesh unregister"),
+    )
 
 
-def test_from_a_shell(server: clipper.ClipperServer, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_a_shell(
+    server: clipper.ClipperServer, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CLIPPER_URL", f"http://{server.admin_address}")
 
     def run(*words: str) -> Any:
@@ -276,10 +359,18 @@ def test_from_a_shell(server: clipper.ClipperServer, folder: str, monkeypatch: p
     assert (would.exit_code, would.output.startswith("would be: s1: NOT_LOADED")) == (0, True)
     assert server.mesh.status("s1").status == "NOT_FOUND"
     assert run("mesh", "register", "s1", *about).output.startswith("s1: NOT_LOADED")
-    assert run("mesh", "vmodel", "set", "sv", "s1", "--dry-run").output.startswith("would be: sv: DEFINED, asks s1")
-    assert run("mesh", "vmodel", "delete", "sv", "--dry-run").output == "would be: sv stands for nothing any more\n"
+    assert run("mesh", "vmodel", "set", "sv", "s1", "--dry-run").output.startswith(
+        "would be: sv: DEFINED, asks s1"
+    )
+    assert (
+        run("mesh", "vmodel", "delete", "sv", "--dry-run").output
+        == "would be: sv stands for nothing any more\n"
+    )
     assert "no v-model 'sv'" in run("mesh", "vmodel", "rollback", "sv", "--dry-run").output
-    assert run("mesh", "unregister", "s1", "--dry-run").output == "would be: s1 is not known any more\n"
+    assert (
+        run("mesh", "unregister", "s1", "--dry-run").output
+        == "would be: s1 is not known any more\n"
+    )
     assert " mesh register " in run("history", "-n", "1").output
     assert run("predict", "s1", "[1, 2, 3]").output.startswith("[2, 4, 6]\tby s1:1")
     assert run("mesh", "status", "s1").output.startswith("s1: LOADED")
@@ -292,9 +383,13 @@ def test_from_a_shell(server: clipper.ClipperServer, folder: str, monkeypatch: p
 
 def test_a_server_that_closes_does_not_wait_for_who_waits_for_a_load(tmp_path: Path) -> None:
     began = tmp_path / "began"
-    (tmp_path / "slow.py").write_text(f"open({str(began)!r}, 'w').close()\nimport time\ntime.sleep(60)\ndef f(rows): return rows")
+    (tmp_path / "slow.py").write_text(
+        f"open({str(began)!r}, 'w').close()\nimport time\ntime.sleep(60)\ndef f(rows): return rows"
+    )
     told: list[Any] = []
-    server = clipper.start(mesh={"enabled": True, **QUICK, "drain_s": 0.0}, drain_s=0.2, admin="127.0.0.1:0")
+    server = clipper.start(
+        mesh={"enabled": True, **QUICK, "drain_s": 0.0}, drain_s=0.2, admin="127.0.0.1:0"
+    )
 
     def wait(register: Any) -> None:
         try:
@@ -314,7 +409,9 @@ def test_a_server_that_closes_does_not_wait_for_who_waits_for_a_load(tmp_path: P
     assert all(isinstance(error, Overloaded | ShuttingDown | NoServer) for error in told), told
 
 
-def test_the_first_example_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_the_first_example_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     pytest.importorskip("onnxruntime")
     (tmp_path / "models").mkdir()
     onnx_file(tmp_path / "models" / "m1.onnx", 2.0)

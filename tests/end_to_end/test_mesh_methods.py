@@ -1,4 +1,5 @@
-"""Models of a mesh behind gRPC methods of anybody's, and several of them in one call: none is loaded before it is asked."""
+"""Models of a mesh behind gRPC methods of anybody's, and several of them in one call: none is
+loaded before it is asked."""
 
 import json
 from collections.abc import Iterator
@@ -30,10 +31,19 @@ def double(rows):
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clipper.ClipperServer]:
     folder = tmp_path_factory.mktemp("methods")
     (folder / "ours.py").write_text(MODELS)
-    (folder / "methods.json").write_text(json.dumps({"rpcConfigs": {"my.Service/Ask": {"idExtractionPath": [3, 1]}}}))
-    mesh = {"enabled": True, "data_plane": str(folder / "methods.json"), "publish_s": 0.05, "drain_s": 1.0}
+    (folder / "methods.json").write_text(
+        json.dumps({"rpcConfigs": {"my.Service/Ask": {"idExtractionPath": [3, 1]}}})
+    )
+    mesh = {
+        "enabled": True,
+        "data_plane": str(folder / "methods.json"),
+        "publish_s": 0.05,
+        "drain_s": 1.0,
+    }
     with clipper.start(mesh=mesh, grpc="127.0.0.1:0", drain_s=1.0) as started:
-        started.register_model("backwards", "ours.py:backwards", key=str(folder), input="bytes", output="bytes")
+        started.register_model(
+            "backwards", "ours.py:backwards", key=str(folder), input="bytes", output="bytes"
+        )
         for id in ("double", "other"):
             started.register_model(id, "ours.py:double", key=str(folder), input="f64[3]")
         started.mesh.set_vmodel("best", "backwards")
@@ -46,7 +56,9 @@ def channel(server: clipper.ClipperServer) -> Iterator[Any]:
         yield made
 
 
-def test_the_id_in_a_payload_names_a_model_of_the_mesh(server: clipper.ClipperServer, channel: Any) -> None:
+def test_the_id_in_a_payload_names_a_model_of_the_mesh(
+    server: clipper.ClipperServer, channel: Any
+) -> None:
     ask = channel.unary_unary("/my.Service/Ask")
     assert server.mesh.status("backwards").status == "NOT_LOADED"
     for id in ("backwards", "best"):
@@ -59,7 +71,9 @@ def test_the_id_in_a_payload_names_a_model_of_the_mesh(server: clipper.ClipperSe
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_several_models_of_the_mesh_are_loaded_for_one_call(server: clipper.ClipperServer, channel: Any) -> None:
+def test_several_models_of_the_mesh_are_loaded_for_one_call(
+    server: clipper.ClipperServer, channel: Any
+) -> None:
     infer = channel.unary_unary(
         "/inference.GRPCInferenceService/ModelInfer",
         request_serializer=lambda sent: sent.SerializeToString(),
@@ -67,6 +81,11 @@ def test_several_models_of_the_mesh_are_loaded_for_one_call(server: clipper.Clip
     )
     ids = (("mm-model-id", "double,other"), ("mm-required", "true"))
     found = infer(tensor_of("", [[1.0, 2.0, 3.0]]), timeout=PATIENCE_S, metadata=ids)
-    assert [np.frombuffer(raw).tolist() for raw in found.raw_output_contents] == [[2.0, 4.0, 6.0]] * 2
-    assert [one.parameters["model_name"].string_param for one in found.outputs] == ["double", "other"]
+    assert [np.frombuffer(raw).tolist() for raw in found.raw_output_contents] == [
+        [2.0, 4.0, 6.0]
+    ] * 2
+    assert [one.parameters["model_name"].string_param for one in found.outputs] == [
+        "double",
+        "other",
+    ]
     assert {server.mesh.status(id).status for id in ("double", "other")} == {"LOADED"}

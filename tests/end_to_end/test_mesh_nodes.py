@@ -1,4 +1,5 @@
-"""The mesh on several nodes over one store: who is asked need not be who holds, and whoever holds may die."""
+"""The mesh on several nodes over one store: who is asked need not be who holds, and whoever holds
+may die."""
 
 from __future__ import annotations
 
@@ -41,9 +42,15 @@ def slow(rows):
     return rows
 """
 QUICK = {
-    "enabled": True, "publish_s": 0.05, "rate_s": 0.1, "rate_per_copy": 1 << 30, "lease_s": 5.0, "reaper_s": 0.2,
-    "janitor_s": 0.2, "drain_s": 5.0,
-}  # fmt: skip
+    "enabled": True,
+    "publish_s": 0.05,
+    "rate_s": 0.1,
+    "rate_per_copy": 1 << 30,
+    "lease_s": 5.0,
+    "reaper_s": 0.2,
+    "janitor_s": 0.2,
+    "drain_s": 5.0,
+}
 ROW = np.arange(3.0)
 NODE = """
 import json, sys, clipper
@@ -71,7 +78,12 @@ def start(folder: Path) -> Iterator[Start]:
 
     def do(name: str, state: str = "", **mesh: Any) -> clipper.ClipperServer:
         settings = {**QUICK, "name": name, **mesh}
-        node = clipper.start(state=state or f"sqlite:{folder}/mesh.db", folder=str(folder / name), mesh=settings, drain_s=1.0)
+        node = clipper.start(
+            state=state or f"sqlite:{folder}/mesh.db",
+            folder=str(folder / name),
+            mesh=settings,
+            drain_s=1.0,
+        )
         nodes.append(node)
         return node
 
@@ -87,8 +99,17 @@ def spawn(folder: Path) -> Iterator[Spawn]:
 
     def do(name: str, state: str = "") -> subprocess.Popen[bytes]:
         mesh = json.dumps({**QUICK, "name": name, "lease_s": MORTAL_S})
-        words = [sys.executable, "-c", NODE, state or f"sqlite:{folder}/mesh.db", str(folder / name), mesh]
-        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        words = [
+            sys.executable,
+            "-c",
+            NODE,
+            state or f"sqlite:{folder}/mesh.db",
+            str(folder / name),
+            mesh,
+        ]
+        process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
         processes.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
@@ -179,8 +200,11 @@ def test_many_first_requests_at_once_make_one_copy(start: Start, folder: Path) -
     assert [len(holders(node, id)) for node in nodes for id in ("m", "n")] == [1] * 6
 
 
-def test_node_that_has_not_heard_of_a_holder_makes_no_second_copy(start: Start, folder: Path) -> None:
-    """Mirrors of models and of instances are followed apart: a node may know of a copy before it knows of who holds it."""
+def test_node_that_has_not_heard_of_a_holder_makes_no_second_copy(
+    start: Start, folder: Path
+) -> None:
+    """Mirrors of models and of instances are followed apart: a node may know of a copy before it
+    knows of who holds it."""
     first, second = start("a", reaper_s=3600.0), start("b", reaper_s=3600.0)
     register(second, folder)
     assert ask(second)[0] == 0.0
@@ -202,7 +226,9 @@ def test_what_was_just_registered_elsewhere_is_found(start: Start, folder: Path)
         assert ask(other, f"m{n}").tolist() == [0.0, 2.0, 4.0]
 
 
-def test_a_node_that_is_killed_takes_no_query_with_it(start: Start, spawn: Spawn, folder: Path) -> None:
+def test_a_node_that_is_killed_takes_no_query_with_it(
+    start: Start, spawn: Spawn, folder: Path
+) -> None:
     node = start("a")
     process = spawn("b")
     wait_until(lambda: alive(node) == ["a", "b"])
@@ -245,7 +271,10 @@ def test_a_node_that_hangs_is_buried_and_comes_back_in_order(
 
 
 def test_what_is_loaded_is_served_while_the_store_is_away(start: Start, folder: Path) -> None:
-    one, other = start("a", lease_s=MORTAL_S, reaper_s=600.0), start("b", reaper_s=600.0)  # which would load it proactively
+    one, other = (
+        start("a", lease_s=MORTAL_S, reaper_s=600.0),
+        start("b", reaper_s=600.0),
+    )  # which would load it proactively
     wait_until(lambda: alive(one) == ["a", "b"] == alive(other))
     hold_back(other, True, one)
     for id in ("m", "n"):
@@ -265,7 +294,11 @@ def test_what_is_loaded_is_served_while_the_store_is_away(start: Start, folder: 
             wait_until(lambda: one.mesh.registry.is_fenced)
             before = asking.count
             wait_until(lambda: asking.count > before + 20 and "a" not in alive(other))
-            assert ask(one, "n").tolist() == [0.0, 2.0, 4.0]  # the other node loads it, and lends it
+            assert ask(one, "n").tolist() == [
+                0.0,
+                2.0,
+                4.0,
+            ]  # the other node loads it, and lends it
             assert "n" not in one.mesh.local.held
     assert not asking.failed
     wait_until(lambda: not one.mesh.registry.is_fenced and alive(other) == ["a", "b"])
@@ -304,7 +337,10 @@ def test_types_go_where_their_labels_are(start: Start, folder: Path) -> None:
 def test_what_made_room_here_is_loaded_where_there_is_room(
     start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    full, free = (start(name, load_s=1.0, loaded_max=most, reaper_s=600.0) for name, most in (("full", 1), ("free", 100)))
+    full, free = (
+        start(name, load_s=1.0, loaded_max=most, reaper_s=600.0)
+        for name, most in (("full", 1), ("free", 100))
+    )
     wait_until(lambda: alive(full) == ["free", "full"] == alive(free))
     for id in ("old", "new"):
         register(full, folder, id)
@@ -340,7 +376,9 @@ def test_all_nodes_are_replaced_one_by_one_under_load(start: Start, folder: Path
         before = one.count
         wait_until(lambda: min(one.count, other.count) > before + 10)
     assert not one.failed + other.failed
-    wait_until(lambda: {name for n in range(4) for name in holders(asked, f"m{n}")} <= {"new0", "new1"})
+    wait_until(
+        lambda: {name for n in range(4) for name in holders(asked, f"m{n}")} <= {"new0", "new1"}
+    )
 
 
 def test_a_node_that_leaves_has_its_models_moved_first(start: Start, folder: Path) -> None:
@@ -365,7 +403,9 @@ def test_a_node_that_leaves_has_its_models_moved_first(start: Start, folder: Pat
     wait_until(lambda: {tuple(holders(other, f"m{n}")) for n in range(5)} == {("b",)})
 
 
-def test_a_node_that_was_taken_for_dead_comes_back_with_what_it_holds(start: Start, folder: Path) -> None:
+def test_a_node_that_was_taken_for_dead_comes_back_with_what_it_holds(
+    start: Start, folder: Path
+) -> None:
     one, other = start("a"), start("b")
     wait_until(lambda: alive(one) == ["a", "b"] == alive(other))
     hold_back(other, True, one)
@@ -438,7 +478,9 @@ def test_a_vmodel_whose_models_go_with_it_is_switched_without_a_lost_query(
         for n in range(1, 8):
             counts = one.count, other.count
             switch(n)
-            wait_until(lambda counts=counts: one.count > counts[0] + 5 and other.count > counts[1] + 5)
+            wait_until(
+                lambda counts=counts: one.count > counts[0] + 5 and other.count > counts[1] + 5
+            )
     assert not one.failed + other.failed
     monkeypatch.setattr(vmodels, "LINGER_MS", 0)
     wait_until(lambda: list(nodes[0].mesh.registry.models) == ["m7"])
@@ -452,7 +494,9 @@ def test_rows_that_wait_long_for_their_slo_get_a_second_copy(start: Start, folde
     waiting = []
 
     def has_two() -> bool:
-        waiting.extend(nodes[0].predict("m", ROW + len(waiting) + n, slo_ms=60_000) for n in range(4))
+        waiting.extend(
+            nodes[0].predict("m", ROW + len(waiting) + n, slo_ms=60_000) for n in range(4)
+        )
         time.sleep(0.05)
         return len(holders(nodes[0])) == 2
 

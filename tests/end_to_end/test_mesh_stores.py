@@ -1,4 +1,5 @@
-"""The mesh over stores that other machines reach: two nodes, and a store that is killed and comes back."""
+"""The mesh over stores that other machines reach: two nodes, and a store that is killed and comes
+back."""
 
 from __future__ import annotations
 
@@ -15,7 +16,16 @@ from clipper.errors import StoreError
 from clipper.mesh.registry import Registry
 from clipper.store import kept
 from clipper.testing import wait_until
-from tests.end_to_end.test_mesh_nodes import MODELS, QUICK, ROW, Asking, alive, ask, holders, register
+from tests.end_to_end.test_mesh_nodes import (
+    MODELS,
+    QUICK,
+    ROW,
+    Asking,
+    alive,
+    ask,
+    holders,
+    register,
+)
 from tests.frontend.conftest import ask as http
 from tests.store.conftest import own_etcd, own_redis
 
@@ -39,8 +49,19 @@ def nodes_of(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NodesOf
 
     def do(names: str, mesh: Any = None, **settings: Any) -> list[clipper.ClipperServer]:
         for name in names:
-            its = {**QUICK, "name": name, "lease_s": 2.0, "rate_s": 10.0, "reaper_s": 600.0, **(mesh or {})}
-            started.append(clipper.start(state=url, folder=str(tmp_path / name), mesh=its, drain_s=1.0, **settings))
+            its = {
+                **QUICK,
+                "name": name,
+                "lease_s": 2.0,
+                "rate_s": 10.0,
+                "reaper_s": 600.0,
+                **(mesh or {}),
+            }
+            started.append(
+                clipper.start(
+                    state=url, folder=str(tmp_path / name), mesh=its, drain_s=1.0, **settings
+                )
+            )
         return started[-len(names) :]
 
     yield do
@@ -64,7 +85,9 @@ def is_back(node: clipper.ClipperServer) -> bool:
     return not registry.is_fenced and stale_s < 0.9
 
 
-def test_a_store_that_is_killed_stops_no_query(nodes: list[clipper.ClipperServer], server: Any, tmp_path: Path) -> None:
+def test_a_store_that_is_killed_stops_no_query(
+    nodes: list[clipper.ClipperServer], server: Any, tmp_path: Path
+) -> None:
     one, other = nodes
     wait_until(lambda: alive(one) == ["a", "b"] == alive(other))
     register(one, tmp_path)
@@ -86,29 +109,42 @@ def test_a_store_that_is_killed_stops_no_query(nodes: list[clipper.ClipperServer
     wait_until(lambda: [len(holders(one, id)) for id in "mn"] == [1, 1])
 
 
-def test_a_node_that_does_not_wait_for_its_store_does_not_start_and_leaves_nothing(server: Any, tmp_path: Path) -> None:
+def test_a_node_that_does_not_wait_for_its_store_does_not_start_and_leaves_nothing(
+    server: Any, tmp_path: Path
+) -> None:
     server.kill()
     with pytest.raises(StoreError, match="reach"):
-        clipper.start(state=server.url, folder=str(tmp_path / "a"), mesh={"enabled": True, "enter_s": 0})
+        clipper.start(
+            state=server.url, folder=str(tmp_path / "a"), mesh={"enabled": True, "enter_s": 0}
+        )
 
 
-def test_a_node_waits_for_its_store_and_serves_when_it_comes(server: Any, nodes_of: NodesOf, tmp_path: Path) -> None:
-    """What others registered, and its own applications of it; until then whoever asks is told why."""
+def test_a_node_waits_for_its_store_and_serves_when_it_comes(
+    server: Any, nodes_of: NodesOf, tmp_path: Path
+) -> None:
+    """What others registered, and its own applications of it; until then whoever asks is told
+    why."""
     (one,) = nodes_of("a")
     register(one, tmp_path)
     one.app("twice", ["m"], slo_ms=20_000)
     one.close()
     server.kill()
-    (late,) = nodes_of("b", http="127.0.0.1:0", apps={"declared": {"models": ["m"], "slo_ms": 20_000}})
+    (late,) = nodes_of(
+        "b", http="127.0.0.1:0", apps={"declared": {"models": ["m"], "slo_ms": 20_000}}
+    )
     assert late.mesh.awaits == f"the store {late.stats()['store']['name']}"
     assert late.stats()["mesh"] == {"instance": "b", "awaits": late.mesh.awaits}
     ready = http(late.http_address, "GET", "/v2/health/ready")
     assert (ready.status, ready.json["waiting_for"]) == (503, [late.mesh.awaits])
     assert http(late.http_address, "GET", "/v2/health/live").status == 200
     for refused in (
-        lambda: ask(late, "m"), lambda: late.mesh.status("m"), lambda: register(late, tmp_path, "n"),
-        lambda: late.mesh.instances(), lambda: next(late.mesh.watch()), lambda: late.mesh.drain(),
-    ):  # fmt: skip
+        lambda: ask(late, "m"),
+        lambda: late.mesh.status("m"),
+        lambda: register(late, tmp_path, "n"),
+        lambda: late.mesh.instances(),
+        lambda: next(late.mesh.watch()),
+        lambda: late.mesh.drain(),
+    ):
         with pytest.raises(StoreError, match="node b is not in its mesh: it awaits the store"):
             refused()
     assert http(late.http_address, "GET", "/v2/models/m").status == 503

@@ -1,4 +1,5 @@
-"""Models of MLflow: folders, with signatures of columns, of tensors, of a string; names in its registry; what is refused."""
+"""Models of MLflow: folders, with signatures of columns, of tensors, of a string; names in its
+registry; what is refused."""
 
 import shutil
 import sys
@@ -54,7 +55,9 @@ def columns(fitted: Any, flowers: Any, tmp_path: Path) -> Path:
     import mlflow.sklearn
 
     signature = mlflow.models.infer_signature(flowers.data, fitted.predict(flowers.data))
-    mlflow.sklearn.save_model(fitted, str(tmp_path / "flowers"), signature=signature, pip_requirements=["scikit-learn"])
+    mlflow.sklearn.save_model(
+        fitted, str(tmp_path / "flowers"), signature=signature, pip_requirements=["scikit-learn"]
+    )
     return tmp_path / "flowers"
 
 
@@ -65,14 +68,20 @@ def saved(tmp_path: Path) -> Callable[..., Path]:
     from mlflow.models import ModelSignature
 
     class Sizes(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
-        def predict(self, context, model_input, params=None):  # mlflow reads types here as a signature
+        def predict(
+            self, context, model_input, params=None
+        ):  # mlflow reads types here as a signature
             rows = model_input.to_numpy() if hasattr(model_input, "to_numpy") else model_input
-            return [len(str(row[0])) if rows.dtype == object else float(np.sum(row)) for row in rows]
+            return [
+                len(str(row[0])) if rows.dtype == object else float(np.sum(row)) for row in rows
+            ]
 
     def do(inputs: Any) -> Path:
         folder = tmp_path / "sizes"
         signature = ModelSignature(inputs=inputs)
-        mlflow.pyfunc.save_model(str(folder), python_model=Sizes(), signature=signature, pip_requirements=["numpy"])
+        mlflow.pyfunc.save_model(
+            str(folder), python_model=Sizes(), signature=signature, pip_requirements=["numpy"]
+        )
         return folder
 
     return do
@@ -93,7 +102,9 @@ def test_a_folder_answers_in_a_container_and_its_signature_is_the_type(
     model = deploy(str(columns))
     shutil.rmtree(columns)  # what was deployed is kept
     rows = flowers.data.to_numpy()[::15]
-    assert [model.predict(row, slo_ms=SLO).result(20) for row in rows] == fitted.predict(flowers.data[::15]).tolist()
+    assert [model.predict(row, slo_ms=SLO).result(20) for row in rows] == fitted.predict(
+        flowers.data[::15]
+    ).tolist()
     assert model.describe_input() == "f64[4]"
 
 
@@ -140,7 +151,9 @@ def test_strings_beside_numbers_are_refused_by_name(loaded: Any, saved: Save) ->
 
 
 def test_a_damaged_folder_is_told(loaded: Any, columns: Path, tmp_path: Path) -> None:
-    (columns / "MLmodel").write_text("flavors: {python_function: {loader_module: mlflow.sklearn}}\n")
+    (columns / "MLmodel").write_text(
+        "flavors: {python_function: {loader_module: mlflow.sklearn}}\n"
+    )
     for path in columns.glob("model.*"):
         path.unlink()
     with pytest.raises(LoadError, match="mlflow cannot load this model"):
@@ -148,7 +161,12 @@ def test_a_damaged_folder_is_told(loaded: Any, columns: Path, tmp_path: Path) ->
 
 
 def test_a_name_of_the_registry(
-    loaded: Any, fitted: Any, flowers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: Path
+    loaded: Any,
+    fitted: Any,
+    flowers: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    columns: Path,
 ) -> None:
     asked = []
 
@@ -162,17 +180,26 @@ def test_a_name_of_the_registry(
     assert is_data("models:/flowers@champion")
     model = loaded("models:/flowers@champion")
     assert list(model.predict_batch(flowers.data.to_numpy()[:2])) == [0, 0]
-    with pytest.raises(PackagingError, match=r"does not give 'models:/flower@x': Registered Model.*MLFLOW_TRACKING_URI"):
+    with pytest.raises(
+        PackagingError,
+        match=r"does not give 'models:/flower@x': Registered Model.*MLFLOW_TRACKING_URI",
+    ):
         loaded("models:/flower@x")
     assert asked == ["models:/flowers@champion", "models:/flower@x"]
 
 
-def test_without_mlflow_the_line_for_pip_is_told(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_mlflow_the_line_for_pip_is_told(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "mlflow.artifacts", None)
-    with pytest.raises(PackagingError, match=r"mlflow is not installed here\. Run: pip install mlflow-skinny"):
+    with pytest.raises(
+        PackagingError, match=r"mlflow is not installed here\. Run: pip install mlflow-skinny"
+    ):
         loaded("models:/flowers/1")
 
 
 def test_no_pickle_refuses_folders(columns: Path, tmp_path: Path) -> None:
-    with pytest.raises(PackagingError, match=r"(?s)kind mlflow may hold pickles.*\.onnx, \.ubj or \.txt"):
+    with pytest.raises(
+        PackagingError, match=r"(?s)kind mlflow may hold pickles.*\.onnx, \.ubj or \.txt"
+    ):
         pack(columns, "m", 1, tmp_path, no_pickle=True)

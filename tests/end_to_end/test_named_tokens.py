@@ -1,4 +1,5 @@
-"""Each who manages has a token of their own, and the history has that name, whatever the client says of itself."""
+"""Each who manages has a token of their own, and the history has that name, whatever the client
+says of itself."""
 
 from pathlib import Path
 
@@ -40,7 +41,10 @@ def test_the_history_has_the_tokens_name(tmp_path: Path) -> None:
 def test_a_file_of_tokens_is_enough_beyond_loopback(tmp_path: Path) -> None:
     file = tmp_path / "admin-tokens"
     file.write_text(f"{line_of('ann', new_key())}\n")
-    with clipper.start(http={"admin": "0.0.0.0:0", "tokens_file": str(file)}) as server, pytest.raises(errors.NotAllowed):
+    with (
+        clipper.start(http={"admin": "0.0.0.0:0", "tokens_file": str(file)}) as server,
+        pytest.raises(errors.NotAllowed),
+    ):
         clipper.connect(f"http://127.0.0.1:{server.admin_address.rpartition(':')[2]}", "").models()
     with pytest.raises(errors.ConfigError, match=r"http.tokens_file = .*cannot be read"):
         clipper.start(http={"admin": "127.0.0.1:0", "tokens_file": str(tmp_path / "none")})

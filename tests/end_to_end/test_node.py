@@ -63,16 +63,24 @@ def nodes(here: Path) -> Iterator[list[Process]]:
 def infer(url: str, n: float, timeout_s: float = PATIENCE_S) -> Any:
     tensor = {"name": "input", "shape": [1, 3], "datatype": "FP64", "data": [n, 1, 2]}
     body = {"inputs": [tensor], "parameters": {"timeout": int(timeout_s * 1e6)}}
-    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=timeout_s) as reply:
+    with urllib.request.urlopen(
+        urllib.request.Request(url, json.dumps(body).encode()), timeout=timeout_s
+    ) as reply:
         return json.load(reply)["outputs"][0]["data"]
 
 
-def test_a_node_that_ends_gives_its_models_to_another_and_no_query_fails(here: Path, nodes: list[Process]) -> None:
+def test_a_node_that_ends_gives_its_models_to_another_and_no_query_fails(
+    here: Path, nodes: list[Process]
+) -> None:
     with clipper.connect(at(nodes[0], "management at ")) as client:
-        client.mesh.register("m1", "mine.py:double", key=str(here), input="f64[3]", load_now=True, sync=True)
+        client.mesh.register(
+            "m1", "mine.py:double", key=str(here), input="f64[3]", load_now=True, sync=True
+        )
         (copy,) = client.mesh.status("m1").copies
     leaves, stays = nodes if copy.instance == "a" else nodes[::-1]
-    with urllib.request.urlopen(f"{at(stays, 'queries come in at ')}/v2/health/ready", timeout=PATIENCE_S) as reply:
+    with urllib.request.urlopen(
+        f"{at(stays, 'queries come in at ')}/v2/health/ready", timeout=PATIENCE_S
+    ) as reply:
         assert reply.status == 200
     url = f"{at(stays, 'queries come in at ')}/v2/models/m1/infer"
     assert infer(url, 5) == [10.0, 2.0, 4.0]  # a hop to the other's host
@@ -111,11 +119,15 @@ def test_a_node_that_ends_gives_its_models_to_another_and_no_query_fails(here: P
 
 def test_a_node_without_its_store_says_so_and_ends_when_it_is_asked(here: Path) -> None:
     pytest.importorskip("redis", reason="pip install 'clipper-serving[redis]'")
-    (here / "node.toml").write_text(FILE.replace("[server]\n", "[server]\nstate = 'redis://u:secret@127.0.0.1:1/0'\n"))
+    (here / "node.toml").write_text(
+        FILE.replace("[server]\n", "[server]\nstate = 'redis://u:secret@127.0.0.1:1/0'\n")
+    )
     with running("node", "node.toml", "--name", "a") as node:
         node.until("not ready: it awaits the store redis://u:***@127.0.0.1:1/0. It is tried again.")
         with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(f"{at(node, 'queries come in at ')}/v2/health/ready", timeout=PATIENCE_S)
+            urllib.request.urlopen(
+                f"{at(node, 'queries come in at ')}/v2/health/ready", timeout=PATIENCE_S
+            )
         with refused.value as reply:
             assert json.load(reply)["waiting_for"] == ["the store redis://u:***@127.0.0.1:1/0"]
         assert node.end() == 0
@@ -129,7 +141,9 @@ def test_a_node_is_ready_once_its_store_has_come(here: Path, own_redis: RedisSer
         node.until("It is tried again")
         own_redis.start()
         node.until("\nready\n")
-        with urllib.request.urlopen(f"{at(node, 'queries come in at ')}/v2/health/ready", timeout=PATIENCE_S) as reply:
+        with urllib.request.urlopen(
+            f"{at(node, 'queries come in at ')}/v2/health/ready", timeout=PATIENCE_S
+        ) as reply:
             assert reply.status == 200
         assert node.end() == 0
     assert "left: no model had to move" in node.seen
@@ -148,13 +162,20 @@ def test_a_node_whose_store_does_not_come_ends_with_code_1(here: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ((), "the nodes of a mesh meet in a store"), (("--store", "memory://"), "the nodes of a mesh meet in a store"),
-        (("--store", "sqlite:mesh.db"), "--name a"), (("--store", "sqlite:mesh.db", "--name", "A b"), "'A' is not allowed"),
-        (("--store", "sqlite:mesh.db", "--name", "a", "--http", "0.0.0.0:0"), "any host that reaches it could ask"),
+        ((), "the nodes of a mesh meet in a store"),
+        (("--store", "memory://"), "the nodes of a mesh meet in a store"),
+        (("--store", "sqlite:mesh.db"), "--name a"),
+        (("--store", "sqlite:mesh.db", "--name", "A b"), "'A' is not allowed"),
+        (
+            ("--store", "sqlite:mesh.db", "--name", "a", "--http", "0.0.0.0:0"),
+            "any host that reaches it could ask",
+        ),
         (("--store", "sqlite:mesh.db", "--name", "a", "--peers", "here"), "expected tcp:HOST:PORT"),
     ],
-)  # fmt: skip
-def test_what_cannot_be_is_refused_before_anything_starts(here: Path, words: tuple[str, ...], why: str) -> None:
+)
+def test_what_cannot_be_is_refused_before_anything_starts(
+    here: Path, words: tuple[str, ...], why: str
+) -> None:
     result = click.testing.CliRunner().invoke(main, ("node", *words), prog_name="clipper")
     assert result.exit_code == (1 if "--http" in words else 2), "2: a wrong command line"
     assert why in result.stderr

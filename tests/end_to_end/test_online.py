@@ -1,4 +1,5 @@
-"""Models that learn while they serve: feedback reaches their containers, sessions travel, and predictions never mind."""
+"""Models that learn while they serve: feedback reaches their containers, sessions travel, and
+predictions never mind."""
 
 import json
 import time
@@ -25,7 +26,8 @@ class Recorder(Model):
 
     def correct(self, inputs, labels, sessions):
         self.taught += [
-            [row.tolist(), label, str(session)] for row, label, session in zip(inputs, labels, sessions, strict=True)
+            [row.tolist(), label, str(session)]
+            for row, label, session in zip(inputs, labels, sessions, strict=True)
         ]
 
     def accuracy(self):
@@ -69,20 +71,32 @@ def recorder(deploy):
 
 def test_feedback_of_every_kind_reaches_the_container_once(server, recorder, app):
     handle = app(recorder, policy="stacking", slo_ms=30_000)
-    first, second, third, fourth = [handle.predict(ROW + i, user=f"u{i}").result(30) for i in range(4)]
+    first, second, third, fourth = [
+        handle.predict(ROW + i, user=f"u{i}").result(30) for i in range(4)
+    ]
     handle.feedback(first, label="7")
     handle.feedback(first, label="8")  # a duplicate
     handle.feedback_many([second, third.id], ["5", "6"])
     handle.feedback(fourth, correct=True)
-    handle.feedback(handle.predict(ROW).result(30), correct=False)  # says of no output that it is right
+    handle.feedback(
+        handle.predict(ROW).result(30), correct=False
+    )  # says of no output that it is right
     handle.feedback(input=np.array([9.0, 9.0]), label="9")
     wait_until(lambda: len(taught(recorder)) == 5)
     assert taught(recorder) == [
-        [[3.0, 4.0], "7", "0"], [[4.0, 5.0], "5", "0"], [[5.0, 6.0], "6", "0"], [[6.0, 7.0], "3", "0"], [[9.0, 9.0], "9", "0"],
-    ]  # fmt: skip
+        [[3.0, 4.0], "7", "0"],
+        [[4.0, 5.0], "5", "0"],
+        [[5.0, 6.0], "6", "0"],
+        [[6.0, 7.0], "3", "0"],
+        [[9.0, 9.0], "9", "0"],
+    ]
     wait_until(lambda: server.stats()["models"][recorder.name]["accuracy"] == 0.05)
     row = server.stats()["models"][recorder.name]
-    assert (row["replicas"][0]["taught"], row["replicas"][0]["learned"], row["untaught"]) == (5, 5, 0)
+    assert (row["replicas"][0]["taught"], row["replicas"][0]["learned"], row["untaught"]) == (
+        5,
+        5,
+        0,
+    )
 
 
 def test_a_model_is_told_of_feedback_under_the_default_policy(recorder, app):
@@ -134,10 +148,15 @@ def test_sessions_travel_and_key_the_cache(server, deploy, app):
         for user, future in futures.items():
             assert future.result(30).output == str(session_of(user or ""))
     assert handle.predict_many(ROW[None], user="u1").result(30).outputs[0] == str(session_of("u1"))
-    assert server.stats()["models"][model.name]["evaluated"] in (4, 5), "each session once; an array may come on its own"
+    assert server.stats()["models"][model.name]["evaluated"] in (
+        4,
+        5,
+    ), "each session once; an array may come on its own"
     handle.feedback(handle.predict(ROW, user="u1").result(30), label="1")
     handle.feedback(input=ROW, user="u2", label="1")
-    numbers = [str(session_of(user)) for user in ("u1", "u2")]  # in one call of correct(), or in two
+    numbers = [
+        str(session_of(user)) for user in ("u1", "u2")
+    ]  # in one call of correct(), or in two
     wait_until(lambda: all(number in "\n".join(server.logs(model.name)) for number in numbers))
     plain = app(other, slo_ms=30_000)
     assert [plain.predict(ROW, user=f"u{i}").result(30).output for i in range(3)] == ["0"] * 3
@@ -173,7 +192,9 @@ def test_a_model_gets_better_by_feedback(server, deploy, app):
     for at in range(0, 1200, 300):
         answers = [handle.predict(x).result(30) for x in xs[at : at + 300]]
         assert handle.feedback_many(answers, ys[at : at + 300]).counted == 300
-        wait_until(lambda at=at: server.stats()["models"][model.name]["replicas"][0]["learned"] == at + 300)
+        wait_until(
+            lambda at=at: server.stats()["models"][model.name]["replicas"][0]["learned"] == at + 300
+        )
     after = (model.predict_many(xs[1200:]).result(30) == ys[1200:]).mean()
     assert before < 0.2 < 0.7 < after
     assert server.stats()["models"][model.name]["accuracy"] > 0.6

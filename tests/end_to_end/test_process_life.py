@@ -1,4 +1,5 @@
-"""The server's own process: close with queries in flight, fork, interpreter exit, SIGTERM, Ctrl-C."""
+"""The server's own process: close with queries in flight, fork, interpreter exit, SIGTERM,
+Ctrl-C."""
 
 import asyncio
 import os
@@ -30,7 +31,16 @@ def slow(xs):
 
 
 def run(script, *arguments, **options):
-    words = [sys.executable, "-X", "faulthandler", "-W", "error", "-c", textwrap.dedent(script), *arguments]
+    words = [
+        sys.executable,
+        "-X",
+        "faulthandler",
+        "-W",
+        "error",
+        "-c",
+        textwrap.dedent(script),
+        *arguments,
+    ]
     return subprocess.run(words, capture_output=True, text=True, timeout=60, **options)
 
 
@@ -63,14 +73,21 @@ def test_close_ends_the_rest_and_refuses_new_ones():
     server.close()
     assert all(future.done() for future in futures)
     ended = [future.exception(0) for future in futures]
-    assert all(error is None or isinstance(error, (ShuttingDown, clipper.errors.ReplicaLost)) for error in ended)
+    assert all(
+        error is None or isinstance(error, (ShuttingDown, clipper.errors.ReplicaLost))
+        for error in ended
+    )
     assert any(isinstance(error, ShuttingDown) for error in ended)
     assert answer.result(0).is_default
     wait_until(lambda: heard == futures[:1])
     with pytest.raises(ShuttingDown):
         model.predict(ROW).result(0)
     assert "shutting down" in app.predict(ROW).result(0).reason
-    for act in (lambda: server.deploy("n", total), lambda: server.app("b"), lambda: server.scale("m", 2)):
+    for act in (
+        lambda: server.deploy("n", total),
+        lambda: server.app("b"),
+        lambda: server.scale("m", 2),
+    ):
         with pytest.raises(ShuttingDown, match=r"closed.*clipper\.start"):
             act()
     server.close()  # twice is once
@@ -108,7 +125,10 @@ def test_close_wakes_who_waits():
         except clipper.ClipperError as error:
             ended.append(error)
 
-    threads = [threading.Thread(target=wait), threading.Thread(target=lambda: asyncio.run(await_it()))]
+    threads = [
+        threading.Thread(target=wait),
+        threading.Thread(target=lambda: asyncio.run(await_it())),
+    ]
     for thread in threads:
         thread.start()
     ready.wait()
@@ -148,7 +168,8 @@ def test_two_servers_side_by_side():
 
 
 def test_fork(server, deploy, app):
-    """In the child new queries and those in flight raise ForkedProcess at once; the parent does not notice."""
+    """In the child new queries and those in flight raise ForkedProcess at once; the parent does not
+    notice."""
     model = deploy(slow, input="f64[4]", cache=False)
     handle = app(model, slo_ms=20_000, default=-1)
     in_flight, answer = model.predict(ROW, slo_ms=20_000), handle.predict(ROW + 1)
@@ -185,8 +206,7 @@ def test_fork(server, deploy, app):
 
 
 def test_a_server_of_its_own_in_the_child(server):
-    done = run(
-        """
+    done = run("""
         import os, numpy as np, clipper
         server = clipper.start()
         server.deploy("m", lambda xs: xs.sum(axis=1), input="f64[4]")
@@ -199,8 +219,7 @@ def test_a_server_of_its_own_in_the_child(server):
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
         assert server.model("m").predict(np.ones(4), slo_ms=9000).result(10) == 4.0
         server.close()
-        """
-    )
+        """)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -225,7 +244,7 @@ elif sys.argv[1] == "raise":
     raise SystemExit(0)
 elif sys.argv[1] == "drop":
     del server, model, app, futures, answers
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("how", ["keep", "raise", "drop", "fall"])
@@ -233,16 +252,21 @@ def test_interpreter_exit_with_queries_in_flight(how):
     """Twice each, five times in the full tier: rc 0, no hang, nothing said."""
     count = sized(2, 5)
     running = [
-        subprocess.Popen([sys.executable, "-W", "error", "-c", EXIT, how], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", EXIT, how],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         for _ in range(count)
     ]
     said = [process.communicate(timeout=60)[0] for process in running]
-    assert [(process.returncode, text) for process, text in zip(running, said, strict=True)] == [(0, b"")] * count
+    assert [(process.returncode, text) for process, text in zip(running, said, strict=True)] == [
+        (0, b"")
+    ] * count
 
 
 def test_a_thread_that_waits_at_exit():
-    done = run(
-        """
+    done = run("""
         import threading, numpy as np, clipper
         server = clipper.start(drain_s=0.05)
         def slow(xs):
@@ -252,8 +276,7 @@ def test_a_thread_that_waits_at_exit():
         def wait():
             model.predict(np.ones(4), slo_ms=50_000).exception()
         threading.Thread(target=wait, daemon=True).start()
-        """
-    )
+        """)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -267,7 +290,7 @@ model = server.deploy("m", lambda xs: xs.sum(axis=1), input="f64[4]", replicas=2
 print(json.dumps([row["pid"] for row in server.stats()["models"]["m:1"]["replicas"]]), flush=True)
 while True:
     model.predict(np.ones(4)).result()
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize(
@@ -283,7 +306,9 @@ def test_a_signal_ends_the_server_and_its_containers(number, how, code):
     import json
 
     words = [sys.executable, "-c", SIGNALLED, how]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             pids = json.loads(process.stdout.readline())
             process.send_signal(number)

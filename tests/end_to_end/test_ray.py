@@ -1,4 +1,5 @@
-"""`clipper cluster --on ray` and `clipper params up --on ray`: actors of a real Ray, killed and started again."""
+"""`clipper cluster --on ray` and `clipper params up --on ray`: actors of a real Ray, killed and
+started again."""
 
 import importlib.util
 import json
@@ -22,7 +23,10 @@ from tests.params.conftest import until
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 120.0  # Ray takes ten seconds to start on a machine that has nothing else to do
-SETTINGS = '[server]\ndrain_s = 1.0\n[http]\nadmin = "127.0.0.1:0"\n[mesh]\npublish_s = 0.05\ncapacity_mib = 256\n'
+SETTINGS = (
+    '[server]\ndrain_s = 1.0\n[http]\nadmin = "127.0.0.1:0"\n[mesh]\npublish_s = 0.05\ncapacity_mib'
+    " = 256\n"
+)
 
 
 def with_ray() -> str:
@@ -31,7 +35,9 @@ def with_ray() -> str:
         return os.environ.get("PYTHONPATH", "")
     found = sorted((ROOT / ".venv" / "peers" / "ray").glob("lib/python3*/site-packages"))
     if not found:
-        pytest.skip('Ray is not installed: pip install "clipper-serving[ray]", or make peers NAME=ray')
+        pytest.skip(
+            'Ray is not installed: pip install "clipper-serving[ray]", or make peers NAME=ray'
+        )
     return os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH", "")]), str(found[0])])
 
 
@@ -48,28 +54,60 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def cluster(tmp_path: Path, there: None) -> Iterator[Process]:
     (tmp_path / "node.toml").write_text(SETTINGS)
     (tmp_path / "mine.py").write_text("def double(rows):\n    return rows * 2\n")
-    words = ("--on", "ray", "--address", "local", "--nodes", "2", "--cpus", "0.5", "--label", "here", "--insecure")
-    with running("cluster", "up", "node.toml", *words, "--store", f"sqlite:{tmp_path}/mesh.db", "--wait", str(PATIENCE_S)) as up:
+    words = (
+        "--on",
+        "ray",
+        "--address",
+        "local",
+        "--nodes",
+        "2",
+        "--cpus",
+        "0.5",
+        "--label",
+        "here",
+        "--insecure",
+    )
+    with running(
+        "cluster",
+        "up",
+        "node.toml",
+        *words,
+        "--store",
+        f"sqlite:{tmp_path}/mesh.db",
+        "--wait",
+        str(PATIENCE_S),
+    ) as up:
         up.until("mesh-1  ready", "mesh-2  ready")
         yield up
 
 
 def listed() -> dict[str, dict[str, Any]]:
     words = [sys.executable, "-m", "clipper", "cluster", "ps", "--on", "ray", "--json"]
-    told = subprocess.run(words, capture_output=True, text=True, check=True, timeout=PATIENCE_S).stdout
+    told = subprocess.run(
+        words, capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    ).stdout
     return {one["name"]: one for one in json.loads(told[told.index("[") :])}
 
 
-def test_nodes_on_ray_are_one_mesh_and_come_back_when_they_are_killed(cluster: Process, tmp_path: Path) -> None:
+def test_nodes_on_ray_are_one_mesh_and_come_back_when_they_are_killed(
+    cluster: Process, tmp_path: Path
+) -> None:
     before = listed()
     assert sorted(before) == ["mesh-1", "mesh-2"]
     with clipper.connect(before["mesh-1"]["admin"]) as client:
-        assert [(one.id, one.labels) for one in client.mesh.instances()] == [("mesh-1", ("here",)), ("mesh-2", ("here",))]
-        client.mesh.register("m1", "mine.py:double", key=str(tmp_path), input="f64[3]", load_now=True, sync=True)
+        assert [(one.id, one.labels) for one in client.mesh.instances()] == [
+            ("mesh-1", ("here",)),
+            ("mesh-2", ("here",)),
+        ]
+        client.mesh.register(
+            "m1", "mine.py:double", key=str(tmp_path), input="f64[3]", load_now=True, sync=True
+        )
         assert client.mesh.status("m1").status == "LOADED"
     os.kill(before["mesh-2"]["pid"], signal.SIGKILL)
     give_up = time.monotonic() + PATIENCE_S
-    while (found := listed()["mesh-2"])["state"] != "ready" or found["pid"] == before["mesh-2"]["pid"]:
+    while (found := listed()["mesh-2"])["state"] != "ready" or found["pid"] == before["mesh-2"][
+        "pid"
+    ]:
         assert time.monotonic() < give_up, found
     assert found["starts"] == 2
     with clipper.connect(found["admin"]) as client:
@@ -86,15 +124,39 @@ def supervisor_of(pid: int) -> int:
 
 
 @pytest.mark.slow
-def test_shards_on_ray_have_what_was_acknowledged_when_they_or_their_actors_are_killed(tmp_path: Path, there: None) -> None:
-    words = ("--on", "ray", "--ray-address", "local", "--together", "--shards", "2", "--replicas", "1", "--cpus", "0.3")
+def test_shards_on_ray_have_what_was_acknowledged_when_they_or_their_actors_are_killed(
+    tmp_path: Path, there: None
+) -> None:
+    words = (
+        "--on",
+        "ray",
+        "--ray-address",
+        "local",
+        "--together",
+        "--shards",
+        "2",
+        "--replicas",
+        "1",
+        "--cpus",
+        "0.3",
+    )
     with running("params", "up", *words, "--folder", "set", "--wait", str(PATIENCE_S)) as up:
         up.until("params-0  ready", "params-1  ready", "2 shards serve")
         with Client("set", patience_s=PATIENCE_S) as client:
-            client.create(TableSpec("t", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"))
+            client.create(
+                TableSpec(
+                    "t", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"
+                )
+            )
             for count, victim in enumerate([int, supervisor_of, supervisor_of], 1):
                 client.push("t", range(10), -np.ones((10, 2)))
-                until(lambda: all(one["whole"] for _, said in client.call_all("stats") for one in said["followers"]))
+                until(
+                    lambda: all(
+                        one["whole"]
+                        for _, said in client.call_all("stats")
+                        for one in said["followers"]
+                    )
+                )
                 before = client.call(1, "stats")["pid"]
                 os.kill(victim(before), signal.SIGKILL)
                 until(lambda: client.call(1, "stats")["pid"] != before)  # noqa: B023

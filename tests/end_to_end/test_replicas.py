@@ -1,4 +1,5 @@
-"""Containers come and go, and die: under load, mid-batch, frozen, in a loop. Nothing is lost, and nobody is answered twice."""
+"""Containers come and go, and die: under load, mid-batch, frozen, in a loop. Nothing is lost, and
+nobody is answered twice."""
 
 import contextlib
 import os
@@ -10,7 +11,14 @@ import numpy as np
 import pytest
 
 import clipper
-from clipper.errors import AlreadyExists, ClipperError, DeployFailed, StillLinked, UnknownModel, UnknownVersion
+from clipper.errors import (
+    AlreadyExists,
+    ClipperError,
+    DeployFailed,
+    StillLinked,
+    UnknownModel,
+    UnknownVersion,
+)
 from clipper.testing import wait_until
 from tests.signals import freeze
 
@@ -90,7 +98,9 @@ def test_replicas_share_the_queue(deploy, server):
         time.sleep(0.02)
         return xs.sum(axis=1)
 
-    model = deploy(slow, input="f64[4]", cache=False, replicas=2, batching={"mode": "static", "size_max": 1})
+    model = deploy(
+        slow, input="f64[4]", cache=False, replicas=2, batching={"mode": "static", "size_max": 1}
+    )
     assert model.predict_many(np.ones((20, 4))).result(20).tolist() == [4.0] * 20
     assert all(row["batches"] >= 5 for row in rows_of(server, model))
 
@@ -166,7 +176,8 @@ def test_killed_mid_batch_without_another_replica(deploy, server, tmp_path, app)
 
 
 def test_many_deaths_under_load(deploy, server):
-    """Three replicas, killed one after another while queries fly: each is answered once, and rightly."""
+    """Three replicas, killed one after another while queries fly: each is answered once, and
+    rightly."""
     model = deploy(total, input="f64[4]", cache=False, replicas=3)
     with Load(model) as load:
         for i in range(3):
@@ -176,7 +187,9 @@ def test_many_deaths_under_load(deploy, server):
             os.kill(victim, signal.SIGKILL)
             wait_until(lambda victim=victim: victim not in pids(server, model))
         load.more(40)
-    assert [error for error in load.failed if not isinstance(error, clipper.errors.ReplicaLost)] == []
+    assert [
+        error for error in load.failed if not isinstance(error, clipper.errors.ReplicaLost)
+    ] == []
     assert len(load.failed) < 0.05 * load.asked  # only who was on two that died
 
 
@@ -185,13 +198,20 @@ def test_frozen_traffic_moves_and_thawed_it_rejoins(deploy, server):
     frozen, _ = pids(server, model)
     freeze(frozen)
     try:
-        while not any(row.get("suspect") for row in rows_of(server, model)):  # a batch of its is overdue
+        while not any(
+            row.get("suspect") for row in rows_of(server, model)
+        ):  # a batch of its is overdue
             model.predict(ROW, slo_ms=50).exception(10)
         for i in range(50):
             assert model.predict(ROW + i, slo_ms=5000).result(10) == 6.0 + 4 * i
     finally:
         os.kill(frozen, signal.SIGCONT)
-    wait_until(lambda: len(pids(server, model)) == 2 and not any(row["suspect"] for row in rows_of(server, model)))
+    wait_until(
+        lambda: (
+            len(pids(server, model)) == 2
+            and not any(row["suspect"] for row in rows_of(server, model))
+        )
+    )
     before = {row["number"]: row["batches"] for row in rows_of(server, model)}
 
     def both_work():
@@ -202,8 +222,11 @@ def test_frozen_traffic_moves_and_thawed_it_rejoins(deploy, server):
 
 
 def test_frozen_with_a_batch(deploy, server, tmp_path):
-    """The batch of a container that hangs goes to the other one, or ends by its deadline; its late reply harms nobody."""
-    model = deploy(total, input="f64[4]", cache=False, replicas=2, batching={"mode": "static", "size_max": 4})
+    """The batch of a container that hangs goes to the other one, or ends by its deadline; its late
+    reply harms nobody."""
+    model = deploy(
+        total, input="f64[4]", cache=False, replicas=2, batching={"mode": "static", "size_max": 4}
+    )
     frozen, _ = pids(server, model)
     freeze(frozen)
     futures = [model.predict(ROW + i, slo_ms=1500) for i in range(100)]
@@ -306,7 +329,9 @@ def test_a_new_version_is_the_latest_once_it_is_ready(deploy, server, app, tmp_p
     name = first.name.partition(":")[0]
     server.app("follows", models=[name], slo_ms=5000, default=-1)
     handle = server.app("follows")
-    thread = threading.Thread(target=lambda: deploy(Gated(), input="f64[4]", cache=False, name=name))
+    thread = threading.Thread(
+        target=lambda: deploy(Gated(), input="f64[4]", cache=False, name=name)
+    )
     thread.start()
     try:
         wait_until(lambda: f"{name}:2" in server.stats()["models"])
@@ -364,7 +389,10 @@ def test_a_version_never_changes_and_retires_for_good(deploy, server, app):
 
 def test_deploys_of_one_name_at_once_get_versions_of_their_own(deploy, server):
     made = []
-    threads = [threading.Thread(target=lambda: made.append(deploy(total, input="f64[4]", name="rush"))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: made.append(deploy(total, input="f64[4]", name="rush")))
+        for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

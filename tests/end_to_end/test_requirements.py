@@ -1,4 +1,5 @@
-"""Models in environments of their own: other versions than the server's, made once, swept when nobody needs them."""
+"""Models in environments of their own: other versions than the server's, made once, swept when
+nobody needs them."""
 
 import contextlib
 import os
@@ -21,16 +22,37 @@ from clipper.deploy.sdk import wheel_into
 from clipper.errors import DeployFailed, InvalidInput, ShuttingDown
 from clipper.testing import wait_until
 
-QUICK = {"heartbeat_ms": 100, "warmup": False, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 1.0}
+QUICK = {
+    "heartbeat_ms": 100,
+    "warmup": False,
+    "restart_ms_min": 20,
+    "restart_ms_max": 200,
+    "drain_s": 1.0,
+}
 
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Wheels of two versions of a small package, and of what the SDK imports, as little as need be: no index is asked."""
+    """Wheels of two versions of a small package, and of what the SDK imports, as little as need be:
+    no index is asked."""
     folder = tmp_path_factory.mktemp("wheels")
     for version in ("1.0", "2.0"):
-        make_wheel(folder, "odd-size", version, f"VERSION = {version!r}\ndef size(rows): return len(rows[0]) + {version}\n")
-    download = [sys.executable, "-m", "pip", "download", "-q", "--only-binary=:all:", "-d", str(folder)]
+        make_wheel(
+            folder,
+            "odd-size",
+            version,
+            f"VERSION = {version!r}\ndef size(rows): return len(rows[0]) + {version}\n",
+        )
+    download = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "-q",
+        "--only-binary=:all:",
+        "-d",
+        str(folder),
+    ]
     download += ["numpy", "lz4", "msgpack", "cloudpickle"]
     done = subprocess.run(download, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
@@ -45,8 +67,13 @@ def make_wheel(folder: Path, name: str, version: str, code: str) -> None:
     about = f"{module}-{version}.dist-info"
     with zipfile.ZipFile(folder / f"{module}-{version}-py3-none-any.whl", "w") as archive:
         archive.writestr(f"{module}.py", code)
-        archive.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        archive.writestr(
+            f"{about}/WHEEL",
+            "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
         archive.writestr(f"{about}/RECORD", "")
 
 
@@ -99,13 +126,18 @@ def test_the_environment_has_nothing_of_the_servers(server: clipper.ClipperServe
 
 
 def test_a_package_that_is_not_there_is_told_in_pips_words(server: clipper.ClipperServer) -> None:
-    with pytest.raises(DeployFailed, match=r"(?s)pip install failed.*odd-size==9.*try/bin/pip install 'odd-size==9'"):
+    with pytest.raises(
+        DeployFailed,
+        match=r"(?s)pip install failed.*odd-size==9.*try/bin/pip install 'odd-size==9'",
+    ):
         server.deploy("bad", which, requirements=["odd-size==9"])
     assert environments(server) == set()
     assert [model.name for model in server.catalog.models()] == []
 
 
-def test_a_server_that_starts_again_finds_it_and_builds_one_that_is_gone(offline: list[str], tmp_path: Path) -> None:
+def test_a_server_that_starts_again_finds_it_and_builds_one_that_is_gone(
+    offline: list[str], tmp_path: Path
+) -> None:
     state = str(tmp_path / "state")
     with clipper.start(state=state, pip_args=offline, **QUICK) as server:
         server.deploy("one", which, input="f64[2]", requirements=["odd-size==1.0"])
@@ -119,12 +151,18 @@ def test_a_server_that_starts_again_finds_it_and_builds_one_that_is_gone(offline
         assert not half.exists(), "what was half built is removed"
     (Path(state) / "environments" / key / "ready").unlink()
     with clipper.start(state=state, pip_args=offline, **QUICK) as server:
-        wait_until(lambda: [s.stage for s in server.stages("one").values()] == ["warm"], patience_s=60)
+        wait_until(
+            lambda: [s.stage for s in server.stages("one").values()] == ["warm"], patience_s=60
+        )
         assert server.model("one").predict(np.zeros(2), slo_ms=30_000).result(30) == "1.0"
 
 
-def test_a_declared_model_builds_while_the_server_serves(offline: list[str], tmp_path: Path) -> None:
-    (tmp_path / "features.py").write_text("import odd_size\ndef size(rows): return [odd_size.size(rows)] * len(rows)\n")
+def test_a_declared_model_builds_while_the_server_serves(
+    offline: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "features.py").write_text(
+        "import odd_size\ndef size(rows): return [odd_size.size(rows)] * len(rows)\n"
+    )
     (tmp_path / "needs.txt").write_text("# what features.py imports\nodd-size==2.0  # not 1\n")
     config = tmp_path / "clipper.toml"
     config.write_text(
@@ -143,7 +181,10 @@ def test_a_declared_model_builds_while_the_server_serves(offline: list[str], tmp
     sys.path.insert(0, str(tmp_path))
     try:
         with clipper.start(config, **QUICK) as server:
-            wait_until(lambda: [s.stage for s in server.stages("sizes").values()] == ["warm"], patience_s=60)
+            wait_until(
+                lambda: [s.stage for s in server.stages("sizes").values()] == ["warm"],
+                patience_s=60,
+            )
             assert server.app("sizes").predict(np.zeros(3)).result(30).output == 5.0
     finally:
         sys.path.remove(str(tmp_path))
@@ -153,10 +194,13 @@ def slow_package(folder: Path) -> Path:
     """One that takes for ever to build; it says that it has begun, and ends when pip does."""
     slow = folder / "slow"
     slow.mkdir()
-    (slow / "pyproject.toml").write_text('[build-system]\nrequires = []\nbuild-backend = "wait"\nbackend-path = ["."]\n')
+    (slow / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "wait"\nbackend-path = ["."]\n'
+    )
     begun = f"open({str(folder / 'begun')!r}, 'w').close()"
     (slow / "wait.py").write_text(
-        f"import os, time\nparent = os.getppid()\n{begun}\nwhile os.getppid() == parent: time.sleep(0.05)\n"
+        f"import os, time\nparent = os.getppid()\n{begun}\nwhile os.getppid() == parent:"
+        " time.sleep(0.05)\n"
     )
     return slow
 
@@ -178,8 +222,12 @@ def test_closing_the_server_ends_what_is_built(tmp_path: Path) -> None:
         assert [stage.stage for stage in server.stages("slow").values()] == ["building environment"]
         assert any(thread.name == "clipper-environment" for thread in threading.enumerate())
         wait_until((tmp_path / "begun").exists, "pip builds the package", patience_s=90)
-    assert not any(thread.name.startswith("clipper-environment") for thread in threading.enumerate())
-    assert [path.name for path in (tmp_path / "state" / "environments").iterdir() if path.is_dir()] == []
+    assert not any(
+        thread.name.startswith("clipper-environment") for thread in threading.enumerate()
+    )
+    assert [
+        path.name for path in (tmp_path / "state" / "environments").iterdir() if path.is_dir()
+    ] == []
 
 
 # -- the builder by itself
@@ -188,7 +236,10 @@ def test_closing_the_server_ends_what_is_built(tmp_path: Path) -> None:
 def test_one_builds_and_the_others_wait(offline: list[str], tmp_path: Path) -> None:
     found: list[str] = []
     builders = [Environments(tmp_path / "e", offline) for _ in range(3)]
-    threads = [threading.Thread(target=lambda b=b: found.append(b.build(("odd-size==1.0",)))) for b in builders]
+    threads = [
+        threading.Thread(target=lambda b=b: found.append(b.build(("odd-size==1.0",))))
+        for b in builders
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -200,9 +251,14 @@ def test_one_builds_and_the_others_wait(offline: list[str], tmp_path: Path) -> N
     assert builders[0].ready(("odd-size==1.0",)) == ""
 
 
-def test_a_kill_in_the_middle_leaves_nothing_that_counts(offline: list[str], tmp_path: Path) -> None:
+def test_a_kill_in_the_middle_leaves_nothing_that_counts(
+    offline: list[str], tmp_path: Path
+) -> None:
     folder = tmp_path / "e"
-    code = "import sys; from pathlib import Path; from clipper.deploy.environments import Environments\n"
+    code = (
+        "import sys; from pathlib import Path; from clipper.deploy.environments import"
+        " Environments\n"
+    )
     code += "def say(text): print(text, flush=True)\n"
     code += f"Environments(Path({str(folder)!r}), {offline!r}).build(('odd-size==1.0',), say=say)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
@@ -252,7 +308,11 @@ def test_requirements_are_read_from_files_and_lists(tmp_path: Path) -> None:
     (tmp_path / "more.txt").write_text("lz4\n\n# x\n")
     (tmp_path / "r.txt").write_text("numpy==1.26.4 \\\n  --hash=sha256:00\nsix  # why\n")
     assert lines_of(str(tmp_path / "r.txt")) == ("numpy==1.26.4    --hash=sha256:00", "six")
-    assert lines_of([f"-r {tmp_path}/more.txt", " six ", "#no", f"-r{tmp_path}/more.txt"]) == ("lz4", "six", "lz4")
+    assert lines_of([f"-r {tmp_path}/more.txt", " six ", "#no", f"-r{tmp_path}/more.txt"]) == (
+        "lz4",
+        "six",
+        "lz4",
+    )
     with pytest.raises(InvalidInput, match="cannot read"):
         lines_of(tmp_path / "none.txt")
     for line in ("-e .", "-c limits.txt", "--editable=."):

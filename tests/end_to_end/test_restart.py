@@ -23,7 +23,9 @@ def total(xs):
 
 def served(app):
     """The first answer that is none of the defaults: the container is back."""
-    return wait_until(lambda: (answer := app.predict(ROW).result(20)).is_default is False and answer)
+    return wait_until(
+        lambda: (answer := app.predict(ROW).result(20)).is_default is False and answer
+    )
 
 
 def gone(pid):
@@ -42,7 +44,9 @@ def test_everything_comes_back(tmp_path, state):
         server.deploy("m", total, input="f64[4]", replicas=2, cache=False, batching="static")
         server.deploy("old", total, input="f64[4]")
         server.retire("old")
-        server.app("a", models=["m"], slo_ms=300, default=[1, b"x", float("nan")], confidence_min=0.25)
+        server.app(
+            "a", models=["m"], slo_ms=300, default=[1, b"x", float("nan")], confidence_min=0.25
+        )
         server.scale("m:1", 0)
         before = server.catalog.view
         assert served(server.app("a")).output == 6.0
@@ -81,7 +85,7 @@ while len([row for row in rows if row["state"] == "ready"]) < 2:
 answer = server.app("a").predict([0, 1, 2, 3], slo_ms=5000).result()
 print(json.dumps({"pids": [row["pid"] for row in rows], "answer": float(answer.output)}), flush=True)
 sys.stdin.read()
-"""
+"""  # noqa: E501
 
 
 def test_killed_with_kill_9_it_comes_back_and_leaves_no_orphans(tmp_path):
@@ -96,7 +100,9 @@ def test_killed_with_kill_9_it_comes_back_and_leaves_no_orphans(tmp_path):
             process.send_signal(signal.SIGKILL)
             process.wait(10)
         everyone += told["pids"]
-        wait_until(lambda pids=told["pids"]: all(gone(pid) for pid in pids), "its containers die with it")
+        wait_until(
+            lambda pids=told["pids"]: all(gone(pid) for pid in pids), "its containers die with it"
+        )
     assert len(set(everyone)) == 6
     with clipper.start(state=str(tmp_path / "state")) as server:
         assert served(server.app("a")).output == 6.0
@@ -104,22 +110,24 @@ def test_killed_with_kill_9_it_comes_back_and_leaves_no_orphans(tmp_path):
 
 def test_killed_in_the_middle_of_deploys(tmp_path):
     """Whatever was reported as deployed is there afterwards; what is there can be served."""
-    script = textwrap.dedent(
-        """
+    script = textwrap.dedent("""
         import sys, clipper
         server = clipper.start(state=sys.argv[1])
         for i in range(100):
             server.deploy("m", lambda xs, i=i: xs[:, 0] * 0 + i, input="f64[4]", replicas=0)
             print(i + 1, flush=True)
-        """
+        """)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "s")], stdout=subprocess.PIPE, text=True
     )
-    process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "s")], stdout=subprocess.PIPE, text=True)
     with process:
         for line in process.stdout:
             if int(line) == 7:
                 process.kill()
                 break
-        reported = max([7, *(int(line) for line in process.stdout.read().split() if line.isdecimal())])
+        reported = max(
+            [7, *(int(line) for line in process.stdout.read().split() if line.isdecimal())]
+        )
     with clipper.start(state=str(tmp_path / "s")) as server:
         versions = [model.version for model in server.catalog.models()]
         assert versions == list(range(1, len(versions) + 1))
@@ -134,8 +142,12 @@ def test_a_packed_model_that_was_changed_is_not_loaded(tmp_path):
         (packed,) = (tmp_path / "models").glob("m-1-*")
         packed.write_bytes(packed.read_bytes().replace(b"total", b"eviL!"))
         server.scale("m", 1)
-        wait_until(lambda: any("256" in line for line in server.logs("m")), "the container says why")
-        assert server.app("a", models=["m"], slo_ms=50, default=-1).predict(ROW).result(5).is_default
+        wait_until(
+            lambda: any("256" in line for line in server.logs("m")), "the container says why"
+        )
+        assert (
+            server.app("a", models=["m"], slo_ms=50, default=-1).predict(ROW).result(5).is_default
+        )
 
 
 def test_a_damaged_catalog_is_told(tmp_path):
@@ -147,5 +159,7 @@ def test_a_damaged_catalog_is_told(tmp_path):
         clipper.start(state=str(tmp_path))
     fds = os.listdir("/proc/self/fd")
     with pytest.raises(StoreError):
-        clipper.start(state=str(tmp_path))  # and not "in use": the first try has let go of the folder
+        clipper.start(
+            state=str(tmp_path)
+        )  # and not "in use": the first try has let go of the folder
     assert len(os.listdir("/proc/self/fd")) <= len(fds) + 1

@@ -39,7 +39,8 @@ def of(server, handle):
 
 @pytest.mark.parametrize("role", ["shadow", "canary"])
 def test_a_stuck_observer_delays_nobody(role):
-    """Its container takes batches and never answers. More queries than it may have open are answered meanwhile."""
+    """Its container takes batches and never answers. More queries than it may have open are
+    answered meanwhile."""
     with clipper.start(heartbeat_ms=60_000, drain_s=0.1) as server:
         server.deploy("main", right, input="f64[2]", cache=False)
         with MemoryContainer(server.address, server.token, "stuck", input="f64[2]") as container:
@@ -52,7 +53,12 @@ def test_a_stuck_observer_delays_nobody(role):
                 assert [model.name for model in answer.models] == ["main"]
             stats = of(server, handle)
             observer = stats["models"]["stuck:1"]["observer"]
-            assert (observer["asked"], observer["open"], observer["heard"], observer["shed"]) == (256, 256, 0, 144)
+            assert (observer["asked"], observer["open"], observer["heard"], observer["shed"]) == (
+                256,
+                256,
+                0,
+                144,
+            )
             assert stats["answers"]["ok"] == 400
             assert stats["models"]["stuck:1"]["used"] == 0
 
@@ -74,7 +80,14 @@ def test_an_observer_whose_queue_is_full_delays_nobody(deploy, names):
 
 def test_observers_that_fail_or_disagree_decide_nothing(server, deploy, app):
     main, bad, broken = (deploy(model, input="f64[2]") for model in (right, wrong, raises))
-    handle = app(main, bad, broken, roles={bad.name: "canary", broken.name: "shadow"}, slo_ms=SLO_MS, policy="stacking")
+    handle = app(
+        main,
+        bad,
+        broken,
+        roles={bad.name: "canary", broken.name: "shadow"},
+        slo_ms=SLO_MS,
+        policy="stacking",
+    )
     for i in range(30):
         answer = handle.predict(row(i)).result(10)
         assert (answer.output, answer.confidence > 0, answer.missing) == (i % 10, True, ())
@@ -86,7 +99,10 @@ def test_observers_that_fail_or_disagree_decide_nothing(server, deploy, app):
 
     wait_until(told)
     stats = of(server, handle)
-    assert (stats["models"][broken.name]["observer"]["failed"], stats["models"][bad.name]["observer"]["heard"]) == (30, 30)
+    assert (
+        stats["models"][broken.name]["observer"]["failed"],
+        stats["models"][bad.name]["observer"]["heard"],
+    ) == (30, 30)
     assert stats["canaries"][bad.name]["others"][main.name] == {"n": 30, "agreement": 0.0}
     assert stats["observers"][bad.name]["agreement"] == 0.0
     assert stats["extra_load_share"] > 0
@@ -98,7 +114,9 @@ def test_observers_learn_from_feedback(server, deploy, app):
     for i in range(40):
         answer = handle.predict(row(i)).result(10)
         wait_until(lambda: of(server, handle)["models"][shadow.name]["observer"]["open"] == 0)
-        assert handle.feedback(answer, label=i % 10), "an application with roles takes feedback, whatever its policy"
+        assert handle.feedback(answer, label=i % 10), (
+            "an application with roles takes feedback, whatever its policy"
+        )
     models = of(server, handle)["models"]
     assert models[main.name]["feedback"] == {"n": 40.0, "mean": 0.0}
     assert models[shadow.name]["feedback"] == {"n": 40.0, "mean": 1.0}
@@ -131,7 +149,9 @@ def test_a_decoy_records_what_models_saw(tmp_path: Path):
         assert [record.id for record in found[:20]] == [answer.id for answer in answers]
         assert [record.answer for record in found[:20]] == [answer.output for answer in answers]
         assert all(np.array_equal(record.input, row(i)) for i, record in enumerate(found))
-        assert [record.answered for record in found] == [True] * 20 + [False], "nobody has asked for the last answer yet"
+        assert [record.answered for record in found] == [True] * 20 + [False], (
+            "nobody has asked for the last answer yet"
+        )
         assert server.stats()["applications"]["a"]["decoys"]["saw"]["dropped"] == 0
     with clipper.start(state=str(tmp_path)) as server:
         assert len(list(server.recorded("a"))) == 21
@@ -151,15 +171,24 @@ def test_a_straggler_is_replaced_by_its_mean():
         server.deploy("fast", level, input="f64[2]", cache=False)
         with MemoryContainer(server.address, server.token, "slow", input="f64[2]").serve(slow):
             wait_until(lambda: "slow:1" in server.stats()["models"])
-            handles = [server.app(missing, ["fast", "slow"], slo_ms=SLO_MS, missing=missing) for missing in ("mean", "skip")]
+            handles = [
+                server.app(missing, ["fast", "slow"], slo_ms=SLO_MS, missing=missing)
+                for missing in ("mean", "skip")
+            ]
             both = [handle.predict(row(0)).result(20).output for handle in handles]
             assert both == pytest.approx([50.25, 50.25])
             in_time.clear()
-            late = [future.result(20) for future in [handle.predict(row(2), slo_ms=2000) for handle in handles]]
+            late = [
+                future.result(20)
+                for future in [handle.predict(row(2), slo_ms=2000) for handle in handles]
+            ]
             in_time.set()
             assert [answer.output for answer in late] == pytest.approx([51.25, 2.5])
             for answer in late:
-                assert (list(map(str, answer.models)), list(map(str, answer.missing))) == (["fast:1"], ["slow:1"])
+                assert (list(map(str, answer.models)), list(map(str, answer.missing))) == (
+                    ["fast:1"],
+                    ["slow:1"],
+                )
                 assert answer.confidence == 0.5
 
 
@@ -202,7 +231,9 @@ def test_candidates_of_a_request_have_no_roles(server, deploy, app):
 
 def test_a_role_whose_model_is_unlinked_is_of_nobody(server, deploy, app):
     main, gone, shadow = (deploy(model, input="f64[2]") for model in (right, wrong, wrong))
-    handle = app(main, gone, shadow, roles={gone.name: "canary", shadow.name: "shadow"}, slo_ms=SLO_MS)
+    handle = app(
+        main, gone, shadow, roles={gone.name: "canary", shadow.name: "shadow"}, slo_ms=SLO_MS
+    )
     server.catalog.unlink(handle.name, gone.name)
     assert [str(model) for model in handle.predict(row(1)).result(10).models] == [main.name]
     assert {name: row["role"] for name, row in of(server, handle)["models"].items()} == {
@@ -212,7 +243,9 @@ def test_a_role_whose_model_is_unlinked_is_of_nobody(server, deploy, app):
 
 def test_roles_in_a_file(tmp_path: Path):
     file = tmp_path / "clipper.toml"
-    file.write_text('[apps.a]\nmodels = ["m"]\nroles = ["saw = decoy(share=0.5)"]\nmissing = "skip"\n')
+    file.write_text(
+        '[apps.a]\nmodels = ["m"]\nroles = ["saw = decoy(share=0.5)"]\nmissing = "skip"\n'
+    )
     app = clipper.load_config(file).apps["a"]
     assert (app.roles, app.missing) == (("saw = decoy(share=0.5)",), "skip")
     file.write_text('[apps.a]\nmodels = ["m"]\nroles = ["saw"]\n')

@@ -1,4 +1,5 @@
-"""A new version takes over an application's queries stage by stage, or all of them go back by themselves: real containers."""
+"""A new version takes over an application's queries stage by stage, or all of them go back by
+themselves: real containers."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -14,7 +15,14 @@ from clipper.testing import wait_until
 
 PATIENCE_S = 60.0
 OPEN = ("running", "paused")
-QUICK = {"heartbeat_ms": 100, "warmup": False, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 1.0, "stop_grace_s": 1.0}
+QUICK = {
+    "heartbeat_ms": 100,
+    "warmup": False,
+    "restart_ms_min": 20,
+    "restart_ms_max": 200,
+    "drain_s": 1.0,
+    "stop_grace_s": 1.0,
+}
 numbers = itertools.count()
 
 
@@ -47,11 +55,17 @@ def state(server: clipper.ClipperServer) -> str:
 
 
 def ask(server: clipper.ClipperServer, user: str | None = None) -> clipper.Answer:
-    answer: clipper.Answer = server.app("a").predict(np.array([next(numbers), 1.0]), user=user).result(PATIENCE_S)
+    answer: clipper.Answer = (
+        server.app("a").predict(np.array([next(numbers), 1.0]), user=user).result(PATIENCE_S)
+    )
     return answer
 
 
-def drive(server: clipper.ClipperServer, until: Callable[[], bool], tell: Callable[[clipper.Answer], Any] | None = None) -> None:
+def drive(
+    server: clipper.ClipperServer,
+    until: Callable[[], bool],
+    tell: Callable[[clipper.Answer], Any] | None = None,
+) -> None:
     """Queries of a hundred users, one after the other, until something is so."""
 
     def step() -> bool:
@@ -73,7 +87,11 @@ def test_a_good_version_takes_over(server: clipper.ClipperServer) -> None:
     guard = "error<5%, p99<19000ms, agreement>90%"
     server.manage.rollout("a", "m:2", canary="20%", stages="50,100", hold="0.2s", guard=guard)
     defaults: list[str] = []
-    drive(server, over(server), lambda answer: defaults.append(answer.reason) if answer.is_default else None)
+    drive(
+        server,
+        over(server),
+        lambda answer: defaults.append(answer.reason) if answer.is_default else None,
+    )
     assert not defaults
     assert state(server) == "promoted"
     assert server.catalog.latest("m").version == 2
@@ -111,7 +129,10 @@ def test_worse_answers_are_noticed_by_feedback(server: clipper.ClipperServer) ->
 def test_a_user_stays_on_a_side_and_an_array_is_of_one(server: clipper.ClipperServer) -> None:
     server.deploy("m", other, input="f64[2]", promote=False)
     server.manage.rollout("a", "m:2", canary="40%", hold="1h", guard="error<50%")
-    wait_until(lambda: any(str(ask(server, f"u{i}").models[0]) == "m:2" for i in range(20)), "it takes queries")
+    wait_until(
+        lambda: any(str(ask(server, f"u{i}").models[0]) == "m:2" for i in range(20)),
+        "it takes queries",
+    )
     for user in (f"u{i}" for i in range(40)):
         assert len({ask(server, user).models for _ in range(4)}) == 1
     seen = {str(ask(server).models[0]) for _ in range(100)}
@@ -136,7 +157,13 @@ def test_verbs_by_hand(server: clipper.ClipperServer) -> None:
         manage.retire("m:2")
     assert manage.pause_rollout("a").said == "the rollout of m:2 in a is paused"
     assert manage.pause_rollout("a").said == "the rollout of m:2 in a is paused already"
-    drive(server, lambda: manage.rollouts("a")[0]["new"] is not None and manage.rollouts("a")[0]["new"]["answers"] > 40)
+    drive(
+        server,
+        lambda: (
+            manage.rollouts("a")[0]["new"] is not None
+            and manage.rollouts("a")[0]["new"]["answers"] > 40
+        ),
+    )
     assert (state(server), manage.rollouts("a")[0]["share"]) == ("paused", 0.1)
     assert manage.by("ann", dry_run=True).abort_rollout("a").dry_run
     assert state(server) == "paused"
@@ -146,7 +173,12 @@ def test_verbs_by_hand(server: clipper.ClipperServer) -> None:
     assert server.catalog.latest("m").version == 2
     with pytest.raises(errors.Unknown, match="no rollout under way"):
         manage.abort_rollout("a")
-    for wrong, why in (("m:2", "asks 'm:2' already"), ("m", "which version"), ("m:9", "version 'm:9'"), ("x:1", "no model 'x'")):
+    for wrong, why in (
+        ("m:2", "asks 'm:2' already"),
+        ("m", "which version"),
+        ("m:9", "version 'm:9'"),
+        ("x:1", "no model 'x'"),
+    ):
         with pytest.raises(errors.ClipperError, match=why):
             manage.rollout("a", wrong)
     server.deploy("m", new, input="f64[2]", promote=False, replicas=0)
@@ -179,13 +211,16 @@ def test_other_applications_are_not_moved(server: clipper.ClipperServer) -> None
 
 
 def test_beside_a_decider_roles_and_other_models(server: clipper.ClipperServer) -> None:
-    """The new side is the application as it will be: its policy, decider and observers with the new version."""
+    """The new side is the application as it will be: its policy, decider and observers with the new
+    version."""
     server.deploy("n", old, input="f64[2]")
     server.deploy("m", new, input="f64[2]", promote=False)
     server.app("a", models=["m", "n"], policy="stacking", decider="majority", roles={})
     server.deploy("watch", old, input="f64[2]")
     server.manage.shadow("a", "watch")
-    server.manage.rollout("a", "m:2", canary="50%", stages="100", hold="0.1s", guard="error<10%, agreement>50%")
+    server.manage.rollout(
+        "a", "m:2", canary="50%", stages="100", hold="0.1s", guard="error<10%, agreement>50%"
+    )
     names: set[str] = set()
     drive(server, over(server), lambda answer: names.update(map(str, answer.models)))
     assert state(server) == "promoted"
@@ -207,6 +242,9 @@ def test_a_rollout_goes_on_after_a_restart(tmp_path: Path) -> None:
         same = ("model", "control", "stages", "guard", "stage", "state", "began_us", "stage_us")
         assert {key: after[key] for key in same} == {key: before[key] for key in same}
         again.manage.resume_rollout("a")
-        wait_until(lambda: again.manage.rollouts("a")[0]["new"] is not None, "both versions are connected again")
+        wait_until(
+            lambda: again.manage.rollouts("a")[0]["new"] is not None,
+            "both versions are connected again",
+        )
         drive(again, over(again))
         assert state(again) == "promoted", "starting again is no regression"

@@ -1,4 +1,5 @@
-"""The number of containers follows the load, and one that is stuck is restarted: real processes, nothing lost."""
+"""The number of containers follows the load, and one that is stuck is restarted: real processes,
+nothing lost."""
 
 import collections
 import os
@@ -85,7 +86,9 @@ def row_of(server, model):
 
 def test_load_starts_a_second_container_and_calm_retires_it(server):
     batching = {"mode": "static", "size_max": 1}
-    model = server.deploy("m", slowly, input="f64[4]", cache=False, batching=batching, replicas=(1, 2))
+    model = server.deploy(
+        "m", slowly, input="f64[4]", cache=False, batching=batching, replicas=(1, 2)
+    )
     assert (row_of(server, model)["wanted"], row_of(server, model)["has"]) == (1, 1)
     with Load(model) as load:
         load.outstanding = 60
@@ -128,12 +131,17 @@ def test_a_container_that_is_stuck_is_restarted(server):
 
 
 def test_a_query_does_not_wait_for_a_container_that_cannot_be_back_in_time():
-    """The restart is twenty seconds away. An ensemble answers with the other at once, and a patient query still waits."""
+    """The restart is twenty seconds away. An ensemble answers with the other at once, and a patient
+    query still waits."""
     with clipper.start(**QUICK | {"restart_ms_min": 20_000, "restart_ms_max": 20_000}) as server:
-        models = [server.deploy(name, slowly, input="f64[4]", cache=False) for name in ("dies", "stays")]
+        models = [
+            server.deploy(name, slowly, input="f64[4]", cache=False) for name in ("dies", "stays")
+        ]
         app = server.app("a", models=["dies", "stays"], slo_ms=SLO_MS)
         os.kill(row_of(server, models[0])["replicas"][0]["pid"], signal.SIGKILL)
-        hopeless = wait_until(lambda: (future := models[0].predict(ROW, slo_ms=SLO_MS)).done() and future, 8.0)
+        hopeless = wait_until(
+            lambda: (future := models[0].predict(ROW, slo_ms=SLO_MS)).done() and future, 8.0
+        )
         assert hopeless.status() is Status.NO_REPLICA
         future = app.predict(ROW)
         answer = future.result(20)

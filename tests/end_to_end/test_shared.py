@@ -1,5 +1,5 @@
-"""Wide rows through shared memory, with real processes: right answers through deaths, restarts and mixed replicas, and nothing
-left in memory or among the descriptors afterwards.
+"""Wide rows through shared memory, with real processes: right answers through deaths, restarts and
+mixed replicas, and nothing left in memory or among the descriptors afterwards.
 """
 
 import contextlib
@@ -43,7 +43,11 @@ def descriptors_of(pid):
 
 
 def ready(server, model):
-    return [row["pid"] for row in server.stats()["models"][model.name]["replicas"] if row["state"] == "ready"]
+    return [
+        row["pid"]
+        for row in server.stats()["models"][model.name]["replicas"]
+        if row["state"] == "ready"
+    ]
 
 
 def check(model, x, slo_ms=10_000):
@@ -62,7 +66,11 @@ def test_rows_lie_in_memory_that_the_container_maps(server, wide):
     check(wide, rows_of(5000))
     assert regions_of("self") == before + 1
     assert regions_of(pid) == 1
-    assert "r--s" in next(line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "clipper-rows" in line)
+    assert "r--s" in next(
+        line
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines()
+        if "clipper-rows" in line
+    )
 
 
 def test_several_classes_of_deadlines(server, wide):
@@ -91,7 +99,10 @@ def test_killed_again_and_again_under_load(server, wide):
     def load():
         nonlocal answered
         while not stop.is_set():
-            for future, want in [(wide.predict(row, slo_ms=10_000), want) for row, want in zip(x, wanted, strict=True)]:
+            for future, want in [
+                (wide.predict(row, slo_ms=10_000), want)
+                for row, want in zip(x, wanted, strict=True)
+            ]:
                 try:
                     if not np.array_equal(future.result(20), want):
                         failed.append(want)
@@ -121,7 +132,8 @@ def test_killed_again_and_again_under_load(server, wide):
 
 
 def test_frozen_and_let_go(server, wide):
-    """A container that is stopped while it holds a batch: its queries end in time, and what it says later harms nobody."""
+    """A container that is stopped while it holds a batch: its queries end in time, and what it says
+    later harms nobody."""
     (pid,) = ready(server, wide)
     x = rows_of(200, 3)
     check(wide, x)
@@ -156,7 +168,9 @@ def test_one_that_shares_and_one_that_does_not(server, wide):
         seen.append(len(xs))
         return first_and_sum(xs)
 
-    with MemoryContainer(server.address, server.token, name, replica=7, input=f"f32[{WIDE}]") as other:
+    with MemoryContainer(
+        server.address, server.token, name, replica=7, input=f"f32[{WIDE}]"
+    ) as other:
         other.serve(plainly)
         wait_until(lambda: len(ready(server, wide)) == 2)
         for seed in range(20):

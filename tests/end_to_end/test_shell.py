@@ -88,7 +88,9 @@ class Process:
         assert self.process.stdout is not None
         give_up = time.monotonic() + PATIENCE_S
         while not all(text in self.seen for text in texts):
-            assert select.select([self.process.stdout], [], [], max(0.0, give_up - time.monotonic()))[0], self.seen
+            assert select.select(
+                [self.process.stdout], [], [], max(0.0, give_up - time.monotonic())
+            )[0], self.seen
             data = os.read(self.process.stdout.fileno(), 4096).decode()
             assert data, f"it ended before saying {texts}: {self.seen}"
             self.seen += data
@@ -145,22 +147,40 @@ def test_bench_over_http_grpc_and_management(here: Path) -> None:
         for way in ((), ("--grpc",), ("--to", the_one("state").queries)):
             [step] = said("bench", "total", "--rate", "100", "--for", "200ms", *way)["steps"]
             assert step["outcomes"]["ok"] == step["sent"] > 0
-        report = said("bench", "total", "--rates", "50,100", "--for", "200ms", "--html", "report.html", "--steady")
+        report = said(
+            "bench",
+            "total",
+            "--rates",
+            "50,100",
+            "--for",
+            "200ms",
+            "--html",
+            "report.html",
+            "--steady",
+        )
         assert [step["sent"] for step in report["steps"]] == [10, 20]
         assert set(report["machine"]) >= {"cpu", "cores", "python", "clipper"}
         assert "<svg" in (here / "report.html").read_text()
-        found = said("bench", "total", "--search", "--rate", "20000", "--for", "100ms", "--slo-ms", "0.01")
+        found = said(
+            "bench", "total", "--search", "--rate", "20000", "--for", "100ms", "--slo-ms", "0.01"
+        )
         assert found["highest_rate"] == 0
-        text = shell("bench", "total", "--rate", "50", "--for", "200ms", "--cached", "--input", "[1, 2, 3]")
+        text = shell(
+            "bench", "total", "--rate", "50", "--for", "200ms", "--cached", "--input", "[1, 2, 3]"
+        )
         assert "  p99 " in text
-        assert "does not take the queries: 400 " in shell("bench", "total", "--input", "[1, 2]", code=1)
+        assert "does not take the queries: 400 " in shell(
+            "bench", "total", "--input", "[1, 2]", code=1
+        )
         assert "no application 'totl' - did you mean 'total'?" in shell("bench", "totl", code=1)
         assert "no folder for --html" in shell("bench", "total", "--html", "nowhere/r.html", code=1)
     assert "no server of yours runs here" in shell("bench", "total", code=1)
 
 
 def test_bench_by_way_of_management_where_that_is_all(here: Path) -> None:
-    (here / "clipper.toml").write_text(FILE.replace('[http]\naddress = "127.0.0.1:0"\n[grpc]\naddress = "127.0.0.1:0"\n', ""))
+    (here / "clipper.toml").write_text(
+        FILE.replace('[http]\naddress = "127.0.0.1:0"\n[grpc]\naddress = "127.0.0.1:0"\n', "")
+    )
     with up():
         report = said("bench", "total", "--rate", "100", "--for", "200ms")
         assert "management" in report["to"]
@@ -169,7 +189,10 @@ def test_bench_by_way_of_management_where_that_is_all(here: Path) -> None:
 
 
 def test_bench_of_a_server_that_is_killed_tells_what_became_of_each(here: Path) -> None:
-    with up() as server, running("bench", "total", "--rate", "100", "--for", "3s", "-o", "json") as bench:
+    with (
+        up() as server,
+        running("bench", "total", "--rate", "100", "--for", "3s", "-o", "json") as bench,
+    ):
         wait_until(lambda: bool(said("stats")["applications"]["total"]["queries"]))
         server.process.kill()
         report = json.loads(bench.rest())
@@ -194,13 +217,29 @@ def test_bench_interrupted_prints_what_was_measured(here: Path) -> None:
 def test_ps_tells_how_each_model_does_and_what_to_do(here: Path) -> None:
     with up():
         [row] = said("ps")
-        assert (row["name"], row["version"], row["state"], row["ready"], row["wanted"]) == ("sums", 1, "ready", 2, 2)
+        assert (row["name"], row["version"], row["state"], row["ready"], row["wanted"]) == (
+            "sums",
+            1,
+            "ready",
+            2,
+            2,
+        )
         assert row["rss_bytes"] > 10_000_000
         assert row["roles"] == {"total": "primary"}
         assert (row["error"], row["next"]) == ("", "")
         for name in ("fails", "slow", "dies"):
             shell("deploy", name, f"mine:{name}", "--input", "f64[3]")
-            shell("app", "set", name, "--model", name, "--slo-ms", "4000" if name != "slow" else "20", "--default", "0")
+            shell(
+                "app",
+                "set",
+                name,
+                "--model",
+                name,
+                "--slo-ms",
+                "4000" if name != "slow" else "20",
+                "--default",
+                "0",
+            )
             shell("predict", name, "[1, 2, 3]", "--slo-ms", "4000")
         wait_until(lambda: any("there is no such file" in row["error"] for row in said("ps")))
         rows = {row["name"]: row for row in said("ps")}
@@ -213,7 +252,9 @@ def test_ps_tells_how_each_model_does_and_what_to_do(here: Path) -> None:
         head, *lines = shell("ps").splitlines()
         assert head.split()[:7] == ["NAME", "VER", "ROLE", "STATE", "REPL", "RSS", "QUEUE"]
         assert len(lines) == 4
-        assert any(line.startswith("fails") and line.endswith("-> clipper logs fails:1") for line in lines)
+        assert any(
+            line.startswith("fails") and line.endswith("-> clipper logs fails:1") for line in lines
+        )
 
 
 def test_logs_are_followed_over_the_death_of_a_container_and_of_the_server(here: Path) -> None:
@@ -223,8 +264,12 @@ def test_logs_are_followed_over_the_death_of_a_container_and_of_the_server(here:
         logs.until("| a batch of 1")
         pids = [row["pid"] for row in said("stats")["models"]["sums:1"]["replicas"]]
         os.kill(pids[0], signal.SIGKILL)
-        wait_until(lambda: said("stats")["models"]["sums:1"]["has"] == 2 and pids != [
-            row["pid"] for row in said("stats")["models"]["sums:1"]["replicas"]])
+        wait_until(
+            lambda: (
+                said("stats")["models"]["sums:1"]["has"] == 2
+                and pids != [row["pid"] for row in said("stats")["models"]["sums:1"]["replicas"]]
+            )
+        )
         server.process.kill()
         server.process.wait()
         logs.until("Waiting for it")
@@ -241,7 +286,9 @@ def test_logs_are_followed_over_the_death_of_a_container_and_of_the_server(here:
 def test_logs_of_what_is_not_there(here: Path) -> None:
     with up():
         assert "no model 'smus' - did you mean 'sums'?" in shell("logs", "-f", "smus", code=1)
-        assert "no container sums:1/7 was started here" in shell("logs", "sums", "--replica", "7", code=1)
+        assert "no container sums:1/7 was started here" in shell(
+            "logs", "sums", "--replica", "7", code=1
+        )
         assert "is none that was handed out" in shell_error_of_follow("sums", "nonsense")
     assert "no server of yours runs here" in shell("logs", "-f", "sums", code=1)
 
@@ -274,16 +321,22 @@ class Terminal:
     def __init__(self, *words: str) -> None:
         self.fd, theirs = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "clipper", *words], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+            [sys.executable, "-m", "clipper", *words],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
             env={**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"},
-        )  # fmt: skip
+        )
         os.close(theirs)
         self.seen = ""
 
     def until(self, text: str) -> None:
         give_up = time.monotonic() + PATIENCE_S
         while text not in self.seen:
-            assert select.select([self.fd], [], [], max(0.0, give_up - time.monotonic()))[0], self.seen
+            assert select.select([self.fd], [], [], max(0.0, give_up - time.monotonic()))[0], (
+                self.seen
+            )
             self.seen += os.read(self.fd, 65536).decode(errors="replace")
 
     def press(self, keys: str) -> None:
@@ -348,7 +401,19 @@ def test_top_of_a_server_without_readings(here: Path) -> None:
 
 def test_profile_of_a_target_and_of_what_a_server_serves(here: Path) -> None:
     quick = ("--batch-max", "4", "--for", "20ms")
-    text = shell("profile", "mine:total", "--type", "f64[3]", *quick, "--slo-ms", "50", "--rate", "1000", "--html", "p.html")
+    text = shell(
+        "profile",
+        "mine:total",
+        "--type",
+        "f64[3]",
+        *quick,
+        "--slo-ms",
+        "50",
+        "--rate",
+        "1000",
+        "--html",
+        "p.html",
+    )
     assert "for an SLO of 50 ms: batches of " in text
     assert "<svg" in (here / "p.html").read_text()
     with up():
@@ -368,7 +433,9 @@ def test_profile_of_a_target_and_of_what_a_server_serves(here: Path) -> None:
 # -- the beginning and the end
 
 
-def test_init_writes_what_works_and_down_ends_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_writes_what_works_and_down_ends_it(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "Next: cd shop && clipper up" in shell("init", "shop")
     assert "clipper.toml is there already" in shell("init", "shop", code=1)
     monkeypatch.chdir(here / "shop")
@@ -393,13 +460,21 @@ def test_down_leaves_a_server_within_a_program_alone(here: Path) -> None:
 
 def test_down_at_once_and_when_it_takes_too_long(here: Path) -> None:
     (here / "clipper.toml").write_text(FILE.replace("drain_s = 1.0", "drain_s = 60.0"))
-    shell_of_slow = "import time\ndef sleep(rows):\n    time.sleep(60)\n    return rows.sum(axis=1)\n"
+    shell_of_slow = (
+        "import time\ndef sleep(rows):\n    time.sleep(60)\n    return rows.sum(axis=1)\n"
+    )
     (here / "sleeper.py").write_text(shell_of_slow)
     with up() as server:
         shell("deploy", "sleeper", "sleeper:sleep", "--input", "f64[3]")
         shell("app", "set", "sleeper", "--model", "sleeper", "--slo-ms", "60000", "--default", "0")
         with running("predict", "sleeper", "[1, 2, 3]"):
-            wait_until(lambda: any(r.get("in_flight") for r in said("stats")["models"]["sleeper:1"]["replicas"]))
-            assert "is still closing after 0.1 s: clipper down --now" in shell("down", "--wait", "0.1", code=1)
+            wait_until(
+                lambda: any(
+                    r.get("in_flight") for r in said("stats")["models"]["sleeper:1"]["replicas"]
+                )
+            )
+            assert "is still closing after 0.1 s: clipper down --now" in shell(
+                "down", "--wait", "0.1", code=1
+            )
             assert "ended the server" in shell("down", "--now")
             server.process.wait(PATIENCE_S)

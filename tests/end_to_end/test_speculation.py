@@ -1,4 +1,5 @@
-"""Deciders through the public API, with models in processes of their own that answer when the test says so."""
+"""Deciders through the public API, with models in processes of their own that answer when the test
+says so."""
 
 import os
 import signal
@@ -79,7 +80,12 @@ def ids(*models: Any) -> tuple[clipper.VersionedModel, ...]:
 
 @pytest.mark.parametrize(
     ("decider", "policy"),
-    [("majority", "ensemble"), ("majority", "exp3"), ("quorum(2)", "stacking"), ("weighted", "static(weights={'one': 2})")],
+    [
+        ("majority", "ensemble"),
+        ("majority", "exp3"),
+        ("quorum(2)", "stacking"),
+        ("weighted", "static(weights={'one': 2})"),
+    ],
 )
 def test_consensus_does_not_wait_for_whoever_cannot_change_it(
     one: Any, another: Any, slow: Any, app: Any, gate: Path, decider: str, policy: str
@@ -91,7 +97,9 @@ def test_consensus_does_not_wait_for_whoever_cannot_change_it(
     assert (answer.output, answer.decided_by, answer.missing) == (1, decider, ())
     assert set(answer.models) == {*ids(one, another)}
     gate.touch()
-    late = handle.predict(x).result(PATIENCE_S)  # its prediction may have come by now, and agrees with nobody
+    late = handle.predict(x).result(
+        PATIENCE_S
+    )  # its prediction may have come by now, and agrees with nobody
     assert late.output == 1
     assert future.result() is answer
 
@@ -125,7 +133,9 @@ def test_below_the_least_confidence_the_default_is_answered(deploy: Any, app: An
     assert answer.reason.startswith("confidence 0.40 is below")
 
 
-def test_a_container_that_is_killed_with_a_query(server: Any, one: Any, slow: Any, app: Any, gate: Path) -> None:
+def test_a_container_that_is_killed_with_a_query(
+    server: Any, one: Any, slow: Any, app: Any, gate: Path
+) -> None:
     """The vote is open until it has come back, or its query's time is over."""
     handle = app(slow, one, slo_ms=SLO_MS, default=-1, decider="best_quality")
     future = handle.predict(next(rows))
@@ -141,15 +151,21 @@ def test_a_container_that_is_killed_with_a_query(server: Any, one: Any, slow: An
     assert (answer.output == 1) == (answer.missing == ids(slow))
 
 
-def test_a_guaranteed_time_must_be_measured(server: Any, one: Any, slow: Any, app: Any, gate: Path) -> None:
-    with pytest.raises(InvalidInput, match=rf"{slow.name} has made 0 predictions of the 100.*ask server.model"):
+def test_a_guaranteed_time_must_be_measured(
+    server: Any, one: Any, slow: Any, app: Any, gate: Path
+) -> None:
+    with pytest.raises(
+        InvalidInput, match=rf"{slow.name} has made 0 predictions of the 100.*ask server.model"
+    ):
         app(slow, one, slo_ms=300, default=-1, decider=f"guaranteed_time(floor={slow.name})")
     with pytest.raises(InvalidInput, match=r"'onex'.*does not link - did you mean 'one'"):
         app(slow, one, slo_ms=300, default=-1, decider="guaranteed_time(floor=onex)")
     decider = "guaranteed_time(floor=one, margin_ms=20)"
     for _ in range(200):
         server.model(one.name).predict(next(rows)).result(PATIENCE_S)
-    with pytest.raises(InvalidInput, match=rf"nobody is known to answer within 0\.001 ms: {one.name} takes"):
+    with pytest.raises(
+        InvalidInput, match=rf"nobody is known to answer within 0\.001 ms: {one.name} takes"
+    ):
         app(slow, one, slo_ms=20.001, default=-1, decider=decider)
     handle = app(slow, one, slo_ms=1500, default=-1, decider=decider)
     answer = handle.predict(next(rows)).result(PATIENCE_S)
@@ -161,7 +177,14 @@ def test_a_guaranteed_time_must_be_measured(server: Any, one: Any, slow: Any, ap
 
 def test_a_combination_goes_on_to_its_next_step(one: Any, slow: Any, deploy: Any, app: Any) -> None:
     other = deploy(saying(3), input="f64[2]")
-    handle = app(slow, other, one, slo_ms=SLO_MS, default=-1, decider="majority within 50 ms, else floor(one)")
+    handle = app(
+        slow,
+        other,
+        one,
+        slo_ms=SLO_MS,
+        default=-1,
+        decider="majority within 50 ms, else floor(one)",
+    )
     answer = handle.predict(next(rows)).result(PATIENCE_S)
     assert (answer.output, answer.decided_by, answer.models) == (1, "floor(one)", ids(one))
     assert ids(slow)[0] in answer.missing
@@ -192,13 +215,22 @@ def test_a_hedge_is_asked_in_time(one: Any, slow: Any, app: Any) -> None:
     assert (answer.output, answer.models) == (1, ids(one))
 
 
-def test_roles_and_counts(server: Any, one: Any, another: Any, slow: Any, deploy: Any, app: Any) -> None:
-    """Whoever only observes has no vote; what was not needed is not missing, also in the statistics."""
+def test_roles_and_counts(
+    server: Any, one: Any, another: Any, slow: Any, deploy: Any, app: Any
+) -> None:
+    """Whoever only observes has no vote; what was not needed is not missing, also in the
+    statistics."""
     shadow = deploy(saying(7), input="f64[2]")
     roles = {shadow.name.partition(":")[0]: "shadow"}
-    handle = app(slow, one, another, shadow, slo_ms=SLO_MS, default=-1, decider="majority", roles=roles)
+    handle = app(
+        slow, one, another, shadow, slo_ms=SLO_MS, default=-1, decider="majority", roles=roles
+    )
     answer = handle.predict(next(rows)).result(PATIENCE_S)
-    assert (answer.output, set(answer.models), answer.confidence) == (1, {*ids(one, another)}, pytest.approx(2 / 3))
+    assert (answer.output, set(answer.models), answer.confidence) == (
+        1,
+        {*ids(one, another)},
+        pytest.approx(2 / 3),
+    )
     stats = server.stats()["applications"][handle.name]
     assert (stats["queries"], stats["answers"]["ok"]) == (1, 1)
     assert not any(model["missing"] for model in stats["models"].values())
@@ -206,8 +238,13 @@ def test_roles_and_counts(server: Any, one: Any, another: Any, slow: Any, deploy
 
 def test_numbers(deploy: Any, app: Any) -> None:
     models = [deploy(saying(value), input="f64[2]") for value in (1.0, 2.0, 6.0)]
-    assert app(*models, slo_ms=SLO_MS, decider="mean").predict(next(rows)).result(PATIENCE_S).output == pytest.approx(3.0)
-    assert app(*models, slo_ms=SLO_MS, decider="median").predict(next(rows)).result(PATIENCE_S).output == 2.0
+    assert app(*models, slo_ms=SLO_MS, decider="mean").predict(next(rows)).result(
+        PATIENCE_S
+    ).output == pytest.approx(3.0)
+    assert (
+        app(*models, slo_ms=SLO_MS, decider="median").predict(next(rows)).result(PATIENCE_S).output
+        == 2.0
+    )
 
 
 def test_an_array_waits_for_all(one: Any, another: Any, app: Any) -> None:
@@ -241,7 +278,9 @@ def test_a_decider_outlives_its_server(tmp_path: Path) -> None:
 
 
 def test_a_decider_from_a_file(tmp_path: Path) -> None:
-    (tmp_path / "clipper.toml").write_text('[apps.a]\ndecider = "majority within 5 ms, else first"\n')
+    (tmp_path / "clipper.toml").write_text(
+        '[apps.a]\ndecider = "majority within 5 ms, else first"\n'
+    )
     with clipper.start(str(tmp_path / "clipper.toml")) as server:
         assert server.catalog.application("a").decider == "majority within 5 ms, else first"
 
@@ -254,7 +293,8 @@ def own(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(OWN))
     import own_classes  # type: ignore[import-not-found]
 
-    clipper.selection.policy_named.cache_clear()  # an object of another test has logged its first failure already
+    # an object of another test has logged its first failure already
+    clipper.selection.policy_named.cache_clear()
     clipper.selection.decider_named.cache_clear()
     return own_classes
 
@@ -263,7 +303,11 @@ def own(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_decider_of_ones_own(one: Any, another: Any, slow: Any, app: Any) -> None:
     handle = app(slow, one, another, slo_ms=SLO_MS, default=-1, decider="own_classes:Two")
     answer = handle.predict(next(rows)).result(PATIENCE_S)
-    assert (answer.output, answer.decided_by, set(answer.models)) == (1, "own_classes:Two", {*ids(one, another)})
+    assert (answer.output, answer.decided_by, set(answer.models)) == (
+        1,
+        "own_classes:Two",
+        {*ids(one, another)},
+    )
     assert answer.missing == ids(slow) or answer.missing == ()
 
 
@@ -276,14 +320,21 @@ def test_a_decider_that_names_a_time(one: Any, slow: Any, app: Any) -> None:
 
 @pytest.mark.usefixtures("own")
 @pytest.mark.parametrize("which", ["Raises", "SaysNonsense", "SaysNonsense(kind='absent')"])
-def test_a_decider_that_goes_wrong_costs_its_say(one: Any, another: Any, app: Any, which: str) -> None:
+def test_a_decider_that_goes_wrong_costs_its_say(
+    one: Any, another: Any, app: Any, which: str
+) -> None:
     handle = app(one, another, slo_ms=SLO_MS, default=-1, decider=f"own_classes:{which}")
     answer = handle.predict(next(rows)).result(PATIENCE_S)
     assert (answer.output, answer.decided_by, answer.is_default) == (1, "all", False)
 
 
-def test_a_decider_that_hangs_costs_nobody_else(own: Any, deploy: Any, gate: Path, app: Any) -> None:
-    hangs, late = deploy(saying("hang"), input="f64[2]"), deploy(gated(str(gate), "late"), input="f64[2]")
+def test_a_decider_that_hangs_costs_nobody_else(
+    own: Any, deploy: Any, gate: Path, app: Any
+) -> None:
+    hangs, late = (
+        deploy(saying("hang"), input="f64[2]"),
+        deploy(gated(str(gate), "late"), input="f64[2]"),
+    )
     fine = deploy(saying("fine"), input="f64[2]")
     own.Hangs.released.clear()
     own.Hangs.hung.clear()
@@ -305,14 +356,23 @@ def test_a_policy_of_ones_own(one: Any, deploy: Any, app: Any) -> None:
     handle = app(one, slo_ms=SLO_MS, default=-1, policy="own_classes:LastWord(confidence=0.25)")
     answer = handle.predict(next(rows)).result(PATIENCE_S)
     assert (answer.output, answer.confidence) == (1, 0.25)
-    assert handle.predict_many(np.random.default_rng(2).random((3, 2))).result(PATIENCE_S).confidence.tolist() == [0.25] * 3
-    with pytest.raises(TypeConflict, match=r"own_classes:LastWord' of application .* does not take inputs of str"):
+    assert (
+        handle.predict_many(np.random.default_rng(2).random((3, 2)))
+        .result(PATIENCE_S)
+        .confidence.tolist()
+        == [0.25] * 3
+    )
+    with pytest.raises(
+        TypeConflict, match=r"own_classes:LastWord' of application .* does not take inputs of str"
+    ):
         app(deploy(saying("x"), input="str"), policy="own_classes:LastWord")
 
 
 @pytest.mark.usefixtures("own")
 @pytest.mark.parametrize("fails", ["select", "combine"])
-def test_a_policy_that_fails_costs_the_query_its_default(one: Any, app: Any, fails: str, caplog: Any) -> None:
+def test_a_policy_that_fails_costs_the_query_its_default(
+    one: Any, app: Any, fails: str, caplog: Any
+) -> None:
     policy = f"own_classes:Learns(fails={fails!r})"
     handle = app(one, slo_ms=SLO_MS, default=-1, policy=policy)
     answer = handle.predict(next(rows)).result(PATIENCE_S)
@@ -342,14 +402,18 @@ def test_a_user_whose_state_cannot_be_made_gets_the_default(one: Any, app: Any) 
     assert handle.predict(next(rows)).result(PATIENCE_S).output == 1
 
 
-def test_a_class_that_is_gone_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+def test_a_class_that_is_gone_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
     """The application goes on with what there is, and the log says what is missing."""
     (tmp_path / "passing.py").write_text((OWN / "own_classes.py").read_text())
     with monkeypatch.context() as patched:
         patched.syspath_prepend(str(tmp_path))
         with clipper.start(state=str(tmp_path / "state")) as server:
             server.deploy("m", saying(1), input="f64[2]")
-            server.app("a", models=["m"], decider="passing:Two", policy="passing:Learns", slo_ms=SLO_MS)
+            server.app(
+                "a", models=["m"], decider="passing:Two", policy="passing:Learns", slo_ms=SLO_MS
+            )
     monkeypatch.delitem(__import__("sys").modules, "passing")
     for cached in ("own_decider", "policy_named"):
         getattr(clipper.selection, cached).cache_clear()

@@ -1,5 +1,5 @@
-"""Applications as speculative servers: made, changed and removed while queries are in flight; ids, qualifiers, both arrangements,
-statistics."""
+"""Applications as speculative servers: made, changed and removed while queries are in flight; ids,
+qualifiers, both arrangements, statistics."""
 
 import logging
 import threading
@@ -38,7 +38,14 @@ def qualified(quality: int, slow_s: float = 0.0) -> Callable[[Any], Any]:
 
     def model(xs: Any) -> Any:
         time.sleep(slow_s)
-        said = [None if x[0] == -1 else {"quality": quality, "mode": "fast", "x": float(x[0]), "sure": True} for x in xs]
+        said = [
+            (
+                None
+                if x[0] == -1
+                else {"quality": quality, "mode": "fast", "x": float(x[0]), "sure": True}
+            )
+            for x in xs
+        ]
         return Scored(np.full(len(xs), quality), qualifiers=said)
 
     return model
@@ -83,7 +90,9 @@ def removed(server: Any, names: Iterator[str]) -> Iterator[Callable[..., Any]]:
 # -- removed and changed at run time
 
 
-def test_an_application_is_removed_while_queries_are_in_flight(server: Any, removed: Any, tmp_path: Path) -> None:
+def test_an_application_is_removed_while_queries_are_in_flight(
+    server: Any, removed: Any, tmp_path: Path
+) -> None:
     gate = str(tmp_path / "gate")
 
     def waits(xs: Any) -> Any:
@@ -100,7 +109,11 @@ def test_an_application_is_removed_while_queries_are_in_flight(server: Any, remo
     with pytest.raises(StillLinked):
         server.retire(model.name)
     server.remove_app(handle.name)
-    for refused in (lambda: handle.predict(row()), lambda: handle.feedback("x", label=1), lambda: server.app(handle.name)):
+    for refused in (
+        lambda: handle.predict(row()),
+        lambda: handle.feedback("x", label=1),
+        lambda: server.app(handle.name),
+    ):
         with pytest.raises(UnknownApplication):
             refused()
     with pytest.raises(UnknownApplication):
@@ -117,7 +130,9 @@ def test_an_application_is_removed_while_queries_are_in_flight(server: Any, remo
     server.retire(model.name)
 
 
-def test_it_is_changed_under_load_and_nothing_is_lost(server: Any, one: Any, two: Any, removed: Any) -> None:
+def test_it_is_changed_under_load_and_nothing_is_lost(
+    server: Any, one: Any, two: Any, removed: Any
+) -> None:
     handle = removed(one, slo_ms=SLO_MS, default=-1)
     stop = threading.Event()
     seen: Counter[str] = Counter()
@@ -139,15 +154,29 @@ def test_it_is_changed_under_load_and_nothing_is_lost(server: Any, one: Any, two
         thread.start()
     both = ["one", "two"]
     changes: tuple[dict[str, Any], ...] = (
-        {"models": both}, {"decider": "first"}, {"decider": "majority within 5000 ms, else first"}, {"slo_ms": 10_000},
-        {"policy": "exp3"}, {"decider": "hedged"}, {"roles": {"two": "shadow"}}, {"decider": "all"}, {"roles": {}},
-        {"policy": "ensemble"}, {"coverage": 0.9, "policy": "stacking"}, {"coverage": None}, {"missing": "skip"},
-    )  # fmt: skip
+        {"models": both},
+        {"decider": "first"},
+        {"decider": "majority within 5000 ms, else first"},
+        {"slo_ms": 10_000},
+        {"policy": "exp3"},
+        {"decider": "hedged"},
+        {"roles": {"two": "shadow"}},
+        {"decider": "all"},
+        {"roles": {}},
+        {"policy": "ensemble"},
+        {"coverage": 0.9, "policy": "stacking"},
+        {"coverage": None},
+        {"missing": "skip"},
+    )
     try:
         for change in (*changes, {"models": "one", "decider": "all"}, *changes):
             before = sum(asked)
             server.app(handle.name, **change)
-            while sum(asked) < before + 40 and not wrong and all(thread.is_alive() for thread in threads):
+            while (
+                sum(asked) < before + 40
+                and not wrong
+                and all(thread.is_alive() for thread in threads)
+            ):
                 time.sleep(0.001)
     finally:
         stop.set()
@@ -161,18 +190,24 @@ def test_it_is_changed_under_load_and_nothing_is_lost(server: Any, one: Any, two
     assert sum(counted["decided_by"].values()) == sum(asked)
 
 
-def test_what_is_declared_in_a_file_can_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_declared_in_a_file_can_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "models.py").write_text("def same(xs):\n    return xs\n")
     (tmp_path / "clipper.toml").write_text(
-        '[models.same]\ntarget = "models:same"\ninput = "f64"\n'
-        '[apps.a]\nmodels = ["same"]\ndecider = "first within 50 ms, else all"\nslo_ms = 5000\ncoverage = 0.8\n'
-        'policy = "stacking"\nmissing = "skip"\nroles = ["same = primary", "saw = decoy"]\n'
+        '[models.same]\ntarget = "models:same"\ninput = "f64"\n[apps.a]\nmodels = ["same"]\ndecider'
+        ' = "first within 50 ms, else all"\nslo_ms = 5000\ncoverage = 0.8\npolicy ='
+        ' "stacking"\nmissing = "skip"\nroles = ["same = primary", "saw = decoy"]\n'
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     with clipper.start("clipper.toml") as server:
         record = server.catalog.application("a")
-        assert (record.decider, record.coverage, record.missing) == ("first within 50 ms, else all", 0.8, "skip")
+        assert (record.decider, record.coverage, record.missing) == (
+            "first within 50 ms, else all",
+            0.8,
+            "skip",
+        )
         assert record.roles == {"same": "primary", "saw": "decoy"}
         server.remove_app("a")
         assert server.catalog.applications() == []
@@ -199,13 +234,22 @@ def test_an_id_comes_back_and_reaches_logs_and_decoys(tmp_path: Path, caplog: An
         assert twice[0].id != twice[1].id
         request = clipper.PredictionRequest(row(5), "a", id="r-ü")
         assert server.schedule_prediction(request).result(PATIENCE_S).request_id == "r-ü"
-        assert [record.request_id for record in server.recorded("a")] == ["r-17", "", "same", "same", "r-ü"]
+        assert [record.request_id for record in server.recorded("a")] == [
+            "r-17",
+            "",
+            "same",
+            "same",
+            "r-ü",
+        ]
         assert not caplog.records
         server.deploy("broken", breaks, input="f64[2]")
         server.app("a", ["broken"], default=-1)
         failed = app.predict(row(6), id="r-18").result(PATIENCE_S)
         assert (failed.is_default, failed.request_id) == (True, "r-18")
-        assert f"application 'a', request 'r-18', prediction {failed.id}: the default, broken:1 failed" in caplog.text
+        assert (
+            f"application 'a', request 'r-18', prediction {failed.id}: the default, broken:1 failed"
+            in caplog.text
+        )
 
 
 @pytest.mark.parametrize("id", ["x" * 513, "a\nb", "a\x00", "\ud800", "tab\t", 7, b"r", None])
@@ -213,7 +257,11 @@ def test_ids_that_are_refused(server: Any, one: Any, app: Any, id: Any) -> None:
     handle = app(one, slo_ms=SLO_MS)
     before = server.stats()["applications"][handle.name]["queries"]
     with pytest.raises(InvalidInput, match="id"):
-        server.schedule_prediction(clipper.PredictionRequest(row(), handle.name, id=id)) if id else handle.predict(row(), id=7)
+        (
+            server.schedule_prediction(clipper.PredictionRequest(row(), handle.name, id=id))
+            if id
+            else handle.predict(row(), id=7)
+        )
     if id:
         with pytest.raises(InvalidInput, match="id"):
             handle.predict(row(), id=id)
@@ -253,7 +301,13 @@ def test_a_decider_and_a_policy_go_by_qualifiers(
             time.sleep(0.002)
         return np.zeros(len(xs))
 
-    handle = app(poor, good, deploy(waits, input="f64[2]"), slo_ms=SLO_MS, decider="own_classes:GoodEnough(quality=3)")
+    handle = app(
+        poor,
+        good,
+        deploy(waits, input="f64[2]"),
+        slo_ms=SLO_MS,
+        decider="own_classes:GoodEnough(quality=3)",
+    )
     try:
         answer = handle.predict(row(1)).result(PATIENCE_S)
     finally:
@@ -263,7 +317,11 @@ def test_a_decider_and_a_policy_go_by_qualifiers(
     assert answer.qualifiers[answer.models[0]]["quality"] == 5
     chosen = app(poor, good, slo_ms=SLO_MS, policy="own_classes:BestQuality")
     answer = chosen.predict(row(2)).result(PATIENCE_S)
-    assert (answer.output, [str(model) for model in answer.models], len(answer.qualifiers)) == (5, [good.name], 2)
+    assert (answer.output, [str(model) for model in answer.models], len(answer.qualifiers)) == (
+        5,
+        [good.name],
+        2,
+    )
 
 
 def test_equal_outputs_with_other_qualifiers_are_equal_votes(deploy: Any, app: Any) -> None:
@@ -290,7 +348,9 @@ def test_qualifiers_that_cannot_be_sent_fail_the_batch(deploy: Any, app: Any) ->
 # -- both arrangements
 
 
-def test_both_arrangements_give_equal_answers(server: Any, one: Any, two: Any, poor: Any, app: Any) -> None:
+def test_both_arrangements_give_equal_answers(
+    server: Any, one: Any, two: Any, poor: Any, app: Any
+) -> None:
     for decider in ("all", "first", "majority within 5000 ms, else first"):
         handle = app(one, two, slo_ms=SLO_MS, decider=decider)
         controller = {i: handle.predict(row(i), id=str(i)).result(PATIENCE_S) for i in range(40)}
@@ -303,7 +363,11 @@ def test_both_arrangements_give_equal_answers(server: Any, one: Any, two: Any, p
         collected = {int(reply.id): reply.answer for reply in replies}
         for i, answer in controller.items():
             same = collected[i]
-            assert (answer.output, answer.decided_by, answer.is_default) == (same.output, same.decided_by, same.is_default)
+            assert (answer.output, answer.decided_by, answer.is_default) == (
+                same.output,
+                same.decided_by,
+                same.is_default,
+            )
             assert same.request_id == str(i)
 
 
@@ -349,7 +413,11 @@ def test_a_server_that_closes_ends_its_collectors() -> None:
         waits.start()
     waits.join(PATIENCE_S)
     assert len(found) == 1
-    for refused in (lambda: collector.start("a", row(1)), lambda: server.collector(), lambda: collector.get()):
+    for refused in (
+        lambda: collector.start("a", row(1)),
+        lambda: server.collector(),
+        lambda: collector.get(),
+    ):
         with pytest.raises(ShuttingDown):
             refused()
 
@@ -357,7 +425,11 @@ def test_a_server_that_closes_ends_its_collectors() -> None:
 def test_starts_that_are_refused(server: Any, one: Any, app: Any) -> None:
     handle = app(one, slo_ms=SLO_MS)
     with server.collector(capacity=1) as collector:
-        for application, x, more in (("nobody", row(), {}), (handle.name, "text", {}), (handle.name, row(), {"id": "\n"})):
+        for application, x, more in (
+            ("nobody", row(), {}),
+            (handle.name, "text", {}),
+            (handle.name, row(), {"id": "\n"}),
+        ):
             with pytest.raises((UnknownApplication, InvalidInput)):
                 collector.start(application, x, **more)
         assert len(collector) == 0
@@ -368,7 +440,9 @@ def test_starts_that_are_refused(server: Any, one: Any, app: Any) -> None:
 # -- statistics
 
 
-def test_statistics_of_an_application_and_of_a_model(server: Any, one: Any, two: Any, app: Any) -> None:
+def test_statistics_of_an_application_and_of_a_model(
+    server: Any, one: Any, two: Any, app: Any
+) -> None:
     before_us = time.time_ns() // 1000
     handle = app(one, two, slo_ms=SLO_MS, decider="first", default=-1)
     for i in range(30):
@@ -386,4 +460,6 @@ def test_statistics_of_an_application_and_of_a_model(server: Any, one: Any, two:
     model = server.stats()["models"]["one:1"]
     assert model["since_us"] > 0
     assert model["duration_us"]["count"] == model["latency_us"].count
-    assert model["duration_us"]["min"] <= model["duration_us"]["mean"] <= model["duration_us"]["max"]
+    assert (
+        model["duration_us"]["min"] <= model["duration_us"]["mean"] <= model["duration_us"]["max"]
+    )

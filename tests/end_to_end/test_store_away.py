@@ -1,4 +1,5 @@
-"""A server killed by kill -9 comes back with all it had, from SQLite and from Redis; a Redis may be away when a server starts."""
+"""A server killed by kill -9 comes back with all it had, from SQLite and from Redis; a Redis may be
+away when a server starts."""
 
 import json
 import signal
@@ -22,7 +23,14 @@ from tests.store.conftest import RedisServer, own_redis
 __all__ = ["own_redis"]
 
 PATIENCE_S = 60.0
-QUICK = {"heartbeat_ms": 100, "warmup": False, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 1.0, "stop_grace_s": 1.0}
+QUICK = {
+    "heartbeat_ms": 100,
+    "warmup": False,
+    "restart_ms_min": 20,
+    "restart_ms_max": 200,
+    "drain_s": 1.0,
+    "stop_grace_s": 1.0,
+}
 
 FIRST = """
 import json, sys, clipper
@@ -58,19 +66,25 @@ print(to_json({
     "pids": [row["pid"] for model in server.stats()["models"].values() for row in model["replicas"]],
 }).decode(), flush=True)
 sys.stdin.read()
-"""
+"""  # noqa: E501
 
 
 def killed(state: str, folder: Path) -> dict[str, Any]:
     """What a server had that did a lot, and was killed."""
     words = [sys.executable, "-c", FIRST, state, str(folder)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         process.send_signal(signal.SIGKILL)
         process.wait(PATIENCE_S)
     told: dict[str, Any] = json.loads(line)
-    wait_until(lambda: not any(lives(pid) for pid in told["pids"]), "its containers die with it", PATIENCE_S)
+    wait_until(
+        lambda: not any(lives(pid) for pid in told["pids"]),
+        "its containers die with it",
+        PATIENCE_S,
+    )
     return told
 
 
@@ -87,7 +101,12 @@ def plain(value: Any) -> Any:
 
 def has_everything(server: clipper.ClipperServer, told: dict[str, Any]) -> None:
     catalog = server.catalog
-    assert plain([(str(one.id), one.replicas, one.replicas_max, one.sha256) for one in catalog.models()]) == told["models"]
+    assert (
+        plain(
+            [(str(one.id), one.replicas, one.replicas_max, one.sha256) for one in catalog.models()]
+        )
+        == told["models"]
+    )
     assert str(catalog.latest("m").id) == told["latest"] == "m:1"
     assert plain(server.manage.applications()) == told["applications"]
     assert plain(catalog.view.rollouts["a"]) == told["rollout"]
@@ -98,7 +117,11 @@ def serves(server: clipper.ClipperServer) -> None:
     """Every container is back, as new processes, and the applications answer."""
     wanted = {"m:1": 2, "m:2": 1, "m:3": 1, "n:1": 1}
     stats: Callable[[], dict[str, Any]] = lambda: server.stats()["models"]  # noqa: E731
-    wait_until(lambda: all(stats()[name]["has"] >= count for name, count in wanted.items()), "they connect", PATIENCE_S)
+    wait_until(
+        lambda: all(stats()[name]["has"] >= count for name, count in wanted.items()),
+        "they connect",
+        PATIENCE_S,
+    )
     for name, right in (("a", (2.0, 4.0)), ("b", (6.0,)), ("c", (2.0,))):
         answer = server.app(name).predict(np.ones(2)).result(PATIENCE_S)
         assert not answer.is_default, answer
@@ -109,7 +132,9 @@ def learned(server: clipper.ClipperServer) -> dict[str, int]:
     from clipper.selection import policy_named
 
     ids = [server.catalog.view.model(name).id for name in ("m", "n")]
-    found: dict[str, int] = server._learning.states.learner("c", "stacking", policy_named("stacking"), ids).shared.applied
+    found: dict[str, int] = server._learning.states.learner(
+        "c", "stacking", policy_named("stacking"), ids
+    ).shared.applied
     return found
 
 
@@ -120,7 +145,11 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["sqlite", "redis"])
 def state(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return f"{tmp_path}/state" if request.param == "sqlite" else str(request.getfixturevalue("own_redis").url)
+    return (
+        f"{tmp_path}/state"
+        if request.param == "sqlite"
+        else str(request.getfixturevalue("own_redis").url)
+    )
 
 
 def test_killed_by_kill_9_it_comes_back_with_all_it_had(state: str, tmp_path: Path) -> None:
@@ -130,18 +159,23 @@ def test_killed_by_kill_9_it_comes_back_with_all_it_had(state: str, tmp_path: Pa
         serves(server)
         assert learned(server) == told["learned"]
         assert server.stats()["feedback"]["journal_records"] == told["journal"] == 40
-        pids = {row["pid"] for model in server.stats()["models"].values() for row in model["replicas"]}
+        pids = {
+            row["pid"] for model in server.stats()["models"].values() for row in model["replicas"]
+        }
         assert not pids & set(told["pids"]), "nobody who was half-dead is taken over"
         server.manage.resume_rollout("a")
         assert server.manage.rollouts("a")[0]["state"] == "running"
 
 
 def test_redis_is_away_at_the_start_and_comes(own_redis: RedisServer, tmp_path: Path) -> None:
-    """It serves from its copy, refuses what would change it, keeps feedback, and has all of it once Redis is there."""
+    """It serves from its copy, refuses what would change it, keeps feedback, and has all of it once
+    Redis is there."""
     folder = tmp_path / "folder"
     told = killed(own_redis.url, folder)
     own_redis.kill()
-    with clipper.start(state=own_redis.url, folder=str(folder), http="127.0.0.1:0", **QUICK) as server:
+    with clipper.start(
+        state=own_redis.url, folder=str(folder), http="127.0.0.1:0", **QUICK
+    ) as server:
         assert plain(server.manage.applications()) == told["applications"]
         serves(server)
         store = server.stats()["store"]
@@ -164,7 +198,11 @@ def test_redis_is_away_at_the_start_and_comes(own_redis: RedisServer, tmp_path: 
             assert server.app("c").feedback(answer, label=i + 7.0)
         own_redis.start()
         node = next(iter(told["learned"]))
-        wait_until(lambda: server.stats()["store"]["connected"] and learned(server).get(node) == 65, "it begins", PATIENCE_S)
+        wait_until(
+            lambda: server.stats()["store"]["connected"] and learned(server).get(node) == 65,
+            "it begins",
+            PATIENCE_S,
+        )
         has_everything(server, told)
         assert "store" not in ask(server.http_address, "GET", "/v2/health/ready").json
         server.app("d", ["m:2"], slo_ms=20_000)
@@ -174,7 +212,9 @@ def test_redis_is_away_at_the_start_and_comes(own_redis: RedisServer, tmp_path: 
         assert "d" in again.catalog.view.applications
 
 
-def test_what_changed_elsewhere_meanwhile_is_followed(own_redis: RedisServer, tmp_path: Path) -> None:
+def test_what_changed_elsewhere_meanwhile_is_followed(
+    own_redis: RedisServer, tmp_path: Path
+) -> None:
     """Another server of the same store retired and scaled while this one knew only its copy."""
     folder = tmp_path / "folder"
     with clipper.start(state=own_redis.url, folder=str(folder), **QUICK) as server:
@@ -188,7 +228,9 @@ def test_what_changed_elsewhere_meanwhile_is_followed(own_redis: RedisServer, tm
     own_redis.kill()
     assert (folder / "catalog.copy").read_bytes() == copy
     with clipper.start(state=own_redis.url, folder=str(folder), **QUICK) as server:
-        wait_until(lambda: server.stats()["models"]["m:1"]["has"] == 1, "as the copy says", PATIENCE_S)
+        wait_until(
+            lambda: server.stats()["models"]["m:1"]["has"] == 1, "as the copy says", PATIENCE_S
+        )
         own_redis.start()
         wait_until(lambda: "m:1" not in server.stats()["models"], "it is retired", PATIENCE_S)
         wait_until(lambda: server.stats()["models"]["m:2"]["has"] == 2, "it is scaled", PATIENCE_S)
@@ -202,10 +244,15 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
-def test_without_a_copy_it_is_not_ready_until_redis_comes(own_redis: RedisServer, module: None, tmp_path: Path) -> None:
+def test_without_a_copy_it_is_not_ready_until_redis_comes(
+    own_redis: RedisServer, module: None, tmp_path: Path
+) -> None:
     own_redis.kill()
     file = tmp_path / "clipper.toml"
-    file.write_text('[models.m]\ntarget = "declared_here:total"\ninput = "f64[2]"\n[apps.a]\nmodels = ["m"]\nslo_ms = 20000\n')
+    file.write_text(
+        '[models.m]\ntarget = "declared_here:total"\ninput = "f64[2]"\n[apps.a]\nmodels ='
+        ' ["m"]\nslo_ms = 20000\n'
+    )
     with pytest.raises(errors.StoreError, match="cannot be reached"):
         clipper.start(file, state=own_redis.url, require_store=True)
     with clipper.start(file, state=own_redis.url, http="127.0.0.1:0", **QUICK) as server:
@@ -213,11 +260,17 @@ def test_without_a_copy_it_is_not_ready_until_redis_comes(own_redis: RedisServer
         assert ready.status == 503
         assert ready.json["waiting_for"] == [f"the store {own_redis.url}"]
         assert ask(server.http_address, "GET", "/v2/health/live").status == 200
-        with pytest.raises(errors.StoreError, match="Nothing is served from it until it is there") as caught:
+        with pytest.raises(
+            errors.StoreError, match="Nothing is served from it until it is there"
+        ) as caught:
             server.app("b", slo_ms=10)
         assert "Start it" in caught.value.hint
         own_redis.start()
-        wait_until(lambda: ask(server.http_address, "GET", "/v2/health/ready").status == 200, "it is declared", PATIENCE_S)
+        wait_until(
+            lambda: ask(server.http_address, "GET", "/v2/health/ready").status == 200,
+            "it is declared",
+            PATIENCE_S,
+        )
         assert not server.app("a").predict(np.ones(2)).result(PATIENCE_S).is_default
 
 

@@ -1,4 +1,5 @@
-"""A model is upgraded, rolled back, scaled and retired, its containers are killed, under load: a model answers each query."""
+"""A model is upgraded, rolled back, scaled and retired, its containers are killed, under load: a
+model answers each query."""
 
 import contextlib
 import http.client
@@ -17,7 +18,14 @@ import clipper
 from clipper.testing import wait_until
 
 PATIENCE_S = 60.0
-QUICK = {"heartbeat_ms": 100, "warmup": False, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 5.0, "restarts_max": 100}
+QUICK = {
+    "heartbeat_ms": 100,
+    "warmup": False,
+    "restart_ms_min": 20,
+    "restart_ms_max": 200,
+    "drain_s": 5.0,
+    "restarts_max": 100,
+}
 SLO_MS = 30_000
 
 
@@ -30,7 +38,8 @@ def two(rows: Any) -> Any:
 
 
 class Load:
-    """Queries without a pause, some in this process and some over HTTP, until the block ends. Threads: its own."""
+    """Queries without a pause, some in this process and some over HTTP, until the block ends.
+    Threads: its own."""
 
     def __init__(self, server: clipper.ClipperServer) -> None:
         self._server = server
@@ -40,8 +49,15 @@ class Load:
         self.models: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.asked = self.answered = 0
-        ways: list[Callable[[float], tuple[float, list[str], str]]] = [self._here, self._here, self._over_http, self._over_http]
-        self._threads = [threading.Thread(target=self._run, args=(way,), name="load") for way in ways]
+        ways: list[Callable[[float], tuple[float, list[str], str]]] = [
+            self._here,
+            self._here,
+            self._over_http,
+            self._over_http,
+        ]
+        self._threads = [
+            threading.Thread(target=self._run, args=(way,), name="load") for way in ways
+        ]
         self._lines = threading.local()
 
     def _here(self, x: float) -> tuple[float, list[str], str]:
@@ -52,11 +68,22 @@ class Load:
         line = getattr(self._lines, "line", None)
         if line is None:
             host, _, port = self._server.http_address.rpartition(":")
-            line = self._lines.line = http.client.HTTPConnection(host, int(port), timeout=PATIENCE_S)
-        line.request("POST", "/api/a/predict", json.dumps({"input": [x, 1.0]}), {"Content-Type": "application/json"})
+            line = self._lines.line = http.client.HTTPConnection(
+                host, int(port), timeout=PATIENCE_S
+            )
+        line.request(
+            "POST",
+            "/api/a/predict",
+            json.dumps({"input": [x, 1.0]}),
+            {"Content-Type": "application/json"},
+        )
         response = line.getresponse()
         said = json.loads(response.read())
-        return (said["output"], said["models"], said["reason"]) if response.status == 200 else (-1, [], str(said))
+        return (
+            (said["output"], said["models"], said["reason"])
+            if response.status == 200
+            else (-1, [], str(said))
+        )
 
     def _run(self, way: Callable[[float], tuple[float, list[str], str]]) -> None:
         while not self._stop.is_set():
@@ -81,7 +108,9 @@ class Load:
     def goes_on(self, model: str, count: int = 50) -> None:
         """Until so many more answers are of this model."""
         until = self.models[model] + count
-        wait_until(lambda: self.models[model] >= until or self.wrong, f"{model} answers", PATIENCE_S)
+        wait_until(
+            lambda: self.models[model] >= until or self.wrong, f"{model} answers", PATIENCE_S
+        )
         assert not self.wrong, self.wrong[:3]
 
     @contextlib.contextmanager
@@ -97,14 +126,24 @@ class Load:
 
 
 def pids(server: clipper.ClipperServer, model: str) -> list[int]:
-    return [row["pid"] for row in server.stats()["models"][model]["replicas"] if row["state"] == "ready"]
+    return [
+        row["pid"] for row in server.stats()["models"][model]["replicas"] if row["state"] == "ready"
+    ]
 
 
 def kill_one(server: clipper.ClipperServer, model: str) -> None:
     """SIGKILL to a container, and wait until another has taken its place."""
-    before = wait_until(lambda: len(found := pids(server, model)) == 2 and found, "both containers are connected", PATIENCE_S)
+    before = wait_until(
+        lambda: len(found := pids(server, model)) == 2 and found,
+        "both containers are connected",
+        PATIENCE_S,
+    )
     os.kill(before[0], signal.SIGKILL)
-    wait_until(lambda: len(now := pids(server, model)) == 2 and before[0] not in now, "it comes back", PATIENCE_S)
+    wait_until(
+        lambda: len(now := pids(server, model)) == 2 and before[0] not in now,
+        "it comes back",
+        PATIENCE_S,
+    )
 
 
 def test_a_rolling_upgrade_fails_no_query() -> None:
@@ -148,7 +187,11 @@ def test_a_rollout_that_is_reverted_or_ends_fails_no_query() -> None:
             server.manage.rollout("a", "m:2", stages="30,100", hold="0.2s", guard="error<10%")
             load.goes_on("m:2")
             kill_one(server, "m:2")
-            wait_until(lambda: server.manage.rollouts()[0]["state"] == "promoted" or load.wrong, "it ends", PATIENCE_S)
+            wait_until(
+                lambda: server.manage.rollouts()[0]["state"] == "promoted" or load.wrong,
+                "it ends",
+                PATIENCE_S,
+            )
             load.goes_on("m:2")
             server.manage.retire("m:1")
             load.goes_on("m:2")

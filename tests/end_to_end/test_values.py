@@ -1,4 +1,5 @@
-"""What goes in and what comes out: every kind of row and output, confidence, and the cache between."""
+"""What goes in and what comes out: every kind of row and output, confidence, and the cache
+between."""
 
 import numpy as np
 import pytest
@@ -35,10 +36,20 @@ def test_rows_that_differ_in_length(deploy):
     assert model.predict_many(rows).result(10).tolist() == [float(row.sum()) for row in rows]
 
 
-@pytest.mark.parametrize("dtype", ["bool", "u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64", "f16", "f32", "f64"])
+@pytest.mark.parametrize(
+    "dtype", ["bool", "u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64", "f16", "f32", "f64"]
+)
 def test_every_element_type(deploy, dtype):
-    numpy_type = {"f": "float", "i": "int", "u": "uint"}.get(dtype[0], "") + dtype[1:] if dtype != "bool" else "bool"
-    model = deploy(lambda xs: [f"{x.dtype}{x.shape}{x.tolist()}" for x in xs], input=f"{dtype}[2,3]", cache=False)
+    numpy_type = (
+        {"f": "float", "i": "int", "u": "uint"}.get(dtype[0], "") + dtype[1:]
+        if dtype != "bool"
+        else "bool"
+    )
+    model = deploy(
+        lambda xs: [f"{x.dtype}{x.shape}{x.tolist()}" for x in xs],
+        input=f"{dtype}[2,3]",
+        cache=False,
+    )
     row = np.array([[0, 1, 1], [1, 0, 1]], numpy_type)
     assert model.predict(row).result(5) == f"{numpy_type}(2, 3){row.tolist()}"
 
@@ -84,7 +95,9 @@ def test_the_type_of_the_first_row_when_none_was_given(deploy):
 
 
 def test_vectors_and_probabilities(deploy):
-    model = deploy(lambda xs: np.stack([xs[:, 0], 1 - xs[:, 0]], axis=1), input="f64[1]", cache=False)
+    model = deploy(
+        lambda xs: np.stack([xs[:, 0], 1 - xs[:, 0]], axis=1), input="f64[1]", cache=False
+    )
     out = model.predict([0.25]).result(5)
     assert out.tolist() == [0.25, 0.75]
     assert out.dtype == np.float64
@@ -92,16 +105,23 @@ def test_vectors_and_probabilities(deploy):
 
 
 def test_labels_and_ragged_outputs(deploy):
-    labels = deploy(lambda xs: np.array(["cat", "dog"])[(xs[:, 0] > 0).astype(int)], input="f64[1]", cache=False)
+    labels = deploy(
+        lambda xs: np.array(["cat", "dog"])[(xs[:, 0] > 0).astype(int)], input="f64[1]", cache=False
+    )
     assert labels.predict([1.0]).result(5) == "dog"
     ragged = deploy(lambda xs: [np.arange(int(n)) for n in xs[:, 0]], input="f64[1]", cache=False)
-    assert [out.tolist() for out in ragged.predict_many([[1.0], [3.0]]).result(5)] == [[0], [0, 1, 2]]
-    whole = deploy(lambda xs: (xs[:, 0] > 0), input="f64[1]", cache=False)
+    assert [out.tolist() for out in ragged.predict_many([[1.0], [3.0]]).result(5)] == [
+        [0],
+        [0, 1, 2],
+    ]
+    whole = deploy(lambda xs: xs[:, 0] > 0, input="f64[1]", cache=False)
     assert whole.predict([1.0]).result(5) is True
 
 
 def test_confidence(deploy, app):
-    model = deploy(lambda xs: Scored([int(x[0] * 10) for x in xs], xs[:, 0]), input="f64[1]", cache=False)
+    model = deploy(
+        lambda xs: Scored([int(x[0] * 10) for x in xs], xs[:, 0]), input="f64[1]", cache=False
+    )
     future = model.predict([0.5])
     assert future.result(5) == 5
     assert future.confidence() == pytest.approx(0.5)
@@ -221,11 +241,17 @@ def test_an_input_that_no_frame_can_hold(names):
 
 
 def test_near_inputs_share_a_prediction_when_asked_and_stats_tell_the_error(deploy, server):
-    model = deploy(lambda xs: xs[:, 0], input="f64[4]", similar=clipper.Similar(width=1.0, projections=8, check_share=1.0))
+    model = deploy(
+        lambda xs: xs[:, 0],
+        input="f64[4]",
+        similar=clipper.Similar(width=1.0, projections=8, check_share=1.0),
+    )
     assert model.predict(ROW).result(5) == 0
     near = ROW + np.array([1e-9, 0, 0, 0])
     assert model.predict(near).result(5) == 0
-    assert model.predict(ROW + 500).result(5) == 500  # answered after the check, which went before it
+    assert (
+        model.predict(ROW + 500).result(5) == 500
+    )  # answered after the check, which went before it
     told = server.stats()["models"][model.name]["similar"]
     assert (told["hits"], told["checked"], told["disagreed"]) == (1, 1, 1)
     assert told["worst"] == pytest.approx(1e-9)

@@ -30,7 +30,9 @@ def counting() -> Any:
     return count
 
 
-def test_a_replica_has_run_before_it_is_ready(server: clipper.ClipperServer, deploy: Deploy) -> None:
+def test_a_replica_has_run_before_it_is_ready(
+    server: clipper.ClipperServer, deploy: Deploy
+) -> None:
     model = deploy(counting(), input="f64[2]", warmup=True)
     row = server.stats()["models"][model.name]
     (replica,) = row["replicas"]
@@ -51,7 +53,8 @@ def loop_faults() -> int:
 
 
 def test_the_loop_has_its_memory_before_the_first_burst() -> None:
-    """It wrote to 1500 pages of the cache and of the table of evaluations in flight that nobody had written to before."""
+    """It wrote to 1500 pages of the cache and of the table of evaluations in flight that nobody had
+    written to before."""
     with clipper.start() as started:
         model = started.deploy("first", lambda rows: rows[:, 0], input="f64[4]")
         wait_until(lambda: all(thread.name != "clipper-memory" for thread in threading.enumerate()))
@@ -68,7 +71,9 @@ def test_the_warm_up_can_be_turned_off(server: clipper.ClipperServer, deploy: De
     assert server.stats()["models"][model.name]["output"] == "any"
 
 
-def test_a_model_that_fails_on_made_up_rows_is_ready_with_a_warning(server: clipper.ClipperServer, deploy: Deploy) -> None:
+def test_a_model_that_fails_on_made_up_rows_is_ready_with_a_warning(
+    server: clipper.ClipperServer, deploy: Deploy
+) -> None:
     def numbers(texts: Any) -> Any:
         return [int(text) for text in texts]
 
@@ -80,8 +85,12 @@ def test_a_model_that_fails_on_made_up_rows_is_ready_with_a_warning(server: clip
     assert server.stats()["models"][given.name]["output"] == "i64"
 
 
-@pytest.mark.parametrize("warmup", ["text", [], 3, [object()], [float("nan")], np.zeros((1, 1 << 16))])
-def test_rows_that_cannot_be_kept_are_refused(server: clipper.ClipperServer, names: Any, warmup: Any) -> None:
+@pytest.mark.parametrize(
+    "warmup", ["text", [], 3, [object()], [float("nan")], np.zeros((1, 1 << 16))]
+)
+def test_rows_that_cannot_be_kept_are_refused(
+    server: clipper.ClipperServer, names: Any, warmup: Any
+) -> None:
     name = next(names)
     with pytest.raises(InvalidInput, match="warmup"):
         server.deploy(name, counting(), input="f64[2]", warmup=warmup)
@@ -92,9 +101,13 @@ def test_metadata_of_the_open_inference_protocol_lists_the_output() -> None:
     with clipper.start(http="127.0.0.1:0") as started:
         started.deploy("sum", lambda rows: rows.sum(axis=1), input="f32[3]")
         started.app("total", models=["sum"])
-        with urllib.request.urlopen(f"http://{started.http_address}/v2/models/sum", timeout=10) as response:
+        with urllib.request.urlopen(
+            f"http://{started.http_address}/v2/models/sum", timeout=10
+        ) as response:
             found = json.load(response)
-    assert [(tensor["datatype"], tensor["shape"]) for tensor in found["outputs"]] == [("FP32", [-1])]
+    assert [(tensor["datatype"], tensor["shape"]) for tensor in found["outputs"]] == [
+        ("FP32", [-1])
+    ]
 
 
 def test_an_idle_container_of_this_host_is_quiet_and_its_death_is_noticed(
@@ -106,6 +119,8 @@ def test_an_idle_container_of_this_host_is_quiet_and_its_death_is_noticed(
     (replica,) = containers.of(id_)
     assert replica.hello.quiet
     os.kill(replica.hello.pid, signal.SIGKILL)
-    assert containers.wait_for(id_, 1, 30, lambda: [one.hello.pid for one in containers.of(id_)] != [replica.hello.pid])
+    assert containers.wait_for(
+        id_, 1, 30, lambda: [one.hello.pid for one in containers.of(id_)] != [replica.hello.pid]
+    )
     assert containers.wait_for(id_, 1, 30)
     assert model.predict(np.zeros(2), slo_ms=10_000).result(10) >= 1

@@ -1,4 +1,5 @@
-"""Both wheels, installed into an environment outside the checkout that has nothing but the dependencies they declare."""
+"""Both wheels, installed into an environment outside the checkout that has nothing but the
+dependencies they declare."""
 
 import base64
 import csv
@@ -33,8 +34,13 @@ for module in (clipper, clipper_core.engine, clipper_container):
 
 def run(*words: str | Path, cwd: Path, **variables: str) -> str:
     unset = ("PYTHON", "CLIPPER_", "COVERAGE_")
-    env = {**{name: value for name, value in os.environ.items() if not name.startswith(unset)}, **variables}
-    done = subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+    env = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(unset)},
+        **variables,
+    }
+    done = subprocess.run(
+        words, cwd=cwd, env=env, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -43,32 +49,61 @@ def run(*words: str | Path, cwd: Path, **variables: str) -> str:
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The server's, of the core as it is compiled in place, and the SDK's."""
     folder = tmp_path_factory.mktemp("wheels")
-    copy = shutil.copytree(ROOT / "container_sdk", folder / "container_sdk", ignore=shutil.ignore_patterns("*.egg-info", "build"))
-    build = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder)
+    copy = shutil.copytree(
+        ROOT / "container_sdk",
+        folder / "container_sdk",
+        ignore=shutil.ignore_patterns("*.egg-info", "build"),
+    )
+    build = (
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        folder,
+    )
     for source in (ROOT, copy):
         run(*build, source, cwd=folder, CLIPPER_CORE="prebuilt")
     return next(folder.glob("clipper_serving-*.whl")), next(folder.glob("clipper_container-*.whl"))
 
 
 class Environment:
-    """A new one without pip. Of what is installed here it has the dependencies that a wheel declares, and theirs."""
+    """A new one without pip. Of what is installed here it has the dependencies that a wheel
+    declares, and theirs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
         self.python = folder / "venv" / "bin" / "python"
         self.site = next((folder / "venv" / "lib").glob("python3*")) / "site-packages"
-        (self.site / "another.py").touch()  # pip removes a folder when nothing but links would be left in it
+        (
+            self.site / "another.py"
+        ).touch()  # pip removes a folder when nothing but links would be left in it
 
     def pip(self, *words: str | Path) -> None:
-        pip = (sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "--python", self.python)
+        pip = (
+            sys.executable,
+            "-m",
+            "pip",
+            "-q",
+            "--disable-pip-version-check",
+            "--python",
+            self.python,
+        )
         run(*pip, *words, cwd=self.folder)
 
     def install(self, wheel: Path) -> None:
         self.pip("install", "--no-deps", "--no-index", wheel)
         with zipfile.ZipFile(wheel) as archive:
-            about = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-            self._link(Parser().parsestr(archive.read(about).decode()).get_all("Requires-Dist") or [])
+            about = next(
+                name for name in archive.namelist() if name.endswith(".dist-info/METADATA")
+            )
+            self._link(
+                Parser().parsestr(archive.read(about).decode()).get_all("Requires-Dist") or []
+            )
 
     def _link(self, lines: list[str]) -> None:
         for requirement in map(Requirement, lines):
@@ -91,7 +126,9 @@ class Environment:
 
 
 @pytest.mark.slow
-def test_a_wheel_serves_by_itself_and_beside_the_sdks_own(wheels: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_wheel_serves_by_itself_and_beside_the_sdks_own(
+    wheels: tuple[Path, Path], tmp_path: Path
+) -> None:
     server, container = wheels
     environment = Environment(tmp_path)
     bundled = environment.site / "clipper" / "_sdk" / "clipper_container"
@@ -113,18 +150,32 @@ def test_wheels_hold_what_runs_and_no_sources_of_the_core(wheels: tuple[Path, Pa
     with zipfile.ZipFile(wheels[0]) as archive:
         names = set(archive.namelist())
         record = next(name for name in names if name.endswith(".dist-info/RECORD"))
-        rows = {name: digest for name, digest, _ in csv.reader(archive.read(record).decode().splitlines())}
+        rows = {
+            name: digest
+            for name, digest, _ in csv.reader(archive.read(record).decode().splitlines())
+        }
         assert set(rows) == names
         for name in names - {record}:
-            digest = base64.urlsafe_b64encode(hashlib.sha256(archive.read(name)).digest()).decode().rstrip("=")
+            digest = (
+                base64.urlsafe_b64encode(hashlib.sha256(archive.read(name)).digest())
+                .decode()
+                .rstrip("=")
+            )
             assert rows[name] == f"sha256={digest}", name
-    assert not [name for name in names if name.endswith((".pyx", ".pxd", ".hpp", ".cpp", ".pyc", ".so.old"))]
+    assert not [
+        name for name in names if name.endswith((".pyx", ".pxd", ".hpp", ".cpp", ".pyc", ".so.old"))
+    ]
     modules = {path.stem for path in (ROOT / "src/clipper_core").glob("*.pyx")}
     for module in modules:
         assert f"clipper_core/{module}.pyi" in names
         assert any(name.startswith(f"clipper_core/{module}.cpython-") for name in names)
-    for root, place in (("python/clipper", "clipper"), ("container_sdk/src/clipper_container", sdk_place())):
-        sources = [path for path in (ROOT / root).rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    for root, place in (
+        ("python/clipper", "clipper"),
+        ("container_sdk/src/clipper_container", sdk_place()),
+    ):
+        sources = [
+            path for path in (ROOT / root).rglob("*") if path.is_file() and path.suffix != ".pyc"
+        ]
         assert {f"{place}/{path.relative_to(ROOT / root)}" for path in sources} <= names
     assert {"clipper/py.typed", "clipper_core/py.typed", f"{sdk_place()}/py.typed"} <= names
 
@@ -140,7 +191,9 @@ def test_wheels_are_the_same_for_the_same_files(wheels: tuple[Path, Path], tmp_p
     with zipfile.ZipFile(wheels[1]) as built, zipfile.ZipFile(tmp_path / sdk.WHEEL) as shipped:
         code = [name for name in built.namelist() if not name.startswith("clipper_container-")]
         assert {name: built.read(name) for name in code} == {
-            name: shipped.read(name) for name in shipped.namelist() if not name.startswith("clipper_container-")
+            name: shipped.read(name)
+            for name in shipped.namelist()
+            if not name.startswith("clipper_container-")
         }
         commands = "clipper_container-0.1.0.dist-info/entry_points.txt"
         assert built.read(commands).split() == shipped.read(commands).split()
@@ -163,7 +216,10 @@ def test_the_server_declares_what_the_sdk_in_its_wheel_needs() -> None:
 def test_an_sdk_of_another_version_is_refused_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "clipper_container.py").write_text('__version__ = "0.0.9"\n')
     done = subprocess.run(
-        [sys.executable, "-c", "import clipper"], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+        [sys.executable, "-c", "import clipper"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 1
     assert "clipper-container 0.0.9" in done.stderr

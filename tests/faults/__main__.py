@@ -1,4 +1,5 @@
-"""`python -m tests.faults --write` writes docs/faults.md; without --write it says what is wrong with the table."""
+"""`python -m tests.faults --write` writes docs/faults.md; without --write it says what is wrong
+with the table."""
 
 import sys
 

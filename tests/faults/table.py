@@ -8,8 +8,9 @@ Each file `tests/faults/AREA.toml` holds entries `[[fault]]` with these keys:
     tests   at least one test, as "path::function" from the root of the repository
     figure  optional: a measured figure, and the command that measures it
 
-A file may begin with `title = "..."`, the heading of its section. `python -m tests.faults --write` makes docs/faults.md of
-these files; tests/test_faults.py fails when the page is out of date or a test that is named does not exist.
+A file may begin with `title = "..."`, the heading of its section. `python -m tests.faults --write`
+makes docs/faults.md of these files; tests/test_faults.py fails when the page is out of date or a
+test that is named does not exist.
 """
 
 import ast
@@ -30,7 +31,7 @@ HEAD = """# Faults
 What can go wrong, what Clipper does about it, and the tests that show it. A row exists only together with a test.
 
 This page is generated from `tests/faults/*.toml`; do not edit it. After a change there, run `python -m tests.faults --write`.
-"""
+"""  # noqa: E501
 
 
 class Fault(NamedTuple):
@@ -66,13 +67,20 @@ def read(path: Path) -> Section:
             if not isinstance(entry.get(key), str) or not entry[key].strip():
                 raise ValueError(f"{where}: {key} must be a sentence")
         tests = entry.get("tests")
-        if not isinstance(tests, list) or not tests or not all(isinstance(test, str) for test in tests):
+        if (
+            not isinstance(tests, list)
+            or not tests
+            or not all(isinstance(test, str) for test in tests)
+        ):
             raise ValueError(f"{where}: tests must name at least one test")
         figure = entry.get("figure", "")
         faults.append(Fault(entry["id"], entry["what"], entry["now"], tuple(tests), figure))
     title = table.pop("title", path.stem.capitalize())
     if table:
-        raise ValueError(f"{path.name}: unknown keys: {', '.join(sorted(table))}; entries are written as [[fault]]")
+        raise ValueError(
+            f"{path.name}: unknown keys: {', '.join(sorted(table))}; entries are written as"
+            " [[fault]]"
+        )
     return Section(path, title, tuple(sorted(faults, key=_order)))
 
 
@@ -82,7 +90,8 @@ def read_all(folder: Path = FOLDER) -> list[Section]:
 
 
 def problems(sections: list[Section], root: Path = ROOT) -> Iterator[str]:
-    """Yield a sentence for each id that is used twice and each named test that does not exist under `root`."""
+    """Yield a sentence for each id that is used twice and each named test that does not exist under
+    `root`."""
     seen: dict[str, str] = {}
     for section in sections:
         for fault in section.faults:
@@ -97,7 +106,8 @@ def problems(sections: list[Section], root: Path = ROOT) -> Iterator[str]:
 
 @lru_cache
 def names_of_tests(path: Path) -> frozenset[str]:
-    """Return the names of the tests in a file, `function` or `Class::function`, without importing it."""
+    """Return the names of the tests in a file, `function` or `Class::function`, without importing
+    it."""
     if not path.is_file():
         return frozenset()
     return frozenset(_test_names(ast.parse(path.read_text()), ""))
@@ -105,7 +115,9 @@ def names_of_tests(path: Path) -> frozenset[str]:
 
 def _test_names(node: ast.AST, prefix: str) -> Iterator[str]:
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and child.name.startswith("test"):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and child.name.startswith(
+            "test"
+        ):
             yield prefix + child.name
         elif isinstance(child, ast.ClassDef) and child.name.startswith(("Test", "test")):
             yield from _test_names(child, f"{prefix}{child.name}::")
@@ -121,7 +133,10 @@ def page(sections: list[Section]) -> str:
     parts = [HEAD]
     for section in sections:
         if section.faults:
-            parts.append(f"## {section.title}\n\n| id | what happens | what Clipper does | shown by |\n|---|---|---|---|")
+            parts.append(
+                f"## {section.title}\n\n| id | what happens | what Clipper does | shown by"
+                " |\n|---|---|---|---|"
+            )
             parts[-1] += "".join("\n" + _row(fault) for fault in section.faults) + "\n"
     return "\n".join(parts)
 

@@ -26,34 +26,56 @@ class Authority:
         self._key = ec.generate_private_key(ec.SECP256R1())
         now = datetime.datetime.now(datetime.UTC)
         made = (
-            x509.CertificateBuilder().subject_name(_name(name)).issuer_name(_name(name)).public_key(self._key.public_key())
-            .serial_number(x509.random_serial_number()).not_valid_before(now - DAY).not_valid_after(now + 30 * DAY)
+            x509.CertificateBuilder()
+            .subject_name(_name(name))
+            .issuer_name(_name(name))
+            .public_key(self._key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - DAY)
+            .not_valid_after(now + 30 * DAY)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(x509.KeyUsage(True, False, False, False, False, True, True, False, False), critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False)
+            .add_extension(
+                x509.KeyUsage(True, False, False, False, False, True, True, False, False),
+                critical=True,
+            )
+            .add_extension(
+                x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False
+            )
             .sign(self._key, hashes.SHA256())
-        )  # fmt: skip
+        )
         self.ca = str(folder / f"{name}.pem")
         Path(self.ca).write_bytes(made.public_bytes(serialization.Encoding.PEM))
 
-    def sign(self, name: str, days: float = 60, hosts: tuple[str, ...] = ("127.0.0.1", "localhost")) -> tuple[str, str]:
+    def sign(
+        self, name: str, days: float = 60, hosts: tuple[str, ...] = ("127.0.0.1", "localhost")
+    ) -> tuple[str, str]:
         """-> the files of a certificate and its key; days below 0: it has ended."""
         key = ec.generate_private_key(ec.SECP256R1())
         end = datetime.datetime.now(datetime.UTC) + days * DAY
         names: list[Any] = [_host(host) for host in hosts]
         made = (
-            x509.CertificateBuilder().subject_name(_name(name)).issuer_name(_name(self._name)).public_key(key.public_key())
-            .serial_number(x509.random_serial_number()).not_valid_before(end - 100 * DAY).not_valid_after(end)
+            x509.CertificateBuilder()
+            .subject_name(_name(name))
+            .issuer_name(_name(self._name))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(end - 100 * DAY)
+            .not_valid_after(end)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.ExtendedKeyUsage(_USES), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()),
+                critical=False,
+            )
             .sign(self._key, hashes.SHA256())
-        )  # fmt: skip
+        )
         cert_file, key_file = self.folder / f"{name}.crt", self.folder / f"{name}.key"
         cert_file.write_bytes(made.public_bytes(serialization.Encoding.PEM))
         plain = serialization.NoEncryption()
-        key_file.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain))
+        key_file.write_bytes(
+            key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+        )
         key_file.chmod(0o600)
         return str(cert_file), str(key_file)
 

@@ -1,4 +1,5 @@
-"""A collector of OTLP/HTTP: a socket, and opentelemetry-proto's own classes to read what comes. Others' posts are kept."""
+"""A collector of OTLP/HTTP: a socket, and opentelemetry-proto's own classes to read what comes.
+Others' posts are kept."""
 
 import http.server
 import threading
@@ -10,7 +11,8 @@ from tests.frontend.conftest import PATIENCE_S
 
 
 class Collector:
-    """spans: those that came, as {name, trace_id, span_id, ...}, by hexadecimal ids. statuses: what to answer next, else 200."""
+    """spans: those that came, as {name, trace_id, span_id, ...}, by hexadecimal ids. statuses: what
+    to answer next, else 200."""
 
     def __init__(self) -> None:
         self.spans: list[Any] = []
@@ -27,7 +29,9 @@ class Collector:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 collector.hold.wait(PATIENCE_S)
                 status = collector.statuses.pop(0) if collector.statuses else 200
-                collector.posts.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
+                collector.posts.append(
+                    (self.path, {name.lower(): value for name, value in self.headers.items()})
+                )
                 if status == 200:
                     (collector.take if self.path == "/v1/traces" else collector.lines.append)(body)
                 self.send_response(status)
@@ -40,14 +44,20 @@ class Collector:
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.01,), daemon=True
+        )
         self._thread.start()
 
     def take(self, body: bytes) -> None:
-        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+            ExportTraceServiceRequest,
+        )
 
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-            self.resource = {each.key: each.value.string_value for each in resource.resource.attributes}
+            self.resource = {
+                each.key: each.value.string_value for each in resource.resource.attributes
+            }
             for scope in resource.scope_spans:
                 assert scope.scope.name == "clipper"
                 self.spans += scope.spans
@@ -75,5 +85,7 @@ def attributes_of(span: Any) -> dict[str, Any]:
     for each in span.attributes:
         kind = each.value.WhichOneof("value")
         value = getattr(each.value, kind)
-        found[each.key] = [item.string_value for item in value.values] if kind == "array_value" else value
+        found[each.key] = (
+            [item.string_value for item in value.values] if kind == "array_value" else value
+        )
     return found

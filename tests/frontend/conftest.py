@@ -1,4 +1,5 @@
-"""A server with HTTP for each module of tests, and a client that is http.client; and a connection without a socket."""
+"""A server with HTTP for each module of tests, and a client that is http.client; and a connection
+without a socket."""
 
 import http.client
 import json
@@ -15,7 +16,14 @@ from clipper.frontend.messages import Outcome, Request
 from clipper.settings.http import HttpSettings
 from clipper_container.model import Scored
 
-QUICK = {"heartbeat_ms": 100, "warmup": False, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 1.0, "stop_grace_s": 1.0}
+QUICK = {
+    "heartbeat_ms": 100,
+    "warmup": False,
+    "restart_ms_min": 20,
+    "restart_ms_max": 200,
+    "drain_s": 1.0,
+    "stop_grace_s": 1.0,
+}
 PATIENCE_S = 10.0
 
 
@@ -29,14 +37,20 @@ class Reply(NamedTuple):
         return json.loads(self.body)
 
 
-def ask(address: str, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Reply:
+def ask(
+    address: str, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+) -> Reply:
     """One request on a connection of its own."""
     line = http.client.HTTPConnection(address, timeout=PATIENCE_S)
     try:
         data = body if body is None or isinstance(body, bytes | str) else json.dumps(body)
         line.request(method, path, data, headers or {})
         response = line.getresponse()
-        return Reply(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
+        return Reply(
+            response.status,
+            {name.lower(): value for name, value in response.getheaders()},
+            response.read(),
+        )
     finally:
         line.close()
 

@@ -1,4 +1,5 @@
-"""A mesh without nodes: what MeshFacade says, done to dicts. Loads take until the test says `settle`."""
+"""A mesh without nodes: what MeshFacade says, done to dicts. Loads take until the test says
+`settle`."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -6,7 +7,14 @@ from typing import Any
 
 import msgspec
 
-from clipper.errors import AlreadyExists, Forbidden, InvalidInput, StillLinked, StoreConflict, UnknownModel
+from clipper.errors import (
+    AlreadyExists,
+    Forbidden,
+    InvalidInput,
+    StillLinked,
+    StoreConflict,
+    UnknownModel,
+)
 from clipper.mesh.facade import (
     CopyStatus,
     Decision,
@@ -24,10 +32,23 @@ from clipper.types import check_name
 
 MIB = 1 << 20
 NODES = (
-    Instance("a", 1, "unix:/a", "unix:/a.c", "here", ("gpu",), ("onnx",), "z1", capacity_bytes=100 * MIB, used_bytes=75 * MIB,
-             models=3, lru_ms=1_000, rate=120.0),
+    Instance(
+        "a",
+        1,
+        "unix:/a",
+        "unix:/a.c",
+        "here",
+        ("gpu",),
+        ("onnx",),
+        "z1",
+        capacity_bytes=100 * MIB,
+        used_bytes=75 * MIB,
+        models=3,
+        lru_ms=1_000,
+        rate=120.0,
+    ),
     Instance("b", 2, "unix:/b", "unix:/b.c", "there", capacity_bytes=200 * MIB, stopping=True),
-)  # fmt: skip
+)
 
 
 class FakeMesh:
@@ -49,18 +70,45 @@ class FakeMesh:
     # -- models
 
     def register(
-        self, id: str, path: str, type: str = "", key: str = "", *, input: str = "", output: str = "", load_now: bool = False,
-        sync: bool = False, used_ms: int = 0, policy: Policy = Policy(), owner: str = "",  # noqa: B008
-    ) -> ModelStatus:  # fmt: skip
+        self,
+        id: str,
+        path: str,
+        type: str = "",
+        key: str = "",
+        *,
+        input: str = "",
+        output: str = "",
+        load_now: bool = False,
+        sync: bool = False,
+        used_ms: int = 0,
+        policy: Policy = Policy(),  # noqa: B008 - immutable
+        owner: str = "",
+    ) -> ModelStatus:
         try:
             check_name(id, "model")
         except ValueError as error:
             raise InvalidInput(str(error)) from None
         self.calls.append(("register", {"load_now": load_now, "sync": sync, "used_ms": used_ms}))
-        new = MeshModel(id, type or path.rpartition(".")[2], path, key, input or "any", output or "any", policy, 5, owner)
+        new = MeshModel(
+            id,
+            type or path.rpartition(".")[2],
+            path,
+            key,
+            input or "any",
+            output or "any",
+            policy,
+            5,
+            owner,
+        )
         known = self.registered.get(id)
-        if known is not None and (known.path, known.type, known.key) != (new.path, new.type, new.key):
-            raise AlreadyExists(f"model {id!r} is registered as another.", hint="Unregister it first.")
+        if known is not None and (known.path, known.type, known.key) != (
+            new.path,
+            new.type,
+            new.key,
+        ):
+            raise AlreadyExists(
+                f"model {id!r} is registered as another.", hint="Unregister it first."
+            )
         if known is None:
             self._put(new)
         if load_now:
@@ -114,9 +162,20 @@ class FakeMesh:
             return ModelStatus(id, "NOT_FOUND")
         if id in self.fails:
             why = self.fails[id]
-            return ModelStatus(id, "LOADING_FAILED", (why,), (CopyStatus("a", "LOADING_FAILED", 8, why=why),), model)
+            return ModelStatus(
+                id,
+                "LOADING_FAILED",
+                (why,),
+                (CopyStatus("a", "LOADING_FAILED", 8, why=why),),
+                model,
+            )
         copies = tuple(
-            CopyStatus(at, "LOADED" if one.loaded_ms else "LOADING", one.loaded_ms or one.claimed_ms, one.size_bytes)
+            CopyStatus(
+                at,
+                "LOADED" if one.loaded_ms else "LOADING",
+                one.loaded_ms or one.claimed_ms,
+                one.size_bytes,
+            )
             for at, one in model.copies.items()
         )
         return ModelStatus(id, model.status(), (), copies, model, self.used.get(id, 0))
@@ -131,10 +190,21 @@ class FakeMesh:
     # -- v-models
 
     def set_vmodel(
-        self, id: str, target: str, *, owner: str = "", update_only: bool = False, model: Info | None = None,
-        auto_delete: bool = False, load_now: bool = False, force: bool = False, sync: bool = False, expected: str = "",
-        share: float = 0.0, give_up_s: float = 0.0,
-    ) -> VModelStatus:  # fmt: skip
+        self,
+        id: str,
+        target: str,
+        *,
+        owner: str = "",
+        update_only: bool = False,
+        model: Info | None = None,
+        auto_delete: bool = False,
+        load_now: bool = False,
+        force: bool = False,
+        sync: bool = False,
+        expected: str = "",
+        share: float = 0.0,
+        give_up_s: float = 0.0,
+    ) -> VModelStatus:
         known = self.named.get(id)
         if known is None and update_only:
             raise UnknownVModel.named(id, self.named)
@@ -167,9 +237,17 @@ class FakeMesh:
         if status == "TRANSITIONING" and known.target in self.fails:
             status = "TRANSITION_FAILED"
         return VModelStatus(
-            id, status, known.active, known.target, self.status(known.active).status, self.status(known.target).status,
-            known.owner, known.share, known.previous, self.fails.get(known.target, ""),
-        )  # fmt: skip
+            id,
+            status,
+            known.active,
+            known.target,
+            self.status(known.active).status,
+            self.status(known.target).status,
+            known.owner,
+            known.share,
+            known.previous,
+            self.fails.get(known.target, ""),
+        )
 
     def rollback_vmodel(self, id: str) -> VModelStatus:
         known = self.named[id]
@@ -191,15 +269,29 @@ class FakeMesh:
 
     def explain(self, id: str) -> Explanation:
         verdicts = (Verdict("a", True, "holds least", 0), Verdict("b", False, "it stops"))
-        return Explanation(id, self.status(id).status, verdicts, (Decision(5, "registered", "asked to"),), "it waits to be asked")
+        return Explanation(
+            id,
+            self.status(id).status,
+            verdicts,
+            (Decision(5, "registered", "asked to"),),
+            "it waits to be asked",
+        )
 
-    def watch(self, prefix: str = "", *, stop: Callable[[], bool] = lambda: False) -> Iterator[MeshEvent]:
+    def watch(
+        self, prefix: str = "", *, stop: Callable[[], bool] = lambda: False
+    ) -> Iterator[MeshEvent]:
         with self._changed:
             seen = len(self._events)
             now = [*self.registered.values(), *self.named.values()]
         for record in now:
             if record.id.startswith(prefix):
-                yield MeshEvent("PUT", "model" if isinstance(record, MeshModel) else "vmodel", record.id, self.revision, record)
+                yield MeshEvent(
+                    "PUT",
+                    "model" if isinstance(record, MeshModel) else "vmodel",
+                    record.id,
+                    self.revision,
+                    record,
+                )
         yield MeshEvent("SYNC", "", "", self.revision)
         while not stop():
             with self._changed:
@@ -211,5 +303,7 @@ class FakeMesh:
     def stats(self) -> dict[str, Any]:
         return {"instance": "a"}
 
-    def drain(self, progress: Callable[[MigrationProgress], None] | None = None) -> MigrationProgress:
+    def drain(
+        self, progress: Callable[[MigrationProgress], None] | None = None
+    ) -> MigrationProgress:
         return MigrationProgress(0, 0, 0, 0)

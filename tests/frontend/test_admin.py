@@ -18,16 +18,23 @@ def test_looking(manage: Ask, query: Ask) -> None:
     stats = manage("GET", "/admin/stats").json
     assert stats["models"]["sum:1"]["has"] == 1
     assert set(stats["models"]["sum:1"]["latency_us"]) >= {"count", "mean", "max"}
-    (model,) = [row for row in manage("GET", "/admin/models").json["models"] if row["name"] == "sum"]
+    (model,) = [
+        row for row in manage("GET", "/admin/models").json["models"] if row["name"] == "sum"
+    ]
     assert (model["version"], model["input"], model["has"]) == (1, "f64[3]", 1)
     assert "total" in model["applications"]
-    assert {app["name"] for app in manage("GET", "/admin/applications").json["applications"]} >= {"total", "learns"}
+    assert {app["name"] for app in manage("GET", "/admin/applications").json["applications"]} >= {
+        "total",
+        "learns",
+    }
     assert manage("GET", "/admin/applications/total").json["models"] == ["sum"]
     assert "PUT /admin/applications/NAME" in manage("GET", "/").json["routes"]
 
 
 def test_an_application_is_made_changed_and_deleted(manage: Ask, query: Ask) -> None:
-    made = manage("PUT", "/admin/applications/made", {"models": ["sum"], "slo_ms": 5000, "default": -1})
+    made = manage(
+        "PUT", "/admin/applications/made", {"models": ["sum"], "slo_ms": 5000, "default": -1}
+    )
     assert (made.status, made.json["slo_ms"], made.json["input"]) == (201, 5000, "f64[3]")
     assert query("POST", "/api/made/predict", {"input": [1, 2, 3]}).json["output"] == 6
     changed = manage("PUT", "/admin/applications/made", {"name": "made", "default": -2})
@@ -51,14 +58,31 @@ def test_links_roles_and_the_latest(manage: Ask, query: Ask, server: clipper.Cli
     asked = {"input": [1, 2, 3]}
     assert query("POST", "/api/linked/predict", asked).json["output"] == 106
     rehearsed = manage("POST", "/admin/models/late:2/promote?dry_run=true", {}).json
-    assert (rehearsed["dry_run"], [one["key"] for one in rehearsed["changed"]]) == (True, ["promoted/late"])
+    assert (rehearsed["dry_run"], [one["key"] for one in rehearsed["changed"]]) == (
+        True,
+        ["promoted/late"],
+    )
     assert query("POST", "/api/linked/predict", asked).json["output"] == 106
-    assert manage("POST", "/admin/models/late:2/promote", {}, {"Clipper-Actor": "ann"}).status == 200
+    assert (
+        manage("POST", "/admin/models/late:2/promote", {}, {"Clipper-Actor": "ann"}).status == 200
+    )
     assert manage("POST", "/admin/applications/linked/predict", asked).json["output"] == 206
-    assert [row["latest"] for row in manage("GET", "/admin/models/late").json["models"]] == [False, True]
-    assert manage("POST", "/admin/models/late/rollback").json["said"] == "late:1 is late now; it was late:2"
-    assert manage("POST", "/admin/models/late/rollback").json["error"].startswith("model 'late' has no version below 1")
-    challenged = manage("POST", "/admin/applications/linked/challenge", {"model": "late:2", "share": 0.25}).json
+    assert [row["latest"] for row in manage("GET", "/admin/models/late").json["models"]] == [
+        False,
+        True,
+    ]
+    assert (
+        manage("POST", "/admin/models/late/rollback").json["said"]
+        == "late:1 is late now; it was late:2"
+    )
+    assert (
+        manage("POST", "/admin/models/late/rollback")
+        .json["error"]
+        .startswith("model 'late' has no version below 1")
+    )
+    challenged = manage(
+        "POST", "/admin/applications/linked/challenge", {"model": "late:2", "share": 0.25}
+    ).json
     assert challenged["changed"][0]["after"]["roles"] == {"late:2": "challenger(share=0.25)"}
     assert manage("POST", "/admin/applications/linked/unlink", {"model": "late:2"}).status == 200
     record = manage("GET", "/admin/applications/linked").json
@@ -90,7 +114,12 @@ def test_links_roles_and_the_latest(manage: Ask, query: Ask, server: clipper.Cli
         ("models/X/deploy?dry_run=true", {"model": "a:b"}, 400, "'X' is not allowed"),
         ("models/sum/deploy?dry_run=true", {"model": "a:b", "version": 1}, 409, "exists already"),
         ("applications/total/link", {"model": "sun"}, 404, "did you mean 'sum'?"),
-        ("applications/total/link", {"model": "sum", "role": "shadw"}, 400, "did you mean 'shadow'?"),
+        (
+            "applications/total/link",
+            {"model": "sum", "role": "shadw"},
+            400,
+            "did you mean 'shadow'?",
+        ),
         ("applications/total/unlink", {"model": "other"}, 404, "does not link 'other'"),
         ("applications/total/challenge", {"model": "sum", "share": 2}, 400, "share"),
         ("applications/totl/remove", {}, 404, "did you mean 'total'?"),
@@ -123,14 +152,18 @@ def test_what_a_verb_refuses(manage: Ask, path: str, body: Any, status: int, par
         ("PUT", "x", [1], 400, "object"),
     ],
 )
-def test_what_cannot_be_is_told(manage: Ask, method: str, name: str, body: Any, status: int, part: str) -> None:
+def test_what_cannot_be_is_told(
+    manage: Ask, method: str, name: str, body: Any, status: int, part: str
+) -> None:
     reply = manage(method, f"/admin/applications/{name}", body)
     assert reply.status == status, reply.json
     assert part in reply.json["error"]
     assert manage("GET", "/admin/applications/x").status == 404
 
 
-def test_management_is_not_among_the_queries_nor_the_other_way_round(manage: Ask, query: Ask) -> None:
+def test_management_is_not_among_the_queries_nor_the_other_way_round(
+    manage: Ask, query: Ask
+) -> None:
     assert query("GET", "/admin/stats").status == 404
     assert manage("POST", "/api/total/predict", {"input": [1, 2, 3]}).status == 404
 
@@ -159,14 +192,23 @@ def test_a_token_is_asked_for() -> None:
         for given in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
             reply = ask(address, "GET", "/admin/stats", None, given)
             assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer")
-        assert ask(address, "GET", "/admin/stats", None, {"Authorization": "Bearer secret"}).status == 200
+        assert (
+            ask(address, "GET", "/admin/stats", None, {"Authorization": "Bearer secret"}).status
+            == 200
+        )
 
 
 def test_a_speculative_server_is_made_changed_watched_and_removed(manage: Ask, query: Ask) -> None:
     body = {
-        "models": ["sum", "beside"], "slo_ms": 5000, "default": -1, "decider": "first within 2000 ms, else all",
-        "policy": "stacking", "roles": {"beside": "shadow"}, "coverage": 0.9, "missing": "skip",
-    }  # fmt: skip
+        "models": ["sum", "beside"],
+        "slo_ms": 5000,
+        "default": -1,
+        "decider": "first within 2000 ms, else all",
+        "policy": "stacking",
+        "roles": {"beside": "shadow"},
+        "coverage": 0.9,
+        "missing": "skip",
+    }
     made = manage("PUT", "/admin/applications/wine", body)
     assert made.status == 201, made.json
     assert {key: made.json[key] for key in body} == body
@@ -175,17 +217,31 @@ def test_a_speculative_server_is_made_changed_watched_and_removed(manage: Ask, q
         reply = query("POST", "/api/wine/predict", {"input": [i, 2, 3]}, headers)
         assert (reply.status, reply.headers["x-request-id"]) == (200, "r-17")
     stats = manage("GET", "/admin/applications/wine/stats").json
-    assert (stats["decider"], stats["policy"], stats["slo_ms"]) == (body["decider"], "stacking", 5000)
-    assert (stats["queries"], stats["decided_by"], stats["duration_us"]["count"]) == (8, {"first": 8}, 8)
+    assert (stats["decider"], stats["policy"], stats["slo_ms"]) == (
+        body["decider"],
+        "stacking",
+        5000,
+    )
+    assert (stats["queries"], stats["decided_by"], stats["duration_us"]["count"]) == (
+        8,
+        {"first": 8},
+        8,
+    )
     assert set(stats["models"]["sum:1"]) >= {"used", "wins", "in_time", "late", "failed"}
-    assert manage("PATCH", "/admin/applications/wine", {"decider": "all", "roles": {}}).json["decider"] == "all"
+    assert (
+        manage("PATCH", "/admin/applications/wine", {"decider": "all", "roles": {}}).json["decider"]
+        == "all"
+    )
     assert query("POST", "/api/wine/predict", {"input": [1, 2, 3]}).json["output"] == 6
     assert manage("GET", "/admin/applications/wine/stats").json["decider"] == "all"
     assert manage("DELETE", "/admin/applications/wine").status == 204
     for path in ("/admin/applications/wine/stats", "/admin/applications/wine"):
         assert manage("GET", path).status == 404
     refused = query("POST", "/api/wine/feedback", {"id": "x", "label": 6})
-    assert (refused.status, refused.json["type"]) == (404, "urn:clipper:error:application-not-found")
+    assert (refused.status, refused.json["type"]) == (
+        404,
+        "urn:clipper:error:application-not-found",
+    )
 
 
 def test_statistics_of_a_model(manage: Ask, query: Ask) -> None:
@@ -202,12 +258,18 @@ def test_statistics_of_a_model(manage: Ask, query: Ask) -> None:
 @pytest.mark.parametrize(
     ("body", "part"),
     [
-        ({"decider": "fist"}, "did you mean 'first'?"), ({"decider": 7}, "decider"), ({"decider": "floor(nobody)"}, "nobody"),
-        ({"roles": {"nobody": "shadow"}}, "nobody"), ({"roles": {"sum": "shdow"}}, "shadow"), ({"roles": ["sum"]}, "roles"),
-        ({"coverage": 0.9}, "does not learn"), ({"coverage": "wide"}, "coverage"), ({"missing": "median"}, "missing"),
+        ({"decider": "fist"}, "did you mean 'first'?"),
+        ({"decider": 7}, "decider"),
+        ({"decider": "floor(nobody)"}, "nobody"),
+        ({"roles": {"nobody": "shadow"}}, "nobody"),
+        ({"roles": {"sum": "shdow"}}, "shadow"),
+        ({"roles": ["sum"]}, "roles"),
+        ({"coverage": 0.9}, "does not learn"),
+        ({"coverage": "wide"}, "coverage"),
+        ({"missing": "median"}, "missing"),
         ({"policy": "nobody.such:Class"}, "no module"),
     ],
-)  # fmt: skip
+)
 def test_settings_that_cannot_be_leave_the_application_as_it_was(
     server: clipper.ClipperServer, manage: Ask, body: Any, part: str
 ) -> None:
@@ -216,11 +278,17 @@ def test_settings_that_cannot_be_leave_the_application_as_it_was(
     assert reply.status == (409 if part in ("nobody", "does not learn") else 400), reply.json
     assert part in reply.json["error"] + reply.json.get("hint", "")
     assert manage("GET", "/admin/applications/total").json == before
-    settings = {key: value for key, value in body.items() if key not in ("coverage", "decider") or isinstance(value, str | float)}
+    settings = {
+        key: value
+        for key, value in body.items()
+        if key not in ("coverage", "decider") or isinstance(value, str | float)
+    }
     if settings and not any(isinstance(value, list) for value in settings.values()):
         with pytest.raises(clipper.ClipperError) as said:
             server.app("total", **settings)
-        assert said.value.message in reply.json["error"] or "`" in reply.json["error"], "the same words in Python"
+        assert said.value.message in reply.json["error"] or "`" in reply.json["error"], (
+            "the same words in Python"
+        )
 
 
 def test_what_models_say_beside_their_outputs_is_in_the_answer(query: Ask) -> None:
@@ -228,13 +296,22 @@ def test_what_models_say_beside_their_outputs_is_in_the_answer(query: Ask) -> No
     assert reply["qualifiers"] == {"beside:1": {"quality": 3, "note": "fine"}}
     many = query("POST", "/api/beside/predict", {"inputs": [[1, 2, 3], [4, 5, 6]]}).json
     assert [each["qualifiers"]["beside:1"]["quality"] for each in many["predictions"]] == [3, 3]
-    assert not {"qualifiers", "decided_by", "set"} & query("POST", "/api/total/predict", {"input": [1, 2, 3]}).json.keys()
+    assert (
+        not {"qualifiers", "decided_by", "set"}
+        & query("POST", "/api/total/predict", {"input": [1, 2, 3]}).json.keys()
+    )
 
 
 def test_the_step_that_decided_and_the_set_are_in_the_answer(query: Ask, manage: Ask) -> None:
-    manage("PUT", "/admin/applications/first", {"models": ["sum"], "slo_ms": 5000, "decider": "first"})
+    manage(
+        "PUT", "/admin/applications/first", {"models": ["sum"], "slo_ms": 5000, "decider": "first"}
+    )
     assert query("POST", "/api/first/predict", {"input": [1, 2, 3]}).json["decided_by"] == "first"
-    manage("PUT", "/admin/applications/sets", {"models": ["sum"], "slo_ms": 5000, "policy": "stacking", "coverage": 0.9})
+    manage(
+        "PUT",
+        "/admin/applications/sets",
+        {"models": ["sum"], "slo_ms": 5000, "policy": "stacking", "coverage": 0.9},
+    )
     for i in range(3):
         reply = query("POST", "/api/sets/predict", {"input": [1, 2, i]}).json
         query("POST", "/api/sets/feedback", {"id": reply["id"], "label": 3.5 + i})
@@ -244,7 +321,8 @@ def test_the_step_that_decided_and_the_set_are_in_the_answer(query: Ask, manage:
 def test_queries_feedback_and_looks_do_not_wait_for_changes_by_management(
     manage: Ask, query: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More deployments than there are threads are under way; a large query, feedback and `ps` are answered all the same."""
+    """More deployments than there are threads are under way; a large query, feedback and `ps` are
+    answered all the same."""
     release, under_way = threading.Event(), threading.Semaphore(0)
 
     def deploy(self: Operations, **_: Any) -> None:
@@ -253,10 +331,17 @@ def test_queries_feedback_and_looks_do_not_wait_for_changes_by_management(
 
     monkeypatch.setattr(Operations, "scale", deploy)
     with ThreadPoolExecutor(8) as callers:
-        changes = [callers.submit(manage, "POST", "/admin/models/sum/scale", {"replicas": 1}) for _ in range(8)]
+        changes = [
+            callers.submit(manage, "POST", "/admin/models/sum/scale", {"replicas": 1})
+            for _ in range(8)
+        ]
         try:
             assert all(under_way.acquire(timeout=10) for _ in range(4))
-            rows = {"inputs": [{"name": "x", "shape": [40_000, 3], "datatype": "FP64", "data": [1.0] * 120_000}]}
+            rows = {
+                "inputs": [
+                    {"name": "x", "shape": [40_000, 3], "datatype": "FP64", "data": [1.0] * 120_000}
+                ]
+            }
             answer = query("POST", "/v2/models/total/infer", rows)
             assert (answer.status, len(answer.json["outputs"][0]["data"])) == (200, 40_000)
             told = query("POST", "/api/learns/feedback", {"input": [1.0, 2.0, 3.0], "label": 6.0})
@@ -268,7 +353,9 @@ def test_queries_feedback_and_looks_do_not_wait_for_changes_by_management(
         assert {change.result(30).status for change in changes} == {200}
 
 
-def test_changes_that_wait_in_too_great_a_number_are_refused(manage: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_that_wait_in_too_great_a_number_are_refused(
+    manage: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(listeners, "_WAITING_MAX", 1)
     release, under_way = threading.Event(), threading.Semaphore(0)
 
@@ -279,7 +366,10 @@ def test_changes_that_wait_in_too_great_a_number_are_refused(manage: Ask, monkey
     monkeypatch.setattr(Operations, "scale", scale)
     with ThreadPoolExecutor(6) as callers:
         try:
-            changes = [callers.submit(manage, "POST", "/admin/models/sum/scale", {"replicas": 1}) for _ in range(6)]
+            changes = [
+                callers.submit(manage, "POST", "/admin/models/sum/scale", {"replicas": 1})
+                for _ in range(6)
+            ]
             assert all(under_way.acquire(timeout=10) for _ in range(4))
             refused, _ = futures.wait(changes, 10, futures.FIRST_COMPLETED)
             assert {change.result().status for change in refused} == {429}

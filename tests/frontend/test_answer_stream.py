@@ -1,4 +1,5 @@
-"""Answers as they come: their order, errors among them, who does not read, who hangs up; then over a socket."""
+"""Answers as they come: their order, errors among them, who does not read, who hangs up; then over
+a socket."""
 
 import asyncio
 import json
@@ -61,7 +62,9 @@ class Page:
 def events_in(text: bytes) -> list[tuple[str, Any]]:
     found = []
     for event in text.decode().split("\n\n"):
-        fields = dict(line.split(": ", 1) for line in event.splitlines() if not line.startswith(":"))
+        fields = dict(
+            line.split(": ", 1) for line in event.splitlines() if not line.startswith(":")
+        )
         if fields:
             found.append((fields["event"], json.loads(fields["data"])))
     return found
@@ -119,11 +122,22 @@ def test_nothing_asked_is_done_at_once() -> None:
 
 def test_what_has_no_answer_says_why_and_the_others_follow() -> None:
     def check() -> None:
-        _, page = streamed(DeadlineExceeded("too late."), B, RuntimeError("/secret/path"), done=(0, 1, 2))
-        (late, answer, broken, done) = page.events
-        assert (late[0], late[1]["index"], late[1]["status"], late[1]["request_id"]) == ("error", 0, 504, "r-1")
+        _, page = streamed(
+            DeadlineExceeded("too late."), B, RuntimeError("/secret/path"), done=(0, 1, 2)
+        )
+        late, answer, broken, done = page.events
+        assert (late[0], late[1]["index"], late[1]["status"], late[1]["request_id"]) == (
+            "error",
+            0,
+            504,
+            "r-1",
+        )
         assert answer == ("answer", {"index": 1, "output": 2})
-        assert (broken[0], broken[1]["status"], "secret" in broken[1]["error"]) == ("error", 500, False)
+        assert (broken[0], broken[1]["status"], "secret" in broken[1]["error"]) == (
+            "error",
+            500,
+            False,
+        )
         assert done == ("done", {"answers": 1, "errors": 2})
 
     in_loop(check)
@@ -173,16 +187,29 @@ def test_silence_is_broken_by_a_sign_of_life() -> None:
 
 
 def test_a_batch_comes_as_events(query: Ask) -> None:
-    reply = query("POST", "/api/total/predict/stream", {"inputs": [[1, 2, 3], [0, 0, 1]]}, {"X-Request-Id": "mine"})
-    assert (reply.status, reply.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    reply = query(
+        "POST",
+        "/api/total/predict/stream",
+        {"inputs": [[1, 2, 3], [0, 0, 1]]},
+        {"X-Request-Id": "mine"},
+    )
+    assert (reply.status, reply.headers["content-type"]) == (
+        200,
+        "text/event-stream; charset=utf-8",
+    )
     assert reply.headers["x-request-id"] == "mine"
     events = events_in(reply.body)
-    assert {body["index"]: body["output"] for name, body in events if name == "answer"} == {0: 6.0, 1: 1.0}
+    assert {body["index"]: body["output"] for name, body in events if name == "answer"} == {
+        0: 6.0,
+        1: 1.0,
+    }
     assert events[-1] == ("done", {"answers": 2, "errors": 0})
 
 
 def test_one_input_is_one_answer(query: Ask) -> None:
-    (name, body), _ = events_in(query("POST", "/api/total/predict/stream", {"input": [1, 2, 3]}).body)
+    (name, body), _ = events_in(
+        query("POST", "/api/total/predict/stream", {"input": [1, 2, 3]}).body
+    )
     assert (name, body["index"], body["output"], body["models"]) == ("answer", 0, 6.0, ["sum:1"])
 
 
@@ -205,7 +232,10 @@ def test_hanging_up_leaves_nothing_behind(server: clipper.ClipperServer, query: 
         body = json.dumps({"inputs": [[i] for i in range(20)]}).encode()
         host, port = server.http_address.rsplit(":", 1)
         with socket.create_connection((host, int(port)), PATIENCE_S) as line:
-            head = b"POST /api/sleepy/predict/stream HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+            head = (
+                b"POST /api/sleepy/predict/stream HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+                % len(body)
+            )
             line.sendall(head + body)
             assert b"200 OK" in line.recv(4096)
         assert query("POST", "/api/total/predict", {"input": [1, 2, 3]}).status == 200

@@ -33,7 +33,12 @@ def key(keys: Path) -> str:
 
 @pytest.fixture(scope="module")
 def guarded(keys: Path, key: str) -> Iterator[clipper.ClipperServer]:
-    http = {"address": "127.0.0.1:0", "token": "secret", "api_keys_file": str(keys), "metrics": True}
+    http = {
+        "address": "127.0.0.1:0",
+        "token": "secret",
+        "api_keys_file": str(keys),
+        "metrics": True,
+    }
     with clipper.start(http=http, **QUICK) as server:
         server.deploy("sum", total, input="f64[3]")
         server.app("total", models=["sum"], slo_ms=5000)
@@ -47,18 +52,29 @@ def bearing(key: str) -> dict[str, str]:
 
 def test_who_has_a_key_may_ask(guarded: clipper.ClipperServer, key: str) -> None:
     for shown in (bearing(key), {"Authorization": f"bearer  {key}"}, bearing("secret")):
-        assert ask(guarded.http_address, "POST", "/api/total/predict", ASKED, shown).json["output"] == 6
+        assert (
+            ask(guarded.http_address, "POST", "/api/total/predict", ASKED, shown).json["output"]
+            == 6
+        )
 
 
-@pytest.mark.parametrize("shown", [{}, bearing(""), bearing("ck_wrong"), {"Authorization": "Basic x"}, bearing("é")])
-@pytest.mark.parametrize("path", ["/api/total/predict", "/v2/models/total/infer", "/total/predict", "/nothing"])
-def test_who_has_none_is_told_how(guarded: clipper.ClipperServer, shown: dict[str, str], path: str) -> None:
+@pytest.mark.parametrize(
+    "shown", [{}, bearing(""), bearing("ck_wrong"), {"Authorization": "Basic x"}, bearing("é")]
+)
+@pytest.mark.parametrize(
+    "path", ["/api/total/predict", "/v2/models/total/infer", "/total/predict", "/nothing"]
+)
+def test_who_has_none_is_told_how(
+    guarded: clipper.ClipperServer, shown: dict[str, str], path: str
+) -> None:
     reply = ask(guarded.http_address, "POST", path, ASKED, shown)
     assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer")
     assert "clipper key NAME" in reply.json["hint"]
 
 
-def test_what_is_looked_at_needs_one_too_but_for_probes(guarded: clipper.ClipperServer, key: str) -> None:
+def test_what_is_looked_at_needs_one_too_but_for_probes(
+    guarded: clipper.ClipperServer, key: str
+) -> None:
     for path in ("/", "/api", "/v2", "/metrics"):
         assert ask(guarded.http_address, "GET", path).status == 401
         assert ask(guarded.http_address, "GET", path, None, bearing(key)).status == 200
@@ -71,10 +87,15 @@ def test_the_file_may_change(guarded: clipper.ClipperServer, keys: Path, key: st
     keys.write_text("what is this\n")
     access: Any = guarded._frontends
     access._access.look()
-    assert ask(guarded.http_address, "GET", "/api", None, bearing(key)).status == 200, "what is not in order is not taken"
+    assert ask(guarded.http_address, "GET", "/api", None, bearing(key)).status == 200, (
+        "what is not in order is not taken"
+    )
     keys.write_text(f"{line_of('ann', key)}\n{line_of('bob', another)}\n")
     until = time.monotonic() + PATIENCE_S
-    while ask(guarded.http_address, "GET", "/api", None, bearing(another)).status != 200 and time.monotonic() < until:
+    while (
+        ask(guarded.http_address, "GET", "/api", None, bearing(another)).status != 200
+        and time.monotonic() < until
+    ):
         threading.Event().wait(0.01)
     assert ask(guarded.http_address, "GET", "/api", None, bearing(another)).status == 200
 
@@ -90,7 +111,10 @@ def test_keys_are_named(tmp_path: Path) -> None:
             known.check(wrong)
 
 
-@pytest.mark.parametrize("line", ["ann", "ann sha256:", "ann sha256:zz", "ann md5:" + 64 * "0", "ann x sha256:" + 64 * "0"])
+@pytest.mark.parametrize(
+    "line",
+    ["ann", "ann sha256:", "ann sha256:zz", "ann md5:" + 64 * "0", "ann x sha256:" + 64 * "0"],
+)
 def test_a_line_that_is_none(tmp_path: Path, line: str) -> None:
     file = tmp_path / "k"
     file.write_text(f"# one\n{line}\n")
@@ -116,7 +140,9 @@ def test_the_shell_makes_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["http", "grpc"])
-def test_up_takes_no_strangers_queries(word: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_up_takes_no_strangers_queries(
+    word: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(main, ["up", f"--{word}", "0.0.0.0:0"])
     assert done.exit_code == 1
@@ -126,8 +152,13 @@ def test_up_takes_no_strangers_queries(word: str, monkeypatch: pytest.MonkeyPatc
 
 def test_what_is_open_to_all() -> None:
     mutual = TlsFiles("c", "k", "ca")
-    assert [key for key, _ in open_to_all(HttpSettings("0.0.0.0:1"), ("[::]:1", None))] == ["http.address", "grpc.address"]
-    assert [key for key, _ in open_to_all(HttpSettings("0.0.0.0:1"), ("[::]:1", mutual))] == ["http.address"]
+    assert [key for key, _ in open_to_all(HttpSettings("0.0.0.0:1"), ("[::]:1", None))] == [
+        "http.address",
+        "grpc.address",
+    ]
+    assert [key for key, _ in open_to_all(HttpSettings("0.0.0.0:1"), ("[::]:1", mutual))] == [
+        "http.address"
+    ]
     assert not list(open_to_all(HttpSettings("127.0.0.1:1"), ("localhost:1", None)))
     assert not list(open_to_all(HttpSettings("0.0.0.0:1", api_keys_file="k"), ("[::]:1", None)))
     http = HttpSettings("0.0.0.0:1", tls_cert="c", tls_key="k", tls_client_ca="ca")

@@ -1,4 +1,5 @@
-"""A connection without a socket: order, limits, times, and every way to make two readers differ about a message."""
+"""A connection without a socket: order, limits, times, and every way to make two readers differ
+about a message."""
 
 import gzip
 import hashlib
@@ -62,7 +63,19 @@ def get(path: str, *headers: str) -> bytes:
 
 
 def post(path: str, body: bytes, *headers: str) -> bytes:
-    return "\r\n".join([f"POST {path} HTTP/1.1", "Host: here", f"Content-Length: {len(body)}", *headers, "", ""]).encode() + body
+    return (
+        "\r\n".join(
+            [
+                f"POST {path} HTTP/1.1",
+                "Host: here",
+                f"Content-Length: {len(body)}",
+                *headers,
+                "",
+                "",
+            ]
+        ).encode()
+        + body
+    )
 
 
 # -- requests and their order
@@ -81,7 +94,9 @@ def test_a_request_is_read_however_its_bytes_are_cut() -> None:
 
 def test_a_chunked_body_is_one_body() -> None:
     head = b"POST /a HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n"
-    line = Line(echo).feed(head + b"3;x=y\r\nabc\r\n" + b"2\r\nde\r\n" + b"1\r\nf\r\n0\r\nTrailer: x\r\n\r\n")
+    line = Line(echo).feed(
+        head + b"3;x=y\r\nabc\r\n" + b"2\r\nde\r\n" + b"1\r\nf\r\n0\r\nTrailer: x\r\n\r\n"
+    )
     assert line.transport.replies()[0][2] == b"/a|abcdef"
 
 
@@ -124,7 +139,11 @@ def test_a_client_that_hangs_up_cancels_its_queries() -> None:
 
 
 def test_work_goes_to_a_worker_and_so_does_a_large_body() -> None:
-    line = Line(lambda request: Work(lambda: Response(200, b"done")) if request.path == b"/w" else echo(request))
+    line = Line(
+        lambda request: (
+            Work(lambda: Response(200, b"done")) if request.path == b"/w" else echo(request)
+        )
+    )
     line.feed(get("/w"))
     ((work, exchange),) = line.work
     exchange.settle(work.run())
@@ -173,8 +192,13 @@ def test_an_offer_of_another_protocol_is_declined() -> None:
     for cut in range(1, len(whole)):
         line = Line(echo).feed(whole[:cut]).feed(whole[cut:])
         assert [body for _, _, body in line.transport.replies()] == [b"/a|12345", b"/b|", b"/c|"]
-    assert Line(echo).feed(b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n" + get("/b")).statuses == [405]
-    smuggled = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\nUpgrade: x\r\n\r\n0\r\n\r\n"
+    assert Line(echo).feed(b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n" + get("/b")).statuses == [
+        405
+    ]
+    smuggled = (
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\nUpgrade:"
+        b" x\r\n\r\n0\r\n\r\n"
+    )
     assert Line(echo).feed(smuggled).statuses == [400]
 
 
@@ -182,15 +206,21 @@ OFFER = ("Connection: upgrade", "Upgrade: websocket")
 REFUSED_WITH_OFFER = {
     "two hosts": b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n",
     "no host": b"GET / HTTP/1.1\r\n",
-    "Transfer-Encoding in HTTP/1.0": b"POST / HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n",
+    "Transfer-Encoding in HTTP/1.0": (
+        b"POST / HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n"
+    ),
     "a body that is too long": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9999999999\r\n",
     "an unknown expectation": b"POST / HTTP/1.1\r\nHost: a\r\nExpect: x\r\nContent-Length: 1\r\n",
-    "two codings": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: gzip\r\n",
+    "two codings": (
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: gzip\r\n"
+    ),
 }
 
 
 @pytest.mark.parametrize("head", REFUSED_WITH_OFFER.values(), ids=REFUSED_WITH_OFFER.keys())
-def test_what_is_refused_without_an_offer_of_another_protocol_is_refused_with_one(head: bytes) -> None:
+def test_what_is_refused_without_an_offer_of_another_protocol_is_refused_with_one(
+    head: bytes,
+) -> None:
     (alone,) = Line(echo).feed(head + b"\r\n" + b"1\r\na\r\n0\r\n\r\n").statuses
     offered = head + "\r\n".join([*OFFER, "", ""]).encode() + b"1\r\na\r\n0\r\n\r\n"
     assert alone >= 400
@@ -285,12 +315,19 @@ def test_a_trailer_without_end_is_refused() -> None:
 def test_a_chunked_body_of_many_pieces_is_read_whole() -> None:
     chunks = b"".join(b"%x\r\n%s\r\n" % (n, b"x" * n) for n in (1, 5, 3 * PIECE_BYTES, 2))
     line = Line(echo, header_bytes_max=512)
-    line.feed(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n" + get("/b"))
+    line.feed(
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        + chunks
+        + b"0\r\n\r\n"
+        + get("/b")
+    )
     assert [len(body) for _, _, body in line.transport.replies()] == [2 + 8 + 3 * PIECE_BYTES, 3]
 
 
 def test_continue_is_said_when_it_is_asked_for() -> None:
-    line = Line(echo).feed(b"POST / HTTP/1.1\r\nHost: here\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+    line = Line(echo).feed(
+        b"POST / HTTP/1.1\r\nHost: here\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
+    )
     assert line.transport.written == b"HTTP/1.1 100 Continue\r\n\r\n"
     assert line.feed(b"ab").statuses == [100, 200]
     assert Line(echo).feed(get("/", "Expect: more")).statuses == [417]
@@ -315,14 +352,24 @@ def test_absolute_targets_are_read() -> None:
 
 
 SMUGGLED = {
-    "length and chunked": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "chunked and length": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
-    "two lengths": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\nabc",
+    "length and chunked": (
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding:"
+        b" chunked\r\n\r\n0\r\n\r\n"
+    ),
+    "chunked and length": (
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nContent-Length:"
+        b" 3\r\n\r\n0\r\n\r\n"
+    ),
+    "two lengths": (
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\nabc"
+    ),
     "a list of lengths": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3, 3\r\n\r\nabc",
     "a signed length": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: +3\r\n\r\nabc",
     "a negative length": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: -3\r\n\r\nabc",
     "a hexadecimal length": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0x3\r\n\r\nabc",
-    "a length beyond 64 bits": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999999999999999\r\n\r\nabc",
+    "a length beyond 64 bits": (
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999999999999999\r\n\r\nabc"
+    ),
     "a bare LF": b"GET / HTTP/1.1\nHost: a\n\n",
     "a bare LF after a header": b"GET / HTTP/1.1\r\nHost: a\nX: b\r\n\r\n",
     "a bare CR in a header": b"GET / HTTP/1.1\r\nHost: a\rb\r\n\r\n",
@@ -330,18 +377,27 @@ SMUGGLED = {
     "a blank before the colon": b"GET / HTTP/1.1\r\nHost : a\r\n\r\n",
     "NUL in a header": b"GET / HTTP/1.1\r\nHost: a\0b\r\n\r\n",
     "another coding": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\nabc",
-    "chunked is not last": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked, identity\r\n\r\nabc",
-    "two codings": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n",
+    "chunked is not last": (
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked, identity\r\n\r\nabc"
+    ),
+    "two codings": (
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding:"
+        b" identity\r\n\r\n0\r\n\r\n"
+    ),
     "nearly chunked": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
     "chunked in HTTP/1.0": b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "a negative chunk": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n",
-    "a chunk ended by LF": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\nabc\n0\n\n",
+    "a chunk ended by LF": (
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\nabc\n0\n\n"
+    ),
     "no host": b"GET / HTTP/1.1\r\n\r\n",
     "two hosts": b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
     "HTTP/2 without asking": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "a version there is not": b"GET / HTTP/3.0\r\nHost: a\r\n\r\n",
     "no version": b"GET /\r\nHost: a\r\n\r\n",
-    "a version that lost its first letters": b"POST /a pTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n",
+    "a version that lost its first letters": (
+        b"POST /a pTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"
+    ),
     "a target that took the version": b"POST /a/pTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}",
     "HTTP/2.0": b"GET / HTTP/2.0\r\nHost: a\r\n\r\n",
     "no method": b"FOO / HTTP/1.1\r\nHost: a\r\n\r\n",
@@ -374,7 +430,9 @@ def test_a_refusal_waits_for_the_responses_before_it() -> None:
 
 
 def test_a_client_is_read_on_for_a_moment_after_its_refusal() -> None:
-    line = Line(echo, body_bytes_max=1024).feed(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5000\r\n\r\n")
+    line = Line(echo, body_bytes_max=1024).feed(
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5000\r\n\r\n"
+    )
     assert line.statuses == [413]
     assert line.transport.eof
     assert not line.transport.closed
@@ -385,7 +443,9 @@ def test_a_client_is_read_on_for_a_moment_after_its_refusal() -> None:
 
 
 def test_a_body_has_a_bound_however_it_comes() -> None:
-    told = Line(echo, body_bytes_max=1024).feed(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1025\r\n\r\n")
+    told = Line(echo, body_bytes_max=1024).feed(
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1025\r\n\r\n"
+    )
     assert told.statuses == [413]
     chunked = Line(echo, body_bytes_max=1024)
     chunked.feed(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -438,9 +498,13 @@ def test_slow_heads_and_bodies_end() -> None:
     line = Line(echo, header_s=5.0).feed(b"GET / HT").at(4.9)
     assert line.statuses == []
     assert line.feed(b"TP/1.1\r\n").at(5.1).statuses == [408]
-    body = Line(echo, header_s=5.0, body_bytes_s_min=100).feed(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5000\r\n\r\n")
+    body = Line(echo, header_s=5.0, body_bytes_s_min=100).feed(
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5000\r\n\r\n"
+    )
     assert body.at(5.5).statuses == [408]
-    steady = Line(echo, header_s=5.0, body_bytes_s_min=100).feed(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5000\r\n\r\n")
+    steady = Line(echo, header_s=5.0, body_bytes_s_min=100).feed(
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5000\r\n\r\n"
+    )
     for second in range(1, 26):
         steady.feed(bytes(200)).at(second)
     assert steady.statuses == [200]
@@ -516,16 +580,26 @@ def test_a_compressed_body_is_read_up_to_its_bound() -> None:
                 exchange.fail(error)
         return line
 
-    for coding, data in (("gzip", gzip.compress(b"plain")), ("deflate", zlib.compress(b"plain")), ("identity", b"plain")):
+    for coding, data in (
+        ("gzip", gzip.compress(b"plain")),
+        ("deflate", zlib.compress(b"plain")),
+        ("identity", b"plain"),
+    ):
         assert fed(data, coding).transport.replies()[0][2] == b"/|plain"
     bomb = gzip.compress(bytes(10 << 20))
     assert fed(bomb, "gzip").statuses == [413]
-    broken: dict[str, Any] = {"gzip": b"no gzip", "br": b"x", "deflate": zlib.compress(b"plain")[:-3]}
+    broken: dict[str, Any] = {
+        "gzip": b"no gzip",
+        "br": b"x",
+        "deflate": zlib.compress(b"plain")[:-3],
+    }
     for coding, data in broken.items():
         assert fed(data, coding).statuses in ([400], [415])
 
 
-def test_a_compressed_body_is_decompressed_by_a_worker_and_only_for_whoever_may_ask(tmp_path: Path) -> None:
+def test_a_compressed_body_is_decompressed_by_a_worker_and_only_for_whoever_may_ask(
+    tmp_path: Path,
+) -> None:
     body = gzip.compress(bytes(1 << 20))
     asked: list[int] = []
 

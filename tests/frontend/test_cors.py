@@ -1,4 +1,5 @@
-"""Web pages of other origins: none as delivered, those of `http.cors_origins`, whatever comes of a request."""
+"""Web pages of other origins: none as delivered, those of `http.cors_origins`, whatever comes of a
+request."""
 
 from collections.abc import Iterator
 
@@ -12,20 +13,26 @@ SHOP = "https://shop.example"
 
 @pytest.fixture(scope="module")
 def shop() -> Iterator[clipper.ClipperServer]:
-    with clipper.start(http={"address": "127.0.0.1:0", "admin": "127.0.0.1:0", "cors_origins": [SHOP]}, **QUICK) as server:
+    with clipper.start(
+        http={"address": "127.0.0.1:0", "admin": "127.0.0.1:0", "cors_origins": [SHOP]}, **QUICK
+    ) as server:
         server.deploy("sum", total, input="f64[3]")
         server.app("total", models=["sum"], slo_ms=5000)
         warm_workers(server)
         yield server
 
 
-def of_shop(server: clipper.ClipperServer, method: str, path: str, body: object = None, origin: str = SHOP) -> Reply:
+def of_shop(
+    server: clipper.ClipperServer, method: str, path: str, body: object = None, origin: str = SHOP
+) -> Reply:
     return ask(server.http_address, method, path, body, {"Origin": origin})
 
 
 def test_as_delivered_no_page_may(query: Ask) -> None:
     for method, path in (("GET", "/v2"), ("OPTIONS", "/api/total/predict")):
-        assert "access-control-allow-origin" not in query(method, path, None, {"Origin": SHOP}).headers
+        assert (
+            "access-control-allow-origin" not in query(method, path, None, {"Origin": SHOP}).headers
+        )
 
 
 @pytest.mark.parametrize(
@@ -45,14 +52,23 @@ def test_a_page_that_is_named_may_read_whatever_comes(
     shop: clipper.ClipperServer, method: str, path: str, body: object, status: int
 ) -> None:
     reply = of_shop(shop, method, path, body)
-    assert (reply.status, reply.headers["access-control-allow-origin"], reply.headers["vary"]) == (status, SHOP, "origin")
-    assert "access-control-allow-origin" not in of_shop(shop, method, path, body, "https://other.example").headers
+    assert (reply.status, reply.headers["access-control-allow-origin"], reply.headers["vary"]) == (
+        status,
+        SHOP,
+        "origin",
+    )
+    assert (
+        "access-control-allow-origin"
+        not in of_shop(shop, method, path, body, "https://other.example").headers
+    )
 
 
 def test_a_browser_that_asks_first_is_told_what_it_may(shop: clipper.ClipperServer) -> None:
     reply = of_shop(shop, "OPTIONS", "/api/total/predict")
     assert reply.status == 204
-    assert reply.headers["access-control-allow-methods"] == reply.headers["allow"] == "OPTIONS, POST"
+    assert (
+        reply.headers["access-control-allow-methods"] == reply.headers["allow"] == "OPTIONS, POST"
+    )
     assert "content-type" in reply.headers["access-control-allow-headers"]
 
 

@@ -1,7 +1,9 @@
-"""The door and Python, asked the same: the same bytes come back, whatever is asked, however it is cut, in whatever order.
+"""The door and Python, asked the same: the same bytes come back, whatever is asked, however it is
+cut, in whatever order.
 
-Each request goes twice: plain, and with a header that makes it Python's (`Origin`, which means nothing to queries). What may
-differ is taken out of the responses: the number in an answer's id, ids made up for requests, how long a query took, and the date.
+Each request goes twice: plain, and with a header that makes it Python's (`Origin`, which means
+nothing to queries). What may differ is taken out of the responses: the number in an answer's id,
+ids made up for requests, how long a query took, and the date.
 """
 
 import concurrent.futures
@@ -31,11 +33,23 @@ def outputs(rows: Any) -> Any:
     return [KINDS[int(row[0]) % len(KINDS)] for row in rows]
 
 
-KINDS: list[Any] = [7, "plain", "caf\u00e9", 'a "b"', np.array([1.5, 2.0]), np.array([1.0, np.nan]), float("inf"), b"bytes", True]
+KINDS: list[Any] = [
+    7,
+    "plain",
+    "caf\u00e9",
+    'a "b"',
+    np.array([1.5, 2.0]),
+    np.array([1.0, np.nan]),
+    float("inf"),
+    b"bytes",
+    True,
+]
 
 
 def sure(rows: Any) -> Any:
-    return Scored(np.asarray(rows).sum(axis=1), confidence=[0.25 * (int(row[0]) % 5) for row in rows])
+    return Scored(
+        np.asarray(rows).sum(axis=1), confidence=[0.25 * (int(row[0]) % 5) for row in rows]
+    )
 
 
 def twice(rows: Any) -> Any:
@@ -52,11 +66,19 @@ def broken(rows: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[clipper.ClipperServer]:
-    with clipper.start(http={"address": "127.0.0.1:0", "pipeline_max": 8, "header_bytes_max": 1024}, **QUICK) as started:
+    with clipper.start(
+        http={"address": "127.0.0.1:0", "pipeline_max": 8, "header_bytes_max": 1024}, **QUICK
+    ) as started:
         started.deploy("sum", total, input="f64[3]")
         started.deploy("twice", twice, input="f64[3]")
         started.deploy("int", total, input="i32[2,2]")
-        started.deploy("any", outputs, input="f64[1]", row_by_row=False, batching={"mode": "static", "size_max": 1})
+        started.deploy(
+            "any",
+            outputs,
+            input="f64[1]",
+            row_by_row=False,
+            batching={"mode": "static", "size_max": 1},
+        )
         started.deploy("sure", sure, input="f32[2]")
         started.deploy("long", lambda rows: [float(len(row)) for row in rows], input="f64[*]")
         started.deploy("big", big, input="f64[1]")
@@ -89,8 +111,12 @@ def held_are(server: clipper.ClipperServer, count: int) -> bool:
     return held(server) == count
 
 
-def request(path: str, body: str, strange: bool = False, more: str = "", method: str = "POST") -> bytes:
-    headers = f"Host: a\r\n{STRANGE if strange else ''}{more}Content-Length: {len(body.encode())}\r\n"
+def request(
+    path: str, body: str, strange: bool = False, more: str = "", method: str = "POST"
+) -> bytes:
+    headers = (
+        f"Host: a\r\n{STRANGE if strange else ''}{more}Content-Length: {len(body.encode())}\r\n"
+    )
     return f"{method} {path} HTTP/1.1\r\n{headers}\r\n{body}".encode()
 
 
@@ -118,12 +144,16 @@ def responses(line: socket.socket, count: int) -> list[bytes]:
 
 
 MASKS = (
-    (rb"date: [^\r]*", b"date: D"), (rb'"id":"[0-9a-f]{8}-[0-9a-f]+"', b'"id":"I"'), (rb'"latency_us":\d+', b'"latency_us":L'),
-    (rb'"query_id":\d+', b'"query_id":Q'), (rb'"prediction_id":"[0-9a-f]{8}-[0-9a-f]+"', b'"prediction_id":"I"'),
+    (rb"date: [^\r]*", b"date: D"),
+    (rb'"id":"[0-9a-f]{8}-[0-9a-f]+"', b'"id":"I"'),
+    (rb'"latency_us":\d+', b'"latency_us":L'),
+    (rb'"query_id":\d+', b'"query_id":Q'),
+    (rb'"prediction_id":"[0-9a-f]{8}-[0-9a-f]+"', b'"prediction_id":"I"'),
     (rb"inference-header-content-length: \d+", b"inference-header-content-length: N"),
     (rb"x-request-id: [0-9a-f]{8,12}-[0-9a-f]+\r", b"x-request-id: R\r"),
-    (rb'"request_id":"[0-9a-f]{12}-[0-9a-f]+"', b'"request_id":"R"'), (rb"content-length: \d+", b"content-length: N"),
-)  # fmt: skip
+    (rb'"request_id":"[0-9a-f]{12}-[0-9a-f]+"', b'"request_id":"R"'),
+    (rb"content-length: \d+", b"content-length: N"),
+)
 
 
 def masked(response: bytes) -> bytes:
@@ -132,7 +162,9 @@ def masked(response: bytes) -> bytes:
     return response
 
 
-def exchanged(server: clipper.ClipperServer, *requests: bytes, cuts: Callable[[int], list[int]] | None = None) -> list[bytes]:
+def exchanged(
+    server: clipper.ClipperServer, *requests: bytes, cuts: Callable[[int], list[int]] | None = None
+) -> list[bytes]:
     """The responses to requests on one connection, written at once or in pieces."""
     text = b"".join(requests)
     with connect(server) as line:
@@ -147,7 +179,14 @@ def exchanged(server: clipper.ClipperServer, *requests: bytes, cuts: Callable[[i
 
 def some_number(rng: random.Random) -> str:
     return rng.choice(
-        [str(rng.randrange(-9, 9)), repr(round(rng.uniform(-99, 99), 3)), "1e3", "-0.0", "1E-2", "0.1000000000000000055511151231"]
+        [
+            str(rng.randrange(-9, 9)),
+            repr(round(rng.uniform(-99, 99), 3)),
+            "1e3",
+            "-0.0",
+            "1E-2",
+            "0.1000000000000000055511151231",
+        ]
     )
 
 
@@ -156,25 +195,59 @@ def some_body(rng: random.Random, numbers: int) -> str:
     row = f",{blank}".join(some_number(rng) for _ in range(numbers))
     good = f'{blank}{{{blank}"input"{blank}:{blank}[{blank}{row}{blank}]{blank}}}{blank}'
     bad = [
-        "", "{", "[]", '{"input": 3}', '{"input": [1, 2, "x"]}', '{"input": [1, 2]}', '{"input": [01, 2, 3]}',
-        '{"inputs": [[1, 2, 3]]}', '{"input": [1, 2, NaN]}',
-        f'{{"input": [{row}], "user": "ann"}}', f'{{"input": [{row}], "slo_ms": 9000}}', f'{{"input": [{row}], "unknown": 1}}',
-        f'{{"input": [{row}]}} x', f'{{"inp\\u0075t": [{row}]}}', f'{{"input": [{row}], "input": [{row}]}}',
-        '{"input": [1, 2, 1e999]}', f'{{"input": [{row}],}}', '{"input": "\ud83d"}'.encode("utf-8", "replace").decode(),
-    ]  # fmt: skip
+        "",
+        "{",
+        "[]",
+        '{"input": 3}',
+        '{"input": [1, 2, "x"]}',
+        '{"input": [1, 2]}',
+        '{"input": [01, 2, 3]}',
+        '{"inputs": [[1, 2, 3]]}',
+        '{"input": [1, 2, NaN]}',
+        f'{{"input": [{row}], "user": "ann"}}',
+        f'{{"input": [{row}], "slo_ms": 9000}}',
+        f'{{"input": [{row}], "unknown": 1}}',
+        f'{{"input": [{row}]}} x',
+        f'{{"inp\\u0075t": [{row}]}}',
+        f'{{"input": [{row}], "input": [{row}]}}',
+        '{"input": [1, 2, 1e999]}',
+        f'{{"input": [{row}],}}',
+        '{"input": "\ud83d"}'.encode("utf-8", "replace").decode(),
+    ]
     return good if rng.random() < 0.6 else rng.choice(bad)
 
 
 def some_request(rng: random.Random) -> Callable[[bool], bytes]:
-    path, numbers = rng.choice([
-        ("/api/total/predict", 3), ("/api/single/predict", 3), ("/total/predict", 3), ("/api/ints/predict", 2),
-        ("/api/any/predict", 1), ("/any/predict", 1), ("/api/sure/predict", 2), ("/sure/predict", 2), ("/api/long/predict", 4),
-        ("/api/broken/predict", 1), ("/api/learns/predict", 3), ("/api/nobody/predict", 3), ("/api/total/predict?x=1", 3),
-    ])  # fmt: skip
+    path, numbers = rng.choice(
+        [
+            ("/api/total/predict", 3),
+            ("/api/single/predict", 3),
+            ("/total/predict", 3),
+            ("/api/ints/predict", 2),
+            ("/api/any/predict", 1),
+            ("/any/predict", 1),
+            ("/api/sure/predict", 2),
+            ("/sure/predict", 2),
+            ("/api/long/predict", 4),
+            ("/api/broken/predict", 1),
+            ("/api/learns/predict", 3),
+            ("/api/nobody/predict", 3),
+            ("/api/total/predict?x=1", 3),
+        ]
+    )
     body = some_body(rng, numbers)
     if path == "/api/ints/predict" and rng.random() < 0.7:
         body = f'{{"input": [[1, {rng.randrange(9)}], [3, -4]]}}'
-    more = rng.choice(["", "", "X-Request-Id: mine-7\r\n", "X-Request-Id: two words\r\n", "Accept: */*\r\n", "Via: me\r\n"])
+    more = rng.choice(
+        [
+            "",
+            "",
+            "X-Request-Id: mine-7\r\n",
+            "X-Request-Id: two words\r\n",
+            "Accept: */*\r\n",
+            "Via: me\r\n",
+        ]
+    )
     method = rng.choice(["POST"] * 12 + ["GET", "PUT"])
     return lambda strange: request(path, body, strange, more, method)
 
@@ -197,13 +270,17 @@ def binary(rng: random.Random, path: str, shape: list[int], dtype: str) -> Calla
         said = {"parameters": {"binary_data": rng.random() < 0.5}} if rng.random() < 0.6 else {}
         body["outputs"] = [{"name": "output", **said}]
     if rng.random() < 0.4:
-        body["parameters"] = rng.choice([{"binary_data_output": rng.random() < 0.5}, {}, {"salt": 7}, {"user": "ann"}])
+        body["parameters"] = rng.choice(
+            [{"binary_data_output": rng.random() < 0.5}, {}, {"salt": 7}, {"user": "ann"}]
+        )
     head = json.dumps(body, separators=rng.choice([(",", ":"), (", ", ": ")])).encode()
     more = f"Inference-Header-Content-Length: {len(head)}\r\n" if data else ""
     more += rng.choice(["", "", "X-Request-Id: mine-7\r\n", 'X-Request-Id: a"b\r\n'])
 
     def make(strange: bool) -> bytes:
-        lines = f"Host: a\r\n{STRANGE if strange else ''}{more}Content-Length: {len(head + data)}\r\n"
+        lines = (
+            f"Host: a\r\n{STRANGE if strange else ''}{more}Content-Length: {len(head + data)}\r\n"
+        )
         return f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode() + head + data
 
     return make
@@ -213,13 +290,29 @@ DATATYPES = {"f8": "FP64", "f4": "FP32", "i4": "INT32", "i8": "INT64"}
 
 
 def some_infer(rng: random.Random) -> Callable[[bool], bytes]:
-    name, shape, dtype = rng.choice([
-        ("total", [1, 3], "f8"), ("total", [3], "f8"), ("single", [1, 3], "f8"), ("total", [2, 3], "f8"), ("total", [1, 4], "f8"),
-        ("total", [1, 3], "f4"), ("ints", [1, 2, 2], "i4"), ("ints", [2, 2], "i4"), ("ints", [1, 2, 2], "i8"),
-        ("any", [1, 1], "f8"),
-        ("any", [1], "f8"), ("sure", [1, 2], "f4"), ("long", [1, 3], "f8"), ("broken", [1, 1], "f8"), ("sum", [1, 3], "f8"),
-        ("sum/versions/1", [1, 3], "f8"), ("sum/versions/9", [1, 3], "f8"), ("nobody", [1, 3], "f8"), ("learns", [1, 3], "f8"),
-    ])  # fmt: skip
+    name, shape, dtype = rng.choice(
+        [
+            ("total", [1, 3], "f8"),
+            ("total", [3], "f8"),
+            ("single", [1, 3], "f8"),
+            ("total", [2, 3], "f8"),
+            ("total", [1, 4], "f8"),
+            ("total", [1, 3], "f4"),
+            ("ints", [1, 2, 2], "i4"),
+            ("ints", [2, 2], "i4"),
+            ("ints", [1, 2, 2], "i8"),
+            ("any", [1, 1], "f8"),
+            ("any", [1], "f8"),
+            ("sure", [1, 2], "f4"),
+            ("long", [1, 3], "f8"),
+            ("broken", [1, 1], "f8"),
+            ("sum", [1, 3], "f8"),
+            ("sum/versions/1", [1, 3], "f8"),
+            ("sum/versions/9", [1, 3], "f8"),
+            ("nobody", [1, 3], "f8"),
+            ("learns", [1, 3], "f8"),
+        ]
+    )
     return binary(rng, f"/v2/models/{name}/infer", shape, dtype)
 
 
@@ -234,10 +327,15 @@ def test_infer_alike(server: clipper.ClipperServer, seed: int) -> None:
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
 @pytest.mark.parametrize("wanted", [False, True])
-def test_infer_of_every_kind_of_output(server: clipper.ClipperServer, kind: int, wanted: bool) -> None:
+def test_infer_of_every_kind_of_output(
+    server: clipper.ClipperServer, kind: int, wanted: bool
+) -> None:
     tensor = {"name": "x", "shape": [1, 1], "datatype": "FP64", "data": [kind]}
     body = json.dumps({"id": "a", "inputs": [tensor], "parameters": {"binary_data_output": wanted}})
-    asked = [exchanged(server, request("/v2/models/any/infer", body, strange))[0] for strange in (False, True, False)]
+    asked = [
+        exchanged(server, request("/v2/models/any/infer", body, strange))[0]
+        for strange in (False, True, False)
+    ]
     assert len({masked(one) for one in asked}) == 1
 
 
@@ -278,14 +376,22 @@ def test_cold_and_hot_alike(server: clipper.ClipperServer) -> None:
         order = [bool(i % 2), not i % 2, bool(i % 2)]
         for path in ("/api/any/predict", "/api/sure/predict", "/any/predict"):
             numbers = [i + 100] * (2 if "sure" in path else 1)
-            found = [exchanged(server, request(path, json.dumps({"input": numbers}), strange))[0] for strange in order]
+            found = [
+                exchanged(server, request(path, json.dumps({"input": numbers}), strange))[0]
+                for strange in order
+            ]
             assert len({masked(one) for one in found}) == 1, found
 
 
-@pytest.mark.parametrize("path", ["/api/total/predict", "/total/predict", "/api/broken/predict", "/api/any/predict"])
+@pytest.mark.parametrize(
+    "path", ["/api/total/predict", "/total/predict", "/api/broken/predict", "/api/any/predict"]
+)
 def test_cut_at_every_byte(server: clipper.ClipperServer, path: str) -> None:
     body = '{"input": [1, 2, 3]}' if "total" in path else '{"input": [2]}'
-    whole, wanted = request(path, body), masked(exchanged(server, request(path, body, strange=True))[0])
+    whole, wanted = (
+        request(path, body),
+        masked(exchanged(server, request(path, body, strange=True))[0]),
+    )
     for cut in range(1, len(whole)):
         (found,) = exchanged(server, whole, cuts=lambda n, cut=cut: [cut])  # type: ignore[misc]  # a default that binds
         assert masked(found) == wanted, cut
@@ -293,7 +399,8 @@ def test_cut_at_every_byte(server: clipper.ClipperServer, path: str) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_pipelined_and_cut_anywhere(server: clipper.ClipperServer, seed: int) -> None:
-    """In their order, beyond what may be open at once; the first that nobody can read is the last that is answered."""
+    """In their order, beyond what may be open at once; the first that nobody can read is the last
+    that is answered."""
     rng = random.Random(100 + seed)
     for _ in range(25):
         asked = [some_request(rng) for _ in range(rng.randrange(1, 20))]
@@ -329,14 +436,21 @@ def test_what_is_counted_is_the_same(server: clipper.ClipperServer) -> None:
         before = server.stats()["applications"]["counted"]
         for i in range(20):
             body = json.dumps({"input": [rng.random(), i, 2]})
-            assert exchanged(server, request("/api/counted/predict", body, strange))[0].startswith(b"HTTP/1.1 200")
+            assert exchanged(server, request("/api/counted/predict", body, strange))[0].startswith(
+                b"HTTP/1.1 200"
+            )
         after = server.stats()["applications"]["counted"]
         of, was = after["models"]["sum:1"], before["models"].get("sum:1", {"used": 0, "wins": 0})
-        counts.append((
-            after["queries"] - before["queries"], after["answers"]["ok"] - before["answers"]["ok"], of["used"] - was["used"],
-            of["wins"] - was["wins"], after["decided_by"]["all"] - before["decided_by"].get("all", 0),
-            after["latency_us"].count - before["latency_us"].count,
-        ))  # fmt: skip
+        counts.append(
+            (
+                after["queries"] - before["queries"],
+                after["answers"]["ok"] - before["answers"]["ok"],
+                of["used"] - was["used"],
+                of["wins"] - was["wins"],
+                after["decided_by"]["all"] - before["decided_by"].get("all", 0),
+                after["latency_us"].count - before["latency_us"].count,
+            )
+        )
     assert counts == [(20,) * 6] * 2
 
 
@@ -344,9 +458,14 @@ def test_feedback_and_ids(server: clipper.ClipperServer) -> None:
     """Ids of both ways are of one row of numbers, and none comes twice."""
     ids = []
     for i in range(30):
-        (found,) = exchanged(server, request("/api/total/predict", f'{{"input": [1, 2, {i % 3}]}}', bool(i % 2)))
+        (found,) = exchanged(
+            server, request("/api/total/predict", f'{{"input": [1, 2, {i % 3}]}}', bool(i % 2))
+        )
         ids.append(json.loads(found.partition(b"\r\n\r\n")[2])["id"])
-    nodes, numbers = {id.partition("-")[0] for id in ids}, [int(id.partition("-")[2], 16) for id in ids]
+    nodes, numbers = (
+        {id.partition("-")[0] for id in ids},
+        [int(id.partition("-")[2], 16) for id in ids],
+    )
     assert len(nodes) == 1
     assert len(set(numbers)) == 30
 
@@ -401,7 +520,9 @@ def test_workers_share_the_connections(workers: int) -> None:
     with clipper.start(http={"address": "127.0.0.1:0", "workers": workers}, **QUICK) as server:
         server.deploy("sum", total, input="f64[3]")
         server.app("total", models=["sum"], slo_ms=10_000)
-        lines = [http.client.HTTPConnection(server.http_address, timeout=PATIENCE_S) for _ in range(9)]
+        lines = [
+            http.client.HTTPConnection(server.http_address, timeout=PATIENCE_S) for _ in range(9)
+        ]
 
         def talk(line: http.client.HTTPConnection, seed: int) -> None:
             rng = random.Random(seed)
@@ -426,8 +547,11 @@ def answered_by(server: clipper.ClipperServer, pattern: str) -> int:
 
 
 @pytest.mark.parametrize("strange", [False, True])
-def test_a_client_that_does_not_read_is_not_answered_on(server: clipper.ClipperServer, strange: bool) -> None:
-    """64 KiB of requests for a cached answer of 500 kB: few of them are answered, and others are served meanwhile."""
+def test_a_client_that_does_not_read_is_not_answered_on(
+    server: clipper.ClipperServer, strange: bool
+) -> None:
+    """64 KiB of requests for a cached answer of 500 kB: few of them are answered, and others are
+    served meanwhile."""
     one = request("/api/big/predict", '{"input":[1]}', strange)
     exchanged(server, one)
     before = answered_by(server, "/api/{}/predict")
@@ -436,9 +560,13 @@ def test_a_client_that_does_not_read_is_not_answered_on(server: clipper.ClipperS
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
         line.sendall(one * count)
         for _ in range(20):
-            (reply,) = exchanged(server, request("/api/total/predict", '{"input":[1,2,3]}', strange))
+            (reply,) = exchanged(
+                server, request("/api/total/predict", '{"input":[1,2,3]}', strange)
+            )
             assert b'"output":6.0' in reply
-        assert answered_by(server, "/api/{}/predict") - before <= 20 + 4 < count, "neither here nor in the kernel"
+        assert answered_by(server, "/api/{}/predict") - before <= 20 + 4 < count, (
+            "neither here nor in the kernel"
+        )
         received = 0
         while received < 64 * 500_000:
             piece = line.recv(1 << 20)

@@ -1,4 +1,5 @@
-"""What an error tells a client, however it is asked: neither paths of files nor addresses in memory nor stacks."""
+"""What an error tells a client, however it is asked: neither paths of files nor addresses in memory
+nor stacks."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,11 +43,22 @@ def losing() -> Iterator[clipper.ClipperServer]:
 
 
 @pytest.mark.parametrize("what", FAILING)
-def test_no_error_tells_a_path_an_address_or_a_stack(losing: clipper.ClipperServer, what: str) -> None:
+def test_no_error_tells_a_path_an_address_or_a_stack(
+    losing: clipper.ClipperServer, what: str
+) -> None:
     path, body = FAILING[what]
     reply = ask(losing.http_address, "POST", path, body)
     told = reply.body.decode() + str(reply.headers)
     given = path if what == "a path" else ""
     package = str(Path(clipper.__file__).parent)
-    for secret in (SECRET, "secret-7f3a", package, "Traceback", ".py", " at 0x7", "\x1b", losing.address):
+    for secret in (
+        SECRET,
+        "secret-7f3a",
+        package,
+        "Traceback",
+        ".py",
+        " at 0x7",
+        "\x1b",
+        losing.address,
+    ):
         assert secret in given or secret not in told, told

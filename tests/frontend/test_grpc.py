@@ -1,4 +1,5 @@
-"""gRPC by grpcio's own channel and our messages: services, deadlines, errors, streams, and the end."""
+"""gRPC by grpcio's own channel and our messages: services, deadlines, errors, streams, and the
+end."""
 
 import json
 import threading
@@ -19,14 +20,18 @@ from clipper.frontend.protocols import message, methods_of, pool
 from tests.frontend.conftest import PATIENCE_S, QUICK, ask, beside, total, warm_workers
 
 INFERENCE, APPLICATIONS = "inference.GRPCInferenceService", "clipper.v1.Applications"
-WAY_BACK_MS = 1500  # however busy this machine is, a reply is at the client before the call's deadline
+WAY_BACK_MS = (
+    1500  # however busy this machine is, a reply is at the client before the call's deadline
+)
 HEALTH, REFLECTION = "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection"
 
 
 class Client:
     """client(service, method, request fields...) -> the response."""
 
-    def __init__(self, address: str, credentials: Any = None, metadata: Any = (), **options: Any) -> None:
+    def __init__(
+        self, address: str, credentials: Any = None, metadata: Any = (), **options: Any
+    ) -> None:
         words = address, [*options.items()]
         if credentials is None:
             self.channel = grpc.insecure_channel(*words)
@@ -36,15 +41,24 @@ class Client:
 
     def method(self, service: str, name: str) -> Any:
         (method,) = [method for method in methods_of(service) if method.name == name]
-        kind = f"{'stream' if method.client_streaming else 'unary'}_{'stream' if method.server_streaming else 'unary'}"
+        kind = f"{'stream' if method.client_streaming else 'unary'}_{'stream' if method.server_streaming else 'unary'}"  # noqa: E501
         return getattr(self.channel, kind)(
             f"/{service}/{name}",
-            request_serializer=lambda sent: sent if isinstance(sent, bytes) else sent.SerializeToString(),
+            request_serializer=lambda sent: (
+                sent if isinstance(sent, bytes) else sent.SerializeToString()
+            ),
             response_deserializer=message(method.output_type.full_name).FromString,
         )
 
     def __call__(
-        self, service: str, method: str, request: Any = None, /, *, timeout: float | None = PATIENCE_S, **fields: Any
+        self,
+        service: str,
+        method: str,
+        request: Any = None,
+        /,
+        *,
+        timeout: float | None = PATIENCE_S,
+        **fields: Any,
     ) -> Any:
         if request is None:
             (found,) = [each for each in methods_of(service) if each.name == method]
@@ -61,7 +75,14 @@ class Client:
         return caught.value
 
 
-def tensor_of(model: str, rows: Any, version: str = "", id: str = "", datatype: str = "FP64", **parameters: int) -> Any:
+def tensor_of(
+    model: str,
+    rows: Any,
+    version: str = "",
+    id: str = "",
+    datatype: str = "FP64",
+    **parameters: int,
+) -> Any:
     rows = np.asarray(rows, float)
     request = message("inference.ModelInferRequest")(model_name=model, model_version=version, id=id)
     request.inputs.add(name="input", datatype=datatype, shape=rows.shape)
@@ -134,16 +155,26 @@ def test_about_the_server_and_its_models(client: Client) -> None:
     assert client(INFERENCE, "ServerMetadata").name == "clipper"
     assert client(INFERENCE, "ModelReady", name="sum", version="1").ready
     about = client(INFERENCE, "ModelMetadata", name="total")
-    assert [(each.name, each.datatype, list(each.shape)) for each in about.inputs] == [("input", "FP64", [-1, 3])]
+    assert [(each.name, each.datatype, list(each.shape)) for each in about.inputs] == [
+        ("input", "FP64", [-1, 3])
+    ]
     config = client(INFERENCE, "ModelConfig", name="sum").config
-    assert (config.max_batch_size, config.input[0].data_type, list(config.input[0].dims)) == (512, 12, [3])
+    assert (config.max_batch_size, config.input[0].data_type, list(config.input[0].dims)) == (
+        512,
+        12,
+        [3],
+    )
     index = client(INFERENCE, "RepositoryIndex", ready=True).models
     assert {"total", "sum", "words"} <= {row.name for row in index if row.state == "READY"}
 
 
 def test_statistics_move(client: Client) -> None:
     def count(name: str) -> int:
-        return int(client(INFERENCE, "ModelStatistics", name=name).model_stats[0].inference_stats.success.count)
+        return int(
+            client(INFERENCE, "ModelStatistics", name=name)
+            .model_stats[0]
+            .inference_stats.success.count
+        )
 
     before = count("sum"), count("total")
     client.infer("total", np.random.default_rng().random((4, 3)))
@@ -155,7 +186,11 @@ def test_statistics_move(client: Client) -> None:
 def test_infer(client: Client, n: int) -> None:
     rows = np.arange(3.0 * n).reshape(n, 3)
     response = client.infer("total", rows, id="q1")
-    assert (response.id, list(response.outputs[0].shape), response.outputs[0].datatype) == ("q1", [n], "FP64")
+    assert (response.id, list(response.outputs[0].shape), response.outputs[0].datatype) == (
+        "q1",
+        [n],
+        "FP64",
+    )
     np.testing.assert_array_equal(np.frombuffer(response.raw_output_contents[0]), rows.sum(axis=1))
 
 
@@ -175,12 +210,20 @@ def test_a_version_of_a_model(client: Client) -> None:
         ("sum", [[1, 2, 3]], {"version": "x"}, "INVALID_ARGUMENT", ["version"]),
         ("total", [[1, 2]], {}, "INVALID_ARGUMENT", ["[1, 2]", "[-1, 3] is taken"]),
         ("shout", [[1, 2]], {}, "INVALID_ARGUMENT", ["FP64", "BYTES is taken"]),
-        ("total", [[1, 2, 3]], {"datatype": "FP32"}, "INVALID_ARGUMENT", ["24 bytes", "FP32[1, 3] takes 12"]),
+        (
+            "total",
+            [[1, 2, 3]],
+            {"datatype": "FP32"},
+            "INVALID_ARGUMENT",
+            ["24 bytes", "FP32[1, 3] takes 12"],
+        ),
         ("total", [[1, 2, 3]], {"timeout": -1}, "INVALID_ARGUMENT", ["timeout"]),
         ("total", [[1, 2, 3]], {"priority": -1}, "INVALID_ARGUMENT", ["priority"]),
     ],
 )
-def test_what_is_wrong_is_said(client: Client, model: str, rows: Any, more: Any, code: str, parts: list[str]) -> None:
+def test_what_is_wrong_is_said(
+    client: Client, model: str, rows: Any, more: Any, code: str, parts: list[str]
+) -> None:
     error = client.refused(INFERENCE, "ModelInfer", tensor_of(model, rows, **more))
     assert error.code() is grpc.StatusCode[code]
     assert all(part in error.details() for part in parts), error.details()
@@ -197,7 +240,10 @@ def test_another_dtype_is_named(client: Client) -> None:
 
 def test_a_message_that_is_none_and_one_too_large(client: Client) -> None:
     error = client.refused(INFERENCE, "ModelInfer", b"\xff\xff\xff")
-    assert (error.code(), error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "the bytes are no inference.ModelInferRequest.")
+    assert (error.code(), error.details()) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "the bytes are no inference.ModelInferRequest.",
+    )
     with pytest.raises(grpc.RpcError, match="the bytes are no clipper"):
         list(client.method(APPLICATIONS, "PredictStream")(iter([b"\xff"]), timeout=PATIENCE_S))
     error = client.refused(INFERENCE, "ModelInfer", tensor_of("total", np.zeros((10_000, 3))))
@@ -216,7 +262,10 @@ def test_load_and_unload_are_for_management(client: Client) -> None:
     client(INFERENCE, "RepositoryModelLoad", model_name="sum")
     error = client.refused(INFERENCE, "RepositoryModelUnload", model_name="sum")
     assert error.code() is grpc.StatusCode.PERMISSION_DENIED
-    assert client.refused(INFERENCE, "RepositoryModelUnload", model_name="sun").code() is grpc.StatusCode.NOT_FOUND
+    assert (
+        client.refused(INFERENCE, "RepositoryModelUnload", model_name="sun").code()
+        is grpc.StatusCode.NOT_FOUND
+    )
     assert details_of(error)[0].reason == "forbidden"
 
 
@@ -224,22 +273,37 @@ def test_load_and_unload_are_for_management(client: Client) -> None:
 
 
 def test_qualifiers_and_the_callers_id(client: Client) -> None:
-    answer = client(APPLICATIONS, "Predict", application="beside", input=numbers(1, 2, 3), request_id="mine-1")
+    answer = client(
+        APPLICATIONS, "Predict", application="beside", input=numbers(1, 2, 3), request_id="mine-1"
+    )
     assert answer.request_id == "mine-1"
     said = answer.qualifiers["beside:1"].values
     assert (said["quality"].whole, said["note"].text) == (3, "fine")
     parameters = client.infer("beside", [[1, 2, 3]], id="mine-2").parameters
     assert parameters["request_id"].string_param == "mine-2"
-    assert json.loads(parameters["qualifiers"].string_param) == {"beside:1": {"quality": 3, "note": "fine"}}
-    replies = client(APPLICATIONS, "PredictMany", application="total", inputs=[numbers(1, 2, 3)] * 2, request_id="all").replies
+    assert json.loads(parameters["qualifiers"].string_param) == {
+        "beside:1": {"quality": 3, "note": "fine"}
+    }
+    replies = client(
+        APPLICATIONS,
+        "PredictMany",
+        application="total",
+        inputs=[numbers(1, 2, 3)] * 2,
+        request_id="all",
+    ).replies
     assert [reply.prediction.request_id for reply in replies] == ["all", "all"]
-    error = client.refused(APPLICATIONS, "Predict", application="total", input=numbers(1, 2, 3), request_id="x" * 1000)
+    error = client.refused(
+        APPLICATIONS, "Predict", application="total", input=numbers(1, 2, 3), request_id="x" * 1000
+    )
     assert "the request's id" in error.details()
 
 
 def test_the_callers_id_may_be_metadata(server: clipper.ClipperServer) -> None:
     client = Client(server.grpc_address, metadata=[("x-request-id", "mine-3")])
-    assert client(APPLICATIONS, "Predict", application="total", input=numbers(1, 2, 3)).request_id == "mine-3"
+    assert (
+        client(APPLICATIONS, "Predict", application="total", input=numbers(1, 2, 3)).request_id
+        == "mine-3"
+    )
     assert client.infer("total", [[1, 2, 3]]).parameters["request_id"].string_param == "mine-3"
     client.channel.close()
 
@@ -249,7 +313,9 @@ def test_a_context_is_a_parameter(client: Client) -> None:
     request.parameters["context"].string_param = "[0.5, 2]"
     request.parameters["user"].string_param = "ann"
     assert np.frombuffer(client(INFERENCE, "ModelInfer", request).raw_output_contents[0]) == [6.0]
-    answer = client(APPLICATIONS, "Predict", application="personal", input=numbers(1, 2, 3), context=[0.5, 2])
+    answer = client(
+        APPLICATIONS, "Predict", application="personal", input=numbers(1, 2, 3), context=[0.5, 2]
+    )
     assert answer.output.number == 6
     for wrong, why in (('["a"]', "context"), ("[", "no JSON")):
         request.parameters["context"].string_param = wrong
@@ -265,7 +331,10 @@ def test_calls_are_counted(server: clipper.ClipperServer, client: Client) -> Non
     def counted() -> tuple[float, ...]:
         samples = server._frontends.scrape.metrics.collect()  # type: ignore[union-attr]
         names = ("OK", "NOT_FOUND")
-        found = [samples.get("clipper_grpc_requests_total", APPLICATIONS, "Predict", code) or 0 for code in names]
+        found = [
+            samples.get("clipper_grpc_requests_total", APPLICATIONS, "Predict", code) or 0
+            for code in names
+        ]
         took = samples.get("clipper_grpc_request_duration_seconds", APPLICATIONS, "Predict")
         sent = samples.get("clipper_grpc_stream_messages_total", APPLICATIONS, "PredictStream") or 0
         return (*found, took.count if took else 0, sent, samples.get("clipper_grpc_calls"))
@@ -274,7 +343,9 @@ def test_calls_are_counted(server: clipper.ClipperServer, client: Client) -> Non
     client(APPLICATIONS, "Predict", application="total", input=numbers(1, 2, 3))
     client.refused(APPLICATIONS, "Predict", application="totl", input=numbers(1, 2, 3))
     sent = [message("clipper.v1.PredictRequest")(application="total", input=numbers(1, 2, 3))] * 3
-    assert len(list(client.method(APPLICATIONS, "PredictStream")(iter(sent), timeout=PATIENCE_S))) == 3
+    assert (
+        len(list(client.method(APPLICATIONS, "PredictStream")(iter(sent), timeout=PATIENCE_S))) == 3
+    )
     await_that(lambda: counted() == (before[0] + 1, before[1] + 1, before[2] + 2, before[3] + 3, 0))
 
 
@@ -297,10 +368,18 @@ def test_too_many_calls_are_told_when_to_come_again() -> None:
 
 
 def test_a_deadline_is_the_querys_slo(client: Client) -> None:
-    error = client.refused(INFERENCE, "ModelInfer", tensor_of("patient", [[1]]), timeout=WAY_BACK_MS / 1000 + 0.1)
+    error = client.refused(
+        INFERENCE, "ModelInfer", tensor_of("patient", [[1]]), timeout=WAY_BACK_MS / 1000 + 0.1
+    )
     assert error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED)
     assert "stuck:1" in error.details(), "the client gave up before the answer came"
-    answer = client(APPLICATIONS, "Predict", application="assured", input=numbers(1), timeout=WAY_BACK_MS / 1000 + 0.15)
+    answer = client(
+        APPLICATIONS,
+        "Predict",
+        application="assured",
+        input=numbers(1),
+        timeout=WAY_BACK_MS / 1000 + 0.15,
+    )
     assert (answer.output.number, answer.default) == (-1.0, True)
 
 
@@ -313,13 +392,17 @@ def test_a_timeout_of_its_own_is_the_querys_slo(client: Client) -> None:
 
 def test_a_query_has_no_longer_than_its_call(client: Client) -> None:
     more_than_the_call = tensor_of("assured", [[6]], timeout=25_000_000)
-    response = client(INFERENCE, "ModelInfer", more_than_the_call, timeout=WAY_BACK_MS / 1000 + 0.15)
+    response = client(
+        INFERENCE, "ModelInfer", more_than_the_call, timeout=WAY_BACK_MS / 1000 + 0.15
+    )
     assert response.parameters["default"].bool_param
 
 
 def test_a_deadline_too_short_asks_nobody(server: clipper.ClipperServer, client: Client) -> None:
     before = server.stats()["issued"]
-    error = client.refused(INFERENCE, "ModelInfer", tensor_of("patient", [[4]]), timeout=WAY_BACK_MS / 1000 - 0.1)
+    error = client.refused(
+        INFERENCE, "ModelInfer", tensor_of("patient", [[4]]), timeout=WAY_BACK_MS / 1000 - 0.1
+    )
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert "its reply takes up to 1500 ms" in error.details()
     assert server.stats()["issued"] == before
@@ -341,7 +424,9 @@ def in_flight(server: clipper.ClipperServer) -> int:
     return int(stats["issued"] - stats["answered"])
 
 
-def test_a_client_that_goes_away_takes_its_query_along(server: clipper.ClipperServer, client: Client) -> None:
+def test_a_client_that_goes_away_takes_its_query_along(
+    server: clipper.ClipperServer, client: Client
+) -> None:
     await_that(lambda: not in_flight(server))
     before = cancelled(server)
     future = client.method(INFERENCE, "ModelInfer").future(tensor_of("patient", [[5]]))
@@ -355,7 +440,9 @@ def test_a_client_that_goes_away_takes_its_query_along(server: clipper.ClipperSe
 
 def test_overload_says_when_to_come_again() -> None:
     with start(limits={"queue_rows_max": 16}) as server:
-        server.deploy("stuck", slow, input="f64[1]", cache=False, batching={"mode": "static", "size_max": 1})
+        server.deploy(
+            "stuck", slow, input="f64[1]", cache=False, batching={"mode": "static", "size_max": 1}
+        )
         server.app("patient", models=["stuck"], slo_ms=60_000)
         client = Client(server.grpc_address)
         ask_one = client.method(INFERENCE, "ModelInfer").future
@@ -388,10 +475,21 @@ def numbers(*values: float) -> dict[str, Any]:
 
 def test_predict(client: Client) -> None:
     answer = client(APPLICATIONS, "Predict", application="total", input=numbers(1, 2, 3.5))
-    assert (answer.output.number, answer.confidence, answer.default, list(answer.models)) == (6.5, 1.0, False, ["sum:1"])
+    assert (answer.output.number, answer.confidence, answer.default, list(answer.models)) == (
+        6.5,
+        1.0,
+        False,
+        ["sum:1"],
+    )
     tensor = {"datatype": "FP64", "shape": [3], "data": np.array([1.0, 2, 4]).tobytes()}
-    assert client(APPLICATIONS, "Predict", application="total", input={"tensor": tensor}).output.number == 7
-    assert client(APPLICATIONS, "Predict", application="shout", input={"text": "hi"}).output.text == "HI"
+    assert (
+        client(APPLICATIONS, "Predict", application="total", input={"tensor": tensor}).output.number
+        == 7
+    )
+    assert (
+        client(APPLICATIONS, "Predict", application="shout", input={"text": "hi"}).output.text
+        == "HI"
+    )
 
 
 @pytest.mark.parametrize(
@@ -402,37 +500,59 @@ def test_predict(client: Client) -> None:
         ({"application": "total", "input": numbers(1, 2)}, "INVALID_ARGUMENT", "3"),
         ({"application": "total", "input": {"text": "hi"}}, "INVALID_ARGUMENT", "f64[3]"),
         ({"application": "shout", "input": numbers(1)}, "INVALID_ARGUMENT", "str is taken"),
-        ({"application": "total", "input": numbers(1, 2, 3), "slo_ms": -1}, "INVALID_ARGUMENT", "slo_ms"),
+        (
+            {"application": "total", "input": numbers(1, 2, 3), "slo_ms": -1},
+            "INVALID_ARGUMENT",
+            "slo_ms",
+        ),
     ],
 )
-def test_what_is_wrong_with_a_query_is_said(client: Client, fields: Any, code: str, part: str) -> None:
+def test_what_is_wrong_with_a_query_is_said(
+    client: Client, fields: Any, code: str, part: str
+) -> None:
     error = client.refused(APPLICATIONS, "Predict", **fields)
     assert error.code() is grpc.StatusCode[code]
     assert part in error.details(), error.details()
 
 
 def test_many(client: Client) -> None:
-    replies = client(APPLICATIONS, "PredictMany", application="total", inputs=[numbers(i, 0, 1) for i in range(5)]).replies
+    replies = client(
+        APPLICATIONS,
+        "PredictMany",
+        application="total",
+        inputs=[numbers(i, 0, 1) for i in range(5)],
+    ).replies
     assert [reply.prediction.output.number for reply in replies] == [1, 2, 3, 4, 5]
-    error = client.refused(APPLICATIONS, "PredictMany", application="total", inputs=[numbers(0, 0, 1)] * 6)
+    error = client.refused(
+        APPLICATIONS, "PredictMany", application="total", inputs=[numbers(0, 0, 1)] * 6
+    )
     assert "grpc.queries_max" in error.details()
-    assert "inputs[1]" in client.refused(
-        APPLICATIONS, "PredictMany", application="total", inputs=[numbers(0, 0, 1), {}]
-    ).details()  # fmt: skip
+    assert (
+        "inputs[1]"
+        in client.refused(
+            APPLICATIONS, "PredictMany", application="total", inputs=[numbers(0, 0, 1), {}]
+        ).details()
+    )
 
 
 def test_feedback_by_id_and_by_input(client: Client) -> None:
-    answer = client(APPLICATIONS, "Predict", application="learns", input=numbers(1, 2, 3), user="ann")
+    answer = client(
+        APPLICATIONS, "Predict", application="learns", input=numbers(1, 2, 3), user="ann"
+    )
     told = {"application": "learns", "id": answer.id, "label": {"number": 6}}
     assert client(APPLICATIONS, "Feedback", **told).counted
     assert not client(APPLICATIONS, "Feedback", **told).counted
-    assert client(APPLICATIONS, "Feedback", application="learns", input=numbers(1, 2, 3), score=0.5, weight=2).counted
+    assert client(
+        APPLICATIONS, "Feedback", application="learns", input=numbers(1, 2, 3), score=0.5, weight=2
+    ).counted
     unknown = client.refused(APPLICATIONS, "Feedback", application="learns", id="0-0", correct=True)
     assert unknown.code() is grpc.StatusCode.NOT_FOUND
     nothing = client.refused(APPLICATIONS, "Feedback", application="learns", id=answer.id)
     assert nothing.code() is grpc.StatusCode.INVALID_ARGUMENT
     default = client(APPLICATIONS, "Predict", application="total", input=numbers(1, 2, 3))
-    assert client(APPLICATIONS, "Feedback", application="total", id=default.id, correct=True).counted
+    assert client(
+        APPLICATIONS, "Feedback", application="total", id=default.id, correct=True
+    ).counted
 
 
 # -- streams
@@ -445,7 +565,9 @@ def test_a_stream_of_queries_has_its_replies_in_order(client: Client) -> None:
     replies = list(client.method(APPLICATIONS, "PredictStream")(iter(sent), timeout=PATIENCE_S))
     assert replies[100].failure.code == grpc.StatusCode.NOT_FOUND.value[0]
     del replies[100], sent[100]
-    assert [reply.prediction.output.number for reply in replies] == [sum(each.input.numbers.values) for each in sent]
+    assert [reply.prediction.output.number for reply in replies] == [
+        sum(each.input.numbers.values) for each in sent
+    ]
 
 
 def test_a_stream_of_infers(client: Client) -> None:
@@ -460,10 +582,14 @@ def test_a_stream_of_infers(client: Client) -> None:
     assert three.infer_response.parameters["triton_final_response"].bool_param
 
 
-def test_a_stream_that_is_left_takes_its_queries_along(server: clipper.ClipperServer, client: Client) -> None:
+def test_a_stream_that_is_left_takes_its_queries_along(
+    server: clipper.ClipperServer, client: Client
+) -> None:
     await_that(lambda: not in_flight(server))
     before = cancelled(server)
-    replies = client.method(INFERENCE, "ModelStreamInfer")(iter([tensor_of("patient", [[i]]) for i in range(200)]))
+    replies = client.method(INFERENCE, "ModelStreamInfer")(
+        iter([tensor_of("patient", [[i]]) for i in range(200)])
+    )
     await_that(lambda: in_flight(server) > 1)
     replies.cancel()
     await_that(lambda: not in_flight(server))
@@ -506,7 +632,9 @@ def test_reflection_tells_enough_to_call_a_method(client: Client) -> None:
         ask_for(file_by_filename="nothing.proto"),
         ask_for(all_extension_numbers_of_type="clipper.v1.Value"),
     ]
-    listed, found, status, missing, extensions = client.method(REFLECTION, "ServerReflectionInfo")(iter(sent), timeout=10)
+    listed, found, status, missing, extensions = client.method(REFLECTION, "ServerReflectionInfo")(
+        iter(sent), timeout=10
+    )
     names = [service.name for service in listed.list_services_response.service]
     assert names == [INFERENCE, APPLICATIONS, HEALTH, REFLECTION]
     assert len(status.file_descriptor_response.file_descriptor_proto) == 3
@@ -516,9 +644,13 @@ def test_reflection_tells_enough_to_call_a_method(client: Client) -> None:
     for data in found.file_descriptor_response.file_descriptor_proto:
         theirs.Add(descriptor_pb2.FileDescriptorProto.FromString(data))
     method = theirs.FindServiceByName(APPLICATIONS).methods_by_name["Predict"]
-    request, response = (message_factory.GetMessageClass(each) for each in (method.input_type, method.output_type))
+    request, response = (
+        message_factory.GetMessageClass(each) for each in (method.input_type, method.output_type)
+    )
     call = client.channel.unary_unary(
-        f"/{APPLICATIONS}/Predict", request_serializer=request.SerializeToString, response_deserializer=response.FromString
+        f"/{APPLICATIONS}/Predict",
+        request_serializer=request.SerializeToString,
+        response_deserializer=response.FromString,
     )
     assert call(request(application="total", input=numbers(1, 1, 1)), timeout=10).output.number == 3
 
@@ -559,7 +691,9 @@ def test_closing_ends_calls_and_streams(drain_s: float) -> None:
         idle.wait(PATIENCE_S)
 
     stream = client.method(INFERENCE, "ModelStreamInfer")(requests())
-    call = client.method(INFERENCE, "ModelInfer").future(tensor_of("stuck", [[2]], timeout=20_000_000))
+    call = client.method(INFERENCE, "ModelInfer").future(
+        tensor_of("stuck", [[2]], timeout=20_000_000)
+    )
     assert sent.wait(PATIENCE_S)
     until = time.monotonic() + PATIENCE_S
     while server.stats()["issued"] < 2 and time.monotonic() < until:

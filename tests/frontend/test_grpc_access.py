@@ -70,7 +70,10 @@ def test_tls_of_its_own_or_of_http(authority: Authority, tmp_path: Path) -> None
             for wrong in (credentials(stranger.ca), None):
                 with calling(server, wrong) as client:
                     assert code_of(client) is grpc.StatusCode.UNAVAILABLE
-    off = {"grpc": {"address": "127.0.0.1:0", "tls_cert": "off"}, "http": {"tls_cert": cert, "tls_key": key}}
+    off = {
+        "grpc": {"address": "127.0.0.1:0", "tls_cert": "off"},
+        "http": {"tls_cert": cert, "tls_key": key},
+    }
     with serving(**off) as server, calling(server) as client:
         assert answered(client) == 6
 
@@ -81,7 +84,11 @@ def test_clients_show_certificates(authority: Authority, tmp_path: Path) -> None
     with serving(grpc={"address": "127.0.0.1:0", **tls}) as server:
         with calling(server, credentials(authority.ca, authority.sign("ann"))) as client:
             assert answered(client) == 6
-        for shown in (None, Authority(tmp_path, "stranger").sign("eve"), authority.sign("late", days=-1)):
+        for shown in (
+            None,
+            Authority(tmp_path, "stranger").sign("eve"),
+            authority.sign("late", days=-1),
+        ):
             with calling(server, credentials(authority.ca, shown)) as client:
                 assert code_of(client) is grpc.StatusCode.UNAVAILABLE
 
@@ -99,7 +106,10 @@ def test_a_new_certificate_is_taken_up(authority: Authority, tmp_path: Path) -> 
         shutil.copy(second[0], cert)
         access: Any = server._frontends
         until = time.monotonic() + PATIENCE_S
-        while access._access.certificates["grpc"][0].pem.cert != Path(second[0]).read_bytes() and time.monotonic() < until:
+        while (
+            access._access.certificates["grpc"][0].pem.cert != Path(second[0]).read_bytes()
+            and time.monotonic() < until
+        ):
             threading.Event().wait(0.01)
         with calling(server, credentials(authority.ca), **name) as client:
             assert answered(client) == 6

@@ -1,4 +1,5 @@
-"""docs/http.md says what happens: every curl on the page is run, and what it prints is what the page shows."""
+"""docs/http.md says what happens: every curl on the page is run, and what it prints is what the
+page shows."""
 
 import re
 import shutil
@@ -13,7 +14,9 @@ from tests.frontend.conftest import QUICK, total, warm_workers
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "http.md"
 CONSOLE = re.compile(r"^```console\n(.*?)^```", re.M | re.S)
-VARYING = re.compile(r'"[0-9a-f]{8}-[0-9a-f]+"|(?<="latency_us":)\d+|(?<="created_us":)\d+|(?<="query_id":)\d+')
+VARYING = re.compile(
+    r'"[0-9a-f]{8}-[0-9a-f]+"|(?<="latency_us":)\d+|(?<="created_us":)\d+|(?<="query_id":)\d+'
+)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +45,9 @@ def test_every_example_prints_what_the_page_shows(page_server: clipper.ClipperSe
     assert len(every) >= 9
     for command, printed in every:
         assert command.startswith("curl -s ")
-        local = command.replace("127.0.0.1:8080", page_server.http_address).replace("127.0.0.1:8081", page_server.admin_address)
+        local = command.replace("127.0.0.1:8080", page_server.http_address).replace(
+            "127.0.0.1:8081", page_server.admin_address
+        )
         done = subprocess.run(["sh", "-c", local], capture_output=True, text=True, timeout=30)
         assert done.returncode == 0, command
         assert VARYING.sub("_", done.stdout.strip()) == VARYING.sub("_", printed), command

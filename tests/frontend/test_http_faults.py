@@ -1,4 +1,5 @@
-"""What goes wrong around a server: overload, slow clients, a container that dies, a client that leaves, the end."""
+"""What goes wrong around a server: overload, slow clients, a container that dies, a client that
+leaves, the end."""
 
 import http.client
 import json
@@ -51,8 +52,16 @@ def gate(tmp_path: Path) -> Gate:
 def gated(gate: Gate) -> Iterator[clipper.ClipperServer]:
     """A server whose application `app` waits for the gate; little fits its queue."""
     limits = {"queue_rows_max": 16, "tasks_max": 256}
-    with clipper.start(http={"address": "127.0.0.1:0", "header_s": 0.2, "idle_s": 0.4}, limits=limits, **QUICK) as server:
-        server.deploy("gate", gate.predict, input="f64[1]", cache=False, batching={"mode": "static", "size_max": 1})
+    with clipper.start(
+        http={"address": "127.0.0.1:0", "header_s": 0.2, "idle_s": 0.4}, limits=limits, **QUICK
+    ) as server:
+        server.deploy(
+            "gate",
+            gate.predict,
+            input="f64[1]",
+            cache=False,
+            batching={"mode": "static", "size_max": 1},
+        )
         server.app("app", models=["gate"], slo_ms=30_000)
         try:
             yield server
@@ -66,7 +75,9 @@ def send(address: str, x: float, path: str = "/api/app/predict") -> http.client.
     return line
 
 
-def test_what_does_not_fit_is_told_when_to_come_again(gated: clipper.ClipperServer, gate: Gate) -> None:
+def test_what_does_not_fit_is_told_when_to_come_again(
+    gated: clipper.ClipperServer, gate: Gate
+) -> None:
     lines = [send(gated.http_address, i) for i in range(40)]
     refused = [line for line in lines[20:] if line.sock is not None]
     first = refused[-1].getresponse()
@@ -112,12 +123,20 @@ def test_who_leaves_takes_the_query_along(gated: clipper.ClipperServer, gate: Ga
     first.close()
 
 
-def test_slow_clients_end_and_others_do_not_notice(gated: clipper.ClipperServer, gate: Gate) -> None:
+def test_slow_clients_end_and_others_do_not_notice(
+    gated: clipper.ClipperServer, gate: Gate
+) -> None:
     gate.open()
     host, _, port = gated.http_address.rpartition(":")
     slow = [socket.create_connection((host, int(port)), timeout=PATIENCE_S) for _ in range(100)]
     for i, line in enumerate(slow):
-        line.sendall([b"GET /v2", b"POST /api/app/predict HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{", b""][i % 3])
+        line.sendall(
+            [
+                b"GET /v2",
+                b"POST /api/app/predict HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{",
+                b"",
+            ][i % 3]
+        )
     assert ask(gated.http_address, "POST", "/api/app/predict", {"input": [5]}).json["output"] == 5
     for i, line in enumerate(slow):
         said = b""
@@ -167,7 +186,10 @@ def test_who_still_waits_at_the_end_is_told(gate: Gate) -> None:
 def test_an_address_in_use_is_named_and_nothing_is_left() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        said = rf"cannot listen on http.address = '127.0.0.1:\d+': it is taken by process {os.getpid()} \(.*python"
+        said = (
+            r"cannot listen on http.address = '127.0.0.1:\d+': it is taken by process"
+            rf" {os.getpid()} \(.*python"
+        )
         with pytest.raises(AddressInUse, match=said):
             clipper.start(http=address)
         with pytest.raises(AddressInUse, match=r"http.admin"):
@@ -180,14 +202,18 @@ def test_addresses_that_cannot_be() -> None:
             clipper.load_config(http=wrong)
     with pytest.raises(ConfigError, match=r"http.token"):
         clipper.load_config(admin="0.0.0.0:0")
-    assert clipper.load_config(admin="0.0.0.0:0", http={"token": "secret"}).http.admin == "0.0.0.0:0"
+    assert (
+        clipper.load_config(admin="0.0.0.0:0", http={"token": "secret"}).http.admin == "0.0.0.0:0"
+    )
     assert "secret" not in repr(clipper.load_config(http={"token": "secret"}))
 
 
 def test_without_an_address_nothing_listens() -> None:
     with clipper.start() as server:
         assert (server.http_address, server.admin_address) == ("", "")
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith("clipper-http")]
+        assert not [
+            thread for thread in threading.enumerate() if thread.name.startswith("clipper-http")
+        ]
 
 
 def test_ipv6() -> None:
@@ -206,7 +232,16 @@ def test_curl_sends_a_large_body_and_is_told_to_go_on(tmp_path: Path) -> None:
         server.deploy("sum", lambda rows: rows.sum(axis=1), input="f64[1000]")
         server.app("total", models=["sum"], slo_ms=30_000)
         url = f"http://{server.http_address}/api/total/predict"
-        command = ["curl", "-sS", "--http2", "-H", "Expect: 100-continue", "--data-binary", f"@{body}", url]
+        command = [
+            "curl",
+            "-sS",
+            "--http2",
+            "-H",
+            "Expect: 100-continue",
+            "--data-binary",
+            f"@{body}",
+            url,
+        ]
         done = subprocess.run(command, capture_output=True, timeout=30)
         assert not done.stderr
         assert {one["output"] for one in json.loads(done.stdout)["predictions"]} == {1000.0}

@@ -20,13 +20,20 @@ def sink() -> Iterator[Collector]:
 
 
 def pushing(sink: Collector, **more: Any) -> clipper.ClipperServer:
-    influx = {"url": f"{sink.url}/api/v2/write?org=o&bucket=b", "token": "secret", "each_s": 0.05, "timeout_s": 5} | more
+    influx = {
+        "url": f"{sink.url}/api/v2/write?org=o&bucket=b",
+        "token": "secret",
+        "each_s": 0.05,
+        "timeout_s": 5,
+    } | more
     return clipper.start(influx=influx, **QUICK)
 
 
 def counted(server: clipper.ClipperServer, outcome: str) -> float:
     frontends: Any = server._frontends
-    return float(frontends.scrape.metrics.collect().get("clipper_influx_pushes_total", outcome) or 0)
+    return float(
+        frontends.scrape.metrics.collect().get("clipper_influx_pushes_total", outcome) or 0
+    )
 
 
 def test_lines_are_pushed_without_any_listener(sink: Collector) -> None:
@@ -39,7 +46,9 @@ def test_lines_are_pushed_without_any_listener(sink: Collector) -> None:
     assert re.search(rb"^process_threads value=\d+\.0 \d{19}$", sink.lines[0], re.M)
 
 
-def test_what_is_not_taken_is_told_once_and_dropped(sink: Collector, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_not_taken_is_told_once_and_dropped(
+    sink: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
     sink.statuses = [401, 401, 503]
     with pushing(sink, tries_max=1) as server:
         sink.await_that(lambda: counted(server, "exported"))

@@ -1,4 +1,5 @@
-"""`mmesh.ModelMesh` by grpcio's own channel: each call, its errors by the codes that clients of model-mesh know, who may."""
+"""`mmesh.ModelMesh` by grpcio's own channel: each call, its errors by the codes that clients of
+model-mesh know, who may."""
 
 import threading
 import time
@@ -45,8 +46,14 @@ def state_of(told: Any) -> str:
 
 def test_the_service_has_the_calls_of_the_document() -> None:
     assert {method.name for method in methods_of(MESH)} == {
-        "registerModel", "unregisterModel", "getModelStatus", "ensureLoaded", "setVModel", "deleteVModel", "getVModelStatus",
-    }  # fmt: skip
+        "registerModel",
+        "unregisterModel",
+        "getModelStatus",
+        "ensureLoaded",
+        "setVModel",
+        "deleteVModel",
+        "getVModelStatus",
+    }
 
 
 def test_a_model_is_registered_loaded_and_forgotten(served: tuple[FakeMesh, Client]) -> None:
@@ -54,12 +61,21 @@ def test_a_model_is_registered_loaded_and_forgotten(served: tuple[FakeMesh, Clie
     assert state_of(client(MESH, "getModelStatus", modelId="one")) == "NOT_FOUND"
     for _ in range(2):  # the same once more changes nothing
         told = client(MESH, "registerModel", modelId="one", modelInfo=ONNX, lastUsedTime=77)
-        assert (state_of(told), list(told.errors), list(told.modelCopyInfos)) == ("NOT_LOADED", [], [])
+        assert (state_of(told), list(told.errors), list(told.modelCopyInfos)) == (
+            "NOT_LOADED",
+            [],
+            [],
+        )
     assert mesh.calls[-1] == ("register", {"load_now": False, "sync": False, "used_ms": 77})
     told = client(MESH, "ensureLoaded", modelId="one", lastUsedTime=78)
     assert mesh.calls[-1] == ("ensure_loaded", {"sync": False, "used_ms": 78})
     (copy,) = told.modelCopyInfos
-    assert (state_of(told), copy.location, STATES[copy.copyStatus], copy.time) == ("LOADED", "a", "LOADED", 9)
+    assert (state_of(told), copy.location, STATES[copy.copyStatus], copy.time) == (
+        "LOADED",
+        "a",
+        "LOADED",
+        9,
+    )
     assert copy.sizeBytes == 3 * MIB
     client(MESH, "unregisterModel", modelId="one")
     client(MESH, "unregisterModel", modelId="one")  # gone already
@@ -69,17 +85,37 @@ def test_a_model_is_registered_loaded_and_forgotten(served: tuple[FakeMesh, Clie
 @pytest.mark.parametrize(
     ("method", "fields", "code"),
     [
-        ("registerModel", {"modelId": "taken", "modelInfo": {"type": "onnx", "path": "/other"}}, "ALREADY_EXISTS"),
+        (
+            "registerModel",
+            {"modelId": "taken", "modelInfo": {"type": "onnx", "path": "/other"}},
+            "ALREADY_EXISTS",
+        ),
         ("registerModel", {"modelId": "new"}, "INVALID_ARGUMENT"),  # no type
         ("registerModel", {"modelId": "No Name", "modelInfo": ONNX}, "INVALID_ARGUMENT"),
         ("registerModel", {"modelId": "new", "modelInfo": ONNX, "sync": True}, "INVALID_ARGUMENT"),
         ("ensureLoaded", {"modelId": "nobody"}, "NOT_FOUND"),
         ("unregisterModel", {"modelId": "taken"}, "FAILED_PRECONDITION"),
         ("setVModel", {"vModelId": "v", "targetModelId": "nobody"}, "NOT_FOUND"),
-        ("setVModel", {"vModelId": "none", "targetModelId": "taken", "updateOnly": True}, "NOT_FOUND"),
-        ("setVModel", {"vModelId": "v", "targetModelId": "taken", "owner": "bob"}, "ALREADY_EXISTS"),
-        ("setVModel", {"vModelId": "v", "targetModelId": "taken", "expectedTargetModelId": "x"}, "FAILED_PRECONDITION"),
-        ("setVModel", {"vModelId": "v", "targetModelId": "t", "modelInfo": {"path": "/x"}}, "INVALID_ARGUMENT"),
+        (
+            "setVModel",
+            {"vModelId": "none", "targetModelId": "taken", "updateOnly": True},
+            "NOT_FOUND",
+        ),
+        (
+            "setVModel",
+            {"vModelId": "v", "targetModelId": "taken", "owner": "bob"},
+            "ALREADY_EXISTS",
+        ),
+        (
+            "setVModel",
+            {"vModelId": "v", "targetModelId": "taken", "expectedTargetModelId": "x"},
+            "FAILED_PRECONDITION",
+        ),
+        (
+            "setVModel",
+            {"vModelId": "v", "targetModelId": "t", "modelInfo": {"path": "/x"}},
+            "INVALID_ARGUMENT",
+        ),
     ],
 )
 def test_errors_have_the_codes_of_the_document(
@@ -93,7 +129,9 @@ def test_errors_have_the_codes_of_the_document(
     assert details_of(error)[0].domain == "clipper"
 
 
-def test_who_waits_keeps_no_other_waiting_and_is_answered_when_it_has_loaded(served: tuple[FakeMesh, Client]) -> None:
+def test_who_waits_keeps_no_other_waiting_and_is_answered_when_it_has_loaded(
+    served: tuple[FakeMesh, Client],
+) -> None:
     """More wait than there are worker threads, and a call beside them is answered."""
     mesh, client = served
     mesh.loads_at_once = False
@@ -101,7 +139,11 @@ def test_who_waits_keeps_no_other_waiting_and_is_answered_when_it_has_loaded(ser
         fields = {"modelInfo": ONNX, "loadNow": True, "sync": True}
         told: list[Any] = []
         waiting = [
-            threading.Thread(target=lambda i=i: told.append(client(MESH, "registerModel", modelId=f"slow{i}", **fields)))
+            threading.Thread(
+                target=lambda i=i: told.append(
+                    client(MESH, "registerModel", modelId=f"slow{i}", **fields)
+                )
+            )
             for i in range(6)
         ]
         for thread in waiting:
@@ -134,17 +176,27 @@ def test_a_caller_does_not_wait_beyond_its_deadline(served: tuple[FakeMesh, Clie
     mesh.loads_at_once = False
     client(MESH, "registerModel", modelId="never", modelInfo=ONNX)
     try:
-        assert client.refused(MESH, "ensureLoaded", modelId="never", sync=True, timeout=0.2).code().name == "DEADLINE_EXCEEDED"
+        assert (
+            client.refused(MESH, "ensureLoaded", modelId="never", sync=True, timeout=0.2)
+            .code()
+            .name
+            == "DEADLINE_EXCEEDED"
+        )
     finally:
         mesh.loads_at_once = True
         mesh.settle("never")
 
 
-def test_more_than_so_many_do_not_wait(served: tuple[FakeMesh, Client], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_so_many_do_not_wait(
+    served: tuple[FakeMesh, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, client = served
     monkeypatch.setattr("clipper.frontend.grpc_mesh.WAITING_MAX", 0)
     client(MESH, "registerModel", modelId="waits", modelInfo=ONNX)
-    assert client.refused(MESH, "ensureLoaded", modelId="waits", sync=True).code().name == "RESOURCE_EXHAUSTED"
+    assert (
+        client.refused(MESH, "ensureLoaded", modelId="waits", sync=True).code().name
+        == "RESOURCE_EXHAUSTED"
+    )
     assert state_of(client(MESH, "ensureLoaded", modelId="waits")) == "LOADED"
 
 
@@ -154,29 +206,43 @@ def test_a_vmodel_is_set_switched_and_deleted(served: tuple[FakeMesh, Client]) -
         client(MESH, "registerModel", modelId=id, modelInfo=ONNX)
     none = client(MESH, "getVModelStatus", vModelId="x")
     assert (none.status, none.activeModelId, none.activeModelStatus.status) == (0, "", 0)
-    told = client(MESH, "setVModel", vModelId="x", targetModelId="x1", owner="ann", loadNow=True, sync=True)
-    assert (told.status, told.activeModelId, told.targetModelId, told.owner) == (1, "x1", "x1", "ann")
+    told = client(
+        MESH, "setVModel", vModelId="x", targetModelId="x1", owner="ann", loadNow=True, sync=True
+    )
+    assert (told.status, told.activeModelId, told.targetModelId, told.owner) == (
+        1,
+        "x1",
+        "x1",
+        "ann",
+    )
     assert state_of(told.activeModelStatus) == "LOADED"
     assert not told.HasField("targetModelStatus")
     mesh.loads_at_once = False
     try:
         told = client(MESH, "setVModel", vModelId="x", targetModelId="x2", owner="ann")
         assert (told.status, told.activeModelId, told.targetModelId) == (2, "x1", "x2")
-        assert (state_of(told.activeModelStatus), state_of(told.targetModelStatus)) == ("LOADED", "LOADING")
+        assert (state_of(told.activeModelStatus), state_of(told.targetModelStatus)) == (
+            "LOADED",
+            "LOADING",
+        )
         mesh.settle("x2")
         told = client(MESH, "getVModelStatus", vModelId="x")
         assert (told.status, told.activeModelId, told.previousModelId) == (1, "x2", "x1")
     finally:
         mesh.loads_at_once = True
     assert client(MESH, "getVModelStatus", vModelId="x", owner="bob").status == 0
-    client(MESH, "deleteVModel", vModelId="x", owner="bob")  # another's is left alone, without a word
+    client(
+        MESH, "deleteVModel", vModelId="x", owner="bob"
+    )  # another's is left alone, without a word
     assert client(MESH, "getVModelStatus", vModelId="x").status == 1
     client(MESH, "deleteVModel", vModelId="x", owner="ann")
     client(MESH, "deleteVModel", vModelId="x", owner="ann")
     assert client(MESH, "getVModelStatus", vModelId="x").status == 0
 
 
-def test_a_switch_that_cannot_be_ends_the_wait_and_says_why(served: tuple[FakeMesh, Client]) -> None:
+def test_a_switch_that_cannot_be_ends_the_wait_and_says_why(
+    served: tuple[FakeMesh, Client],
+) -> None:
     mesh, client = served
     for id in ("y1", "y2"):
         client(MESH, "registerModel", modelId=id, modelInfo=ONNX)
@@ -195,14 +261,21 @@ def test_reflection_and_health_know_it(served: tuple[FakeMesh, Client]) -> None:
 def test_with_a_token_whoever_asks_looks_and_whoever_shows_it_manages() -> None:
     mesh = FakeMesh()
     with start(mesh, http={"token": "secret"}) as server:
-        asks, manages = Client(server.grpc_address), Client(server.grpc_address, metadata=[("authorization", "Bearer secret")])
+        asks, manages = (
+            Client(server.grpc_address),
+            Client(server.grpc_address, metadata=[("authorization", "Bearer secret")]),
+        )
         wrong = Client(server.grpc_address, metadata=[("authorization", "Bearer secre")])
         for client in (asks, wrong):
             for method, fields in (
-                ("registerModel", {"modelId": "m", "modelInfo": ONNX}), ("unregisterModel", {"modelId": "m"}),
-                ("setVModel", {"vModelId": "v", "targetModelId": "m"}), ("deleteVModel", {"vModelId": "v"}),
-            ):  # fmt: skip
-                assert client.refused(MESH, method, **fields).code() is grpc.StatusCode.UNAUTHENTICATED
+                ("registerModel", {"modelId": "m", "modelInfo": ONNX}),
+                ("unregisterModel", {"modelId": "m"}),
+                ("setVModel", {"vModelId": "v", "targetModelId": "m"}),
+                ("deleteVModel", {"vModelId": "v"}),
+            ):
+                assert (
+                    client.refused(MESH, method, **fields).code() is grpc.StatusCode.UNAUTHENTICATED
+                )
         assert not mesh.registered
         assert state_of(manages(MESH, "registerModel", modelId="m", modelInfo=ONNX)) == "NOT_LOADED"
         assert state_of(asks(MESH, "ensureLoaded", modelId="m")) == "LOADED"
@@ -216,7 +289,10 @@ def test_off_loopback_nobody_manages_without_a_token() -> None:
     mesh = FakeMesh()
     with start(mesh, grpc="0.0.0.0:0") as server:
         client = Client(f"127.0.0.1:{server.grpc_address.rpartition(':')[2]}")
-        assert client.refused(MESH, "registerModel", modelId="m", modelInfo=ONNX).code() is grpc.StatusCode.PERMISSION_DENIED
+        assert (
+            client.refused(MESH, "registerModel", modelId="m", modelInfo=ONNX).code()
+            is grpc.StatusCode.PERMISSION_DENIED
+        )
         assert state_of(client(MESH, "getModelStatus", modelId="m")) == "NOT_FOUND"
         client.channel.close()
 
@@ -224,5 +300,8 @@ def test_off_loopback_nobody_manages_without_a_token() -> None:
 def test_without_a_mesh_there_is_no_such_service() -> None:
     with clipper.start(grpc="127.0.0.1:0", **QUICK) as server:
         client = Client(server.grpc_address)
-        assert client.refused(MESH, "getModelStatus", modelId="m").code() is grpc.StatusCode.UNIMPLEMENTED
+        assert (
+            client.refused(MESH, "getModelStatus", modelId="m").code()
+            is grpc.StatusCode.UNIMPLEMENTED
+        )
         client.channel.close()

@@ -1,4 +1,5 @@
-"""The mesh over HTTP and through its client, which has the verbs, types and errors of the mesh itself; and from a shell."""
+"""The mesh over HTTP and through its client, which has the verbs, types and errors of the mesh
+itself; and from a shell."""
 
 import http.client
 import json
@@ -13,7 +14,15 @@ from click.testing import CliRunner, Result
 
 import clipper
 from clipper.cli import main
-from clipper.errors import AlreadyExists, Forbidden, InvalidInput, Overloaded, StillLinked, StoreConflict, UnknownModel
+from clipper.errors import (
+    AlreadyExists,
+    Forbidden,
+    InvalidInput,
+    Overloaded,
+    StillLinked,
+    StoreConflict,
+    UnknownModel,
+)
 from clipper.manage.client import Client
 from clipper.manage.mesh_client import MeshClient
 from clipper.mesh.facade import Info, MeshFacade
@@ -54,10 +63,16 @@ def test_the_client_has_the_face_of_the_mesh() -> None:
 def test_models(door: MeshClient, fake: FakeMesh) -> None:
     assert (door.instance, door.stats()) == ("a", {"instance": "a"})
     assert door.status("m").status == "NOT_FOUND"
-    made = door.register("m", "/models/m.onnx", policy=Policy(pinned=True, requires=("gpu",)), owner="ann", used_ms=5)
+    made = door.register(
+        "m", "/models/m.onnx", policy=Policy(pinned=True, requires=("gpu",)), owner="ann", used_ms=5
+    )
     assert made == fake.status("m")
     assert made.info is not None
-    assert (made.info.policy.pinned, made.info.policy.requires, made.info.owner) == (True, ("gpu",), "ann")
+    assert (made.info.policy.pinned, made.info.policy.requires, made.info.owner) == (
+        True,
+        ("gpu",),
+        "ann",
+    )
     assert fake.calls[-1] == ("register", {"load_now": False, "sync": False, "used_ms": 5})
     assert door.ensure_loaded("m", sync=True, used_ms=9).status == "LOADED"
     assert fake.calls[-1] == ("ensure_loaded", {"sync": True, "used_ms": 9})
@@ -69,7 +84,9 @@ def test_models(door: MeshClient, fake: FakeMesh) -> None:
     assert door.status("m").status == "NOT_FOUND"
 
 
-def test_lists_come_page_by_page(door: MeshClient, fake: FakeMesh, server: clipper.ClipperServer) -> None:
+def test_lists_come_page_by_page(
+    door: MeshClient, fake: FakeMesh, server: clipper.ClipperServer
+) -> None:
     for i in range(5):
         door.register(f"page{i}", "/m.onnx")
     assert [one.id for one in door.models("page", limit=2)] == ["page0", "page1"]
@@ -82,7 +99,9 @@ def test_lists_come_page_by_page(door: MeshClient, fake: FakeMesh, server: clipp
 
 def test_vmodels(door: MeshClient, fake: FakeMesh) -> None:
     assert door.vmodel_status("best").status == "NOT_FOUND"
-    made = door.set_vmodel("best", "b1", model=Info("/b1.onnx", "onnx"), owner="ann", auto_delete=True, load_now=True)
+    made = door.set_vmodel(
+        "best", "b1", model=Info("/b1.onnx", "onnx"), owner="ann", auto_delete=True, load_now=True
+    )
     assert made == fake.vmodel_status("best")
     assert (made.active, made.active_status, made.owner) == ("b1", "LOADED", "ann")
     door.register("b2", "/b2.onnx")
@@ -150,7 +169,9 @@ def test_two_may_wait_for_loads_and_others_are_told_to_come_again(
 
     door.register("slow", "/slow.onnx")
     monkeypatch.setattr(fake, "ensure_loaded", ensure_loaded)
-    waiting = [threading.Thread(target=lambda: door.ensure_loaded("slow", sync=True)) for _ in range(2)]
+    waiting = [
+        threading.Thread(target=lambda: door.ensure_loaded("slow", sync=True)) for _ in range(2)
+    ]
     try:
         for thread in waiting:
             thread.start()
@@ -171,19 +192,28 @@ def test_it_is_described(server: clipper.ClipperServer) -> None:
     routes = frontends.admin_routes
     assert {route for route in routes if route not in routes.about} == set()
     assert "Registering" in document["components"]["schemas"]
-    validator = pytest.importorskip("openapi_spec_validator", reason="pip install openapi-spec-validator")
+    validator = pytest.importorskip(
+        "openapi_spec_validator", reason="pip install openapi-spec-validator"
+    )
     validator.validate(document)
 
 
 # -- watching
 
 
-def test_a_watcher_is_told_what_there_is_and_then_what_changes(door: MeshClient, fake: FakeMesh) -> None:
+def test_a_watcher_is_told_what_there_is_and_then_what_changes(
+    door: MeshClient, fake: FakeMesh
+) -> None:
     door.register("seen1", "/1.onnx")
     door.register("other", "/1.onnx")
     events = door.watch("seen")
     first = next(events)
-    assert (first.kind, first.of, first.id, first.record) == ("PUT", "model", "seen1", fake.registered["seen1"])
+    assert (first.kind, first.of, first.id, first.record) == (
+        "PUT",
+        "model",
+        "seen1",
+        fake.registered["seen1"],
+    )
     assert next(events).kind == "SYNC"
     door.register("seen2", "/2.onnx")
     new = next(events)
@@ -195,9 +225,14 @@ def test_a_watcher_is_told_what_there_is_and_then_what_changes(door: MeshClient,
     events.close()
 
 
-def test_a_first_telling_larger_than_any_buffer_arrives_whole(door: MeshClient, fake: FakeMesh) -> None:
+def test_a_first_telling_larger_than_any_buffer_arrives_whole(
+    door: MeshClient, fake: FakeMesh
+) -> None:
     """Some 8 MB, to a reader who begins late: what is written waits for room."""
-    many = {f"many{i:05}": MeshModel(f"many{i:05}", "onnx", "/" + "x" * 800, registered_ms=i + 1) for i in range(9_000)}
+    many = {
+        f"many{i:05}": MeshModel(f"many{i:05}", "onnx", "/" + "x" * 800, registered_ms=i + 1)
+        for i in range(9_000)
+    }
     fake.registered |= many
     try:
         events = door.watch("many")
@@ -213,7 +248,9 @@ def test_a_first_telling_larger_than_any_buffer_arrives_whole(door: MeshClient, 
             del fake.registered[id]
 
 
-def test_a_watcher_who_hangs_up_leaves_nothing(server: clipper.ClipperServer, door: MeshClient) -> None:
+def test_a_watcher_who_hangs_up_leaves_nothing(
+    server: clipper.ClipperServer, door: MeshClient
+) -> None:
     line = http.client.HTTPConnection(server.admin_address, timeout=PATIENCE_S)
     line.request("GET", "/v1/mesh/watch?prefix=none")
     response = line.getresponse()
@@ -254,7 +291,11 @@ def test_the_way_of_a_model_in_a_shell(run: Any, fake: FakeMesh, tmp_path: Path)
     said = run("register", "shell1", "m.onnx", "--copies-min", "2", "--requires", "gpu")
     assert (said.exit_code, said.output.splitlines()[0]) == (0, "shell1: NOT_LOADED")
     made = fake.registered["shell1"]
-    assert (made.path, made.policy.copies_min, made.policy.requires) == (str(tmp_path / "m.onnx"), 2, ("gpu",))
+    assert (made.path, made.policy.copies_min, made.policy.requires) == (
+        str(tmp_path / "m.onnx"),
+        2,
+        ("gpu",),
+    )
     said = run("ensure", "shell1", "--sync")
     assert said.exit_code == 0
     assert said.output.splitlines()[0] == "shell1: LOADED"
@@ -262,7 +303,9 @@ def test_the_way_of_a_model_in_a_shell(run: Any, fake: FakeMesh, tmp_path: Path)
     assert "3 MiB" in said.output
     (row,) = [line.split() for line in run("ls", "shell").output.splitlines() if "shell1" in line]
     assert row[:5] == ["shell1", "onnx", "LOADED", "a", "3"]
-    assert json.loads(run("status", "shell1", "-o", "json").output) == json.loads(msgspec.json.encode(fake.status("shell1")))
+    assert json.loads(run("status", "shell1", "-o", "json").output) == json.loads(
+        msgspec.json.encode(fake.status("shell1"))
+    )
     assert "next: it waits to be asked" in run("explain", "shell1").output
     assert run("unregister", "shell1").output == "shell1 is not known any more\n"
     gone = run("status", "shell1")
@@ -278,7 +321,9 @@ def test_a_load_that_fails_is_an_exit_code(run: Any, fake: FakeMesh) -> None:
 
 
 def test_the_way_of_a_vmodel_in_a_shell(run: Any, fake: FakeMesh) -> None:
-    said = run("vmodel", "set", "shell-best", "sv1", "--path", "/sv1.onnx", "--type", "onnx", "--load")
+    said = run(
+        "vmodel", "set", "shell-best", "sv1", "--path", "/sv1.onnx", "--type", "onnx", "--load"
+    )
     assert said.output == "shell-best: DEFINED, asks sv1 (LOADED)\n"
     fake.loads_at_once = False
     try:
@@ -287,10 +332,17 @@ def test_the_way_of_a_vmodel_in_a_shell(run: Any, fake: FakeMesh) -> None:
         fake.loads_at_once = True
     assert "on its way to sv2 (LOADING)" in said.output
     fake.settle("sv2")
-    assert "before it asked sv1: clipper mesh vmodel rollback shell-best" in run("vmodel", "status", "shell-best").output
-    assert run("vmodel", "rollback", "shell-best").output.startswith("shell-best: DEFINED, asks sv1")
+    assert (
+        "before it asked sv1: clipper mesh vmodel rollback shell-best"
+        in run("vmodel", "status", "shell-best").output
+    )
+    assert run("vmodel", "rollback", "shell-best").output.startswith(
+        "shell-best: DEFINED, asks sv1"
+    )
     assert "shell-best" in run("vmodel", "ls").output
-    assert run("vmodel", "delete", "shell-best").output == "shell-best stands for nothing any more\n"
+    assert (
+        run("vmodel", "delete", "shell-best").output == "shell-best stands for nothing any more\n"
+    )
     assert run("vmodel", "status", "shell-best").exit_code == 1
 
 
@@ -307,11 +359,19 @@ def test_who_holds_how_much(run: Any) -> None:
 def test_longer_lists_say_how_to_go_on(run: Any, door: MeshClient) -> None:
     for i in range(3):
         door.register(f"long{i}", "/m.onnx")
-    assert run("ls", "long", "-n", "2").output.splitlines()[-1] == "more: clipper mesh ls long --after long1"
-    assert run("ls", "nothing-so").output == "no models. To make one known: clipper mesh register ID PATH\n"
+    assert (
+        run("ls", "long", "-n", "2").output.splitlines()[-1]
+        == "more: clipper mesh ls long --after long1"
+    )
+    assert (
+        run("ls", "nothing-so").output
+        == "no models. To make one known: clipper mesh register ID PATH\n"
+    )
 
 
-def test_watching_in_a_shell(run: Any, fake: FakeMesh, door: MeshClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watching_in_a_shell(
+    run: Any, fake: FakeMesh, door: MeshClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     door.register("watched", "/m.onnx")
     whole = MeshClient.watch
 
@@ -333,6 +393,10 @@ def test_watching_in_a_shell(run: Any, fake: FakeMesh, door: MeshClient, monkeyp
 def test_a_server_without_a_mesh_says_so() -> None:
     with clipper.start(admin="127.0.0.1:0", **QUICK) as server:
         door = Client(f"http://{server.admin_address}").mesh
-        for call in (lambda: door.instances(), lambda: door.register("m", "/m.onnx"), lambda: next(door.watch())):
+        for call in (
+            lambda: door.instances(),
+            lambda: door.register("m", "/m.onnx"),
+            lambda: next(door.watch()),
+        ):
             with pytest.raises(clipper.errors.NoServer, match="no node of a mesh"):
                 call()

@@ -1,4 +1,5 @@
-"""`clipper.v1.Mesh/Watch` by grpcio's own channel: what HTTP's watch tells, to readers that leave, stall, or are too many."""
+"""`clipper.v1.Mesh/Watch` by grpcio's own channel: what HTTP's watch tells, to readers that leave,
+stall, or are too many."""
 
 import itertools
 import threading
@@ -30,14 +31,45 @@ __all__ = ["served"]
 KINDS = ("KIND_UNSPECIFIED", "PUT", "DELETE", "SYNC", "RESET")
 RECORDS: dict[str, Any] = {
     "model": MeshModel(
-        "m", "onnx", "/m", "k", "f64[3]", "i64", Policy(1, 2, True, 3.5, 4, ("gpu",), ("fast", "near")), 5, "ann",
-        {"a": Copy(6), "b": Copy(7, 8, 9)}, {"c": Failure(10, "no file", "artifact", 11)}, 12, True, 13, 14,
+        "m",
+        "onnx",
+        "/m",
+        "k",
+        "f64[3]",
+        "i64",
+        Policy(1, 2, True, 3.5, 4, ("gpu",), ("fast", "near")),
+        5,
+        "ann",
+        {"a": Copy(6), "b": Copy(7, 8, 9)},
+        {"c": Failure(10, "no file", "artifact", 11)},
+        12,
+        True,
+        13,
+        14,
     ),
     "vmodel": VModel("v", "m1", "m2", "ann", 0.5, "m0", True, "why", True, 1, 2),
     "instance": Instance(
-        "i", 1 << 40, "unix:/p", "tcp:c:1", "host", ("gpu", "x"), ("onnx",), "z", "v", 1, 2, 3, 4, 5, 6, 7, 8, 9.5, True
+        "i",
+        1 << 40,
+        "unix:/p",
+        "tcp:c:1",
+        "host",
+        ("gpu", "x"),
+        ("onnx",),
+        "z",
+        "v",
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+        7,
+        8,
+        9.5,
+        True,
     ),
-}  # fmt: skip
+}
 
 
 def watching(client: Client, **more: Any) -> tuple[Any, Iterator[Any]]:
@@ -66,35 +98,61 @@ def test_a_record_has_all_its_members(name: str, record: Any) -> None:
     assert event.WhichOneof("record") == name
     about = getattr(event, name)
     assert tuple(field.name for field in about.DESCRIPTOR.fields) == record.__struct_fields__
-    assert msgspec.convert(MessageToDict(about, preserving_proto_field_name=True), type(record), strict=False) == record
+    assert (
+        msgspec.convert(
+            MessageToDict(about, preserving_proto_field_name=True), type(record), strict=False
+        )
+        == record
+    )
 
 
-def test_a_watcher_is_told_what_there_is_and_then_what_changes(served: tuple[FakeMesh, Client]) -> None:
+def test_a_watcher_is_told_what_there_is_and_then_what_changes(
+    served: tuple[FakeMesh, Client],
+) -> None:
     mesh, client = served
     client(MESH, "registerModel", modelId="seen1", modelInfo=ONNX)
     client(MESH, "registerModel", modelId="other", modelInfo=ONNX)
     call, events = watching(client, prefix="seen")
     first = next(events)
-    assert (KINDS[first.kind], first.of, first.id, first.model.path) == ("PUT", "model", "seen1", ONNX["path"])
+    assert (KINDS[first.kind], first.of, first.id, first.model.path) == (
+        "PUT",
+        "model",
+        "seen1",
+        ONNX["path"],
+    )
     assert KINDS[next(events).kind] == "SYNC"
     client(MESH, "registerModel", modelId="seen2", modelInfo=ONNX)
     new = next(events)
     assert (new.id, new.revision, new.model.type) == ("seen2", mesh.revision, "onnx")
     client(MESH, "setVModel", vModelId="seen-v", targetModelId="seen1")
     named = next(events)
-    assert (named.of, named.vmodel.active, named.WhichOneof("record")) == ("vmodel", "seen1", "vmodel")
+    assert (named.of, named.vmodel.active, named.WhichOneof("record")) == (
+        "vmodel",
+        "seen1",
+        "vmodel",
+    )
     client(MESH, "unregisterModel", modelId="seen2")
     gone = next(events)
-    assert (KINDS[gone.kind], gone.of, gone.id, gone.WhichOneof("record")) == ("DELETE", "model", "seen2", None)
+    assert (KINDS[gone.kind], gone.of, gone.id, gone.WhichOneof("record")) == (
+        "DELETE",
+        "model",
+        "seen2",
+        None,
+    )
     call.cancel()
 
 
-def test_a_first_telling_larger_than_any_buffer_arrives_whole(served: tuple[FakeMesh, Client]) -> None:
+def test_a_first_telling_larger_than_any_buffer_arrives_whole(
+    served: tuple[FakeMesh, Client],
+) -> None:
     mesh, client = served
     many = much(mesh)
     try:
         call, events = watching(client, prefix="many")
-        ids = [event.id for event in itertools.takewhile(lambda event: KINDS[event.kind] != "SYNC", events)]
+        ids = [
+            event.id
+            for event in itertools.takewhile(lambda event: KINDS[event.kind] != "SYNC", events)
+        ]
         call.cancel()
         assert ids == list(many)
     finally:
@@ -104,13 +162,18 @@ def test_a_first_telling_larger_than_any_buffer_arrives_whole(served: tuple[Fake
 
 def much(mesh: FakeMesh) -> dict[str, MeshModel]:
     """Some 8 MB to tell."""
-    many = {f"many{i:05}": MeshModel(f"many{i:05}", "onnx", "/" + "x" * 800, registered_ms=i + 1) for i in range(9_000)}
+    many = {
+        f"many{i:05}": MeshModel(f"many{i:05}", "onnx", "/" + "x" * 800, registered_ms=i + 1)
+        for i in range(9_000)
+    }
     mesh.registered |= many
     return many
 
 
 def test_who_takes_nothing_is_cut_off_and_keeps_nothing_waiting(
-    served: tuple[FakeMesh, Client], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    served: tuple[FakeMesh, Client],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     mesh, client = served
     many = much(mesh)
@@ -133,7 +196,9 @@ def test_one_who_goes_leaves_nothing(how: str) -> None:
     with start(FakeMesh()) as server:
         client = Client(server.grpc_address)
         if how == "deadline":
-            assert ended(client(WATCH, "Watch", timeout=1)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert (
+                ended(client(WATCH, "Watch", timeout=1)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            )
         else:
             call, events = watching(client)
             assert (KINDS[next(events).kind], watchers()) == ("SYNC", 1)
@@ -149,18 +214,26 @@ def test_a_server_that_closes_ends_its_watchers() -> None:
         assert KINDS[next(events).kind] == "SYNC"
         server.close()
         error = ended(call)
-        assert (error.code(), error.details()) == (grpc.StatusCode.UNAVAILABLE, "the server is closing.")
+        assert (error.code(), error.details()) == (
+            grpc.StatusCode.UNAVAILABLE,
+            "the server is closing.",
+        )
         client.channel.close()
 
 
-def test_more_than_so_many_do_not_watch(served: tuple[FakeMesh, Client], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_so_many_do_not_watch(
+    served: tuple[FakeMesh, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, client = served
     wait_until(lambda: not watchers())
     monkeypatch.setattr(grpc_mesh_watch, "WATCHERS_MAX", 1)
     call, events = watching(client, prefix="none")
     assert KINDS[next(events).kind] == "SYNC"
     error = ended(client(WATCH, "Watch"))
-    assert (error.code(), details_of(error)[1].retry_delay.seconds) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 5)
+    assert (error.code(), details_of(error)[1].retry_delay.seconds) == (
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        5,
+    )
     call.cancel()
     wait_until(lambda: not watchers())
     call, events = watching(client, prefix="none")
@@ -168,7 +241,9 @@ def test_more_than_so_many_do_not_watch(served: tuple[FakeMesh, Client], monkeyp
     call.cancel()
 
 
-def test_what_the_mesh_ends_by_ends_the_watch(served: tuple[FakeMesh, Client], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_mesh_ends_by_ends_the_watch(
+    served: tuple[FakeMesh, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
     mesh, client = served
 
     def watch(prefix: str, *, stop: Any) -> Iterator[MeshEvent]:
@@ -183,7 +258,10 @@ def test_what_the_mesh_ends_by_ends_the_watch(served: tuple[FakeMesh, Client], m
     codes = {"": "UNAVAILABLE", "store": "ABORTED", "bug": "INTERNAL"}
     for prefix, code in codes.items():
         call, events = watching(client, prefix=prefix)
-        assert [(KINDS[one.kind], one.revision) for one in (next(events), next(events))] == [("SYNC", -1), ("RESET", 9)]
+        assert [(KINDS[one.kind], one.revision) for one in (next(events), next(events))] == [
+            ("SYNC", -1),
+            ("RESET", 9),
+        ]
         error = ended(call)
         assert error.code().name == code
         assert "secret" not in error.details()

@@ -20,7 +20,16 @@ import pytest
 
 import clipper
 from clipper.cli import main
-from clipper.metrics import FAMILIES, OTHER, GrpcCounts, MeshCounts, MeshMetrics, ParamsMetrics, Samples, prometheus
+from clipper.metrics import (
+    FAMILIES,
+    OTHER,
+    GrpcCounts,
+    MeshCounts,
+    MeshMetrics,
+    ParamsMetrics,
+    Samples,
+    prometheus,
+)
 from clipper.metrics.grafana import dashboard
 from clipper.testing import wait_until
 from tests.frontend.conftest import PATIENCE_S, QUICK, Ask, ask, total, warm_workers
@@ -61,7 +70,11 @@ def scrape(server: clipper.ClipperServer) -> Series:
 
 
 def summed(found: Series, name: str, **labels: str) -> float:
-    return sum(value for (one, pairs), value in found.items() if one == name and labels.items() <= dict(pairs).items())
+    return sum(
+        value
+        for (one, pairs), value in found.items()
+        if one == name and labels.items() <= dict(pairs).items()
+    )
 
 
 def ended(server: clipper.ClipperServer) -> Series:
@@ -69,8 +82,12 @@ def ended(server: clipper.ClipperServer) -> Series:
     until = time.monotonic() + PATIENCE_S
     while True:
         found = scrape(server)
-        at_rest = found["clipper_tasks_issued_total", ()] == found["clipper_tasks_answered_total", ()]
-        if at_rest and summed(found, "clipper_queries_total") == summed(found, "clipper_answers_total"):
+        at_rest = (
+            found["clipper_tasks_issued_total", ()] == found["clipper_tasks_answered_total", ()]
+        )
+        if at_rest and summed(found, "clipper_queries_total") == summed(
+            found, "clipper_answers_total"
+        ):
             return found
         assert time.monotonic() < until, "the server does not come to rest"
 
@@ -90,11 +107,17 @@ def test_it_is_the_text_of_prometheus(manage: Ask) -> None:
 @pytest.mark.parametrize(
     ("accept", "open"),
     [
-        ("application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,text/plain;q=0.5", True),
-        ("application/openmetrics-text; version=1.0.0; charset=utf-8", True), ("text/plain", False), ("*/*", False),
-        ("application/openmetrics-text;q=0.1,text/plain;q=0.9", False), ("application/openmetrics-text;q=x", False),
+        (
+            "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,text/plain;q=0.5",
+            True,
+        ),
+        ("application/openmetrics-text; version=1.0.0; charset=utf-8", True),
+        ("text/plain", False),
+        ("*/*", False),
+        ("application/openmetrics-text;q=0.1,text/plain;q=0.9", False),
+        ("application/openmetrics-text;q=x", False),
     ],
-)  # fmt: skip
+)
 def test_openmetrics_for_who_accepts_it(manage: Ask, accept: str, open: bool) -> None:
     reply = manage("GET", "/metrics", headers={"Accept": accept})
     assert ("openmetrics" in reply.headers["content-type"]) == open
@@ -103,7 +126,9 @@ def test_openmetrics_for_who_accepts_it(manage: Ask, accept: str, open: bool) ->
 
 def test_influx_by_its_name(manage: Ask) -> None:
     reply = manage("GET", "/metrics?format=influx")
-    assert re.search(rb"^clipper_queries_total,application=total value=\d+\.0 \d{19}$", reply.body, re.M)
+    assert re.search(
+        rb"^clipper_queries_total,application=total value=\d+\.0 \d{19}$", reply.body, re.M
+    )
     wrong = manage("GET", "/metrics?format=inflox")
     assert wrong.status == 400
     assert "did you mean 'influx'" in wrong.json["error"]
@@ -156,15 +181,22 @@ def test_the_trace_of_a_caller_goes_on(query: Ask, caplog: pytest.LogCaptureFixt
     caplog.set_level("INFO", "clipper.requests")
     trace, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
     for flags in ("01", "00"):
-        reply = query("POST", PREDICT, {"input": [1, 2, 3]}, {"traceparent": f"00-{trace}-{span}-{flags}"})
+        reply = query(
+            "POST", PREDICT, {"input": [1, 2, 3]}, {"traceparent": f"00-{trace}-{span}-{flags}"}
+        )
         version, same, ours, sampled = reply.headers["traceparent"].split("-")
         assert (version, same, sampled) == ("00", trace, flags)
         assert ours != span
-    (line,) = [record for record in caplog.records if record.name == "clipper.requests"]  # only the caller's choice is told
+    (line,) = [
+        record for record in caplog.records if record.name == "clipper.requests"
+    ]  # only the caller's choice is told
     about = vars(line)
     assert (about["trace_id"], about["parent_id"], about["application"]) == (trace, span, "total")
     assert (about["status"], about["route"]) == (200, "/api/{}/predict")
-    assert "traceparent" not in query("POST", PREDICT, {"input": [1, 2, 3]}, {"traceparent": "nonsense"}).headers
+    assert (
+        "traceparent"
+        not in query("POST", PREDICT, {"input": [1, 2, 3]}, {"traceparent": "nonsense"}).headers
+    )
     assert "traceparent" not in query("POST", PREDICT, {"input": [1, 2, 3]}).headers
 
 
@@ -194,7 +226,9 @@ def test_counters_only_grow_and_add_up(server: clipper.ClipperServer) -> None:
     try:
         each = [before]
         enough, until = summed(before, "clipper_queries_total") + 200, time.monotonic() + PATIENCE_S
-        while len(each) < 12 or (summed(each[-1], "clipper_queries_total") < enough and time.monotonic() < until):
+        while len(each) < 12 or (
+            summed(each[-1], "clipper_queries_total") < enough and time.monotonic() < until
+        ):
             each.append(scrape(server))
     finally:
         stop.set()
@@ -205,7 +239,11 @@ def test_counters_only_grow_and_add_up(server: clipper.ClipperServer) -> None:
     growing = re.compile(r".*(_total|_bucket|_sum|_count)")
     for earlier, later in itertools.pairwise(each):
         assert earlier.keys() <= later.keys(), earlier.keys() - later.keys()
-        shrunk = [key for key, value in earlier.items() if growing.fullmatch(key[0]) and later[key] < value]
+        shrunk = [
+            key
+            for key, value in earlier.items()
+            if growing.fullmatch(key[0]) and later[key] < value
+        ]
         assert not shrunk
     last = each[-1]
     assert summed(last, "clipper_queries_total") >= enough
@@ -216,11 +254,18 @@ def test_counters_only_grow_and_add_up(server: clipper.ClipperServer) -> None:
         assert summed(last, "clipper_answer_duration_seconds_count", application=app) == answers
     ok = summed(last, "clipper_tasks_total", outcome="ok")
     assert summed(last, "clipper_task_duration_seconds_count") == ok
-    assert summed(last, "clipper_cache_misses_total") + summed(last, "clipper_cache_joined_total") >= ok
+    assert (
+        summed(last, "clipper_cache_misses_total") + summed(last, "clipper_cache_joined_total")
+        >= ok
+    )
     for (name, labels), value in last.items():
         if name.endswith("_count") and name.startswith("clipper_"):
             bucket = name.replace("_count", "_bucket")
-            buckets = [count for (other, pairs), count in last.items() if other == bucket and pairs[:-1] == labels]
+            buckets = [
+                count
+                for (other, pairs), count in last.items()
+                if other == bucket and pairs[:-1] == labels
+            ]
             assert buckets == sorted(buckets)
             assert last[bucket, (*labels, ("le", "+Inf"))] == buckets[-1] == value
 
@@ -237,7 +282,10 @@ def test_feedback_shares_and_containers_are_told(server: clipper.ClipperServer) 
     assert found["clipper_model_accuracy_ratio", (*here, *model)] == 1.0
     assert found["clipper_selection_share", (*here, *model)] == 1.0
     assert found["clipper_slo_seconds", here] == 5.0
-    assert (found["clipper_replicas_wanted", model], found["clipper_replicas_ready", model]) == (1, 1)
+    assert (found["clipper_replicas_wanted", model], found["clipper_replicas_ready", model]) == (
+        1,
+        1,
+    )
     assert found["clipper_container_restarts_total", (*model, ("replica", "0"))] == 0
     assert found["clipper_container_memory_bytes", model] > 1e6
     assert found["process_resident_memory_bytes", ()] > 1e7
@@ -251,7 +299,9 @@ def test_feedback_shares_and_containers_are_told(server: clipper.ClipperServer) 
 
 @pytest.fixture
 def small() -> Iterator[clipper.ClipperServer]:
-    with clipper.start(http="127.0.0.1:0", admin="127.0.0.1:0", metrics_names_max=2, metrics=True, **QUICK) as started:
+    with clipper.start(
+        http="127.0.0.1:0", admin="127.0.0.1:0", metrics_names_max=2, metrics=True, **QUICK
+    ) as started:
         started.deploy("sum", total, input="f64[3]")
         for i in range(5):
             started.app(f"app{i}", models=["sum"], slo_ms=5000)
@@ -263,13 +313,19 @@ def test_names_beyond_the_limit_share_one(small: clipper.ClipperServer) -> None:
     for i in range(5):
         for _ in range(i + 1):
             small.app(f"app{i}").predict([1.0, 2.0, i]).result(PATIENCE_S)
-    found = series(ask(small.http_address, "GET", "/metrics").body)  # set: the query listener has them too
-    apps = {dict(labels)["application"] for name, labels in found if name == "clipper_queries_total"}
+    found = series(
+        ask(small.http_address, "GET", "/metrics").body
+    )  # set: the query listener has them too
+    apps = {
+        dict(labels)["application"] for name, labels in found if name == "clipper_queries_total"
+    }
     assert len(apps) == 3
     assert OTHER in apps
     assert summed(found, "clipper_queries_total") == 15
     assert summed(found, "clipper_answer_duration_seconds_count") == 15
-    assert not [labels for name, labels in found if name == "clipper_slo_seconds" and OTHER in str(labels)]
+    assert not [
+        labels for name, labels in found if name == "clipper_slo_seconds" and OTHER in str(labels)
+    ]
 
 
 # -- dashboard and alerts
@@ -278,7 +334,9 @@ METRIC = re.compile(r"\b((?:clipper|process)_[a-z_]+)\b")
 
 
 def expressions() -> list[str]:
-    panels = [target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", ())]
+    panels = [
+        target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", ())
+    ]
     choices = [choice["query"] for choice in dashboard()["templating"]["list"]]
     return [*panels, *choices, *re.findall(r"expr: (.*(?:\n {10}.*)*)", ALERTS.read_text())]
 
@@ -297,7 +355,14 @@ def of_mesh() -> Samples:
     counts.failed("host")
     counts.unloaded(5000.0)
     counts.asked(3, 1)
-    here = {"capacity_bytes": 100, "used_bytes": 25, "models_loaded": 1, "lru_ms": 7000, "loading": 0, "queued": 2}
+    here = {
+        "capacity_bytes": 100,
+        "used_bytes": 25,
+        "models_loaded": 1,
+        "lru_ms": 7000,
+        "loading": 0,
+        "queued": 2,
+    }
     there = {"models_registered": 9, "vmodels": 1, "instances": 2, "leader": True, "stale_s": 0.5}
     there |= {"loaded_somewhere": 4, "failing": 1}
     MeshMetrics(lambda: {**counts.stats(), **here, **there}).collect(samples)
@@ -306,27 +371,52 @@ def of_mesh() -> Samples:
 
 def of_params() -> Samples:
     """tests/params/test_stats.py has what real shards say."""
-    came, went = ("rows", "nbytes", "pulled", "missed", "applied", "made"), ("unadmitted", "refused", "evicted", "expired")
+    came, went = (
+        ("rows", "nbytes", "pulled", "missed", "applied", "made"),
+        ("unadmitted", "refused", "evicted", "expired"),
+    )
     table = dict.fromkeys((*came, *went), 1)
-    door = dict.fromkeys(("epoch", "version", "connections", "shared_bytes", "pulls", "pushes", "repeated"), 1)
-    whole = dict.fromkeys(("shard", "ready", "exposed", "nbytes", "resident_bytes", "variables", "model_pushes"), 1)
+    door = dict.fromkeys(
+        ("epoch", "version", "connections", "shared_bytes", "pulls", "pushes", "repeated"), 1
+    )
+    whole = dict.fromkeys(
+        ("shard", "ready", "exposed", "nbytes", "resident_bytes", "variables", "model_pushes"), 1
+    )
     snapshots = {"taken": 1, "failed": 0, "at_us": 1, "nbytes": 9, "seconds": 0.5}
-    more = {"recovery": {"seconds": 0.5}, "refused": {"full": 1}, "lags": {"buckets": [[2, 1]], "sum": 2}, "snapshots": snapshots}
+    more = {
+        "recovery": {"seconds": 0.5},
+        "refused": {"full": 1},
+        "lags": {"buckets": [[2, 1]], "sum": 2},
+        "snapshots": snapshots,
+    }
     copies = [{"shard": 2, "whole": True, "behind": 3, "behind_s": 0.5}]
     samples = Samples()
-    ParamsMetrics(lambda: [{**whole, **more, "door": door, "tables": {"t": table}, "followers": copies}]).collect(samples)
+    ParamsMetrics(
+        lambda: [{**whole, **more, "door": door, "tables": {"t": table}, "followers": copies}]
+    ).collect(samples)
     return samples
 
 
 def test_the_mesh_has_its_metrics_and_the_names_of_model_mesh_say_the_same() -> None:
-    found = {name: value for (name, labels), value in series(prometheus(of_mesh())).items() if not labels}
+    found = {
+        name: value for (name, labels), value in series(prometheus(of_mesh())).items() if not labels
+    }
     assert found["clipper_mesh_hit_ratio"] == 0.75
-    assert (found["clipper_mesh_load_wait_seconds_sum"], found["modelmesh_cache_miss_milliseconds_sum"]) == (0.08, 80.0)
+    assert (
+        found["clipper_mesh_load_wait_seconds_sum"],
+        found["modelmesh_cache_miss_milliseconds_sum"],
+    ) == (0.08, 80.0)
     assert found["modelmesh_loadmodel_milliseconds_sum"] == 60.0
     assert found["modelmesh_loading_queue_delay_milliseconds_sum"] == 20.0
-    assert (found["clipper_mesh_eviction_age_seconds_sum"], found["modelmesh_age_at_eviction_milliseconds_sum"]) == (5.0, 5000.0)
+    assert (
+        found["clipper_mesh_eviction_age_seconds_sum"],
+        found["modelmesh_age_at_eviction_milliseconds_sum"],
+    ) == (5.0, 5000.0)
     assert (found["modelmesh_instance_used_bps"], found["modelmesh_loadmodel_failure"]) == (2500, 1)
-    assert (found["clipper_mesh_models_registered"], found["modelmesh_models_managed_total"]) == (9, 9)
+    assert (found["clipper_mesh_models_registered"], found["modelmesh_models_managed_total"]) == (
+        9,
+        9,
+    )
     assert found["modelmesh_instance_lru_seconds"] == 7.0
     assert found["clipper_mesh_lru_age_seconds"] > 1e9
     assert {name for name in FAMILIES if name.startswith(("clipper_mesh", "modelmesh"))} == {
@@ -341,7 +431,9 @@ def test_the_mesh_has_its_metrics_and_the_names_of_model_mesh_say_the_same() -> 
 def test_dashboard_and_alerts_ask_for_what_there_is(server: clipper.ClipperServer) -> None:
     app = server.app("learns")
     app.feedback(app.predict([1.0, 1.0, 2.0]).result(PATIENCE_S), label=4.0)
-    others = (name for made in (of_grpc(), of_mesh(), of_params()) for name, _ in series(prometheus(made)))
+    others = (
+        name for made in (of_grpc(), of_mesh(), of_params()) for name, _ in series(prometheus(made))
+    )
     there = {name for name, _ in scrape(server)} | {*others}
     labels_of = {name: family.labels for name, family in FAMILIES.items()}
     named = 0
@@ -378,10 +470,17 @@ def test_the_verbs_print_them(capsys: pytest.CaptureFixture[str]) -> None:
 def test_promtool_finds_nothing(manage: Ask, tmp_path: Path) -> None:
     promtool = tool("promtool")
     text = manage("GET", "/metrics").body
-    done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, timeout=60)
+    done = subprocess.run(
+        [promtool, "check", "metrics"], input=text, capture_output=True, timeout=60
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     (tmp_path / "alerts.yml").write_text(ALERTS.read_text())
-    rules = subprocess.run([promtool, "check", "rules", str(tmp_path / "alerts.yml")], capture_output=True, timeout=60, text=True)
+    rules = subprocess.run(
+        [promtool, "check", "rules", str(tmp_path / "alerts.yml")],
+        capture_output=True,
+        timeout=60,
+        text=True,
+    )
     assert "SUCCESS: 19 rules found" in rules.stdout, rules.stderr
 
 
@@ -398,7 +497,11 @@ class Prometheus:
     def __init__(self, folder: Path, address: str) -> None:
         (folder / "alerts.yml").write_text(ALERTS.read_text())
         config = {
-            "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "1s"},
+            "global": {
+                "scrape_interval": "500ms",
+                "scrape_timeout": "500ms",
+                "evaluation_interval": "1s",
+            },
             "rule_files": [str(folder / "alerts.yml")],
             "scrape_configs": [{"job_name": "clipper", "static_configs": [{"targets": [address]}]}],
         }
@@ -409,10 +512,17 @@ class Prometheus:
     def _start(self) -> None:
         self.address = f"127.0.0.1:{free_port()}"
         self._process = subprocess.Popen(
-            [tool("prometheus"), f"--config.file={self._folder}/prometheus.yml", f"--storage.tsdb.path={self._folder}/data",
-             f"--web.listen-address={self.address}", "--log.level=error"],
-            env={**os.environ, "GOMAXPROCS": "1"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [
+                tool("prometheus"),
+                f"--config.file={self._folder}/prometheus.yml",
+                f"--storage.tsdb.path={self._folder}/data",
+                f"--web.listen-address={self.address}",
+                "--log.level=error",
+            ],
+            env={**os.environ, "GOMAXPROCS": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
 
     def get(self, path: str) -> Any:
         """What its API says; None while it starts."""
@@ -431,7 +541,9 @@ class Prometheus:
     def health(self) -> tuple[str, str]:
         """Of its one target, by the latest scrape."""
         found = self.get("/api/v1/targets") or {"activeTargets": ()}
-        return next(((one["health"], one["lastError"]) for one in found["activeTargets"]), ("", "no target"))
+        return next(
+            ((one["health"], one["lastError"]) for one in found["activeTargets"]), ("", "no target")
+        )
 
     def stop(self) -> None:
         self._process.terminate()
@@ -451,9 +563,15 @@ def test_a_real_prometheus_scrapes_it(server: clipper.ClipperServer, tmp_path: P
             time.sleep(0.1)
         for expression in expressions():
             if "label_values" not in expression:
-                asked = expression.replace("$__rate_interval", "1m").replace("$application", ".*").replace("$model", ".*")
+                asked = (
+                    expression.replace("$__rate_interval", "1m")
+                    .replace("$application", ".*")
+                    .replace("$model", ".*")
+                )
                 asked = " ".join(asked.removeprefix(">-").split())
-                assert prometheus.get(f"/api/v1/query?query={urllib.parse.quote(asked)}") is not None, asked
+                assert (
+                    prometheus.get(f"/api/v1/query?query={urllib.parse.quote(asked)}") is not None
+                ), asked
     finally:
         prometheus.stop()
 
@@ -464,7 +582,9 @@ def test_a_server_logs_json_when_it_is_set(capfd: pytest.CaptureFixture[str]) ->
         server.app("total", models=["sum"], slo_ms=5000)
         header = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"}
         assert ask(server.http_address, "POST", PREDICT, {"input": [1, 2, 3]}, header).status == 200
-    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line.startswith("{")]
+    lines = [
+        json.loads(line) for line in capfd.readouterr().err.splitlines() if line.startswith("{")
+    ]
     (told,) = [line for line in lines if line["logger"] == "clipper.requests"]
     assert (told["trace_id"], told["application"], told["status"]) == ("ab" * 16, "total", 200)
     assert {line["model"] for line in lines if "container" in line["message"]} == {"sum:1"}

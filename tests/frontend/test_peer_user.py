@@ -39,7 +39,9 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[socket.socket, socket
             yield client, server
 
 
-def test_the_user_of_a_client_on_this_host_is_known(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_the_user_of_a_client_on_this_host_is_known(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
     _, server = pair
     assert user_of(server.getpeername(), server.getsockname()) == os.geteuid()
     assert is_own_user(server.getpeername(), server.getsockname())
@@ -63,6 +65,8 @@ def test_an_address_that_is_none_is_nobody() -> None:
 def test_another_user_of_this_host_manages_nothing_without_a_token(token: str) -> None:
     with clipper.start(http={"admin": "127.0.0.1:0", "token": token}, **QUICK) as server:
         words = [sys.executable, "-c", ASK, server.admin_address, str(OTHER_USER)]
-        found = subprocess.run(words, capture_output=True, text=True, timeout=6 * PATIENCE_S, check=True).stdout
+        found = subprocess.run(
+            words, capture_output=True, text=True, timeout=6 * PATIENCE_S, check=True
+        ).stdout
         assert found.startswith("HTTP/1.1 401 " if token else "HTTP/1.1 403 ")
         assert ask(server.admin_address, "GET", "/").status == (401 if token else 200)

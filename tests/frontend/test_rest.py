@@ -99,7 +99,9 @@ def test_what_is_wrong_is_named(query: Ask, name: str) -> None:
     assert part in is_problem(query("POST", PREDICT, body), 400)["error"]
 
 
-@pytest.mark.parametrize("headers", [{}, {"Origin": "http://elsewhere"}], ids=["compiled", "python"])
+@pytest.mark.parametrize(
+    "headers", [{}, {"Origin": "http://elsewhere"}], ids=["compiled", "python"]
+)
 @pytest.mark.parametrize(
     ("body", "output"),
     [
@@ -124,10 +126,16 @@ def test_of_members_with_the_same_name_the_last_holds(
 def test_a_name_that_is_nearly_right(query: Ask) -> None:
     error = is_problem(query("POST", "/api/totl/predict", {"input": [1, 2, 3]}), 404)["error"]
     assert "did you mean 'total'?" in error
-    assert "did you mean 'predict'?" in is_problem(query("POST", "/api/total/predit", {}), 404)["error"]
+    assert (
+        "did you mean 'predict'?"
+        in is_problem(query("POST", "/api/total/predit", {}), 404)["error"]
+    )
 
 
-@pytest.mark.parametrize("path", ["/../../etc/passwd", "/api/%2e%2e", "/api/a%00b", "/api/" + "a" * 9000, "/api//", "/%ff/x"])
+@pytest.mark.parametrize(
+    "path",
+    ["/../../etc/passwd", "/api/%2e%2e", "/api/a%00b", "/api/" + "a" * 9000, "/api//", "/%ff/x"],
+)
 def test_odd_paths_lead_nowhere(query: Ask, path: str) -> None:
     is_problem(query("GET", path), 404)
 
@@ -138,7 +146,11 @@ def test_a_method_that_is_not_there_is_told_which_are(query: Ask) -> None:
         is_problem(reply, 405)
         assert reply.headers["allow"] == "OPTIONS, POST"
     options = query("OPTIONS", "/api/total")
-    assert (options.status, options.headers["allow"], options.body) == (204, "GET, HEAD, OPTIONS", b"")
+    assert (options.status, options.headers["allow"], options.body) == (
+        204,
+        "GET, HEAD, OPTIONS",
+        b"",
+    )
 
 
 def test_head_says_what_get_would(query: Ask) -> None:
@@ -149,7 +161,12 @@ def test_head_says_what_get_would(query: Ask) -> None:
 
 def test_looking(query: Ask) -> None:
     about = query("GET", "/api/total").json
-    assert (about["name"], about["input"], about["models"], about["slo_ms"]) == ("total", "f64[3]", ["sum:1"], 5000)
+    assert (about["name"], about["input"], about["models"], about["slo_ms"]) == (
+        "total",
+        "f64[3]",
+        ["sum:1"],
+        5000,
+    )
     assert {app["name"] for app in query("GET", "/api").json["applications"]} >= {"total", "learns"}
     assert "POST /api/NAME/predict" in query("GET", "/").json["routes"]
 
@@ -169,22 +186,40 @@ def test_looking(query: Ask) -> None:
         ("bytes", "AAEC", "b'\\x00\\x01\\x02' bytes"),
     ],
 )
-def test_inputs_of_every_type(server: clipper.ClipperServer, query: Ask, type_: str, given: Any, seen: str) -> None:
+def test_inputs_of_every_type(
+    server: clipper.ClipperServer, query: Ask, type_: str, given: Any, seen: str
+) -> None:
     name = "t-" + type_.replace("[", "-").replace("]", "").replace("*", "n").replace(",", "-")
 
     def show(rows: Any) -> list[str]:
         rows = [bytes(row) if isinstance(row, memoryview) else row for row in rows]
-        return [f"{row.tolist()!r} {row.dtype}" if hasattr(row, "dtype") else f"{row!r} {type(row).__name__}" for row in rows]
+        return [
+            (
+                f"{row.tolist()!r} {row.dtype}"
+                if hasattr(row, "dtype")
+                else f"{row!r} {type(row).__name__}"
+            )
+            for row in rows
+        ]
 
     server.deploy(name, show, input=type_)
     server.app(name, models=[name], slo_ms=5000)
     try:
         assert query("POST", f"/api/{name}/predict", {"input": given}).json["output"] == seen
-        assert query("POST", f"/api/{name}/predict", {"inputs": [given]}).json["predictions"][0]["output"] == seen
+        assert (
+            query("POST", f"/api/{name}/predict", {"inputs": [given]}).json["predictions"][0][
+                "output"
+            ]
+            == seen
+        )
         assert query("POST", f"/api/{name}/predict", {"input": {"a": 1}}).status == 400
         if type_ == "u8[3]":
-            assert "256" in query("POST", f"/api/{name}/predict", {"input": [0, 1, 256]}).json["error"]
-            assert "-1" in query("POST", f"/api/{name}/predict", {"input": [0, 1, -1]}).json["error"]
+            assert (
+                "256" in query("POST", f"/api/{name}/predict", {"input": [0, 1, 256]}).json["error"]
+            )
+            assert (
+                "-1" in query("POST", f"/api/{name}/predict", {"input": [0, 1, -1]}).json["error"]
+            )
     finally:
         server.catalog.unregister_application(name)
         server.retire(name, force=True)
@@ -200,18 +235,28 @@ def test_feedback_by_id_counts_once(query: Ask) -> None:
 
 
 def test_feedback_by_input_and_of_other_kinds(query: Ask) -> None:
-    assert query("POST", "/api/learns/feedback", {"input": [1, 2, 3], "label": 6, "user": "ann"}).json == {"counted": True}
+    assert query(
+        "POST", "/api/learns/feedback", {"input": [1, 2, 3], "label": 6, "user": "ann"}
+    ).json == {"counted": True}
     for truth in ({"correct": True}, {"score": 0.5}):
         id = query("POST", "/api/learns/predict", {"input": [1, 2, 3]}).json["id"]
-        assert query("POST", "/api/learns/feedback", {"id": id, **truth, "weight": 2}).json == {"counted": True}
+        assert query("POST", "/api/learns/feedback", {"id": id, **truth, "weight": 2}).json == {
+            "counted": True
+        }
 
 
 def test_feedback_about_many(query: Ask) -> None:
-    predictions = query("POST", "/api/learns/predict", {"inputs": [[1, 2, 3], [4, 5, 6]]}).json["predictions"]
+    predictions = query("POST", "/api/learns/predict", {"inputs": [[1, 2, 3], [4, 5, 6]]}).json[
+        "predictions"
+    ]
     items = [{"id": one["id"], "label": one["output"]} for one in predictions]
-    counts = query("POST", "/api/learns/feedback", {"feedback": [*items, {"id": "no-1", "label": 1}]}).json
+    counts = query(
+        "POST", "/api/learns/feedback", {"feedback": [*items, {"id": "no-1", "label": 1}]}
+    ).json
     assert counts == {"counted": 2, "duplicates": 0, "unknown": 1}
-    again = query("POST", "/api/learns/feedback", {"feedback": [{**item, "weight": 2} for item in items]}).json
+    again = query(
+        "POST", "/api/learns/feedback", {"feedback": [{**item, "weight": 2} for item in items]}
+    ).json
     assert again == {"counted": 0, "duplicates": 2, "unknown": 0}
 
 
@@ -225,21 +270,32 @@ def test_feedback_about_many(query: Ask) -> None:
         ("total", {"id": "no-1", "label": 1}, 404, "no-1"),
     ],
 )
-def test_feedback_that_cannot_count(query: Ask, app: str, body: Any, status: int, part: str) -> None:
+def test_feedback_that_cannot_count(
+    query: Ask, app: str, body: Any, status: int, part: str
+) -> None:
     assert part in is_problem(query("POST", f"/api/{app}/feedback", body), status)["error"]
 
 
 @pytest.mark.parametrize("form", ["compiled", "python"])
-def test_feedback_on_a_default_application_counts_once(server: clipper.ClipperServer, query: Ask, form: str) -> None:
-    """The plain request is answered by the compiled listener, the one with a user by Python; both wait for feedback."""
+def test_feedback_on_a_default_application_counts_once(
+    server: clipper.ClipperServer, query: Ask, form: str
+) -> None:
+    """The plain request is answered by the compiled listener, the one with a user by Python; both
+    wait for feedback."""
     before = server.stats()["applications"]["total"]["answers"]["feedback"]["n"]
     body = {"input": [1.5, 2, 3], **({"user": "ann"} if form == "python" else {})}
     answer = query("POST", "/api/total/predict", body).json
     told = {"id": answer["id"], "label": 6.5}
     assert query("POST", "/api/total/feedback", told).json == {"counted": True}
     assert query("POST", "/api/total/feedback", told).json == {"counted": False}
-    assert "one of application" in is_problem(query("POST", "/api/learns/feedback", told), 404)["error"]
-    assert server.stats()["applications"]["total"]["answers"]["feedback"] == {"n": before + 1, "mean": 1.0}
+    assert (
+        "one of application"
+        in is_problem(query("POST", "/api/learns/feedback", told), 404)["error"]
+    )
+    assert server.stats()["applications"]["total"]["answers"]["feedback"] == {
+        "n": before + 1,
+        "mean": 1.0,
+    }
 
 
 # -- the original's clients
@@ -249,10 +305,17 @@ def test_clients_of_the_original_clipper(query: Ask) -> None:
     body = query("POST", "/total/predict", {"input": [1.0, 2.0, 3.0]}).json
     assert (body["output"], body["default"]) == (6.0, False)
     assert isinstance(body["query_id"], int)
-    many = query("POST", "/total/predict/", {"input_batch": [[1, 2, 3], [2, 3, 4]]}).json["batch_predictions"]
+    many = query("POST", "/total/predict/", {"input_batch": [[1, 2, 3], [2, 3, 4]]}).json[
+        "batch_predictions"
+    ]
     assert [one["output"] for one in many] == [6, 9]
     assert query("POST", "/total/predict", {"input": [1, 2, 3], "version": "1"}).json["output"] == 6
-    assert "sum:2" in is_problem(query("POST", "/total/predict", {"input": [1, 2, 3], "version": "2"}), 404)["error"]
+    assert (
+        "sum:2"
+        in is_problem(query("POST", "/total/predict", {"input": [1, 2, 3], "version": "2"}), 404)[
+            "error"
+        ]
+    )
     for application in ("learns", "total"):
         told = query("POST", f"/{application}/update", {"uid": 3, "input": [1, 2, 3], "label": 6.0})
         assert (told.status, told.body) == (200, b"Feedback received? 1")
@@ -268,7 +331,12 @@ def test_a_default_is_told_as_one(server: clipper.ClipperServer, query: Ask) -> 
     server.app("bare", models=["broken"], slo_ms=5000)
     try:
         body = query("POST", "/api/brave/predict", {"input": [1]}).json
-        assert (body["output"], body["default"], body["models"], body["missing"]) == (-1, True, [], ["broken:1"])
+        assert (body["output"], body["default"], body["models"], body["missing"]) == (
+            -1,
+            True,
+            [],
+            ["broken:1"],
+        )
         assert "ValueError: no good" in body["reason"]
         old = query("POST", "/brave/predict", {"input": [1]}).json
         assert (old["default"], old["output"]) == (True, -1)
@@ -294,10 +362,18 @@ def test_many_clients_get_their_own_answers(server: clipper.ClipperServer) -> No
     def client(number: int) -> None:
         line = http.client.HTTPConnection(server.http_address, timeout=10)
         for i in range(50):
-            line.request("POST", PREDICT, json.dumps({"input": [number, i, 0.25]}), {"X-Request-Id": f"{number}-{i}"})
+            line.request(
+                "POST",
+                PREDICT,
+                json.dumps({"input": [number, i, 0.25]}),
+                {"X-Request-Id": f"{number}-{i}"},
+            )
             response = line.getresponse()
             body = json.loads(response.read())
-            if body.get("output") != number + i + 0.25 or response.getheader("x-request-id") != f"{number}-{i}":
+            if (
+                body.get("output") != number + i + 0.25
+                or response.getheader("x-request-id") != f"{number}-{i}"
+            ):
                 wrong.append(body)
         line.close()
 
@@ -316,7 +392,10 @@ def test_several_engines_are_heard(engines: int) -> None:
             server.deploy(name, lambda rows: rows[:, 0], input="f64[1]")
         server.app("both", models=["a", "b"], slo_ms=5000)
         for i in range(20):
-            assert ask(server.http_address, "POST", "/api/both/predict", {"input": [i]}).json["output"] == i
+            assert (
+                ask(server.http_address, "POST", "/api/both/predict", {"input": [i]}).json["output"]
+                == i
+            )
 
 
 def test_the_name_of_a_user_has_a_bound(query: Ask) -> None:

@@ -28,7 +28,9 @@ TABLE = {
     "rpcConfigs": {
         "my.Service/Ask": {"idExtractionPath": [3, 1]},
         "my.Service/Put": {"idInjectionPath": [7], "vModelId": True},
-        "inference.GRPCInferenceService/ModelInfer": {"idExtractionPath": [3]},  # `id` of the request
+        "inference.GRPCInferenceService/ModelInfer": {
+            "idExtractionPath": [3]
+        },  # `id` of the request
     }
 }
 
@@ -49,7 +51,9 @@ def backwards(rows: Any) -> Any:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clipper.ClipperServer]:
     table = tmp_path_factory.mktemp("data-plane") / "methods.json"
     table.write_text(json.dumps(TABLE))
-    with clipper.start(grpc="127.0.0.1:0", http="127.0.0.1:0", mesh={"data_plane": str(table)}, **QUICK) as started:
+    with clipper.start(
+        grpc="127.0.0.1:0", http="127.0.0.1:0", mesh={"data_plane": str(table)}, **QUICK
+    ) as started:
         started._learning.states.start_writing()  # its thread stays
         warm_workers(started)
         started.deploy("sum", total, input="f64[3]")
@@ -66,7 +70,9 @@ def channel(server: clipper.ClipperServer) -> Iterator[Any]:
         yield made
 
 
-def infer(channel: Any, rows: Any, *metadata: tuple[str, str | bytes], model: str = "", id: str = "") -> Any:
+def infer(
+    channel: Any, rows: Any, *metadata: tuple[str, str | bytes], model: str = "", id: str = ""
+) -> Any:
     call = channel.unary_unary(
         "/inference.GRPCInferenceService/ModelInfer",
         request_serializer=lambda sent: sent.SerializeToString(),
@@ -90,9 +96,18 @@ def refused(run: Any) -> Any:
         ([], None),
         ([("mm-required", "true"), ("x-request-id", "mm-model-id")], None),
         ([("mm-model-id", "a")], Ids(("a",))),
-        ([("mm-model-id", "a"), ("mm-model-id", "b"), ("mm-required", "True")], Ids(("a", "b"), True)),
-        ([("mm-model-id", "a, b"), ("mm-model-id-bin", b"c"), ("mm-required", "no")], Ids(("a", "b", "c"))),
-        ([("mm-vmodel-id", "v"), ("mm-vmodel-id-bin", b"w"), ("mm-balanced", "true")], Ids(("v", "w"))),
+        (
+            [("mm-model-id", "a"), ("mm-model-id", "b"), ("mm-required", "True")],
+            Ids(("a", "b"), True),
+        ),
+        (
+            [("mm-model-id", "a, b"), ("mm-model-id-bin", b"c"), ("mm-required", "no")],
+            Ids(("a", "b", "c")),
+        ),
+        (
+            [("mm-vmodel-id", "v"), ("mm-vmodel-id-bin", b"w"), ("mm-balanced", "true")],
+            Ids(("v", "w")),
+        ),
     ],
 )
 def test_ids_of_headers(headers: Any, ids: Any) -> None:
@@ -153,57 +168,97 @@ def test_if_one_cannot_be_asked_those_before_it_are_given_up() -> None:
 
 def test_answers_over_grpc_are_those_of_each_in_order(channel: Any) -> None:
     rows = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
-    found = infer(channel, rows, ("mm-model-id", "twice"), ("mm-model-id", "sum"), ("mm-model-id", "twice"))
-    assert [out.parameters["model_name"].string_param for out in found.outputs] == ["twice", "sum", "twice"]
+    found = infer(
+        channel, rows, ("mm-model-id", "twice"), ("mm-model-id", "sum"), ("mm-model-id", "twice")
+    )
+    assert [out.parameters["model_name"].string_param for out in found.outputs] == [
+        "twice",
+        "sum",
+        "twice",
+    ]
     values = [np.frombuffer(raw).tolist() for raw in found.raw_output_contents]
     assert values == [[12.0, 30.0], [6.0, 15.0], [12.0, 30.0]]
-    assert (found.model_name, found.model_version) == ("twice", "1")  # merged as protobuf does: the last
+    assert (found.model_name, found.model_version) == (
+        "twice",
+        "1",
+    )  # merged as protobuf does: the last
 
 
 def test_an_array_is_asked_of_several_as_well(channel: Any) -> None:
     found = infer(channel, np.ones((100, 3)), ("mm-model-id", "twice,sum"))
-    assert [np.frombuffer(raw).tolist() for raw in found.raw_output_contents] == [[6.0] * 100, [3.0] * 100]
+    assert [np.frombuffer(raw).tolist() for raw in found.raw_output_contents] == [
+        [6.0] * 100,
+        [3.0] * 100,
+    ]
 
 
 def test_one_that_is_missing_is_left_out_or_refused(channel: Any) -> None:
     row = [[1.0, 2.0, 3.0]]
     found = infer(channel, row, ("mm-model-id", "nobody"), ("mm-model-id", "sum"))
     assert [out.parameters["model_name"].string_param for out in found.outputs] == ["sum"]
-    for words in ([("mm-model-id", "nobody"), ("mm-model-id", "sum"), ("mm-required", "true")], [("mm-model-id", "nobody")]):
+    for words in (
+        [("mm-model-id", "nobody"), ("mm-model-id", "sum"), ("mm-required", "true")],
+        [("mm-model-id", "nobody")],
+    ):
         error = refused(lambda words=words: infer(channel, row, *words))
         assert error.code() is grpc.StatusCode.NOT_FOUND
         assert "no model 'nobody'" in error.details()
 
 
 def test_a_tensor_that_one_does_not_take_is_refused_for_all(channel: Any) -> None:
-    error = refused(lambda: infer(channel, [[1.0, 2.0, 3.0]], ("mm-model-id", "sum"), ("mm-model-id", "short")))
+    error = refused(
+        lambda: infer(channel, [[1.0, 2.0, 3.0]], ("mm-model-id", "sum"), ("mm-model-id", "short"))
+    )
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "[-1, 2] is taken" in error.details()
 
 
 def test_over_http_ids_stand_in_the_path(server: clipper.ClipperServer) -> None:
-    body = {"id": "7", "inputs": [{"name": "input", "shape": [2, 3], "datatype": "FP64", "data": [1, 2, 3, 4, 5, 6]}]}
+    body = {
+        "id": "7",
+        "inputs": [
+            {"name": "input", "shape": [2, 3], "datatype": "FP64", "data": [1, 2, 3, 4, 5, 6]}
+        ],
+    }
     reply = ask(server.http_address, "POST", "/v2/models/twice,nobody,sum/infer", body)
     assert reply.status == 200
     outputs = reply.json["outputs"]
-    assert [(one["parameters"]["model_name"], one["data"]) for one in outputs] == [("twice", [12.0, 30.0]), ("sum", [6.0, 15.0])]
-    assert (reply.json["id"], reply.json["model_name"], reply.json["model_version"]) == ("7", "sum", "1")
-    refused = ask(server.http_address, "POST", "/v2/models/twice,nobody/infer", body, {"mm-required": "true"})
+    assert [(one["parameters"]["model_name"], one["data"]) for one in outputs] == [
+        ("twice", [12.0, 30.0]),
+        ("sum", [6.0, 15.0]),
+    ]
+    assert (reply.json["id"], reply.json["model_name"], reply.json["model_version"]) == (
+        "7",
+        "sum",
+        "1",
+    )
+    refused = ask(
+        server.http_address, "POST", "/v2/models/twice,nobody/infer", body, {"mm-required": "true"}
+    )
     assert (refused.status, "nobody" in refused.json["detail"]) == (404, True)
     assert ask(server.http_address, "POST", "/v2/models/nobody,nothing/infer", body).status == 404
-    assert ask(server.http_address, "POST", "/v2/models/twice,sum/versions/1/infer", body).status == 400
+    assert (
+        ask(server.http_address, "POST", "/v2/models/twice,sum/versions/1/infer", body).status
+        == 400
+    )
     assert ask(server.http_address, "POST", "/v2/models/twice,,/infer", body).status == 400
 
 
 def test_over_http_ids_stand_in_headers_too_and_go_first(server: clipper.ClipperServer) -> None:
     """Asked where queries without them are answered by the core."""
-    body = {"inputs": [{"name": "input", "shape": [1, 3], "datatype": "FP64", "data": [1.0, 2.0, 3.0]}]}
+    body = {
+        "inputs": [{"name": "input", "shape": [1, 3], "datatype": "FP64", "data": [1.0, 2.0, 3.0]}]
+    }
     line = http.client.HTTPConnection(server.http_address, timeout=10)
     try:
         for path in ("sum", "nobody"):
             line.putrequest("POST", f"/v2/models/{path}/infer")
             text = json.dumps(body).encode()
-            for name, value in (("Mm-Model-Id", "twice"), ("mm-model-id", "nobody, sum"), ("Content-Length", str(len(text)))):
+            for name, value in (
+                ("Mm-Model-Id", "twice"),
+                ("mm-model-id", "nobody, sum"),
+                ("Content-Length", str(len(text))),
+            ):
                 line.putheader(name, value)
             line.endheaders(text)
             outputs = json.loads(line.getresponse().read())["outputs"]
@@ -215,17 +270,31 @@ def test_over_http_ids_stand_in_headers_too_and_go_first(server: clipper.Clipper
     assert ask(server.http_address, "POST", "/v2/models/sum/infer", body, both).status == 400
     required = {"mm-vmodel-id": "sum,nobody", "mm-required": "true"}
     assert ask(server.http_address, "POST", "/v2/models/sum/infer", body, required).status == 404
-    assert ask(server.http_address, "POST", "/v2/models/sum/infer", body, {"mm-balanced": "true"}).status == 200
+    assert (
+        ask(
+            server.http_address, "POST", "/v2/models/sum/infer", body, {"mm-balanced": "true"}
+        ).status
+        == 200
+    )
 
 
 def test_over_http_as_binary_data_too(server: clipper.ClipperServer) -> None:
     rows = np.arange(120.0).reshape(40, 3)
-    tensor = {"name": "input", "shape": [40, 3], "datatype": "FP64", "parameters": {"binary_data_size": rows.nbytes}}
+    tensor = {
+        "name": "input",
+        "shape": [40, 3],
+        "datatype": "FP64",
+        "parameters": {"binary_data_size": rows.nbytes},
+    }
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     headers = {"Inference-Header-Content-Length": str(len(head))}
-    reply = ask(server.http_address, "POST", "/v2/models/sum,twice/infer", head + rows.tobytes(), headers)
+    reply = ask(
+        server.http_address, "POST", "/v2/models/sum,twice/infer", head + rows.tobytes(), headers
+    )
     size = int(reply.headers["inference-header-content-length"])
-    sizes = [one["parameters"]["binary_data_size"] for one in json.loads(reply.body[:size])["outputs"]]
+    sizes = [
+        one["parameters"]["binary_data_size"] for one in json.loads(reply.body[:size])["outputs"]
+    ]
     assert sizes == [320, 320]
     values = np.frombuffer(reply.body[size:])
     np.testing.assert_array_equal(values, [*rows.sum(axis=1), *rows.sum(axis=1) * 2])
@@ -242,7 +311,9 @@ def other(channel: Any, method: str, payload: bytes, *metadata: tuple[str, str])
 def test_the_id_in_a_payload_says_who_is_asked(channel: Any) -> None:
     payload = inject(b"\x10\x05", (3, 1), "backwards")
     assert other(channel, "my.Service/Ask", payload) == payload[::-1]
-    assert other(channel, "my.Service/Ask", inject(payload, (3, 1), "echo")) == inject(payload, (3, 1), "echo")
+    assert other(channel, "my.Service/Ask", inject(payload, (3, 1), "echo")) == inject(
+        payload, (3, 1), "echo"
+    )
 
 
 def test_a_header_goes_first_and_its_ids_replies_are_one(channel: Any) -> None:
@@ -264,16 +335,28 @@ def test_the_id_of_model_infer_may_stand_elsewhere(channel: Any) -> None:
 @pytest.mark.parametrize(
     ("method", "payload", "code", "why"),
     [
-        ("my.Service/Ask", b"", "INVALID_ARGUMENT", "names no model: field 3.1 of its payload, or the header mm-model-id would"),
+        (
+            "my.Service/Ask",
+            b"",
+            "INVALID_ARGUMENT",
+            "names no model: field 3.1 of its payload, or the header mm-model-id would",
+        ),
         ("my.Service/Put", b"", "INVALID_ARGUMENT", "names no model: the header mm-model-id would"),
         ("my.Service/Ask", b"\x1a\x40", "INVALID_ARGUMENT", "no protobuf message"),
         ("my.Service/Ask", inject(b"", (3, 1), "nobody"), "NOT_FOUND", "no model 'nobody'"),
-        ("my.Service/Ask", inject(b"", (3, 1), "sum"), "INVALID_ARGUMENT", r"takes f64\[3\], and no payloads"),
+        (
+            "my.Service/Ask",
+            inject(b"", (3, 1), "sum"),
+            "INVALID_ARGUMENT",
+            r"takes f64\[3\], and no payloads",
+        ),
         ("my.Service/More", b"", "UNIMPLEMENTED", ""),
         ("inference.GRPCInferenceService/More", b"", "UNIMPLEMENTED", ""),
     ],
 )
-def test_what_is_wrong_with_a_call_is_said(channel: Any, method: str, payload: bytes, code: str, why: str) -> None:
+def test_what_is_wrong_with_a_call_is_said(
+    channel: Any, method: str, payload: bytes, code: str, why: str
+) -> None:
     error = refused(lambda: other(channel, method, payload))
     assert error.code() is grpc.StatusCode[code]
     assert re.search(why, error.details())
@@ -282,7 +365,9 @@ def test_what_is_wrong_with_a_call_is_said(channel: Any, method: str, payload: b
 # -- the table
 
 
-def test_the_table_is_read_again_when_it_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_table_is_read_again_when_it_changes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path, now_s = tmp_path / "methods.json", [100.0]
 
     def write(text: str) -> None:

@@ -1,4 +1,5 @@
-"""Responses that are written bit by bit: chunks, turns, room, those who hang up and those who do not read; and their events."""
+"""Responses that are written bit by bit: chunks, turns, room, those who hang up and those who do
+not read; and their events."""
 
 import http.client
 import socket
@@ -14,7 +15,8 @@ from tests.frontend.conftest import PATIENCE_S, QUICK, Line
 
 
 class Feed:
-    """Streams to whoever asks /feed (without an end) or /some (with one); the test has their bodies."""
+    """Streams to whoever asks /feed (without an end) or /some (with one); the test has their
+    bodies."""
 
     def __init__(self) -> None:
         self.bodies: list[Body] = []
@@ -205,20 +207,32 @@ def parse(stream: bytes) -> list[dict[str, str]]:
         elif not line.startswith(":"):
             name, _, value = line.partition(":")
             value = value.removeprefix(" ")
-            event[name] = event["data"] + "\n" + value if name == "data" and "data" in event else value
+            event[name] = (
+                event["data"] + "\n" + value if name == "data" and "data" in event else value
+            )
     return found
 
 
 def test_an_event_reads_as_it_was_written() -> None:
-    stream = encode_event(b'{"a":1}', name=b"second", id=7) + HEARTBEAT + encode_event("zwei\nZeilen ü".encode(), retry_ms=500)
-    assert parse(stream) == [{"event": "second", "id": "7", "data": '{"a":1}'}, {"retry": "500", "data": "zwei\nZeilen ü"}]
+    stream = (
+        encode_event(b'{"a":1}', name=b"second", id=7)
+        + HEARTBEAT
+        + encode_event("zwei\nZeilen ü".encode(), retry_ms=500)
+    )
+    assert parse(stream) == [
+        {"event": "second", "id": "7", "data": '{"a":1}'},
+        {"retry": "500", "data": "zwei\nZeilen ü"},
+    ]
     assert parse(encode_event(b"a\rb\r\nc")) == [{"data": "a\nb\nc"}]
     assert parse(encode_event(b"")) == [{"data": ""}]
     with pytest.raises(ValueError, match="one line"):
         encode_event(b"", name=b"a\ndata: b")
 
 
-@pytest.mark.parametrize(("given", "id"), [(b"17", 17), (b"", 0), (b"-1", 0), (b"abc", 0), (b"9" * 21, 0), ("٣".encode(), 0)])
+@pytest.mark.parametrize(
+    ("given", "id"),
+    [(b"17", 17), (b"", 0), (b"-1", 0), (b"abc", 0), (b"9" * 21, 0), ("٣".encode(), 0)],
+)
 def test_the_last_event_id_is_a_number_of_ours(given: bytes, id: int) -> None:
     assert last_event_id(Request("GET", b"/", b"", {b"last-event-id": given}, b"")) == id
 
@@ -240,7 +254,9 @@ def test_http_client_reads_a_stream_to_its_end_and_an_endless_one_until_the_serv
     with clipper.start(http="127.0.0.1:0", **QUICK) as server:
         frontends: Any = server._frontends
         frontends.routes.add("GET", "/ticks", ticking)
-        frontends.routes.add("GET", "/feed", lambda _: Streamed(bodies.append, CONTENT_TYPE, endless=True))
+        frontends.routes.add(
+            "GET", "/feed", lambda _: Streamed(bodies.append, CONTENT_TYPE, endless=True)
+        )
         line = http.client.HTTPConnection(server.http_address, timeout=PATIENCE_S)
         for _ in range(2):  # on one connection
             line.request("GET", "/ticks")

@@ -1,4 +1,5 @@
-"""TLS for queries, management and gRPC: who is let in, what a stranger is told, and certificates that change."""
+"""TLS for queries, management and gRPC: who is let in, what a stranger is told, and certificates
+that change."""
 
 import contextlib
 import json
@@ -38,7 +39,13 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 @pytest.fixture(scope="module")
 def world(authority: Authority) -> Iterator[World]:
     cert, key = authority.sign("server")
-    http = {"address": "127.0.0.1:0", "admin": "127.0.0.1:0", "token": "secret", "tls_cert": cert, "tls_key": key}
+    http = {
+        "address": "127.0.0.1:0",
+        "admin": "127.0.0.1:0",
+        "token": "secret",
+        "tls_cert": cert,
+        "tls_key": key,
+    }
     with started(http | {"header_s": 0.3}) as server:
         yield World(server, authority, cert, key)
 
@@ -61,16 +68,26 @@ def trusting(ca: str, cert: tuple[str, str] | None = None) -> ssl.SSLContext:
 
 
 @contextlib.contextmanager
-def connected(address: str, context: ssl.SSLContext, name: str = "127.0.0.1") -> Iterator[ssl.SSLSocket]:
+def connected(
+    address: str, context: ssl.SSLContext, name: str = "127.0.0.1"
+) -> Iterator[ssl.SSLSocket]:
     host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), PATIENCE_S) as line, context.wrap_socket(line, server_hostname=name) as tls:
+    with (
+        socket.create_connection((host, int(port)), PATIENCE_S) as line,
+        context.wrap_socket(line, server_hostname=name) as tls,
+    ):
         yield tls
 
 
-def asked(line: Any, path: str = "/api/total/predict", body: bytes = ASKED, **headers: str) -> tuple[int, Any]:
+def asked(
+    line: Any, path: str = "/api/total/predict", body: bytes = ASKED, **headers: str
+) -> tuple[int, Any]:
     """One request on an open connection."""
     extra = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
-    line.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\n{extra}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    line.sendall(
+        f"POST {path} HTTP/1.1\r\nHost: x\r\n{extra}Content-Length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
     return response_of(line)
 
 
@@ -81,7 +98,11 @@ def response_of(line: Any) -> tuple[int, Any]:
         assert more, data
         data += more
     head, _, rest = data.partition(b"\r\n\r\n")
-    size = next(int(each[15:]) for each in head.lower().split(b"\r\n") if each.startswith(b"content-length:"))
+    size = next(
+        int(each[15:])
+        for each in head.lower().split(b"\r\n")
+        if each.startswith(b"content-length:")
+    )
     while len(rest) < size:
         rest += line.recv(65536)
     return int(head.split()[1]), json.loads(rest)
@@ -121,7 +142,10 @@ def test_queries_over_tls(world: World) -> None:
 
 
 def test_requests_in_a_row_and_in_pieces(world: World) -> None:
-    request = b"POST /api/total/predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(ASKED), ASKED)
+    request = b"POST /api/total/predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (
+        len(ASKED),
+        ASKED,
+    )
     with connected(world.server.http_address, trusting(world.authority.ca)) as line:
         line.sendall(request * 20)
         data = b""
@@ -133,10 +157,20 @@ def test_requests_in_a_row_and_in_pieces(world: World) -> None:
 
 
 def test_a_large_body_both_ways(world: World) -> None:
-    rows = json.dumps({"inputs": [{"name": "input", "shape": [20_000, 3], "datatype": "FP64", "data": [1.0] * 60_000}]}).encode()
+    rows = json.dumps(
+        {
+            "inputs": [
+                {"name": "input", "shape": [20_000, 3], "datatype": "FP64", "data": [1.0] * 60_000}
+            ]
+        }
+    ).encode()
     with connected(world.server.http_address, trusting(world.authority.ca)) as line:
         status, reply = asked(line, "/v2/models/total/infer", rows)
-        assert (status, reply["outputs"][0]["data"][:2], len(reply["outputs"][0]["data"])) == (200, [3, 3], 20_000)
+        assert (status, reply["outputs"][0]["data"][:2], len(reply["outputs"][0]["data"])) == (
+            200,
+            [3, 3],
+            20_000,
+        )
 
 
 def test_a_response_that_is_written_bit_by_bit(world: World) -> None:
@@ -188,7 +222,10 @@ def test_plain_http_is_told_what_is_spoken(world: World) -> None:
     host, _, port = world.server.http_address.rpartition(":")
     with socket.create_connection((host, int(port)), PATIENCE_S) as line:
         status, reply = asked(line)
-        assert (status, reply["detail"]) == (400, "this address speaks TLS, and the request came without.")
+        assert (status, reply["detail"]) == (
+            400,
+            "this address speaks TLS, and the request came without.",
+        )
         assert "https://" in reply["hint"]
         assert ended(line)
     assert metric(world.server, "handshakes", "query", "plain") == before + 1
@@ -196,7 +233,10 @@ def test_plain_http_is_told_what_is_spoken(world: World) -> None:
 
 def test_who_does_not_trust_it_sends_nothing(world: World, tmp_path: Path) -> None:
     stranger = Authority(tmp_path, "stranger")
-    with pytest.raises(ssl.SSLCertVerificationError), connected(world.server.http_address, trusting(stranger.ca)):
+    with (
+        pytest.raises(ssl.SSLCertVerificationError),
+        connected(world.server.http_address, trusting(stranger.ca)),
+    ):
         pass
     other_name = connected(world.server.http_address, trusting(world.authority.ca), "example.org")
     with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"), other_name:
@@ -217,12 +257,21 @@ def test_a_handshake_has_a_time(world: World, sent: bytes) -> None:
 
 def test_half_open_handshakes_are_connections(authority: Authority) -> None:
     cert, key = authority.sign("small")
-    http = {"address": "127.0.0.1:0", "tls_cert": cert, "tls_key": key, "connections_max": 4, "header_s": 60}
+    http = {
+        "address": "127.0.0.1:0",
+        "tls_cert": cert,
+        "tls_key": key,
+        "connections_max": 4,
+        "header_s": 60,
+    }
     with started(http) as server, contextlib.ExitStack() as open:
         host, _, port = server.http_address.rpartition(":")
         service: Any = server._frontends
         door = service._listeners._doors[0]
-        lines = [open.enter_context(socket.create_connection((host, int(port)), PATIENCE_S)) for _ in range(50)]
+        lines = [
+            open.enter_context(socket.create_connection((host, int(port)), PATIENCE_S))
+            for _ in range(50)
+        ]
         await_that(lambda: metric(server, "handshakes", "query", "full") == 46)
         await_that(lambda: len(door.waiting) <= 4)
         lines[0].close()
@@ -260,7 +309,12 @@ def test_a_broken_record_ends_its_connection_only(world: World) -> None:
 
 def test_clients_show_certificates(authority: Authority, tmp_path: Path) -> None:
     cert, key = authority.sign("mutual")
-    http = {"address": "127.0.0.1:0", "tls_cert": cert, "tls_key": key, "tls_client_ca": authority.ca}
+    http = {
+        "address": "127.0.0.1:0",
+        "tls_cert": cert,
+        "tls_key": key,
+        "tls_client_ca": authority.ca,
+    }
     stranger = Authority(tmp_path, "stranger")
     with started(http) as server:
         with connected(server.http_address, trusting(authority.ca, authority.sign("ann"))) as line:
@@ -294,7 +348,9 @@ def test_a_user_of_this_host_needs_no_ca(world: World, monkeypatch: pytest.Monke
     from clipper.manage import client as module
 
     asked_for = world.server.admin_address
-    found = [one for one in module.the_one.__globals__["running"]() if one.url == f"https://{asked_for}"]
+    found = [
+        one for one in module.the_one.__globals__["running"]() if one.url == f"https://{asked_for}"
+    ]
     monkeypatch.setattr(module, "the_one", lambda state: found[0])
     monkeypatch.delenv("CLIPPER_URL", raising=False)
     assert clipper.connect().models()
@@ -319,7 +375,9 @@ def test_a_new_certificate_is_taken_up(authority: Authority, tmp_path: Path) -> 
         Path(cert).write_text("half a cert")
         access: Any = server._frontends
         access._access.look()
-        assert subject_of(server.http_address, authority) == "first", "what is not in order is not taken"
+        assert subject_of(server.http_address, authority) == "first", (
+            "what is not in order is not taken"
+        )
         shutil.copy(second[1], key)
         shutil.copy(second[0], cert)
         await_that(lambda: subject_of(server.http_address, authority) == "second")
@@ -343,10 +401,14 @@ def subject_of(address: str, authority: Authority) -> str:
         ({"tls_client_ca": "KEY"}, r"http\.tls_client_ca = .* holds no certificates"),
     ],
 )
-def test_files_that_are_not_in_order(authority: Authority, change: dict[str, str], why: str) -> None:
+def test_files_that_are_not_in_order(
+    authority: Authority, change: dict[str, str], why: str
+) -> None:
     cert, key = authority.sign("one")
     files = {"OTHER": authority.sign("other")[1], "KEY": key}
-    http = {"tls_cert": cert, "tls_key": key} | {name: files.get(value, value) for name, value in change.items()}
+    http = {"tls_cert": cert, "tls_key": key} | {
+        name: files.get(value, value) for name, value in change.items()
+    }
     with pytest.raises(ConfigError, match=why):
         clipper.start(http={"address": "127.0.0.1:0"} | http)
 
@@ -357,14 +419,18 @@ def test_an_encrypted_key_asks_nobody(authority: Authority, tmp_path: Path) -> N
     cert, key = authority.sign("locked")
     loaded = serialization.load_pem_private_key(Path(key).read_bytes(), None)
     pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    Path(key).write_bytes(loaded.private_bytes(pem, pkcs8, serialization.BestAvailableEncryption(b"x")))
+    Path(key).write_bytes(
+        loaded.private_bytes(pem, pkcs8, serialization.BestAvailableEncryption(b"x"))
+    )
     with pytest.raises(ConfigError, match="is encrypted"):
         clipper.start(http={"address": "127.0.0.1:0", "tls_cert": cert, "tls_key": key})
 
 
 def test_no_handshake_outlives_the_server(authority: Authority) -> None:
     cert, key = authority.sign("brief")
-    with started({"address": "127.0.0.1:0", "tls_cert": cert, "tls_key": key, "header_s": 60}) as server:
+    with started(
+        {"address": "127.0.0.1:0", "tls_cert": cert, "tls_key": key, "header_s": 60}
+    ) as server:
         host, _, port = server.http_address.rpartition(":")
         line = socket.create_connection((host, int(port)), PATIENCE_S)
         service: Any = server._frontends

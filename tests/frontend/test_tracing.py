@@ -43,13 +43,17 @@ def tracing(collector: Collector, **more: Any) -> Iterator[clipper.ClipperServer
         yield server
 
 
-def predict(server: clipper.ClipperServer, headers: dict[str, str] | None = None, body: Any = ASKED) -> Reply:
+def predict(
+    server: clipper.ClipperServer, headers: dict[str, str] | None = None, body: Any = ASKED
+) -> Reply:
     return ask(server.http_address, "POST", "/api/total/predict", body, headers)
 
 
 def counted(server: clipper.ClipperServer, outcome: str) -> float:
     frontends: Any = server._frontends
-    return float(frontends.scrape.metrics.collect().get("clipper_traced_requests_total", outcome) or 0)
+    return float(
+        frontends.scrape.metrics.collect().get("clipper_traced_requests_total", outcome) or 0
+    )
 
 
 # -- what a request did
@@ -64,7 +68,12 @@ def test_a_request_and_whom_it_asked(collector: Collector) -> None:
         assert (root.trace_id.hex(), root.parent_span_id.hex(), root.kind) == (TRACE, SPAN, 2)
         assert reply.headers["traceparent"] == f"00-{TRACE}-{root.span_id.hex()}-01"
         assert root.trace_state == reply.headers["tracestate"] == "one=1,two@vendor=b c"
-        assert began_ns - 10**8 < root.start_time_unix_nano < root.end_time_unix_nano < ended_ns + 10**8
+        assert (
+            began_ns - 10**8
+            < root.start_time_unix_nano
+            < root.end_time_unix_nano
+            < ended_ns + 10**8
+        )
         about = attributes_of(root)
         assert about["http.request.method"] == "POST"
         assert about["http.route"] == "/api/{}/predict"
@@ -75,26 +84,47 @@ def test_a_request_and_whom_it_asked(collector: Collector) -> None:
         for name in ("sum", "other"):
             (task,) = collector.named(f"predict {name}:1")
             found = attributes_of(task)
-            assert (found["clipper.model.name"], found["clipper.status"], found["clipper.cache.hit"]) == (name, "ok", False)
+            assert (
+                found["clipper.model.name"],
+                found["clipper.status"],
+                found["clipper.cache.hit"],
+            ) == (name, "ok", False)
             assert root.start_time_unix_nano <= task.start_time_unix_nano < task.end_time_unix_nano
             queue, sent = (child_of(collector, task, kind) for kind in ("queue", "batch"))
             container = child_of(collector, sent, "container")
-            assert queue.start_time_unix_nano <= queue.end_time_unix_nano == sent.start_time_unix_nano
-            assert sent.start_time_unix_nano <= container.start_time_unix_nano < container.end_time_unix_nano
+            assert (
+                queue.start_time_unix_nano <= queue.end_time_unix_nano == sent.start_time_unix_nano
+            )
+            assert (
+                sent.start_time_unix_nano
+                <= container.start_time_unix_nano
+                < container.end_time_unix_nano
+            )
             assert container.end_time_unix_nano == sent.end_time_unix_nano
             assert attributes_of(container)["clipper.batch.rows"] == 1
             (batch,) = collector.named(f"batch {name}:1")
-            assert [(link.trace_id, link.span_id) for link in sent.links] == [(batch.trace_id, batch.span_id)]
-            assert [(link.trace_id, link.span_id) for link in batch.links] == [(task.trace_id, task.span_id)]
+            assert [(link.trace_id, link.span_id) for link in sent.links] == [
+                (batch.trace_id, batch.span_id)
+            ]
+            assert [(link.trace_id, link.span_id) for link in batch.links] == [
+                (task.trace_id, task.span_id)
+            ]
             assert batch.trace_id != root.trace_id
         mine = [span for span in collector.spans if span.trace_id == root.trace_id]
-        assert len({span.span_id for span in collector.spans}) == len(collector.spans) == len(mine) + 2 == 12
+        assert (
+            len({span.span_id for span in collector.spans})
+            == len(collector.spans)
+            == len(mine) + 2
+            == 12
+        )
         assert collector.resource["service.name"] == "clipper"
         assert collector.posts[0][0] == "/v1/traces"
         assert collector.posts[0][1]["content-type"] == "application/x-protobuf"
 
 
-def test_two_models_that_were_sent_to_in_the_same_microsecond(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_models_that_were_sent_to_in_the_same_microsecond(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = Spans.__init__
 
     def at_once(self: Spans, find: Find) -> None:
@@ -110,7 +140,9 @@ def test_two_models_that_were_sent_to_in_the_same_microsecond(collector: Collect
         for name in ("sum", "other"):
             (task,) = collector.named(f"predict {name}:1")
             (batch,) = collector.named(f"batch {name}:1")
-            assert [(link.trace_id, link.span_id) for link in batch.links] == [(task.trace_id, task.span_id)]
+            assert [(link.trace_id, link.span_id) for link in batch.links] == [
+                (task.trace_id, task.span_id)
+            ]
 
 
 def child_of(collector: Collector, parent: Any, name: str) -> Any:
@@ -119,7 +151,9 @@ def child_of(collector: Collector, parent: Any, name: str) -> Any:
 
 
 def test_a_batch_has_a_link_to_each_of_its_requests(collector: Collector) -> None:
-    with tracing(collector, tracing={"delay_s": 0.5}, batching={"mode": "static", "size_max": 64}) as server:
+    with tracing(
+        collector, tracing={"delay_s": 0.5}, batching={"mode": "static", "size_max": 64}
+    ) as server:
         predict(server, None, {"inputs": [[i, 0, 0] for i in range(10)]})
         collector.named("predict sum:1", 10)
         batches = collector.named("batch sum:1")
@@ -154,18 +188,37 @@ def test_many_inputs_arrays_and_failures(collector: Collector) -> None:
         collector.named("predict sum:1", 3)
         assert attributes_of(collector.named("select")[0])["clipper.queries"] == 3
         tensor = {"name": "input", "shape": [50, 3], "datatype": "FP64", "data": [0.5] * 150}
-        assert ask(server.http_address, "POST", "/v2/models/sum/infer", {"inputs": [tensor]}).status == 200
-        assert attributes_of(collector.named("POST /v2/models/{}/infer")[0])["clipper.model"] == "sum"
+        assert (
+            ask(server.http_address, "POST", "/v2/models/sum/infer", {"inputs": [tensor]}).status
+            == 200
+        )
+        assert (
+            attributes_of(collector.named("POST /v2/models/{}/infer")[0])["clipper.model"] == "sum"
+        )
         assert ask(server.http_address, "POST", "/api/totl/predict", ASKED).status == 404
         assert ask(server.http_address, "GET", "/nothing").status == 404
-        refused = [span for span in collector.named(PREDICT, 2) if attributes_of(span)["http.response.status_code"] == 404]
+        refused = [
+            span
+            for span in collector.named(PREDICT, 2)
+            if attributes_of(span)["http.response.status_code"] == 404
+        ]
         assert len(refused) == 1
         assert refused[0].status.code == 0, "what the client got wrong is no error of the server's"
         server.scale("sum", 0)
         server.scale("other", 0)
         assert predict(server).status == 503
-        collector.await_that(lambda: [s for s in collector.named(PREDICT) if s.status.code == 2 and s.status.message == "503"])
-        collector.await_that(lambda: [s for s in collector.named("predict sum:1") if s.status.message == "no_replica"])
+        collector.await_that(
+            lambda: [
+                s
+                for s in collector.named(PREDICT)
+                if s.status.code == 2 and s.status.message == "503"
+            ]
+        )
+        collector.await_that(
+            lambda: [
+                s for s in collector.named("predict sum:1") if s.status.message == "no_replica"
+            ]
+        )
 
 
 def test_a_cache_hit_says_so(collector: Collector) -> None:
@@ -174,7 +227,10 @@ def test_a_cache_hit_says_so(collector: Collector) -> None:
         server.app("total", models=["kept"])
         predict(server)
         predict(server)
-        hits = [attributes_of(span)["clipper.cache.hit"] for span in collector.named("predict kept:1", 2)]
+        hits = [
+            attributes_of(span)["clipper.cache.hit"]
+            for span in collector.named("predict kept:1", 2)
+        ]
         assert sorted(hits) == [False, True]
 
 
@@ -190,7 +246,9 @@ def test_a_collector_that_is_busy_is_asked_again(collector: Collector) -> None:
     assert len(collector.posts) == 4
 
 
-def test_a_collector_that_refuses_is_not_asked_again(collector: Collector, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_collector_that_refuses_is_not_asked_again(
+    collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
     collector.statuses = [400]
     with tracing(collector) as server:
         predict(server)
@@ -245,29 +303,55 @@ def test_the_environment_is_honoured(collector: Collector, monkeypatch: pytest.M
     [
         ({}, "url", None),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:1/"}, "url", "http://a:1/v1/traces"),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:1", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://b:2/x"}, "url", "http://b:2/x"),
+        (
+            {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:1",
+                "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://b:2/x",
+            },
+            "url",
+            "http://b:2/x",
+        ),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:1", "OTEL_SDK_DISABLED": "TRUE"}, "url", None),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:1", "OTEL_TRACES_EXPORTER": "none"}, "url", None),
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:1", "OTEL_TRACES_EXPORTER": "none"},
+            "url",
+            None,
+        ),
         ({"OTEL_EXPORTER_OTLP_TIMEOUT": "2500"}, "timeout_s", 2.5),
-        ({"OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "500", "OTEL_EXPORTER_OTLP_TIMEOUT": "2500"}, "timeout_s", 0.5),
+        (
+            {"OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "500", "OTEL_EXPORTER_OTLP_TIMEOUT": "2500"},
+            "timeout_s",
+            0.5,
+        ),
         ({"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.25"}, "share", 0.25),
         ({"OTEL_TRACES_SAMPLER": "always_on", "OTEL_TRACES_SAMPLER_ARG": "x"}, "share", 1.0),
         ({}, "sampler", "parentbased_always_on"),
     ],
-)  # fmt: skip
+)
 def test_each_variable(env: dict[str, str], field: str, value: Any) -> None:
     assert getattr(exporting(TracingSettings(), env), field) == value
 
 
 def test_settings_come_first() -> None:
-    env = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:1", "OTEL_SDK_DISABLED": "true", "OTEL_SERVICE_NAME": "x"}
-    found = exporting(TracingSettings("http://b:2", service="y", sampler="traceidratio", share=0.5, timeout_s=3), env)
+    env = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:1",
+        "OTEL_SDK_DISABLED": "true",
+        "OTEL_SERVICE_NAME": "x",
+    }
+    found = exporting(
+        TracingSettings("http://b:2", service="y", sampler="traceidratio", share=0.5, timeout_s=3),
+        env,
+    )
     assert (found.url, found.attributes["service.name"]) == ("http://b:2/v1/traces", "y")
     assert (found.sampler, found.share, found.timeout_s) == ("traceidratio", 0.5, 3)
 
 
 @pytest.mark.parametrize(
-    "env", [{"OTEL_TRACES_SAMPLER": "sometimes"}, {"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "7"}]
+    "env",
+    [
+        {"OTEL_TRACES_SAMPLER": "sometimes"},
+        {"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "7"},
+    ],
 )
 def test_variables_that_cannot_be(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in env.items():
@@ -285,10 +369,16 @@ def test_a_share_of_traces() -> None:
     sample = sampler_named("traceidratio", 0.25)
     hits = sum(begin_trace(sample, b"", b"") is not None for _ in range(4000))
     assert 800 < hits < 1200
-    low, high = (trace_of(f"00-{'0' * 15}1{half}-{SPAN}-00".encode()) for half in ("3" + "f" * 15, "4" + "0" * 15))
+    low, high = (
+        trace_of(f"00-{'0' * 15}1{half}-{SPAN}-00".encode())
+        for half in ("3" + "f" * 15, "4" + "0" * 15)
+    )
     assert low is not None
     assert high is not None
-    assert (sample(low, True), sample(high, True)) == (True, False), "not as OpenTelemetry's own samplers decide"
+    assert (sample(low, True), sample(high, True)) == (
+        True,
+        False,
+    ), "not as OpenTelemetry's own samplers decide"
     by_parent = sampler_named("parentbased_always_off", 1)
     sampled = begin_trace(by_parent, CALLER["traceparent"].encode(), b"")
     assert sampled is not None
@@ -302,12 +392,25 @@ def test_a_share_of_traces() -> None:
 @pytest.mark.parametrize(
     ("given", "kept"),
     [
-        (b"a=1", b"a=1"), (b"a=1,b=2", b"a=1,b=2"), (b" a=1 ,\t b=2,", b"a=1,b=2"), (b"1a@b=x", b"1a@b=x"), (b"", b""),
-        (b"A=1", b""), (b"a", b""), (b"a=", b""), (b"a=1=2", b""), (b"a=1,a=2", b""), (b"a=\xff", b""), (b"a=1\r\nx: y", b""),
+        (b"a=1", b"a=1"),
+        (b"a=1,b=2", b"a=1,b=2"),
+        (b" a=1 ,\t b=2,", b"a=1,b=2"),
+        (b"1a@b=x", b"1a@b=x"),
+        (b"", b""),
+        (b"A=1", b""),
+        (b"a", b""),
+        (b"a=", b""),
+        (b"a=1=2", b""),
+        (b"a=1,a=2", b""),
+        (b"a=\xff", b""),
+        (b"a=1\r\nx: y", b""),
         (b",".join(b"k%d=1" % i for i in range(33)), b""),
-        (b",".join(b"k%d=%s" % (i, b"v" * 100) for i in range(10)), b",".join(b"k%d=%s" % (i, b"v" * 100) for i in range(4))),
+        (
+            b",".join(b"k%d=%s" % (i, b"v" * 100) for i in range(10)),
+            b",".join(b"k%d=%s" % (i, b"v" * 100) for i in range(4)),
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_tracestate_is_kept_if_it_is_one(given: bytes, kept: bytes) -> None:
     assert state_of(given) == kept
 
@@ -332,7 +435,9 @@ def test_traces_over_grpc(collector: Collector, caplog: pytest.LogCaptureFixture
     with tracing(collector, grpc="127.0.0.1:0") as server:
         client = Client(server.grpc_address, metadata=list(CALLER.items()))
         call = client.method("inference.GRPCInferenceService", "ModelInfer")
-        _, told = call.with_call(tensor_of("total", [[1, 2, 3]]), timeout=10, metadata=client.metadata)
+        _, told = call.with_call(
+            tensor_of("total", [[1, 2, 3]]), timeout=10, metadata=client.metadata
+        )
         (root,) = collector.named("inference.GRPCInferenceService/ModelInfer")
         assert (root.trace_id.hex(), root.parent_span_id.hex(), root.kind) == (TRACE, SPAN, 2)
         trailing = dict(told.trailing_metadata())
@@ -343,7 +448,19 @@ def test_traces_over_grpc(collector: Collector, caplog: pytest.LogCaptureFixture
         error = client.refused(APPLICATIONS, "Predict", application="totl", input=numbers(1, 2, 3))
         assert error.code() is grpc.StatusCode.NOT_FOUND
         assert dict(error.trailing_metadata())["traceparent"].startswith(f"00-{TRACE}-")
-        assert attributes_of(collector.named(f"{APPLICATIONS}/Predict")[0])["rpc.grpc.status"] == "NOT_FOUND"
-        assert client(APPLICATIONS, "Predict", application="total", input=numbers(1, 2, 3)).output.number == 6
-        assert {getattr(record, "trace_id", "") for record in caplog.records if record.name == "clipper.requests"} == {TRACE}
+        assert (
+            attributes_of(collector.named(f"{APPLICATIONS}/Predict")[0])["rpc.grpc.status"]
+            == "NOT_FOUND"
+        )
+        assert (
+            client(
+                APPLICATIONS, "Predict", application="total", input=numbers(1, 2, 3)
+            ).output.number
+            == 6
+        )
+        assert {
+            getattr(record, "trace_id", "")
+            for record in caplog.records
+            if record.name == "clipper.requests"
+        } == {TRACE}
         client.channel.close()

@@ -20,9 +20,15 @@ def request(*tensors: dict[str, Any], data: bytes = b"", **more: Any) -> tuple[b
     return head + data, b"%d" % len(head) if data else b""
 
 
-def tensor(data: Any = None, shape: tuple[int, ...] = (2, 3), datatype: str = "FP64", **parameters: Any) -> dict[str, Any]:
+def tensor(
+    data: Any = None, shape: tuple[int, ...] = (2, 3), datatype: str = "FP64", **parameters: Any
+) -> dict[str, Any]:
     made = {"name": "input", "shape": list(shape), "datatype": datatype}
-    return {**made, **({"data": data} if data is not None else {}), **({"parameters": parameters} if parameters else {})}
+    return {
+        **made,
+        **({"data": data} if data is not None else {}),
+        **({"parameters": parameters} if parameters else {}),
+    }
 
 
 @pytest.mark.parametrize("data", [[1, 2, 3, 4, 5, 6.5], [[1, 2, 3], [4, 5, 6.5]]])
@@ -35,7 +41,9 @@ def test_numbers_come_flat_or_nested(data: Any) -> None:
 @pytest.mark.parametrize("datatype", v2.DATATYPES)
 def test_binary_tensors_of_every_type_are_read_where_they_lie(datatype: str) -> None:
     values = np.array([[0, 1, 1], [1, 0, 1]], v2.DATATYPES[datatype])
-    body, size = request(tensor(datatype=datatype, binary_data_size=values.nbytes), data=values.tobytes())
+    body, size = request(
+        tensor(datatype=datatype, binary_data_size=values.nbytes), data=values.tobytes()
+    )
     asked = v2.decode(body, size)
     found = asked.inputs[0].values
     np.testing.assert_array_equal(found, values)
@@ -58,7 +66,9 @@ def test_strings_come_as_json_and_as_bytes() -> None:
     for asked in (
         v2.decode(*request(tensor(texts, (3,), "BYTES"))),
         v2.decode(*request(tensor([[text] for text in texts], (3, 1), "BYTES"))),
-        v2.decode(*request(tensor(None, (3, 1), "BYTES", binary_data_size=len(packed)), data=packed)),
+        v2.decode(
+            *request(tensor(None, (3, 1), "BYTES", binary_data_size=len(packed)), data=packed)
+        ),
     ):
         assert v2.rows_of(asked, InputType.parse("str")) == texts
         assert v2.rows_of(asked, InputType.parse("bytes")) == [text.encode() for text in texts]
@@ -67,7 +77,9 @@ def test_strings_come_as_json_and_as_bytes() -> None:
 def test_rows_take_the_shape_of_the_model() -> None:
     def rows(shape: tuple[int, ...], type_: str) -> Any:
         count = int(np.prod(shape))
-        return v2.rows_of(v2.decode(*request(tensor(list(range(count)), shape))), InputType.parse(type_)).shape
+        return v2.rows_of(
+            v2.decode(*request(tensor(list(range(count)), shape))), InputType.parse(type_)
+        ).shape
 
     assert rows((2, 3), "f64[3]") == (2, 3)
     assert rows((3,), "f64[3]") == (1, 3)
@@ -90,9 +102,15 @@ WRONG: dict[str, tuple[tuple[bytes, bytes], str]] = {
     "a string among numbers": (request(tensor([1, 2, 3, 4, 5, "6"])), "$.inputs[0].data[5]"),
     "null among numbers": (request(tensor([1, 2, 3, 4, 5, None])), "$.inputs[0].data[5]"),
     "strings in a nested tensor": (request(tensor([["1", "2", "3"], ["4", "5", "6"]])), "data"),
-    "a fraction in an integer": (request(tensor([1.5, 2, 3, 4, 5, 6], datatype="INT32")), "$.inputs[0].data[0]"),
+    "a fraction in an integer": (
+        request(tensor([1.5, 2, 3, 4, 5, 6], datatype="INT32")),
+        "$.inputs[0].data[0]",
+    ),
     "an integer too large": (request(tensor([1, 2, 3, 4, 5, 300], datatype="UINT8")), "UINT8"),
-    "a nested integer too large": (request(tensor([[1, 2, 3], [4, 5, 300]], datatype="UINT8")), "UINT8"),
+    "a nested integer too large": (
+        request(tensor([[1, 2, 3], [4, 5, 300]], datatype="UINT8")),
+        "UINT8",
+    ),
     "a negative dimension": (request(tensor([1], (-1,))), "shape"),
     "a shape beyond memory": (request(tensor([1], (1 << 20, 1 << 20))), "shape"),
     "nine dimensions": (request(tensor([1], (1,) * 9)), "shape"),
@@ -103,9 +121,18 @@ WRONG: dict[str, tuple[tuple[bytes, bytes], str]] = {
     "a size that is no number": (request(tensor(binary_data_size="48"), data=bytes(48)), "48"),
     "a head beyond the body": ((b"{}", b"3"), "Inference-Header-Content-Length"),
     "a head that is no number": ((b"{}", b"-1"), "Inference-Header-Content-Length"),
-    "a string that goes on": (request(tensor(None, (1,), "BYTES", binary_data_size=6), data=b"\x09\0\0\0ab"), "beyond"),
-    "a string cut in its length": (request(tensor(None, (1,), "BYTES", binary_data_size=2), data=b"\x09\0"), "beyond"),
-    "more strings than told": (request(tensor(None, (1,), "BYTES", binary_data_size=8), data=bytes(8)), "2 elements"),
+    "a string that goes on": (
+        request(tensor(None, (1,), "BYTES", binary_data_size=6), data=b"\x09\0\0\0ab"),
+        "beyond",
+    ),
+    "a string cut in its length": (
+        request(tensor(None, (1,), "BYTES", binary_data_size=2), data=b"\x09\0"),
+        "beyond",
+    ),
+    "more strings than told": (
+        request(tensor(None, (1,), "BYTES", binary_data_size=8), data=bytes(8)),
+        "2 elements",
+    ),
     "shared memory": (request(tensor(shared_memory_region="r")), "shared memory"),
     "an output there is not": (request(tensor([1] * 6), outputs=[{"name": "probs"}]), "probs"),
     "nesting without end": ((b'{"x":' + b"[" * 100_000, b""), "nested too deeply"),
@@ -131,7 +158,9 @@ def test_what_is_wrong_is_named(name: str) -> None:
         (tensor([1] * 8, (2, 2, 2)), "f64[*]", "[n, length] is taken"),
     ],
 )
-def test_a_tensor_that_does_not_fit_is_told_what_would(asked: dict[str, Any], type_: str, part: str) -> None:
+def test_a_tensor_that_does_not_fit_is_told_what_would(
+    asked: dict[str, Any], type_: str, part: str
+) -> None:
     with pytest.raises(InvalidInput) as raised:
         v2.rows_of(v2.decode(*request(asked)), InputType.parse(type_))
     assert part in str(raised.value)
@@ -143,19 +172,31 @@ def test_two_inputs_are_one_too_many() -> None:
 
 
 def test_what_is_not_known_is_let_be() -> None:
-    asked = v2.decode(*request(tensor([1] * 6), model_name="m", extra={"a": 1}, id="7", parameters={"x": 1}))
+    asked = v2.decode(
+        *request(tensor([1] * 6), model_name="m", extra={"a": 1}, id="7", parameters={"x": 1})
+    )
     assert (asked.id, asked.parameters, asked.binary) == ("7", {"x": 1}, False)
 
 
-@pytest.mark.parametrize("how", [{"parameters": {"binary_data_output": True}},
-                                 {"outputs": [{"name": "output", "parameters": {"binary_data": True}}]}])  # fmt: skip
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"parameters": {"binary_data_output": True}},
+        {"outputs": [{"name": "output", "parameters": {"binary_data": True}}]},
+    ],
+)
 def test_an_output_can_be_asked_for_in_binary(how: dict[str, Any]) -> None:
     assert v2.decode(*request(tensor([1] * 6), **how)).binary
     outputs = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
     body, size = v2.encode("m", "2", "id", outputs, True, {})
     head = json.loads(body[:size])
     assert head["outputs"] == [
-        {"name": "output", "datatype": "FP32", "shape": [2, 2], "parameters": {"binary_data_size": 16}}
+        {
+            "name": "output",
+            "datatype": "FP32",
+            "shape": [2, 2],
+            "parameters": {"binary_data_size": 16},
+        }
     ]
     np.testing.assert_array_equal(np.frombuffer(body[size:], np.float32).reshape(2, 2), outputs)
 
@@ -166,9 +207,11 @@ def test_strings_go_out_both_ways() -> None:
     body, size = v2.encode("m", "", "", ["a", b"bc"], False, {"default": True})
     assert size == 0
     assert json.loads(body) == {
-        "model_name": "m", "id": "", "parameters": {"default": True},
+        "model_name": "m",
+        "id": "",
+        "parameters": {"default": True},
         "outputs": [{"name": "output", "datatype": "BYTES", "shape": [2], "data": ["a", "bc"]}],
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("outputs", [[1, "a"], [np.zeros(2), np.zeros(3)], [None, 1.0], [b"\xff"]])
@@ -179,9 +222,15 @@ def test_what_is_no_tensor_is_a_bad_output(outputs: list[Any]) -> None:
 
 def test_metadata_of_types() -> None:
     assert v2.described("x", F64) == [{"name": "x", "datatype": "FP64", "shape": [-1, 3]}]
-    assert v2.described("x", InputType.parse("str")) == [{"name": "x", "datatype": "BYTES", "shape": [-1]}]
-    assert v2.described("x", InputType.parse("i32[*]")) == [{"name": "x", "datatype": "INT32", "shape": [-1, -1]}]
-    assert v2.described("x", InputType.parse("bool[2,2]")) == [{"name": "x", "datatype": "BOOL", "shape": [-1, 2, 2]}]
+    assert v2.described("x", InputType.parse("str")) == [
+        {"name": "x", "datatype": "BYTES", "shape": [-1]}
+    ]
+    assert v2.described("x", InputType.parse("i32[*]")) == [
+        {"name": "x", "datatype": "INT32", "shape": [-1, -1]}
+    ]
+    assert v2.described("x", InputType.parse("bool[2,2]")) == [
+        {"name": "x", "datatype": "BOOL", "shape": [-1, 2, 2]}
+    ]
     assert v2.described("x", InputType.parse("any")) == []
 
 

@@ -28,11 +28,18 @@ def test_metadata(query: Ask) -> None:
 
 
 def test_health(query: Ask) -> None:
-    for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/total/ready", "/v2/models/sum/versions/1/ready"):
+    for path in (
+        "/v2/health/live",
+        "/v2/health/ready",
+        "/v2/models/total/ready",
+        "/v2/models/sum/versions/1/ready",
+    ):
         assert query("GET", path).status == 200
 
 
-def test_an_application_without_a_container_is_not_ready(server: clipper.ClipperServer, query: Ask) -> None:
+def test_an_application_without_a_container_is_not_ready(
+    server: clipper.ClipperServer, query: Ask
+) -> None:
     server.deploy("gone", lambda rows: rows, input="f64[1]")
     server.app("absent", models=["gone"])
     try:
@@ -43,10 +50,16 @@ def test_an_application_without_a_container_is_not_ready(server: clipper.Clipper
         ready = query("GET", "/v2/health/ready")
         assert (ready.status, ready.json["waiting_for"]) == (503, ["absent"])
         assert query("GET", "/v2/health/live").status == 200
-        index = {(row["name"], row.get("version")): row["state"] for row in query("POST", "/v2/repository/index", {}).json}
+        index = {
+            (row["name"], row.get("version")): row["state"]
+            for row in query("POST", "/v2/repository/index", {}).json
+        }
         assert index[("absent", None)] == index[("gone", "1")] == "UNAVAILABLE"
         assert index[("total", None)] == index[("sum", "1")] == "READY"
-        assert all(row["state"] == "READY" for row in query("POST", "/v2/repository/index", {"ready": True}).json)
+        assert all(
+            row["state"] == "READY"
+            for row in query("POST", "/v2/repository/index", {"ready": True}).json
+        )
     finally:
         server.catalog.unregister_application("absent")
         server.retire("gone", force=True)
@@ -62,7 +75,10 @@ def test_configuration(query: Ask) -> None:
 def test_statistics_move(query: Ask) -> None:
     def counts(path: str) -> tuple[int, int]:
         (row,) = query("GET", path).json["model_stats"]
-        return row["inference_stats"]["success"]["count"], row["inference_stats"]["cache_hit"]["count"]
+        return (
+            row["inference_stats"]["success"]["count"],
+            row["inference_stats"]["cache_hit"]["count"],
+        )
 
     paths = ("/v2/models/total/stats", "/v2/models/sum/versions/1/stats", "/v2/models/sum/stats")
     before = [counts(path) for path in paths]
@@ -71,12 +87,17 @@ def test_statistics_move(query: Ask) -> None:
     after = [counts(path) for path in paths]
     assert [now[0] - then[0] for now, then in zip(after, before, strict=True)] == [2, 2, 2]
     assert [now[1] - then[1] for now, then in zip(after, before, strict=True)] == [0, 1, 1]
-    every = {(row["name"], row["version"]) for row in query("GET", "/v2/models/stats").json["model_stats"]}
+    every = {
+        (row["name"], row["version"])
+        for row in query("GET", "/v2/models/stats").json["model_stats"]
+    }
     assert {("total", "1"), ("sum", "1")} <= every
     assert query("GET", "/v2/models/totl/stats").status == 404
 
 
-def test_load_and_unload_are_for_management(server: clipper.ClipperServer, query: Ask, manage: Ask) -> None:
+def test_load_and_unload_are_for_management(
+    server: clipper.ClipperServer, query: Ask, manage: Ask
+) -> None:
     server.deploy("pages", lambda rows: rows[:, 0], input="f64[1]")
     server.app("paging", models=["pages"], slo_ms=5000, default=-1)
     at = "/v2/repository/models/pages"
@@ -103,7 +124,9 @@ def test_load_and_unload_are_for_management(server: clipper.ClipperServer, query
 def test_infer(query: Ask, path: str) -> None:
     body = query("POST", path, infer([[1, 2, 3], [4, 5, 6]], (2, 3), id="q1")).json
     assert body["id"] == "q1"
-    assert body["outputs"] == [{"name": "output", "datatype": "FP64", "shape": [2], "data": [6.0, 15.0]}]
+    assert body["outputs"] == [
+        {"name": "output", "datatype": "FP64", "shape": [2], "data": [6.0, 15.0]}
+    ]
 
 
 def test_one_row_says_how_sure_it_is(query: Ask) -> None:
@@ -116,10 +139,21 @@ def test_one_row_says_how_sure_it_is(query: Ask) -> None:
 @pytest.mark.parametrize("n", [1, 32, 33, 3000])
 def test_arrays_of_any_length_in_binary(query: Ask, n: int) -> None:
     rows = np.arange(3.0 * n).reshape(n, 3)
-    head = {"inputs": [{"name": "input", "shape": [n, 3], "datatype": "FP64", "parameters": {"binary_data_size": rows.nbytes}}],
-            "parameters": {"binary_data_output": True}}  # fmt: skip
+    head = {
+        "inputs": [
+            {
+                "name": "input",
+                "shape": [n, 3],
+                "datatype": "FP64",
+                "parameters": {"binary_data_size": rows.nbytes},
+            }
+        ],
+        "parameters": {"binary_data_output": True},
+    }
     text = json.dumps(head).encode()
-    reply = query("POST", INFER, text + rows.tobytes(), {"Inference-Header-Content-Length": str(len(text))})
+    reply = query(
+        "POST", INFER, text + rows.tobytes(), {"Inference-Header-Content-Length": str(len(text))}
+    )
     assert (reply.status, reply.headers["content-type"]) == (200, "application/octet-stream")
     size = int(reply.headers["inference-header-content-length"])
     assert json.loads(reply.body[:size])["outputs"][0]["shape"] == [n]
@@ -144,14 +178,18 @@ def test_the_content_type_does_not_decide(query: Ask) -> None:
         ("/v2/models/sum/versions/x/infer", infer([1, 2, 3], (1, 3)), 400, "version"),
     ],
 )
-def test_errors_are_what_clients_of_the_protocol_read(query: Ask, path: str, body: Any, status: int, part: str) -> None:
+def test_errors_are_what_clients_of_the_protocol_read(
+    query: Ask, path: str, body: Any, status: int, part: str
+) -> None:
     reply = query("POST", path, body)
     assert reply.status == status
     assert reply.headers["content-type"] == "application/json"
     assert part in reply.json["error"]
 
 
-def test_deadlines_come_in_microseconds_or_by_a_header(server: clipper.ClipperServer, query: Ask) -> None:
+def test_deadlines_come_in_microseconds_or_by_a_header(
+    server: clipper.ClipperServer, query: Ask
+) -> None:
     def stuck(rows: Any) -> Any:
         import time
 
@@ -160,11 +198,20 @@ def test_deadlines_come_in_microseconds_or_by_a_header(server: clipper.ClipperSe
 
     server.deploy("slow", stuck, input="f64[1]", cache=False)
     try:
-        late = query("POST", "/v2/models/slow/infer", infer([1], (1, 1), parameters={"timeout": 20_000}))
+        late = query(
+            "POST", "/v2/models/slow/infer", infer([1], (1, 1), parameters={"timeout": 20_000})
+        )
         assert (late.status, "deadline" in late.json["error"]) == (504, True)
-        by_header = query("POST", "/v2/models/slow/infer", infer([2], (1, 1)), {"Clipper-Deadline-Ms": "20"})
+        by_header = query(
+            "POST", "/v2/models/slow/infer", infer([2], (1, 1)), {"Clipper-Deadline-Ms": "20"}
+        )
         assert by_header.status in (429, 504)
-        assert query("POST", "/v2/models/slow/infer", infer([2], (1, 1)), {"Clipper-Deadline-Ms": "soon"}).status == 400
+        assert (
+            query(
+                "POST", "/v2/models/slow/infer", infer([2], (1, 1)), {"Clipper-Deadline-Ms": "soon"}
+            ).status
+            == 400
+        )
         patient = infer([3], (1, 1), parameters={"timeout": 10_000_000, "priority": 1})
         assert query("POST", "/v2/models/slow/infer", patient).json["outputs"][0]["data"] == [3.0]
     finally:
@@ -191,11 +238,18 @@ def test_tritonclient(server: clipper.ClipperServer, binary: bool, compression: 
         given.set_data_from_numpy(rows, binary_data=binary)
         wanted = [triton.InferRequestedOutput("output", binary_data=binary)]
         result = client.infer(
-            "total", [given], request_id="7", outputs=wanted, request_compression_algorithm=compression, timeout=5_000_000
+            "total",
+            [given],
+            request_id="7",
+            outputs=wanted,
+            request_compression_algorithm=compression,
+            timeout=5_000_000,
         )
         np.testing.assert_array_equal(result.as_numpy("output"), rows.sum(axis=1))
         assert result.get_response()["id"] == "7"
-        plain = client.async_infer("total", [given]).get_result()  # no outputs named: it asks for binary ones
+        plain = client.async_infer(
+            "total", [given]
+        ).get_result()  # no outputs named: it asks for binary ones
         np.testing.assert_array_equal(plain.as_numpy("output"), rows.sum(axis=1))
         with pytest.raises(Exception, match="did you mean 'total'"):
             client.infer("totl", [given])
@@ -214,11 +268,16 @@ def test_tritonclient_on_asyncio(server: clipper.ClipperServer) -> None:
     np.testing.assert_array_equal(asyncio.run(go()), [3, 3])
 
 
-def test_tritonclient_reads_configuration_statistics_and_repository(server: clipper.ClipperServer) -> None:
+def test_tritonclient_reads_configuration_statistics_and_repository(
+    server: clipper.ClipperServer,
+) -> None:
     triton = pytest.importorskip("tritonclient.http", reason="pip install 'tritonclient[http]'")
     with triton.InferenceServerClient(server.http_address) as client:
         config = client.get_model_config("total")
-        assert (config["name"], config["input"]) == ("total", [{"name": "input", "data_type": "TYPE_FP64", "dims": [3]}])
+        assert (config["name"], config["input"]) == (
+            "total",
+            [{"name": "input", "data_type": "TYPE_FP64", "dims": [3]}],
+        )
         stats = client.get_inference_statistics("sum", "1")["model_stats"]
         assert [(row["name"], row["version"]) for row in stats] == [("sum", "1")]
         client.load_model("sum")
@@ -241,11 +300,21 @@ def holed(rows: Any) -> Any:
 def test_a_model_asked_by_its_name_may_say_nan(count: int) -> None:
     with clipper.start(http="127.0.0.1:0", **QUICK) as server:
         server.deploy("holed", holed, input="f64[2]")
-        tensor = {"name": "input", "shape": [count, 2], "datatype": "FP64", "data": [1.0, 2.0] * count}
+        tensor = {
+            "name": "input",
+            "shape": [count, 2],
+            "datatype": "FP64",
+            "data": [1.0, 2.0] * count,
+        }
         body: dict[str, Any] = {"inputs": [tensor]}
         found = ask(server.http_address, "POST", "/v2/models/holed/infer", body)
         assert (found.status, found.json["outputs"][0]["data"]) == (200, [None, 2.0] * count)
-        found = ask(server.http_address, "POST", "/v2/models/holed/infer", {**body, "parameters": {"binary_data_output": True}})
+        found = ask(
+            server.http_address,
+            "POST",
+            "/v2/models/holed/infer",
+            {**body, "parameters": {"binary_data_output": True}},
+        )
         size = int(found.headers["inference-header-content-length"])
         rows = np.frombuffer(found.body[size:]).reshape(count, 2)
         assert found.status == 200

@@ -14,9 +14,16 @@ from clipper.frontend.protocols import message
 REQUEST = message("inference.ModelInferRequest")
 
 
-def request(datatype: str, shape: list[int], raw: Any = None, contents: Any = None, **more: Any) -> Any:
+def request(
+    datatype: str, shape: list[int], raw: Any = None, contents: Any = None, **more: Any
+) -> Any:
     made = REQUEST(model_name="m", id="7", **more)
-    made.inputs.add(name="input", datatype=datatype, shape=shape, **({"contents": contents} if contents is not None else {}))
+    made.inputs.add(
+        name="input",
+        datatype=datatype,
+        shape=shape,
+        **({"contents": contents} if contents is not None else {}),
+    )
     if raw is not None:
         made.raw_input_contents.append(raw)
     return REQUEST.FromString(made.SerializeToString())
@@ -42,7 +49,9 @@ def test_typed_tensors_of_every_datatype(datatype: str) -> None:
 def test_bytes_raw_and_typed() -> None:
     raw = b"\x02\0\0\0hi\0\0\0\0"
     assert v2_rpc.decode(request("BYTES", [2], raw)).inputs[0].values == [b"hi", b""]
-    assert v2_rpc.decode(request("BYTES", [2], contents={"bytes_contents": [b"hi", b""]})).inputs[0].values == [b"hi", b""]
+    assert v2_rpc.decode(request("BYTES", [2], contents={"bytes_contents": [b"hi", b""]})).inputs[
+        0
+    ].values == [b"hi", b""]
 
 
 @pytest.mark.parametrize(
@@ -53,8 +62,14 @@ def test_bytes_raw_and_typed() -> None:
         (request("FP64", [-1], b""), "cannot have the shape"),
         (request("FP64", [1 << 40, 1 << 40], b""), "cannot have the shape"),
         (request("FP16", [1], contents={}), "goes in raw_input_contents"),
-        (request("FP64", [2], contents={"fp64_contents": [1]}), r"1 elements: its shape \[2\] takes 2"),
-        (request("FP64", [1], contents={"fp32_contents": [1]}), "stands in fp64_contents; fp32_contents is filled"),
+        (
+            request("FP64", [2], contents={"fp64_contents": [1]}),
+            r"1 elements: its shape \[2\] takes 2",
+        ),
+        (
+            request("FP64", [1], contents={"fp32_contents": [1]}),
+            "stands in fp64_contents; fp32_contents is filled",
+        ),
         (request("INT8", [1], contents={"int_contents": [300]}), "is no INT8"),
         (request("FP64", [1], b"\0" * 8, {"fp64_contents": [1]}), "one of them"),
         (request("FP64", [1], b"\0" * 8, outputs=[{"name": "scores"}]), "no output 'scores'"),
@@ -79,16 +94,35 @@ def test_parameters_become_plain_values() -> None:
     made.parameters["share"].double_param = 0.5
     made.parameters["yes"].bool_param = True
     made.parameters["none"].SetInParent()
-    assert v2_rpc.decode(made).parameters == {"timeout": 5, "user": "ann", "share": 0.5, "yes": True}
+    assert v2_rpc.decode(made).parameters == {
+        "timeout": 5,
+        "user": "ann",
+        "share": 0.5,
+        "yes": True,
+    }
 
 
 def test_a_response() -> None:
     outputs = np.arange(4, dtype=">f4").reshape(2, 2)
-    made = v2_rpc.encode("m", "3", "7", outputs, {"default": True, "reason": "late", "confidence": 0.5, "n": 2})
+    made = v2_rpc.encode(
+        "m", "3", "7", outputs, {"default": True, "reason": "late", "confidence": 0.5, "n": 2}
+    )
     assert (made.model_name, made.model_version, made.id) == ("m", "3", "7")
-    assert (made.outputs[0].name, made.outputs[0].datatype, list(made.outputs[0].shape)) == ("output", "FP32", [2, 2])
+    assert (made.outputs[0].name, made.outputs[0].datatype, list(made.outputs[0].shape)) == (
+        "output",
+        "FP32",
+        [2, 2],
+    )
     np.testing.assert_array_equal(np.frombuffer(made.raw_output_contents[0], "<f4"), [0, 1, 2, 3])
-    assert v2_rpc.parameters_of(made.parameters) == {"default": True, "reason": "late", "confidence": 0.5, "n": 2}
-    assert v2_rpc.encode("m", "", "", ["hi", b""], {}).raw_output_contents[0] == b"\x02\0\0\0hi\0\0\0\0"
+    assert v2_rpc.parameters_of(made.parameters) == {
+        "default": True,
+        "reason": "late",
+        "confidence": 0.5,
+        "n": 2,
+    }
+    assert (
+        v2_rpc.encode("m", "", "", ["hi", b""], {}).raw_output_contents[0]
+        == b"\x02\0\0\0hi\0\0\0\0"
+    )
     with pytest.raises(BadOutput):
         v2_rpc.encode("m", "", "", [{"a": 1}], {})

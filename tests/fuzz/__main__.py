@@ -5,9 +5,10 @@
     python -m tests.fuzz --jobs 2                   two targets at a time
     python -m tests.fuzz http --write-corpus        write the sound inputs that targets begin with
 
-Mutates the inputs of tests/fuzz/corpus/TARGET, seeded: the same seed makes the same inputs. Each target runs in a process of its
-own. An input that makes it raise, crash or hang for 30 s is written to its corpus, where the tests run it from then on, and the
-exit code is 1. A sanitizer works as for pytest: with LD_PRELOAD and PYTHONPATH of its build.
+Mutates the inputs of tests/fuzz/corpus/TARGET, seeded: the same seed makes the same inputs. Each
+target runs in a process of its own. An input that makes it raise, crash or hang for 30 s is written
+to its corpus, where the tests run it from then on, and the exit code is 1. A sanitizer works as for
+pytest: with LD_PRELOAD and PYTHONPATH of its build.
 """
 
 import argparse
@@ -38,7 +39,8 @@ def inputs_of(target: str) -> list[bytes]:
 
 
 def fuzz(target: str, seconds: float, seed: int, page: mmap.mmap) -> int:
-    """Run mutated inputs for some seconds. What is run now is in `page`, for whoever finds this process dead. -> exit code."""
+    """Run mutated inputs for some seconds. What is run now is in `page`, for whoever finds this
+    process dead. -> exit code."""
     rng, corpus, run = random.Random(f"{target} {seed}"), inputs_of(target), TARGETS[target].run
     until, count = time.monotonic() + seconds, 0
     with quiet():
@@ -62,7 +64,16 @@ def watch(target: str, seconds: float, seed: int) -> bool:
         file.write(bytes(_PAGE_BYTES))
         file.flush()
         with mmap.mmap(file.fileno(), _PAGE_BYTES) as page:
-            words = [sys.executable, "-X", "faulthandler", "-m", "tests.fuzz", target, "--seconds", str(seconds)]
+            words = [
+                sys.executable,
+                "-X",
+                "faulthandler",
+                "-m",
+                "tests.fuzz",
+                target,
+                "--seconds",
+                str(seconds),
+            ]
             child = subprocess.Popen([*words, "--seed", str(seed), "--page", file.name])
             why = _end_of(child, page)
             if not why:
@@ -101,18 +112,27 @@ def write_corpus(target: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description="Fuzz what reads bytes of strangers.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.fuzz", description="Fuzz what reads bytes of strangers."
+    )
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"{', '.join(TARGETS)}  [all]")
     parser.add_argument("--seconds", type=float, default=60.0, help="for each target  [60]")
     parser.add_argument("--minutes", type=float, help="the same in minutes")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1, help="targets at a time  [1]")
-    parser.add_argument("--write-corpus", action="store_true", help="write the sound inputs that targets begin with, and end")
+    parser.add_argument(
+        "--write-corpus",
+        action="store_true",
+        help="write the sound inputs that targets begin with, and end",
+    )
     parser.add_argument("--page", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if unknown := set(asked.targets) - TARGETS.keys():
         parser.error(f"no target {', '.join(sorted(unknown))}; there are {', '.join(TARGETS)}")
-    targets, seconds = asked.targets or list(TARGETS), asked.seconds if asked.minutes is None else asked.minutes * 60
+    targets, seconds = (
+        asked.targets or list(TARGETS),
+        asked.seconds if asked.minutes is None else asked.minutes * 60,
+    )
     if asked.write_corpus:
         for target in targets:
             write_corpus(target)

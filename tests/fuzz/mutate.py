@@ -1,17 +1,54 @@
-"""Mutations of bytes: what a damaged, a hostile and an unlucky sender would make of a sound input."""
+"""Mutations of bytes: what a damaged, a hostile and an unlucky sender would make of a sound
+input."""
 
 import random
 import struct
 
 INPUT_BYTES_MAX = 4096
-_BOUNDS = (0, 1, 2, 7, 8, 127, 128, 255, 256, 0x7FFF, 0x8000, 0xFFFF, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32,
-           (1 << 63) - 1, 1 << 63, (1 << 64) - 1)  # fmt: skip
-_WORDS = (b"\r\n", b"\n", b"\0", b" ", b":", b"0", b"-", b"e", b".", b"\xff", b"\r\n\r\n", b"chunked",
-          b"Content-Length: 3\r\n", b"1e99", b"18446744073709551616")  # fmt: skip
+_BOUNDS = (
+    0,
+    1,
+    2,
+    7,
+    8,
+    127,
+    128,
+    255,
+    256,
+    0x7FFF,
+    0x8000,
+    0xFFFF,
+    1 << 16,
+    (1 << 31) - 1,
+    1 << 31,
+    (1 << 32) - 1,
+    1 << 32,
+    (1 << 63) - 1,
+    1 << 63,
+    (1 << 64) - 1,
+)
+_WORDS = (
+    b"\r\n",
+    b"\n",
+    b"\0",
+    b" ",
+    b":",
+    b"0",
+    b"-",
+    b"e",
+    b".",
+    b"\xff",
+    b"\r\n\r\n",
+    b"chunked",
+    b"Content-Length: 3\r\n",
+    b"1e99",
+    b"18446744073709551616",
+)
 
 
 def mutated(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
-    """A copy of `data` with one to six changes; `others` are inputs that pieces may be taken from."""
+    """A copy of `data` with one to six changes; `others` are inputs that pieces may be taken
+    from."""
     out = bytearray(data)
     for _ in range(1 + min(rng.getrandbits(3), 5)):
         _change(rng, out, others)

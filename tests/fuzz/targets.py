@@ -1,7 +1,9 @@
-"""Fuzz targets: each takes bytes as a stranger could send them, and raises when what reads them misbehaves.
+"""Fuzz targets: each takes bytes as a stranger could send them, and raises when what reads them
+misbehaves.
 
-A target has `seeds()`, sound inputs to begin with, and `run(data)`. It may raise only for a fault: errors that the reader
-documents for bad bytes are caught here. Where there is a second reader of the same format, both must agree.
+A target has `seeds()`, sound inputs to begin with, and `run(data)`. It may raise only for a fault:
+errors that the reader documents for bad bytes are caught here. Where there is a second reader of
+the same format, both must agree.
 """
 
 import contextlib
@@ -42,10 +44,14 @@ def _frame_seeds() -> dict[str, bytes]:
     return {
         "hello": encode_frame(Kind.HELLO, b"\x80", id=1),
         "reply": encode_rows(Kind.REPLY, numbers, id=7, checked=True),
-        "reply-confidence": encode_rows(Kind.REPLY, numbers, confidence=[0.5, 1, 0], status=[0, 1, 0], text="why"),
+        "reply-confidence": encode_rows(
+            Kind.REPLY, numbers, confidence=[0.5, 1, 0], status=[0, 1, 0], text="why"
+        ),
         "reply-strings": encode_rows(Kind.REPLY, texts, id=9),
         "reply-compressed": encode_rows(Kind.REPLY, texts, compressed=True),
-        "reply-qualifiers": encode_rows(Kind.REPLY, numbers, qualifiers=[b"\x81\xa1a\x01", b"", b"x"]),
+        "reply-qualifiers": encode_rows(
+            Kind.REPLY, numbers, qualifiers=[b"\x81\xa1a\x01", b"", b"x"]
+        ),
         "predict-sessions": encode_rows(Kind.PREDICT, numbers, sessions=[1, 2, 3]),
         "failure": encode_frame(Kind.FAILURE, b"no luck", id=3),
     }
@@ -62,7 +68,9 @@ def _run_frame(data: bytes) -> None:
     if len(data) >= HEADER_BYTES:
         with contextlib.suppress(wire.BadFrame):
             theirs = wire.decode_header(data[:HEADER_BYTES], **limits)
-    assert (ours is None) == (theirs is None), f"one reader takes this head, the other does not: {ours} {theirs}"
+    assert (ours is None) == (theirs is None), (
+        f"one reader takes this head, the other does not: {ours} {theirs}"
+    )
     if ours is None or theirs is None:
         return
     payload = data[HEADER_BYTES : HEADER_BYTES + ours.payload_bytes]
@@ -87,17 +95,24 @@ def _reply_seeds() -> dict[str, bytes]:
     return {
         "reply": encode_rows(Kind.REPLY, outputs, id=number),
         "reply-twice": encode_rows(Kind.REPLY, outputs, id=number) * 2,
-        "reply-confidence": encode_rows(Kind.REPLY, outputs, confidence=[1, 0.5, 0], status=[0, 1, 0], text="why", id=number),
+        "reply-confidence": encode_rows(
+            Kind.REPLY, outputs, confidence=[1, 0.5, 0], status=[0, 1, 0], text="why", id=number
+        ),
         "reply-strings": encode_rows(Kind.REPLY, ["a", "b", "c"], id=number),
-        "reply-compressed": encode_rows(Kind.REPLY, ["a" * 50, "b", "c"], id=number, compressed=True),
-        "reply-rows": encode_rows(Kind.REPLY, np.ones((3, 2, 2), np.float32), id=number, checked=True),
+        "reply-compressed": encode_rows(
+            Kind.REPLY, ["a" * 50, "b", "c"], id=number, compressed=True
+        ),
+        "reply-rows": encode_rows(
+            Kind.REPLY, np.ones((3, 2, 2), np.float32), id=number, checked=True
+        ),
         "failure": encode_frame(Kind.FAILURE, b"no luck", id=number),
         "heartbeat": encode_frame(Kind.HEARTBEAT) + encode_frame(Kind.GOODBYE),
     }
 
 
 def _batch_in_flight() -> tuple[Any, list[Any], int]:
-    """A world on a clock of its own in which three queries were sent to one container; and the id of their batch."""
+    """A world on a clock of its own in which three queries were sent to one container; and the id
+    of their batch."""
     from tests.core.conftest import World
 
     world = World()
@@ -133,19 +148,27 @@ def _run_reply(data: bytes) -> None:
 def _http_seeds() -> dict[str, bytes]:
     post = b"POST /api/a/predict HTTP/1.1\r\nHost: a\r\n"
     return {
-        "post": post + b"Content-Length: 12\r\n\r\n{\"input\": 1}",
+        "post": post + b'Content-Length: 12\r\n\r\n{"input": 1}',
         "pipelined": (post + b"Content-Length: 2\r\nX-Request-Id: q-1\r\n\r\n{}") * 2,
-        "chunked": post + b"Transfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n2\r\nde\r\n0\r\nTrailer: x\r\n\r\n",
-        "get": b"GET /metrics?a=b HTTP/1.1\r\nHost: a\r\nAccept: */*\r\nConnection: keep-alive\r\n\r\n",
+        "chunked": (
+            post + b"Transfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n2\r\nde\r\n0\r\nTrailer:"
+            b" x\r\n\r\n"
+        ),
+        "get": (
+            b"GET /metrics?a=b HTTP/1.1\r\nHost: a\r\nAccept: */*\r\nConnection: keep-alive\r\n\r\n"
+        ),
         "close": b"GET / HTTP/1.0\r\nConnection: close\r\n\r\n",
-        "binary": post + b"Inference-Header-Content-Length: 2\r\nContent-Length: 6\r\n\r\n{}\0\0\0\0",
+        "binary": (
+            post + b"Inference-Header-Content-Length: 2\r\nContent-Length: 6\r\n\r\n{}\0\0\0\0"
+        ),
         "expect": post + b"Expect: 100-continue\r\nContent-Length: 1\r\n\r\nx",
         "upgrade": b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
     }
 
 
 def _h11_requests(data: bytes) -> list[tuple[bytes, bytes, bytes]]:
-    """Method, target and body of the requests that h11 reads, up to the first that is no request."""
+    """Method, target and body of the requests that h11 reads, up to the first that is no
+    request."""
     import h11
 
     found, line = [], h11.Connection(h11.SERVER)
@@ -186,15 +209,21 @@ def _run_http(data: bytes) -> None:
     plain = read_head(data[: data.find(b"\r\n\r\n") + 4]) if b"\r\n\r\n" in data else False
     if not isinstance(plain, bool) and len(data) >= plain.bytes + plain.body_bytes:
         body = data[plain.bytes : plain.bytes + plain.body_bytes]
-        assert theirs[:1] == [(b"POST", plain.path, body)], f"the compiled reader: {plain}, h11: {theirs[:1]}"
+        assert theirs[:1] == [(b"POST", plain.path, body)], (
+            f"the compiled reader: {plain}, h11: {theirs[:1]}"
+        )
 
 
 def _is_looser(data: bytes) -> bool:
-    """Whether h11 may read less: it refuses long heads, more blanks and empty lines, and stops at an offer to upgrade, at CONNECT
-    and at a close.
+    """Whether h11 may read less: it refuses long heads, more blanks and empty lines, and stops at
+    an offer to upgrade, at CONNECT and at a close.
     """
     lines = re.search(rb"(?m)^[A-Z]+ +\S+ {2,}HTTP|^[A-Z]+ {2,}|[\r\n][A-Z]+ ", data)
-    return len(data) > 1 << 15 or lines is not None or re.search(rb"(?i)upgrade|connect|http/1\.0|close", data) is not None
+    return (
+        len(data) > 1 << 15
+        or lines is not None
+        or re.search(rb"(?i)upgrade|connect|http/1\.0|close", data) is not None
+    )
 
 
 # -- numbers in JSON, beside float()
@@ -204,8 +233,19 @@ NUMBER = re.compile(rb"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 
 def _number_seeds() -> dict[str, bytes]:
-    texts = ["0", "-0.0", "1e308", "4.9e-324", "9007199254740993", "1e18446744073709551616", "123456789.987654321e-5", "-1e22"]
-    return {f"number-{i}": text.encode() for i, text in enumerate(texts)} | {"row": b"[1, 2.5, -3e-7]"}
+    texts = [
+        "0",
+        "-0.0",
+        "1e308",
+        "4.9e-324",
+        "9007199254740993",
+        "1e18446744073709551616",
+        "123456789.987654321e-5",
+        "-1e22",
+    ]
+    return {f"number-{i}": text.encode() for i, text in enumerate(texts)} | {
+        "row": b"[1, 2.5, -3e-7]"
+    }
 
 
 def _run_number(data: bytes) -> None:
@@ -222,7 +262,9 @@ def _run_number(data: bytes) -> None:
     row = RowReader("f64", (3,)).read(data)
     if row is not None:
         expected = json.loads(data[: row[1]])
-        assert [float(one) for one in np.asarray(row[0]).tolist()] == [float(one) for one in expected]
+        assert [float(one) for one in np.asarray(row[0]).tolist()] == [
+            float(one) for one in expected
+        ]
 
 
 def _compare(text: bytes, value: Any, dtype: str) -> None:
@@ -233,9 +275,13 @@ def _compare(text: bytes, value: Any, dtype: str) -> None:
     if dtype == "f32":
         with np.errstate(over="ignore"):
             expected = float(np.float32(expected))
-        assert math.isclose(float(value), expected, rel_tol=2e-7, abs_tol=1e-44), f"{text!r} was read as {value}"
+        assert math.isclose(float(value), expected, rel_tol=2e-7, abs_tol=1e-44), (
+            f"{text!r} was read as {value}"
+        )
         return
-    assert struct.pack("<d", float(value)) == struct.pack("<d", expected), f"{text!r} was read as {value}, not {expected}"
+    assert struct.pack("<d", float(value)) == struct.pack("<d", expected), (
+        f"{text!r} was read as {value}, not {expected}"
+    )
 
 
 # -- messages to a shard
@@ -263,7 +309,10 @@ class _Shard:
         self._door.add_table(self._table)
         self._door.ready = True
         self._stopping = threading.Event()
-        self._threads = [threading.Thread(target=self._door.run), threading.Thread(target=self._answer)]
+        self._threads = [
+            threading.Thread(target=self._door.run),
+            threading.Thread(target=self._answer),
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -306,10 +355,27 @@ def _shard_seeds() -> dict[str, bytes]:
     ids = np.arange(3, dtype="<i8").tobytes()
     rows = np.ones((3, 5), "<f4").tobytes() + bytes(4)
     pull = Head(Kind.PULL, rows=3, id=2, payload_bytes=len(ids)).packed() + ids
-    push = Head(Kind.PUSH, rows=3, id=3, worker=7, sequence=1, payload_bytes=len(ids + rows)).packed() + ids + rows
-    late = Head(Kind.PUSH, rows=3, id=3, worker=7, sequence=(1 << 64) - 1, payload_bytes=len(ids + rows)).packed() + ids + rows
+    push = (
+        Head(Kind.PUSH, rows=3, id=3, worker=7, sequence=1, payload_bytes=len(ids + rows)).packed()
+        + ids
+        + rows
+    )
+    late = (
+        Head(
+            Kind.PUSH, rows=3, id=3, worker=7, sequence=(1 << 64) - 1, payload_bytes=len(ids + rows)
+        ).packed()
+        + ids
+        + rows
+    )
     share = Head(Kind.SHARE, id=4).packed()
-    return {"call": _hello(), "pull": pull, "push": push, "late": late, "pull-push": pull + push, "share": share}
+    return {
+        "call": _hello(),
+        "pull": pull,
+        "push": push,
+        "late": late,
+        "pull-push": pull + push,
+        "share": share,
+    }
 
 
 def _run_shard(data: bytes) -> None:
@@ -368,13 +434,17 @@ def _run_grpc(data: bytes) -> None:
     with contextlib.suppress(ClipperError):
         found = extract(data, (1,))  # the model's name, which is read without the schema
         if parsed is not None:
-            assert (found or "") == parsed.model_name, f"the name is {parsed.model_name!r}, read as {found!r}"
+            assert (found or "") == parsed.model_name, (
+                f"the name is {parsed.model_name!r}, read as {found!r}"
+            )
         changed = inject(data, (1,), "another")
         assert extract(changed, (1,)) == "another"
         if parsed is not None:
             parsed.model_name = "another"
             again = message("inference.ModelInferRequest").FromString(changed)
-            assert again.SerializeToString(deterministic=True) == parsed.SerializeToString(deterministic=True)
+            assert again.SerializeToString(deterministic=True) == parsed.SerializeToString(
+                deterministic=True
+            )
 
 
 # -- files: the journal and snapshots
@@ -445,8 +515,19 @@ def _run_snapshot(data: bytes) -> None:
             snapshots.sets_in(Path(place))
             return
         (folder / snapshots.FILE).write_bytes(content)
-        said: dict[str, Any] = {"format": snapshots.FORMAT, "number": 1, "shard": 0, "shards": 1, "base": 0, "epoch": 1,
-                                "version": 2, "rows": 3, "nbytes": len(content), "crc": 0, "created_us": 1}  # fmt: skip
+        said: dict[str, Any] = {
+            "format": snapshots.FORMAT,
+            "number": 1,
+            "shard": 0,
+            "shards": 1,
+            "base": 0,
+            "epoch": 1,
+            "version": 2,
+            "rows": 3,
+            "nbytes": len(content),
+            "crc": 0,
+            "created_us": 1,
+        }
         text = json.dumps({**said, "checksum": snapshots._checksum(said)})
         (folder / snapshots.MANIFEST).write_text(text)
         part = snapshots.part_of(folder)
@@ -465,7 +546,9 @@ def _string_seeds() -> dict[str, bytes]:
 
     texts = [b"", b"abc", b"a" * 300, b"abcd" * 40 + b"xyz", bytes(range(200))]
     blocks = {
-        f"block-{i}-{search.name.lower()}": b"L" + struct.pack("<I", len(text)) + encode_lz4(text, search)
+        f"block-{i}-{search.name.lower()}": (
+            b"L" + struct.pack("<I", len(text)) + encode_lz4(text, search)
+        )
         for i, text in enumerate(texts)
         for search in (Search.LITERALS, Search.QUICK)
     }
@@ -515,7 +598,8 @@ TARGETS = {
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """What targets share, ended afterwards; warnings of numpy about strange numbers are no faults."""
+    """What targets share, ended afterwards; warnings of numpy about strange numbers are no
+    faults."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         try:

@@ -1,4 +1,5 @@
-"""Every input of the corpora, and a few hundred mutations of them, leave each reader sound; see `python -m tests.fuzz --help`."""
+"""Every input of the corpora, and a few hundred mutations of them, leave each reader sound; see
+`python -m tests.fuzz --help`."""
 
 import random
 from collections.abc import Iterator
@@ -32,7 +33,9 @@ def test_every_corpus_belongs_to_a_target() -> None:
 
 
 def test_mutations_are_the_same_for_the_same_seed() -> None:
-    made = [[mutated(random.Random(seed), b"abc" * 9, [b"xyz"]) for seed in range(50)] for _ in range(2)]
+    made = [
+        [mutated(random.Random(seed), b"abc" * 9, [b"xyz"]) for seed in range(50)] for _ in range(2)
+    ]
     assert made[0] == made[1]
     assert len(set(made[0])) > 40
     assert max(map(len, made[0])) <= INPUT_BYTES_MAX

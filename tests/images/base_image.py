@@ -1,5 +1,6 @@
-"""A Python image made of this machine's own files, where no registry can be reached: the interpreter, its libraries, a shell, and
-the installed packages as wheels that pip finds without a network."""
+"""A Python image made of this machine's own files, where no registry can be reached: the
+interpreter, its libraries, a shell, and the installed packages as wheels that pip finds without a
+network."""
 
 import base64
 import csv
@@ -16,7 +17,16 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-LEFT_OUT = ("site-packages", "test", "tests", "idlelib", "tkinter", "turtledemo", "__pycache__", "lib2to3")
+LEFT_OUT = (
+    "site-packages",
+    "test",
+    "tests",
+    "idlelib",
+    "tkinter",
+    "turtledemo",
+    "__pycache__",
+    "lib2to3",
+)
 NOT_SHIPPED = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
 TOOLS = ("/bin/sh", "/usr/bin/sleep")
 SETTINGS = (
@@ -36,7 +46,13 @@ def base_tar(packages: Iterable[str]) -> bytes:
             about = tarfile.TarInfo(path)
             about.size, about.mode = len(content), mode
             tar.addfile(about, io.BytesIO(content))
-        for folder, mode in (("tmp", 0o1777), ("run", 0o755), ("proc", 0o755), ("dev", 0o755), ("sys", 0o755)):
+        for folder, mode in (
+            ("tmp", 0o1777),
+            ("run", 0o755),
+            ("proc", 0o755),
+            ("dev", 0o755),
+            ("sys", 0o755),
+        ):
             about = tarfile.TarInfo(folder)
             about.type, about.mode = tarfile.DIRTYPE, mode
             tar.addfile(about)
@@ -51,11 +67,17 @@ def _files(packages: Iterable[str]) -> Iterator[tuple[str, bytes, int]]:
     library = Path(sys.base_prefix, "lib", f"python{version}")
     natives = [python, *map(Path, TOOLS)]
     for folder, folders, names in os.walk(library):
-        folders[:] = [name for name in folders if name not in LEFT_OUT and not name.startswith("config-")]
+        folders[:] = [
+            name for name in folders if name not in LEFT_OUT and not name.startswith("config-")
+        ]
         for name in names:
             path = Path(folder, name)
             natives += [path] if path.suffix == ".so" else []
-            yield f"usr/local/lib/python{version}/{path.relative_to(library)}", path.read_bytes(), 0o644
+            yield (
+                f"usr/local/lib/python{version}/{path.relative_to(library)}",
+                path.read_bytes(),
+                0o644,
+            )
     for tool in TOOLS:
         yield tool[1:], Path(tool).read_bytes(), 0o755
     wheels = [wheel(name) for name in packages]
@@ -69,9 +91,23 @@ def _files(packages: Iterable[str]) -> Iterator[tuple[str, bytes, int]]:
 
 def _gcc() -> list[Path]:
     """What wheels ask for beside libc."""
-    names = ("libstdc++.so.6", "libgcc_s.so.1", "libz.so.1", "librt.so.1", "libpthread.so.0", "libdl.so.2", "libutil.so.1")
-    found = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
-    return [Path(match[1]) for name in names if (match := re.search(rf"{re.escape(name)} .*=> (\S+)", found))]
+    names = (
+        "libstdc++.so.6",
+        "libgcc_s.so.1",
+        "libz.so.1",
+        "librt.so.1",
+        "libpthread.so.0",
+        "libdl.so.2",
+        "libutil.so.1",
+    )
+    found = subprocess.run(
+        ["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=True
+    ).stdout
+    return [
+        Path(match[1])
+        for name in names
+        if (match := re.search(rf"{re.escape(name)} .*=> (\S+)", found))
+    ]
 
 
 def _libraries(natives: list[Path]) -> set[str]:
@@ -82,7 +118,11 @@ def _libraries(natives: list[Path]) -> set[str]:
 def wheel(name: str) -> tuple[str, bytes]:
     """An installed package as the wheel that it came from."""
     found = importlib.metadata.distribution(name)
-    tags = [line.partition(": ")[2] for line in (found.read_text("WHEEL") or "").splitlines() if line.startswith("Tag: ")]
+    tags = [
+        line.partition(": ")[2]
+        for line in (found.read_text("WHEEL") or "").splitlines()
+        if line.startswith("Tag: ")
+    ]
     folder = f"{re.sub('[-.]+', '_', found.metadata['Name'])}-{found.version}"
     info = next(str(path.parent) for path in found.files or () if path.name == "METADATA")
     rows, out = [], io.BytesIO()
@@ -91,7 +131,9 @@ def wheel(name: str) -> tuple[str, bytes]:
             if path.parts[0] == ".." or path.suffix == ".pyc" or path.name in NOT_SHIPPED:
                 continue
             content = path.locate().read_bytes()
-            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+            digest = (
+                base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+            )
             rows.append((str(path), f"sha256={digest}", len(content)))
             archive.writestr(zipfile.ZipInfo(str(path)), content)
         record = io.StringIO()

@@ -1,4 +1,5 @@
-"""An engine for the tests of images, with a base image of this machine, and a server that uses it."""
+"""An engine for the tests of images, with a base image of this machine, and a server that uses
+it."""
 
 import os
 import shutil
@@ -9,25 +10,45 @@ import pytest
 
 import clipper
 from tests.images.base_image import SETTINGS, base_tar
-from tests.images.engines import BASE, PACKAGES, PATIENCE_S, QUICK, Engine, clear, commands, reach, unmount, wait_for
+from tests.images.engines import (
+    BASE,
+    PACKAGES,
+    PATIENCE_S,
+    QUICK,
+    Engine,
+    clear,
+    commands,
+    reach,
+    unmount,
+    wait_for,
+)
 
 
 @pytest.fixture(scope="session", params=os.environ.get("CLIPPER_ENGINES", "docker").split(","))
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def engine(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
     if os.getuid() != 0:
         pytest.skip("only root can run an engine of its own")
     folder, environment = tmp_path_factory.mktemp(request.param), reach()
     start, words = commands(request.param, folder, environment)
     if not start[0] or not words[0]:
         pytest.skip(f"no {request.param}: python tools/fetch.py docker")
-    with (folder / "log").open("wb") as log, subprocess.Popen(start, env=environment, stdout=log, stderr=log) as process:
+    with (
+        (folder / "log").open("wb") as log,
+        subprocess.Popen(start, env=environment, stdout=log, stderr=log) as process,
+    ):
         try:
             wait_for(process, [*words, "version"], environment, folder / "log")
             (folder / "base.tar").write_bytes(base_tar(PACKAGES))
             changes = [word for line in SETTINGS for word in ("--change", line)]
             bring = [*words, "import", *changes, str(folder / "base.tar"), BASE]
             subprocess.run(bring, env=environment, check=True, capture_output=True)
-            settings = {"socket": f"unix://{folder}/engine.sock", "base": BASE, "build_network": "none"}
+            settings = {
+                "socket": f"unix://{folder}/engine.sock",
+                "base": BASE,
+                "build_network": "none",
+            }
             yield Engine(request.param, settings, tuple(words), environment)
         finally:
             clear(words, environment)
@@ -39,5 +60,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def server(engine: Engine) -> Iterator[clipper.ClipperServer]:
-    with clipper.start(deployer=engine.kind, docker=engine.settings, load_s=PATIENCE_S, **QUICK) as started:
+    with clipper.start(
+        deployer=engine.kind, docker=engine.settings, load_s=PATIENCE_S, **QUICK
+    ) as started:
         yield started

@@ -1,4 +1,5 @@
-"""Models in containers of a real engine: served, isolated, limited, killed, built anew, and found again after their server."""
+"""Models in containers of a real engine: served, isolated, limited, killed, built anew, and found
+again after their server."""
 
 import os
 import re
@@ -35,8 +36,12 @@ def seen_from_inside(rows: Any) -> list[str]:
         except OSError:
             found[place] = "refused"
     status = pathlib.Path("/proc/self/status").read_text()
-    found["capabilities"] = next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff"))
-    found["words"] = pathlib.Path("/proc/1/cmdline").read_text() + pathlib.Path("/proc/1/environ").read_text()
+    found["capabilities"] = next(
+        line.split()[1] for line in status.splitlines() if line.startswith("CapEff")
+    )
+    found["words"] = (
+        pathlib.Path("/proc/1/cmdline").read_text() + pathlib.Path("/proc/1/environ").read_text()
+    )
     return [repr(found)] * len(rows)
 
 
@@ -75,7 +80,12 @@ def test_a_model_is_served_from_a_container_and_goes_with_its_model(server, engi
     rows = [(row["number"], row["state"], row["restart_count"]) for row in stats["replicas"]]
     assert rows == [(0, "ready", 0), (1, "ready", 0)]
     assert len(engine.containers("sums:1")) == 2
-    limits = engine.run("inspect", "--format", "{{.HostConfig.Memory}} {{.HostConfig.NanoCpus}}", engine.containers("sums:1")[0])
+    limits = engine.run(
+        "inspect",
+        "--format",
+        "{{.HostConfig.Memory}} {{.HostConfig.NanoCpus}}",
+        engine.containers("sums:1")[0],
+    )
     assert limits.split() == [str(256 << 20), "500000000"]
     server.scale("sums", 1)
     assert len(engine.containers("sums:1")) == 1
@@ -93,13 +103,18 @@ def test_a_container_gets_as_little_as_it_needs(server, deploy) -> None:
     seen = eval(found)
     assert seen["uid"] == 10001
     assert seen["links"] == ["lo"]
-    assert [seen[place] for place in ("/", "/run", "/model", "/opt/model", "/tmp")] == [*["refused"] * 4, "written"]
+    assert [seen[place] for place in ("/", "/run", "/model", "/opt/model", "/tmp")] == [
+        *["refused"] * 4,
+        "written",
+    ]
     assert int(seen["capabilities"], 16) == 0
     assert server.token not in seen["words"]
     assert "/run/secrets/clipper_token" in seen["words"]
 
 
-def test_a_container_killed_under_load_leaves_no_query_without_an_answer(server, engine, deploy) -> None:
+def test_a_container_killed_under_load_leaves_no_query_without_an_answer(
+    server, engine, deploy
+) -> None:
     handle = deploy("target", summed, input="f64[3]", replicas=2, cache=False)
     app = server.app("loaded", [handle.name], slo_ms=500, default=-1.0)
     answers, late, stop = [], [], threading.Event()
@@ -128,7 +143,9 @@ def test_a_container_killed_under_load_leaves_no_query_without_an_answer(server,
     assert max(late) < 5
     assert {answer.output for answer in answers} <= {3.0, -1.0}
     assert answers[-1].output == 3.0
-    assert sum(row["restart_count"] for row in server.stats()["models"]["target:1"]["replicas"]) == 2
+    assert (
+        sum(row["restart_count"] for row in server.stats()["models"]["target:1"]["replicas"]) == 2
+    )
     server.remove_app("loaded")
 
 
@@ -151,7 +168,10 @@ def test_a_crash_loop_ends_and_keeps_the_last_words(server, engine) -> None:
         def predict_batch(self, rows: Any) -> Any:
             return rows
 
-    with pytest.raises(DeployFailed, match=r"(?s)broken:1/0 does not stay up: exit 3; stopped after 3 exits.*no weights here"):
+    with pytest.raises(
+        DeployFailed,
+        match=r"(?s)broken:1/0 does not stay up: exit 3; stopped after 3 exits.*no weights here",
+    ):
         server.deploy("broken", Broken)
     assert engine.containers("broken:1") == []
 
@@ -167,7 +187,11 @@ def test_a_container_that_takes_too_much_memory_says_so(server, engine, deploy) 
     assert handle.predict(np.zeros(1)).result(10) == 0.0
     with pytest.raises((ReplicaLost, NoReplica)):
         handle.predict(np.ones(1), slo_ms=60_000).result(60)
-    until(lambda: any(row.get("restart_count") for row in server.stats()["models"]["greedy:1"]["replicas"]))
+    until(
+        lambda: any(
+            row.get("restart_count") for row in server.stats()["models"]["greedy:1"]["replicas"]
+        )
+    )
     details = [row.get("detail", "") for row in server.stats()["models"]["greedy:1"]["replicas"]]
     expected = "killed for memory (its limit, memory_mib, is 128)"
     assert expected in details or engine.kind == "podman"  # its API does not tell
@@ -175,8 +199,13 @@ def test_a_container_that_takes_too_much_memory_says_so(server, engine, deploy) 
 
 
 def test_an_image_that_cannot_be_built_says_why(server) -> None:
-    with pytest.raises(DeployFailed, match=r"(?s)the image of model 'nobuild:1' was not built: .*no-such-package-anywhere"):
-        server.deploy("nobuild", summed, input="f64[3]", requirements=["no-such-package-anywhere==1.0"])
+    with pytest.raises(
+        DeployFailed,
+        match=r"(?s)the image of model 'nobuild:1' was not built: .*no-such-package-anywhere",
+    ):
+        server.deploy(
+            "nobuild", summed, input="f64[3]", requirements=["no-such-package-anywhere==1.0"]
+        )
     assert not [model for model in server.catalog.models() if model.name == "nobuild"]
 
 
@@ -191,15 +220,20 @@ def test_a_base_that_is_nowhere_says_so(engine) -> None:
 def test_a_server_that_closes_does_not_wait_for_a_build(engine, tmp_path) -> None:
     server = clipper.start(deployer=engine.kind, docker=engine.settings, **QUICK)
     # pip tries an index that never answers, within the build's own network
-    server.deploy("long", summed, input="f64[3]", wait=False, requirements=["--index-url=http://127.0.0.1:9/", "nothing-there"])
+    server.deploy(
+        "long",
+        summed,
+        input="f64[3]",
+        wait=False,
+        requirements=["--index-url=http://127.0.0.1:9/", "nothing-there"],
+    )
     until(lambda: any(stage.stage == "building image" for stage in server.stages("long").values()))
     began = time.monotonic()
     server.close(0)
     assert time.monotonic() - began < 10
 
 
-SERVER = textwrap.dedent(
-    """
+SERVER = textwrap.dedent("""
     import sys, time
     import numpy as np
     import clipper
@@ -213,14 +247,20 @@ SERVER = textwrap.dedent(
         server.deploy("kept", summed, input="f64[3]")
         print("ready", flush=True)
         time.sleep(600)
-    """
-)
+    """)  # noqa: E501
 
 
 def test_what_a_killed_server_left_is_removed_at_the_next_start(engine, tmp_path) -> None:
     script = tmp_path / "serve.py"
     script.write_text(SERVER)
-    words = [sys.executable, str(script), str(tmp_path / "state"), engine.kind, engine.settings["socket"], BASE]
+    words = [
+        sys.executable,
+        str(script),
+        str(tmp_path / "state"),
+        engine.kind,
+        engine.settings["socket"],
+        BASE,
+    ]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

@@ -1,4 +1,5 @@
-"""What is exported for Compose and Kubernetes: held to their own schemas; and a container of it dials in at a server of it."""
+"""What is exported for Compose and Kubernetes: held to their own schemas; and a container of it
+dials in at a server of it."""
 
 import json
 import re
@@ -22,7 +23,9 @@ from tests.images.engines import BASE, PATIENCE_S, QUICK, Engine
 
 yaml = pytest.importorskip("yaml", reason="python tools/fetch.py clients")
 check_jsonschema = pytest.importorskip("check_jsonschema", reason="python tools/fetch.py clients")
-kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="python tools/fetch.py clients")
+kubernetes_validate = pytest.importorskip(
+    "kubernetes_validate", reason="python tools/fetch.py clients"
+)
 VERSIONS = ("1.28", "1.33")
 
 DECLARED = """\
@@ -64,7 +67,9 @@ def export(*words: object) -> Result:
 
 
 def compose_schema() -> dict[str, Any]:
-    vendored = Path(check_jsonschema.__file__).parent / "builtin_schemas" / "vendor" / "compose-spec.json"
+    vendored = (
+        Path(check_jsonschema.__file__).parent / "builtin_schemas" / "vendor" / "compose-spec.json"
+    )
     schema: dict[str, Any] = json.loads(vendored.read_text())
     return schema
 
@@ -83,8 +88,13 @@ def test_compose_is_what_compose_takes(declared: Path, tmp_path: Path, more: lis
     assert services["server"]["ports"] == ["127.0.0.1:8000:8000"]
     assert found["networks"]["models"] == {"internal": True}
     sums, big = services["model-sums"], services["model-big-model"]
-    assert sums["deploy"] == {"replicas": 2, "resources": {"limits": {"memory": "512M", "cpus": "2"}}}
-    assert big["deploy"]["resources"]["reservations"]["devices"] == [{"driver": "nvidia", "capabilities": ["gpu"], "count": 2}]
+    assert sums["deploy"] == {
+        "replicas": 2,
+        "resources": {"limits": {"memory": "512M", "cpus": "2"}},
+    }
+    assert big["deploy"]["resources"]["reservations"]["devices"] == [
+        {"driver": "nvidia", "capabilities": ["gpu"], "count": 2}
+    ]
     for service in (sums, big):
         assert (out / service["build"] / "Dockerfile").exists()
         assert "ports" not in service
@@ -97,8 +107,12 @@ def test_kubernetes_takes_each_object(declared: Path, tmp_path: Path, more: list
     result = export("k8s", out, "--from", declared, *more)
     assert result.exit_code == 0, result.output
     (base,) = yaml.safe_load_all((out / "kustomization.yaml").read_text())
-    assert base["secretGenerator"] == [{"name": "clipper-token", "files": ["secrets/clipper_token"]}]
-    objects = [one for name in base["resources"] for one in yaml.safe_load_all((out / name).read_text())]
+    assert base["secretGenerator"] == [
+        {"name": "clipper-token", "files": ["secrets/clipper_token"]}
+    ]
+    objects = [
+        one for name in base["resources"] for one in yaml.safe_load_all((out / name).read_text())
+    ]
     for version in VERSIONS:
         for one in objects:
             kubernetes_validate.validate(one, version, strict=True)
@@ -107,10 +121,16 @@ def test_kubernetes_takes_each_object(declared: Path, tmp_path: Path, more: list
     server = kinds["Deployment", "clipper-server"]["spec"]
     assert (server["replicas"], server["strategy"]) == (1, {"type": "Recreate"})
     container = server["template"]["spec"]["containers"][0]
-    assert {"startupProbe", "livenessProbe", "readinessProbe", "lifecycle", "resources"} <= {*container}
-    assert kinds["Service", "clipper-models"]["spec"]["publishNotReadyAddresses"]  # else neither is ever ready
+    assert {"startupProbe", "livenessProbe", "readinessProbe", "lifecycle", "resources"} <= {
+        *container
+    }
+    assert kinds["Service", "clipper-models"]["spec"][
+        "publishNotReadyAddresses"
+    ]  # else neither is ever ready
     assert ("HorizontalPodAutoscaler", "clipper-model-big-model") in kinds
-    assert "replicas" not in kinds["Deployment", "clipper-model-big-model"]["spec"]  # the autoscaler's
+    assert (
+        "replicas" not in kinds["Deployment", "clipper-model-big-model"]["spec"]
+    )  # the autoscaler's
     assert ("PodDisruptionBudget", "clipper-model-sums") in kinds
     for (kind, _), one in kinds.items():
         if kind == "Deployment":
@@ -119,11 +139,15 @@ def test_kubernetes_takes_each_object(declared: Path, tmp_path: Path, more: list
             assert one["spec"]["template"]["spec"]["securityContext"]["runAsNonRoot"]
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl: python tools/fetch.py kubectl")
+@pytest.mark.skipif(
+    shutil.which("kubectl") is None, reason="no kubectl: python tools/fetch.py kubectl"
+)
 def test_kustomize_takes_the_base(declared: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert export("k8s", out, "--from", declared).exit_code == 0
-    rendered = subprocess.run(["kubectl", "kustomize", str(out)], capture_output=True, text=True, check=True).stdout
+    rendered = subprocess.run(
+        ["kubectl", "kustomize", str(out)], capture_output=True, text=True, check=True
+    ).stdout
     names = [one["metadata"]["name"] for one in yaml.safe_load_all(rendered)]
     assert any(name.startswith("clipper-settings-") for name in names)
 
@@ -141,7 +165,9 @@ def test_the_token_is_made_once_and_in_no_other_file(declared: Path, tmp_path: P
     assert (out / ".gitignore").read_text() == "secrets/\n"
 
 
-def test_what_runs_is_exported_as_what_is_declared(declared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_runs_is_exported_as_what_is_declared(
+    declared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with clipper.start(http={"admin": "127.0.0.1:0"}, **QUICK) as server:
         for _ in range(2):
             server.deploy("svm", lambda rows: np.asarray(rows).sum(axis=1), input="f64[2]")
@@ -154,7 +180,13 @@ def test_what_runs_is_exported_as_what_is_declared(declared: Path, tmp_path: Pat
     assert refused.exit_code == 1
     assert "application 'asks' links 'svm:1', which is not exported." in refused.output
     found = tomllib.loads((out / "clipper.toml").read_text())
-    assert found["models"]["svm"] == {"version": 2, "replicas": 1, "input": "f64[2]", "cache": True, "retry_singly": False}
+    assert found["models"]["svm"] == {
+        "version": 2,
+        "replicas": 1,
+        "input": "f64[2]",
+        "cache": True,
+        "retry_singly": False,
+    }
     assert found["apps"]["asks"]["models"] == ["svm"]
     assert (out / "models" / "svm" / "model").is_dir()
 
@@ -167,29 +199,50 @@ def test_bytes_that_no_file_can_say_are_refused() -> None:
         server_toml(Shipment({}, (Application("odd", (), 20.0, b"\xff", ANY),)), "redis")
 
 
-def test_exported_containers_dial_in_at_an_exported_server(engine: Engine, declared: Path, tmp_path: Path) -> None:
+def test_exported_containers_dial_in_at_an_exported_server(
+    engine: Engine, declared: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     assert export("compose", out, "--from", declared, "--base", BASE).exit_code == 0
     services = yaml.safe_load((out / "docker-compose.yml").read_text())["services"]
     text = (out / "clipper.toml").read_text()
     token = out / "secrets" / "clipper_token"
-    text = text.replace('"/state"', f'"{tmp_path}/state"').replace("/run/secrets/clipper_token", str(token))
-    (out / "here.toml").write_text(text.replace("0.0.0.0:7000", "127.0.0.1:0").replace("0.0.0.0:8000", "127.0.0.1:0"))
+    text = text.replace('"/state"', f'"{tmp_path}/state"').replace(
+        "/run/secrets/clipper_token", str(token)
+    )
+    (out / "here.toml").write_text(
+        text.replace("0.0.0.0:7000", "127.0.0.1:0").replace("0.0.0.0:8000", "127.0.0.1:0")
+    )
     service = services["model-sums"]
-    network = ["--network=none"] if engine.kind == "podman" else ["--network", engine.settings["build_network"]]
+    network = (
+        ["--network=none"]
+        if engine.kind == "podman"
+        else ["--network", engine.settings["build_network"]]
+    )
     engine.run("build", *network, "-t", service["image"], str(out / service["build"]))
     settings = load(out / "here.toml", http={"admin": ""})
     with clipper.ClipperServer(settings).start() as server:
         words = [word.replace("tcp:server:7000", server.address) for word in service["command"]]
-        mounted = ["--volume", f"{token}:/run/secrets/clipper_token:ro", "--read-only", "--tmpfs=/tmp", "--cap-drop=ALL"]
-        made = [engine.run("run", "-d", "--network=host", *mounted, service["image"], *words).strip() for _ in range(2)]
+        mounted = [
+            "--volume",
+            f"{token}:/run/secrets/clipper_token:ro",
+            "--read-only",
+            "--tmpfs=/tmp",
+            "--cap-drop=ALL",
+        ]
+        made = [
+            engine.run("run", "-d", "--network=host", *mounted, service["image"], *words).strip()
+            for _ in range(2)
+        ]
         try:
             model = clipper.VersionedModel("sums", 1)
             assert server._deployment.containers.wait_for(model, 2, PATIENCE_S)
             answer = server.app("total").predict(np.ones(3)).result(10)
             assert (answer.output, answer.is_default) == (3.0, False)
             rows = server.stats()["models"]["sums:1"]["replicas"]
-            assert [(row["number"], row["pid"], row["state"]) for row in rows] == [(0, 1, "ready")] * 2
+            assert [(row["number"], row["pid"], row["state"]) for row in rows] == [
+                (0, 1, "ready")
+            ] * 2
         finally:
             engine.run("rm", "-f", *made)
 
@@ -199,19 +252,29 @@ def test_exported_containers_dial_in_at_an_exported_server(engine: Engine, decla
 STORE = "etcd://clipper:secret@etcd.default:2379/clipper?ca=/etc/clipper-etcd/ca.crt"
 
 
-@pytest.mark.parametrize("more", [[], ["--nodes-max", "10", "--label", "gpu", "--gpus", "1"]], ids=["fixed", "scaled"])
+@pytest.mark.parametrize(
+    "more", [[], ["--nodes-max", "10", "--label", "gpu", "--gpus", "1"]], ids=["fixed", "scaled"]
+)
 def test_kubernetes_takes_each_object_of_a_mesh(tmp_path: Path, more: list[str]) -> None:
     out = tmp_path / "out"
     result = export("k8s", out, "--mesh", STORE, *more)
     assert result.exit_code == 0, result.output
     (base,) = yaml.safe_load_all((out / "kustomization.yaml").read_text())
-    objects = [one for name in base["resources"] for one in yaml.safe_load_all((out / name).read_text())]
+    objects = [
+        one for name in base["resources"] for one in yaml.safe_load_all((out / name).read_text())
+    ]
     for version in VERSIONS:
         for one in objects:
             kubernetes_validate.validate(one, version, strict=True)
     kinds = {(one["kind"], one["metadata"]["name"]): one for one in objects}
     assert len(kinds) == len(objects)
-    needed = {"Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy", "PersistentVolumeClaim"}
+    needed = {
+        "Deployment",
+        "Service",
+        "PodDisruptionBudget",
+        "NetworkPolicy",
+        "PersistentVolumeClaim",
+    }
     assert needed <= {kind for kind, _ in kinds}
     spec = kinds["Deployment", "clipper-node"]["spec"]
     assert spec.get("replicas") == (None if more else 3)
@@ -220,12 +283,16 @@ def test_kubernetes_takes_each_object_of_a_mesh(tmp_path: Path, more: list[str])
     (container,) = pod["containers"]
     assert {"startupProbe", "livenessProbe", "readinessProbe"} <= {*container}
     assert container["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "5"]
-    config = load(out / "node.toml", {"CLIPPER_SERVER__STATE": STORE}, server={"insecure": True})  # as `clipper node` has it
+    config = load(
+        out / "node.toml", {"CLIPPER_SERVER__STATE": STORE}, server={"insecure": True}
+    )  # as `clipper node` has it
     assert pod["terminationGracePeriodSeconds"] > 5 + config.mesh.drain_s + config.server.drain_s
     assert (config.mesh.enabled, config.mesh.labels) == (True, ("gpu",) if more else ())
     http = tomllib.loads((out / "node.toml").read_text())["http"]
     assert (http["metrics"], http["insecure"]) == (True, True)
-    assert config.mesh.capacity_mib < int(container["resources"]["limits"]["memory"].removesuffix("Mi"))
+    assert config.mesh.capacity_mib < int(
+        container["resources"]["limits"]["memory"].removesuffix("Mi")
+    )
     ports = {one["name"]: one["containerPort"] for one in container["ports"]}
     bound = {"http": config.http.address, "grpc": config.grpc.address}
     bound |= {"peers": config.mesh.peers, "models": config.server.address}
@@ -233,14 +300,21 @@ def test_kubernetes_takes_each_object_of_a_mesh(tmp_path: Path, more: list[str])
     for (kind, _), one in kinds.items():
         if kind in ("PodDisruptionBudget", "NetworkPolicy", "Service"):
             chosen = one["spec"].get("selector") or one["spec"].get("podSelector")
-            assert chosen.get("matchLabels", chosen).items() <= spec["template"]["metadata"]["labels"].items()
+            assert (
+                chosen.get("matchLabels", chosen).items()
+                <= spec["template"]["metadata"]["labels"].items()
+            )
 
 
 def test_the_nodes_start_with_the_verb_and_the_settings_that_they_are_given(tmp_path: Path) -> None:
     from clipper.cli.node import node
 
     export("k8s", tmp_path / "out", "--mesh", STORE)
-    (found,) = [one for one in yaml.safe_load_all((tmp_path / "out" / "node.yaml").read_text()) if one["kind"] == "Deployment"]
+    (found,) = [
+        one
+        for one in yaml.safe_load_all((tmp_path / "out" / "node.yaml").read_text())
+        if one["kind"] == "Deployment"
+    ]
     (container,) = found["spec"]["template"]["spec"]["containers"]
     verb, toml, *words = container["args"]
     assert verb == "node"
@@ -248,22 +322,33 @@ def test_the_nodes_start_with_the_verb_and_the_settings_that_they_are_given(tmp_
     (tmp_path / "node.toml").write_text((tmp_path / "out" / "node.toml").read_text())
     with node.make_context("node", [str(tmp_path / "node.toml"), *words]) as context:
         assert (context.params["name"], context.params["advertise"]) == ("$(POD_NAME)", "$(POD_IP)")
-    assert {one["name"] for one in container["env"]} == {"POD_NAME", "POD_IP", "CLIPPER_SERVER__STATE"}
+    assert {one["name"] for one in container["env"]} == {
+        "POD_NAME",
+        "POD_IP",
+        "CLIPPER_SERVER__STATE",
+    }
 
 
 def test_the_autoscaler_goes_by_the_age_of_the_least_recently_used_model(tmp_path: Path) -> None:
     from clipper.metrics.families import FAMILIES
 
-    export("k8s", tmp_path / "out", "--mesh", STORE, "--nodes", 2, "--nodes-max", 9, "--lru-age", 600)
+    export(
+        "k8s", tmp_path / "out", "--mesh", STORE, "--nodes", 2, "--nodes-max", 9, "--lru-age", 600
+    )
     (scaler,) = yaml.safe_load_all((tmp_path / "out" / "autoscaler.yaml").read_text())
     assert (scaler["spec"]["minReplicas"], scaler["spec"]["maxReplicas"]) == (2, 9)
     (metric,) = scaler["spec"]["metrics"]
-    rules = yaml.safe_load((tmp_path / "out" / "prometheus-adapter.yaml").read_text())["rules"]["external"]
+    rules = yaml.safe_load((tmp_path / "out" / "prometheus-adapter.yaml").read_text())["rules"][
+        "external"
+    ]
     (rule,) = [one for one in rules if one["name"]["as"] == metric["external"]["metric"]["name"]]
     assert "600 /" in rule["metricsQuery"]
     asked = set(re.findall(r"clipper_\w+", rule["metricsQuery"] + rule["seriesQuery"]))
     assert asked <= set(FAMILIES)
-    assert "autoscaler.yaml" in yaml.safe_load((tmp_path / "out" / "kustomization.yaml").read_text())["resources"]
+    assert (
+        "autoscaler.yaml"
+        in yaml.safe_load((tmp_path / "out" / "kustomization.yaml").read_text())["resources"]
+    )
 
 
 def test_the_store_is_in_a_secret_and_in_no_other_file(tmp_path: Path) -> None:
@@ -278,11 +363,13 @@ def test_the_store_is_in_a_secret_and_in_no_other_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--mesh", "sqlite:/here"], "no store that several pods share"), (["--mesh", "memory://"], "no store that several pods"),
-        (["--mesh", "etcd://"], "no store that several pods"), (["--mesh", STORE, "--redis"], "--mesh goes without --from"),
+        (["--mesh", "sqlite:/here"], "no store that several pods share"),
+        (["--mesh", "memory://"], "no store that several pods"),
+        (["--mesh", "etcd://"], "no store that several pods"),
+        (["--mesh", STORE, "--redis"], "--mesh goes without --from"),
         (["--mesh", STORE, "--nodes", "5", "--nodes-max", "4"], "nodes are 5 already"),
     ],
-)  # fmt: skip
+)
 def test_a_mesh_that_cannot_be_is_refused(tmp_path: Path, words: list[str], why: str) -> None:
     result = export("k8s", tmp_path / "out", *words)
     assert result.exit_code == (2 if "goes without" in why else 1)

@@ -1,4 +1,5 @@
-"""Shards for Kubernetes: held to its schemas, and run as processes with the arguments and the probes that pods are given."""
+"""Shards for Kubernetes: held to its schemas, and run as processes with the arguments and the
+probes that pods are given."""
 
 import json
 import shutil
@@ -20,7 +21,9 @@ from clipper.params import Client, TableSpec
 from tests.params.conftest import until
 
 yaml = pytest.importorskip("yaml", reason="python tools/fetch.py clients")
-kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="python tools/fetch.py clients")
+kubernetes_validate = pytest.importorskip(
+    "kubernetes_validate", reason="python tools/fetch.py clients"
+)
 VERSIONS = ("1.28", "1.33")
 PATIENCE_S = 60.0
 
@@ -32,7 +35,9 @@ def export(*words: object) -> Result:
 def objects_in(out: Path) -> dict[str, Any]:
     """By kind."""
     (base,) = yaml.safe_load_all((out / "kustomization.yaml").read_text())
-    objects = [one for name in base["resources"] for one in yaml.safe_load_all((out / name).read_text())]
+    objects = [
+        one for name in base["resources"] for one in yaml.safe_load_all((out / name).read_text())
+    ]
     for version in VERSIONS:
         for one in objects:
             kubernetes_validate.validate(one, version, strict=True)
@@ -45,26 +50,49 @@ def shards_file(out: Path) -> Any:
     return json.loads((out / "secrets" / "shards.json").read_text())
 
 
-@pytest.mark.parametrize("more", [["--replicas", 1], ["--replicas", 1, "--together"], []], ids=["apart", "together", "alone"])
+@pytest.mark.parametrize(
+    "more",
+    [["--replicas", 1], ["--replicas", 1, "--together"], []],
+    ids=["apart", "together", "alone"],
+)
 def test_kubernetes_takes_each_object(tmp_path: Path, more: list[object]) -> None:
     result = export(tmp_path / "out", "--shards", 3, "--memory-mib", 2048, *more)
     assert result.exit_code == 0, result.output
     kinds = objects_in(tmp_path / "out")
-    assert {*kinds} == {"StatefulSet", "Service", "PodDisruptionBudget", "NetworkPolicy", "PriorityClass"}
+    assert {*kinds} == {
+        "StatefulSet",
+        "Service",
+        "PodDisruptionBudget",
+        "NetworkPolicy",
+        "PriorityClass",
+    }
     spec = kinds["StatefulSet"]["spec"]
     pod, (claim,) = spec["template"]["spec"], spec["volumeClaimTemplates"]
-    assert (spec["replicas"], spec["podManagementPolicy"]) == (3, "Parallel")  # to recover, they need each other
+    assert (spec["replicas"], spec["podManagementPolicy"]) == (
+        3,
+        "Parallel",
+    )  # to recover, they need each other
     name = kinds["Service"]["metadata"]["name"]
     assert spec["serviceName"] == name
     assert kinds["Service"]["spec"]["clusterIP"] == "None"
     assert kinds["Service"]["spec"]["publishNotReadyAddresses"]
-    assert shards_file(tmp_path / "out")["addresses"] == [f"tcp:clipper-params-{i}.{name}:7300" for i in range(3)]
+    assert shards_file(tmp_path / "out")["addresses"] == [
+        f"tcp:clipper-params-{i}.{name}:7300" for i in range(3)
+    ]
     affinity = [*pod["affinity"]["podAntiAffinity"]]
-    assert affinity == [f"{'required' if more == ['--replicas', 1] else 'preferred'}DuringSchedulingIgnoredDuringExecution"]
+    assert affinity == [
+        f"{'required' if more == ['--replicas', 1] else 'preferred'}DuringSchedulingIgnoredDuringExecution"  # noqa: E501
+    ]
     assert pod["priorityClassName"] == kinds["PriorityClass"]["metadata"]["name"]
     (container,) = pod["containers"]
-    assert container["resources"]["requests"]["memory"] == container["resources"]["limits"]["memory"] == "2048Mi"
-    assert claim["spec"]["resources"]["requests"]["storage"] == "10Gi"  # three snapshots, one more, and a new one
+    assert (
+        container["resources"]["requests"]["memory"]
+        == container["resources"]["limits"]["memory"]
+        == "2048Mi"
+    )
+    assert (
+        claim["spec"]["resources"]["requests"]["storage"] == "10Gi"
+    )  # three snapshots, one more, and a new one
     assert pod["terminationGracePeriodSeconds"] >= 60
     notes = spec["template"]["metadata"]["annotations"]
     assert notes["prometheus.io/port"] in {str(one["containerPort"]) for one in container["ports"]}
@@ -72,12 +100,17 @@ def test_kubernetes_takes_each_object(tmp_path: Path, more: list[object]) -> Non
     assert mounted == {claim["metadata"]["name"], *(one["name"] for one in pod["volumes"])}
     for kind in ("PodDisruptionBudget", "NetworkPolicy", "Service"):
         chosen = kinds[kind]["spec"].get("selector") or kinds[kind]["spec"].get("podSelector")
-        assert chosen.get("matchLabels", chosen).items() <= spec["template"]["metadata"]["labels"].items()
+        assert (
+            chosen.get("matchLabels", chosen).items()
+            <= spec["template"]["metadata"]["labels"].items()
+        )
 
 
 def test_the_token_stays_and_what_is_set_is_new(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    (tmp_path / "mine.toml").write_text('[params]\nmode = "sync"\ngrads_to_wait = 4\nrecover_s = 90\n')
+    (tmp_path / "mine.toml").write_text(
+        '[params]\nmode = "sync"\ngrads_to_wait = 4\nrecover_s = 90\n'
+    )
     assert export(out, "--shards", 2).exit_code == 0
     before = shards_file(out)
     assert export(out, "--shards", 3, "--from", tmp_path / "mine.toml").exit_code == 0
@@ -85,7 +118,12 @@ def test_the_token_stays_and_what_is_set_is_new(tmp_path: Path) -> None:
     assert after["token"] == before["token"]
     assert before["settings"]["recover_s"] == 30  # names of pods are not known at once
     said = after["settings"]
-    assert (said["mode"], said["grads_to_wait"], said["shards"], said["recover_s"]) == ("sync", 4, 3, 90)
+    assert (said["mode"], said["grads_to_wait"], said["shards"], said["recover_s"]) == (
+        "sync",
+        4,
+        3,
+        90,
+    )
     others = [path for path in out.rglob("*") if path.is_file() and path.name != "shards.json"]
     assert not [path for path in others if after["token"].encode() in path.read_bytes()]
     assert (out / ".gitignore").read_text() == "secrets/\n"
@@ -100,16 +138,27 @@ def test_shards_that_are_asked_by_grpc_too(tmp_path: Path) -> None:
     assert said["grpc"] == [f"clipper-params-{i}.clipper-params:{7400 + i}" for i in range(3)]
     assert "clipper-serving[grpc]" in (out / "server" / "Dockerfile").read_text()
     rule = objects_in(out)["NetworkPolicy"]["spec"]["ingress"][0]
-    assert [(one["port"], one.get("endPort")) for one in rule["ports"]] == [(7300, None), (7400, 7402)]
+    assert [(one["port"], one.get("endPort")) for one in rule["ports"]] == [
+        (7300, None),
+        (7400, 7402),
+    ]
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl: python tools/fetch.py kubectl")
+@pytest.mark.skipif(
+    shutil.which("kubectl") is None, reason="no kubectl: python tools/fetch.py kubectl"
+)
 def test_kustomize_names_the_secret_as_workers_do(tmp_path: Path) -> None:
     assert export(tmp_path / "out", "--shards", 2).exit_code == 0
-    rendered = subprocess.run(["kubectl", "kustomize", str(tmp_path / "out")], capture_output=True, text=True, check=True).stdout
+    rendered = subprocess.run(
+        ["kubectl", "kustomize", str(tmp_path / "out")], capture_output=True, text=True, check=True
+    ).stdout
     found = {one["kind"]: one for one in yaml.safe_load_all(rendered)}
     assert found["Secret"]["metadata"]["name"] == "clipper-params"
-    (volume,) = [one for one in found["StatefulSet"]["spec"]["template"]["spec"]["volumes"] if "secret" in one]
+    (volume,) = [
+        one
+        for one in found["StatefulSet"]["spec"]["template"]["spec"]["volumes"]
+        if "secret" in one
+    ]
     assert volume["secret"]["secretName"] == "clipper-params"
 
 
@@ -120,7 +169,7 @@ def test_kustomize_names_the_secret_as_workers_do(tmp_path: Path) -> None:
         (["--shards", "2", "--redis"], "--shards goes without"),
         (["--shards", "2", "--mesh", "etcd://h:1/x"], "--shards goes without --mesh"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused(tmp_path: Path, words: list[str], why: str) -> None:
     result = export(tmp_path / "out", *words)
     assert result.exit_code == (2 if "goes without" in why else 1)
@@ -129,16 +178,22 @@ def test_what_cannot_be_is_refused(tmp_path: Path, words: list[str], why: str) -
 
 
 class Pod:
-    """A shard as its pod would run it: other ports, and folders of its own in place of what is mounted."""
+    """A shard as its pod would run it: other ports, and folders of its own in place of what is
+    mounted."""
 
-    def __init__(self, number: int, container: dict[str, Any], root: Path, ports: list[int]) -> None:
+    def __init__(
+        self, number: int, container: dict[str, Any], root: Path, ports: list[int]
+    ) -> None:
         self.root, self._container = root / f"clipper-params-{number}", container
         self.root.mkdir()
         self._places = {
-            "$(POD_NAME)": self.root.name, "/etc/clipper-params": str(root), "/state": str(self.root),
-            "0.0.0.0:7300": f"127.0.0.1:{ports[number]}", "0.0.0.0:7301": f"127.0.0.1:{ports[number + 2]}",
+            "$(POD_NAME)": self.root.name,
+            "/etc/clipper-params": str(root),
+            "/state": str(self.root),
+            "0.0.0.0:7300": f"127.0.0.1:{ports[number]}",
+            "0.0.0.0:7301": f"127.0.0.1:{ports[number + 2]}",
             "/tmp/": f"{self.root}/",
-        }  # fmt: skip
+        }
         self.process = self.start()
 
     def here(self, words: list[str]) -> list[str]:
@@ -157,7 +212,12 @@ class Pod:
     def passes(self, probe: str) -> bool:
         command = self.here(self._container[probe]["exec"]["command"])
         assert command[0] == "python"
-        return subprocess.run([sys.executable, *command[1:]], capture_output=True, check=False).returncode == 0
+        return (
+            subprocess.run(
+                [sys.executable, *command[1:]], capture_output=True, check=False
+            ).returncode
+            == 0
+        )
 
     def end(self) -> int:
         if self.process.poll() is None:
@@ -182,14 +242,22 @@ def test_pods_serve_by_their_arguments_and_are_ready_by_their_probes(tmp_path: P
     pods = [Pod(0, container, tmp_path, ports)]
     try:
         until(lambda: pods[0].passes("livenessProbe"))
-        assert not pods[0].passes("readinessProbe")  # its replica's place is not there: to end it loses what it has
+        assert not pods[0].passes(
+            "readinessProbe"
+        )  # its replica's place is not there: to end it loses what it has
         pods.append(Pod(1, container, tmp_path, ports))
         for pod in pods:
             until(lambda pod=pod: pod.passes("readinessProbe"))  # type: ignore[misc]
         with Client(tmp_path, patience_s=PATIENCE_S) as client:
-            client.create(TableSpec("t", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"))
+            client.create(
+                TableSpec(
+                    "t", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"
+                )
+            )
             client.push("t", range(10), -np.ones((10, 2)))
-            with urllib.request.urlopen(f"http://127.0.0.1:{ports[3]}/metrics", timeout=PATIENCE_S) as scraped:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{ports[3]}/metrics", timeout=PATIENCE_S
+            ) as scraped:
                 assert b'clipper_params_rows{table="t",shard="1"} 5' in scraped.read()
             pods[1].process.kill()
             pods[1].process.wait()
@@ -199,7 +267,9 @@ def test_pods_serve_by_their_arguments_and_are_ready_by_their_probes(tmp_path: P
             for pod in pods:
                 until(lambda pod=pod: pod.passes("readinessProbe"))  # type: ignore[misc]
         assert [pod.end() for pod in pods] == [0, 0]
-        parts = sorted(path.name for path in tmp_path.glob("clipper-params-*/snapshots/version-*/*"))
+        parts = sorted(
+            path.name for path in tmp_path.glob("clipper-params-*/snapshots/version-*/*")
+        )
         assert parts == ["shard-0-of-2", "shard-1-of-2"]
         assert not list(tmp_path.glob("clipper-params-*/shard.alive*"))
     finally:

@@ -14,8 +14,15 @@ from clipper_container import Model
 from tests.images.engines import PATIENCE_S, QUICK, Engine
 from tests.params.test_pserver_kills import free_port
 
-TASTE = {"taste": {"dim": 2, "optimizer": "sgd", "optimizer_settings": {"rate": 1.0}, "initializer": "constant",
-                   "initializer_settings": {"value": 1.0}}}  # fmt: skip
+TASTE = {
+    "taste": {
+        "dim": 2,
+        "optimizer": "sgd",
+        "optimizer_settings": {"rate": 1.0},
+        "initializer": "constant",
+        "initializer_settings": {"value": 1.0},
+    }
+}
 
 
 class Taste(Model):
@@ -27,15 +34,25 @@ class Taste(Model):
 
 
 def settings(engine: Engine, folder: Path) -> dict[str, Any]:
-    return {"deployer": engine.kind, "docker": engine.settings, "load_s": PATIENCE_S, **QUICK, "server": {"params": str(folder)}}
+    return {
+        "deployer": engine.kind,
+        "docker": engine.settings,
+        "load_s": PATIENCE_S,
+        **QUICK,
+        "server": {"params": str(folder)},
+    }
 
 
 @pytest.fixture(scope="module")
-def server(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[clipper.ClipperServer]:
+def server(
+    engine: Engine, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[clipper.ClipperServer]:
     said = settings(engine, tmp_path_factory.mktemp("tables") / "set")
     shards = {"address": f"127.0.0.1:{free_port(2)}", "shards": 2, "snapshot_s": 0.0}
     with clipper.start(**said, address="tcp://127.0.0.1:0", params=shards) as started:
-        started.retire(started.deploy("first", Taste, reads={"taste": 0}).name)  # its threads are there from now on
+        started.retire(
+            started.deploy("first", Taste, reads={"taste": 0}).name
+        )  # its threads are there from now on
         yield started
 
 
@@ -51,8 +68,13 @@ def test_a_container_reads_what_others_train(server: clipper.ClipperServer, engi
     server.retire(handle.name)
 
 
-def test_what_cannot_be_reached_is_refused(server: clipper.ClipperServer, engine: Engine, tmp_path: Path) -> None:
-    with clipper.start(**settings(engine, tmp_path / "set")) as other, pytest.raises(DoesNotFit, match="listen at unix sockets"):
+def test_what_cannot_be_reached_is_refused(
+    server: clipper.ClipperServer, engine: Engine, tmp_path: Path
+) -> None:
+    with (
+        clipper.start(**settings(engine, tmp_path / "set")) as other,
+        pytest.raises(DoesNotFit, match="listen at unix sockets"),
+    ):
         other.deploy("taste", Taste)
     said = settings(engine, Path(server.config.server.params))
     with clipper.start(**said) as other, pytest.raises(DoesNotFit, match="it has no network"):

@@ -20,7 +20,8 @@ full: Any = np.full
 
 
 def until(true: Callable[[], bool]) -> None:
-    """Threads and processes take their time; a test waits for what it says, and fails when that does not come."""
+    """Threads and processes take their time; a test waits for what it says, and fails when that
+    does not come."""
     give_up = time.monotonic() + 60
     while not true():
         assert time.monotonic() < give_up, "it does not come true"
@@ -28,7 +29,8 @@ def until(true: Callable[[], bool]) -> None:
 
 
 class Shards:
-    """A set in a folder. end(i): in good order; lose(i): as a kill would, without a snapshot; begin(i): again."""
+    """A set in a folder. end(i): in good order; lose(i): as a kill would, without a snapshot;
+    begin(i): again."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.settings = root, ParamsSettings()
@@ -47,7 +49,9 @@ class Shards:
         return self
 
     def begin(self, shard: int, folder: Path | None = None) -> ShardServer:
-        place = Place(shard, self.addresses, self.settings, TOKEN, folder or folder_of(self.root, shard))
+        place = Place(
+            shard, self.addresses, self.settings, TOKEN, folder or folder_of(self.root, shard)
+        )
         self.servers[shard] = ShardServer(place).start()
         return self.servers[shard]
 
@@ -58,7 +62,8 @@ class Shards:
         self.end(shard, snapshot=False)
 
     def wait_for_copies(self) -> None:
-        """Wait until each running shard has a complete copy elsewhere, so that any one of them may be lost."""
+        """Wait until each running shard has a complete copy elsewhere, so that any one of them may
+        be lost."""
         until(lambda: not any(server.shard.followers.exposed for server in self.servers.values()))
 
     def down(self, *, snapshot: bool = True) -> None:
@@ -66,7 +71,9 @@ class Shards:
             self.end(shard, snapshot=snapshot)
 
     def client(self, **options: Any) -> Client:
-        self._clients.append(Client(self.addresses, **{"token": TOKEN, "patience_s": 20.0, **options}))
+        self._clients.append(
+            Client(self.addresses, **{"token": TOKEN, "patience_s": 20.0, **options})
+        )
         return self._clients[-1]
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
-"""The design document's appendix as a stock gRPC client has it: its messages, made here by hand, and a worker that knows no more.
-"""
+"""The design document's appendix as a stock gRPC client has it: its messages, made here by hand,
+and a worker that knows no more."""
 
 import functools
 from typing import Any
@@ -11,9 +11,19 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 PATIENCE_S = 20.0
 _KINDS = {"bool": 8, "string": 9, "bytes": 12, "int32": 5, "int64": 3}
 _MESSAGES = {
-    "Tensor": ["string name", "DataType data_type", "repeated int64 dim", "bytes content", "repeated int64 indices"],
+    "Tensor": [
+        "string name",
+        "DataType data_type",
+        "repeated int64 dim",
+        "bytes content",
+        "repeated int64 indices",
+    ],
     "EmbeddingTableInfo": ["string name", "repeated int64 dim", "string initializer"],
-    "Model": ["int64 version", "repeated Tensor variables", "repeated EmbeddingTableInfo embedding_table_info"],
+    "Model": [
+        "int64 version",
+        "repeated Tensor variables",
+        "repeated EmbeddingTableInfo embedding_table_info",
+    ],
     "PullVariableRequest": ["int64 version"],
     "PullVariableResponse": ["bool model_init_status", "Model model"],
     "PushGradientRequest": ["int32 model_version", "repeated Tensor gradients"],
@@ -52,7 +62,9 @@ def document() -> dict[str, Any]:
             if kind in _KINDS:
                 one.type = _KINDS[kind]  # type: ignore[assignment]
             else:
-                one.type, one.type_name = (14, ".Tensor.DataType") if kind == "DataType" else (11, f".{kind}")  # type: ignore[assignment]
+                one.type, one.type_name = (
+                    (14, ".Tensor.DataType") if kind == "DataType" else (11, f".{kind}")
+                )  # type: ignore[assignment]
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)  # type: ignore[no-untyped-call]
     found = {name: pool.FindMessageTypeByName(name) for name in _MESSAGES}  # type: ignore[no-untyped-call]
@@ -62,7 +74,9 @@ def document() -> dict[str, Any]:
 def tensor(name: str, values: Any, ids: Any = (), dtype: str = "float32") -> Any:
     array = np.array(values, dtype, order="C")
     kind = {"float16": 4, "float32": 5, "float64": 6}[dtype]
-    return document()["Tensor"](name=name, data_type=kind, dim=array.shape, content=array.tobytes(), indices=list(ids))
+    return document()["Tensor"](
+        name=name, data_type=kind, dim=array.shape, content=array.tobytes(), indices=list(ids)
+    )
 
 
 def array(tensor: Any) -> Any:
@@ -71,18 +85,25 @@ def array(tensor: Any) -> Any:
 
 
 class Shard:
-    """One shard's service. shard.push_model(version=..., variables=[...], metadata={...}) -> the response."""
+    """One shard's service. shard.push_model(version=..., variables=[...], metadata={...}) -> the
+    response."""
 
     def __init__(self, address: str, token: str, credentials: Any = None, **more: Any) -> None:
         options = [("grpc.max_receive_message_length", -1), *more.items()]
         insecure = credentials is None
-        self.channel = grpc.insecure_channel(address, options) if insecure else grpc.secure_channel(address, credentials, options)
+        self.channel = (
+            grpc.insecure_channel(address, options)
+            if insecure
+            else grpc.secure_channel(address, credentials, options)
+        )
         self._token = token
         self.trailing: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         takes, gives = (document()[one] for one in CALLS[name])
-        call = self.channel.unary_unary(f"/PServer/{name}", takes.SerializeToString, gives.FromString)
+        call = self.channel.unary_unary(
+            f"/PServer/{name}", takes.SerializeToString, gives.FromString
+        )
 
         def ask(metadata: dict[str, Any] | None = None, **fields: Any) -> Any:
             said = {"authorization": f"Bearer {self._token}", **(metadata or {})}

@@ -1,4 +1,5 @@
-"""Clients that fork, share a worker number, lose a shard or push too much: a push is applied once, or an error says why not."""
+"""Clients that fork, share a worker number, lose a shard or push too much: a push is applied once,
+or an error says why not."""
 
 import os
 import socket
@@ -16,12 +17,17 @@ from clipper_container.shards import ShardRefused
 from clipper_container.tables import Tables
 from tests.params.conftest import TOKEN, Shards, full, ones, until, zeros
 
-_SGD: dict[str, Any] = {"optimizer": "sgd", "optimizer_settings": {"rate": 1.0}, "initializer": "zeros"}
+_SGD: dict[str, Any] = {
+    "optimizer": "sgd",
+    "optimizer_settings": {"rate": 1.0},
+    "initializer": "zeros",
+}
 COUNTS = TableSpec("counts", 1, **_SGD)
 
 
 def in_children(count: int, work: Callable[[], None]) -> None:
-    """Do the work in so many forked processes, one after the other; each must end without an error."""
+    """Do the work in so many forked processes, one after the other; each must end without an
+    error."""
     for _ in range(count):
         pid = os.fork()
         if pid == 0:
@@ -160,7 +166,12 @@ def test_push_says_how_many_ids_found_no_room(shards: Shards, kind: str) -> None
     client = client_of(shards, kind)
     pushed = client.push("few", [*range(500), 0], -ones((501, 1)))
     there = sum(server.shard.parameters.rows for server in shards.servers.values())
-    assert (pushed.applied, pushed.no_room, pushed.unadmitted, pushed.evicted) == (there, 500 - there, 0, 0)
+    assert (pushed.applied, pushed.no_room, pushed.unadmitted, pushed.evicted) == (
+        there,
+        500 - there,
+        0,
+        0,
+    )
     assert 0 < there < 500
     client.close()
 

@@ -1,9 +1,10 @@
 """What other parameter servers got wrong, and what they promise: which test holds each of it here.
 
-The lists are of ElasticDL's history: faults found in its design document and in its two servers, and the behaviours that its own
-tests ask for. A behaviour that no other test looks at has its test at the end. Left out on purpose: Adadelta, Adamax, Nadam and
-RMSprop (no rule for them here), tables of slots (state lies beside its row), and places by a mixed hash (`id mod N`, as the
-document has it: ids with a stride load shards unevenly, which `clipper params ps` and the metrics show).
+The lists are of ElasticDL's history: faults found in its design document and in its two servers,
+and the behaviours that its own tests ask for. A behaviour that no other test looks at has its test
+at the end. Left out on purpose: Adadelta, Adamax, Nadam and RMSprop (no rule for them here), tables
+of slots (state lies beside its row), and places by a mixed hash (`id mod N`, as the document has
+it: ids with a stride load shards unevenly, which `clipper params ps` and the metrics show).
 """
 
 import ast
@@ -38,7 +39,9 @@ FAULTS = {
         "core/test_embedding.py::test_it_does_what_a_dict_of_rows_would",
         "params/test_shard.py::test_a_step_of_the_model_is_whole_or_nothing",
     ],
-    "two threads that make one row make one": ["stress/test_embedding_threads.py::test_no_update_is_lost_between_threads"],
+    "two threads that make one row make one": [
+        "stress/test_embedding_threads.py::test_no_update_is_lost_between_threads"
+    ],
     "an equal version sends nothing": ["params/test_shard.py::test_the_first_model_wins"],
     "ids and versions have 64 bits": [
         "core/test_embedding.py::test_ids_are_any_64_bits",
@@ -70,7 +73,9 @@ FAULTS = {
         "params/test_stepping.py::test_what_one_shard_refuses_no_shard_takes",
         "params/test_stepping.py::test_workers_that_race_agree_on_every_shard",
     ],
-    "a set can have another number of shards": ["params/test_snapshots.py::test_a_set_is_restored_at_any_number_of_shards"],
+    "a set can have another number of shards": [
+        "params/test_snapshots.py::test_a_set_is_restored_at_any_number_of_shards"
+    ],
     "a push that is sent again counts once": [
         "core/test_shard_door.py::test_a_repeated_push_counts_once_in_any_order",
         "params/test_replication.py::test_a_push_that_was_applied_is_not_applied_again_after_a_death",
@@ -78,12 +83,15 @@ FAULTS = {
 }
 
 BEHAVIOURS = {
-    "tables: empty at first; what is written is read; no ids, no rows; repeated ids, equal rows; sizes": [
+    "tables: empty at first; what is written is read; no ids, no rows; repeated ids, equal "
+    "rows; sizes": [
         "core/test_embedding.py::test_it_does_what_a_dict_of_rows_would",
         "core/test_embedding.py::test_ids_are_any_64_bits",
         "core/test_embedding.py::test_whole_rows_travel",
     ],
-    "tables of other widths do not meet": ["params/test_conformance.py::test_tables_of_other_widths_do_not_meet"],
+    "tables of other widths do not meet": [
+        "params/test_conformance.py::test_tables_of_other_widths_do_not_meet"
+    ],
     "a model before it is pushed; the first wins; tables told twice, and by many": [
         "params/test_shard.py::test_the_first_model_wins",
         "params/test_shard.py::test_a_table_is_made_once",
@@ -99,7 +107,7 @@ BEHAVIOURS = {
         "core/test_embedding.py::test_duplicates_are_summed_before_the_step",
         "core/test_shard_door.py::test_pushes_do_what_the_table_would_do",
     ],
-    "synchronous: the last of those waited for makes the step; older ones are refused, or tolerated": [
+    "synchronous: the last of those waited for makes the step; older ones are refused, or tolerated": [  # noqa: E501
         "params/test_stepping.py::test_dense_is_averaged_and_rows_are_summed",
         "params/test_stepping.py::test_a_push_a_little_behind_may_be_taken",
     ],
@@ -108,7 +116,7 @@ BEHAVIOURS = {
         "params/test_shard.py::test_a_stale_gradient_counts_for_less",
         "params/test_conformance.py::test_a_scale_of_nothing_is_the_servers_rate",
     ],
-    "optimizers: a million steps are numbers; threads make some serial order; arguments are checked": [
+    "optimizers: a million steps are numbers; threads make some serial order; arguments are checked": [  # noqa: E501
         "core/test_optimizer.py::test_a_million_random_steps_leave_numbers",
         "core/test_optimizer.py::test_numbers_stay_finite_whatever_comes",
         "stress/test_embedding_threads.py::test_no_update_is_lost_between_threads",
@@ -117,7 +125,7 @@ BEHAVIOURS = {
     "partition: each id on one shard, the order restored": [
         "params/test_frames.py::test_each_id_goes_to_one_shard_and_the_order_can_be_had_back"
     ],
-    "snapshots: the newest whole one; so many are kept; state and version in them; by the calendar": [
+    "snapshots: the newest whole one; so many are kept; state and version in them; by the calendar": [  # noqa: E501
         "params/test_snapshots.py::test_old_snapshots_go_and_deltas_keep_what_they_need",
         "params/test_snapshots.py::test_a_shard_comes_back_with_all_it_had",
         "params/test_conformance.py::test_a_snapshot_that_lacks_a_shard_is_not_complete",
@@ -165,7 +173,11 @@ def test_versions_have_64_bits(shards: Shards) -> None:
 
 def test_tables_of_other_widths_do_not_meet(shards: Shards) -> None:
     client = shards.up(2).client()
-    specs = [TableSpec("narrow", 1), TableSpec("wide", 70, optimizer="adam"), TableSpec("plain", 3, optimizer="sgd")]
+    specs = [
+        TableSpec("narrow", 1),
+        TableSpec("wide", 70, optimizer="adam"),
+        TableSpec("plain", 3, optimizer="sgd"),
+    ]
     for spec in specs:
         client.create(spec)
     before = {spec.name: client.pull(spec.name, range(9)) for spec in specs}
@@ -192,16 +204,25 @@ def test_workers_that_begin_at_once_make_one_model(shards: Shards) -> None:
     for thread in threads:
         thread.join()
     for server in shards.servers.values():
-        assert sorted(spec.name for spec in server.shard.parameters.specs) == [spec.name for spec in specs]
-        values = {float(one.value.reshape(-1)[0]) for one in server.shard.parameters.dense.variables}
+        assert sorted(spec.name for spec in server.shard.parameters.specs) == [
+            spec.name for spec in specs
+        ]
+        values = {
+            float(one.value.reshape(-1)[0]) for one in server.shard.parameters.dense.variables
+        }
         assert len(values) <= 1, "one worker's, of those on this shard"
-    tables = [{spec.name: client.pull(spec.name, [1, 2]).tobytes() for spec in specs} for client in clients]
+    tables = [
+        {spec.name: client.pull(spec.name, [1, 2]).tobytes() for spec in specs}
+        for client in clients
+    ]
     assert all(one == tables[0] for one in tables)
 
 
 def test_a_scale_of_nothing_is_the_servers_rate(shards: Shards) -> None:
     client = shards.up(1).client()
-    client.create(TableSpec("t", 1, optimizer="sgd", optimizer_settings={"rate": 0.5}, initializer="zeros"))
+    client.create(
+        TableSpec("t", 1, optimizer="sgd", optimizer_settings={"rate": 0.5}, initializer="zeros")
+    )
     client.push_model({"w": zeros(1)}, optimizer="sgd", optimizer_settings={"rate": 0.25})
     client.push_gradients({"w": ones(1)}, {"t": ([7], ones((1, 1)))}, scale=0.0)
     assert client.pull_variables()[1]["w"].tolist() == [-0.25]

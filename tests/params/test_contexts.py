@@ -1,4 +1,5 @@
-"""Users' rows as contexts: which row it is, and that a query never waits long for it, nor fails for want of it."""
+"""Users' rows as contexts: which row it is, and that a query never waits long for it, nor fails for
+want of it."""
 
 import json
 import socket
@@ -93,7 +94,9 @@ def test_a_shard_that_hangs_holds_nobody_for_long(tmp_path: Path) -> None:
 
 
 def test_a_row_that_no_policy_can_use_is_left_out(two: Shards) -> None:
-    two.client().create(TableSpec("huge", 1, initializer="constant", initializer_settings={"value": 1e9}))
+    two.client().create(
+        TableSpec("huge", 1, initializer="constant", initializer_settings={"value": 1e9})
+    )
     rows = UserRows(two.root, "huge", answer_s=5.0)
     assert rows("u1") is None
     assert rows("u2") is None

@@ -1,4 +1,5 @@
-"""What a model reads, said in a file, over HTTP and from a shell: columns by table, and no function."""
+"""What a model reads, said in a file, over HTTP and from a shell: columns by table, and no
+function."""
 
 import json
 from collections.abc import Iterator
@@ -59,13 +60,27 @@ def followed(server: clipper.ClipperServer, model: str) -> tuple[int, float]:
 
 def test_wherever_it_is_said(server: clipper.ClipperServer, here: Path) -> None:
     url = f"http://{server.admin_address}"
-    words = ("deploy", "shelled", "tasty:Taste", "--reads", "taste=0,1", "--tolerance", "0.5", "--url", url, "-o", "json")
+    words = (
+        "deploy",
+        "shelled",
+        "tasty:Taste",
+        "--reads",
+        "taste=0,1",
+        "--tolerance",
+        "0.5",
+        "--url",
+        url,
+        "-o",
+        "json",
+    )
     for dry in ((), ("--dry-run",)):
         done = click.testing.CliRunner().invoke(main, [*words, *dry])
         assert done.exit_code == 0, done.output
         assert json.loads(done.stdout)["dry_run"] == bool(dry)
     client = clipper.connect(url)
-    client.deploy("asked", "tasty:Taste", reads={"taste": [0], "nowhere": 1}, tolerance=1, code=[str(here)])
+    client.deploy(
+        "asked", "tasty:Taste", reads={"taste": [0], "nowhere": 1}, tolerance=1, code=[str(here)]
+    )
     (shelled,) = client.models("shelled")
     assert (shelled["reads"], shelled["tolerance"]) == ({"taste": [0, 1]}, 0.5)
     (asked,) = client.models("asked")
@@ -79,7 +94,9 @@ def test_wherever_it_is_said(server: clipper.ClipperServer, here: Path) -> None:
 
 
 @pytest.mark.parametrize("dry", [True, False])
-def test_what_cannot_be_is_refused_by_a_rehearsal_too(server: clipper.ClipperServer, dry: bool) -> None:
+def test_what_cannot_be_is_refused_by_a_rehearsal_too(
+    server: clipper.ClipperServer, dry: bool
+) -> None:
     client = clipper.connect(f"http://{server.admin_address}")
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"reads": "os:getcwd"}, "reads"),  # a function of the server's: not from a socket
@@ -94,11 +111,18 @@ def test_what_cannot_be_is_refused_by_a_rehearsal_too(server: clipper.ClipperSer
             client.deploy("wrong", "tasty:Taste", dry_run=dry, **settings)
     assert "wrong" not in server.catalog.view.versions
     for words in ("taste", "taste=", "=1", "taste=a,b", "taste=-1"):
-        done = click.testing.CliRunner().invoke(main, ["deploy", "wrong", "tasty:Taste", "--reads", words])
+        done = click.testing.CliRunner().invoke(
+            main, ["deploy", "wrong", "tasty:Taste", "--reads", words]
+        )
         assert done.exit_code == 2
         assert "write TABLE=COLUMNS" in done.stderr
 
 
 def test_a_server_without_tables_refuses_it_in_a_rehearsal_too(here: Path) -> None:
-    with clipper.start(http={"admin": "127.0.0.1:0"}) as server, pytest.raises(DoesNotFit, match="this server has none"):
-        clipper.connect(f"http://{server.admin_address}").deploy("wrong", "tasty:Taste", dry_run=True, reads={"taste": 0})
+    with (
+        clipper.start(http={"admin": "127.0.0.1:0"}) as server,
+        pytest.raises(DoesNotFit, match="this server has none"),
+    ):
+        clipper.connect(f"http://{server.admin_address}").deploy(
+            "wrong", "tasty:Taste", dry_run=True, reads={"taste": 0}
+        )

@@ -1,4 +1,5 @@
-"""Workers that join and leave while others train: nobody waits for them, nothing is lost with them, nothing counts twice."""
+"""Workers that join and leave while others train: nobody waits for them, nothing is lost with them,
+nothing counts twice."""
 
 import random
 import signal
@@ -13,7 +14,9 @@ import pytest
 from clipper.params import Client, TableSpec
 from tests.params.conftest import TOKEN, Shards, ones, until, zeros
 
-COUNTS = TableSpec("counts", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros")
+COUNTS = TableSpec(
+    "counts", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"
+)
 WORKER = """
 import sys
 import numpy as np
@@ -81,13 +84,16 @@ def test_a_worker_that_is_killed_and_comes_back_under_its_number_goes_on(shards:
     steady.leave.set()
     steady.join()
     found = counted(client) - steady.done
-    # what was on its way when it was killed may have reached one shard, both or none: one push each time, never two
+    # what was on its way when it was killed may have reached one shard, both or none: one push each
+    # time, never two
     assert ((found >= acknowledged) & (found <= acknowledged + 3)).all()
 
 
 def test_a_synchronous_step_waits_for_gradients_and_not_for_workers(shards: Shards) -> None:
     client = shards.up(2, mode="sync", grads_to_wait=2).client()
-    client.push_model({"w": zeros(2), "v": zeros(2)}, optimizer="sgd", optimizer_settings={"rate": 1.0})
+    client.push_model(
+        {"w": zeros(2), "v": zeros(2)}, optimizer="sgd", optimizer_settings={"rate": 1.0}
+    )
     versions = client.versions
 
     def push(one: Client) -> dict[str, Any]:

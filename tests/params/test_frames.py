@@ -5,8 +5,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clipper.errors import FrameError, InvalidInput, ShardAway, StalePush, UnknownModel, UnknownTable
-from clipper.params.frames import HEAD_BYTES, Head, Kind, Refusal, failed, packed, read_head, refusal, unpacked
+from clipper.errors import (
+    FrameError,
+    InvalidInput,
+    ShardAway,
+    StalePush,
+    UnknownModel,
+    UnknownTable,
+)
+from clipper.params.frames import (
+    HEAD_BYTES,
+    Head,
+    Kind,
+    Refusal,
+    failed,
+    packed,
+    read_head,
+    refusal,
+    unpacked,
+)
 from clipper.params.partition import parted, shard_of_name, shards_of_ids
 from clipper.params.tables import TableSpec
 from clipper_core.status import Status
@@ -15,7 +32,9 @@ IDS = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=60)
 
 
 @given(IDS, st.integers(1, 9))
-def test_each_id_goes_to_one_shard_and_the_order_can_be_had_back(ids: list[int], shards: int) -> None:
+def test_each_id_goes_to_one_shard_and_the_order_can_be_had_back(
+    ids: list[int], shards: int
+) -> None:
     each = np.array(ids, np.int64)
     back = np.zeros_like(each)
     seen = []
@@ -29,7 +48,12 @@ def test_each_id_goes_to_one_shard_and_the_order_can_be_had_back(ids: list[int],
 
 
 def test_negative_and_huge_ids_have_a_shard() -> None:
-    assert shards_of_ids(np.array([-1, -(2**63), 2**63 - 1, 0], np.int64), 3).tolist() == [2, (-(2**63)) % 3, (2**63 - 1) % 3, 0]
+    assert shards_of_ids(np.array([-1, -(2**63), 2**63 - 1, 0], np.int64), 3).tolist() == [
+        2,
+        (-(2**63)) % 3,
+        (2**63 - 1) % 3,
+        0,
+    ]
 
 
 def test_a_name_has_the_same_shard_in_every_process() -> None:
@@ -37,7 +61,12 @@ def test_a_name_has_the_same_shard_in_every_process() -> None:
     assert [shard_of_name(name, 7) for name in names] == [6, 6, 0, 4, 5]
 
 
-@given(st.integers(0, 5), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1), st.floats(width=32, allow_nan=False))
+@given(
+    st.integers(0, 5),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**64 - 1),
+    st.floats(width=32, allow_nan=False),
+)
 def test_a_head_comes_back(flags: int, rows: int, id: int, scale: float) -> None:
     head = Head(Kind.PUSH, 1, flags, 3, rows, id, 4, 5, 6, 7, scale, 16)
     assert len(head.packed()) == HEAD_BYTES
@@ -53,7 +82,11 @@ def test_what_is_no_head_is_refused(at: int) -> None:
 
 
 def test_arrays_travel_in_calls() -> None:
-    fields = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": [np.int64(7), {"c": np.zeros((0, 4), np.int64)}], "d": "x"}
+    fields = {
+        "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "b": [np.int64(7), {"c": np.zeros((0, 4), np.int64)}],
+        "d": "x",
+    }
     body = packed(fields)
     assert len(body) % 8 == 0
     back = unpacked(body)
@@ -86,7 +119,9 @@ def test_bytes_that_are_no_map_are_refused(body: bytes) -> None:
 
 def test_refusals_are_errors_with_a_next_step() -> None:
     def of(code: int, about: int = 5) -> Exception:
-        return refusal(Head(Kind.REFUSED, rows=code), about.to_bytes(8, "little", signed=True), "shard 1")
+        return refusal(
+            Head(Kind.REFUSED, rows=code), about.to_bytes(8, "little", signed=True), "shard 1"
+        )
 
     kinds = {
         Status.BAD_INPUT: InvalidInput,
@@ -99,7 +134,11 @@ def test_refusals_are_errors_with_a_next_step() -> None:
         assert type(error) is kind
         assert str(error).startswith("shard 1: ")
     assert "id -3 holds NaN" in str(of(Status.BAD_INPUT, -3))
-    back = refusal(Head(Kind.REFUSED, rows=Refusal.CALL_FAILED), failed(UnknownModel("no model 'x'.", hint="Look.")), "shard 1")
+    back = refusal(
+        Head(Kind.REFUSED, rows=Refusal.CALL_FAILED),
+        failed(UnknownModel("no model 'x'.", hint="Look.")),
+        "shard 1",
+    )
     assert (type(back), back.message, back.hint) == (UnknownModel, "no model 'x'.", "Look.")
     other = refusal(Head(Kind.REFUSED, rows=Refusal.CALL_FAILED), failed(KeyError("a")), "shard 1")
     assert "KeyError" in str(other)
@@ -108,11 +147,15 @@ def test_refusals_are_errors_with_a_next_step() -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        TableSpec("Bad Name", 3), TableSpec("t", 0), TableSpec("t", 1 << 20), TableSpec("t", 3, optimizer="adgrad"),
-        TableSpec("t", 3, optimizer_settings={"rat": 1.0}), TableSpec("t", 3, initializer="none"),
+        TableSpec("Bad Name", 3),
+        TableSpec("t", 0),
+        TableSpec("t", 1 << 20),
+        TableSpec("t", 3, optimizer="adgrad"),
+        TableSpec("t", 3, optimizer_settings={"rat": 1.0}),
+        TableSpec("t", 3, initializer="none"),
         TableSpec("t", 3, admit_after=0),
     ],
-)  # fmt: skip
+)
 def test_a_table_that_cannot_be_is_refused(spec: TableSpec) -> None:
     with pytest.raises(InvalidInput):
         spec.check()

@@ -1,4 +1,5 @@
-"""A set of shards as real processes: killed at seeded instants, ended and begun again, and what a person does with it."""
+"""A set of shards as real processes: killed at seeded instants, ended and begun again, and what a
+person does with it."""
 
 import http.client
 import json
@@ -43,7 +44,11 @@ def test_shard_that_runs_and_does_not_answer_is_started_again(tmp_path: Path) ->
     try:
         local.wait_ready(PATIENCE_S)
         with Client(tmp_path, patience_s=PATIENCE_S, answer_s=2.0) as client:
-            client.create(TableSpec("t", 1, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"))
+            client.create(
+                TableSpec(
+                    "t", 1, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"
+                )
+            )
             client.push("t", [0, 1], -ones((2, 1)))
             until(lambda: not any(client.call(i, "stats")["exposed"] for i in range(2)))
             freeze(local.pids()[0])
@@ -127,7 +132,9 @@ def test_a_set_from_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert [one["tables"]["t"]["rows"] for one in found["shards"]] == [1, 1]
         assert "serves" in CliRunner().invoke(main, ["params", "ps"]).output
         assert np.allclose(clipper("pull", "t", "5", "4")["5"], 0.01)
-        page = http.client.HTTPConnection(said.rpartition("http://")[2].partition("/")[0], timeout=20)
+        page = http.client.HTTPConnection(
+            said.rpartition("http://")[2].partition("/")[0], timeout=20
+        )
         page.request("GET", "/metrics")
         assert b'clipper_params_rows{table="t",shard="1"} 1' in page.getresponse().read()
         page.close()

@@ -1,4 +1,5 @@
-"""A shard that comes back with nothing: nobody takes what was trained for untrained, and it goes on when it is told."""
+"""A shard that comes back with nothing: nobody takes what was trained for untrained, and it goes on
+when it is told."""
 
 from typing import Any
 
@@ -11,7 +12,9 @@ from clipper_container.shards import ShardRefused
 from clipper_container.tables import Tables
 from tests.params.conftest import TOKEN, Shards, ones, until
 
-PLAIN = TableSpec("plain", 1, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros")
+PLAIN = TableSpec(
+    "plain", 1, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"
+)
 
 
 def trained(shards: Shards, **settings: Any) -> Any:
@@ -80,7 +83,9 @@ def test_worker_pushes_its_model_to_a_shard_that_lost_it(shards: Shards) -> None
     from clipper.params.torch import Embedding, Worker
 
     client = shards.up(2, recover_s=0.0).client()
-    module = torch.nn.Sequential(Embedding(client, PLAIN), torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
+    module = torch.nn.Sequential(
+        Embedding(client, PLAIN), torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    )
     worker = Worker(client, module)
     loss_of = lambda model: model(torch.tensor([1, 2])).sum()  # noqa: E731
     worker.step(loss_of)

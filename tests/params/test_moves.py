@@ -1,4 +1,5 @@
-"""Which predictions are forgotten when rows move: beside a twin that keeps all that ever happened and computes it anew."""
+"""Which predictions are forgotten when rows move: beside a twin that keeps all that ever happened
+and computes it anew."""
 
 import random
 
@@ -34,16 +35,21 @@ class Twin:
 
 
 class World:
-    """Rows of two shards as they are, a Moves that pulls them, and its twin. Every row's value is a number: its norm."""
+    """Rows of two shards as they are, a Moves that pulls them, and its twin. Every row's value is a
+    number: its norm."""
 
     def __init__(self, tolerance: float, made_max: int = 1000, rows_max: int = 1000) -> None:
         self.values: dict[int, float] = {}
         self.question = [1, 7]
         self.told: list[tuple[Key, int]] = []
-        self.moves = Moves(tolerance, made_max, rows_max, lambda key, number: self.told.append((key, number)))
+        self.moves = Moves(
+            tolerance, made_max, rows_max, lambda key, number: self.told.append((key, number))
+        )
         self.twin = Twin(tolerance)
         self.numbers: dict[Key, int] = {}
-        self.doubted: dict[int, int] = {}  # row -> the question from which on its changes came after it was pulled
+        self.doubted: dict[
+            int, int
+        ] = {}  # row -> the question from which on its changes came after it was pulled
 
     def pull(self, ids: np.ndarray) -> np.ndarray:
         return np.array([[self.values.get(id, 1.0), 0.0] for id in ids.tolist()], np.float32)
@@ -91,7 +97,11 @@ class World:
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), tolerance=st.sampled_from([0.0, 0.25, 1.0, 3.0]), rows=st.integers(1, 12))
+@given(
+    seed=st.integers(0, 2**32),
+    tolerance=st.sampled_from([0.0, 0.25, 1.0, 3.0]),
+    rows=st.integers(1, 12),
+)
 def test_forgets_as_its_twin(seed: int, tolerance: float, rows: int) -> None:
     rng, world = random.Random(seed), World(tolerance)
     for _ in range(120):
@@ -102,7 +112,9 @@ def test_forgets_as_its_twin(seed: int, tolerance: float, rows: int) -> None:
             world.begin()
         else:
             some = rng.sample(range(rows), rng.randint(0, rows))
-            world.hear({id: world.values.get(id, 1.0) * 2.0 ** rng.choice((-1, 0, 0, 1, 2)) for id in some})
+            world.hear(
+                {id: world.values.get(id, 1.0) * 2.0 ** rng.choice((-1, 0, 0, 1, 2)) for id in some}
+            )
         world.agree()
 
 
@@ -155,7 +167,9 @@ def test_a_change_before_it_is_known_what_the_row_was_forgets() -> None:
         for _ in range(silent):
             world.hear({})
         world.hear({1: world.values[1] * 1.1})
-        assert (world.moves.find((silent, 7)) is not None) == (silent == 2), "two answers later it is known"
+        assert (world.moves.find((silent, 7)) is not None) == (silent == 2), (
+            "two answers later it is known"
+        )
     assert world.moves.forgotten == {"unsure": 3}
 
 

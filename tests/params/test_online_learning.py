@@ -1,4 +1,5 @@
-"""examples/online_learning, short: a model gets better from feedback alone, with a shard killed in the middle."""
+"""examples/online_learning, short: a model gets better from feedback alone, with a shard killed in
+the middle."""
 
 import importlib
 import sys
@@ -20,8 +21,12 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world", "queries", "kills", "gain"), [("clicks", 4000, 1, 0.08), ("digits", 800, 0, 0.3)])
-def test_a_model_learns_while_it_serves(example: Any, world: str, queries: int, kills: int, gain: float) -> None:
+@pytest.mark.parametrize(
+    ("world", "queries", "kills", "gain"), [("clicks", 4000, 1, 0.08), ("digits", 800, 0, 0.3)]
+)
+def test_a_model_learns_while_it_serves(
+    example: Any, world: str, queries: int, kills: int, gain: float
+) -> None:
     said: list[str] = []
     right, defaults = example.run(world, queries, kills=kills, slo_ms=60_000.0, say=said.append)
     tenth = queries // 10

@@ -35,11 +35,21 @@ def test_shards_that_move_are_found(tmp_path: Path) -> None:
     client = Client(tmp_path, patience_s=20.0)
     servers = {number: begin(tmp_path, number) for number in range(2)}
     try:
-        client.create(TableSpec("t", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"))
+        client.create(
+            TableSpec(
+                "t", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"
+            )
+        )
         client.push("t", range(10), -ones((10, 2)))
         before = told_in(tmp_path)["addresses"]
         for number in (1, 0):
-            until(lambda: all(one["whole"] for _, said in client.call_all("stats") for one in said["followers"]))
+            until(
+                lambda: all(
+                    one["whole"]
+                    for _, said in client.call_all("stats")
+                    for one in said["followers"]
+                )
+            )
             servers.pop(number).close(snapshot=False)
             servers[number] = begin(tmp_path, number)
             assert servers[number].ready.wait(20)
@@ -70,7 +80,9 @@ def test_all_that_speak_at_once_are_written_down(tmp_path: Path) -> None:
     assert told_in(tmp_path)["addresses"] == [f"tcp:h:{number}" for number in range(8)]
 
 
-def test_a_book_is_read_again_when_it_is_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_book_is_read_again_when_it_is_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prepare(settings(tmp_path), "ray")
     book, now = Book(tmp_path), [100.0]
     monkeypatch.setattr("clipper.params.places.time.monotonic", lambda: now[0])
@@ -99,7 +111,9 @@ def test_what_runs_is_left_alone(tmp_path: Path) -> None:
         reshard(tmp_path, 3)
     with pytest.raises(DoesNotFit, match="runs"):
         restore(tmp_path, tmp_path)
-    prepare(settings(tmp_path, lag_max=5), "ray")  # those that are missing are started; those that run stay where they are
+    prepare(
+        settings(tmp_path, lag_max=5), "ray"
+    )  # those that are missing are started; those that run stay where they are
     said = told_in(tmp_path)
     assert (said["addresses"], said["settings"]["lag_max"]) == ([NOWHERE, "tcp:h:1"], 5)
     one.close()

@@ -1,4 +1,5 @@
-"""The design document's gRPC service of a shard, by grpcio's own channel and messages that are the document's word for word."""
+"""The design document's gRPC service of a shard, by grpcio's own channel and messages that are the
+document's word for word."""
 
 import threading
 from collections.abc import Iterator
@@ -23,7 +24,9 @@ from tests.params.conftest import TOKEN, Shards, ones, until
 from tests.params.document import PATIENCE_S, Shard, array, document, tensor
 
 ON = {"grpc": "127.0.0.1:0", "grpc_optimizer": "sgd rate=1"}
-W0, W1 = (next(f"w{k}" for k in range(99) if shard_of_name(f"w{k}", 2) == shard) for shard in (0, 1))
+W0, W1 = (
+    next(f"w{k}" for k in range(99) if shard_of_name(f"w{k}", 2) == shard) for shard in (0, 1)
+)
 
 
 class Fronts:
@@ -79,40 +82,66 @@ def test_the_service_is_that_of_the_document() -> None:
         assert len(ours.fields) == len(theirs.DESCRIPTOR.fields)
         for field in theirs.DESCRIPTOR.fields:
             match = ours.fields_by_name[field.name]
-            assert (match.number, match.is_repeated) == (field.number, field.is_repeated), field.full_name
+            assert (match.number, match.is_repeated) == (
+                field.number,
+                field.is_repeated,
+            ), field.full_name
             assert match.type == field.type or (name, field.name) in wider, field.full_name
     kinds = pool().FindMessageTypeByName("Tensor").enum_types_by_name["DataType"]
     assert {one.name: one.number for one in kinds.values} == {
-        one.name: one.number for one in document()["Tensor"].DESCRIPTOR.enum_types_by_name["DataType"].values
+        one.name: one.number
+        for one in document()["Tensor"].DESCRIPTOR.enum_types_by_name["DataType"].values
     }
 
 
 def test_a_model_is_pushed_pulled_and_trained(fronts: Fronts) -> None:
     (shard,) = fronts.up(1)
     assert not shard.pull_variable().model_init_status
-    first = {"variables": [tensor("w", [[1, 2], [3, 4]]), tensor("b", 5)], "embedding_table_info": [info("users", 3)]}
+    first = {
+        "variables": [tensor("w", [[1, 2], [3, 4]]), tensor("b", 5)],
+        "embedding_table_info": [info("users", 3)],
+    }
     shard.push_model(**first)
     assert shard.trailing["accepted"] == "true"
-    shard.push_model(variables=[tensor("w", [[0, 0], [0, 0]])], embedding_table_info=[info("users", 3), info("items", 100, 2)])
+    shard.push_model(
+        variables=[tensor("w", [[0, 0], [0, 0]])],
+        embedding_table_info=[info("users", 3), info("items", 100, 2)],
+    )
     assert shard.trailing["accepted"] == "false"
     said = shard.pull_variable()
     assert (said.model_init_status, said.model.version) == (True, 1)
-    assert {one.name: array(one).tolist() for one in said.model.variables} == {"w": [[1, 2], [3, 4]], "b": 5}
-    assert not shard.pull_variable(version=1).model.variables, "of the same version nothing comes again"
+    assert {one.name: array(one).tolist() for one in said.model.variables} == {
+        "w": [[1, 2], [3, 4]],
+        "b": 5,
+    }
+    assert not shard.pull_variable(version=1).model.variables, (
+        "of the same version nothing comes again"
+    )
     rows = shard.pull_embedding_vector(name="users", ids=[7, 9, 7])
     assert (rows.name, array(rows).tolist()) == ("users", [[0, 0, 0]] * 3)
-    gradients = [tensor("w", [[1, 0], [0, 0]]), tensor("users", [[1, 1, 1], [2, 2, 2], [3, 3, 3]], [7, 9, 7])]
+    gradients = [
+        tensor("w", [[1, 0], [0, 0]]),
+        tensor("users", [[1, 1, 1], [2, 2, 2], [3, 3, 3]], [7, 9, 7]),
+    ]
     said = shard.push_gradient(model_version=1, gradients=gradients)
     assert (said.accepted, said.model_version) == (True, 2)
     said = shard.pull_variable(version=1)
-    assert {one.name: array(one).tolist() for one in said.model.variables} == {"w": [[0, 2], [3, 4]]}
-    assert array(shard.pull_embedding_vector(name="users", ids=[9, 7, 8])).tolist() == [[-2] * 3, [-4] * 3, [0] * 3]
+    assert {one.name: array(one).tolist() for one in said.model.variables} == {
+        "w": [[0, 2], [3, 4]]
+    }
+    assert array(shard.pull_embedding_vector(name="users", ids=[9, 7, 8])).tolist() == [
+        [-2] * 3,
+        [-4] * 3,
+        [0] * 3,
+    ]
     halves = shard.pull_embedding_vector(name="users", ids=[9], metadata={"dtype": "f16"})
     assert array(halves).tolist() == [[-2] * 3]
     assert list(shard.pull_embedding_vector(name="items").dim) == [0, 2]
     counted = fronts.shards.servers[0].shard.door.counts.table(0)
     assert (counted["pulled"], counted["missed"]) == (7, 4), "as by the other door"
-    assert fronts.shards.client().pull("users", [9]).tolist() == [[-2] * 3], "the same rows by the other door"
+    assert fronts.shards.client().pull("users", [9]).tolist() == [[-2] * 3], (
+        "the same rows by the other door"
+    )
 
 
 def test_rows_of_a_variable_and_rows_that_are_none(fronts: Fronts) -> None:
@@ -149,10 +178,22 @@ def test_a_shard_answers_for_what_is_its_own(fronts: Fronts) -> None:
         shard.push_model(variables=[tensor(name, [1, 1])], embedding_table_info=[info("t", 2)])
     assert array(one.pull_embedding_vector(name="t", ids=[0, -4])).shape == (2, 2)
     strange = [
-        (one, "pull_embedding_vector", {"name": "t", "ids": [2, 5]}, "id 5 of table 't' is not shard 0's", "1"),
+        (
+            one,
+            "pull_embedding_vector",
+            {"name": "t", "ids": [2, 5]},
+            "id 5 of table 't' is not shard 0's",
+            "1",
+        ),
         (two, "pull_embedding_vector", {"name": "t", "ids": [-1, -2]}, "id -2", "0"),
         (one, "push_gradient", {"gradients": [tensor("t", ones((1, 2)), [3])]}, "id 3", "1"),
-        (one, "push_gradient", {"gradients": [tensor(W1, [1, 1])]}, f"variable {W1!r} is not shard 0's of 2", "1"),
+        (
+            one,
+            "push_gradient",
+            {"gradients": [tensor(W1, [1, 1])]},
+            f"variable {W1!r} is not shard 0's of 2",
+            "1",
+        ),
         (two, "push_model", {"variables": [tensor(W0, [1, 1])]}, f"variable {W0!r}", "0"),
     ]
     for shard, name, fields, says, whose in strange:
@@ -175,27 +216,56 @@ BAD_GRADIENTS = [
     ("too large for f32", "INVALID_ARGUMENT", tensor("t", [[1, 1e300]], [0], "float64")),
     ("twice", "INVALID_ARGUMENT", tensor("v", [1.0])),
     ("no type", "INVALID_ARGUMENT", document()["Tensor"](name="w", dim=[2], content=bytes(2))),
-    ("no such type", "INVALID_ARGUMENT", document()["Tensor"](name="w", data_type=9, dim=[2], content=bytes(2))),
-    ("short", "INVALID_ARGUMENT", document()["Tensor"](name="w", data_type=5, dim=[2], content=bytes(7))),
-    ("negative", "INVALID_ARGUMENT", document()["Tensor"](name="w", data_type=5, dim=[-1, -2], content=bytes(8))),
-    ("immense", "INVALID_ARGUMENT", document()["Tensor"](name="w", data_type=5, dim=[1 << 62, 1 << 62], content=bytes(8))),
-    ("rank", "INVALID_ARGUMENT", document()["Tensor"](name="w", data_type=5, dim=[1] * 40, content=bytes(4))),
+    (
+        "no such type",
+        "INVALID_ARGUMENT",
+        document()["Tensor"](name="w", data_type=9, dim=[2], content=bytes(2)),
+    ),
+    (
+        "short",
+        "INVALID_ARGUMENT",
+        document()["Tensor"](name="w", data_type=5, dim=[2], content=bytes(7)),
+    ),
+    (
+        "negative",
+        "INVALID_ARGUMENT",
+        document()["Tensor"](name="w", data_type=5, dim=[-1, -2], content=bytes(8)),
+    ),
+    (
+        "immense",
+        "INVALID_ARGUMENT",
+        document()["Tensor"](name="w", data_type=5, dim=[1 << 62, 1 << 62], content=bytes(8)),
+    ),
+    (
+        "rank",
+        "INVALID_ARGUMENT",
+        document()["Tensor"](name="w", data_type=5, dim=[1] * 40, content=bytes(4)),
+    ),
 ]
 
 
 def test_a_push_that_is_refused_changes_nothing(fronts: Fronts) -> None:
     (shard,) = fronts.up(1)
-    shard.push_model(variables=[tensor("w", [0, 0]), tensor("v", [0.0])], embedding_table_info=[info("t", 2)])
+    shard.push_model(
+        variables=[tensor("w", [0, 0]), tensor("v", [0.0])], embedding_table_info=[info("t", 2)]
+    )
     good = [tensor("v", [1.0]), tensor("t", ones((1, 2)), [5])]
     for what, code, bad in BAD_GRADIENTS:
         assert shard.refused("push_gradient", gradients=[*good, bad])[0] == code, what
     assert shard.refused("push_gradient", gradients=good, model_version=-1)[0] == "INVALID_ARGUMENT"
-    assert shard.refused("push_gradient", gradients=[tensor("t", ones((1, 2)), [5]), tensor("t", ones((1, 1)), [5])])[0] == (
-        "INVALID_ARGUMENT"
+    assert (
+        shard.refused(
+            "push_gradient",
+            gradients=[tensor("t", ones((1, 2)), [5]), tensor("t", ones((1, 1)), [5])],
+        )[0]
+        == "INVALID_ARGUMENT"
     )
     said = shard.pull_variable()
     assert said.model.version == 1
-    assert {one.name: array(one).tolist() for one in said.model.variables} == {"w": [0, 0], "v": [0]}
+    assert {one.name: array(one).tolist() for one in said.model.variables} == {
+        "w": [0, 0],
+        "v": [0],
+    }
     assert array(shard.pull_embedding_vector(name="t", ids=[5])).tolist() == [[0, 0]]
     assert shard.push_gradient(gradients=good).accepted
 
@@ -241,11 +311,15 @@ def test_gradients_of_two_workers_make_a_step(fronts: Fronts) -> None:
     for worker, value in ((1, 2.0), (2, 4.0)):
         mine = {"worker": worker, "sequence": 1}
         rows = {0: [tensor(W0, [value]), tensor("t", [[value]], [0])], 1: [tensor(W1, [value])]}
-        assert two.push_gradient(model_version=1, gradients=rows[1], metadata={**mine, "check": "true"}).accepted
+        assert two.push_gradient(
+            model_version=1, gradients=rows[1], metadata={**mine, "check": "true"}
+        ).accepted
         said = one.push_gradient(model_version=1, gradients=rows[0], metadata=mine)
         assert (said.accepted, said.model_version) == (True, worker)
         step = one.trailing["step"]
-        assert two.push_gradient(model_version=1, gradients=rows[1], metadata={**mine, "step": step}).accepted
+        assert two.push_gradient(
+            model_version=1, gradients=rows[1], metadata={**mine, "step": step}
+        ).accepted
     for shard in (one, two):
         assert array(shard.pull_variable().model.variables[0]).tolist() == [-3], "averaged"
     assert array(one.pull_embedding_vector(name="t", ids=[0])).tolist() == [[-6]], "summed"
@@ -260,7 +334,10 @@ def test_a_replica_is_asked_for(fronts: Fronts) -> None:
     one, two = fronts.up(2, replicas=1)
     for shard in (one, two):
         shard.push_model(embedding_table_info=[info("t", 2), info("s", 1)])
-    gradients = [tensor("t", -np.arange(20).reshape(10, 2), range(0, 20, 2)), tensor("s", [[-5.0]], [8])]
+    gradients = [
+        tensor("t", -np.arange(20).reshape(10, 2), range(0, 20, 2)),
+        tensor("s", [[-5.0]], [8]),
+    ]
     assert one.push_gradient(gradients=gradients).accepted, "and its replica has it"
     for name in ("get_replica", "GetReplica"):
         rows = {each.name: each for each in getattr(two, name)(replica_index=0).embedding_vectors}
@@ -284,7 +361,9 @@ def test_what_is_too_long_for_a_message(fronts: Fronts) -> None:
         assert one.push_gradient(gradients=[tensor(name, -ones((140, 100)), ids)]).accepted
     code, text, _ = one.refused("pull_embedding_vector", name="a", ids=[0] * 200)
     assert (code, "80000 bytes, and 65536" in text) == ("RESOURCE_EXHAUSTED", True)
-    code, _, _ = one.refused("push_gradient", gradients=[tensor("a", ones((200, 100)), range(0, 400, 2))])
+    code, _, _ = one.refused(
+        "push_gradient", gradients=[tensor("a", ones((200, 100)), range(0, 400, 2))]
+    )
     assert code == "RESOURCE_EXHAUSTED"
     code, text, _ = two.refused("get_replica", replica_index=0)
     assert (code, "cursor" in text) == ("RESOURCE_EXHAUSTED", True)
@@ -295,7 +374,10 @@ def test_what_is_too_long_for_a_message(fronts: Fronts) -> None:
         cursor = two.trailing.get("cursor", "")
     assert found == {"a": ids.tolist(), "b": ids.tolist()}
     for cursor in ("x", "1", "-1,0", "9" * 30 + ",0"):
-        assert two.refused("get_replica", replica_index=0, metadata={"cursor": cursor})[0] == "INVALID_ARGUMENT"
+        assert (
+            two.refused("get_replica", replica_index=0, metadata={"cursor": cursor})[0]
+            == "INVALID_ARGUMENT"
+        )
 
 
 def test_who_may_ask_and_who_is_not_ready(fronts: Fronts) -> None:
@@ -322,17 +404,23 @@ def test_who_may_ask_and_who_is_not_ready(fronts: Fronts) -> None:
 
 def health(shard: Shard, service: str = "") -> int:
     asks, says = (message(f"grpc.health.v1.HealthCheck{kind}") for kind in ("Request", "Response"))
-    check = shard.channel.unary_unary("/grpc.health.v1.Health/Check", asks.SerializeToString, says.FromString)
+    check = shard.channel.unary_unary(
+        "/grpc.health.v1.Health/Check", asks.SerializeToString, says.FromString
+    )
     return int(check(asks(service=service), timeout=PATIENCE_S).status)
 
 
 def test_health_is_watched_to_the_end_and_the_service_is_described(fronts: Fronts) -> None:
     (shard,) = fronts.up(1)
     asks, says = (message(f"grpc.health.v1.HealthCheck{kind}") for kind in ("Request", "Response"))
-    watch = shard.channel.unary_stream("/grpc.health.v1.Health/Watch", asks.SerializeToString, says.FromString)
+    watch = shard.channel.unary_stream(
+        "/grpc.health.v1.Health/Watch", asks.SerializeToString, says.FromString
+    )
     told = watch(asks(), timeout=PATIENCE_S)
     assert next(told).status == 1
-    asks, says = (message(f"grpc.reflection.v1.ServerReflection{kind}") for kind in ("Request", "Response"))
+    asks, says = (
+        message(f"grpc.reflection.v1.ServerReflection{kind}") for kind in ("Request", "Response")
+    )
     for version in ("v1", "v1alpha"):
         name = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
         info = shard.channel.stream_stream(name, asks.SerializeToString, says.FromString)
@@ -351,7 +439,11 @@ def test_pushes_that_wait_when_the_shard_ends_are_told(fronts: Fronts) -> None:
     fronts.end(1)
     fronts.shards.lose(1)
     said: list[Any] = []
-    thread = threading.Thread(target=lambda: said.append(one.refused("push_gradient", gradients=[tensor("t", [[1.0]], [0])])))
+    thread = threading.Thread(
+        target=lambda: said.append(
+            one.refused("push_gradient", gradients=[tensor("t", [[1.0]], [0])])
+        )
+    )
     thread.start()
     door = fronts.shards.servers[0].shard.door
     until(lambda: door.position >= 3)  # taken: its replica is waited for
@@ -400,7 +492,9 @@ class Copy:
 
     def ask(self, name: str = "synchronize_embedding", hears: bool = True, **said: Any) -> bool:
         """-> whether all came anew"""
-        answer = getattr(self.shard, name)(replica_index=self.number, metadata={**self.said, **said})
+        answer = getattr(self.shard, name)(
+            replica_index=self.number, metadata={**self.said, **said}
+        )
         trailing = self.shard.trailing
         if not hears:
             return "anew" in trailing
@@ -460,7 +554,9 @@ def test_a_follower_of_more_than_a_message_holds(fronts: Fronts) -> None:
         one.push_gradient(gradients=[tensor("t", -ones((50, 200)), half)])
     for _ in range(2):
         copy = Copy(one, 0, "far")
-        code, text, _ = one.refused("synchronize_embedding", replica_index=0, metadata={"follower": "new"})
+        code, text, _ = one.refused(
+            "synchronize_embedding", replica_index=0, metadata={"follower": "new"}
+        )
         assert (code, "cursor" in text) == ("RESOURCE_EXHAUSTED", True)
         assert copy.ask(cursor="0,0")
         while "cursor" in one.trailing:

@@ -1,4 +1,5 @@
-"""Who may ask a shard by gRPC: TLS, workers' certificates, keys; files that change while it serves."""
+"""Who may ask a shard by gRPC: TLS, workers' certificates, keys; files that change while it
+serves."""
 
 import shutil
 from pathlib import Path
@@ -66,12 +67,21 @@ def test_workers_show_certificates(fronts: Fronts, authority: Authority, tmp_pat
     cert, key = authority.sign("mutual")
     address = up(fronts, grpc_tls_cert=cert, grpc_tls_key=key, grpc_tls_client_ca=authority.ca)
     assert outcome(address, credentials(authority.ca, authority.sign("worker"))) == "answered"
-    assert outcome(address, credentials(authority.ca, authority.sign("worker")), "") == "UNAUTHENTICATED", "and a token"
-    for shown in (None, Authority(tmp_path, "stranger").sign("eve"), authority.sign("late", days=-1)):
+    assert (
+        outcome(address, credentials(authority.ca, authority.sign("worker")), "")
+        == "UNAUTHENTICATED"
+    ), "and a token"
+    for shown in (
+        None,
+        Authority(tmp_path, "stranger").sign("eve"),
+        authority.sign("late", days=-1),
+    ):
         assert outcome(address, credentials(authority.ca, shown)) == "UNAVAILABLE"
 
 
-def test_a_new_certificate_is_taken_up(fronts: Fronts, authority: Authority, tmp_path: Path) -> None:
+def test_a_new_certificate_is_taken_up(
+    fronts: Fronts, authority: Authority, tmp_path: Path
+) -> None:
     cert, key = str(tmp_path / "live.crt"), str(tmp_path / "live.key")
     shutil.copy(authority.sign("first", hosts=("elsewhere",))[0], cert)
     shutil.copy(authority.folder / "first.key", key)
@@ -98,18 +108,28 @@ def test_keys(fronts: Fronts, tmp_path: Path) -> None:
     assert outcome(address, token=first) == "UNAUTHENTICATED"
 
 
-def test_files_that_are_not_in_order_are_told_at_the_start(shards: Shards, authority: Authority, tmp_path: Path) -> None:
+def test_files_that_are_not_in_order_are_told_at_the_start(
+    shards: Shards, authority: Authority, tmp_path: Path
+) -> None:
     cert, key = authority.sign("one")
     other = authority.sign("two")[1]
     wrong: list[tuple[dict[str, str], str]] = [
-        ({"grpc_tls_cert": cert, "grpc_tls_key": other}, "params.grpc_tls_cert = .* do not go together"),
-        ({"grpc_tls_cert": str(tmp_path / "none"), "grpc_tls_key": key}, "params.grpc_tls_cert = .* cannot be read"),
+        (
+            {"grpc_tls_cert": cert, "grpc_tls_key": other},
+            "params.grpc_tls_cert = .* do not go together",
+        ),
+        (
+            {"grpc_tls_cert": str(tmp_path / "none"), "grpc_tls_key": key},
+            "params.grpc_tls_cert = .* cannot be read",
+        ),
         ({"grpc_keys_file": str(tmp_path / "none")}, "params.grpc_keys_file = .* cannot be read"),
     ]
     shards.up(1)
     for settings, says in wrong:
         found = ParamsSettings(folder=str(tmp_path / "set"), **ON, **settings)
-        shards.servers[0].shard.place = msgspec.structs.replace(shards.servers[0].shard.place, settings=found)
+        shards.servers[0].shard.place = msgspec.structs.replace(
+            shards.servers[0].shard.place, settings=found
+        )
         with pytest.raises(ConfigError, match=says):
             ShardGrpc(shards.servers[0].shard)
         with pytest.raises(ConfigError, match=says):
@@ -125,12 +145,16 @@ def test_a_set_serves_with_files_that_are_named_from_where_it_was_started(
     monkeypatch.chdir(authority.folder)
     files = {"grpc_tls_cert": Path(cert).name, "grpc_tls_key": Path(key).name}
     address = f"127.0.0.1:{free_port(1)}"
-    local = LocalSet(ParamsSettings(folder=str(tmp_path / "set"), snapshot_s=0.0, grpc=address, **files)).start()
+    local = LocalSet(
+        ParamsSettings(folder=str(tmp_path / "set"), snapshot_s=0.0, grpc=address, **files)
+    ).start()
     try:
         local.wait_ready(60.0)
         monkeypatch.chdir(tmp_path)
         token = addresses_in(tmp_path / "set")[1]
-        until(lambda: outcome(address, credentials(authority.ca), token) == "answered")  # it listens there a little later
+        until(
+            lambda: outcome(address, credentials(authority.ca), token) == "answered"
+        )  # it listens there a little later
         assert outcome(address, None, token) == "UNAVAILABLE"
     finally:
         local.stop(snapshot=False)

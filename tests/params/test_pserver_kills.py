@@ -1,4 +1,5 @@
-"""A worker as the design document has it trains a model against real shards by gRPC, while they are killed."""
+"""A worker as the design document has it trains a model against real shards by gRPC, while they are
+killed."""
 
 import json
 import os
@@ -42,9 +43,11 @@ def free_port(count: int) -> int:
 
 
 class Worker:
-    """A model of ratings: users' vectors in a table, one dense vector; it knows the addresses and the messages, no more.
+    """A model of ratings: users' vectors in a table, one dense vector; it knows the addresses and
+    the messages, no more.
 
-    A call that a shard does not answer is sent again, to the same address: pushes by the same sequence.
+    A call that a shard does not answer is sent again, to the same address: pushes by the same
+    sequence.
     """
 
     def __init__(self, addresses: list[str], token: str, number: int) -> None:
@@ -77,13 +80,19 @@ class Worker:
         rows, shards = np.empty((len(ids), DIM), np.float32), len(self.shards)
         for place, shard in enumerate(self.shards):
             mine = ids % shards == place
-            rows[mine] = array(self.ask(shard, "pull_embedding_vector", name="users", ids=ids[mine].tolist()))
+            rows[mine] = array(
+                self.ask(shard, "pull_embedding_vector", name="users", ids=ids[mine].tolist())
+            )
         error = rows @ v - labels
         self.sequence += 1
         for place, shard in enumerate(self.shards):
             mine = ids % shards == place
             given = [tensor("users", error[mine, None] * v, ids[mine].tolist())]
-            given += [tensor("v", (error[:, None] * rows).sum(axis=0))] if self.whose("v") == place else []
+            given += (
+                [tensor("v", (error[:, None] * rows).sum(axis=0))]
+                if self.whose("v") == place
+                else []
+            )
             said = {"worker": self.number, "sequence": self.sequence}
             assert self.ask(shard, "push_gradient", gradients=given, metadata=said).accepted
         return float((error**2).mean())
@@ -94,10 +103,16 @@ class Worker:
 
 
 def trained(folder: Path, kills: dict[int, int]) -> tuple[list[float], Any, Any, int]:
-    """By one worker. kills: at which step, which shard. -> losses, rows, the dense vector, how often it asked again"""
+    """By one worker. kills: at which step, which shard. -> losses, rows, the dense vector, how
+    often it asked again"""
     port = free_port(2)
     settings = ParamsSettings(
-        folder=str(folder), shards=2, replicas=1, snapshot_s=0.0, grpc=f"127.0.0.1:{port}", grpc_optimizer="adagrad rate=0.3"
+        folder=str(folder),
+        shards=2,
+        replicas=1,
+        snapshot_s=0.0,
+        grpc=f"127.0.0.1:{port}",
+        grpc_optimizer="adagrad rate=0.3",
     )
     local = LocalSet(settings).start()
     try:
@@ -113,7 +128,12 @@ def trained(folder: Path, kills: dict[int, int]) -> tuple[list[float], Any, Any,
             losses.append(worker.step(ids, truth[ids]))
         worker.close()
         with Client(folder) as client:
-            return losses, client.pull("users", range(USERS)), client.pull_variables()[1]["v"], worker.again
+            return (
+                losses,
+                client.pull("users", range(USERS)),
+                client.pull_variables()[1]["v"],
+                worker.again,
+            )
     finally:
         local.stop(snapshot=False)
 
@@ -138,7 +158,11 @@ def test_a_set_whose_grpc_cannot_be(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_shard_from_a_shell_has_the_service(tmp_path: Path) -> None:
     port = free_port(1)
-    said = {"addresses": [f"unix:{tmp_path}/0.sock"], "token": "open", "settings": {"grpc": f"127.0.0.1:{port}", "snapshot_s": 0}}
+    said = {
+        "addresses": [f"unix:{tmp_path}/0.sock"],
+        "token": "open",
+        "settings": {"grpc": f"127.0.0.1:{port}", "snapshot_s": 0},
+    }
     (tmp_path / "shards.json").write_text(json.dumps(said))
     words = [sys.executable, "-m", "clipper", "params", "shard", "0", "--folder", str(tmp_path)]
     running = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

@@ -36,12 +36,18 @@ def seeds() -> list[tuple[str, bytes]]:
     said = {
         "pull_variable": {"version": 3},
         "pull_embedding_vector": {"name": "t", "ids": [1, -5, 1 << 62]},
-        "push_model": {"version": 4, "variables": [tensor("w", [0.0, 0.0])], "embedding_table_info": [info]},
+        "push_model": {
+            "version": 4,
+            "variables": [tensor("w", [0.0, 0.0])],
+            "embedding_table_info": [info],
+        },
         "push_gradient": {"model_version": 2, "gradients": gradients},
         "get_replica": {"replica_index": 0},
         "synchronize_embedding": {"replica_index": 0},
     }
-    return [(name, made[CALLS[name][0]](**fields).SerializeToString()) for name, fields in said.items()]
+    return [
+        (name, made[CALLS[name][0]](**fields).SerializeToString()) for name, fields in said.items()
+    ]
 
 
 def mangled(data: bytes, draw: random.Random) -> bytes:
@@ -97,7 +103,9 @@ def test_many_workers_at_once_lose_nothing_and_double_nothing(front: ShardGrpc) 
                 ids = [number, 99]
                 given = [tensor("t", -np.ones((2, 2)), ids), tensor("w", [-1.0])]
                 for _ in range(2):  # the second is its repetition
-                    assert shard.push_gradient(gradients=given, metadata={"worker": number, "sequence": sequence}).accepted
+                    assert shard.push_gradient(
+                        gradients=given, metadata={"worker": number, "sequence": sequence}
+                    ).accepted
                 mine = array(shard.pull_embedding_vector(name="t", ids=[number]))
                 assert (mine == sequence).all(), "a worker reads what it wrote"
         except BaseException as error:
@@ -113,6 +121,9 @@ def test_many_workers_at_once_lose_nothing_and_double_nothing(front: ShardGrpc) 
     assert not trouble
     shard = Shard(front.address, TOKEN)
     said = shard.pull_variable().model
-    assert (said.version, array(said.variables[0]).tolist()) == (1 + workers * pushes, [workers * pushes])
+    assert (said.version, array(said.variables[0]).tolist()) == (
+        1 + workers * pushes,
+        [workers * pushes],
+    )
     assert (array(shard.pull_embedding_vector(name="t", ids=[99])) == workers * pushes).all()
     shard.close()

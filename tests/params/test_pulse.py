@@ -1,4 +1,5 @@
-"""What a supervisor of one's own sees of a shard: alive while it answers, ready while it may be done without."""
+"""What a supervisor of one's own sees of a shard: alive while it answers, ready while it may be
+done without."""
 
 import threading
 from pathlib import Path
@@ -33,17 +34,25 @@ def copy(heard_s: float = 0.0, *, on: bool = True, whole: bool = True, asks: boo
         (copy(70, on=False), True),  # it was given up: pushes go on, and so does an update
     ],
 )
-def test_a_shard_is_settled_when_its_copies_are_whole_or_given_up(found: Any, settled: bool) -> None:
+def test_a_shard_is_settled_when_its_copies_are_whole_or_given_up(
+    found: Any, settled: bool
+) -> None:
     settings = ParamsSettings(without_replica_s=20.0)
     assert is_settled(True, [found], 100, settings) is settled
     assert is_settled(True, [copy(99), found], 100, settings) is settled
     assert not is_settled(False, [found], 100, settings)
     assert is_settled(True, [], 100, settings)
-    assert not is_settled(True, [copy(0)], 100, ParamsSettings(without_replica_s=0)), "pushes wait for it for ever"
-    assert is_settled(True, [copy(90)], 100, ParamsSettings(replication="periodic", period_s=8)), "it comes by now and then"
+    assert not is_settled(True, [copy(0)], 100, ParamsSettings(without_replica_s=0)), (
+        "pushes wait for it for ever"
+    )
+    assert is_settled(True, [copy(90)], 100, ParamsSettings(replication="periodic", period_s=8)), (
+        "it comes by now and then"
+    )
 
 
-def test_a_shard_that_recovers_for_long_is_alive_and_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_that_recovers_for_long_is_alive_and_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     go_on, alive = threading.Event(), tmp_path / "alive"
 
     def slowly(*given: Any, **more: Any) -> Any:
@@ -52,7 +61,9 @@ def test_a_shard_that_recovers_for_long_is_alive_and_not_ready(tmp_path: Path, m
 
     monkeypatch.setattr(server_module, "recover", slowly)
     address = (f"unix:{tmp_path}/0.sock",)
-    place = Place(0, address, ParamsSettings(snapshot_s=0.0), TOKEN, folder_of(tmp_path, 0), alive=alive)
+    place = Place(
+        0, address, ParamsSettings(snapshot_s=0.0), TOKEN, folder_of(tmp_path, 0), alive=alive
+    )
     server = ShardServer(place).start()
     try:
         until(alive.exists)
@@ -69,9 +80,13 @@ def test_a_shard_that_recovers_for_long_is_alive_and_not_ready(tmp_path: Path, m
 
 def test_a_shard_whose_copy_is_gone_is_not_ready(shards: Shards) -> None:
     alive = shards.root / "alive"
-    shards.settings = ParamsSettings(shards=2, replicas=1, snapshot_s=0.0, recover_s=0.0, without_replica_s=3.5)
+    shards.settings = ParamsSettings(
+        shards=2, replicas=1, snapshot_s=0.0, recover_s=0.0, without_replica_s=3.5
+    )
     shards.addresses = tuple(f"unix:{shards.root}/{i}.sock" for i in range(2))
-    place = Place(0, shards.addresses, shards.settings, TOKEN, folder_of(shards.root, 0), alive=alive)
+    place = Place(
+        0, shards.addresses, shards.settings, TOKEN, folder_of(shards.root, 0), alive=alive
+    )
     shards.servers[0] = ShardServer(place).start()
     shards.begin(1)
     until((shards.root / "alive.ready").exists)
@@ -80,7 +95,9 @@ def test_a_shard_whose_copy_is_gone_is_not_ready(shards: Shards) -> None:
     until((shards.root / "alive.ready").exists)  # it went on without
 
 
-def test_what_cannot_be_touched_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_touched_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     pulse = Pulse(tmp_path / "nowhere" / "alive", ParamsSettings())
     pulse.beat(True, [], 0.0)
     pulse.beat(True, [], 0.0)

@@ -1,4 +1,5 @@
-"""Replicas: a copy is what its primary is, whatever is lost between them; the dead come back from it; zombies are fenced."""
+"""Replicas: a copy is what its primary is, whatever is lost between them; the dead come back from
+it; zombies are fenced."""
 
 import contextlib
 import errno
@@ -36,8 +37,15 @@ class Primary:
         self.training = Training(self.door, self.parameters)
         self.late: list[bytes] = []
         self.quiet = False
-        self.followers = Followers(0, 2, 1, waited=True, door=self.door, parameters=self.parameters,
-                                   answer=lambda whom, payload: self.late.append(payload))  # fmt: skip
+        self.followers = Followers(
+            0,
+            2,
+            1,
+            waited=True,
+            door=self.door,
+            parameters=self.parameters,
+            answer=lambda whom, payload: self.late.append(payload),
+        )
         self.followers.expect(0.0)
         self._draw, self._sequence = draw, 0
 
@@ -48,10 +56,14 @@ class Primary:
         if what == 0 and len(parameters.specs) < 4:
             rows = {"rows_max": 25, "evicts": True} if draw.integers(2) else {}
             optimizer = ["adam", "sgd"][draw.integers(2)]
-            parameters.create(TableSpec(f"t{len(parameters.specs)}", 3, optimizer=optimizer, **rows))  # type: ignore[arg-type]
+            parameters.create(
+                TableSpec(f"t{len(parameters.specs)}", 3, optimizer=optimizer, **rows)
+            )  # type: ignore[arg-type]
             self.door.note(DENSE, [])
         elif what == 1:
-            if parameters.dense.initialize({f"w{i}": ones(i + 1) for i in range(3)}, "momentum", {}, 1):
+            if parameters.dense.initialize(
+                {f"w{i}": ones(i + 1) for i in range(3)}, "momentum", {}, 1
+            ):
                 self.door.note(DENSE, range(3))
         elif what == 2 and parameters.specs:
             table = int(draw.integers(len(parameters.specs)))
@@ -60,12 +72,23 @@ class Primary:
             self.door.note(table, gone)
         else:
             self._sequence += int(draw.integers(1, 3))
-            variables = {"w1": draw.standard_normal(2)} if parameters.dense.initialized and draw.integers(2) else {}
+            variables = (
+                {"w1": draw.standard_normal(2)}
+                if parameters.dense.initialized and draw.integers(2)
+                else {}
+            )
             rows = {}
             for spec in parameters.specs:
                 ids = draw.integers(0, 60, int(draw.integers(0, 20)))
                 rows[spec.name] = {"ids": ids, "gradients": draw.standard_normal((ids.size, 3))}
-            self.training.push({"variables": variables, "rows": rows, "worker": 1 + int(what) % 3, "sequence": self._sequence})
+            self.training.push(
+                {
+                    "variables": variables,
+                    "rows": rows,
+                    "worker": 1 + int(what) % 3,
+                    "sequence": self._sequence,
+                }
+            )
 
     def answer(self, said: dict[str, Any]) -> bytes | dict[str, Any]:
         if said["call"] == "walk":
@@ -122,7 +145,9 @@ def step(follower: Follower) -> None:
 
 @pytest.mark.parametrize("seed", range(25))
 @pytest.mark.parametrize("still_bytes", [4 << 20, 400])
-def test_a_copy_is_what_its_primary_is(seed: int, still_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_is_what_its_primary_is(
+    seed: int, still_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(replication, "STILL_BYTES_MAX", still_bytes)
     monkeypatch.setattr(replication, "WAIT_S", 0.0)
     monkeypatch.setattr("clipper.params.parameters.PIECE_BYTES", 300)
@@ -145,12 +170,15 @@ def test_a_copy_is_what_its_primary_is(seed: int, still_bytes: int, monkeypatch:
     same(copy.parameters, primary.parameters)
     assert copy.version == primary.door.version
     assert primary.door.sure() == primary.door.position
-    assert {w: s[16:] for w, s in copy.pushes_seen().items()} == {w: s[16:] for w, s in primary.door.pushes_seen().items()}
+    assert {w: s[16:] for w, s in copy.pushes_seen().items()} == {
+        w: s[16:] for w, s in primary.door.pushes_seen().items()
+    }
 
 
 @pytest.mark.parametrize("seed", range(15))
 def test_what_is_sure_is_in_a_whole_copy(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At every moment: the pushes that a primary calls sure are all in its follower's whole copy, also while that begins anew."""
+    """At every moment: the pushes that a primary calls sure are all in its follower's whole copy,
+    also while that begins anew."""
     monkeypatch.setattr(replication, "WAIT_S", 0.0)
     draw = np.random.default_rng(seed)
     line = LossyLine(draw, 5)
@@ -160,20 +188,28 @@ def test_what_is_sure_is_in_a_whole_copy(seed: int, monkeypatch: pytest.MonkeyPa
     given: list[int] = []  # positions after each push
     for sequence in range(1, 300):
         pushed = primary.training.push(
-            {"rows": {"counts": {"ids": np.array([sequence]), "gradients": ones((1, 3))}}, "worker": 9, "sequence": sequence}
+            {
+                "rows": {"counts": {"ids": np.array([sequence]), "gradients": ones((1, 3))}},
+                "worker": 9,
+                "sequence": sequence,
+            }
         )
         given.append(pushed.position)
         if draw.integers(3):
             step(follower)
         if draw.integers(30) == 0:
             step(follower)
-            follower._drop(follower.replica if draw.integers(2) else None)  # it is lost, and with it the copy
+            follower._drop(
+                follower.replica if draw.integers(2) else None
+            )  # it is lost, and with it the copy
             if follower.replica is None:
                 primary.followers.each[0].begin()
         sure, copy = primary.door.sure(), follower.replica
         for number, position in enumerate(given, 1):
             if position <= sure and copy is not None:
-                assert copy.parameters.tables[0].read([number])[0][0], f"push {number} is sure, and not in the copy"
+                assert copy.parameters.tables[0].read([number])[0][0], (
+                    f"push {number} is sure, and not in the copy"
+                )
 
 
 # -- over sockets
@@ -224,7 +260,9 @@ def test_a_push_that_was_applied_is_not_applied_again_after_a_death(shards: Shar
     shards.begin(0)
     said = client.call(0, "push_gradients", rows=rows, worker=5, sequence=3)
     assert said["repeated"] is True
-    again = client.push("plain", [2, 4], -ones((2, 2)), sequence=2)  # as one that did not hear the second answer
+    again = client.push(
+        "plain", [2, 4], -ones((2, 2)), sequence=2
+    )  # as one that did not hear the second answer
     assert again.repeated == (0,)
     assert (client.pull("plain", [2, 4]) == before).all()
 
@@ -300,7 +338,8 @@ def test_the_fresher_of_replica_and_snapshot_is_taken(shards: Shards) -> None:
 
 
 def test_a_zombie_changes_nothing(shards: Shards) -> None:
-    """A shard is replaced while it lives, as where a host was given up too soon: nobody acknowledges what it does then."""
+    """A shard is replaced while it lives, as where a host was given up too soon: nobody
+    acknowledges what it does then."""
     client = shards.up(2, replicas=1, without_replica_s=0.4).client(answer_s=0.5)
     client.create(PLAIN)
     client.push("plain", [0, 2], -ones((2, 2)))
@@ -337,14 +376,20 @@ def test_a_follower_refuses_a_lower_epoch(shards: Shards) -> None:
     assert follower.fence(0) == 5
     with contextlib.suppress(OSError):
         until(lambda: bool(shards.servers[0].shard.ended))
-    assert "fenced by epoch 5" in shards.servers[0].shard.ended, "it was told when it was next asked"
+    assert "fenced by epoch 5" in shards.servers[0].shard.ended, (
+        "it was told when it was next asked"
+    )
 
 
 def test_pushes_do_not_wait_for_a_walk_through_much_and_the_shard_says_that_it_is_exposed(
     shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = shards.up(2, replicas=1, without_replica_s=0.0).client(patience_s=5.0)
-    client.create(TableSpec("wide", 1024, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"))
+    client.create(
+        TableSpec(
+            "wide", 1024, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"
+        )
+    )
     client.push("wide", range(0, 4000, 2), -ones((2000, 1024)))  # 8 MB in shard 0
     shards.lose(1)
     walks, walked, ask = threading.Event(), threading.Event(), Follower._ask
@@ -389,11 +434,15 @@ def test_pushes_wait_for_a_walking_follower_that_falls_silent() -> None:
     primary.followers.look(12.0)
     assert primary.door.sure() == primary.door.position
     primary.followers.look(14.0)
-    assert primary.door.sure() < primary.door.position, "it may follow another life of this shard by now"
+    assert primary.door.sure() < primary.door.position, (
+        "it may follow another life of this shard by now"
+    )
     assert primary.followers.exposed
 
 
-def test_shard_with_a_replica_comes_back_while_the_disk_is_full(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shard_with_a_replica_comes_back_while_the_disk_is_full(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = shards.up(2, replicas=1).client()
     client.create(PLAIN)
     client.push("plain", [2, 4], -ones((2, 2)))
@@ -414,7 +463,9 @@ def test_shard_with_a_replica_comes_back_while_the_disk_is_full(shards: Shards, 
         until(lambda: not client.call(0, "stats")["exposed"])
 
 
-def test_follower_that_a_shard_recovered_from_keeps_its_copy(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follower_that_a_shard_recovered_from_keeps_its_copy(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = shards.up(2, replicas=1).client()
     client.create(PLAIN)
     client.push("plain", range(0, 100, 2), -ones((50, 2)))
@@ -443,7 +494,9 @@ def test_follower_that_a_shard_recovered_from_keeps_its_copy(shards: Shards, mon
     shards.wait_for_copies()
     shards.lose(1)
     shards.begin(1)
-    until(lambda: 0 in walked and not client.call(0, "stats")["exposed"])  # shard 1 has nothing: it copies all
+    until(
+        lambda: 0 in walked and not client.call(0, "stats")["exposed"]
+    )  # shard 1 has nothing: it copies all
     shards.lose(0)
     shards.begin(0)
     assert (client.pull("plain", range(300)) == before).all()

@@ -29,7 +29,9 @@ def busy(shards: Shards) -> Shards:
     client.create(TableSpec("users", 3))
     client.push("users", [1, 2, 3, 4], ones((4, 3)))
     client.pull("users", [1, 2, 3, 9])
-    (shards.root / "shards.json").write_text(json.dumps({"addresses": shards.addresses, "token": TOKEN}))
+    (shards.root / "shards.json").write_text(
+        json.dumps({"addresses": shards.addresses, "token": TOKEN})
+    )
     return shards
 
 
@@ -55,7 +57,11 @@ def test_a_set_is_scraped(page: MetricsPage, busy: Shards) -> None:
     status, body, kind = get(page)
     assert (status, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
     text = body.decode()
-    missed = re.findall(r'^clipper_params_pulled_rows_total\{table="users",shard="(\d)",outcome="miss"\} (\d+)$', text, re.M)
+    missed = re.findall(
+        r'^clipper_params_pulled_rows_total\{table="users",shard="(\d)",outcome="miss"\} (\d+)$',
+        text,
+        re.M,
+    )
     assert missed == [("0", "0"), ("1", "1")]
     assert text.count("# TYPE clipper_params_rows gauge") == 1
     busy.end(0, snapshot=False)
@@ -72,7 +78,9 @@ def test_promtool_finds_nothing(page: MetricsPage) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("no promtool: python tools/fetch.py prometheus")
-    done = subprocess.run([promtool, "check", "metrics"], input=get(page)[1], capture_output=True, timeout=60)
+    done = subprocess.run(
+        [promtool, "check", "metrics"], input=get(page)[1], capture_output=True, timeout=60
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
@@ -81,13 +89,23 @@ FIRES = {  # alert -> the series that make it fire after half an hour, by the mi
     "ClipperParamsShardAway": [('clipper_params_shard_up{shard="1", instance="a"}', SILENT)],
     "ClipperParamsShardRestarts": [('clipper_params_epoch{shard="1", instance="a"}', "1+1x40")],
     "ClipperParamsExposed": [('clipper_params_shard_exposed{shard="1", instance="a"}', "1x40")],
-    "ClipperParamsReplicaBehind": [('clipper_params_replica_lag_seconds{shard="1", replica="2", instance="a"}', "31x40")],
+    "ClipperParamsReplicaBehind": [
+        ('clipper_params_replica_lag_seconds{shard="1", replica="2", instance="a"}', "31x40")
+    ],
     "ClipperParamsSnapshotsFail": [
         ('clipper_params_snapshots_total{shard="1", outcome="failed", instance="a"}', "0x25 1x15"),
     ],
-    "ClipperParamsRefuses": [('clipper_params_refused_total{shard="1", reason="too_stale", instance="a"}', "0+90x40")],
+    "ClipperParamsRefuses": [
+        ('clipper_params_refused_total{shard="1", reason="too_stale", instance="a"}', "0+90x40")
+    ],
     "ClipperParamsSkewed": [
-        (f'clipper_params_pulled_rows_total{{table="t", shard="{i}", outcome="hit", instance="a"}}', f"0+{more}x40")
+        (
+            (
+                f'clipper_params_pulled_rows_total{{table="t", shard="{i}", outcome="hit",'
+                ' instance="a"}'
+            ),
+            f"0+{more}x40",
+        )
         for i, more in enumerate((9000, 9, 9, 9))
     ],
 }
@@ -101,20 +119,30 @@ def test_an_alert_fires_when_it_should(alert: str, tmp_path: Path) -> None:
         pytest.skip("no promtool: python tools/fetch.py prometheus")
     (tmp_path / "alerts.yml").write_text((files("clipper.metrics") / "alerts.yml").read_text())
     quiet = [
-        ('clipper_params_shard_up{shard="0", instance="a"}', "1x40"), ('clipper_params_epoch{shard="0", instance="a"}', "3x40"),
-        ('clipper_params_shard_ready{shard="0", instance="a"}', "1x40"), ("clipper_build_info", "1x40"),
+        ('clipper_params_shard_up{shard="0", instance="a"}', "1x40"),
+        ('clipper_params_epoch{shard="0", instance="a"}', "3x40"),
+        ('clipper_params_shard_ready{shard="0", instance="a"}', "1x40"),
+        ("clipper_build_info", "1x40"),
         ('clipper_params_refused_total{shard="0", reason="not_ready", instance="a"}', "0+90x40"),
         ('clipper_params_replica_lag_seconds{shard="0", replica="1", instance="a"}', "2x40"),
         ('clipper_params_snapshots_total{shard="0", outcome="ok", instance="a"}', "0+1x40"),
-    ]  # fmt: skip
+    ]
     series = [{"series": name, "values": values} for name, values in [*quiet, *FIRES[alert]]]
     found = 'sort(count by (alertname) (ALERTS{alertstate="firing"}))'
     fires = [{"labels": f'{{alertname="{alert}"}}', "value": 1}]
     asked = [{"expr": found, "eval_time": "40m", "exp_samples": fires}]
-    tests = {"rule_files": ["alerts.yml"], "evaluation_interval": "1m",
-             "tests": [{"interval": "1m", "input_series": series, "promql_expr_test": asked}]}  # fmt: skip
+    tests = {
+        "rule_files": ["alerts.yml"],
+        "evaluation_interval": "1m",
+        "tests": [{"interval": "1m", "input_series": series, "promql_expr_test": asked}],
+    }
     (tmp_path / "tests.yml").write_text(json.dumps(tests))
-    done = subprocess.run([promtool, "test", "rules", str(tmp_path / "tests.yml")], capture_output=True, timeout=60, text=True)
+    done = subprocess.run(
+        [promtool, "test", "rules", str(tmp_path / "tests.yml")],
+        capture_output=True,
+        timeout=60,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -141,7 +169,17 @@ def test_one_shard_tells_of_itself(busy: Shards) -> None:
 
 @pytest.mark.slow
 def test_a_command_serves_a_set_that_others_run(busy: Shards) -> None:
-    said = [sys.executable, "-m", "clipper", "params", "metrics", "--folder", str(busy.root), "--listen", "127.0.0.1:0"]
+    said = [
+        sys.executable,
+        "-m",
+        "clipper",
+        "params",
+        "metrics",
+        "--folder",
+        str(busy.root),
+        "--listen",
+        "127.0.0.1:0",
+    ]
     with subprocess.Popen(said, stdout=subprocess.PIPE, text=True) as command:
         try:
             assert command.stdout is not None
@@ -164,10 +202,14 @@ def words(*more: str) -> str:
 def test_a_person_sees_what_shards_have_and_do(busy: Shards) -> None:
     folder = ["--folder", str(busy.root)]
     told = words("ps", *folder)
-    assert re.search(r"^ +1 +serves +\d+ +\d+ +2 +\S+ +1 +66\.7% +1 +\d+ +0, 0\.0 s +none", told, re.M), told
+    assert re.search(
+        r"^ +1 +serves +\d+ +\d+ +2 +\S+ +1 +66\.7% +1 +\d+ +0, 0\.0 s +none", told, re.M
+    ), told
     found = json.loads(words("ps", "--json", *folder))
     assert found["shards"][1]["tables"]["users"]["missed"] == 1
-    assert re.search(r'^clipper_params_rows\{table="users",shard="1"\} 2$', words("metrics", *folder), re.M)
+    assert re.search(
+        r'^clipper_params_rows\{table="users",shard="1"\} 2$', words("metrics", *folder), re.M
+    )
     live = words("top", "--every", "0.05", "--times", "2", *folder)
     assert live.count("pulls/s") == 2
     assert re.search(r"^ +0 +serves +2 +\S+ +0 +0 +– +0 +0 +– +0 +0, 0\.0 s +–$", live, re.M), live

@@ -1,4 +1,5 @@
-"""A server that serves and trains tables: its set of shards, what models declare, what reaches their containers."""
+"""A server that serves and trains tables: its set of shards, what models declare, what reaches
+their containers."""
 
 import json
 import os
@@ -17,7 +18,16 @@ import pytest
 
 import clipper
 from clipper.config import load
-from clipper.errors import ConfigError, DeployFailed, DoesNotFit, InvalidInput, NotAllowed, ShardAway, TypeConflict, UnknownTable
+from clipper.errors import (
+    ConfigError,
+    DeployFailed,
+    DoesNotFit,
+    InvalidInput,
+    NotAllowed,
+    ShardAway,
+    TypeConflict,
+    UnknownTable,
+)
 from clipper.params import Client, TableSpec
 from clipper.params.local import LocalSet, supervisor_of
 from clipper.params.places import told_in
@@ -27,11 +37,24 @@ from clipper_container import Model, session_of
 from tests.params.conftest import TOKEN, Shards
 from tests.signals import freeze
 
-QUICK: dict[str, Any] = {"heartbeat_ms": 100, "warmup": False, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 1.0}
+QUICK: dict[str, Any] = {
+    "heartbeat_ms": 100,
+    "warmup": False,
+    "restart_ms_min": 20,
+    "restart_ms_max": 200,
+    "drain_s": 1.0,
+}
 PATIENCE_S = 60.0
 
 
-SCORES = {"scores": {"dim": 1, "optimizer": "sgd", "optimizer_settings": {"rate": 1.0}, "initializer": "zeros"}}
+SCORES = {
+    "scores": {
+        "dim": 1,
+        "optimizer": "sgd",
+        "optimizer_settings": {"rate": 1.0},
+        "initializer": "zeros",
+    }
+}
 MISSPELT = {"scores": {"dim": 1, "optimiser": "sgd"}}
 
 
@@ -107,13 +130,18 @@ def asked(app: clipper.ApplicationHandle, id: int) -> clipper.Answer:
 
 
 @pytest.mark.slow
-def test_feedback_is_what_the_next_query_reads(server: clipper.ClipperServer, deploy: Callable[..., None]) -> None:
+def test_feedback_is_what_the_next_query_reads(
+    server: clipper.ClipperServer, deploy: Callable[..., None]
+) -> None:
     deploy("scores", Scores, replicas=2)
     app = server.app("learns", models=["scores"], policy="stacking", slo_ms=30_000)
     assert asked(app, 7).output == 0
     app.feedback(asked(app, 7), label=3.0)
     wait_until(lambda: asked(app, 7).output == 3)
-    assert server.params.pull("scores", [7, 8]).tolist() == [[3], [0]], "whoever asks the shards sees the same"
+    assert server.params.pull("scores", [7, 8]).tolist() == [
+        [3],
+        [0],
+    ], "whoever asks the shards sees the same"
     told = [replica["taught"] for replica in server.stats()["models"]["scores:1"]["replicas"]]
     assert sorted(told) == [0, 1], "one replica was told, both read what it learned"
     assert all(asked(app, 7).output == 3 for _ in range(20))
@@ -143,23 +171,40 @@ def test_a_shard_that_is_killed_is_back_before_the_model_gives_up(
 
 
 @pytest.mark.slow
-def test_tables_can_be_told_at_deployment(server: clipper.ClipperServer, deploy: Callable[..., None]) -> None:
+def test_tables_can_be_told_at_deployment(
+    server: clipper.ClipperServer, deploy: Callable[..., None]
+) -> None:
     deploy("bare", Bare, tables={"bare": {"dim": 4, "initializer": "constant"}})
     app = server.app("told", models=["bare"], slo_ms=30_000)
     assert asked(app, 1).output == server.params.pull("bare", [1])[0, 0]
-    assert server.catalog.view.model("bare").tables == {"bare": {"dim": 4, "initializer": "constant"}}
+    assert server.catalog.view.model("bare").tables == {
+        "bare": {"dim": 4, "initializer": "constant"}
+    }
 
 
 @pytest.mark.slow
-def test_a_users_row_is_the_context_of_their_queries(server: clipper.ClipperServer, deploy: Callable[..., None]) -> None:
+def test_a_users_row_is_the_context_of_their_queries(
+    server: clipper.ClipperServer, deploy: Callable[..., None]
+) -> None:
     """One of two models is right for a user, and which one their vector tells."""
     for label in (0, 1):
         deploy(f"says-{label}", partial(says, label), input="i64[1]")
-    server.params.create(TableSpec("users", 1, optimizer="sgd", initializer="zeros", optimizer_settings={"rate": 1.0}))
+    server.params.create(
+        TableSpec(
+            "users", 1, optimizer="sgd", initializer="zeros", optimizer_settings={"rate": 1.0}
+        )
+    )
     users = [f"u{i}" for i in range(4)]
     ids = np.array([session_of(user) for user in users], np.uint64)
     server.params.push("users", ids, [[-1.0] if i % 2 else [1.0] for i in range(4)])
-    app = server.app("theirs", models=["says-0", "says-1"], policy="linucb", context_table="users", slo_ms=30_000, default=-1)
+    app = server.app(
+        "theirs",
+        models=["says-0", "says-1"],
+        policy="linucb",
+        context_table="users",
+        slo_ms=30_000,
+        default=-1,
+    )
     outputs = []
     for turn in range(60):
         answer = app.predict([turn], user=users[turn % 4]).result(PATIENCE_S)
@@ -170,7 +215,9 @@ def test_a_users_row_is_the_context_of_their_queries(server: clipper.ClipperServ
     assert said == {"table": "users", "pulled": 60, "away": 0, "unusable": 0}
     app.predict([1], user="u1", context=[0.5]).result(PATIENCE_S)
     app.predict([1]).result(PATIENCE_S)
-    assert server.stats()["applications"]["theirs"]["context"]["pulled"] == 60, "one that brings its own, and nobody's"
+    assert server.stats()["applications"]["theirs"]["context"]["pulled"] == 60, (
+        "one that brings its own, and nobody's"
+    )
 
 
 def says(label: int, rows: Any) -> Any:
@@ -178,7 +225,9 @@ def says(label: int, rows: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_contexts_that_cannot_be(server: clipper.ClipperServer, deploy: Callable[..., None]) -> None:
+def test_contexts_that_cannot_be(
+    server: clipper.ClipperServer, deploy: Callable[..., None]
+) -> None:
     deploy("any", partial(says, 0), input="i64[1]")
     server.params.create(TableSpec("broad", 33))
     with pytest.raises(DoesNotFit, match=r"policy 'ensemble' of application 'c' takes no context"):
@@ -193,7 +242,9 @@ def test_contexts_that_cannot_be(server: clipper.ClipperServer, deploy: Callable
 
 @pytest.mark.slow
 def test_tables_that_cannot_be(server: clipper.ClipperServer) -> None:
-    with pytest.raises(InvalidInput, match=r"declares table 'scores' with 'optimiser'.*'optimizer'"):
+    with pytest.raises(
+        InvalidInput, match=r"declares table 'scores' with 'optimiser'.*'optimizer'"
+    ):
         server.deploy("misspelt", Misspelt)
     server.params.create(TableSpec("taken", 3))
     with pytest.raises(TypeConflict, match=r"model 'wide:1' declares table 'taken': .*dim"):
@@ -211,23 +262,37 @@ def test_tables_that_cannot_be(server: clipper.ClipperServer) -> None:
 
 def test_tables_need_a_server_that_has_some() -> None:
     with clipper.start(**QUICK) as server:
-        with pytest.raises(DoesNotFit, match=r"declares tables \(scores\), and this server has none") as told:
+        with pytest.raises(
+            DoesNotFit, match=r"declares tables \(scores\), and this server has none"
+        ) as told:
             server.deploy("scores", Scores)
         assert "clipper.start(params=" in told.value.hint
         with pytest.raises(NotAllowed, match="no tables"):
             server.params  # noqa: B018
-        with pytest.raises(DoesNotFit, match=r"context_table='users', and this server has no tables"):
+        with pytest.raises(
+            DoesNotFit, match=r"context_table='users', and this server has no tables"
+        ):
             server.app("c", policy="linucb", context_table="users")
-        server.catalog.register_application("c", policy="linucb", context_table="users")  # as a server with tables made it
+        server.catalog.register_application(
+            "c", policy="linucb", context_table="users"
+        )  # as a server with tables made it
         assert "context" not in server.stats()["applications"]["c"]
-        with pytest.raises(DeployFailed, match="declares tables of parameters \\('scores'\\), and its server has none"):
-            server.deploy("named", "tests.params.test_serving:Scores", code=[str(Path(__file__).parents[2])])
+        with pytest.raises(
+            DeployFailed,
+            match="declares tables of parameters \\('scores'\\), and its server has none",
+        ):
+            server.deploy(
+                "named", "tests.params.test_serving:Scores", code=[str(Path(__file__).parents[2])]
+            )
 
 
 @pytest.mark.slow
 def test_a_set_of_ones_own_ends_and_begins_with_the_server(tmp_path: Path) -> None:
     file = tmp_path / "clipper.toml"
-    file.write_text(f'[server]\nstate = "{tmp_path}/state"\nparams = "{tmp_path}/set"\n[params]\nshards = 2\nsnapshot_s = 0\n')
+    file.write_text(
+        f'[server]\nstate = "{tmp_path}/state"\nparams = "{tmp_path}/set"\n[params]\nshards ='
+        " 2\nsnapshot_s = 0\n"
+    )
     with clipper.start(file, **QUICK) as server:
         server.deploy("scores", Scores, cache=False)
         server.params.push("scores", [3, 4], [[-1.0], [-2.0]])
@@ -238,7 +303,9 @@ def test_a_set_of_ones_own_ends_and_begins_with_the_server(tmp_path: Path) -> No
         assert server.params.pull("scores", [4])[0, 0] == 2, "the other's end did not end it"
     assert supervisor_of(tmp_path / "set") == 0
     with clipper.start(params=f"{tmp_path}/set", state=f"{tmp_path}/state", **QUICK) as server:
-        assert len(server.params) == 2, "as many shards as the folder knows of, though nobody said so"
+        assert len(server.params) == 2, (
+            "as many shards as the folder knows of, though nobody said so"
+        )
         app = server.app("again", models=["scores"], slo_ms=30_000)
         wait_until(lambda: server.stats()["models"]["scores:1"]["has"] == 1)
         assert asked(app, 4).output == 2
@@ -253,7 +320,7 @@ server.params.create(TableSpec("t", 1, initializer="zeros", optimizer="sgd", opt
 server.params.push("t", [1], [[-1.0]])
 print(server.params.call(0, "stats")["pid"], flush=True)
 time.sleep(600)
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.slow
@@ -305,7 +372,9 @@ def test_a_set_that_an_engine_runs_elsewhere_is_used(shards: Shards) -> None:
 
 
 def test_settings_are_what_is_said_else_what_the_folder_knows(tmp_path: Path) -> None:
-    (tmp_path / "shards.json").write_text('{"settings": {"shards": 5, "replicas": 2, "token": "", "gone": 1}}')
+    (tmp_path / "shards.json").write_text(
+        '{"settings": {"shards": 5, "replicas": 2, "token": "", "gone": 1}}'
+    )
     found = settings_of(load(env={}, params=str(tmp_path)))
     assert (found.shards, found.replicas, found.folder) == (5, 2, str(tmp_path))
     file = tmp_path / "clipper.toml"

@@ -1,4 +1,5 @@
-"""Shards as workers see them: tables and dense variables over sockets, beside twins in this process."""
+"""Shards as workers see them: tables and dense variables over sockets, beside twins in this
+process."""
 
 import math
 import socket
@@ -9,7 +10,15 @@ import numpy as np
 import pytest
 
 from clipper.config import load
-from clipper.errors import ClipperError, Forbidden, InvalidInput, StalePush, TypeConflict, UnknownTable, UnknownVariable
+from clipper.errors import (
+    ClipperError,
+    Forbidden,
+    InvalidInput,
+    StalePush,
+    TypeConflict,
+    UnknownTable,
+    UnknownVariable,
+)
 from clipper.params import TableSpec
 from clipper.params.frames import Head, Kind, Refusal, packed, read_head, unpacked
 from clipper_container.tables import Tables
@@ -31,7 +40,9 @@ def test_tables_on_shards_are_one_table(shards: Shards, count: int) -> None:
     twin = Table("users", 6, optimizer=Optimizer("adam"), seed=4)
     parts = [Table("users", 6, optimizer=Optimizer("adam"), seed=4) for _ in range(count)]
     every = np.array([-(1 << 63), -7, -1, 0, 1, 5, 6, 1 << 40, (1 << 63) - 1])
-    assert (client.pull("users", every) == twin.pull(every)).all(), "a row begins the same wherever it is"
+    assert (client.pull("users", every) == twin.pull(every)).all(), (
+        "a row begins the same wherever it is"
+    )
     for _ in range(30):
         ids = draw.choice(every, int(draw.integers(0, 12)))
         given = gradients(draw, len(ids))
@@ -57,7 +68,9 @@ def test_a_table_is_made_once(shards: Shards) -> None:
     assert other.spec("users") == USERS
 
 
-def test_the_token_may_be_where_a_server_has_it_too(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_may_be_where_a_server_has_it_too(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shards.up(1)
     monkeypatch.setenv("CLIPPER_PARAMS__TOKEN", TOKEN)
     assert load().params.token == TOKEN
@@ -90,7 +103,11 @@ def test_the_first_model_wins(shards: Shards) -> None:
     for t in range(1, 4):
         step.step(weights, state, ones(12, np.float32), t)
     assert (news["w5"].reshape(-1) == weights).all()
-    assert [a - b for a, b in zip(later, versions, strict=True)] == [3, 3, 3], "a push of a model is one version on every shard"
+    assert [a - b for a, b in zip(later, versions, strict=True)] == [
+        3,
+        3,
+        3,
+    ], "a push of a model is one version on every shard"
 
 
 def test_a_step_of_the_model_is_whole_or_nothing(shards: Shards) -> None:
@@ -107,21 +124,42 @@ def test_a_step_of_the_model_is_whole_or_nothing(shards: Shards) -> None:
         ({"v": ones(3)}, {"users": good}, UnknownVariable, "no variable 'v'"),
         ({"w": np.array([1, math.inf, 2])}, {"users": good}, InvalidInput, "NaN or infinity"),
         ({"w": ones(3)}, {"items": good}, UnknownTable, "no table 'items'"),
-        ({"w": ones(3)}, {"users": {**good, "gradients": nan}}, InvalidInput, "gradient of id 2 holds NaN"),
-        ({"w": ones(3)}, {"users": {**good, "gradients": nan[:, :5]}}, InvalidInput, r"f32\[2, 6\], not \[2, 5\]"),
-        ({"w": ones(3)}, {"users": {**good, "ids": ids.astype(np.float32)}}, InvalidInput, "ids are i64"),
+        (
+            {"w": ones(3)},
+            {"users": {**good, "gradients": nan}},
+            InvalidInput,
+            "gradient of id 2 holds NaN",
+        ),
+        (
+            {"w": ones(3)},
+            {"users": {**good, "gradients": nan[:, :5]}},
+            InvalidInput,
+            r"f32\[2, 6\], not \[2, 5\]",
+        ),
+        (
+            {"w": ones(3)},
+            {"users": {**good, "ids": ids.astype(np.float32)}},
+            InvalidInput,
+            "ids are i64",
+        ),
         ({"w": ones(3)}, {"users": {"ids": ids}}, InvalidInput, "a map of ids and gradients"),
         ({"w": "nonsense"}, {}, InvalidInput, "could not convert"),
     ]
     for number, (variables, rows, error, text) in enumerate(wrong, 1):
         with pytest.raises(error, match=text):
-            client.call(0, "push_gradients", variables=variables, rows=rows, worker=3, sequence=number)
+            client.call(
+                0, "push_gradients", variables=variables, rows=rows, worker=3, sequence=number
+            )
     for scale in (-1.0, math.nan, math.inf):
         with pytest.raises(InvalidInput, match="scale"):
-            client.call(0, "push_gradients", variables={"w": ones(3)}, worker=3, sequence=99, scale=scale)
+            client.call(
+                0, "push_gradients", variables={"w": ones(3)}, worker=3, sequence=99, scale=scale
+            )
     assert (client.pull("users", ids) == before).all()
     assert client.pull_variables()[0] == version
-    said = client.call(0, "push_gradients", variables={"w": ones(3)}, rows={"users": good}, worker=3, sequence=1)
+    said = client.call(
+        0, "push_gradients", variables={"w": ones(3)}, rows={"users": good}, worker=3, sequence=1
+    )
     assert said["version"] == version[0] + 1, "a refused push is not remembered as seen"
 
 
@@ -189,9 +227,17 @@ def test_what_a_call_says_wrong_is_said(shards: Shards) -> None:
         ("nothing", {}, "no call 'nothing'"),
         ("create", {"spec": {"name": "t"}}, "missing required field `dim`"),
         ("create", {"spec": {"name": "t", "dim": 0}}, "dim is 0"),
-        ("create", {"spec": {"name": "t", "dim": 3, "optimizer": "newton"}}, "no optimizer 'newton'"),
+        (
+            "create",
+            {"spec": {"name": "t", "dim": 3, "optimizer": "newton"}},
+            "no optimizer 'newton'",
+        ),
         ("push_model", {"variables": [1]}, "are maps"),
-        ("push_model", {"variables": {"w": ones(2)}, "optimizer": "newton"}, "no optimizer 'newton'"),
+        (
+            "push_model",
+            {"variables": {"w": ones(2)}, "optimizer": "newton"},
+            "no optimizer 'newton'",
+        ),
         ("push_model", {"variables": {"": ones(2)}}, "a variable's name"),
         ("pull_variables", {"since": "yesterday"}, "since is a version"),
         ("push_gradients", {"worker": -1}, "worker is a whole number"),
@@ -218,7 +264,10 @@ def test_rows_nobody_uses_expire(shards: Shards) -> None:
     shard.post(shard.expire)
     while len(first) == 4:
         client.call(0, "stats")
-    assert {name: said["rows"] for name, said in client.call(0, "stats")["tables"].items()} == {"short": 3, "long": 3}
+    assert {name: said["rows"] for name, said in client.call(0, "stats")["tables"].items()} == {
+        "short": 3,
+        "long": 3,
+    }
     assert first.read([1, 2, 3, 9])[0].tolist() == [False, True, True, True]
 
 
@@ -236,7 +285,11 @@ def test_a_shard_says_how_it_does(shards: Shards) -> None:
 
 
 def test_a_large_map_is_read_as_it_was_written() -> None:
-    said: dict[Any, Any] = {"a": np.arange(6, dtype=np.int64).reshape(2, 3), "b": [{"c": np.float32(2.5)}], 7: b"x"}
+    said: dict[Any, Any] = {
+        "a": np.arange(6, dtype=np.int64).reshape(2, 3),
+        "b": [{"c": np.float32(2.5)}],
+        7: b"x",
+    }
     found: dict[Any, Any] = unpacked(packed(said))
     assert (found["a"] == said["a"]).all()
     assert found["b"] == [{"c": 2.5}]

@@ -1,4 +1,5 @@
-"""Rows by shared memory: blocks beside a twin, and both sides' pulls beside those over the socket."""
+"""Rows by shared memory: blocks beside a twin, and both sides' pulls beside those over the
+socket."""
 
 import gc
 import os
@@ -49,7 +50,9 @@ def test_what_is_held_is_nobody_elses(steps: list[tuple[int, int]]) -> None:
             continue
         taken = rows.take(nbytes)
         if taken is None:
-            assert sum(block_bytes(len(array)) for array, _ in held) + block_bytes(nbytes) > 1 << 14, "there was room"
+            assert (
+                sum(block_bytes(len(array)) for array, _ in held) + block_bytes(nbytes) > 1 << 14
+            ), "there was room"
             continue
         offset, array = taken
         assert len(array) == nbytes
@@ -123,7 +126,9 @@ def both(shards: Shards) -> tuple[Client, Client]:
     client = shards.client()
     client.create(TableSpec("users", DIM))
     ids = np.arange(-N, N)
-    client.push("users", ids, np.random.default_rng(5).standard_normal((2 * N, DIM)).astype(np.float32))
+    client.push(
+        "users", ids, np.random.default_rng(5).standard_normal((2 * N, DIM)).astype(np.float32)
+    )
     return client, shards.client(shared=False)
 
 
@@ -150,7 +155,9 @@ def test_they_are_what_comes_over_the_socket(shards: Shards, count: int, dtype: 
         assert shared.pull("users", []).shape == (0, DIM)
 
 
-def test_rows_stay_as_they_were_for_who_keeps_them(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_stay_as_they_were_for_who_keeps_them(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shared_rows, "BYTES_MIN", 1 << 18)
     shared, plain = both(shards.up(1))
     draw, kept = np.random.default_rng(9), []
@@ -191,7 +198,9 @@ def test_a_shard_that_shares_nothing_sends_rows(shards: Shards) -> None:
     assert shared_bytes(shards) == [0]
 
 
-def test_a_shard_whose_memory_is_given_away_sends_rows(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_whose_memory_is_given_away_sends_rows(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shared_rows, "BYTES_MIN", 1 << 19)
     shared, plain = both(shards.up(1, shared_bytes_max=1 << 19))
     expected = plain.pull("users", np.arange(N))

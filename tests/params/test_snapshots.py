@@ -1,4 +1,5 @@
-"""Snapshots: what comes back is what was there, at any number of shards; what is torn, spoiled or unfinished is not believed."""
+"""Snapshots: what comes back is what was there, at any number of shards; what is torn, spoiled or
+unfinished is not believed."""
 
 import errno
 import json
@@ -18,7 +19,10 @@ from clipper.params.snapshots import FILE, MANIFEST, part_of, parts_in, sets_in
 from clipper_core.shard_door import ShardDoor
 from tests.params.conftest import Shards, full, ones, zeros
 
-TABLES = (TableSpec("users", 5, optimizer="adam"), TableSpec("items", 3, optimizer="momentum", admit_after=2))
+TABLES = (
+    TableSpec("users", 5, optimizer="adam"),
+    TableSpec("items", 3, optimizer="momentum", admit_after=2),
+)
 
 
 def teach(client: Client, seed: int, *, count: int = 12) -> None:
@@ -30,7 +34,9 @@ def teach(client: Client, seed: int, *, count: int = 12) -> None:
         for spec in TABLES:
             ids = draw.integers(-40, 40, 20)
             client.push(spec.name, ids, draw.standard_normal((20, spec.dim)))
-        client.push_gradients({f"w{i}": draw.standard_normal(i + 1).astype(np.float32) for i in range(5)})
+        client.push_gradients(
+            {f"w{i}": draw.standard_normal(i + 1).astype(np.float32) for i in range(5)}
+        )
 
 
 def all_of(shards: Shards) -> dict[Any, Any]:
@@ -42,7 +48,10 @@ def all_of(shards: Shards) -> dict[Any, Any]:
             position: int | None = 0
             while position is not None:
                 ids, rows, stamps, position = table.walk(position)
-                found |= {(spec.name, int(i)): (row.tobytes(), int(at)) for i, row, at in zip(ids, rows, stamps, strict=True)}
+                found |= {
+                    (spec.name, int(i)): (row.tobytes(), int(at))
+                    for i, row, at in zip(ids, rows, stamps, strict=True)
+                }
         for said in parameters.dense.read(range(len(parameters.dense))):
             found[said["name"]] = (said["value"].tobytes(), said["state"].tobytes(), said["steps"])
     return found
@@ -61,9 +70,10 @@ def test_a_shard_comes_back_with_all_it_had(shards: Shards) -> None:
     shards.up(2)
     assert all_of(shards) == before
     assert versions(shards) == version
-    assert [{w: s[16:] for w, s in server.shard.door.pushes_seen().items()} for server in shards.servers.values()] == [
-        {w: s[16:] for w, s in one.items()} for one in seen
-    ]
+    assert [
+        {w: s[16:] for w, s in server.shard.door.pushes_seen().items()}
+        for server in shards.servers.values()
+    ] == [{w: s[16:] for w, s in one.items()} for one in seen]
     assert [server.recovered for server in shards.servers.values()] == ["snapshot 1", "snapshot 2"]
     assert [t.steps for t in shards.servers[0].shard.parameters.tables] == [12, 12]
     teach(client, 2)
@@ -158,7 +168,9 @@ def test_what_was_evicted_is_in_no_delta(shards: Shards, mode: str) -> None:
     assert all_of(shards) == before
     shards.down(snapshot=False)
     shards.up(1)
-    assert len(shards.servers[0].shard.parameters.tables[0]) == 40, "one shard has room for the rows of one"
+    assert len(shards.servers[0].shard.parameters.tables[0]) == 40, (
+        "one shard has room for the rows of one"
+    )
 
 
 def test_old_snapshots_go_and_deltas_keep_what_they_need(shards: Shards) -> None:
@@ -234,7 +246,9 @@ def test_a_full_disk_leaves_what_was_there(shards: Shards, monkeypatch: pytest.M
             client.call(0, "snapshot", whole=whole)
     said = client.call(0, "stats")["snapshots"]
     assert (said["failed"], said["taken"]) == (2, 1)
-    assert sorted(path.name for path in shards.root.glob("snapshots/*/*")) == ["shard-0-of-1"], "no half of one is left"
+    assert sorted(path.name for path in shards.root.glob("snapshots/*/*")) == ["shard-0-of-1"], (
+        "no half of one is left"
+    )
     teach(client, 11)
     monkeypatch.undo()
     assert client.call(0, "snapshot")["base"] == 0, "what was lost count of is not left out"
@@ -246,7 +260,8 @@ def test_a_full_disk_leaves_what_was_there(shards: Shards, monkeypatch: pytest.M
 
 
 def test_a_snapshot_is_of_one_moment(shards: Shards) -> None:
-    """While two workers push to the same rows of two tables: every row of it has had the pushes that it says it has seen."""
+    """While two workers push to the same rows of two tables: every row of it has had the pushes
+    that it says it has seen."""
     shards.up(1, deltas_max=3, snapshots_max=9)
     clients = [shards.client(worker=k + 1) for k in range(2)]
     for name in ("a", "b"):
@@ -257,7 +272,9 @@ def test_a_snapshot_is_of_one_moment(shards: Shards) -> None:
     def work(client: Client) -> None:
         while not stop.is_set():
             gradients = full((3000, 2), -100, np.float32)
-            client.push_gradients({"w": full(2, -100)}, {"a": (ids, gradients), "b": (ids, gradients)})
+            client.push_gradients(
+                {"w": full(2, -100)}, {"a": (ids, gradients), "b": (ids, gradients)}
+            )
             client.push("a", ids, gradients)
 
     threads = [threading.Thread(target=work, args=(client,)) for client in clients]
@@ -278,7 +295,9 @@ def test_a_snapshot_is_of_one_moment(shards: Shards) -> None:
             twin.take(piece)
             for worker, window in piece.get("seen", {}).items():
                 door.saw(worker, window)
-        pushes = {worker: SEQUENCES.unpack(window)[0] for worker, window in door.pushes_seen().items()}
+        pushes = {
+            worker: SEQUENCES.unpack(window)[0] for worker, window in door.pushes_seen().items()
+        }
         models = sum((n + 1) // 2 for n in pushes.values())
         alone = sum(n // 2 for n in pushes.values())
         assert source.version - 1 == models + alone

@@ -1,4 +1,5 @@
-"""The process that shards are forked from: what it says of them, and that its death costs nothing; their supervisor's death."""
+"""The process that shards are forked from: what it says of them, and that its death costs nothing;
+their supervisor's death."""
 
 import json
 import os
@@ -21,12 +22,16 @@ from clipper.settings.params import ParamsSettings
 from tests.params.conftest import ones, until
 
 PATIENCE_S = 60.0
-COUNTS = TableSpec("counts", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros")
+COUNTS = TableSpec(
+    "counts", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"
+)
 
 
 @pytest.fixture
 def local(tmp_path: Path) -> Iterator[LocalSet]:
-    found = LocalSet(ParamsSettings(folder=str(tmp_path), shards=2, replicas=1, snapshot_s=0.0)).start()
+    found = LocalSet(
+        ParamsSettings(folder=str(tmp_path), shards=2, replicas=1, snapshot_s=0.0)
+    ).start()
     try:
         found.wait_ready(PATIENCE_S)
         yield found
@@ -44,7 +49,11 @@ def test_shards_go_on_when_what_they_were_forked_from_is_killed(local: LocalSet)
         until(lambda: local._template.popen.pid != template)
         client.push("counts", range(10), -ones((10, 2)))
         assert local.pids() == before
-        until(lambda: all(one["whole"] for _, said in client.call_all("stats") for one in said["followers"]))
+        until(
+            lambda: all(
+                one["whole"] for _, said in client.call_all("stats") for one in said["followers"]
+            )
+        )
         os.kill(before[1], signal.SIGKILL)  # now it takes the new one
         client.push("counts", range(10), -ones((10, 2)))
         assert (client.pull("counts", range(10)) == 2).all()
@@ -57,7 +66,11 @@ def test_both_killed_at_once(local: LocalSet) -> None:
     with Client(local.folder, patience_s=PATIENCE_S) as client:
         client.create(COUNTS)
         client.push("counts", range(10), -ones((10, 2)))
-        until(lambda: all(one["whole"] for _, said in client.call_all("stats") for one in said["followers"]))
+        until(
+            lambda: all(
+                one["whole"] for _, said in client.call_all("stats") for one in said["followers"]
+            )
+        )
         for pid in (local._template.popen.pid, local.pids()[0]):
             os.kill(pid, signal.SIGKILL)
         assert (client.pull("counts", range(10)) == 1).all()
@@ -67,7 +80,9 @@ def test_both_killed_at_once(local: LocalSet) -> None:
 @pytest.mark.slow
 def test_shards_end_in_good_order_when_their_supervisor_is_killed(tmp_path: Path) -> None:
     words = ["--shards", "2", "--replicas", "1", "--folder", str(tmp_path)]
-    up = subprocess.Popen([sys.executable, "-m", "clipper", "params", "up", *words], stdout=subprocess.PIPE, text=True)
+    up = subprocess.Popen(
+        [sys.executable, "-m", "clipper", "params", "up", *words], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert up.stdout is not None
         assert "2 shards serve" in up.stdout.readline()
@@ -93,7 +108,9 @@ def heard(line: socket.socket) -> tuple[Any, list[int]]:
     return json.loads(data), fds
 
 
-def test_what_cannot_be_forked_is_said_and_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_cannot_be_forked_is_said_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def no() -> int:

@@ -43,7 +43,9 @@ def samples(found: list[dict[str, Any]], names_max: int = 200) -> Samples:
     return into
 
 
-def eventually(shards: Shards, is_so: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
+def eventually(
+    shards: Shards, is_so: Callable[[list[dict[str, Any]]], bool]
+) -> list[dict[str, Any]]:
     one = reader(shards)
     for _ in range(2000):
         found = one.read()
@@ -78,7 +80,9 @@ def test_rows_are_counted_by_what_became_of_them(shards: Shards, by_call: bool) 
         pulled, missed, applied, len(known), len(known),
     ]  # fmt: skip
     assert 0 < missed < pulled
-    hits = [samples(found).get("clipper_params_pulled_rows_total", "t", shard, "hit") for shard in "01"]
+    hits = [
+        samples(found).get("clipper_params_pulled_rows_total", "t", shard, "hit") for shard in "01"
+    ]
     assert hits == [one["tables"]["t"]["pulled"] - one["tables"]["t"]["missed"] for one in found]
     assert (sum(one["model_pushes"] for one in found) > 0) == by_call
     assert (sum(one["door"]["pushes"] for one in found) > 0) != by_call
@@ -113,7 +117,8 @@ def test_rows_that_go_or_never_come_are_counted(shards: Shards) -> None:
 
 @pytest.mark.parametrize("by_call", [False, True])
 def test_how_old_gradients_were(shards: Shards, by_call: bool) -> None:
-    """Three workers who pull at different times; who is too late is refused, and counted with its lag."""
+    """Three workers who pull at different times; who is too late is refused, and counted with its
+    lag."""
     client = shards.up(1, lag_max=3).client()
     client.create(SPEC)
     twin = LatencyHistogram()
@@ -129,11 +134,16 @@ def test_how_old_gradients_were(shards: Shards, by_call: bool) -> None:
             client.push("t", [5], ones((1, 3)), versioned=True)
     (found,) = read(shards)
     assert snapshot_of(found["lags"]["buckets"], found["lags"]["sum"]) == twin.snapshot()
-    assert found["refused"]["too_stale"] == sum(n for low, _, n in twin.snapshot().buckets() if low > 3) > 0
+    assert (
+        found["refused"]["too_stale"]
+        == sum(n for low, _, n in twin.snapshot().buckets() if low > 3)
+        > 0
+    )
 
 
 def test_steps_of_several_workers_are_counted(shards: Shards) -> None:
-    """Two pushes make a step, which takes the rows of both; the last is of a version that is gathered no more."""
+    """Two pushes make a step, which takes the rows of both; the last is of a version that is
+    gathered no more."""
     shards.up(1, mode="sync", grads_to_wait=2)
     client, other = shards.client(), shards.client()
     client.create(SPEC)
@@ -142,7 +152,11 @@ def test_steps_of_several_workers_are_counted(shards: Shards) -> None:
         other.push_gradients(rows={"t": ([2, 3], ones((2, 3)))}, versions=[version])
     assert not client.push_gradients(rows={"t": ([1], ones((1, 3)))}, versions=[1])["accepted"]
     (found,) = read(shards)
-    assert (found["model_pushes"], found["tables"]["t"]["applied"], found["tables"]["t"]["made"]) == (4, 6, 3)
+    assert (
+        found["model_pushes"],
+        found["tables"]["t"]["applied"],
+        found["tables"]["t"]["made"],
+    ) == (4, 6, 3)
     assert found["lags"] == {"buckets": [[0, 2], [1, 1]], "sum": 1}
     assert found["refused"]["too_stale"] == 1
 
@@ -168,7 +182,10 @@ def test_replicas_snapshots_and_recoveries_are_told(shards: Shards) -> None:
     client = shards.up(2, replicas=1).client()
     client.create(SPEC)
     client.push("t", range(10), ones((10, 3)))
-    found = eventually(shards, lambda each: all(f["whole"] and not f["behind"] for one in each for f in one["followers"]))
+    found = eventually(
+        shards,
+        lambda each: all(f["whole"] and not f["behind"] for one in each for f in one["followers"]),
+    )
     assert all(one["followers"][0]["behind_s"] == 0 for one in found)
     assert samples(found).get("clipper_params_snapshot_age_seconds", "0") is None
     client.call(0, "snapshot", number=1)
@@ -203,7 +220,9 @@ def test_the_age_of_a_snapshot_outlives_a_shard(shards: Shards) -> None:
     age = samples([found]).get("clipper_params_snapshot_age_seconds", "0")
     assert isinstance(age, float)
     assert 0 <= age < 60
-    assert samples([found]).get("clipper_params_snapshot_seconds", "0") is None, "of a life before this one"
+    assert samples([found]).get("clipper_params_snapshot_seconds", "0") is None, (
+        "of a life before this one"
+    )
 
 
 def test_every_metric_of_parameters_is_made(shards: Shards) -> None:
@@ -215,7 +234,9 @@ def test_every_metric_of_parameters_is_made(shards: Shards) -> None:
     made = {family.name for family, _ in samples(found)}
     assert made == {name for name in FAMILIES if name.startswith("clipper_params_")}
     text = prometheus(samples(found)).decode()
-    assert re.search(r'^clipper_params_pulled_rows_total\{table="t",shard="1",outcome="miss"\} 0$', text, re.M)
+    assert re.search(
+        r'^clipper_params_pulled_rows_total\{table="t",shard="1",outcome="miss"\} 0$', text, re.M
+    )
     many = [{**one, "tables": {f"t{i}": one["tables"]["t"] for i in range(5)}} for one in found]
     capped = samples(many, 2)
     assert capped.get("clipper_params_rows", OTHER, "0") == 3 * found[0]["tables"]["t"]["rows"]
@@ -235,8 +256,13 @@ def test_a_reader_follows_a_set_to_other_addresses(shards: Shards, tmp_path: Pat
     one.close()
 
 
-@given(st.lists(st.tuples(st.floats(0, 5), st.integers(0, 3)), min_size=1, max_size=40), st.integers(0, 60))
-def test_how_old_what_a_follower_lacks_is(steps: list[tuple[float, int]], acknowledged: int) -> None:
+@given(
+    st.lists(st.tuples(st.floats(0, 5), st.integers(0, 3)), min_size=1, max_size=40),
+    st.integers(0, 60),
+)
+def test_how_old_what_a_follower_lacks_is(
+    steps: list[tuple[float, int]], acknowledged: int
+) -> None:
     ages, now, position = Ages(), 0.0, 0
     born = dict[int, float]()
     for seconds, changes in steps:

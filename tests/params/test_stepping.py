@@ -1,4 +1,5 @@
-"""Synchronous training: several workers' gradients make one step, the same on every shard, whoever comes first or dies."""
+"""Synchronous training: several workers' gradients make one step, the same on every shard, whoever
+comes first or dies."""
 
 import random
 import threading
@@ -12,14 +13,18 @@ from clipper.params import Client, TableSpec, stepping
 from tests.params.conftest import Shards, full, ones, zeros
 from tests.params.test_replication import until
 
-COUNTS = TableSpec("counts", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros")
+COUNTS = TableSpec(
+    "counts", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"
+)
 
 
 def begun(shards: Shards, count: int, grads_to_wait: int, **settings: Any) -> Client:
     shards.up(count, mode="sync", grads_to_wait=grads_to_wait, **settings)
     client = shards.client()
     client.create(COUNTS)
-    client.push_model({f"w{i}": zeros(1) for i in range(4)}, optimizer="sgd", optimizer_settings={"rate": 1.0})
+    client.push_model(
+        {f"w{i}": zeros(1) for i in range(4)}, optimizer="sgd", optimizer_settings={"rate": 1.0}
+    )
     return client
 
 
@@ -33,11 +38,17 @@ def test_dense_is_averaged_and_rows_are_summed(shards: Shards, count: int) -> No
     other = shards.client()
     versions = client.pull_variables()[0]
     assert versions == [1] * count
-    said = client.push_gradients({f"w{i}": -ones(1) for i in range(4)}, {"counts": ([1, 2, 2], -ones((3, 2)))}, versions=versions)
+    said = client.push_gradients(
+        {f"w{i}": -ones(1) for i in range(4)},
+        {"counts": ([1, 2, 2], -ones((3, 2)))},
+        versions=versions,
+    )
     assert said["accepted"]
     assert said["versions"] == versions, "the first of two changes nothing"
     assert variables(client) == [0] * 4
-    said = other.push_gradients({"w0": full(1, -3)}, {"counts": ([2, 5], full((2, 2), -10))}, versions=versions)
+    said = other.push_gradients(
+        {"w0": full(1, -3)}, {"counts": ([2, 5], full((2, 2), -10))}, versions=versions
+    )
     assert said["accepted"]
     assert said["versions"] == [2] * count
     assert variables(client) == [2, 0.5, 0.5, 0.5]
@@ -61,7 +72,10 @@ def test_what_one_shard_refuses_no_shard_takes(shards: Shards) -> None:
     client = begun(shards, 3, 1)
     for wrong in ({"w0": ones(2)}, {"nothing": ones(1)}):
         with pytest.raises(ClipperError):
-            client.push_gradients({**{f"w{i}": ones(1) for i in range(1, 4)}, **wrong}, {"counts": (range(9), ones((9, 2)))})
+            client.push_gradients(
+                {**{f"w{i}": ones(1) for i in range(1, 4)}, **wrong},
+                {"counts": (range(9), ones((9, 2)))},
+            )
     bad = ones((9, 2))
     bad[4] = np.nan
     with pytest.raises(InvalidInput, match="NaN"):
@@ -89,8 +103,11 @@ def test_workers_that_race_agree_on_every_shard(shards: Shards, seed: int) -> No
         while taken[number] < 8:
             versions = mine.pull_variables()[0]
             threading.Event().wait(draw.random() * 0.003)
-            said = mine.push_gradients({f"w{i}": full(1, -2) for i in range(4)}, {"counts": (range(6), -ones((6, 2)))},
-                                       versions=[min(versions)] * 3)  # fmt: skip
+            said = mine.push_gradients(
+                {f"w{i}": full(1, -2) for i in range(4)},
+                {"counts": (range(6), -ones((6, 2)))},
+                versions=[min(versions)] * 3,
+            )
             taken[number] += said["accepted"]
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
@@ -105,11 +122,17 @@ def test_workers_that_race_agree_on_every_shard(shards: Shards, seed: int) -> No
 
 def test_what_was_taken_survives_the_death_of_a_shard(shards: Shards) -> None:
     client = begun(shards, 3, 2, replicas=1)
-    assert client.push_gradients({f"w{i}": full(1, -2) for i in range(4)}, {"counts": (range(6), -ones((6, 2)))})["accepted"]
+    assert client.push_gradients(
+        {f"w{i}": full(1, -2) for i in range(4)}, {"counts": (range(6), -ones((6, 2)))}
+    )["accepted"]
     for shard in range(3):
         shards.lose(shard)
         shards.begin(shard)
-        until(lambda: all(f["whole"] for _, said in client.call_all("stats") for f in said["followers"]))
+        until(
+            lambda: all(
+                f["whole"] for _, said in client.call_all("stats") for f in said["followers"]
+            )
+        )
     assert variables(client) == [0] * 4
     assert client.push_gradients({}, {})["accepted"]
     assert variables(client) == [1.0] * 4
@@ -132,12 +155,22 @@ def test_a_step_does_not_wait_for_the_dead_for_ever(shards: Shards) -> None:
     assert variables(client)[:3] == [1, 1, 1]
 
 
-def test_gradients_for_steps_that_are_never_made_are_bounded(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_for_steps_that_are_never_made_are_bounded(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stepping, "GATHERED_MAX", 3)
     client = begun(shards, 2, 1)
 
     def push(sequence: int) -> None:
-        client.call(1, "push_gradients", worker=5, sequence=sequence, step=10**6 + sequence, rows={}, variables={})
+        client.call(
+            1,
+            "push_gradients",
+            worker=5,
+            sequence=sequence,
+            step=10**6 + sequence,
+            rows={},
+            variables={},
+        )
 
     for sequence in range(1, 6):
         push(sequence)

@@ -1,4 +1,5 @@
-"""The container SDK's `Tables`: a model's own side of the messages, which knows nothing of this package, beside `Client`."""
+"""The container SDK's `Tables`: a model's own side of the messages, which knows nothing of this
+package, beside `Client`."""
 
 import socket
 import threading
@@ -30,7 +31,13 @@ def tables(shards: Shards, **options: Any) -> Tables:
 
 @settings(deadline=None)
 @given(
-    st.tuples(st.integers(1, 5), st.integers(0, 3), st.integers(0, 255), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)),
+    st.tuples(
+        st.integers(1, 5),
+        st.integers(0, 3),
+        st.integers(0, 255),
+        st.integers(0, 2**32 - 1),
+        st.integers(0, 2**32 - 1),
+    ),
     st.tuples(*[st.integers(0, 2**64 - 1)] * 5),
     st.floats(width=32, allow_nan=False),
     st.integers(0, 2**29 - 1).map(lambda n: 8 * n),
@@ -57,14 +64,21 @@ def test_numbers_and_names_are_the_same() -> None:
     assert (frames.IN_REGION, line.SHARED_BYTES_MIN) == (sdk.IN_REGION, sdk.SHARED_BYTES_MIN)
     assert sdk.DTYPES == frames.DTYPES
     assert {*SETTINGS, "name", "dim"} == {field.name for field in msgspec.structs.fields(TableSpec)}
-    assert sdk.packed_call("hello", {"token": "t", "worker": 3}) == frames.packed({"call": "hello", "token": "t", "worker": 3})
-    named = {frames.Refusal[name] for name in ("NOT_READY", "OTHER_EPOCH", "CALL_FAILED", "NOT_SHARED")}
+    assert sdk.packed_call("hello", {"token": "t", "worker": 3}) == frames.packed(
+        {"call": "hello", "token": "t", "worker": 3}
+    )
+    named = {
+        frames.Refusal[name] for name in ("NOT_READY", "OTHER_EPOCH", "CALL_FAILED", "NOT_SHARED")
+    }
     assert named == {sdk.NOT_READY, sdk.OTHER_EPOCH, sdk.CALL_FAILED, sdk.NOT_SHARED}
 
 
 @pytest.mark.parametrize("code", [2, 12, 13, 14, 16, 101, 102, 103, 104, 105, 107])
 def test_a_refusal_has_the_same_word(code: int) -> None:
-    about, head = (-3).to_bytes(8, "little", signed=True), frames.Head(frames.Kind.REFUSED, rows=code)
+    about, head = (
+        (-3).to_bytes(8, "little", signed=True),
+        frames.Head(frames.Kind.REFUSED, rows=code),
+    )
     ours = frames.refusal(head, about, "shard 1")
     theirs = sdk.refusal(sdk.Head(*head), memoryview(about), "shard 1")
     assert theirs.slug == ours.slug
@@ -148,7 +162,10 @@ def test_what_cannot_be_is_said(shards: Shards) -> None:
             mine.pull("users", [1], "f64")
         assert (mine.pull("users", [3, 7]) == mine.pull("users", [3, 7])).all(), "and goes on"
         assert shards.servers[0].shard.door.version == 0
-    with tables(shards, token="wrong") as stranger, pytest.raises(ShardRefused, match="token") as forbidden:
+    with (
+        tables(shards, token="wrong") as stranger,
+        pytest.raises(ShardRefused, match="token") as forbidden,
+    ):
         stranger.pull("users", [1])
     assert forbidden.value.slug == "forbidden"
     with pytest.raises(ValueError, match="no shards"):
@@ -158,7 +175,9 @@ def test_what_cannot_be_is_said(shards: Shards) -> None:
 def test_a_push_goes_on_over_a_relaunch(shards: Shards) -> None:
     shards.up(2, replicas=1)
     with tables(shards) as mine:
-        mine.create("users", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros")
+        mine.create(
+            "users", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"
+        )
         mine.push("users", [0, 1], ones((2, 2)))
         shards.lose(1)
         again = threading.Thread(target=shards.begin, args=(1,))
@@ -195,7 +214,9 @@ def test_a_shard_that_is_away_is_waited_for_so_long(shards: Shards) -> None:
 def test_a_worker_that_comes_back_goes_on_counting(shards: Shards) -> None:
     shards.up(2)
     with tables(shards, worker=77) as first:
-        first.create("users", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros")
+        first.create(
+            "users", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"
+        )
         for _ in range(3):
             first.push("users", [1], ones((1, 2)))
     with tables(shards, worker=77) as second:
@@ -209,7 +230,8 @@ def test_ids_are_64_bits() -> None:
 
 
 def test_a_message_of_another_request_is_dropped(shards: Shards) -> None:
-    """What was asked and given up, as by Ctrl-C between question and answer, does not answer the next question."""
+    """What was asked and given up, as by Ctrl-C between question and answer, does not answer the
+    next question."""
     shards.up(1)
     with tables(shards) as mine:
         mine.create("users", 2, initializer="zeros")
@@ -220,10 +242,14 @@ def test_a_message_of_another_request_is_dropped(shards: Shards) -> None:
         assert mine.pull("users", [1, 2]).tolist() == [[0, 0], [0, 0]]
 
 
-def test_a_push_whose_answer_is_lost_is_applied_once(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_push_whose_answer_is_lost_is_applied_once(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shards.up(2)
     with tables(shards) as mine:
-        mine.create("users", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros")
+        mine.create(
+            "users", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"
+        )
         mine.push("users", [0, 1], ones((2, 2)))
         hear, lost = ShardLine._hear, []
 

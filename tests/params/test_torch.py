@@ -21,7 +21,9 @@ def local(embedding: Embedding, ids: Any) -> tuple[Any, Any]:
     """An nn.Embedding with the rows of these ids, and the ids as it has them."""
     each, where = np.unique(ids.numpy(), return_inverse=True)
     rows = torch.from_numpy(embedding._client.pull(embedding.spec.name, each))
-    return torch.nn.Embedding.from_pretrained(rows.clone(), freeze=False), torch.from_numpy(where).reshape(ids.shape)
+    return torch.nn.Embedding.from_pretrained(rows.clone(), freeze=False), torch.from_numpy(
+        where
+    ).reshape(ids.shape)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -29,7 +31,9 @@ def test_rows_are_those_of_the_shards(shards: Shards, count: int) -> None:
     client = shards.up(count).client()
     found = Embedding(client, USERS)(IDS)
     assert found.shape == (2, 3, 6)
-    assert (found.detach().numpy().reshape(-1, 6) == client.pull("users", IDS.numpy().reshape(-1))).all()
+    assert (
+        found.detach().numpy().reshape(-1, 6) == client.pull("users", IDS.numpy().reshape(-1))
+    ).all()
 
 
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
@@ -60,7 +64,9 @@ def test_a_push_is_the_step_that_a_local_table_would_take(shards: Shards) -> Non
     embedding.push()
     with torch.no_grad():
         expected = twin.weight - 0.1 * twin.weight.grad
-    np.testing.assert_allclose(client.pull("users", np.unique(IDS.numpy())), expected.numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        client.pull("users", np.unique(IDS.numpy())), expected.numpy(), rtol=1e-5, atol=1e-6
+    )
     embedding.push()
     assert embedding.take_gradients() is None, "they are pushed once"
 
@@ -96,7 +102,9 @@ def batches(count: int) -> list[Any]:
     found = []
     for _ in range(count):
         ids = draw.integers(0, 40, (16, 3))
-        found.append((torch.from_numpy(ids), torch.from_numpy(np.sin(ids).sum(1).astype(np.float32))))
+        found.append(
+            (torch.from_numpy(ids), torch.from_numpy(np.sin(ids).sum(1).astype(np.float32)))
+        )
     return found
 
 
@@ -105,7 +113,11 @@ def test_training_through_shards_is_training(shards: Shards) -> None:
     model = Model(Embedding(client, USERS))
     worker = Worker(client, model, optimizer="sgd", settings={"rate": 0.1})
     every = torch.arange(40)
-    twin = Model(torch.nn.Embedding.from_pretrained(torch.from_numpy(client.pull("users", every.numpy())), freeze=False))
+    twin = Model(
+        torch.nn.Embedding.from_pretrained(
+            torch.from_numpy(client.pull("users", every.numpy())), freeze=False
+        )
+    )
     steps = torch.optim.SGD(twin.parameters(), lr=0.1)
     losses = list(worker.fit(batches(60), loss_of))
     for i, batch in enumerate(batches(60)):
@@ -164,7 +176,9 @@ def test_step_that_one_shard_refused_moves_the_rows_of_the_other_once(shards: Sh
     def loss_of(model: Any) -> Any:
         if not worker.refused:
             for _ in range(4):
-                other.push("moved", [101], np.zeros((1, 1), np.float32))  # shard 1 goes ahead while the loss is computed
+                other.push(
+                    "moved", [101], np.zeros((1, 1), np.float32)
+                )  # shard 1 goes ahead while the loss is computed
         return -model(torch.tensor([1, 2])).sum()
 
     worker.step(loss_of)

@@ -10,7 +10,10 @@ from bench.system import params_training
 
 @pytest.mark.slow
 def test_a_kill_in_the_middle_changes_no_parameter(tmp_path: Path) -> None:
-    calm, killed = (params_training.train(tmp_path / str(kills), workers=1, steps=24, kills=kills) for kills in (False, True))
+    calm, killed = (
+        params_training.train(tmp_path / str(kills), workers=1, steps=24, kills=kills)
+        for kills in (False, True)
+    )
     assert (calm.kills, killed.kills) == (0, 1)
     assert np.array_equal(calm.rows, killed.rows), "each push counts once, whatever dies"
     assert calm.bias == killed.bias

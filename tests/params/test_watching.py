@@ -26,8 +26,15 @@ from clipper_core.shard_door import ShardDoor
 from tests.params.conftest import Shards, full, ones
 
 PATIENCE_S = 60.0
-TASTE = {"taste": {"dim": 2, "optimizer": "sgd", "optimizer_settings": {"rate": 1.0}, "initializer": "constant",
-                   "initializer_settings": {"value": 1.0}}}  # fmt: skip
+TASTE = {
+    "taste": {
+        "dim": 2,
+        "optimizer": "sgd",
+        "optimizer_settings": {"rate": 1.0},
+        "initializer": "constant",
+        "initializer_settings": {"value": 1.0},
+    }
+}
 SPEC = TableSpec("taste", **TASTE["taste"])
 
 
@@ -38,7 +45,8 @@ def wait_until(holds: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-# -- what a shard tells ------------------------------------------------------------------------------------------------
+# -- what a shard tells
+# ------------------------------------------------------------------------------------------------
 
 
 class Shard:
@@ -53,8 +61,12 @@ class Shard:
     def _answer(self, whom: Any, payload: bytes) -> None:
         self.said[whom[0]] = unpacked(payload)
 
-    def ask(self, since: int, *, conn: int = 1, wait_s: float = 1.0, now: float = 0.0, epoch: int = 1) -> dict[str, Any] | None:
-        return self.changes.watch({"since": since, "epoch": epoch, "wait_s": wait_s}, (conn, 1, 1), now)
+    def ask(
+        self, since: int, *, conn: int = 1, wait_s: float = 1.0, now: float = 0.0, epoch: int = 1
+    ) -> dict[str, Any] | None:
+        return self.changes.watch(
+            {"since": since, "epoch": epoch, "wait_s": wait_s}, (conn, 1, 1), now
+        )
 
 
 def rows_of(said: dict[str, Any] | None) -> dict[str, list[int]]:
@@ -72,7 +84,9 @@ def test_a_first_question_says_where_it_stands() -> None:
     shard.door.note(0, [5, 3, 5])
     shard.door.note(0, [3])
     assert rows_of(shard.ask(first["position"])) == {"taste": [3, 5]}
-    assert rows_of(shard.ask(first["position"], wait_s=0.0, conn=2)) == {"taste": [3, 5]}, "each has its own place"
+    assert rows_of(shard.ask(first["position"], wait_s=0.0, conn=2)) == {"taste": [3, 5]}, (
+        "each has its own place"
+    )
 
 
 def test_a_question_stays_open_until_something_changes() -> None:
@@ -132,7 +146,8 @@ def test_a_position_is_a_whole_number(since: Any) -> None:
         Shard().ask(since)
 
 
-# -- over a real set ---------------------------------------------------------------------------------------------------
+# -- over a real set
+# ---------------------------------------------------------------------------------------------------  # noqa: E501
 
 
 class Cache:
@@ -140,7 +155,12 @@ class Cache:
 
     def __init__(self, watching: Watching, tolerance: float = 0.5, made_max: int = 1000) -> None:
         self.gone: list[int] = []
-        self.watched = watching.watched(lambda x: {"taste": np.array(x)}, tolerance, made_max, lambda key, n: self.gone.append(n))
+        self.watched = watching.watched(
+            lambda x: {"taste": np.array(x)},
+            tolerance,
+            made_max,
+            lambda key, n: self.gone.append(n),
+        )
         self.watching = watching
         wait_until(lambda: watching.knows)
 
@@ -154,14 +174,20 @@ class Cache:
         """Two questions have been answered by every shard after all rows were pulled."""
         wait_until(lambda: not self.watched.moves.has_new)
         now = [post.question for post in self.watching._posts]
-        wait_until(lambda: all(post.question > n + 2 for post, n in zip(self.watching._posts, now, strict=True)))
+        wait_until(
+            lambda: all(
+                post.question > n + 2 for post, n in zip(self.watching._posts, now, strict=True)
+            )
+        )
 
 
 @pytest.fixture
 def watching(shards: Shards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watching]:
     monkeypatch.setattr("clipper.params.watching.WAIT_S", 0.02)
     shards.up(2)
-    (tmp_path / "shards.json").write_text(json.dumps({"addresses": list(shards.addresses), "token": "open sesame"}))
+    (tmp_path / "shards.json").write_text(
+        json.dumps({"addresses": list(shards.addresses), "token": "open sesame"})
+    )
     assert addresses_in(tmp_path)[0] == list(shards.addresses)
     found = Watching(tmp_path)
     yield found
@@ -201,7 +227,9 @@ def test_a_shard_that_dies_takes_all_that_was_known(shards: Shards, watching: Wa
     wait_until(lambda: cache.gone)
     assert sorted(cache.gone) == numbers
     assert not watching.knows
-    assert cache.watched((2,), 1 << 2, 5) != cache.watched((2,), 1 << 2, 5), "nothing is found while nothing is known"
+    assert cache.watched((2,), 1 << 2, 5) != cache.watched((2,), 1 << 2, 5), (
+        "nothing is found while nothing is known"
+    )
     assert cache.watched.stats()["uncached"] == 2
     shards.begin(1)
     wait_until(lambda: watching.knows)
@@ -223,7 +251,9 @@ def test_a_table_that_is_not_there_yet(shards: Shards, watching: Watching) -> No
     assert cache.gone == [number], "what it was made of is not known"
 
 
-def test_a_set_that_comes_later(shards: Shards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_set_that_comes_later(
+    shards: Shards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     watching = Watching(tmp_path / "nowhere")
     watched = watching.watched(lambda x: {"taste": np.array(x)}, 0.5, 10, lambda key, n: None)
     assert watched((1,), 1, 1) != watched((1,), 1, 1)
@@ -232,7 +262,9 @@ def test_a_set_that_comes_later(shards: Shards, tmp_path: Path, monkeypatch: pyt
     watching.wake()
 
 
-def test_inputs_whose_rows_cannot_be_told_are_not_cached(shards: Shards, watching: Watching) -> None:
+def test_inputs_whose_rows_cannot_be_told_are_not_cached(
+    shards: Shards, watching: Watching
+) -> None:
     watched = watching.watched(lambda x: None, 0.5, 10, lambda key, n: None)
     wait_until(lambda: watching.knows)
     assert watched((1,), 1, 1) != watched((1,), 1, 1)
@@ -241,7 +273,8 @@ def test_inputs_whose_rows_cannot_be_told_are_not_cached(shards: Shards, watchin
     assert isinstance(watched, Watched)
 
 
-# -- a server ----------------------------------------------------------------------------------------------------------
+# -- a server
+# ----------------------------------------------------------------------------------------------------------  # noqa: E501
 
 
 class Taste(Model):
@@ -264,8 +297,12 @@ def both_columns(x: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clipper.ClipperServer]:
     folder = tmp_path_factory.mktemp("watched")
-    with clipper.start(params=str(folder / "set"), http="127.0.0.1:0", state=str(folder / "state"), drain_s=1.0) as started:
-        core = started.deploy("first", Taste, reads={"taste": 0})  # its threads are there from now on
+    with clipper.start(
+        params=str(folder / "set"), http="127.0.0.1:0", state=str(folder / "state"), drain_s=1.0
+    ) as started:
+        core = started.deploy(
+            "first", Taste, reads={"taste": 0}
+        )  # its threads are there from now on
         started.params.create(SPEC)
         started.app("first", models=["first"])
         started.remove_app("first")
@@ -297,14 +334,20 @@ def steady(server: clipper.ClipperServer, model: str) -> dict[str, Any]:
     wait_until(lambda: watching.knows and not any(one.moves.has_new for one in watching._watched))
     now = [post.question for post in watching._posts]
     push(server.params, 1 << 40, 0.1)  # a row of nobody: so that a question is answered soon
-    wait_until(lambda: [push(server.params, shard + (1 << 40), 0.1) for shard in range(len(now))]
-               and all(post.question > n + 2 for post, n in zip(watching._posts, now, strict=True)))  # fmt: skip
+    wait_until(
+        lambda: (
+            [push(server.params, shard + (1 << 40), 0.1) for shard in range(len(now))]
+            and all(post.question > n + 2 for post, n in zip(watching._posts, now, strict=True))
+        )
+    )
     followed: dict[str, Any] = server.stats()["models"][model]["followed"]
     return followed
 
 
 @pytest.mark.parametrize("reads", [{"taste": [0, 1]}, both_columns], ids=["columns", "function"])
-def test_a_cached_answer_is_forgotten_when_its_rows_have_moved(server: clipper.ClipperServer, reads: Any) -> None:
+def test_a_cached_answer_is_forgotten_when_its_rows_have_moved(
+    server: clipper.ClipperServer, reads: Any
+) -> None:
     with deployed(server, "taste", reads=reads, tolerance=0.5) as model:
         app, base = server.app("taste"), 1000 * int(model.partition(":")[2])
         say = lambda *ids: float(app.predict([base + id for id in ids]).result().output)  # noqa: E731
@@ -341,7 +384,9 @@ def test_over_http_too(server: clipper.ClipperServer) -> None:
 
     with deployed(server, "plain", reads={"taste": [0, 1]}, tolerance=0.0) as model:
         frontends: Any = server._frontends
-        assert b"/api/plain/predict" not in frontends._listeners._hot._table, "the door knows nothing of rows"
+        assert b"/api/plain/predict" not in frontends._listeners._hot._table, (
+            "the door knows nothing of rows"
+        )
         assert [say(), say(), say()] == [4.0] * 3
         assert evaluated(server, model) == 1
         assert steady(server, model)["predictions"] == 1
@@ -369,22 +414,34 @@ def test_a_retired_model_is_not_followed(server: clipper.ClipperServer) -> None:
         ({"reads": {"taste": 0}, "tolerance": -1.0}, "tolerance is -1.0"),
         ({"tolerance": 1.0}, "does not say what it reads"),
         ({"reads": "no.such.module:f"}, "cannot be imported"),
-        ({"reads": {"taste": 0}, "similar": clipper.Similar(width=1.0), "input": "f32[2]"}, "only similar"),
+        (
+            {"reads": {"taste": 0}, "similar": clipper.Similar(width=1.0), "input": "f32[2]"},
+            "only similar",
+        ),
     ],
 )
-def test_what_cannot_be_is_refused_at_once(server: clipper.ClipperServer, settings: dict[str, Any], says: str) -> None:
+def test_what_cannot_be_is_refused_at_once(
+    server: clipper.ClipperServer, settings: dict[str, Any], says: str
+) -> None:
     with pytest.raises(InvalidInput, match=says):
         server.deploy("wrong", Taste, **settings)
     assert "wrong" not in server.catalog.view.versions
 
 
 def test_a_server_without_tables_is_told_of_it() -> None:
-    with clipper.start() as server, pytest.raises(DoesNotFit, match="reads tables, and this server has none"):
+    with (
+        clipper.start() as server,
+        pytest.raises(DoesNotFit, match="reads tables, and this server has none"),
+    ):
         server.deploy("wrong", lambda rows: rows[:, 0], input="f64[2]", reads={"taste": 0})
 
 
 def test_what_is_read_is_kept_with_the_model(tmp_path: Path) -> None:
-    said: dict[str, Any] = {"params": str(tmp_path / "set"), "state": str(tmp_path / "state"), "drain_s": 1.0}
+    said: dict[str, Any] = {
+        "params": str(tmp_path / "set"),
+        "state": str(tmp_path / "state"),
+        "drain_s": 1.0,
+    }
     with clipper.start(**said) as server:
         server.deploy("taste", Taste, reads={"taste": (0, 1)}, tolerance=0.25)
     with clipper.start(**said) as server:

@@ -1,23 +1,26 @@
-// A schedule-exploring model checker: runs the core's own headers under every interleaving of a few threads, and every value that
-// the memory model of C++ lets a load return, up to a bound of each.
+// A schedule-exploring model checker: runs the core's own headers under every interleaving of a few
+// threads, and every value that the memory model of C++ lets a load return, up to a bound of each.
 //
-// One system thread. A scenario's threads are fibers; before each atomic step, each kernel call and each wait, the explorer
-// chooses who goes on. Depth first over the list of choices, first choice first: to go on with the same thread, to read the
-// newest value. A switch away from a thread that could go on is a preemption, of which a schedule has at most `preemptions`; a
-// load of an older value, or a store that takes its place before others made earlier, is a stale access, of which it has at
-// most `stale`.
+// One system thread. A scenario's threads are fibers; before each atomic step, each kernel call and
+// each wait, the explorer chooses who goes on. Depth first over the list of choices, first choice
+// first: to go on with the same thread, to read the newest value. A switch away from a thread that
+// could go on is a preemption, of which a schedule has at most `preemptions`; a load of an older
+// value, or a store that takes its place before others made earlier, is a stale access, of which it
+// has at most `stale`.
 //
-// What a load may return. Each location keeps its modification order. Each thread has a view: for each location, the oldest store
-// that it may still read, which is the newest that it has read or written itself or knows of by synchronisation. A release store
-// carries its writer's view, an acquire load joins what it reads to its thread's. A store goes to the end of the order, or before
-// others that its thread does not know of; a read-modify-write directly after what it read, whose release it carries on, and
-// nothing ever comes between the two. A sequentially consistent access reads nothing older, and writes nothing before, the last
-// sequentially consistent access to that location. Vector clocks travel along, and Data<T>, a plain variable, reports two
-// accesses that no synchronisation orders.
+// What a load may return. Each location keeps its modification order. Each thread has a view: for
+// each location, the oldest store that it may still read, which is the newest that it has read or
+// written itself or knows of by synchronisation. A release store carries its writer's view, an
+// acquire load joins what it reads to its thread's. A store goes to the end of the order, or before
+// others that its thread does not know of; a read-modify-write directly after what it read, whose
+// release it carries on, and nothing ever comes between the two. A sequentially consistent access
+// reads nothing older, and writes nothing before, the last sequentially consistent access to that
+// location. Vector clocks travel along, and Data<T>, a plain variable, reports two accesses that no
+// synchronisation orders.
 //
-// What is not explored: loads that return stores of the future (load buffering), spurious failure of a weak compare-exchange, and
-// the plain fields of the headers themselves (those that only one side uses). After "Kang et al., A promising semantics for
-// relaxed-memory concurrency" (POPL 2017,
+// What is not explored: loads that return stores of the future (load buffering), spurious failure
+// of a weak compare-exchange, and the plain fields of the headers themselves (those that only one
+// side uses). After "Kang et al., A promising semantics for relaxed-memory concurrency" (POPL 2017,
 // views) and Musuvathi and Qadeer, "Iterative context bounding" (PLDI 2007, preemption bound).
 #pragma once
 #include <atomic>
@@ -34,17 +37,20 @@ using std::uint32_t;
 using std::uint64_t;
 using std::uint8_t;
 
-constexpr int kThreads = 5;      // the scenario's, and number 0: who sets it up and looks at its end
+constexpr int kThreads = 5;      // the scenario's, and number 0: who sets it up and looks at its
+                                 // end
 constexpr int kLocations = 112;  // atomics alive in one scenario
 constexpr int kSteps = 1500;     // a schedule that is longer does not end
 using Mo = std::memory_order;
 
-// An order as the headers spell it, with its place in the list of all of them: the copy of a header that is compiled here says
-// order(17, std::memory_order_acquire) where the header says std::memory_order_acquire.
+// An order as the headers spell it, with its place in the list of all of them: the copy of a header
+// that is compiled here says order(17, std::memory_order_acquire) where the header says
+// std::memory_order_acquire.
 struct Order {
     int site;
     Mo mo;
-    operator Mo() const { return mo; }  // for what is compiled over std::atomic as well, and never run here
+    operator Mo() const { return mo; }  // for what is compiled over std::atomic as well, and never
+                                        // run here
 };
 Order order(int site, Mo mo);  // weaker, when it is this site's turn
 
@@ -68,7 +74,8 @@ void step_store(int id, uint64_t value, Order order);
 enum class Rmw { exchange, add, sub, bit_or, bit_and };
 uint64_t step_rmw(int id, Rmw what, uint64_t operand, uint64_t mask, Order order);
 bool step_cas(int id, uint64_t* expected, uint64_t desired, Order order);
-void spin();                                                 // stands for pause(): until somebody changes something
+// stands for pause(): until somebody changes something
+void spin();
 int me();
 [[noreturn]] void fail(const char* what);
 void say(const char* what, uint64_t value);                  // a line in the trace of a failure
@@ -101,7 +108,8 @@ struct Atomic {
 template <class T>
 void name(Atomic<T>& a, const char* text, int index = -1) { location_name(a.id, text, index); }
 
-// Relaxed accesses whose order the structure promises: from here on two of them, one a write, that nothing orders are a race.
+// Relaxed accesses whose order the structure promises: from here on two of them, one a write, that
+// nothing orders are a race.
 template <class T>
 void ordered(Atomic<T>& a) { location_ordered(a.id); }
 
@@ -109,7 +117,8 @@ struct Model {  // the Atomics policy of a scenario
     template <class T> using atomic = Atomic<T>;
 };
 
-// A plain variable that threads share: two accesses, one of them a write, that nothing orders are a race.
+// A plain variable that threads share: two accesses, one of them a write, that nothing orders are a
+// race.
 struct Shadow {
     uint16_t reads[8] = {};
     uint16_t write_time = 0;
@@ -137,7 +146,8 @@ struct Data {
     }
 };
 
-// The kernel's side of a sleep. Both have a lock inside, so their calls are ordered among themselves and synchronise.
+// The kernel's side of a sleep. Both have a lock inside, so their calls are ordered among
+// themselves and synchronise.
 struct Kernel {
     Clock lock{};
     const char* name;

@@ -1,7 +1,8 @@
 """Compiles the explorer beside this file against the core's headers, and speaks to it.
 
-The headers are copied word for word but for four spellings: an order becomes order(number, order), so that one can be weakened by
-its number without compiling again; pause() and sched_yield() become spin(), and a CHECK a failure of the schedule.
+The headers are copied word for word but for four spellings: an order becomes order(number, order),
+so that one can be weakened by its number without compiling again; pause() and sched_yield() become
+spin(), and a CHECK a failure of the schedule.
 """
 
 import hashlib
@@ -76,7 +77,8 @@ def sites_of(header: str, text: str, first: int) -> list[Site]:
 
 
 class Explorer:
-    """The compiled explorer. Made once for each content of the headers and of this folder, in build/schedules."""
+    """The compiled explorer. Made once for each content of the headers and of this folder, in
+    build/schedules."""
 
     def __init__(self) -> None:
         self.texts = {header: (CORE / f"{header}.hpp").read_text() for header in HEADERS}
@@ -110,21 +112,35 @@ class Explorer:
         sources = sorted(HERE.glob("*.cpp"))
         files = self.rewritten()
         compiler = os.environ.get("CXX", "g++")
-        command = [compiler, "-std=c++17", "-O2", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-maybe-uninitialized"]
+        command = [
+            compiler,
+            "-std=c++17",
+            "-O2",
+            "-Wall",
+            "-Wextra",
+            "-Wno-unused-parameter",
+            "-Wno-maybe-uninitialized",
+        ]
         content = [*command, *files.values(), (CORE / "machine.hpp").read_text()]
         content += [path.read_text() for path in [*sources, *sorted(HERE.glob("*.hpp"))]]
         digest = hashlib.sha256("\0".join(content).encode()).hexdigest()[:16]
         made = ROOT / "build" / "schedules" / f"explorer-{digest}"
         if made.exists():
             return made
-        assert shutil.which(compiler), f"no {compiler}: the explorer cannot be compiled. apt-get install g++"
+        assert shutil.which(compiler), (
+            f"no {compiler}: the explorer cannot be compiled. apt-get install g++"
+        )
         made.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=made.parent) as folder:
             for name, text in files.items():
                 Path(folder, name).write_text(text)
             include = [f"-I{folder}", f"-I{HERE}", f"-I{CORE}"]
             program = Path(folder, "explorer")
-            done = subprocess.run([*command, *include, *map(str, sources), "-o", str(program)], capture_output=True, text=True)
+            done = subprocess.run(
+                [*command, *include, *map(str, sources), "-o", str(program)],
+                capture_output=True,
+                text=True,
+            )
             assert done.returncode == 0, done.stderr
             for old in made.parent.glob("explorer-*"):
                 old.unlink()
@@ -132,6 +148,8 @@ class Explorer:
         return made
 
     def ask(self, command: str, *arguments: str) -> list[dict[str, Any]]:
-        done = subprocess.run([str(self.program), command, *arguments], capture_output=True, text=True)
+        done = subprocess.run(
+            [str(self.program), command, *arguments], capture_output=True, text=True
+        )
         assert done.returncode == 0, f"explorer {command}: {done.returncode}: {done.stderr}"
         return [json.loads(line) for line in done.stdout.splitlines()]

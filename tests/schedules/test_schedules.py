@@ -1,8 +1,9 @@
-"""The lock-free parts of the core under every schedule of a few threads, up to a bound: their own source, run by an explorer.
+"""The lock-free parts of the core under every schedule of a few threads, up to a bound: their own
+source, run by an explorer.
 
-Each scenario is exhausted at PREEMPTIONS switches and STALE stale accesses (checker.hpp says what these are). Then every order in
-the headers is weakened, one at a time, and every read-modify-write split: some scenario must fail, or the header says why not.
-CLIPPER_SCHEDULES=deep explores more.
+Each scenario is exhausted at PREEMPTIONS switches and STALE stale accesses (checker.hpp says what
+these are). Then every order in the headers is weakened, one at a time, and every read-modify-write
+split: some scenario must fail, or the header says why not. CLIPPER_SCHEDULES=deep explores more.
 """
 
 import os
@@ -36,7 +37,8 @@ STRUCTURES = {
     "the explorer itself": "litmus_",
 }
 
-# Weaker orders that nobody can observe. The header says why, in a comment that begins with "order:", on the line or above it.
+# Weaker orders that nobody can observe. The header says why, in a comment that begins with
+# "order:", on the line or above it.
 JUSTIFIED = {
     "ring.hpp full: turn.load acquire -> relaxed",
     "ring.hpp pop: tail.load seq_cst -> acq_rel",
@@ -62,12 +64,21 @@ def told(result: dict[str, Any], mutant: str = "") -> str:
     """A failure as a reader wants it: what went wrong, step by step, and how to see it again."""
     preemptions, stale, taken = result["choices"].split(" ")
     again = f"{preemptions} {stale} 0 {result['name']} {taken or '0'} {mutant}".rstrip()
-    return "\n".join([f"{result['name']}: {result['failure']}", *result["trace"], f"again: explorer replay {again}"])
+    return "\n".join(
+        [
+            f"{result['name']}: {result['failure']}",
+            *result["trace"],
+            f"again: explorer replay {again}",
+        ]
+    )
 
 
 def noted(result: dict[str, Any]) -> str:
     end = result["failure"] or ("exhausted" if result["exhausted"] else "NOT exhausted")
-    return f"{result['name']:30}{result['executions']:>11,} executions{result['seconds']:8.2f} s  {end}"
+    return (
+        f"{result['name']:30}{result['executions']:>11,} executions{result['seconds']:8.2f} s "
+        f" {end}"
+    )
 
 
 def bounds(preemptions: int = PREEMPTIONS, stale: int = STALE) -> tuple[str, str, str]:
@@ -79,7 +90,9 @@ def test_no_schedule_breaks_it(explorer: Explorer, explored: list[str], name: st
     (result,) = explorer.ask("run", *bounds(*(DEEP_BOUNDS if name in KINDS["DEEP"] else ())), name)
     explored.append(noted(result))
     assert not result["failure"], told(result)
-    assert result["exhausted"], f"{name}: {result['executions']} schedules and no end: make it smaller, or DEEP"
+    assert result["exhausted"], (
+        f"{name}: {result['executions']} schedules and no end: make it smaller, or DEEP"
+    )
 
 
 @pytest.mark.parametrize("name", KINDS["BROKEN"])
@@ -90,7 +103,9 @@ def test_what_is_planted_is_found(explorer: Explorer, explored: list[str], name:
 
 
 @pytest.mark.parametrize("header", HEADERS)
-def test_every_order_is_needed_or_justified(explorer: Explorer, explored: list[str], header: str) -> None:
+def test_every_order_is_needed_or_justified(
+    explorer: Explorer, explored: list[str], header: str
+) -> None:
     sites = {str(site.number): site for site in explorer.sites if site.header == header}
     of = {f"{n}:{to}": f"{site.name} -> {to}" for n, site in sites.items() for to in site.mutations}
     needed = [m for m in of if of[m] not in JUSTIFIED]
@@ -100,11 +115,20 @@ def test_every_order_is_needed_or_justified(explorer: Explorer, explored: list[s
     executions, seconds = sum(r["executions"] for r in results), sum(r["seconds"] for r in results)
     caught = {r["mutant"]: r for r in results if r["caught"]}
     explored.append(
-        f"{header + '.hpp weakened':30}{executions:>11,} executions{seconds:8.2f} s  "
-        f"{len(sites)} orders, {len(caught)} of {len(of)} mutants caught, {len(of) - len(caught)} justified"
+        f"{header + '.hpp weakened':30}{executions:>11,} executions{seconds:8.2f} s  {len(sites)}"
+        f" orders, {len(caught)} of {len(of)} mutants caught, {len(of) - len(caught)} justified"
     )
-    unseen = [f"{sites[m.split(':')[0]].place}: {of[m]}: no scenario fails" for m in needed if m not in caught]
-    assert not unseen, "\n".join([*unseen, "write a scenario that fails, or say in the header why it cannot matter (JUSTIFIED)"])
+    unseen = [
+        f"{sites[m.split(':')[0]].place}: {of[m]}: no scenario fails"
+        for m in needed
+        if m not in caught
+    ]
+    assert not unseen, "\n".join(
+        [
+            *unseen,
+            "write a scenario that fails, or say in the header why it cannot matter (JUSTIFIED)",
+        ]
+    )
     wrong = [f"{of[m]}: justified, and yet\n{told(caught[m], m)}" for m in spared if m in caught]
     assert not wrong, "\n".join(wrong)
 
@@ -115,11 +139,14 @@ def test_every_justification_is_in_the_header(explorer: Explorer) -> None:
     for what in JUSTIFIED:
         site = known[what]
         lines = explorer.texts[site.header].splitlines()
-        assert "// order:" in lines[site.line - 1] or "// order:" in lines[site.line - 2], f"{site.place}: {what}: say why"
+        assert "// order:" in lines[site.line - 1] or "// order:" in lines[site.line - 2], (
+            f"{site.place}: {what}: say why"
+        )
 
 
 def test_no_order_is_overlooked(explorer: Explorer) -> None:
-    """Every order in the headers has a number, a step and a function; a default order would have none."""
+    """Every order in the headers has a number, a step and a function; a default order would have
+    none."""
     ordered = {path.stem for path in CORE.glob("*.hpp") if ORDER.search(path.read_text())}
     assert ordered == set(HEADERS), "a header with atomic steps needs scenarios: HEADERS"
     for header in HEADERS:
@@ -127,7 +154,10 @@ def test_no_order_is_overlooked(explorer: Explorer) -> None:
         text = "".join(line.split("//")[0] + "\n" for line in explorer.texts[header].splitlines())
         assert len(sites) == len(re.findall(r"\bmemory_order", text)) == len(ORDER.findall(text))
         assert all(site.function and "?" not in site.step for site in sites)
-        bare = re.findall(r"\.(?:load|store|exchange|fetch_\w+|compare_exchange_\w+)\((?:(?!memory_order)[^;])*;", text)
+        bare = re.findall(
+            r"\.(?:load|store|exchange|fetch_\w+|compare_exchange_\w+)\((?:(?!memory_order)[^;])*;",
+            text,
+        )
         assert not bare, f"{header}.hpp: an order is missing: {bare}"
 
 
@@ -135,8 +165,13 @@ def test_the_steps_are_nowhere_else() -> None:
     """Orders other than relaxed belong into the headers, where the explorer sees them."""
     for module in ("delivery", "future", "mailbox", "lane"):
         text = (CORE / f"{module}.pyx").read_text()
-        spelled = re.findall(r"[\w.\]\[]+\((?:[^()]*, *)?(?:acquire|release|acq_rel|seq_cst)\)", text)
-        assert not spelled, f"{module}.pyx: {', '.join(spelled)}: move the step to a header, with a scenario in tests/schedules"
+        spelled = re.findall(
+            r"[\w.\]\[]+\((?:[^()]*, *)?(?:acquire|release|acq_rel|seq_cst)\)", text
+        )
+        assert not spelled, (
+            f"{module}.pyx: {', '.join(spelled)}: move the step to a header, with a scenario in"
+            " tests/schedules"
+        )
 
 
 @pytest.mark.parametrize(("what", "prefix"), STRUCTURES.items())
@@ -153,7 +188,9 @@ def test_a_failure_is_told_and_comes_again(explorer: Explorer) -> None:
     assert again["trace"] == first["trace"]
     steps = [re.split(r"\s{2,}|\s(?=future\.hpp)", line) for line in first["trace"]]
     assert ["thread 2", "state[0]", "cas"] in [step[:3] for step in steps]
-    assert any("0 -> 1" in line and "seq_cst" in line and "future.hpp:" in line for line in first["trace"])
+    assert any(
+        "0 -> 1" in line and "seq_cst" in line and "future.hpp:" in line for line in first["trace"]
+    )
     assert first["trace"][-1].endswith("FAILS: nobody wakes it: thread 1 waits on the futex")
 
 
@@ -169,7 +206,10 @@ def test_a_mutant_is_told_and_comes_again(explorer: Explorer) -> None:
 
 def test_an_order_is_numbered() -> None:
     text = "template <class A>\ninline bool f(A& a) {  // std::memory_order_relaxed\n"
-    text += "    if (a.x[1].load(std::memory_order_acquire) || a.y.exchange(1, std::memory_order_acq_rel)) return true;\n"
+    text += (
+        "    if (a.x[1].load(std::memory_order_acquire) || a.y.exchange(1,"
+        " std::memory_order_acq_rel)) return true;\n"
+    )
     sites = sites_of("ring", text, 7)
     assert [(s.number, s.line, s.name) for s in sites] == [
         (7, 3, "ring.hpp f: x.load acquire"),

@@ -20,7 +20,9 @@ class LastWord:
     def select(self, state: Any, query: Query, candidates: Sequence[VersionedModel]) -> Plan:
         return Plan(tuple(candidates))
 
-    def combine(self, state: Any, arrived: Predictions, missing: Sequence[VersionedModel]) -> Combined:
+    def combine(
+        self, state: Any, arrived: Predictions, missing: Sequence[VersionedModel]
+    ) -> Combined:
         if not arrived:
             return NOTHING
         last = max(arrived)
@@ -82,9 +84,11 @@ class Nonsense(LastWord):
 
     def select(self, state: Any, query: Query, candidates: Sequence[VersionedModel]) -> Any:
         kinds = {
-            "plan": "all", "stranger": Plan((VersionedModel("stranger", 1),)), "nobody": Plan(()),
+            "plan": "all",
+            "stranger": Plan((VersionedModel("stranger", 1),)),
+            "nobody": Plan(()),
             "odds": Plan(tuple(candidates), (0.5,) * (len(candidates) + 1)),
-        }  # fmt: skip
+        }
         return kinds.get(self.kind) or Plan(tuple(candidates))
 
     def combine(self, state: Any, arrived: Predictions, missing: Sequence[VersionedModel]) -> Any:
@@ -144,9 +148,12 @@ class SaysNonsense:
 
     def decide(self, view: View) -> Any:
         return {
-            "text": "yes", "nobody": AnswerFrom(()), "absent": AnswerFrom((VersionedModel("stranger", 1),)),
-            "nan": Wait(float("nan")), "truth": Wait(True),
-        }[self.kind]  # fmt: skip
+            "text": "yes",
+            "nobody": AnswerFrom(()),
+            "absent": AnswerFrom((VersionedModel("stranger", 1),)),
+            "nan": Wait(float("nan")),
+            "truth": Wait(True),
+        }[self.kind]
 
 
 class Hangs:
@@ -182,6 +189,8 @@ class BestQuality:
     def select(self, state: Any, query: Query, candidates: Sequence[VersionedModel]) -> Plan:
         return Plan(tuple(candidates))
 
-    def combine(self, state: Any, arrived: Predictions, missing: Sequence[VersionedModel]) -> Combined:
+    def combine(
+        self, state: Any, arrived: Predictions, missing: Sequence[VersionedModel]
+    ) -> Combined:
         best = max(arrived, key=lambda model: arrived[model].qualifiers.get("quality", 0))
         return Combined(arrived[best].output, 1.0, (best,))

@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 
 from clipper.errors import InvalidInput, PolicyFailed
-from clipper.selection import Observation, Plan, Prediction, Query, Truth, View, own_decider, policy_named
+from clipper.selection import (
+    Observation,
+    Plan,
+    Prediction,
+    Query,
+    Truth,
+    View,
+    own_decider,
+    policy_named,
+)
 from clipper.selection.deciding import checked
 from clipper.selection.own import LOGGED_EVERY, OwnPolicy
 from clipper.selection.unlearned import learns
@@ -53,8 +62,14 @@ def test_a_policy_that_learns() -> None:
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("nowhere.at_all:X", ["no module 'nowhere'", "importable where the server runs", "PYTHONPATH"]),
-        ("own_classes:LastWrod", ["module 'own_classes' has no class 'LastWrod'", "did you mean 'LastWord'?"]),
+        (
+            "nowhere.at_all:X",
+            ["no module 'nowhere'", "importable where the server runs", "PYTHONPATH"],
+        ),
+        (
+            "own_classes:LastWrod",
+            ["module 'own_classes' has no class 'LastWrod'", "did you mean 'LastWord'?"],
+        ),
         ("own_classes:Two", ["class 'Two' has no method 'select'", "see clipper.selection.Policy"]),
         ("own_classes:HalfLearns", ["has observe, and no 'init'", "leave out observe"]),
         ("own_classes:LastWord(x=1)", ["making it raised TypeError"]),
@@ -63,7 +78,9 @@ def test_a_policy_that_learns() -> None:
         ("broken:X", ["importing it raised NameError", "python -c 'import broken'"]),
     ],
 )
-def test_what_cannot_be_made(text: str, parts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_made(
+    text: str, parts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "broken.py").write_text("undefined_name\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(InvalidInput) as caught:
@@ -74,7 +91,9 @@ def test_what_cannot_be_made(text: str, parts: list[str], tmp_path: Path, monkey
 
 def test_deciders() -> None:
     assert own_decider("own_classes:Two(need=1)").need == 1  # type: ignore[attr-defined]
-    with pytest.raises(InvalidInput, match=r"class 'LastWord' has no method 'decide'.*clipper.selection.Decider"):
+    with pytest.raises(
+        InvalidInput, match=r"class 'LastWord' has no method 'decide'.*clipper.selection.Decider"
+    ):
         own_decider("own_classes:LastWord")
     with pytest.raises(InvalidInput, match="making it raised OSError: no licence"):
         own_decider("own_classes:RefusesToDecide")
@@ -84,7 +103,9 @@ SEEN = Observation(Plan((A,)), {A: Prediction(1)}, Truth(1))
 
 
 def test_what_a_query_pays_for() -> None:
-    with pytest.raises(PolicyFailed, match=r"policy .own_classes:Learns.*: init raised ZeroDivisionError: init"):
+    with pytest.raises(
+        PolicyFailed, match=r"policy .own_classes:Learns.*: init raised ZeroDivisionError: init"
+    ):
         own("Learns(fails='init')").init([A])
     with pytest.raises(PolicyFailed, match="select raised ZeroDivisionError"):
         own("Learns(fails='select')").select(0, Query(), (A,))
@@ -125,7 +146,9 @@ def test_nonsense_is_found_out(kind: str, said: str) -> None:
             policy.combine(state, {A: Prediction(1)}, (B,))
 
 
-def test_the_log_has_the_first_traceback_and_then_every_so_many(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_has_the_first_traceback_and_then_every_so_many(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     policy = own("Learns(fails='observe')")
     policy.faults._count = iter(range(1, 10**6))
     with caplog.at_level(logging.ERROR):

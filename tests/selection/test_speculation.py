@@ -35,13 +35,20 @@ def refused(text: object) -> str:
         ("tied", [Step("tied")]),
         ("mean(tolerance=0.1, need=2)", [Step("mean", tolerance=0.1, need=2)]),
         ("median(low=-1, high=1)", [Step("median", low=-1.0, high=1.0)]),
-        ('guaranteed_time(floor="fast")', [Step("guaranteed_time", models=("fast",), margin_ms=1.0)]),
+        (
+            'guaranteed_time(floor="fast")',
+            [Step("guaranteed_time", models=("fast",), margin_ms=1.0)],
+        ),
         ("guaranteed_time", [Step("guaranteed_time", margin_ms=1.0)]),
         ("floor(fast:2)", [Step("floor", models=("fast:2",))]),
         ("first within 0.5 s", [Step("first", until_ms=500.0)]),
         (
             "majority within 12 ms, else best_quality within 18ms else floor(fast)",
-            [Step("majority", until_ms=12.0), Step("best_quality", until_ms=18.0), Step("floor", models=("fast",))],
+            [
+                Step("majority", until_ms=12.0),
+                Step("best_quality", until_ms=18.0),
+                Step("floor", models=("fast",)),
+            ],
         ),
         (
             "table(0: svm ≥ .9; 10: svm, forest; 18: any)",
@@ -66,14 +73,21 @@ def test_only_one_waits_for_all() -> None:
 
 
 def test_names_of_answers() -> None:
-    names = [step.name for step in decider_named("quorum(2) within 1 ms, else majority within 2 ms, else floor(a)").steps]
+    names = [
+        step.name
+        for step in decider_named(
+            "quorum(2) within 1 ms, else majority within 2 ms, else floor(a)"
+        ).steps
+    ]
     assert names == ["quorum(2)", "majority", "floor(a)"]
 
 
 def test_the_models_it_names() -> None:
     assert decider_named("table(0: b; 1: b, a)").models == ("b", "a")
     assert decider_named("majority within 1 ms, else guaranteed_time(floor=c)").models == ("c",)
-    assert decider_named("guaranteed_time(floor=c)").guaranteed == Step("guaranteed_time", models=("c",), margin_ms=1.0)
+    assert decider_named("guaranteed_time(floor=c)").guaranteed == Step(
+        "guaranteed_time", models=("c",), margin_ms=1.0
+    )
 
 
 def test_one_of_your_own() -> None:
@@ -92,7 +106,10 @@ def test_one_of_your_own() -> None:
         ("floor", ["Write floor(fast)."]),
         ("quorum(0)", ["need=0 of quorum", "a whole number between 1 and 64"]),
         ("quorum(2.5)", ["a whole number"]),
-        ("first(confidnce=1)", ["no setting 'confidnce'", "did you mean 'confidence'?", "Its settings: confidence."]),
+        (
+            "first(confidnce=1)",
+            ["no setting 'confidnce'", "did you mean 'confidence'?", "Its settings: confidence."],
+        ),
         ("tied(3)", ["tied takes no bare '3'", "tied has no settings"]),
         ("first(0.5, 0.6)", ["takes no bare '0.6'"]),
         ("first(0.5, confidence=0.6)", ["given confidence twice"]),
@@ -102,19 +119,31 @@ def test_one_of_your_own() -> None:
         ("hedged(after_ms=x)", ["'p95': as measured"]),
         ("floor(FAST)", ["floor: bad model name 'FAST'"]),
         ("first(", ["cannot read 'first('"]),
-        ("majority, else first", ["step 1, majority", "has no end", "Write majority within 12 ms, else ..."]),
+        (
+            "majority, else first",
+            ["step 1, majority", "has no end", "Write majority within 12 ms, else ..."],
+        ),
         ("majority within 12, else first", ["majority within '12'", "us, ms or s"]),
         ("majority within 0 ms, else first", ["no time"]),
         ("majority within 1.2.3 ms", ["no time"]),
-        ("majority within 12 ms, else first within 3 ms", ["step 2, first", "ends at 3 ms", "the step before it at 12 ms"]),
+        (
+            "majority within 12 ms, else first within 3 ms",
+            ["step 2, first", "ends at 3 ms", "the step before it at 12 ms"],
+        ),
         ("floor(fast) within 3 ms", ["decides to the deadline: leave out `within`"]),
         ("guaranteed_time, else first", ["guaranteed_time ends the decider"]),
-        ("first within 3 ms, else cascade(0.9)", ["cascade cannot be step 2", "Put it first: cascade(confidence=0.9) within"]),
+        (
+            "first within 3 ms, else cascade(0.9)",
+            ["cascade cannot be step 2", "Put it first: cascade(confidence=0.9) within"],
+        ),
         ("; ".join(["x"]) + " y", ["cannot read 'x y'"]),
         (", else ".join(f"first within {i} ms" for i in range(1, 18)), ["17 steps", "at most 16"]),
         ("table(0: svm; 10: forest)", ["row 2 of the table no longer accepts svm", "only widens"]),
         ("table(0: any; 5: svm)", ["row 2 of the table no longer accepts any"]),
-        ("table(0: svm >= .3; 5: svm >= .4)", ["row 2 of the table asks for confidence 0.4, more than the 0.3"]),
+        (
+            "table(0: svm >= .3; 5: svm >= .4)",
+            ["row 2 of the table asks for confidence 0.4, more than the 0.3"],
+        ),
         ("table(5: svm)", ["row 1 of the table begins at 5 ms", "Begin with 0"]),
         ("table(0: svm; 0: any)", ["row 2 of the table begins at 0 ms", "Times rise"]),
         ("table(0 svm)", ["cannot read row 1"]),
@@ -134,13 +163,17 @@ def test_what_is_refused_is_named(text: object, parts: list[str]) -> None:
 
 @st.composite
 def steps(draw: st.DrawFn, last: bool, first: bool) -> Step:
-    names = [name for name, rule in RULES.items() if (last or not rule.last) and (first or not rule.asks)]
+    names = [
+        name for name, rule in RULES.items() if (last or not rule.last) and (first or not rule.asks)
+    ]
     name = draw(st.sampled_from(names))
     fields = {setting: about.default for setting, about in RULES[name].settings.items()}
     for setting, about in RULES[name].settings.items():
         if (about.default is None and setting != "after_ms") or draw(st.booleans()):
             low, high = max(about.low, -1e6), min(about.high, 1e6)
-            fields[setting] = draw(st.integers(int(low), int(high)) if about.whole else st.floats(low, high))
+            fields[setting] = draw(
+                st.integers(int(low), int(high)) if about.whole else st.floats(low, high)
+            )
     if name == "floor" or (name == "guaranteed_time" and draw(st.booleans())):
         fields["models"] = (draw(NAMES),)
     return Step(name, **fields)
@@ -154,7 +187,14 @@ def schedules(draw: st.DrawFn) -> Schedule:
     for i, time in enumerate(times):
         step = draw(steps(i == n - 1, i == 0))
         ends = i < n - 1 or (not RULES[step.rule].last and draw(st.booleans()))
-        made.append(Step(**{**{f: getattr(step, f) for f in step.__struct_fields__}, "until_ms": time if ends else 0.0}))
+        made.append(
+            Step(
+                **{
+                    **{f: getattr(step, f) for f in step.__struct_fields__},
+                    "until_ms": time if ends else 0.0,
+                }
+            )
+        )
     return Schedule(tuple(made))
 
 
@@ -164,16 +204,26 @@ def test_what_is_written_is_read_again(schedule: Schedule) -> None:
     assert decider_named(str(schedule)) == schedule
 
 
-ROW = st.tuples(st.integers(0, 9), st.sets(st.sampled_from("abc"), max_size=3), st.sampled_from([0.0, 0.25, 0.5]))
+ROW = st.tuples(
+    st.integers(0, 9),
+    st.sets(st.sampled_from("abc"), max_size=3),
+    st.sampled_from([0.0, 0.25, 0.5]),
+)
 
 
 @settings(deadline=None)
 @given(st.lists(ROW, min_size=1, max_size=4))
 def test_a_table_only_widens(rows: list[tuple[int, set[str], float]]) -> None:
-    """Accepted are exactly those in which whatever may answer at one time may answer ever after. No model: any."""
-    text = "; ".join(f"{time}: {', '.join(sorted(models)) or 'any'} >= {sure}" for time, models, sure in rows)
+    """Accepted are exactly those in which whatever may answer at one time may answer ever after. No
+    model: any."""
+    text = "; ".join(
+        f"{time}: {', '.join(sorted(models)) or 'any'} >= {sure}" for time, models, sure in rows
+    )
     every = frozenset("abcd")
-    accepts = [{(model, q) for model in (models or every) for q in (0.0, 0.25, 0.5) if q >= sure} for _, models, sure in rows]
+    accepts = [
+        {(model, q) for model in models or every for q in (0.0, 0.25, 0.5) if q >= sure}
+        for _, models, sure in rows
+    ]
     times = [time for time, _, _ in rows]
     sound = times[0] == 0 and all(a < b for a, b in itertools.pairwise(times))
     sound = sound and all(a <= b for a, b in itertools.pairwise(accepts))

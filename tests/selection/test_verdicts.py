@@ -14,7 +14,9 @@ A, B, C, D = (VersionedModel(name, 1) for name in "abcd")
 
 def heard(arrived: dict, policy: str = "ensemble", asked=(A, B, C), plan=None, state=None) -> Heard:
     chosen = policy_named(policy)
-    predictions = {m: out if isinstance(out, Prediction) else Prediction(out) for m, out in arrived.items()}
+    predictions = {
+        m: out if isinstance(out, Prediction) else Prediction(out) for m, out in arrived.items()
+    }
     state = chosen.init(asked) if state is None else state
     return Heard(chosen, state, Plan(plan or tuple(asked)), asked, predictions)
 
@@ -22,7 +24,12 @@ def heard(arrived: dict, policy: str = "ensemble", asked=(A, B, C), plan=None, s
 @pytest.mark.parametrize("rule", ["all", "majority", "quorum", "weighted"])
 def test_votes(rule: str) -> None:
     found = answer_by(rule, heard({A: 1, B: 1}), [A, B])
-    assert (found.output, found.confidence, found.used, found.agreement) == (1, 2 / 3, (A, B), 2 / 3)
+    assert (found.output, found.confidence, found.used, found.agreement) == (
+        1,
+        2 / 3,
+        (A, B),
+        2 / 3,
+    )
 
 
 def test_votes_are_equal_whatever_the_policy_weighs() -> None:
@@ -32,7 +39,17 @@ def test_votes_are_equal_whatever_the_policy_weighs() -> None:
     assert answer_by("weighted", three, [A, B, C]).confidence == pytest.approx(9 / 11)
 
 
-SINGLE = ["first", "best_quality", "surest", "cascade", "hedged", "tied", "floor", "row", "guaranteed_time"]
+SINGLE = [
+    "first",
+    "best_quality",
+    "surest",
+    "cascade",
+    "hedged",
+    "tied",
+    "floor",
+    "row",
+    "guaranteed_time",
+]
 
 
 @pytest.mark.parametrize("rule", SINGLE)
@@ -61,7 +78,11 @@ def test_numbers(rule: str, middle: float) -> None:
 
 
 def test_a_median_of_arrays() -> None:
-    found = answer_by("median", heard({A: np.array([1.0, 9.0]), B: np.array([2.0, 8.0]), C: np.array([7.0, 1.0])}), [A, B, C])
+    found = answer_by(
+        "median",
+        heard({A: np.array([1.0, 9.0]), B: np.array([2.0, 8.0]), C: np.array([7.0, 1.0])}),
+        [A, B, C],
+    )
     assert found.output.tolist() == [2.0, 8.0]
 
 
@@ -94,14 +115,20 @@ def test_confidence_is_calibrated_where_the_policy_learns() -> None:
     wrong = answer_by("majority", heard({A: 1, B: 2, C: 2}, "stacking", state=state), [A, B, C])
     assert (right.output, wrong.output) == (1, 2)
     assert right.confidence > 0.9
-    assert wrong.confidence <= 1 - right.confidence + 1e-12, "two thirds of the votes, and known to be wrong"
+    assert wrong.confidence <= 1 - right.confidence + 1e-12, (
+        "two thirds of the votes, and known to be wrong"
+    )
 
 
 def test_ranks() -> None:
     assert ranked(policy_named("ensemble"), None, None, (C, A, B)) == (C, A, B)
     assert ranked(policy_named("static(weights={'b': 2})"), None, None, (C, A, B)) == (B, C, A)
     stacking = policy_named("stacking")
-    assert ranked(stacking, stacking.init([A, B, C]), None, (C, A, B)) == (C, A, B), "nobody stands out yet"
+    assert ranked(stacking, stacking.init([A, B, C]), None, (C, A, B)) == (
+        C,
+        A,
+        B,
+    ), "nobody stands out yet"
     assert ranked(stacking, taught("stacking"), None, (C, B, A))[0] == A
     assert set(ranked(stacking, stacking.init([A, B]), None, (C, A, B))) == {A, B, C}
 

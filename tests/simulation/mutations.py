@@ -1,6 +1,7 @@
 """Decisions of the mesh, made wrong one at a time: what the simulator has to find.
 
-A mutation is a name, the function that is replaced, and what replaces it, made from the function that was there.
+A mutation is a name, the function that is replaced, and what replaces it, made from the function
+that was there.
 """
 
 from collections.abc import Callable
@@ -14,8 +15,8 @@ from clipper.mesh.vmodels import Switch, Wait
 
 
 class Mutation(NamedTuple):
-    """name: as a test shows it.  target: the function's full name.  make: (the function that was there) -> the wrong one.
-    seed: of a world that shows it."""
+    """name: as a test shows it.  target: the function's full name.  make: (the function that was
+    there) -> the wrong one. seed: of a world that shows it."""
 
     name: str
     target: str
@@ -25,7 +26,11 @@ class Mutation(NamedTuple):
 
 def _without(*kinds: type) -> Callable[[Any], Callable[..., Any]]:
     """The actions of a look, less those of these kinds."""
-    return lambda was: lambda *args, **named: [action for action in was(*args, **named) if not isinstance(action, kinds)]
+    return lambda was: (
+        lambda *args, **named: [
+            action for action in was(*args, **named) if not isinstance(action, kinds)
+        ]
+    )
 
 
 def _any_number(was: Any) -> Callable[..., Any]:
@@ -49,7 +54,9 @@ def _unpinned(was: Any) -> Callable[..., Any]:
 
 
 def _hasty(was: Any) -> Callable[..., Any]:
-    return lambda vmodel, *args, **named: Wait("") if vmodel.active == vmodel.target else Switch("now")
+    return lambda vmodel, *args, **named: (
+        Wait("") if vmodel.active == vmodel.target else Switch("now")
+    )
 
 
 def _always(answer: Any) -> Callable[[Any], Callable[..., Any]]:
@@ -64,9 +71,16 @@ def _first(was: Any) -> Callable[..., Any]:
 
 MUTATIONS = (
     Mutation("any number of copies is claimed", "clipper.mesh.claims.claimed", _any_number, 0),
-    Mutation("the last copy is given up as spare", "clipper.mesh.claims.released_if_spare", _last_is_spare, 7),
+    Mutation(
+        "the last copy is given up as spare",
+        "clipper.mesh.claims.released_if_spare",
+        _last_is_spare,
+        7,
+    ),
     Mutation("failures never block", "clipper.mesh.failures.blocked_until", _always(0), 4),
-    Mutation("failures are never forgotten", "clipper.mesh.failures.forgotten_at", _always(1 << 62), 13),
+    Mutation(
+        "failures are never forgotten", "clipper.mesh.failures.forgotten_at", _always(1 << 62), 13
+    ),
     Mutation("failures are never expired", "clipper.mesh.claims.without_failures", _first, 13),
     Mutation("a model never has failed", "clipper.mesh.failures.verdict", _always(None), 4),
     Mutation("what the dead held stays", "clipper.mesh.upkeep.reaper", _without(Forget), 15),
@@ -75,7 +89,9 @@ MUTATIONS = (
     Mutation("never scales up", "clipper.mesh.scaling.decide", _never_more, 0),
     Mutation("a rate asks for nothing", "clipper.mesh.upkeep.rates", _always([]), 0),
     Mutation("a drain moves nothing", "clipper.mesh.upkeep.migration", _always([]), 9),
-    Mutation("a record is never published", "clipper.mesh.upkeep.worth_publishing", _always(False), 0),
+    Mutation(
+        "a record is never published", "clipper.mesh.upkeep.worth_publishing", _always(False), 0
+    ),
     Mutation("nothing is pinned", "clipper.mesh.paging.Residents.add", _unpinned, 0),
     Mutation("a name switches at once", "clipper.mesh.vmodels.step", _hasty, 0),
     Mutation("a name never switches", "clipper.mesh.vmodels.step", _always(Wait("never")), 0),

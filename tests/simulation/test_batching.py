@@ -1,7 +1,8 @@
-"""Goodput of the batcher in an event simulation: one replica, Poisson arrivals, a cold start, seconds of virtual time.
+"""Goodput of the batcher in an event simulation: one replica, Poisson arrivals, a cold start,
+seconds of virtual time.
 
-The replica is L(n) = a + b n with 5 % noise and, in 2 batches of 1000, a pause of 10-20 ms. Sources: the three cost
-models and the goals of the batching study behind docs/design.md.
+The replica is L(n) = a + b n with 5 % noise and, in 2 batches of 1000, a pause of 10-20 ms.
+Sources: the three cost models and the goals of the batching study behind docs/design.md.
 """
 
 from collections.abc import Callable
@@ -50,7 +51,9 @@ class Tally:
 class Replica:
     """Takes batches one at a time; `factor(now_us)` scales its latency."""
 
-    def __init__(self, model: Model, seed: int, factor: Callable[[int], float] = lambda now: 1.0) -> None:
+    def __init__(
+        self, model: Model, seed: int, factor: Callable[[int], float] = lambda now: 1.0
+    ) -> None:
         self.model, self.factor = model, factor
         self.rng = np.random.default_rng(seed)
 
@@ -63,7 +66,8 @@ class Replica:
 
 
 class PaperAimd:
-    """The anchor: the paper's AIMD, +1 a full batch from 1, and sheds only what could not finish even alone."""
+    """The anchor: the paper's AIMD, +1 a full batch from 1, and sheds only what could not finish
+    even alone."""
 
     def __init__(self, model: Model) -> None:
         self.alone_us = model.fixed_us + model.row_us
@@ -89,7 +93,8 @@ Sizer = BatchSizer | PaperAimd
 
 
 def shed_head(sizer: Sizer, due: np.ndarray, head: int, tail: int, now: int) -> int:
-    """The engine's rule: shed from the head, n recomputed as the queue shrinks, until the batch fits its oldest row."""
+    """The engine's rule: shed from the head, n recomputed as the queue shrinks, until the batch
+    fits its oldest row."""
     while head < tail and sizer.must_shed(now, now, sizer.size(tail - head), int(due[head])):
         head += 1
     return head
@@ -144,7 +149,9 @@ def goodput(mode: str, model: Model, load: float, seed: int = 1) -> tuple[float,
 @pytest.mark.parametrize("load", [0.3, 0.9, 1.3])
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 @pytest.mark.parametrize(("mode", "least"), [("fit", 0.95), ("aimd", 0.9), ("quantile", 0.9)])
-def test_goodput_holds_below_and_beyond_saturation(mode: str, least: float, model: Model, load: float) -> None:
+def test_goodput_holds_below_and_beyond_saturation(
+    mode: str, least: float, model: Model, load: float
+) -> None:
     good, late = goodput(mode, model, load)
     print(f"{mode:9} {model.name:12} {load:.1f}x goodput {good:.3f} late {late:.4%}")
     assert good >= least
@@ -165,7 +172,9 @@ def test_early_drop_is_worth_seven_times_the_papers_rule(model: Model) -> None:
 def test_overload_leaves_nothing_behind(mode: str, model: Model) -> None:
     """0.5 x, 2 x, then 0.8 x: the last third is as good as if there had been no overload."""
     span = model.seconds / 3
-    parts = [poisson(load * model.capacity(), span, seed) for seed, load in enumerate((0.5, 2.0, 0.8))]
+    parts = [
+        poisson(load * model.capacity(), span, seed) for seed, load in enumerate((0.5, 2.0, 0.8))
+    ]
     arrivals = np.concatenate([part + int(i * span * 1e6) for i, part in enumerate(parts)])
     arrivals.sort()
     sizer, replica = BatchSizer(mode), Replica(model, 3)
@@ -190,6 +199,9 @@ def test_a_slowdown_and_its_end_cost_little(mode: str) -> None:
 def test_delay_makes_larger_batches_and_keeps_deadlines() -> None:
     """Delayed batching (Clipper, Figure 5): fewer, larger batches at a moderate load."""
     arrivals = poisson(0.1 * SVM.capacity(), 1, 1)
-    sent, held = (simulate(BatchSizer("aimd", delay_us=delay), Replica(SVM, 1), arrivals) for delay in (0, 2000))
+    sent, held = (
+        simulate(BatchSizer("aimd", delay_us=delay), Replica(SVM, 1), arrivals)
+        for delay in (0, 2000)
+    )
     assert np.mean(held.sizes) >= 3 * np.mean(sent.sizes)
     assert held.in_time >= sent.in_time - 0.002 * len(arrivals)

@@ -1,6 +1,8 @@
-"""Whole runs of the engine on a virtual clock, by seed: everything goes wrong, and the promises hold.
+"""Whole runs of the engine on a virtual clock, by seed: everything goes wrong, and the promises
+hold.
 
-A failing seed is in the test's name; `python -m pytest "tests/simulation/test_engine.py::test_name[seed]"` plays it again.
+A failing seed is in the test's name; `python -m pytest
+"tests/simulation/test_engine.py::test_name[seed]"` plays it again.
 """
 
 from collections import Counter
@@ -26,7 +28,14 @@ SLOS_US = [700, 3_000, 20_000, 33_000, 100_000, 250_000]
 def a_zoo(world: World, rng: Random, *, lane_rows: int = 256) -> list[Kin]:
     """A few models of different input types, some cached."""
     return [
-        world.model(f"m{i}", *rng.choice(ROWS), cached=rng.random() < 0.6, lane_rows=lane_rows, output="f64", output_shape=())
+        world.model(
+            f"m{i}",
+            *rng.choice(ROWS),
+            cached=rng.random() < 0.6,
+            lane_rows=lane_rows,
+            output="f64",
+            output_shape=(),
+        )
         for i in range(rng.randint(2, 4))
     ]
 
@@ -52,15 +61,24 @@ def staff(world: World, rng: Random, kin: Kin, *, fault_share: float) -> None:
     )
 
 
-def ask(world: World, rng: Random, zoo: list[Kin], until_us: int, *, gap_us: int, keys: int) -> None:
+def ask(
+    world: World, rng: Random, zoo: list[Kin], until_us: int, *, gap_us: int, keys: int
+) -> None:
     """Clients: bursts and lone queries, many keys or few, some given up."""
     while world.now_us < until_us:
         for _ in range(rng.choice([1, 1, 1, 12])):
             kin = rng.choice(zoo)
-            wanted: Any = rng.randrange(keys) if rng.random() < 0.9 else [rng.randrange(keys) for _ in range(rng.randint(1, 40))]
+            wanted: Any = (
+                rng.randrange(keys)
+                if rng.random() < 0.9
+                else [rng.randrange(keys) for _ in range(rng.randint(1, 40))]
+            )
             query = world.submit(kin, wanted, rng.choice(SLOS_US), salt=rng.choice([0, 0, 0, 1]))
             if rng.random() < 0.1:
-                world.after(rng.randrange(query.deadline_us - world.now_us), lambda future=query.future: future.cancel())  # type: ignore[misc]
+                world.after(
+                    rng.randrange(query.deadline_us - world.now_us),
+                    lambda future=query.future: future.cancel(),
+                )  # type: ignore[misc]
         world.pass_us(rng.randint(1, 2 * gap_us))
 
 
@@ -81,10 +99,13 @@ def test_everything_goes_wrong(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(100))
 def test_arrays_among_queries(seed: int) -> None:
-    """Arrays of up to thousands of rows and single queries, on models that misbehave; a small queue refuses what does not fit."""
+    """Arrays of up to thousands of rows and single queries, on models that misbehave; a small queue
+    refuses what does not fit."""
     rng = Random(seed)
     world = World(seed, frame_bytes_max=rng.choice([4096, 1 << 20]))
-    kin = world.model("m", cached=rng.random() < 0.5, lane_rows=256, lane_bytes_max=1 << rng.choice([16, 24]))
+    kin = world.model(
+        "m", cached=rng.random() < 0.5, lane_rows=256, lane_bytes_max=1 << rng.choice([16, 24])
+    )
     for _ in range(rng.randint(1, 3)):
         staff(world, rng, kin, fault_share=rng.choice([0, 0.05, 0.4]))
     keys = rng.choice([50, 100_000])
@@ -93,7 +114,10 @@ def test_arrays_among_queries(seed: int) -> None:
         wanted: Any = [rng.randrange(keys) for _ in range(n)] if n > 1 else rng.randrange(keys)
         query = world.submit(kin, wanted, rng.choice(SLOS_US))
         if rng.random() < 0.1:
-            world.after(rng.randrange(query.deadline_us - world.now_us), lambda future=query.future: future.cancel())  # type: ignore[misc]
+            world.after(
+                rng.randrange(query.deadline_us - world.now_us),
+                lambda future=query.future: future.cancel(),
+            )  # type: ignore[misc]
         world.pass_us(rng.randint(1, 4_000))
     world.pass_us(500_000)
     world.check()
@@ -102,7 +126,8 @@ def test_arrays_among_queries(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(1, 9))
 def test_an_array_larger_than_can_be_done_in_time_gets_what_can_be_done(seed: int) -> None:
-    """All its rows are due together: as many as the container manages by then are answered, the rest are dropped, none late."""
+    """All its rows are due together: as many as the container manages by then are answered, the
+    rest are dropped, none late."""
     world = World(seed)
     kin = world.model("m", cached=False)
     Container(world, kin, a_us=500, b_us=10)
@@ -126,13 +151,20 @@ def test_the_faults_do_happen() -> None:
         ask(world, rng, [kin], 100_000, gap_us=1_000, keys=1_000)
         world.pass_us(300_000)
         ended += world.check()
-    assert {Status.OK, Status.MODEL_ERROR, Status.BAD_OUTPUT, Status.REPLICA_LOST, Status.DEADLINE} <= set(ended)
+    assert {
+        Status.OK,
+        Status.MODEL_ERROR,
+        Status.BAD_OUTPUT,
+        Status.REPLICA_LOST,
+        Status.DEADLINE,
+    } <= set(ended)
     assert ended[Status.OK] > 300
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_equal_queries_cost_one_evaluation(seed: int) -> None:
-    """Joined in flight or found in the cache, whatever their SLOs: one evaluation a key, and every one of them is answered."""
+    """Joined in flight or found in the cache, whatever their SLOs: one evaluation a key, and every
+    one of them is answered."""
     rng = Random(seed)
     world = World(seed)
     kin = world.model("m", cached=True)
@@ -181,7 +213,13 @@ def test_a_lost_row_is_sent_once_more_and_no_more(seed: int, fault: str) -> None
     assert set(sent) <= {1, 2}
     assert sent[2]
     assert ended[Status.OK]
-    assert set(ended) <= {Status.OK, Status.REPLICA_LOST, Status.DROPPED, Status.DEADLINE, Status.NO_REPLICA}
+    assert set(ended) <= {
+        Status.OK,
+        Status.REPLICA_LOST,
+        Status.DROPPED,
+        Status.DEADLINE,
+        Status.NO_REPLICA,
+    }
     world.check_rest()
 
 
@@ -204,7 +242,8 @@ def test_a_row_that_kills_has_two_victims_under_any_name(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("mode", [0, 1, 2])
 def test_three_times_too_much(seed: int, mode: int) -> None:
-    """Early drop: as much is answered in time as the container can do, and next to nothing is sent in vain."""
+    """Early drop: as much is answered in time as the container can do, and next to nothing is sent
+    in vain."""
     a_us, b_us, slo_us = 1_000.0, 50.0, 20_000
     world = World(seed)
     kin = world.model("m", cached=False, lane_rows=4096)
@@ -224,7 +263,9 @@ def test_three_times_too_much(seed: int, mode: int) -> None:
     world.check()
     late = [q for q in world.queries if warm_us <= q.deadline_us - slo_us < end_us]
     good = sum(q.future.status() == Status.OK for q in late)
-    assert good >= 0.9 * capacity * (end_us - warm_us), f"goodput {good / (capacity * (end_us - warm_us)):.2f} of capacity"
+    assert good >= 0.9 * capacity * (end_us - warm_us), (
+        f"goodput {good / (capacity * (end_us - warm_us)):.2f} of capacity"
+    )
     sent = sum(container.batches)
     answered = sum(q.future.status() == Status.OK for q in world.queries)
     assert answered >= 0.95 * sent, f"{sent - answered} of {sent} rows were sent in vain"
@@ -244,12 +285,15 @@ def test_batches_are_sized_for_the_slo_that_was_asked(mode: int) -> None:
     world.check()
     replica = world.engine.replica(container.conn)
     assert replica is not None
-    assert 70 <= replica["limit"] <= 95, "half of 20 ms; half of the class's bound would be 150 rows"
+    assert 70 <= replica["limit"] <= 95, (
+        "half of 20 ms; half of the class's bound would be 150 rows"
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_unequal_replicas_share_as_they_can(seed: int) -> None:
-    """A replica ten times slower takes less, and no row is dropped for its sake while the fast one could be in time."""
+    """A replica ten times slower takes less, and no row is dropped for its sake while the fast one
+    could be in time."""
     world = World(seed)
     kin = world.model("m", cached=False)
     fast = Container(world, kin, a_us=1_000, b_us=20)
@@ -282,7 +326,8 @@ def test_equal_replicas_share_equally(seed: int) -> None:
 
 
 def test_a_popular_row_does_not_wait_for_a_hung_container_for_ever() -> None:
-    """The container beats but does not answer. Equal queries keep joining its row; they are answered by the other one."""
+    """The container beats but does not answer. Equal queries keep joining its row; they are
+    answered by the other one."""
     world = World(1)
     kin = world.model("m", cached=True)
     Container(world, kin, faults=["stuck"], fault_share=1)
@@ -318,7 +363,9 @@ def test_a_hung_container_gets_nothing_until_it_answers() -> None:
     assert set(world.check()) == {Status.DEADLINE}
     late = [world.submit(kin, k + i, 5_000) for i in range(3)]
     world.pass_us(10_000)
-    assert [query.future.status() for query in late] == [Status.OK] * 3, "it has answered: it is trusted again"
+    assert [query.future.status() for query in late] == [Status.OK] * 3, (
+        "it has answered: it is trusted again"
+    )
 
 
 def test_hearts_beat_both_ways_and_a_silent_container_is_closed_after_three() -> None:
@@ -415,7 +462,9 @@ def test_modes_and_delays(mode: int, delay_us: int) -> None:
     """All modes answer all; holding makes batches larger, and lets go in time."""
     world = World(8)
     kin = world.model("m", cached=False)
-    container = Container(world, kin, a_us=100, b_us=1, latency_us=5, mode=mode, size_max=64, delay_us=delay_us)
+    container = Container(
+        world, kin, a_us=100, b_us=1, latency_us=5, mode=mode, size_max=64, delay_us=delay_us
+    )
     world.pass_us(1_000)
     for k in range(1_000):
         world.submit(kin, k, 20_000)
@@ -448,7 +497,8 @@ def test_both_protocols_carry_all_rows(protocol: int, dtype: str, shape: tuple[i
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_full_socket_holds_its_rows_and_no_more(seed: int) -> None:
-    """A container that does not read: its rows stay where they are until the link goes, and all cells come back."""
+    """A container that does not read: its rows stay where they are until the link goes, and all
+    cells come back."""
     rng = Random(seed)
     world = World(seed)
     kin = world.model("m", rng.choice(["f64", "str"]), cached=rng.random() < 0.5, lane_rows=64)

@@ -1,4 +1,5 @@
-"""The mesh's eviction beside other rules, on traces small enough to know the best; and the picture of who holds what."""
+"""The mesh's eviction beside other rules, on traces small enough to know the best; and the picture
+of who holds what."""
 
 import itertools
 from xml.etree import ElementTree
@@ -17,7 +18,9 @@ def ratio(rule: str, trace: Trace, share: float) -> float:
 
 @pytest.mark.parametrize("alpha", [0.8, 1.2])
 @pytest.mark.parametrize("share", [0.05, 0.5])
-def test_ours_hits_more_than_lru_and_nearly_what_is_known_of_the_demand(alpha: float, share: float) -> None:
+def test_ours_hits_more_than_lru_and_nearly_what_is_known_of_the_demand(
+    alpha: float, share: float
+) -> None:
     for trace in (zipf(300, 10_000, alpha), drifting(300, 10_000, alpha)):
         ours = ratio("clipper", trace, share)
         assert ours > ratio("LRU", trace, share)
@@ -36,7 +39,8 @@ def test_one_use_each_hits_nothing_and_a_memory_for_all_misses_only_once() -> No
 
 
 def test_belady_is_the_best_of_all_where_sizes_are_equal() -> None:
-    """Beside every way to evict, of a cache for two of four models; each has to load what is asked."""
+    """Beside every way to evict, of a cache for two of four models; each has to load what is
+    asked."""
 
     def best(uses: tuple[int, ...], held: frozenset[int]) -> int:
         if not uses:
@@ -57,7 +61,11 @@ def test_belady_is_the_best_of_all_where_sizes_are_equal() -> None:
 def test_the_picture_has_a_mark_for_each_model_that_is_held() -> None:
     world = Simulation(Plan(instances=3, models=20, seconds=2, pinned=1))
     world.run()
-    marks = [mark.get("fill") for mark in ElementTree.fromstring(mesh_map.drawn(world)).iter() if mark.get("height") == "14"]
+    marks = [
+        mark.get("fill")
+        for mark in ElementTree.fromstring(mesh_map.drawn(world)).iter()
+        if mark.get("height") == "14"
+    ]
     held = list(itertools.chain.from_iterable(node.residents for node in world.nodes.values()))
     assert len(marks) == len(held)
     assert set(marks) <= {mesh_map.LOADED, mesh_map.LOADING, mesh_map.PINNED}

@@ -14,7 +14,9 @@ from clipper.mesh.records import MeshModel, VModel
 from clipper.mesh.simulator import START_MS, Fault, Plan, Report, Simulation, some_faults
 from clipper.mesh.vmodels import Switch, VStep, Wait
 
-SMALL = Plan(seconds=20, models=60, instances=4, rate_per_s=30, vmodels=3, switch_s=2, pinned=2, share=0.5)
+SMALL = Plan(
+    seconds=20, models=60, instances=4, rate_per_s=30, vmodels=3, switch_s=2, pinned=2, share=0.5
+)
 QUIET = Plan(seconds=10, models=30, instances=3, rate_per_s=0, share=2.0)
 
 
@@ -26,8 +28,10 @@ def settled(plan: Plan) -> Report:
 
 @pytest.mark.parametrize("seed", range(25))
 def test_nothing_is_lost_under_faults(seed: int) -> None:
-    """Claims stay exact, pinned models stay, names never switch to what is not loaded, queries end by their deadlines, an outage
-    of the store stops none that can be routed; and when faults have ended, memory and registry agree and every model answers."""
+    """Claims stay exact, pinned models stay, names never switch to what is not loaded, queries end
+    by their deadlines, an outage of the store stops none that can be routed; and when faults have
+    ended, memory and registry agree and every model answers.
+    """
     plan = some_faults(seed, SMALL)
     found = settled(plan)
     assert not found.violations, (found.violations, plan.faults)
@@ -145,7 +149,9 @@ def test_a_model_asked_often_gets_as_many_copies_as_it_needs() -> None:
 
 
 def test_a_large_mesh_shares_one_mirror() -> None:
-    report = Simulation(Plan(instances=200, models=50_000, seconds=4, rate_per_s=400, shared_mirror=True)).run()
+    report = Simulation(
+        Plan(instances=200, models=50_000, seconds=4, rate_per_s=400, shared_mirror=True)
+    ).run()
     assert report.queries > 1000
     assert not report.violations
     assert not report.refused
@@ -188,7 +194,9 @@ def test_a_janitor_that_sleeps_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("untold" in text or "is lost" in text for text in settled(plan).violations)
 
 
-def test_an_instance_that_refuses_while_the_store_is_away_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_instance_that_refuses_while_the_store_is_away_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def afraid(self: Any, query: Any) -> bool:
         if self.world.store.down:
             self.world.refuse(query, "the store is away")

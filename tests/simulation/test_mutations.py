@@ -1,7 +1,9 @@
-"""The simulator finds decisions that are wrong: each mutation, by some seed of those that it gives to worlds.
+"""The simulator finds decisions that are wrong: each mutation, by some seed of those that it gives
+to worlds.
 
-A world is longer than the longest of its periods. With CLIPPER_TESTS=full each mutation may take 200 seeds, and 200 worlds
-without a mutation must show nothing; else the seeds are those by which each was found.
+A world is longer than the longest of its periods. With CLIPPER_TESTS=full each mutation may take
+200 seeds, and 200 worlds without a mutation must show nothing; else the seeds are those by which
+each was found.
 """
 
 import importlib
@@ -20,12 +22,25 @@ from tests.simulation.mutations import MUTATIONS, Mutation
 FULL = os.environ.get("CLIPPER_TESTS") == "full"
 SEEDS_MAX = 200
 SETTINGS = MeshSettings(
-    janitor_s=10, reaper_s=12, rate_s=3, failure_s=20, rate_per_copy=60, load_s=5, drain_s=8,
-)  # fmt: skip
+    janitor_s=10,
+    reaper_s=12,
+    rate_s=3,
+    failure_s=20,
+    rate_per_copy=60,
+    load_s=5,
+    drain_s=8,
+)
 PLAN = Plan(
-    seconds=100, models=40, instances=4, rate_per_s=20, vmodels=3, switch_s=5, pinned=2, typical_bytes=5_000_000,
+    seconds=100,
+    models=40,
+    instances=4,
+    rate_per_s=20,
+    vmodels=3,
+    switch_s=5,
+    pinned=2,
+    typical_bytes=5_000_000,
     settings=SETTINGS,
-)  # fmt: skip
+)
 LONGEST_MS: dict[FaultKind, int] = {"kill": 60_000, "stop": 30_000, "corrupt": 60_000, "slow": 8000}
 SHORT_MS = 5000  # of faults that stop a node, or all, from doing what is due
 
@@ -38,7 +53,12 @@ def planned(seed: int) -> Plan:
     for _ in range(rng.randrange(1, 5)):
         kind = rng.choice(kinds)
         faults.append(
-            Fault(kind, rng.randrange(80_000), rng.randrange(500, LONGEST_MS.get(kind, SHORT_MS)), rng.randrange(1000))
+            Fault(
+                kind,
+                rng.randrange(80_000),
+                rng.randrange(500, LONGEST_MS.get(kind, SHORT_MS)),
+                rng.randrange(1000),
+            )
         )
     return replace(PLAN, seed=seed, share=(0.5, 2.0)[seed % 2], faults=tuple(faults))
 
@@ -68,7 +88,9 @@ def found_by(run: Callable[[int], list[str]], seeds: "range | tuple[int, ...]") 
 @pytest.mark.parametrize("seed", range(SEEDS_MAX if FULL else 8))
 def test_world_without_a_mutation_shows_nothing(seed: int) -> None:
     plan = planned(seed)
-    assert plan.seconds > 2 * max(SETTINGS.janitor_s, SETTINGS.reaper_s, SETTINGS.rate_s, SETTINGS.failure_s)
+    assert plan.seconds > 2 * max(
+        SETTINGS.janitor_s, SETTINGS.reaper_s, SETTINGS.rate_s, SETTINGS.failure_s
+    )
     assert not violations(seed), plan.faults
 
 

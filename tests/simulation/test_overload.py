@@ -1,4 +1,5 @@
-"""Admission and replicas of unequal speed, on a virtual clock: a model of known capacity, Poisson queries at a multiple of it."""
+"""Admission and replicas of unequal speed, on a virtual clock: a model of known capacity, Poisson
+queries at a multiple of it."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -47,7 +48,9 @@ def offer(world: World, kin: Kin, load: float, seconds: float, slo_us: int = SLO
     span = int(seconds * 1e6)
     begun, model = world.now_us, world.models[kin.number][1]
     rate = load * CAPACITY
-    gaps = np.random.default_rng(world.rng.randrange(1 << 30)).exponential(1 / rate, int(rate * span * 1.2) + 50)
+    gaps = np.random.default_rng(world.rng.randrange(1 << 30)).exponential(
+        1 / rate, int(rate * span * 1.2) + 50
+    )
     sent = []
     for at in np.cumsum(gaps).astype(int).tolist():
         if at >= span:
@@ -79,7 +82,9 @@ def p99(values: list[int]) -> float:
 @pytest.mark.parametrize("load", [2.0, 10.0])
 @pytest.mark.parametrize("mode", [0, 1, 2], ids=["aimd", "fit", "quantile"])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_overload_costs_no_goodput_and_leaves_nothing_behind(seed: int, mode: int, load: float) -> None:
+def test_overload_costs_no_goodput_and_leaves_nothing_behind(
+    seed: int, mode: int, load: float
+) -> None:
     world, kin = a_model(seed)
     Container(world, kin, a_us=FIXED_US, b_us=ROW_US, checked=False, mode=mode, size_max=4096)
     world.pass_us(1_000)
@@ -90,7 +95,9 @@ def test_overload_costs_no_goodput_and_leaves_nothing_behind(seed: int, mode: in
     assert peak >= 0.9 * CAPACITY
     assert over.good_per_us >= 0.95 * peak
     assert p99(over.latencies) <= SLO_US
-    assert over.ended[Status.OK] + over.ended[Status.FULL] >= 0.99 * over.offered, "refused at once, not dropped later"
+    assert over.ended[Status.OK] + over.ended[Status.FULL] >= 0.99 * over.offered, (
+        "refused at once, not dropped later"
+    )
     assert after.ended[Status.OK] >= 0.99 * after.offered
 
 
@@ -107,9 +114,12 @@ def test_a_step_from_half_to_double_settles_within_ten_slos() -> None:
 
 @pytest.mark.parametrize(("factor", "least"), [(0.3, 0.9), (2.0, 0.6)])
 def test_the_forecast_follows_a_replica_that_changes_its_speed(factor: float, least: float) -> None:
-    """Twice as slow, two batches of the best size no longer fit into the SLO: what can be reached is less than half."""
+    """Twice as slow, two batches of the best size no longer fit into the SLO: what can be reached
+    is less than half."""
     world, kin = a_model(4)
-    container = Container(world, kin, a_us=FIXED_US, b_us=ROW_US, checked=False, mode=1, size_max=4096)
+    container = Container(
+        world, kin, a_us=FIXED_US, b_us=ROW_US, checked=False, mode=1, size_max=4096
+    )
     world.pass_us(1_000)
     offer(world, kin, 1.5, 1.0)
     container.a_us, container.b_us = factor * FIXED_US, factor * ROW_US
@@ -122,9 +132,12 @@ def test_the_forecast_follows_a_replica_that_changes_its_speed(factor: float, le
 @pytest.mark.parametrize("load", [0.6, 2.0])
 @pytest.mark.parametrize("mode", [0, 1, 2], ids=["aimd", "fit", "quantile"])
 def test_a_bad_second_does_not_shut_the_door(mode: int, load: float) -> None:
-    """A neighbour takes the core: batches take more than the SLO alone, then wild noise. When it is over, all is as before."""
+    """A neighbour takes the core: batches take more than the SLO alone, then wild noise. When it is
+    over, all is as before."""
     world, kin = a_model(9)
-    container = Container(world, kin, a_us=FIXED_US, b_us=ROW_US, checked=False, mode=mode, size_max=4096)
+    container = Container(
+        world, kin, a_us=FIXED_US, b_us=ROW_US, checked=False, mode=mode, size_max=4096
+    )
     world.pass_us(1_000)
     offer(world, kin, load, 1.0)
     usual = offer(world, kin, load, 0.5)
@@ -152,11 +165,20 @@ def best_of(name: str) -> tuple[int, float]:
 @pytest.mark.parametrize("name", LINES)
 @pytest.mark.parametrize("mode", [0, 1, 2], ids=["aimd", "fit", "quantile"])
 def test_a_cold_replica_gets_batches_of_the_best_size_within_20(mode: int, name: str) -> None:
-    """A second batch in flight while the size doubles would be of the old size: each size would come twice."""
+    """A second batch in flight while the size doubles would be of the old size: each size would
+    come twice."""
     size, near = best_of(name)
     for seed in (1, 2, 3):
         world, kin = a_model(seed)
-        container = Container(world, kin, a_us=LINES[name][0], b_us=LINES[name][1], checked=False, mode=mode, size_max=4096)
+        container = Container(
+            world,
+            kin,
+            a_us=LINES[name][0],
+            b_us=LINES[name][1],
+            checked=False,
+            mode=mode,
+            size_max=4096,
+        )
         world.pass_us(1_000)
         offer(world, kin, 3 * near, 0.25)
         assert max(container.batches[:20]) >= 0.9 * size
@@ -165,11 +187,20 @@ def test_a_cold_replica_gets_batches_of_the_best_size_within_20(mode: int, name:
 @pytest.mark.parametrize("name", LINES)
 @pytest.mark.parametrize("mode", [0, 1, 2, 3], ids=["aimd", "fit", "quantile", "static"])
 def test_the_door_keeps_no_replica_from_its_best_batches(mode: int, name: str) -> None:
-    """A short queue invites small second batches, and rows that are soon done a margin that nobody needs."""
+    """A short queue invites small second batches, and rows that are soon done a margin that nobody
+    needs."""
     size, near = best_of(name)
     world, kin = a_model(1)
     most = size if mode == 3 else 4096
-    Container(world, kin, a_us=LINES[name][0], b_us=LINES[name][1], checked=False, mode=mode, size_max=most)
+    Container(
+        world,
+        kin,
+        a_us=LINES[name][0],
+        b_us=LINES[name][1],
+        checked=False,
+        mode=mode,
+        size_max=most,
+    )
     world.pass_us(1_000)
     offer(world, kin, 0.9 * near, 0.5)
     below = offer(world, kin, 0.9 * near, 1.0)
@@ -182,7 +213,8 @@ def test_the_door_keeps_no_replica_from_its_best_batches(mode: int, name: str) -
 
 
 def test_work_is_split_by_speed_and_nobody_starves() -> None:
-    """Four times slower in every respect, as much as it can do: a quarter of the rows. Next to no fixed cost."""
+    """Four times slower in every respect, as much as it can do: a quarter of the rows. Next to no
+    fixed cost."""
     world, kin = a_model(5)
     fast = Container(world, kin, a_us=20, b_us=ROW_US, checked=False, mode=1, size_max=4096)
     slow = Container(world, kin, a_us=80, b_us=4 * ROW_US, checked=False, mode=1, size_max=4096)
@@ -232,7 +264,9 @@ def test_no_fast_replica_is_idle_while_rows_wait() -> None:
     idle = []
 
     def look() -> None:
-        idle.append(world.snapshot(kin)["queued"] > 0 and not world.engine.replica(fast.conn)["in_flight"])  # type: ignore[index]
+        idle.append(
+            world.snapshot(kin)["queued"] > 0 and not world.engine.replica(fast.conn)["in_flight"]
+        )  # type: ignore[index]
         world.after(100, look)
 
     world.after(100, look)
@@ -242,7 +276,8 @@ def test_no_fast_replica_is_idle_while_rows_wait() -> None:
 
 
 def test_rows_of_arrays_count_in_what_a_query_is_promised() -> None:
-    """Due later, they fill its batch: it is refused while its caller can do something else, not dropped in the queue."""
+    """Due later, they fill its batch: it is refused while its caller can do something else, not
+    dropped in the queue."""
     ended: Counter[Status] = Counter()
     for seed in range(3):
         world, kin = a_model(seed)
@@ -269,19 +304,24 @@ def test_queries_of_short_slos_pass_beside_an_array_of_a_minute(mode: int, load:
     done, _ = future.progress()
     beside = offer(world, kin, load, 1.0)
     assert beside.ended[Status.OK] >= 0.99 * beside.offered
-    assert (future.progress()[0] - done) / beside.span_us >= 0.6 * (1 - load) * CAPACITY, "and the array gets the rest"
+    assert (future.progress()[0] - done) / beside.span_us >= 0.6 * (1 - load) * CAPACITY, (
+        "and the array gets the rest"
+    )
     future.cancel()
 
 
 def test_a_slo_of_a_second_leaves_room_for_one_of_twenty_milliseconds() -> None:
-    """Twice too much with a second to spare: their queue is long, and of no concern to those who cannot wait."""
+    """Twice too much with a second to spare: their queue is long, and of no concern to those who
+    cannot wait."""
     world, kin = a_model(6)
     Container(world, kin, a_us=FIXED_US, b_us=ROW_US, checked=False, mode=1, size_max=4096)
     world.pass_us(1_000)
     model, patient, quick = world.models[kin.number][1], [], []
     for i in range(40_000):
         world.pass_us(round(0.5 / CAPACITY))
-        (patient if i % 10 else quick).append((i, model.predict(ROW, 1_000 if i % 10 else SLO_US / 1000)))
+        (patient if i % 10 else quick).append(
+            (i, model.predict(ROW, 1_000 if i % 10 else SLO_US / 1000))
+        )
         world.asked_us = world.now_us
     world.pass_us(1_100_000)
     assert tally(1, quick[1_000:]).ended[Status.OK] >= 0.75 * len(quick[1_000:])

@@ -1,4 +1,5 @@
-"""Rollouts on a virtual clock, by seed: how often a good version is reverted, and how long a bad one lasts."""
+"""Rollouts on a virtual clock, by seed: how often a good version is reverted, and how long a bad
+one lasts."""
 
 import random
 from collections import Counter
@@ -17,8 +18,11 @@ RATE_S = 200.0  # queries
 GUARD = "p99<20ms, error<2%, reward>=-5%, agreement>80%"
 
 
-def a_life(seed: int, *, defaults: float, slow: float, reward: float, agrees: float, most_s: float = 900.0) -> tuple[str, float]:
-    """One rollout to its end; the version before gives 90 % right answers and no defaults. -> its state, and after how long."""
+def a_life(
+    seed: int, *, defaults: float, slow: float, reward: float, agrees: float, most_s: float = 900.0
+) -> tuple[str, float]:
+    """One rollout to its end; the version before gives 90 % right answers and no defaults. -> its
+    state, and after how long."""
     rng = random.Random(seed)
     one, two = VersionedModel("m", 1), VersionedModel("m", 2)
     now = Rollout("a", two, VersionedModel("m"), one, STAGES, 10.0, GUARD, 0.05)
@@ -31,10 +35,16 @@ def a_life(seed: int, *, defaults: float, slow: float, reward: float, agrees: fl
         new.answers += mine
         new.defaults += sum(rng.random() < defaults for _ in range(mine))
         new.slower[20_000] += sum(rng.random() < slow for _ in range(mine))
-        new.told, new.reward = new.told + mine, new.reward + sum(rng.random() < reward for _ in range(mine))
+        new.told, new.reward = (
+            new.told + mine,
+            new.reward + sum(rng.random() < reward for _ in range(mine)),
+        )
         others = round(each) - mine
         before.answers += others
-        before.told, before.reward = before.told + others, before.reward + sum(rng.random() < 0.9 for _ in range(others))
+        before.told, before.reward = (
+            before.told + others,
+            before.reward + sum(rng.random() < 0.9 for _ in range(others)),
+        )
         figures.compared += mine
         figures.agreed += sum(rng.random() < agrees for _ in range(mine))
         after = moved(now, decide(now, figures, time_us, 0))

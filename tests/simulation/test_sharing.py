@@ -1,5 +1,5 @@
-"""Rows in shared memory, by seed: a model may read its inputs until it answers, and what it then says of rows that have changed
-under it must reach nobody.
+"""Rows in shared memory, by seed: a model may read its inputs until it answers, and what it then
+says of rows that have changed under it must reach nobody.
 """
 
 from collections import Counter
@@ -16,7 +16,11 @@ MEANWHILE = ["stuck", "slow", "hang", "die_before", "die_after", "raise", "twice
 def ask(world: World, rng: Random, kin: Kin, until_us: int, *, gap_us: int, keys: int) -> None:
     while world.now_us < until_us:
         for _ in range(rng.choice([1, 1, 8])):
-            wanted = rng.randrange(keys) if rng.random() < 0.8 else [rng.randrange(keys) for _ in range(rng.randint(2, 30))]
+            wanted = (
+                rng.randrange(keys)
+                if rng.random() < 0.8
+                else [rng.randrange(keys) for _ in range(rng.randint(2, 30))]
+            )
             world.submit(kin, wanted, rng.choice([1_500, 3_000, 20_000, 60_000]))
         world.pass_us(rng.randint(1, 2 * gap_us))
 
@@ -34,7 +38,15 @@ def run(seed: int, arrays: bool = False) -> tuple[World, Counter[Status]]:
     rng = Random(seed)
     world = World(seed)
     more = {"lane_bytes_max": 1 << rng.choice([18, 21])} if arrays else {}  # pieces come round soon
-    kin = world.model("wide", "f32", (128,), lane_rows=rng.choice([16, 64, 256]), output="f64", output_shape=(), **more)
+    kin = world.model(
+        "wide",
+        "f32",
+        (128,),
+        lane_rows=rng.choice([16, 64, 256]),
+        output="f64",
+        output_shape=(),
+        **more,
+    )
     for i in range(rng.randint(1, 3)):
         Container(
             world,
@@ -78,5 +90,8 @@ def test_nor_does_what_changes_under_a_model_of_arrays(seed: int) -> None:
 
 @pytest.mark.parametrize("arrays", [False, True])
 def test_rows_do_change_under_late_models(arrays: bool) -> None:
-    """The runs above are about something: without a rule, some of these outputs would have been kept."""
-    assert sum(run(seed, arrays)[0].frames["rows changed"] for seed in range(20 if arrays else 6)) > 20
+    """The runs above are about something: without a rule, some of these outputs would have been
+    kept."""
+    assert (
+        sum(run(seed, arrays)[0].frames["rows changed"] for seed in range(20 if arrays else 6)) > 20
+    )

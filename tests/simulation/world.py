@@ -1,10 +1,13 @@
-"""A small world by seed: one engine, simulated containers and a network that cuts bytes anywhere, all on one virtual clock.
+"""A small world by seed: one engine, simulated containers and a network that cuts bytes anywhere,
+all on one virtual clock.
 
-Containers are Python objects that speak frames. Each answers a function of the input in which the model's number is written,
-so that an answer tells whose it is. What goes wrong is drawn per batch from the container's list of faults.
+Containers are Python objects that speak frames. Each answers a function of the input in which the
+model's number is written, so that an answer tells whose it is. What goes wrong is drawn per batch
+from the container's list of faults.
 
-The clock moves to the next event or to the time at which the engine asked to be stepped, whichever is first: if the engine
-asks too late, a deadline is missed and the run says so. To see a run again: `python -m pytest -k "test_name and seed"`.
+The clock moves to the next event or to the time at which the engine asked to be stepped, whichever
+is first: if the engine asks too late, a deadline is missed and the run says so. To see a run again:
+`python -m pytest -k "test_name and seed"`.
 """
 
 import heapq
@@ -21,7 +24,15 @@ from typing import Any
 
 import numpy as np
 
-from clipper_core.codec import Flag, Kind, decode_header, encode_frame, encode_rows, open_rows, open_runs
+from clipper_core.codec import (
+    Flag,
+    Kind,
+    decode_header,
+    encode_frame,
+    encode_rows,
+    open_rows,
+    open_runs,
+)
 from clipper_core.engine import Engine
 from clipper_core.future import Future
 from clipper_core.model import Model
@@ -73,7 +84,9 @@ class Kin:
         else:
             k = int(np.ravel(row)[0])
         wanted = self.row(k)
-        assert np.array_equal(row, wanted) if isinstance(wanted, np.ndarray) else row == wanted, "a row was damaged"
+        assert np.array_equal(row, wanted) if isinstance(wanted, np.ndarray) else row == wanted, (
+            "a row was damaged"
+        )
         return k
 
     def output(self, k: int) -> float:
@@ -91,7 +104,12 @@ class Query:
 class World:
     def __init__(self, seed: int, **limits: Any) -> None:
         self.seed, self.rng = seed, Random(seed)
-        options = {"cache_bytes_max": 1 << 20, "tasks_max": 1 << 14, "heartbeat_ms": HEARTBEAT_MS, "hello_ms": 400} | limits
+        options = {
+            "cache_bytes_max": 1 << 20,
+            "tasks_max": 1 << 14,
+            "heartbeat_ms": HEARTBEAT_MS,
+            "hello_ms": 400,
+        } | limits
         self.engine = Engine(manual_clock=True, seed=seed, **options)
         self.now_us = 0
         self.asked_us = 0
@@ -142,7 +160,9 @@ class World:
 
     # -- models and queries
 
-    def model(self, name: str, dtype: str = "f64", shape: tuple[int, ...] = (4,), **options: Any) -> Kin:
+    def model(
+        self, name: str, dtype: str = "f64", shape: tuple[int, ...] = (4,), **options: Any
+    ) -> Kin:
         kin = Kin(name, dtype, () if dtype in ("str", "bytes") else shape, len(self.models))
         kin.options = options
         model = Model(self.engine, name, len(self.models) + 1, dtype, kin.shape, **options)
@@ -158,7 +178,9 @@ class World:
             keys = [keys]
         else:
             rows: Any = [kin.row(k) for k in keys]
-            future = model.predict_many(np.array(rows) if kin.shape and kin.shape != (-1,) else rows, slo_us / 1000, salt)
+            future = model.predict_many(
+                np.array(rows) if kin.shape and kin.shape != (-1,) else rows, slo_us / 1000, salt
+            )
         query = Query(kin, tuple(keys), future, self.now_us + slo_us)
         self.queries.append(query)
         self.asked_us = self.now_us  # a submitter wakes the loop
@@ -166,7 +188,9 @@ class World:
         return query
 
     def _is_over(self, query: Query) -> None:
-        assert query.future.done(), f"seed {self.seed}: a query due at {query.deadline_us} is open at {self.now_us} us"
+        assert query.future.done(), (
+            f"seed {self.seed}: a query due at {query.deadline_us} is open at {self.now_us} us"
+        )
 
     def snapshot(self, kin: Kin) -> dict[str, Any]:
         found: dict[str, Any] = self.engine.snapshot()["models"][kin.number]
@@ -175,7 +199,8 @@ class World:
     # -- judgement
 
     def check(self) -> Counter[Status]:
-        """Every query has ended, once, in a way that exists; what was delivered is right. -> how they ended."""
+        """Every query has ended, once, in a way that exists; what was delivered is right. -> how
+        they ended."""
         ended: Counter[Status] = Counter()
         for query in self.queries:
             assert query.future.done(), f"seed {self.seed}: a future never ended"
@@ -184,23 +209,33 @@ class World:
                 ended[status] += 1
                 assert status in WAYS_TO_END, f"seed {self.seed}: {status!r}"
                 if status == Status.OK:
-                    assert query.future.output(i) == query.kin.output(k), f"seed {self.seed}: a wrong value for {k}"
+                    assert query.future.output(i) == query.kin.output(k), (
+                        f"seed {self.seed}: a wrong value for {k}"
+                    )
         snapshot = self.engine.snapshot()
         assert snapshot["issued"] == snapshot["answered"], f"seed {self.seed}"
         return ended
 
     def check_rest(self) -> None:
-        """Nothing is left over once all is quiet: no row queued, and every cell takes a row again."""
+        """Nothing is left over once all is quiet: no row queued, and every cell takes a row
+        again."""
         for container in self.containers:
             container.comes_back = False
             container.close()
         self.pass_us(30_000)
         for kin, model in self.models:
-            assert self.snapshot(kin)["queued"] == 0, f"seed {self.seed}: rows are queued at the end"
+            assert self.snapshot(kin)["queued"] == 0, (
+                f"seed {self.seed}: rows are queued at the end"
+            )
             capacity = kin.options.get("lane_rows", 16384)
             if capacity <= 1024:
-                futures = [model.predict(kin.row(10_000_000 + i), 1, salt=self.seed + 7) for i in range(capacity)]
-                assert not any(future.done() for future in futures), f"seed {self.seed}: a cell of {kin.name} is lost"
+                futures = [
+                    model.predict(kin.row(10_000_000 + i), 1, salt=self.seed + 7)
+                    for i in range(capacity)
+                ]
+                assert not any(future.done() for future in futures), (
+                    f"seed {self.seed}: a cell of {kin.name} is lost"
+                )
                 assert model.predict(kin.row(1), 1, salt=self.seed + 8).status() == Status.FULL
                 self.pass_us(30_000)
                 assert {future.status() for future in futures} == {Status.NO_REPLICA}
@@ -209,13 +244,36 @@ class World:
         assert snapshot["queue_bytes"] == 0, f"seed {self.seed}: row memory leaked"
 
 
-FAULTS = ["die_before", "die_half", "die_after", "hang", "stuck", "slow", "raise", "bad_rows", "too_few", "too_many"]
-FAULTS += ["wrong_dtype", "twice", "old_id", "future_id", "skip", "flip_header", "flip_payload", "truncate", "huge", "goodbye"]
+FAULTS = [
+    "die_before",
+    "die_half",
+    "die_after",
+    "hang",
+    "stuck",
+    "slow",
+    "raise",
+    "bad_rows",
+    "too_few",
+    "too_many",
+]
+FAULTS += [
+    "wrong_dtype",
+    "twice",
+    "old_id",
+    "future_id",
+    "skip",
+    "flip_header",
+    "flip_payload",
+    "truncate",
+    "huge",
+    "goodbye",
+]
 FAULTS_V1 = ["die_before", "die_half", "die_after", "hang", "slow"]
 
 
 class Container:
-    """A container process: it dials, says HELLO, evaluates batches one after another, and misbehaves as told."""
+    """A container process: it dials, says HELLO, evaluates batches one after another, and
+    misbehaves as told."""
 
     def __init__(
         self,
@@ -237,8 +295,18 @@ class Container:
     ) -> None:
         self.world, self.kin, self.rng = world, kin, Random(world.rng.random())
         self.a_us, self.b_us, self.faults, self.fault_share = a_us, b_us, faults or [], fault_share
-        self.protocol, self.checked, self.comes_back, self.hello_after_us = protocol, checked, comes_back, hello_after_us
-        self.latency_us, self.chunk_max, self.attach, self.shares = latency_us, chunk_max, attach, shares
+        self.protocol, self.checked, self.comes_back, self.hello_after_us = (
+            protocol,
+            checked,
+            comes_back,
+            hello_after_us,
+        )
+        self.latency_us, self.chunk_max, self.attach, self.shares = (
+            latency_us,
+            chunk_max,
+            attach,
+            shares,
+        )
         self.passed: list[int] = []
         self.regions: dict[int, tuple[mmap.mmap, int, int]] = {}
         self.batches: list[int] = []
@@ -263,7 +331,10 @@ class Container:
             return
         world.ends[self.conn] = self
         life = self.life
-        world.after(self.hello_after_us, lambda: self._if_alive(life, lambda: self.transmit(encode_frame(Kind.HELLO, b"{}"))))
+        world.after(
+            self.hello_after_us,
+            lambda: self._if_alive(life, lambda: self.transmit(encode_frame(Kind.HELLO, b"{}"))),
+        )
         self._beat(life)
 
     def _if_alive(self, life: int, what: Callable[[], None]) -> None:
@@ -298,7 +369,9 @@ class Container:
         while at < len(data):
             n = self.rng.randint(1, self.chunk_max) if len(data) - at > 1 else 1
             piece = data[at : at + n]
-            self.world.at(when, lambda piece=piece: self._if_alive(life, lambda: self._arrive(piece)))  # type: ignore[misc]
+            self.world.at(
+                when, lambda piece=piece: self._if_alive(life, lambda: self._arrive(piece))
+            )  # type: ignore[misc]
             at += n
             when += self.rng.randint(0, 20)
         self.outbox_us = when
@@ -337,7 +410,8 @@ class Container:
         self.world.after(us, lambda: self._if_alive(life, self.close))
 
     def flush(self) -> None:
-        """What the engine has to send leaves, unless the socket is full; what it wants closed is closed."""
+        """What the engine has to send leaves, unless the socket is full; what it wants closed is
+        closed."""
         if self.blocked:
             return
         engine = self.world.engine
@@ -362,7 +436,10 @@ class Container:
         header = decode_header(self.inbox)
         if header is None or len(self.inbox) < 64 + header.payload_bytes:
             return False
-        payload, self.inbox = self.inbox[64 : 64 + header.payload_bytes], self.inbox[64 + header.payload_bytes :]
+        payload, self.inbox = (
+            self.inbox[64 : 64 + header.payload_bytes],
+            self.inbox[64 + header.payload_bytes :],
+        )
         self.world.frames[Kind(header.kind).name] += 1
         if header.kind == Kind.WELCOME:
             self.welcomed = True
@@ -371,15 +448,23 @@ class Container:
         elif header.kind == Kind.PREDICT and header.flags & Flag.SHARED:
             self.world.frames["SHARED"] += 1
             runs = open_runs(header, payload)
-            self._take([self.kin.key(row) for row in self._rows_of(runs)], header.id, header.time_us, runs)
+            self._take(
+                [self.kin.key(row) for row in self._rows_of(runs)], header.id, header.time_us, runs
+            )
         elif header.kind == Kind.PREDICT:
             rows = open_rows(header, payload)
             data: Any = rows.data
             if rows.lengths is not None:
                 ends = np.cumsum(rows.lengths).tolist()
-                data = [rows.data[end - n : end] for end, n in zip(ends, rows.lengths.tolist(), strict=True)]
+                data = [
+                    rows.data[end - n : end]
+                    for end, n in zip(ends, rows.lengths.tolist(), strict=True)
+                ]
                 if self.kin.dtype in ("str", "bytes"):
-                    data = [row.tobytes().decode() if self.kin.dtype == "str" else row.tobytes() for row in data]
+                    data = [
+                        row.tobytes().decode() if self.kin.dtype == "str" else row.tobytes()
+                        for row in data
+                    ]
             self._take([self.kin.key(row) for row in data], header.id, header.time_us)
         elif header.kind == Kind.GOODBYE:
             self.close()
@@ -397,7 +482,9 @@ class Container:
         for number, first, count in runs:
             memory, rows, row_bytes = self.regions[number]
             assert first + count <= rows
-            part = np.frombuffer(memory[first * row_bytes : (first + count) * row_bytes], NUMPY[self.kin.dtype])
+            part = np.frombuffer(
+                memory[first * row_bytes : (first + count) * row_bytes], NUMPY[self.kin.dtype]
+            )
             found += list(part.reshape(count, *self.kin.shape))
         return found
 
@@ -416,8 +503,16 @@ class Container:
         self.batches.append(len(keys))
         for k in keys:
             self.world.evaluations[self.kin.number, k] += 1
-        fault = self.rng.choice(self.faults) if self.faults and self.rng.random() < self.fault_share else ""
-        took = (self.a_us + self.b_us * len(keys)) * self.rng.uniform(0.95, 1.05) * (10 if fault == "slow" else 1)
+        fault = (
+            self.rng.choice(self.faults)
+            if self.faults and self.rng.random() < self.fault_share
+            else ""
+        )
+        took = (
+            (self.a_us + self.b_us * len(keys))
+            * self.rng.uniform(0.95, 1.05)
+            * (10 if fault == "slow" else 1)
+        )
         if fault == "die_before":
             self.reset_after(0)
         if fault == "hang":
@@ -426,15 +521,25 @@ class Container:
             took += self.rng.choice([20_000, 120_000, 400_000])
         begun = max(self.free_us, self.world.now_us)
         self.free_us = max(begun + int(took), self.hung_until_us)
-        if left_us and self.free_us + self.latency_us > self.world.now_us - self.latency_us + left_us:
+        if (
+            left_us
+            and self.free_us + self.latency_us > self.world.now_us - self.latency_us + left_us
+        ):
             self.late_rows += len(keys)
         life = self.life
-        self.world.at(self.free_us, lambda: self._if_alive(life, lambda: self._answer(keys, batch_id, fault, runs)))
+        self.world.at(
+            self.free_us,
+            lambda: self._if_alive(life, lambda: self._answer(keys, batch_id, fault, runs)),
+        )
 
     def _answer(self, keys: list[int], batch_id: int, fault: str, runs: Any) -> None:
-        if runs is not None:  # a model that reads its inputs last: if rows have changed meanwhile, its outputs are of those
+        if runs is not None:
+            # a model that reads its inputs last: if rows have changed meanwhile, its outputs are of
+            # those
             seen = [self.kin.key(row) for row in self._rows_of(runs)]
-            self.world.frames["rows changed"] += sum(a != b for a, b in zip(keys, seen, strict=True))
+            self.world.frames["rows changed"] += sum(
+                a != b for a, b in zip(keys, seen, strict=True)
+            )
             keys = seen
         if self.protocol == 1:
             frame = np.array([self.kin.output(k) for k in keys], "<f8").tobytes()
@@ -457,9 +562,15 @@ class Container:
             return encode_frame(Kind.FAILURE, b"Traceback: boom", id=batch_id, checked=self.checked)
         if fault == "bad_rows":
             bad = [self.rng.random() < 0.3 for _ in keys]
-            return reply(np.where(bad, 0.0, outputs), status=np.array(bad, "u1"), text="some rows are bad")
+            return reply(
+                np.where(bad, 0.0, outputs), status=np.array(bad, "u1"), text="some rows are bad"
+            )
         if fault == "too_few":
-            return reply(outputs[:-1]) if len(keys) > 1 else encode_frame(Kind.REPLY, id=batch_id, dtype=12, rows=0)
+            return (
+                reply(outputs[:-1])
+                if len(keys) > 1
+                else encode_frame(Kind.REPLY, id=batch_id, dtype=12, rows=0)
+            )
         if fault == "too_many":
             return reply(np.append(outputs, 1.0))
         if fault == "wrong_dtype":
@@ -468,19 +579,25 @@ class Container:
             return whole + encode_frame(Kind.GOODBYE)
         return self._strange(whole, reply, batch_id, fault)
 
-    def _strange(self, whole: bytes, reply: Callable[..., bytes], batch_id: int, fault: str) -> bytes:
+    def _strange(
+        self, whole: bytes, reply: Callable[..., bytes], batch_id: int, fault: str
+    ) -> bytes:
         """Frames that no honest container sends, or in no such order."""
         wrong = -np.ones(3)
         if fault == "twice":
             return whole + whole
         if fault == "old_id":
-            return (reply(wrong, number=self.rng.randrange(batch_id)) if batch_id > 1 else b"") + whole
+            return (
+                reply(wrong, number=self.rng.randrange(batch_id)) if batch_id > 1 else b""
+            ) + whole
         if fault == "future_id":
             return reply(wrong, number=batch_id + self.rng.choice([2, 3, 1 << 40])) + whole
         if fault == "skip":
             return b""
         if fault in ("flip_header", "flip_payload"):
-            low, high = (0, 64) if fault == "flip_header" else (64, len(whole)) if self.checked else (0, 64)
+            low, high = (
+                (0, 64) if fault == "flip_header" else (64, len(whole)) if self.checked else (0, 64)
+            )
             at = self.rng.randrange(low, high)
             return whole[:at] + bytes([whole[at] ^ (1 << self.rng.randrange(8))]) + whole[at + 1 :]
         if fault == "truncate" and self.checked:
@@ -492,5 +609,23 @@ class Container:
 
 def huge_frame(batch_id: int) -> bytes:
     """A sound header that declares 16 TB."""
-    head = struct.pack("<4sBBBBHHIQ4IQQI", b"CLPR", 2, Kind.REPLY, 12, 0, 0, 0, 1, batch_id, 0, 0, 0, 0, 1 << 44, 0, 0)
+    head = struct.pack(
+        "<4sBBBBHHIQ4IQQI",
+        b"CLPR",
+        2,
+        Kind.REPLY,
+        12,
+        0,
+        0,
+        0,
+        1,
+        batch_id,
+        0,
+        0,
+        0,
+        0,
+        1 << 44,
+        0,
+        0,
+    )
     return head + struct.pack("<I", zlib.crc32(head))

@@ -1,4 +1,5 @@
-"""The stores that the laws are held against, and a real Redis server, with a log so that it survives a kill."""
+"""The stores that the laws are held against, and a real Redis server, with a log so that it
+survives a kill."""
 
 import shutil
 import signal
@@ -27,12 +28,31 @@ class RedisServer:
         self.start()
 
     def start(self, *options: str) -> None:
-        command = ["redis-server", "--port", "0", "--unixsocket", f"{self._folder}/redis.sock", "--dir", str(self._folder),
-                   "--save", "", "--appendonly", "yes", "--enable-debug-command", "local", *self._options, *options]  # fmt: skip
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        command = [
+            "redis-server",
+            "--port",
+            "0",
+            "--unixsocket",
+            f"{self._folder}/redis.sock",
+            "--dir",
+            str(self._folder),
+            "--save",
+            "",
+            "--appendonly",
+            "yes",
+            "--enable-debug-command",
+            "local",
+            *self._options,
+            *options,
+        ]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         until = time.monotonic() + 20
         while self._ask("PING") != b"+PONG":
-            assert self.process.poll() is None, "redis-server ended at once; run it by hand to see why"
+            assert self.process.poll() is None, (
+                "redis-server ended at once; run it by hand to see why"
+            )
             assert time.monotonic() < until, "redis-server did not come up within 20 s"
             time.sleep(0.01)
 
@@ -74,7 +94,8 @@ def redis_server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def own_redis() -> Iterator[RedisServer]:
-    """A test's own, to be killed: by default Redis answers before it writes while a sync takes its time."""
+    """A test's own, to be killed: by default Redis answers before it writes while a sync takes its
+    time."""
     yield from started("--appendfsync", "always")
 
 
@@ -105,14 +126,21 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         yield store
 
 
-def _fresh(request: pytest.FixtureRequest, kind: str, folder: Path, number: int, events_max: int) -> Store:
+def _fresh(
+    request: pytest.FixtureRequest, kind: str, folder: Path, number: int, events_max: int
+) -> Store:
     if kind == "memory":
         return MemoryStore(events_max)
     if kind == "sqlite":
         return SqliteStore(folder / f"{number}.db", durable=False, events_max=events_max)
     if kind == "redis":
-        return RedisStore(f"{request.getfixturevalue('redis_server').url}?prefix={folder.name}/{number}:", events_max)
-    return Rebased(open_store(f"{request.getfixturevalue('etcd_server').url}/{folder.name}/{number}"))
+        return RedisStore(
+            f"{request.getfixturevalue('redis_server').url}?prefix={folder.name}/{number}:",
+            events_max,
+        )
+    return Rebased(
+        open_store(f"{request.getfixturevalue('etcd_server').url}/{folder.name}/{number}")
+    )
 
 
 @pytest.fixture

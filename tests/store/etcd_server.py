@@ -1,4 +1,5 @@
-"""A real etcd for tests: one process on ports of its own that can be killed, frozen and started again on the same folder."""
+"""A real etcd for tests: one process on ports of its own that can be killed, frozen and started
+again on the same folder."""
 
 import json
 import shutil
@@ -34,9 +35,12 @@ def send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 
 class EtcdServer:
-    """Quick elections, so that it is up within a quarter of a second and grants leases of 1 s. options: of the command."""
+    """Quick elections, so that it is up within a quarter of a second and grants leases of 1 s.
+    options: of the command."""
 
-    def __init__(self, folder: Path, *options: str, scheme: str = "http", name: str = "default") -> None:
+    def __init__(
+        self, folder: Path, *options: str, scheme: str = "http", name: str = "default"
+    ) -> None:
         self._folder, self._options, self._scheme, self._name = folder, options, scheme, name
         self.port, self._peers = free_ports(2)
         self.address = f"127.0.0.1:{self.port}"
@@ -48,9 +52,27 @@ class EtcdServer:
         ours, theirs = f"{self._scheme}://{self.address}", self.member.partition("=")[2]
         beat_ms = 10 if self.members == self.member else 50
         elections = ["--heartbeat-interval", f"{beat_ms}", "--election-timeout", f"{10 * beat_ms}"]
-        command = ["etcd", "--name", self._name, "--data-dir", str(self._folder / self._name), *elections, "--log-level", "error",
-                   "--listen-client-urls", ours, "--advertise-client-urls", ours, "--initial-cluster", self.members,
-                   "--listen-peer-urls", theirs, "--initial-advertise-peer-urls", theirs, *self._options]  # fmt: skip
+        command = [
+            "etcd",
+            "--name",
+            self._name,
+            "--data-dir",
+            str(self._folder / self._name),
+            *elections,
+            "--log-level",
+            "error",
+            "--listen-client-urls",
+            ours,
+            "--advertise-client-urls",
+            ours,
+            "--initial-cluster",
+            self.members,
+            "--listen-peer-urls",
+            theirs,
+            "--initial-advertise-peer-urls",
+            theirs,
+            *self._options,
+        ]
         with (self._folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
 
@@ -61,7 +83,9 @@ class EtcdServer:
     def wait(self) -> None:
         until = time.monotonic() + 30
         while b"is there" not in self._health():
-            assert self.process.poll() is None, f"etcd ended at once: {(self._folder / 'log').read_text()[-2000:]}"
+            assert self.process.poll() is None, (
+                f"etcd ended at once: {(self._folder / 'log').read_text()[-2000:]}"
+            )
             assert time.monotonic() < until, "etcd did not come up within 30 s"
             time.sleep(0.02)
 
@@ -102,7 +126,9 @@ def started(*options: str, scheme: str = "http", count: int = 1) -> Iterator[lis
         pytest.skip("no etcd: python tools/fetch.py etcd")
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="etcd-", dir=memory if memory.is_dir() else None))
-    servers = [EtcdServer(folder, *options, scheme=scheme, name=f"m{number}") for number in range(count)]
+    servers = [
+        EtcdServer(folder, *options, scheme=scheme, name=f"m{number}") for number in range(count)
+    ]
     for server in servers:
         server.members = ",".join(one.member for one in servers)
         server.begin()

@@ -1,4 +1,5 @@
-"""An etcd store whose revisions are counted from when it was opened, so that the laws' tests can say what they expect."""
+"""An etcd store whose revisions are counted from when it was opened, so that the laws' tests can
+say what they expect."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -21,11 +22,17 @@ class Rebased(Store):
             return None
         origin = self._origin
         return msgspec.structs.replace(
-            record, revision=record.revision - origin, created_revision=record.created_revision - origin
+            record,
+            revision=record.revision - origin,
+            created_revision=record.created_revision - origin,
         )
 
     def _there(self, compare: Compare) -> Compare:
-        if compare.field in ("revision", "created_revision") and isinstance(compare.equals, int) and compare.equals != ABSENT:
+        if (
+            compare.field in ("revision", "created_revision")
+            and isinstance(compare.equals, int)
+            and compare.equals != ABSENT
+        ):
             return msgspec.structs.replace(compare, equals=compare.equals + self._origin)
         return compare
 
@@ -36,12 +43,18 @@ class Rebased(Store):
         records, revision = self._store.range(prefix)
         return [r for r in map(self._here, records) if r], revision - self._origin
 
-    def txn(self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()) -> TxnResult:
+    def txn(
+        self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()
+    ) -> TxnResult:
         result = self._store.txn([self._there(compare) for compare in compares], then, orelse)
-        return TxnResult(result.ok, tuple(map(self._here, result.results)), result.revision - self._origin)
+        return TxnResult(
+            result.ok, tuple(map(self._here, result.results)), result.revision - self._origin
+        )
 
     def watch(self, prefix: str, from_revision: int | None = None) -> Watch:
-        watch = self._store.watch(prefix, None if from_revision is None else from_revision + self._origin)
+        watch = self._store.watch(
+            prefix, None if from_revision is None else from_revision + self._origin
+        )
         return _RebasedWatch(watch, self._origin, self._here)
 
     @property
@@ -50,14 +63,18 @@ class Rebased(Store):
 
 
 class _RebasedWatch:
-    def __init__(self, watch: Watch, origin: int, here: Callable[[Record | None], Record | None]) -> None:
+    def __init__(
+        self, watch: Watch, origin: int, here: Callable[[Record | None], Record | None]
+    ) -> None:
         self._watch, self._origin, self._here, self.close = watch, origin, here, watch.close
 
     def next(self, timeout_s: float | None = None) -> Event | None:
         event = self._watch.next(timeout_s)
         if event is None:
             return None
-        return msgspec.structs.replace(event, revision=event.revision - self._origin, record=self._here(event.record))
+        return msgspec.structs.replace(
+            event, revision=event.revision - self._origin, record=self._here(event.record)
+        )
 
     @property
     def heard_s(self) -> float:

@@ -57,11 +57,30 @@ def test_put_if(store: Store) -> None:
 
 
 def test_range_is_by_prefix_and_in_order_of_utf8(store: Store) -> None:
-    keys = ["b", "a/2", "a/10", "a", "a0", "a/\U0001f600", "a/\U0010ffff", "a/\uffff", "a/é", "", "ab"]
+    keys = [
+        "b",
+        "a/2",
+        "a/10",
+        "a",
+        "a0",
+        "a/\U0001f600",
+        "a/\U0010ffff",
+        "a/\uffff",
+        "a/é",
+        "",
+        "ab",
+    ]
     for key in filter(None, keys):
         store.put(key, key.encode())
     records, revision = store.range("a/")
-    assert [r.key for r in records] == ["a/10", "a/2", "a/é", "a/\uffff", "a/\U0001f600", "a/\U0010ffff"]
+    assert [r.key for r in records] == [
+        "a/10",
+        "a/2",
+        "a/é",
+        "a/\uffff",
+        "a/\U0001f600",
+        "a/\U0010ffff",
+    ]
     assert all(r.value == r.key.encode() for r in records)
     assert revision == store.revision == 10
     assert len(store.range("")[0]) == 10
@@ -75,7 +94,9 @@ def test_keys_with_like_wildcards_are_ordinary(store: Store) -> None:
     assert [r.key for r in store.range("a")[0]] == ["a\x00b", "a%", "a_", "ax"]
 
 
-@pytest.mark.parametrize("value", [b"", b"\x00\xff" * 10, bytes(VALUE_BYTES_MAX)], ids=["empty", "binary", "largest"])
+@pytest.mark.parametrize(
+    "value", [b"", b"\x00\xff" * 10, bytes(VALUE_BYTES_MAX)], ids=["empty", "binary", "largest"]
+)
 def test_values_come_back_as_they_were(store: Store, value: bytes) -> None:
     store.put("k" * KEY_BYTES_MAX, value)
     record = store.get("k" * KEY_BYTES_MAX)
@@ -111,13 +132,22 @@ def test_a_transaction_is_one_revision_and_all_or_nothing(store: Store) -> None:
     assert result.ok
     assert result.revision == 2
     old = Record("gone", b"x", 1, 1, 1)
-    assert result.results == (Record("a", b"1", 2, 2, 1), Record("b", b"2", 2, 2, 1), old, None, old, None)
+    assert result.results == (
+        Record("a", b"1", 2, 2, 1),
+        Record("b", b"2", 2, 2, 1),
+        old,
+        None,
+        old,
+        None,
+    )
     assert {r.revision for r in store.range("")[0]} == {2}
 
 
 def test_orelse_runs_when_one_compare_fails(store: Store) -> None:
     store.put("a", b"1")
-    result = store.txn((Compare("a", 1), Compare("b", 7)), (Put("a", b"2"),), (Get("a"), Put("c", b"3")))
+    result = store.txn(
+        (Compare("a", 1), Compare("b", 7)), (Put("a", b"2"),), (Get("a"), Put("c", b"3"))
+    )
     assert not result.ok
     assert result.results[0] == store.get("a") == Record("a", b"1", 1, 1, 1)
     assert store.get("c") is not None
@@ -193,7 +223,10 @@ def test_a_watch_that_fell_too_far_behind_is_reset_and_goes_on(open_with: OpenSt
     new = store.put("a", b"new")
     assert drain(watch, 1) == [Event("PUT", 12, "a", new)]
     assert [e.kind for e in drain(store.watch("", 1), 2)] == ["RESET", "SYNC"]
-    assert [e.revision for e in drain(store.watch("", 2), 11)] == [*range(3, 13), 12], "the last ten are still there"
+    assert [e.revision for e in drain(store.watch("", 2), 11)] == [
+        *range(3, 13),
+        12,
+    ], "the last ten are still there"
 
 
 def test_a_transaction_is_forgotten_as_a_whole(open_with: OpenStore) -> None:
@@ -268,7 +301,12 @@ def test_a_closed_store_says_so(store: Store) -> None:
     watch = store.watch("")
     store.close()
     store.close()
-    for call in (lambda: store.get("a"), lambda: store.put("a", b""), lambda: store.range(""), lambda: store.revision):
+    for call in (
+        lambda: store.get("a"),
+        lambda: store.put("a", b""),
+        lambda: store.range(""),
+        lambda: store.revision,
+    ):
         with pytest.raises(StoreError, match="closed"):
             call()
     assert watch.next() is None
@@ -281,7 +319,9 @@ class Twin:
         self.history: list[dict[str, Record]] = [{}]
         self.log: list[Event] = []
 
-    def txn(self, compares: list[Compare], then: list[Op], orelse: list[Op]) -> tuple[bool, tuple[Record | None, ...]]:
+    def txn(
+        self, compares: list[Compare], then: list[Op], orelse: list[Op]
+    ) -> tuple[bool, tuple[Record | None, ...]]:
         now = self.history[-1]
         ok = all(c.holds(now.get(c.key)) for c in compares)
         after, revision, events, results = dict(now), len(self.history), [], []
@@ -296,7 +336,9 @@ class Twin:
                         events.append(Event("DELETE", revision, op.key))
                 case Put():
                     created = old.created_revision if old else revision
-                    after[op.key] = Record(op.key, op.value, revision, created, old.version + 1 if old else 1)
+                    after[op.key] = Record(
+                        op.key, op.value, revision, created, old.version + 1 if old else 1
+                    )
                     results.append(after[op.key])
                     events.append(Event("PUT", revision, op.key, after[op.key]))
         if events:
@@ -312,11 +354,19 @@ def test_random_operations_against_the_twin(store: Store, seed: int) -> None:
     watched = [(store.watch(prefix), prefix) for prefix in ("", "a/", "b/1")]
 
     def random_op(key: str) -> Op:
-        ops: list[Op] = [Put(key, rng.randbytes(3)), Put(key, rng.randbytes(2)), Delete(key), Get(key)]
+        ops: list[Op] = [
+            Put(key, rng.randbytes(3)),
+            Put(key, rng.randbytes(2)),
+            Delete(key),
+            Get(key),
+        ]
         return rng.choice(ops)
 
     for _ in range(150):
-        compares = [Compare(rng.choice(keys), rng.randrange(len(twin.history))) for _ in range(rng.randrange(2))]
+        compares = [
+            Compare(rng.choice(keys), rng.randrange(len(twin.history)))
+            for _ in range(rng.randrange(2))
+        ]
         then = [random_op(key) for key in rng.sample(keys, rng.randrange(4))]
         orelse = [random_op(key) for key in rng.sample(keys, rng.randrange(3))]
         result = store.txn(compares, then, orelse)
@@ -324,7 +374,10 @@ def test_random_operations_against_the_twin(store: Store, seed: int) -> None:
         assert result.revision == len(twin.history) - 1
         prefix = rng.choice(["", "a", "a/", "b/2", "c"])
         now = twin.history[-1]
-        assert store.range(prefix) == ([now[k] for k in sorted(now) if k.startswith(prefix)], result.revision)
+        assert store.range(prefix) == (
+            [now[k] for k in sorted(now) if k.startswith(prefix)],
+            result.revision,
+        )
     for watch, prefix in watched:
         expected = [e for e in twin.log if e.key.startswith(prefix)]
         assert [e for e in drain(watch, len(expected) + 1) if e.kind != "SYNC"] == expected

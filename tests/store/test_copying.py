@@ -25,7 +25,9 @@ def contents(store: Store) -> dict[str, bytes]:
 def test_all_records_are_copied_but_those_on_a_lease(store: Store) -> None:
     """Into every kind of store; more, and larger, than one transaction takes."""
     source = MemoryStore()
-    expected = {f"k/{i}": bytes([i % 251]) * (i % 7) for i in range(250)} | {f"big/{i}": bytes(200_000) for i in range(4)}
+    expected = {f"k/{i}": bytes([i % 251]) * (i % 7) for i in range(250)} | {
+        f"big/{i}": bytes(200_000) for i in range(4)
+    }
     for key, value in expected.items():
         source.put(key, value)
     with source.lease(60) as lease:
@@ -107,7 +109,9 @@ def test_the_verb(tmp_path: Path, etcd_server: EtcdServer) -> None:
 
 
 @pytest.mark.parametrize("source", ["", "memory://", "nowhere", "sqlite:nowhere.db"])
-def test_a_source_that_is_not_there_is_not_made(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_is_not_there_is_not_made(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     refused = run(source, "sqlite:new.db")
     assert refused.exit_code == 1

@@ -45,7 +45,8 @@ def test_the_leader_is_told_at_once(store: Store) -> None:
 
 
 def test_a_leader_whose_lease_ends_is_followed_and_fenced(store: Store, short_s: float) -> None:
-    """It knows by its own clock, before anybody else leads; and what it writes under its guard does not happen."""
+    """It knows by its own clock, before anybody else leads; and what it writes under its guard does
+    not happen."""
     dying, living = store.lease(short_s), store.lease(60)
     first, second = store.elect("x", b"1", dying), store.elect("x", b"2", living)
     guard = first.guard
@@ -73,7 +74,8 @@ def test_nobody_leads_on_a_lease_that_its_own_clock_says_is_lost() -> None:
 
 
 def test_never_two_leaders(store: Store) -> None:
-    """Ten stand, each resigns as soon as it leads: whoever leads is alone, and their epochs grow."""
+    """Ten stand, each resigns as soon as it leads: whoever leads is alone, and their epochs
+    grow."""
     leases = [store.lease(60) for _ in range(10)]
     epochs: list[int] = []
     busy = threading.Lock()

@@ -64,7 +64,11 @@ def test_records_are_etcds_own(etcd_server: EtcdServer, etcd_store: Store, tmp_p
 
 def test_prefixes_are_stores_of_their_own(etcd_server: EtcdServer, tmp_path: Path) -> None:
     url = f"{etcd_server.url}/{tmp_path.name}"
-    with open_store(f"{url}/one") as one, open_store(f"{url}/two") as two, open_store(f"{url}/on") as on:
+    with (
+        open_store(f"{url}/one") as one,
+        open_store(f"{url}/two") as two,
+        open_store(f"{url}/on") as on,
+    ):
         watch = two.watch("")
         one.put("a", b"1")
         two.put("b", b"1")
@@ -75,7 +79,9 @@ def test_prefixes_are_stores_of_their_own(etcd_server: EtcdServer, tmp_path: Pat
         assert on.range("") == ([], on.revision)
 
 
-def test_a_range_of_several_answers_is_one_snapshot(etcd_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_range_of_several_answers_is_one_snapshot(
+    etcd_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("clipper.store.etcd._PAGE", 7)
     keys = [f"k{i:03}" for i in range(50)]
     etcd_store.txn((), [Put(key, b"1") for key in keys])
@@ -128,7 +134,10 @@ def test_a_watch_and_a_mirror_lose_nothing_when_etcd_is_killed(own_etcd: EtcdSer
         stop.set()
         threads[1].join()
         put_surely(store, "n", b"-1")
-        wait_until(lambda: seen and seen[-1].record and seen[-1].record.value == b"-1", "the last write is seen")
+        wait_until(
+            lambda: seen and seen[-1].record and seen[-1].record.value == b"-1",
+            "the last write is seen",
+        )
         assert mirror.wait_for(lambda m: m.get("") == -1, 20)
         watch.close()
         threads[0].join()
@@ -140,7 +149,8 @@ def test_a_watch_and_a_mirror_lose_nothing_when_etcd_is_killed(own_etcd: EtcdSer
 
 @pytest.mark.usefixtures("impatient")
 def test_a_hung_etcd_is_an_error_and_then_goes_on(own_etcd: EtcdServer) -> None:
-    """SIGSTOP: calls end by their deadline, the watch by its watchdog; after SIGCONT nothing was missed."""
+    """SIGSTOP: calls end by their deadline, the watch by its watchdog; after SIGCONT nothing was
+    missed."""
     with open_store(own_etcd.url) as store:
         store.put("a", b"1")
         watch = store.watch("")
@@ -148,7 +158,9 @@ def test_a_hung_etcd_is_an_error_and_then_goes_on(own_etcd: EtcdServer) -> None:
         own_etcd.signal(signal.SIGSTOP)
         with pytest.raises(StoreError, match=r"did not answer within 0\.5 s|cannot be reached"):
             store.get("a")
-        with pytest.raises(StoreError, match=r"has not answered for 0\.6 s|did not answer|cannot be reached"):
+        with pytest.raises(
+            StoreError, match=r"has not answered for 0\.6 s|did not answer|cannot be reached"
+        ):
             watch.next(20)
         own_etcd.signal(signal.SIGCONT)
         put_surely(store, "b", b"2")
@@ -177,7 +189,9 @@ def test_a_quiet_watch_is_not_given_up(etcd_store: Store, monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_lease_is_lost_here_while_etcd_cannot_be_reached_and_its_keys_go_when_it_can(own_etcd: EtcdServer) -> None:
+def test_a_lease_is_lost_here_while_etcd_cannot_be_reached_and_its_keys_go_when_it_can(
+    own_etcd: EtcdServer,
+) -> None:
     with open_store(own_etcd.url) as store, Mirror(store, "", bytes) as mirror:
         lease = store.lease(1).keeping()
         store.put("me", b"1", lease.id)
@@ -190,10 +204,14 @@ def test_a_lease_is_lost_here_while_etcd_cannot_be_reached_and_its_keys_go_when_
         own_etcd.start()
         with pytest.raises(LeaseLost):
             lease.keep()
-        wait_until(lambda: not mirror.trouble and "me" not in mirror, "etcd ends the lease once it is back")
+        wait_until(
+            lambda: not mirror.trouble and "me" not in mirror, "etcd ends the lease once it is back"
+        )
 
 
-def test_a_compaction_is_told_as_reset_and_costs_a_mirror_nothing(own_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compaction_is_told_as_reset_and_costs_a_mirror_nothing(
+    own_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What changed while the watch had no stream was compacted away: its deletions too are told."""
     with open_store(own_etcd.url) as store:
         first = store.put("gone", b"0").revision
@@ -215,7 +233,9 @@ def test_a_mirror_is_complete_after_a_compaction_it_slept_through(own_etcd: Etcd
         store.txn((), [Put("gone", b"0"), Put("kept", b"0")])
         told: dict[str, bytes | None] = {}
         with Mirror(store, "", bytes) as mirror:
-            mirror.on_change(lambda changes: told.update({change.key: change.after for change in changes}))
+            mirror.on_change(
+                lambda changes: told.update({change.key: change.after for change in changes})
+            )
             follow = mirror._watch._follow  # type: ignore[union-attr]
             asleep = threading.Event()
             mirror._watch._follow = lambda at: asleep.wait(20) and follow(at)  # type: ignore[union-attr]
@@ -251,10 +271,12 @@ def test_a_store_that_went_back_in_time_resets_its_watches(own_etcd: EtcdServer)
 
 
 @pytest.mark.usefixtures("impatient")
-def test_endpoints_that_are_dead_or_hung_are_passed_over(etcd_server: EtcdServer, tmp_path: Path) -> None:
+def test_endpoints_that_are_dead_or_hung_are_passed_over(
+    etcd_server: EtcdServer, tmp_path: Path
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as hung, socket.socket() as dead:
         dead.bind(("127.0.0.1", 0))
-        hosts = f"127.0.0.1:{dead.getsockname()[1]},127.0.0.1:{hung.getsockname()[1]},{etcd_server.address}"
+        hosts = f"127.0.0.1:{dead.getsockname()[1]},127.0.0.1:{hung.getsockname()[1]},{etcd_server.address}"  # noqa: E501
         with open_store(f"etcd://{hosts}/{tmp_path.name}") as store:
             store.put("a", b"1")
             watch = store.watch("a", 0)
@@ -291,7 +313,9 @@ def test_a_cluster_goes_on_without_one_of_three_members() -> None:
             lease.revoke()
 
 
-def test_a_transaction_of_unknown_fate_is_not_sent_twice(own_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transaction_of_unknown_fate_is_not_sent_twice(
+    own_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two endpoints, the same hung server: a read tries both, a transaction one."""
     monkeypatch.setattr(etcd_line, "PATIENCE_S", 0.3)
     with open_store(f"etcd://{own_etcd.address},localhost:{own_etcd.port}") as store:
@@ -299,7 +323,11 @@ def test_a_transaction_of_unknown_fate_is_not_sent_twice(own_etcd: EtcdServer, m
         calls: list[str] = []
         line: Any = store._line  # type: ignore[attr-defined]
         call = line._call
-        monkeypatch.setattr(line, "_call", lambda at, name, *rest: (calls.append(f"{name} {at}"), call(at, name, *rest))[1])
+        monkeypatch.setattr(
+            line,
+            "_call",
+            lambda at, name, *rest: (calls.append(f"{name} {at}"), call(at, name, *rest))[1],
+        )
         own_etcd.signal(signal.SIGSTOP)
         with pytest.raises(StoreError):
             store.put("a", b"2")
@@ -325,23 +353,42 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "etcd")])
     now = datetime.now(UTC)
     made = (
-        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-        .serial_number(1).not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), False)
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), False
+        )
         .add_extension(x509.BasicConstraints(True, None), True)
         .sign(key, hashes.SHA256())
-    )  # fmt: skip
+    )
     cert, secret = folder / "etcd.pem", folder / "etcd.key"
     cert.write_bytes(made.public_bytes(serialization.Encoding.PEM))
     form = serialization.PrivateFormat.PKCS8
-    secret.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+    secret.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+    )
     return cert, secret
 
 
-def test_tls_with_a_certificate_of_the_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_with_a_certificate_of_the_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(etcd_line, "PATIENCE_S", 1.0)
     cert, key = certificate(tmp_path)
-    secured = ["--cert-file", str(cert), "--key-file", str(key), "--trusted-ca-file", str(cert), "--client-cert-auth"]
+    secured = [
+        "--cert-file",
+        str(cert),
+        "--key-file",
+        str(key),
+        "--trusted-ca-file",
+        str(cert),
+        "--client-cert-auth",
+    ]
     for servers in started(*secured, scheme="https"):
         with open_store(f"{servers[0].url}?ca={cert}&cert={cert}&key={key}") as store:
             watch = store.watch("", store.put("a", b"1").revision - 1)
@@ -384,14 +431,20 @@ def test_a_full_etcd_refuses_and_keeps() -> None:
         with open_store(servers[0].url) as store:
             store.put("a", b"1")
             with pytest.raises(StoreError, match=r"is full: .*alarm disarm"):
-                deque((store.put(f"big/{number % 2}", bytes(20_000)) for number in range(1000)), maxlen=0)
+                deque(
+                    (store.put(f"big/{number % 2}", bytes(20_000)) for number in range(1000)),
+                    maxlen=0,
+                )
             assert store.get("a") is not None
 
 
 def test_no_server_and_what_it_is_called() -> None:
     with socket.socket() as dead:
         dead.bind(("127.0.0.1", 0))
-        with pytest.raises(StoreError, match=r"store etcd://me:\*\*\*@.* cannot be reached: .*Is etcd running there") as caught:
+        with pytest.raises(
+            StoreError,
+            match=r"store etcd://me:\*\*\*@.* cannot be reached: .*Is etcd running there",
+        ) as caught:
             open_store(f"etcd://me:secret@127.0.0.1:{dead.getsockname()[1]}")
     assert "secret" not in str(caught.value)
 
@@ -408,7 +461,12 @@ def test_no_server_and_what_it_is_called() -> None:
 )
 def test_urls(url: str, endpoints: tuple[str, ...], prefix: str, secure: bool, user: str) -> None:
     address = parsed(url)
-    assert (address.endpoints, address.prefix, address.secure, address.user) == (endpoints, prefix, secure, user)
+    assert (address.endpoints, address.prefix, address.secure, address.user) == (
+        endpoints,
+        prefix,
+        secure,
+        user,
+    )
 
 
 def test_urls_that_say_too_much_or_nothing() -> None:
@@ -430,7 +488,10 @@ def test_the_store_of_a_parent_is_not_a_childs(etcd_server: EtcdServer) -> None:
 
 def test_etcd_is_here() -> None:
     """`make test` installs it."""
-    assert b"etcd Version: 3" in subprocess.run(["etcd", "--version"], capture_output=True, check=True).stdout
+    assert (
+        b"etcd Version: 3"
+        in subprocess.run(["etcd", "--version"], capture_output=True, check=True).stdout
+    )
 
 
 # -- servers on it
@@ -454,8 +515,14 @@ def test_a_server_comes_back_from_etcd(etcd_server: EtcdServer, tmp_path: Path) 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("how", ["stopped", "killed"])
-def test_feedback_goes_on_without_etcd_and_is_there_afterwards(own_etcd: EtcdServer, tmp_path: Path, how: str) -> None:
-    settings: dict[str, Any] = {"state": own_etcd.url, "folder": str(tmp_path), "feedback": {"write_ms": 5}}
+def test_feedback_goes_on_without_etcd_and_is_there_afterwards(
+    own_etcd: EtcdServer, tmp_path: Path, how: str
+) -> None:
+    settings: dict[str, Any] = {
+        "state": own_etcd.url,
+        "folder": str(tmp_path),
+        "feedback": {"write_ms": 5},
+    }
     with clipper.start(**settings) as server:
         server.deploy("m", total, input="f64[2]")
         app = server.app("a", models=["m"], policy="kl_ucb", slo_ms=10_000, default=-1.0)
@@ -474,4 +541,8 @@ def test_feedback_goes_on_without_etcd_and_is_there_afterwards(own_etcd: EtcdSer
             own_etcd.start()
     with clipper.start(**settings) as server:
         learner = server.app("a")._question("a").learner
-        assert {user: learner.state(user).seen for user in ("u", "v", "")} == {"u": 2, "v": 1, "": 4}
+        assert {user: learner.state(user).seen for user in ("u", "v", "")} == {
+            "u": 2,
+            "v": 1,
+            "": 4,
+        }

@@ -41,7 +41,11 @@ def start(connect: Connect, tmp_path: Path) -> Iterator[Start]:
     started: list[Forwarding] = []
 
     def build(
-        node: str, learn: Callable[[Told], Reply], folder: Path | None = None, name: str = "", store: Store | None = None
+        node: str,
+        learn: Callable[[Told], Reply],
+        folder: Path | None = None,
+        name: str = "",
+        store: Store | None = None,
     ) -> Forwarding:
         own = store or connect()
         found = Forwarding(own, Presence(own, name or node, node, folder), lambda why: None)
@@ -62,8 +66,12 @@ def test_feedback_is_learned_by_the_server_that_answered(start: Start, connect: 
     assert there.node_of(f"{A}-1") == A
     assert there.node_of(f"{B}-1") == there.node_of("x") == there.node_of(f"{A}-") == ""
     label = np.array([1.5, 2.5])
-    assert there.tell(A, Told("app", [f"{A}-1"], [label], None, 2.0, alone=True)) == Reply(counted=1)
-    assert there.tell(A, Told("app", [f"{A}-1", f"{A}-2"], [b"\0", "x"])) == Reply(counted=1, duplicates=1)
+    assert there.tell(A, Told("app", [f"{A}-1"], [label], None, 2.0, alone=True)) == Reply(
+        counted=1
+    )
+    assert there.tell(A, Told("app", [f"{A}-1", f"{A}-2"], [b"\0", "x"])) == Reply(
+        counted=1, duplicates=1
+    )
     first, second = learned.told
     assert (first.application, first.weight, first.alone) == ("app", 2.0, True)
     assert np.array_equal(first.labels[0], label)
@@ -72,7 +80,9 @@ def test_feedback_is_learned_by_the_server_that_answered(start: Start, connect: 
     wait_until(lambda: not store.range(PREFIX)[0], "requests and replies are removed", 20)
 
 
-def test_many_are_told_in_requests_of_bounded_size(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_are_told_in_requests_of_bounded_size(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(forwarding, "BYTES_MAX", 20_000)
     learned = Counting()
     start(A, learned)
@@ -117,7 +127,9 @@ def test_without_a_reply_it_is_withdrawn_and_may_be_told_again(
     told = Told("app", [f"{A}-1"], [1])
     with pytest.raises(StoreError, match="counts once"):
         there.tell(A, told)
-    with pytest.raises(StoreError, match="counts once"):  # it waits behind the first, and is withdrawn before it is looked at
+    with pytest.raises(
+        StoreError, match="counts once"
+    ):  # it waits behind the first, and is withdrawn before it is looked at
         there.tell(A, Told("app", [f"{A}-2"], [1]))
     assert not connect().range(PREFIX)[0]
     hold.set()

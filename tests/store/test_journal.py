@@ -136,7 +136,8 @@ def test_a_disk_that_fails_is_named(tmp_path: Path, mode: journal.Mode) -> None:
 def test_a_full_disk_takes_what_fits_and_goes_on_when_there_is_room(
     tmp_path: Path, mode: journal.Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Small records until the disk is full, in the room that was allocated ahead too: each is there or was refused."""
+    """Small records until the disk is full, in the room that was allocated ahead too: each is there
+    or was refused."""
     log, taken = Journal(tmp_path, mode), list[bytes]()
     full = OSError(errno.ENOSPC, "No space left on device")
     size_max = 500
@@ -168,7 +169,9 @@ def test_a_full_disk_takes_what_fits_and_goes_on_when_there_is_room(
     assert [record for _, record in reopened(tmp_path)] == taken
 
 
-def test_a_disk_that_failed_to_sync_is_believed_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_failed_to_sync_is_believed_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = Journal(tmp_path, "fsync")
     log.commit(log.append(b"sure"))
 
@@ -189,7 +192,8 @@ def test_a_disk_that_failed_to_sync_is_believed_no_more(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_a_kill_leaves_of_the_mapped_end(tmp_path: Path, seed: int) -> None:
-    """The room that was not used is zeros; a record that was being copied is there up to some byte."""
+    """The room that was not used is zeros; a record that was being copied is there up to some
+    byte."""
     draw, log = random.Random(seed), Journal(tmp_path)
     records = [draw.choice([bytes, draw.randbytes])(draw.randrange(200)) for _ in range(20)]
     for record in records[:-1]:
@@ -242,7 +246,9 @@ def test_threads_append_without_gaps(tmp_path: Path, mode: journal.Mode) -> None
     found = [record for _, record in reopened(tmp_path)]
     assert sorted(numbers) == list(range(1, 401))
     for name in range(4):
-        assert [record for record in found if record.startswith(b"%d/" % name)] == [b"%d/%d" % (name, i) for i in range(100)]
+        assert [record for record in found if record.startswith(b"%d/" % name)] == [
+            b"%d/%d" % (name, i) for i in range(100)
+        ]
 
 
 WRITER = """
@@ -263,7 +269,9 @@ while True:
 def test_what_was_acknowledged_survives_a_kill(tmp_path: Path, mode: str) -> None:
     acknowledged = 0
     for seed in range(4):
-        process = subprocess.Popen([sys.executable, "-c", WRITER, tmp_path, mode], stdout=subprocess.PIPE)
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, tmp_path, mode], stdout=subprocess.PIPE
+        )
         assert process.stdout is not None
         for _ in range(random.Random(seed).randint(1, 300)):
             acknowledged = int(process.stdout.readline())
@@ -271,7 +279,9 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path: Path, mode: str) -> Non
         rest = process.communicate()[0].split()
         acknowledged = max([acknowledged, *map(int, rest[:-1] if rest else [])])
         found = reopened(tmp_path)
-        assert [(n, int(record)) for n, record in found] == [(n, n) for n in range(1, len(found) + 1)]
+        assert [(n, int(record)) for n, record in found] == [
+            (n, n) for n in range(1, len(found) + 1)
+        ]
         assert len(found) >= acknowledged
 
 

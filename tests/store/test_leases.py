@@ -78,7 +78,11 @@ def test_a_put_without_the_lease_frees_its_key(store: Store) -> None:
     store.delete("c")
     store.put("c", b"2")
     lease.revoke()
-    assert {record.key: record.lease for record in store.range("")[0]} == {"a": "", "b": other.id, "c": ""}
+    assert {record.key: record.lease for record in store.range("")[0]} == {
+        "a": "",
+        "b": other.id,
+        "c": "",
+    }
     other.revoke()
     assert [record.key for record in store.range("")[0]] == ["a", "c"]
 
@@ -93,7 +97,9 @@ def test_nothing_is_written_with_a_lease_that_is_lost(store: Store) -> None:
     assert store.get("free") is None
     with pytest.raises(LeaseLost):
         store.renew(lease.id)
-    assert store.txn((Compare("a", 5),), (Put("a", b"", lease.id),)).ok is False, "what does not run needs no lease"
+    assert store.txn((Compare("a", 5),), (Put("a", b"", lease.id),)).ok is False, (
+        "what does not run needs no lease"
+    )
 
 
 def test_another_lease_is_another_lease(store: Store) -> None:
@@ -111,7 +117,8 @@ def test_a_lease_has_bounds(store: Store, ttl_s: float) -> None:
 
 
 def test_expiry_against_a_twin_on_a_clock_of_its_own() -> None:
-    """Each lease ends exactly when its time is over, in the order of the ends, one revision each."""
+    """Each lease ends exactly when its time is over, in the order of the ends, one revision
+    each."""
     now = [0.0]
     store = MemoryStore(now_s=lambda: now[0])
     ids = [store.grant(ttl)[0] for ttl in (5, 1, 3, 3)]

@@ -9,7 +9,18 @@ from typing import Any
 import pytest
 
 from clipper.errors import StoreError
-from clipper.store import ABSENT, Compare, Delete, Event, MemoryStore, Mirror, Put, Store, etcd_watch, open_store
+from clipper.store import (
+    ABSENT,
+    Compare,
+    Delete,
+    Event,
+    MemoryStore,
+    Mirror,
+    Put,
+    Store,
+    etcd_watch,
+    open_store,
+)
 from clipper.store.mirror import Change
 from clipper.testing import wait_until
 from tests.store.etcd_server import EtcdServer
@@ -44,7 +55,9 @@ def test_changes_are_told_when_they_can_be_read(store: Store) -> None:
     with Mirror(store, "m/", int) as mirror:
 
         def note(changes: list[Change[int]]) -> None:
-            told.extend((c.key, c.before, c.after, c.new is None or c.key in mirror) for c in changes)
+            told.extend(
+                (c.key, c.before, c.after, c.new is None or c.key in mirror) for c in changes
+            )
 
         mirror.on_change(note)
         mirror.on_change(lambda changes: 1 / 0)
@@ -52,10 +65,14 @@ def test_changes_are_told_when_they_can_be_read(store: Store) -> None:
         store.put("m/b", b"3")
         store.delete("m/a")
         wait_until(lambda: len(told) == 3)
-    assert told == [("a", 1, 2, True), ("b", None, 3, True), ("a", 2, None, True)] or told[0][:3] == ("a", 1, 2)
+    assert told == [("a", 1, 2, True), ("b", None, 3, True), ("a", 2, None, True)] or told[0][
+        :3
+    ] == ("a", 1, 2)
 
 
-def test_what_cannot_be_decoded_is_not_there_and_hides_nothing_else(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_decoded_is_not_there_and_hides_nothing_else(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
     store.put("m/a", b"not a number")
     store.put("m/b", b"1")
     with Mirror(store, "m/", int) as mirror:
@@ -64,7 +81,9 @@ def test_what_cannot_be_decoded_is_not_there_and_hides_nothing_else(store: Store
         with pytest.raises(KeyError):
             mirror["a"]
         assert mirror.record("a") is not None
-        assert [r.message.split(":")[0] for r in caplog.records] == ["the record 'm/a' at revision 1 cannot be read"]
+        assert [r.message.split(":")[0] for r in caplog.records] == [
+            "the record 'm/a' at revision 1 cannot be read"
+        ]
         store.put("m/a", b"2")
         assert mirror.wait_for(lambda m: m.get("a") == 2, 20)
 
@@ -86,7 +105,12 @@ def test_a_watch_that_missed_changes_costs_no_change(open_with: OpenStore) -> No
     told: dict[str, tuple[Any, Any]] = {}
     go_on = threading.Event()
     with Mirror(store, "m/", int) as mirror:
-        mirror.on_change(lambda changes: (told.update({c.key: (c.before, c.after) for c in changes}), go_on.wait(20)))
+        mirror.on_change(
+            lambda changes: (
+                told.update({c.key: (c.before, c.after) for c in changes}),
+                go_on.wait(20),
+            )
+        )
         store.put("m/first", b"1")
         wait_until(lambda: told, "its thread stands in the callback")
         store.delete("m/gone")
@@ -102,7 +126,8 @@ def test_a_watch_that_missed_changes_costs_no_change(open_with: OpenStore) -> No
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_mirror_follows_random_writers(open_with: OpenStore, seed: int) -> None:
-    """Told changes, applied one after the other, make the same content as the mirror, and as the store."""
+    """Told changes, applied one after the other, make the same content as the mirror, and as the
+    store."""
     store, rng = open_with(20), random.Random(seed)
     twin: dict[str, int] = {}
 

@@ -1,4 +1,5 @@
-"""What only a server elsewhere can do: be killed, hang, be read-only, lose its memory, be the wrong one."""
+"""What only a server elsewhere can do: be killed, hang, be read-only, lose its memory, be the wrong
+one."""
 
 import contextlib
 import random
@@ -25,12 +26,29 @@ def test_a_person_can_read_it(redis_server: RedisServer) -> None:
     with RedisStore(redis_server.url + "?prefix=read:") as store:
         store.put("app/digits", b"hello")
     path = redis_server.url.removeprefix("unix://")
-    found = subprocess.run(["redis-cli", "-s", path, "HGETALL", "read:r:app/digits"], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["value", "hello", "revision", "1", "created", "1", "version", "1"]
+    found = subprocess.run(
+        ["redis-cli", "-s", path, "HGETALL", "read:r:app/digits"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.split() == [
+        "value",
+        "hello",
+        "revision",
+        "1",
+        "created",
+        "1",
+        "version",
+        "1",
+    ]
 
 
 def test_prefixes_are_stores_of_their_own(redis_server: RedisServer) -> None:
-    with RedisStore(redis_server.url + "?prefix=one:") as one, RedisStore(redis_server.url + "?prefix=two:") as two:
+    with (
+        RedisStore(redis_server.url + "?prefix=one:") as one,
+        RedisStore(redis_server.url + "?prefix=two:") as two,
+    ):
         one.put("a", b"1")
         assert two.get("a") is None
         assert (one.revision, two.revision) == (1, 0)
@@ -58,7 +76,9 @@ def test_what_was_acknowledged_survives_a_kill(own_redis: RedisServer) -> None:
     store.close()
 
 
-def test_a_server_that_hangs_is_an_error_and_then_goes_on(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_hangs_is_an_error_and_then_goes_on(
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(redis, "PATIENCE_S", 0.3)
     with RedisStore(own_redis.url) as store:
         store.put("a", b"1")
@@ -81,8 +101,11 @@ def test_a_read_only_server_refuses_and_keeps(own_redis: RedisServer) -> None:
 
 
 @pytest.mark.parametrize("how", ["out of memory", "busy with a script", "loading"])
-def test_a_server_that_answers_by_a_refusal_is_an_error_and_keeps(own_redis: RedisServer, how: str) -> None:
-    """As of the server's own words: OOM, BUSY and LOADING. What was acknowledged before is there afterwards."""
+def test_a_server_that_answers_by_a_refusal_is_an_error_and_keeps(
+    own_redis: RedisServer, how: str
+) -> None:
+    """As of the server's own words: OOM, BUSY and LOADING. What was acknowledged before is there
+    afterwards."""
     with RedisStore(own_redis.url) as store:
         store.put("a", b"1")
         with refusing(own_redis, store._redis, how) as words:
@@ -118,10 +141,13 @@ def refusing(server: RedisServer, control: Any, how: str) -> Iterator[str]:
         wait_until(lambda: control.info("persistence")["aof_base_size"] > 100_000)
         server.kill()
         starting = threading.Thread(
-            target=server.start, args=("--key-load-delay", "500", "--loading-process-events-interval-bytes", "1024")
+            target=server.start,
+            args=("--key-load-delay", "500", "--loading-process-events-interval-bytes", "1024"),
         )
         starting.start()
-        wait_until(lambda: server.process.poll() is None and server._ask("PING").startswith(b"-LOADING"))
+        wait_until(
+            lambda: server.process.poll() is None and server._ask("PING").startswith(b"-LOADING")
+        )
         yield "loading"
         starting.join()
 
@@ -148,12 +174,16 @@ def test_watches_of_other_connections_hear(redis_server: RedisServer) -> None:
 
 
 def test_no_server(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"store unix://.* cannot be reached: .*Is redis-server running there"):
+    with pytest.raises(
+        StoreError, match=r"store unix://.* cannot be reached: .*Is redis-server running there"
+    ):
         RedisStore(f"unix://{tmp_path}/none.sock")
 
 
 def test_a_password_is_not_shown() -> None:
-    assert redis.shown("redis://me:secret@host:1/0?prefix=x:") == "redis://me:***@host:1/0?prefix=x:"
+    assert (
+        redis.shown("redis://me:secret@host:1/0?prefix=x:") == "redis://me:***@host:1/0?prefix=x:"
+    )
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(StoreError) as caught:
@@ -189,7 +219,11 @@ def test_feedback_goes_on_without_redis_and_is_there_afterwards(
 ) -> None:
     """Neither a prediction nor feedback waits for it, of users that were never seen either."""
     monkeypatch.setattr(redis, "PATIENCE_S", 0.3)
-    settings: dict[str, Any] = {"state": own_redis.url, "folder": str(tmp_path), "feedback": {"write_ms": 5}}
+    settings: dict[str, Any] = {
+        "state": own_redis.url,
+        "folder": str(tmp_path),
+        "feedback": {"write_ms": 5},
+    }
     with clipper.start(**settings) as server:
         server.deploy("m", total, input="f64[2]")
         app = server.app("a", models=["m"], policy="kl_ucb", slo_ms=10_000, default=-1.0)
@@ -221,4 +255,9 @@ def test_feedback_goes_on_without_redis_and_is_there_afterwards(
                 control._redis.config_set("maxmemory", "0")
     with clipper.start(**settings) as server:
         learner = server.app("a")._question("a").learner
-        assert {user: learner.state(user).seen for user in ("u", "v", "w", "")} == {"u": 2, "v": 1, "w": 5, "": 9}
+        assert {user: learner.state(user).seen for user in ("u", "v", "w", "")} == {
+            "u": 2,
+            "v": 1,
+            "w": 5,
+            "": 9,
+        }

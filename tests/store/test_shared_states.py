@@ -30,9 +30,13 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connect]
         elif request.param == "sqlite":
             opened.append(SqliteStore(tmp_path / "state.db", durable=False))
         elif request.param == "redis":
-            opened.append(RedisStore(f"{request.getfixturevalue('redis_server').url}?prefix={tmp_path.name}:"))
+            opened.append(
+                RedisStore(f"{request.getfixturevalue('redis_server').url}?prefix={tmp_path.name}:")
+            )
         else:
-            opened.append(open_store(f"{request.getfixturevalue('etcd_server').url}/{tmp_path.name}"))
+            opened.append(
+                open_store(f"{request.getfixturevalue('etcd_server').url}/{tmp_path.name}")
+            )
         return opened[-1]
 
     yield build

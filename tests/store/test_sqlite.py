@@ -24,8 +24,13 @@ SOURCE = str(Path(clipper.store.store.__file__).parents[2])
 
 
 def spawn(code: str, *args: object) -> "subprocess.Popen[bytes]":
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((SOURCE, os.environ.get("PYTHONPATH", "")))}
-    return subprocess.Popen([sys.executable, "-c", code, *map(str, args)], stdout=subprocess.PIPE, env=environment)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((SOURCE, os.environ.get("PYTHONPATH", ""))),
+    }
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, args)], stdout=subprocess.PIPE, env=environment
+    )
 
 
 def finish(process: "subprocess.Popen[bytes]") -> str:
@@ -81,7 +86,9 @@ def test_kill_9_of_the_writer_loses_nothing_acknowledged(tmp_path: Path) -> None
         writer.stdout.close()
         with SqliteStore(path) as store:
             found = content(store)
-            assert acknowledged <= int(found["n"]) <= acknowledged + 1, "all acknowledged, and one in the air"
+            assert acknowledged <= int(found["n"]) <= acknowledged + 1, (
+                "all acknowledged, and one in the air"
+            )
             assert found["twin"] == found["n"] * 500, "no transaction is torn"
             assert store.revision == int(found["n"])
             acknowledged = int(found["n"])
@@ -122,7 +129,11 @@ def test_a_fork_cannot_use_its_parents_store(tmp_path: Path) -> None:
         pid = os.fork()
         if pid == 0:
             refused = 0
-            for call in (lambda: store.get("a"), lambda: store.put("a", b""), lambda: store.watch("")):
+            for call in (
+                lambda: store.get("a"),
+                lambda: store.put("a", b""),
+                lambda: store.watch(""),
+            ):
                 try:
                     call()
                 except ForkedProcess:
@@ -136,7 +147,9 @@ def test_a_fork_cannot_use_its_parents_store(tmp_path: Path) -> None:
 # -- damage
 
 
-@pytest.mark.parametrize("junk", [b"only text" * 500, b"\0" * 5000, b"SQLite format 3\0" + b"\7" * 4080])
+@pytest.mark.parametrize(
+    "junk", [b"only text" * 500, b"\0" * 5000, b"SQLite format 3\0" + b"\7" * 4080]
+)
 def test_a_file_that_is_no_database_is_named_with_the_way_out(tmp_path: Path, junk: bytes) -> None:
     path = tmp_path / "state.db"
     path.write_bytes(junk)
@@ -298,12 +311,17 @@ def without_privilege() -> Iterator[None]:
 
 
 def test_a_read_only_folder_is_a_typed_error() -> None:
-    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed to nobody altogether
+    with (
+        tempfile.TemporaryDirectory() as name
+    ):  # pytest's own folders are closed to nobody altogether
         folder = Path(name)
         filled(folder / "state.db", 1)
         folder.chmod(0o555)
         try:
-            with without_privilege(), pytest.raises(StoreError, match=r"may not be written|cannot be opened") as caught:
+            with (
+                without_privilege(),
+                pytest.raises(StoreError, match=r"may not be written|cannot be opened") as caught,
+            ):
                 SqliteStore(folder / "x.db").close()
             assert caught.value.hint
             assert [path.name for path in folder.glob("x.db*")] == []
@@ -419,7 +437,10 @@ def test_no_lease_outlives_the_machine(tmp_path: Path) -> None:
     with SqliteStore(path) as store:
         assert set(content(store)) == {"c"}
         watch = store.watch("", 1)
-        assert [watch.next(20), watch.next(20)] == [Event("DELETE", 2, "a"), Event("DELETE", 2, "b")]
+        assert [watch.next(20), watch.next(20)] == [
+            Event("DELETE", 2, "a"),
+            Event("DELETE", 2, "b"),
+        ]
 
 
 HOLDER = """
@@ -451,7 +472,8 @@ def test_what_a_dead_process_held_is_seen_to_go(tmp_path: Path) -> None:
 
 
 def test_writers_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever finds another waiting for the file waits behind it; but for no longer than for the file itself."""
+    """Whoever finds another waiting for the file waits behind it; but for no longer than for the
+    file itself."""
     path, waits, flock = tmp_path / "state.db", threading.Event(), fcntl.flock
 
     def told(file: int, how: int) -> None:
@@ -461,7 +483,11 @@ def test_writers_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             waits.set()
             raise
 
-    with SqliteStore(path) as store, SqliteStore(path, busy_s=0.05) as hasty, open(f"{path}-turn") as turn:
+    with (
+        SqliteStore(path) as store,
+        SqliteStore(path, busy_s=0.05) as hasty,
+        open(f"{path}-turn") as turn,
+    ):
         monkeypatch.setattr(fcntl, "flock", told)
         flock(turn, fcntl.LOCK_EX)
         writer = threading.Thread(target=store.put, args=("a", b"1"))

@@ -26,7 +26,9 @@ def shout(xs: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[clipper.ClipperServer]:
-    with clipper.start(heartbeat_ms=100, warmup=False, restart_ms_min=20, restart_ms_max=200, drain_s=1.0) as started:
+    with clipper.start(
+        heartbeat_ms=100, warmup=False, restart_ms_min=20, restart_ms_max=200, drain_s=1.0
+    ) as started:
         started.deploy("total", total, input="f64[3]")
         started.app("sums", models=["total"], slo_ms=5000, default=-1)
         started.deploy("twice", twice, input="f32[2,2]")

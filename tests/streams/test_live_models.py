@@ -1,4 +1,5 @@
-"""Models as data, deployed from a stream under load: no gap at the switch, and nothing bad gets so far."""
+"""Models as data, deployed from a stream under load: no gap at the switch, and nothing bad gets so
+far."""
 
 import hashlib
 import itertools
@@ -27,7 +28,9 @@ START_S = 60.0  # for a container that imports what its model needs, on a busy m
 
 @pytest.fixture
 def client(redis_server: RedisServer) -> Iterator[Client]:
-    with redis.Redis.from_url(redis_server.url, decode_responses=True, encoding_errors="replace") as made:
+    with redis.Redis.from_url(
+        redis_server.url, decode_responses=True, encoding_errors="replace"
+    ) as made:
         yield made
 
 
@@ -49,7 +52,9 @@ def trained(digits: tuple[Any, Any], rows: int) -> Any:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    return make_pipeline(StandardScaler(), LogisticRegression(max_iter=200)).fit(digits[0][:rows], digits[1][:rows])
+    return make_pipeline(StandardScaler(), LogisticRegression(max_iter=200)).fit(
+        digits[0][:rows], digits[1][:rows]
+    )
 
 
 def as_onnx(estimator: Any) -> bytes:
@@ -66,7 +71,9 @@ def entries(client: Client, stream: str) -> list[dict[str, str]]:
 
 
 @pytest.fixture
-def updates(serving: clipper.ClipperServer, redis_server: RedisServer, fresh: Callable[[], str]) -> Iterator[Any]:
+def updates(
+    serving: clipper.ClipperServer, redis_server: RedisServer, fresh: Callable[[], str]
+) -> Iterator[Any]:
     """A stream of models; what it deployed is retired after the test."""
     with serving.models_from(redis_server.url, stream=fresh(), keep=0) as running:
         yield running
@@ -77,16 +84,21 @@ def updates(serving: clipper.ClipperServer, redis_server: RedisServer, fresh: Ca
 def test_versions_come_in_while_serving_without_a_gap(
     serving: clipper.ClipperServer, client: Client, updates: Any, digits: Any
 ) -> None:
-    """Real models, as ONNX and as skops, by data, key and chunks; meanwhile queries go on: no default, no failure."""
+    """Real models, as ONNX and as skops, by data, key and chunks; meanwhile queries go on: no
+    default, no failure."""
     stream, old, new = updates.settings.stream, trained(digits, 300), trained(digits, 1500)
     contents = [as_onnx(old), as_onnx(new), skops.dumps(old)]
     with redis.Redis.from_url("unix://" + client.connection_pool.connection_kwargs["path"]) as raw:
-        raw.xadd(stream, described("digits", "onnx", contents[0], input="f64[64]", data=contents[0]))
+        raw.xadd(
+            stream, described("digits", "onnx", contents[0], input="f64[64]", data=contents[0])
+        )
         wait_until(lambda: client.xlen(stream + ".deployed") == 1, patience_s=START_S)
         app = serving.app("digits", models=["digits"], slo_ms=5000, default=-1)
         answers, stopping, ready = [], threading.Event(), []
         unhook = serving.catalog.on_change(
-            lambda view: ready.append(all(serving._deployment.containers.of(model.id) for model in view.models()))
+            lambda view: ready.append(
+                all(serving._deployment.containers.of(model.id) for model in view.models())
+            )
         )
 
         def ask() -> None:  # without end, but not so fast that it starves the containers that start
@@ -100,11 +112,21 @@ def test_versions_come_in_while_serving_without_a_gap(
             asker.start()
         try:
             raw.set(stream + ".bytes", contents[1])
-            raw.xadd(stream, described("digits", "onnx", contents[1], input="f64[64]", key=stream + ".bytes"))
+            raw.xadd(
+                stream,
+                described("digits", "onnx", contents[1], input="f64[64]", key=stream + ".bytes"),
+            )
             wait_until(lambda: client.xlen(stream + ".deployed") == 2, patience_s=START_S)
             half = len(contents[2]) // 2
-            raw.mset({stream + ".part:0": contents[2][:half], stream + ".part:1": contents[2][half:]})
-            raw.xadd(stream, described("digits", "skops", contents[2], input="f64[64]", key=stream + ".part", chunks=2))
+            raw.mset(
+                {stream + ".part:0": contents[2][:half], stream + ".part:1": contents[2][half:]}
+            )
+            raw.xadd(
+                stream,
+                described(
+                    "digits", "skops", contents[2], input="f64[64]", key=stream + ".part", chunks=2
+                ),
+            )
             wait_until(lambda: client.xlen(stream + ".deployed") == 3, patience_s=START_S)
             seen = len(answers)
             wait_until(lambda: len(answers) > seen + 50)
@@ -120,7 +142,9 @@ def test_versions_come_in_while_serving_without_a_gap(
     assert set(versions) == {1, 2, 3}
     assert all(right[answer.models[0].version - 1][i] == answer.output for i, answer in answers)
     assert [one["version"] for one in entries(client, stream + ".deployed")] == ["1", "2", "3"]
-    assert [model.version for model in serving.catalog.models()] == [3], "keep=0: older ones are retired"
+    assert [model.version for model in serving.catalog.models()] == [3], (
+        "keep=0: older ones are retired"
+    )
     assert not entries(client, stream + ".refused")
     serving.catalog.unregister_application("digits")
 
@@ -139,28 +163,54 @@ def test_what_is_no_sound_model_is_refused_and_touches_nothing(
             (described("M!", "onnx", good, data=good), "invalid-input", "bad model name"),
             (described("m", "pickle", good, data=good), "invalid-input", "one of onnx, skops"),
             (described("m", "onnx", good), "invalid-input", "one of the two"),
-            (described("m", "onnx", good, data=good, version="0"), "invalid-input", "whole number from 1"),
-            (described("m", "onnx", good, data=good, input="f99"), "invalid-input", "bad input type"),
+            (
+                described("m", "onnx", good, data=good, version="0"),
+                "invalid-input",
+                "whole number from 1",
+            ),
+            (
+                described("m", "onnx", good, data=good, input="f99"),
+                "invalid-input",
+                "bad input type",
+            ),
             (described("m", "onnx", b"other", data=good), "packaging", "another SHA-256"),
             (described("m", "onnx", b"nonsense", data=b"nonsense"), "packaging", "no ONNX model"),
             (described("m", "skops", good, data=good), "packaging", "no skops file"),
             (described("m", "onnx", good, key=stream + ".none"), "packaging", "is not there"),
             (described("m", "onnx", good, key=stream + ".list"), "packaging", "is no string"),
-            (described("m", "onnx", b"more", data=b"more", version="1"), "already-exists", "other bytes"),
-            (described("m", "onnx", good, input="f64[7]", data=good, version="9"), "type-conflict", "takes f64"),
+            (
+                described("m", "onnx", b"more", data=b"more", version="1"),
+                "already-exists",
+                "other bytes",
+            ),
+            (
+                described("m", "onnx", good, input="f64[7]", data=good, version="9"),
+                "type-conflict",
+                "takes f64",
+            ),
         ]
         for fields, _, _ in bad:
             raw.xadd(stream, fields)
         wait_until(lambda: client.xlen(stream + ".refused") == len(bad))
     for (fields, kind, why), refused in zip(bad, entries(client, stream + ".refused"), strict=True):
-        assert (refused["refused.kind"], why in refused["refused.reason"]) == (kind, True), (fields, refused)
+        assert (refused["refused.kind"], why in refused["refused.reason"]) == (kind, True), (
+            fields,
+            refused,
+        )
     assert [str(model.id) for model in serving.catalog.models()] == ["m:1"]
-    assert serving.app("asks").predict(digits[0][0].astype(np.float32), slo_ms=5000).result(10).output == 0
+    assert (
+        serving.app("asks").predict(digits[0][0].astype(np.float32), slo_ms=5000).result(10).output
+        == 0
+    )
     serving.catalog.unregister_application("asks")
 
 
 def test_large_ones_and_untrusted_ones_are_refused(
-    serving: clipper.ClipperServer, redis_server: RedisServer, client: Client, digits: Any, fresh: Callable[[], str]
+    serving: clipper.ClipperServer,
+    redis_server: RedisServer,
+    client: Client,
+    digits: Any,
+    fresh: Callable[[], str],
 ) -> None:
     from textwrap import dedent
 
@@ -203,7 +253,10 @@ def test_a_server_that_closes_in_the_middle_leaves_the_model_to_the_next(
         running = server.models_from(redis_server.url, stream=stream, claim_s=0.2)
         wait_until(lambda: running.stats()["read"] == 1)
     assert client.xlen(stream + ".deployed") + client.xpending(stream, "clipper")["pending"] == 1
-    with clipper.start() as server, server.models_from(redis_server.url, stream=stream, claim_s=0.2):
+    with (
+        clipper.start() as server,
+        server.models_from(redis_server.url, stream=stream, claim_s=0.2),
+    ):
         wait_until(lambda: client.xlen(stream + ".deployed") == 1, patience_s=START_S)
     assert not entries(client, stream + ".refused")
 

@@ -1,4 +1,5 @@
-"""Records through a real Redis: each is answered once, in order, or refused with the reason; whatever happens between."""
+"""Records through a real Redis: each is answered once, in order, or refused with the reason;
+whatever happens between."""
 
 import json
 import os
@@ -26,7 +27,9 @@ Client = Any
 
 @pytest.fixture
 def client(redis_server: RedisServer) -> Iterator[Client]:
-    with redis.Redis.from_url(redis_server.url, decode_responses=True, encoding_errors="replace") as made:
+    with redis.Redis.from_url(
+        redis_server.url, decode_responses=True, encoding_errors="replace"
+    ) as made:
         yield made
 
 
@@ -43,11 +46,16 @@ def streams(fresh: Callable[[], str], **settings: Any) -> dict[str, Any]:
 
 
 def test_records_are_answered_in_order(
-    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str]
+    server: clipper.ClipperServer,
+    redis_server: RedisServer,
+    client: Client,
+    fresh: Callable[[], str],
 ) -> None:
     names = streams(fresh)
     for i in range(500):
-        client.xadd(names["source"], {"id": f"r{i}", "input": json.dumps([i, 1, 2.5]), "q.trace": f"t{i}"})
+        client.xadd(
+            names["source"], {"id": f"r{i}", "input": json.dumps([i, 1, 2.5]), "q.trace": f"t{i}"}
+        )
     begun = time.monotonic_ns()
     with server.stream("sums", redis_server.url, **names) as stream:
         wait_until(lambda: client.xlen(names["answers"]) == 500)
@@ -61,7 +69,9 @@ def test_records_are_answered_in_order(
     assert 0 < int(found[7]["latency_us"]) <= took_us
     assert stream.stats()["answered"] == 500
     assert client.xpending(names["source"], "clipper")["pending"] == 0
-    assert client.xinfo_consumers(names["source"], "clipper") == [], "a consumer that left is forgotten"
+    assert client.xinfo_consumers(names["source"], "clipper") == [], (
+        "a consumer that left is forgotten"
+    )
 
 
 def test_a_person_can_write_and_read_it(
@@ -73,7 +83,9 @@ def test_a_person_can_write_and_read_it(
     entry = subprocess.run(add, capture_output=True, text=True, check=True)
     with server.stream("sums", redis_server.url, **names) as stream:
         wait_until(lambda: stream.stats()["answered"] == 1)
-    found = subprocess.run([*words, "XRANGE", names["answers"], "-", "+"], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [*words, "XRANGE", names["answers"], "-", "+"], capture_output=True, text=True, check=True
+    )
     lines = found.stdout.split("\n")
     assert lines[lines.index("output") + 1] == "6.0"
     assert lines[lines.index("id") + 1] == entry.stdout.strip()
@@ -95,7 +107,10 @@ def test_a_person_can_write_and_read_it(
         ({"input": "[1,2,3]", "context": "b"}, "field 'context' is 'b', which is no JSON"),
         ({"input": "[1,2,3]", "context": "[[1]]"}, "a context of shape (1, 1)"),
         ({"input": "[1,2,3]", "shape": "3"}, "belongs to `data`"),
-        ({"data": b"\0" * 23, "dtype": "f64", "shape": "3"}, "`data` has 23 bytes; f64 of shape (3,) has 24"),
+        (
+            {"data": b"\0" * 23, "dtype": "f64", "shape": "3"},
+            "`data` has 23 bytes; f64 of shape (3,) has 24",
+        ),
         ({"data": b"\0" * 24, "dtype": "f99"}, "field 'dtype'"),
         ({"data": b"\0" * 24, "dtype": "f64", "shape": "a,b"}, "write it as 28,28"),
         ({"text": b"\xff"}, "is not UTF-8"),
@@ -106,9 +121,13 @@ def test_a_person_can_write_and_read_it(
     ],
 )
 def test_a_poison_record_is_refused_with_the_reason_and_the_next_is_answered(
-    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str],
-    fields: dict[Any, Any], why: str,
-) -> None:  # fmt: skip
+    server: clipper.ClipperServer,
+    redis_server: RedisServer,
+    client: Client,
+    fresh: Callable[[], str],
+    fields: dict[Any, Any],
+    why: str,
+) -> None:
     names = streams(fresh)
     entry = client.xadd(names["source"], fields)
     client.xadd(names["source"], {"input": "[1,2,3]"})
@@ -126,7 +145,10 @@ def test_bytes_come_in_and_arrays_go_out_alike(
 ) -> None:
     names = streams(fresh)
     row = np.arange(4, dtype=np.float32).reshape(2, 2)
-    with redis.Redis.from_url(redis_server.url) as raw, server.stream("doubles", redis_server.url, **names):
+    with (
+        redis.Redis.from_url(redis_server.url) as raw,
+        server.stream("doubles", redis_server.url, **names),
+    ):
         raw.xadd(names["source"], {"data": row.tobytes(), "dtype": "f32", "shape": "2,2"})
         raw.xadd(names["source"], {"input": "[[0,1],[2,3]]"})
         wait_until(lambda: raw.xlen(names["answers"]) == 2)
@@ -137,18 +159,27 @@ def test_bytes_come_in_and_arrays_go_out_alike(
 
 
 def test_text_is_taken_as_it_is(
-    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str]
+    server: clipper.ClipperServer,
+    redis_server: RedisServer,
+    client: Client,
+    fresh: Callable[[], str],
 ) -> None:
     names = streams(fresh)
     with server.stream("loud", redis_server.url, **names):
         client.xadd(names["source"], {"text": 'say "hé"'})
         client.xadd(names["source"], {"input": '"hé"'})
         wait_until(lambda: client.xlen(names["answers"]) == 2)
-    assert [json.loads(one["output"]) for one in answers_of(client, names["answers"])] == ['SAY "HÉ"', "HÉ"]
+    assert [json.loads(one["output"]) for one in answers_of(client, names["answers"])] == [
+        'SAY "HÉ"',
+        "HÉ",
+    ]
 
 
 def test_two_entries_of_one_id_are_answered_once(
-    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str]
+    server: clipper.ClipperServer,
+    redis_server: RedisServer,
+    client: Client,
+    fresh: Callable[[], str],
 ) -> None:
     names = streams(fresh)
     for _ in range(3):
@@ -161,7 +192,10 @@ def test_two_entries_of_one_id_are_answered_once(
 
 
 def test_answers_refusals_and_ids_are_bounded(
-    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str]
+    server: clipper.ClipperServer,
+    redis_server: RedisServer,
+    client: Client,
+    fresh: Callable[[], str],
 ) -> None:
     names = streams(fresh, answers_max=100, refused_max=100, ids_max=50)
     for i in range(600):
@@ -174,10 +208,14 @@ def test_answers_refusals_and_ids_are_bounded(
     assert client.zcard(f"{names['answers']}:clipper:ids") == 50
 
 
-def test_wrong_settings_are_refused_at_once(server: clipper.ClipperServer, redis_server: RedisServer) -> None:
+def test_wrong_settings_are_refused_at_once(
+    server: clipper.ClipperServer, redis_server: RedisServer
+) -> None:
     with pytest.raises(UnknownApplication):
         server.stream("none", redis_server.url)
-    with pytest.raises(InvalidInput, match="unknown setting 'gruop' of a stream - did you mean 'group'"):
+    with pytest.raises(
+        InvalidInput, match="unknown setting 'gruop' of a stream - did you mean 'group'"
+    ):
         server.stream("sums", redis_server.url, gruop="x")
     with pytest.raises(InvalidInput, match="in_flight_max"):
         server.stream("sums", redis_server.url, in_flight_max=0)
@@ -191,11 +229,16 @@ def test_wrong_settings_are_refused_at_once(server: clipper.ClipperServer, redis
 
 
 def test_no_more_is_read_than_the_models_take(
-    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str]
+    server: clipper.ClipperServer,
+    redis_server: RedisServer,
+    client: Client,
+    fresh: Callable[[], str],
 ) -> None:
     """A model that is held back holds back the reading; all are answered once it goes on."""
     names = streams(fresh, in_flight_max=8)
-    with clipper.testing.MemoryContainer(server.address, server.token, "held", input="f64[3]") as container:
+    with clipper.testing.MemoryContainer(
+        server.address, server.token, "held", input="f64[3]"
+    ) as container:
         container.say_hello()
         server.app("held-app", models=["held"], slo_ms=60_000)
         for i in range(100):
@@ -213,22 +256,33 @@ def test_no_more_is_read_than_the_models_take(
                     batch, rows = container.read_batch()
                 assert client.xpending(names["source"], "clipper")["pending"] <= 8
             wait_until(lambda: client.xlen(names["answers"]) == 100)
-    assert [float(one["output"]) for one in answers_of(client, names["answers"])] == list(range(100))
+    assert [float(one["output"]) for one in answers_of(client, names["answers"])] == list(
+        range(100)
+    )
 
 
 def test_records_wait_for_a_model_that_is_not_there_yet(
-    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str]
+    server: clipper.ClipperServer,
+    redis_server: RedisServer,
+    client: Client,
+    fresh: Callable[[], str],
 ) -> None:
     names = streams(fresh)
     server.deploy("late", "", input="f64[3]", wait=False)
-    server.app("late-app", models=["late"], slo_ms=1000, default=-1)  # time to answer in, however busy this machine is
+    server.app(
+        "late-app", models=["late"], slo_ms=1000, default=-1
+    )  # time to answer in, however busy this machine is
     for i in range(40):
         client.xadd(names["source"], {"input": f"[{i},0,0]"})
     before = server.stats()["answered"]
     with server.stream("late-app", redis_server.url, **names):
-        wait_until(lambda: server.stats()["answered"] > before + 17)  # the first window of 16, and the first of it again
+        wait_until(
+            lambda: server.stats()["answered"] > before + 17
+        )  # the first window of 16, and the first of it again
         assert client.xlen(names["answers"]) == 0
-        with clipper.testing.MemoryContainer(server.address, server.token, "late", input="f64[3]") as container:
+        with clipper.testing.MemoryContainer(
+            server.address, server.token, "late", input="f64[3]"
+        ) as container:
             container.serve(lambda rows: np.asarray(rows).sum(axis=1))
             wait_until(lambda: client.xlen(names["answers"]) == 40)
     found = answers_of(client, names["answers"])
@@ -236,7 +290,10 @@ def test_records_wait_for_a_model_that_is_not_there_yet(
 
 
 def test_patience_ends_in_the_default(
-    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str]
+    server: clipper.ClipperServer,
+    redis_server: RedisServer,
+    client: Client,
+    fresh: Callable[[], str],
 ) -> None:
     names = streams(fresh, patience_s=0)
     server.deploy("never", "", input="f64[3]", wait=False)
@@ -253,7 +310,10 @@ def test_patience_ends_in_the_default(
 
 
 def test_feedback_is_learned_from_by_record_by_prediction_and_by_input(
-    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str]
+    server: clipper.ClipperServer,
+    redis_server: RedisServer,
+    client: Client,
+    fresh: Callable[[], str],
 ) -> None:
     name = fresh()
     names = streams(fresh, feedback=f"{name}.told")
@@ -266,11 +326,18 @@ def test_feedback_is_learned_from_by_record_by_prediction_and_by_input(
         client.xadd(f"{name}.told", {"id": entry, "label": "6.0"})
         client.xadd(f"{name}.told", {"id": "mine", "correct": "true"})
         client.xadd(f"{name}.told", {"id": "mine", "correct": "true"})  # again: counts once
-        client.xadd(f"{name}.told", {"prediction": prediction, "label": "6.0"})  # known by its record already
+        client.xadd(
+            f"{name}.told", {"prediction": prediction, "label": "6.0"}
+        )  # known by its record already
         client.xadd(f"{name}.told", {"input": "[2,2,2]", "label": "6.0"})
         client.xadd(f"{name}.told", {"id": "unheard of", "label": "6.0"})
         client.xadd(f"{name}.told", {"id": "mine2", "label": "six"})
-        wait_until(lambda: client.xpending(f"{name}.told", "clipper")["pending"] == 0 and stream.stats()["feedback"]["read"] == 7)
+        wait_until(
+            lambda: (
+                client.xpending(f"{name}.told", "clipper")["pending"] == 0
+                and stream.stats()["feedback"]["read"] == 7
+            )
+        )
         wait_until(lambda: stream.stats()["feedback"]["in_flight"] == 0)
     assert app._question(app.name).learner.state(None).seen == 3
     refused = [fields["refused.kind"] for fields in answers_of(client, f"{name}.told.refused")]
@@ -279,7 +346,10 @@ def test_feedback_is_learned_from_by_record_by_prediction_and_by_input(
 
 
 def test_any_server_of_the_group_learns_about_a_record(
-    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str]
+    server: clipper.ClipperServer,
+    redis_server: RedisServer,
+    client: Client,
+    fresh: Callable[[], str],
 ) -> None:
     """The one that answered is gone: the record itself is read again from its stream."""
     name = fresh()
@@ -301,10 +371,16 @@ def test_any_server_of_the_group_learns_about_a_record(
 
 
 def test_two_servers_share_the_records_of_a_group(
-    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str]
+    server: clipper.ClipperServer,
+    redis_server: RedisServer,
+    client: Client,
+    fresh: Callable[[], str],
 ) -> None:
     names = streams(fresh)
-    with server.stream("sums", redis_server.url, **names) as one, server.stream("sums", redis_server.url, **names) as two:
+    with (
+        server.stream("sums", redis_server.url, **names) as one,
+        server.stream("sums", redis_server.url, **names) as two,
+    ):
         pipe = client.pipeline(transaction=False)
         for i in range(3000):
             pipe.xadd(names["source"], {"input": f"[{i},0,0]"})
@@ -312,25 +388,40 @@ def test_two_servers_share_the_records_of_a_group(
         wait_until(lambda: client.xlen(names["answers"]) == 3000)
         wait_until(lambda: one.stats()["answered"] + two.stats()["answered"] == 3000)
     assert min(one.stats()["answered"], two.stats()["answered"]) > 0
-    assert sorted(float(one["output"]) for one in answers_of(client, names["answers"])) == list(range(3000))
+    assert sorted(float(one["output"]) for one in answers_of(client, names["answers"])) == list(
+        range(3000)
+    )
 
 
 def test_groups_answer_each_for_themselves(
-    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str]
+    server: clipper.ClipperServer,
+    redis_server: RedisServer,
+    client: Client,
+    fresh: Callable[[], str],
 ) -> None:
     names = streams(fresh)
     client.xadd(names["source"], {"id": "x", "input": "[1,2,3]"})
-    with server.stream("sums", redis_server.url, group="a", **names), server.stream("sums", redis_server.url, group="b", **names):
+    with (
+        server.stream("sums", redis_server.url, group="a", **names),
+        server.stream("sums", redis_server.url, group="b", **names),
+    ):
         wait_until(lambda: client.xlen(names["answers"]) == 2)
 
 
 def test_what_is_worked_on_is_not_taken_away_and_who_is_gone_is_forgotten(
-    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str],
+    server: clipper.ClipperServer,
+    redis_server: RedisServer,
+    client: Client,
+    fresh: Callable[[], str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr("clipper.frontend.group._FORGET_PERIODS", 1)
-    names = streams(fresh, claim_s=2)  # said again every 0.7 s: a busy machine may be late with that
-    with clipper.testing.MemoryContainer(server.address, server.token, "slow", input="f64[3]") as container:
+    names = streams(
+        fresh, claim_s=2
+    )  # said again every 0.7 s: a busy machine may be late with that
+    with clipper.testing.MemoryContainer(
+        server.address, server.token, "slow", input="f64[3]"
+    ) as container:
         container.say_hello()
         server.app("slow-app", models=["slow"], slo_ms=60_000)
         client.xadd(names["source"], {"input": "[1,2,3]"})
@@ -338,7 +429,11 @@ def test_what_is_worked_on_is_not_taken_away_and_who_is_gone_is_forgotten(
             batch, rows = container.read_batch()
             client.xgroup_createconsumer(names["source"], "clipper", "long gone")
             with server.stream("slow-app", redis_server.url, **names) as two:
-                wait_until(lambda: "long gone" not in str(client.xinfo_consumers(names["source"], "clipper")))
+                wait_until(
+                    lambda: (
+                        "long gone" not in str(client.xinfo_consumers(names["source"], "clipper"))
+                    )
+                )
                 # that took a claim period and more
                 assert (two.stats()["reclaimed"], two.stats()["read"]) == (0, 0)
                 container.reply(batch, np.asarray(rows).sum(axis=1))
@@ -347,7 +442,10 @@ def test_what_is_worked_on_is_not_taken_away_and_who_is_gone_is_forgotten(
 
 
 def test_what_was_trimmed_before_it_was_answered_is_counted(
-    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str]
+    server: clipper.ClipperServer,
+    redis_server: RedisServer,
+    client: Client,
+    fresh: Callable[[], str],
 ) -> None:
     if int(client.info("server")["redis_version"].split(".")[0]) < 7:
         pytest.skip("Redis before 7 does not tell")
@@ -387,7 +485,9 @@ class Workers:
         self.running: list[subprocess.Popen[str]] = []
 
     def start(self) -> None:
-        self.running.append(subprocess.Popen(self._words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        self.running.append(
+            subprocess.Popen(self._words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        )
 
     def up(self) -> None:
         for process in self.running:
@@ -435,7 +535,10 @@ def test_redis_is_killed_and_comes_back_midway(
     names = streams(fresh, claim_s=0.5)
     draw = random.Random(3)
     app, sent = server.app("sums"), 0
-    with redis.Redis.from_url(own_redis.url) as client, server.stream("sums", own_redis.url, **names) as stream:
+    with (
+        redis.Redis.from_url(own_redis.url) as client,
+        server.stream("sums", own_redis.url, **names) as stream,
+    ):
         for _ in range(3):
             pipe = client.pipeline(transaction=False)
             for i in range(sent, sent + 2000):
@@ -444,7 +547,9 @@ def test_redis_is_killed_and_comes_back_midway(
             few, sent = sent + draw.randrange(1, 500), sent + 2000
             wait_until(lambda few=few: client.xlen(names["answers"]) >= few)
             own_redis.kill()
-            assert app.predict(np.array([1.0, 2, sent]), slo_ms=5000).result(5).output == 3 + sent, "others go on"
+            assert (
+                app.predict(np.array([1.0, 2, sent]), slo_ms=5000).result(5).output == 3 + sent
+            ), "others go on"
             wait_until(lambda: stream.stats()["trouble"])
             own_redis.start()
         wait_until(lambda: client.xlen(names["answers"]) >= sent)
@@ -456,12 +561,18 @@ def test_redis_is_killed_and_comes_back_midway(
 
 
 def test_redis_is_frozen_read_only_and_forgets(
-    server: clipper.ClipperServer, own_redis: RedisServer, fresh: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+    server: clipper.ClipperServer,
+    own_redis: RedisServer,
+    fresh: Callable[[], str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("clipper.frontend.group.PATIENCE_S", 0.3)
     names = streams(fresh, claim_s=0.5)
     app = server.app("sums")
-    with redis.Redis.from_url(own_redis.url) as client, server.stream("sums", own_redis.url, **names) as stream:
+    with (
+        redis.Redis.from_url(own_redis.url) as client,
+        server.stream("sums", own_redis.url, **names) as stream,
+    ):
         wait_until(lambda: client.exists(names["source"]))
         own_redis.signal(signal.SIGSTOP)
         wait_until(lambda: stream.stats()["trouble"])
@@ -485,7 +596,10 @@ def test_answers_that_cannot_be_written_leave_their_records_pending(
 ) -> None:
     """Redis has no memory left: it refuses what adds and takes what acknowledges."""
     names = streams(fresh)
-    with redis.Redis.from_url(own_redis.url) as client, server.stream("sums", own_redis.url, **names) as stream:
+    with (
+        redis.Redis.from_url(own_redis.url) as client,
+        server.stream("sums", own_redis.url, **names) as stream,
+    ):
         for i in range(20):
             client.xadd(names["source"], {"input": f"[{i},0,0]"})
             if i == 9:
@@ -497,14 +611,20 @@ def test_answers_that_cannot_be_written_leave_their_records_pending(
         assert client.xpending(names["source"], "clipper")["pending"] >= 1
         client.config_set("maxmemory", "1")
         client.delete(names["answers"])
-        wait_until(lambda: "OOM" in stream.stats()["trouble"] or "OutOfMemory" in stream.stats()["trouble"])
+        wait_until(
+            lambda: "OOM" in stream.stats()["trouble"] or "OutOfMemory" in stream.stats()["trouble"]
+        )
         assert client.xlen(names["answers"]) == 0
         client.config_set("maxmemory", "0")
         wait_until(lambda: client.xlen(names["answers"]) == 10)
-        assert [float(fields[b"output"]) for _, fields in client.xrange(names["answers"])] == list(range(10, 20))
+        assert [float(fields[b"output"]) for _, fields in client.xrange(names["answers"])] == list(
+            range(10, 20)
+        )
 
 
-def test_redis_is_not_there_yet(server: clipper.ClipperServer, own_redis: RedisServer, fresh: Callable[[], str]) -> None:
+def test_redis_is_not_there_yet(
+    server: clipper.ClipperServer, own_redis: RedisServer, fresh: Callable[[], str]
+) -> None:
     own_redis.kill()
     names = streams(fresh)
     with server.stream("sums", own_redis.url, **names) as stream:
@@ -516,14 +636,19 @@ def test_redis_is_not_there_yet(server: clipper.ClipperServer, own_redis: RedisS
 
 
 def test_a_record_that_nobody_ever_answers_is_refused_in_the_end(
-    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str]
+    server: clipper.ClipperServer,
+    redis_server: RedisServer,
+    client: Client,
+    fresh: Callable[[], str],
 ) -> None:
     names = streams(fresh, claim_s=0.1, deliveries_max=2)
     client.xadd(names["source"], {"input": "[1,2,3]"})
     client.xgroup_create(names["source"], "clipper", id="0")
     for i in range(3):  # servers that took it, and died of it
         client.xreadgroup("clipper", f"dead{i}", {names["source"]: ">"})
-        client.xclaim(names["source"], "clipper", f"dead{i}", 0, [client.xrange(names["source"])[0][0]])
+        client.xclaim(
+            names["source"], "clipper", f"dead{i}", 0, [client.xrange(names["source"])[0][0]]
+        )
     with server.stream("sums", redis_server.url, **names):
         wait_until(lambda: client.xlen(names["source"] + ".refused") == 1)
     (refused,) = answers_of(client, names["source"] + ".refused")
@@ -532,7 +657,10 @@ def test_a_record_that_nobody_ever_answers_is_refused_in_the_end(
 
 
 def test_who_stops_leaves_what_is_not_answered_to_others(
-    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str]
+    server: clipper.ClipperServer,
+    redis_server: RedisServer,
+    client: Client,
+    fresh: Callable[[], str],
 ) -> None:
     names = streams(fresh)
     server.deploy("absent", "", input="f64[3]", wait=False)
@@ -548,11 +676,15 @@ def test_who_stops_leaves_what_is_not_answered_to_others(
         wait_until(lambda: client.xlen(names["answers"]) == 1)
 
 
-def test_a_configuration_declares_streams(redis_server: RedisServer, client: Client, fresh: Callable[[], str]) -> None:
+def test_a_configuration_declares_streams(
+    redis_server: RedisServer, client: Client, fresh: Callable[[], str]
+) -> None:
     """As `clipper up` reads it; `app` and `models` of a stream are those of the file."""
     names = streams(fresh)
-    settings = {"streams": {"in": {"app": "sums", "url": redis_server.url, **names}},
-                "model_streams": {"live": {"url": redis_server.url, "stream": names["source"] + ".models"}}}  # fmt: skip
+    settings = {
+        "streams": {"in": {"app": "sums", "url": redis_server.url, **names}},
+        "model_streams": {"live": {"url": redis_server.url, "stream": names["source"] + ".models"}},
+    }
     with clipper.start(**settings, apps={"sums": {"slo_ms": 5000}}) as server:
         server.deploy("total", lambda xs: xs.sum(axis=1), input="f64[3]")
         server.app("sums", models=["total"])
@@ -562,7 +694,9 @@ def test_a_configuration_declares_streams(redis_server: RedisServer, client: Cli
         wait_until(lambda: client.xlen(names["source"] + ".models.refused") == 1)
 
 
-def test_a_server_that_closes_stops_its_streams(redis_server: RedisServer, client: Client, fresh: Callable[[], str]) -> None:
+def test_a_server_that_closes_stops_its_streams(
+    redis_server: RedisServer, client: Client, fresh: Callable[[], str]
+) -> None:
     names = streams(fresh)
     for i in range(2000):
         client.xadd(names["source"], {"input": f"[{i},0,0]"})
@@ -577,10 +711,16 @@ def test_a_server_that_closes_stops_its_streams(redis_server: RedisServer, clien
     assert not stream.stats()["running"]
 
 
-def test_predictions_go_on_beside_a_stream_without_redis(server: clipper.ClipperServer, fresh: Callable[[], str]) -> None:
+def test_predictions_go_on_beside_a_stream_without_redis(
+    server: clipper.ClipperServer, fresh: Callable[[], str]
+) -> None:
     names = streams(fresh)
     with server.stream("sums", f"unix:///nowhere-{os.getpid()}.sock", **names) as stream:
         wait_until(lambda: stream.stats()["trouble"])
         app = server.app("sums")
-        assert [app.predict(np.full(3, float(i))).result(5).output for i in range(100)] == [3.0 * i for i in range(100)]
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("clipper-stream")]
+        assert [app.predict(np.full(3, float(i))).result(5).output for i in range(100)] == [
+            3.0 * i for i in range(100)
+        ]
+    assert not [
+        thread for thread in threading.enumerate() if thread.name.startswith("clipper-stream")
+    ]

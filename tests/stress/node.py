@@ -1,4 +1,5 @@
-"""A real loop thread, a real socket, a container on a thread of this process: what stress tests of the engine run on."""
+"""A real loop thread, a real socket, a container on a thread of this process: what stress tests of
+the engine run on."""
 
 import contextlib
 import socket
@@ -13,7 +14,8 @@ from clipper_core.model import Model
 
 
 class SocketContainer:
-    """Doubles each row, on a thread of its own, and drops the line when told to. It answers while `awake`."""
+    """Doubles each row, on a thread of its own, and drops the line when told to. It answers while
+    `awake`."""
 
     def __init__(self, path: str, name: bytes) -> None:
         self.awake = threading.Event()
@@ -31,7 +33,9 @@ class SocketContainer:
                 held = self.answer(held + piece)
 
     def answer(self, held: bytes) -> bytes:
-        while (header := decode_header(held)) is not None and len(held) >= 64 + header.payload_bytes:
+        while (header := decode_header(held)) is not None and len(
+            held
+        ) >= 64 + header.payload_bytes:
             self.awake.wait()
             if header.kind == Kind.PREDICT:
                 rows = open_rows(header, held[64 : 64 + header.payload_bytes]).data
@@ -59,7 +63,15 @@ class Node:
         listener.listen(16)
         self.dispatch.loop.listen(listener.detach())
         self.models = {
-            name: Model(self.engine, name.decode(), i + 1, "f64", (2,), cached=name == b"cached", slo_us=20_000_000)
+            name: Model(
+                self.engine,
+                name.decode(),
+                i + 1,
+                "f64",
+                (2,),
+                cached=name == b"cached",
+                slo_us=20_000_000,
+            )
             for i, name in enumerate([b"plain", b"cached", b"vector"])
         }
         self.containers: list[SocketContainer] = []

@@ -1,4 +1,5 @@
-"""Four threads in one cache: no hit tells another key's value, the bound holds, every reference comes back."""
+"""Four threads in one cache: no hit tells another key's value, the bound holds, every reference
+comes back."""
 
 import threading
 from collections.abc import Callable

@@ -1,4 +1,5 @@
-"""Tables that several threads train, read, walk through and clear at once. See tests/core/test_embedding.py for the twin."""
+"""Tables that several threads train, read, walk through and clear at once. See
+tests/core/test_embedding.py for the twin."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -29,7 +30,8 @@ def together(work: Callable[[int], None], threads: int) -> None:
 
 
 def test_no_update_is_lost_between_threads(stress: int) -> None:
-    """Gradients of -1 at a rate of 1 count themselves, in rows that all threads update and read while it grows."""
+    """Gradients of -1 at a rate of 1 count themselves, in rows that all threads update and read
+    while it grows."""
     threads, rounds, n = 4, 60 * stress, 500
     table = Table("t", 8, optimizer=Optimizer("sgd", rate=1.0), initializer=Initializer("zeros"))
     torn: list[Array] = []
@@ -61,7 +63,10 @@ def test_rows_are_found_while_their_memory_is_made(stress: int) -> None:
     ids = np.arange(8)
 
     for _ in range(150 * stress):
-        table, ready = Table("t", 4, optimizer=Optimizer("sgd", rate=1.0), initializer=Initializer("zeros")), threading.Barrier(4)
+        table, ready = (
+            Table("t", 4, optimizer=Optimizer("sgd", rate=1.0), initializer=Initializer("zeros")),
+            threading.Barrier(4),
+        )
 
         def work(k: int, table: Table = table, ready: threading.Barrier = ready) -> None:
             gradient = np.full((1, 4), -1.0)
@@ -74,7 +79,8 @@ def test_rows_are_found_while_their_memory_is_made(stress: int) -> None:
 
 
 def test_rows_are_counted_while_parts_move(stress: int) -> None:
-    """Whoever asks how many rows there are, and how much memory they take, reads the index that others make anew."""
+    """Whoever asks how many rows there are, and how much memory they take, reads the index that
+    others make anew."""
     pieces, n = 800 * stress, 500
     table = Table("t", 2, initializer=Initializer("zeros"))
     seen: list[tuple[int, int]] = []

@@ -1,4 +1,5 @@
-"""A real loop thread, a real socket, callers of every kind at once: each query ends once, and rightly."""
+"""A real loop thread, a real socket, callers of every kind at once: each query ends once, and
+rightly."""
 
 import asyncio
 import contextlib
@@ -53,7 +54,9 @@ def test_threads_that_block_and_cancel(node: Node, stress: int) -> None:
             futures = [model.predict(row(serial)) for serial in serials]
             for future in rng.sample(futures, rng.randrange(5)):
                 cancelled[which] += future.cancel()
-            answered[which] += sum(check(future, serial) for future, serial in zip(futures, serials, strict=True))
+            answered[which] += sum(
+                check(future, serial) for future, serial in zip(futures, serials, strict=True)
+            )
 
     together(*(lambda i=i: run(i) for i in range(SUBMITTERS)))
     assert sum(answered) + sum(cancelled) == SUBMITTERS * (QUERIES * stress // 50) * 50
@@ -75,7 +78,9 @@ def test_equal_queries_from_everywhere_are_evaluated_once(node: Node, stress: in
     assert counts["hits"] + counts["joined"] == (SUBMITTERS - 1) * kinds
 
 
-def test_event_loops_of_several_threads_await_the_same_and_their_own(node: Node, stress: int) -> None:
+def test_event_loops_of_several_threads_await_the_same_and_their_own(
+    node: Node, stress: int
+) -> None:
     models = (node.models[b"plain"], node.models[b"vector"], node.models[b"cached"])
     shared = [models[0].predict(row(serial)) for serial in range(50)]
     done = [0] * SUBMITTERS
@@ -87,15 +92,22 @@ def test_event_loops_of_several_threads_await_the_same_and_their_own(node: Node,
             assert [value.tolist() for value in values] == [[2.0 * serial, 2.0]] * 3
         elif rng.random() < 0.2:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(wait_for(models[0].predict(row(serial))), rng.random() / 1000)
+                await asyncio.wait_for(
+                    wait_for(models[0].predict(row(serial))), rng.random() / 1000
+                )
         else:
-            assert (await models[rng.randrange(3)].predict(row(serial))).tolist() == [2.0 * serial, 2.0]
+            assert (await models[rng.randrange(3)].predict(row(serial))).tolist() == [
+                2.0 * serial,
+                2.0,
+            ]
         done[which] += 1
 
     async def everything(which: int) -> None:
         rng = random.Random(which)
         for lap in range(8 * stress):
-            await asyncio.gather(*(one(which, which * 10**6 + lap * 60 + i, rng) for i in range(60)))
+            await asyncio.gather(
+                *(one(which, which * 10**6 + lap * 60 + i, rng) for i in range(60))
+            )
         for serial, future in enumerate(shared):
             assert (await future).tolist() == [2.0 * serial, 2.0]
 
@@ -108,7 +120,8 @@ async def wait_for(future: Future) -> Any:
 
 
 def test_callbacks_waiters_and_cancels_meet_on_one_future(node: Node, stress: int) -> None:
-    """Each future has a callback, two blocked threads, and perhaps a canceller; nobody is left behind."""
+    """Each future has a callback, two blocked threads, and perhaps a canceller; nobody is left
+    behind."""
     model, rounds = node.models[b"vector"], 150 * stress
     called: list[Future] = []
     futures = [model.predict_many(np.tile(row(1), (5, 1)), slo_ms=20_000) for _ in range(rounds)]
@@ -154,7 +167,13 @@ def test_containers_that_come_and_go_lose_no_query(node: Node, stress: int) -> N
         for status, n in counts.items():
             total[status] = total.get(status, 0) + n
     assert sum(total.values()) == SUBMITTERS * QUERIES * stress
-    assert set(total) <= {Status.OK, Status.REPLICA_LOST, Status.DROPPED, Status.DEADLINE, Status.NO_REPLICA}
+    assert set(total) <= {
+        Status.OK,
+        Status.REPLICA_LOST,
+        Status.DROPPED,
+        Status.DEADLINE,
+        Status.NO_REPLICA,
+    }
     assert total[Status.OK] > SUBMITTERS * QUERIES * stress // 2
 
 

@@ -1,4 +1,5 @@
-"""Hearings of two engines' models at once: arrivals by both loops, hits, late starts, callers that give up, drop and rule."""
+"""Hearings of two engines' models at once: arrivals by both loops, hits, late starts, callers that
+give up, drop and rule."""
 
 import gc
 import random
@@ -43,7 +44,9 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 def ask(pair: Pair, rng: random.Random, serial: int) -> Future:
     models = asked(pair, rng)
     starts = tuple(rng.choice([0, 0, -1, 300]) for _ in models)
-    return predict_heard(models, rng.choice(DECIDERS), row(serial), starts_us=starts, learn=rng.random() < 0.5)
+    return predict_heard(
+        models, rng.choice(DECIDERS), row(serial), starts_us=starts, learn=rng.random() < 0.5
+    )
 
 
 def is_right(future: Future, serial: int) -> bool:
@@ -53,7 +56,11 @@ def is_right(future: Future, serial: int) -> bool:
     _, used, arrived = verdict
     values = np.array(future.result(0)).reshape(-1, 2).tolist()
     ended = [future.status(i) for i in range(len(future)) if arrived >> i & 1]
-    return used & ~arrived == 0 and values == [[2.0 * serial, 2.0]] * used.bit_count() and set(ended) <= {Status.OK}
+    return (
+        used & ~arrived == 0
+        and values == [[2.0 * serial, 2.0]] * used.bit_count()
+        and set(ended) <= {Status.OK}
+    )
 
 
 def test_threads_that_block_cancel_drop_and_rule(pair: Pair, stress: int) -> None:
@@ -70,7 +77,9 @@ def test_threads_that_block_cancel_drop_and_rule(pair: Pair, stress: int) -> Non
                 if fate < 0.3:
                     future.cancel()
                 elif fate < 0.5:
-                    ruled = future.rule(5, sum(1 << i for i in range(len(future)) if future.status(i) is Status.OK))
+                    ruled = future.rule(
+                        5, sum(1 << i for i in range(len(future)) if future.status(i) is Status.OK)
+                    )
                     assert not ruled or (future.verdict or [0])[0] == 5
                 elif fate < 0.7:
                     assert future.wait(30)
@@ -91,7 +100,10 @@ def test_a_mailbox_hears_of_verdicts(pair: Pair, stress: int) -> None:
     mailbox = MailboxReader(pair.engines[0].delivery)
     home = (pair.models[b"a0"], pair.models[b"b1"], pair.models[b"c0"], pair.models[b"d1"])
     for lap in range(4 * stress):
-        futures = [predict_heard(home, rng.choice(DECIDERS), row(lap * 500 + i), learn=i % 2 == 0) for i in range(500)]
+        futures = [
+            predict_heard(home, rng.choice(DECIDERS), row(lap * 500 + i), learn=i % 2 == 0)
+            for i in range(500)
+        ]
         waiting = {i for i, future in enumerate(futures) if mailbox.add(future, i)}
         while waiting:
             waiting -= {i for _, i in mailbox.drain()}

@@ -1,5 +1,6 @@
-"""The door under many threads: clients that pipeline, cut and leave; tables that change; connections and endings that go to
-Python and come back. Every request has its own answer, in order, and nothing is left open."""
+"""The door under many threads: clients that pipeline, cut and leave; tables that change;
+connections and endings that go to Python and come back. Every request has its own answer, in order,
+and nothing is left open."""
 
 import contextlib
 import json
@@ -22,9 +23,14 @@ from tests.stress.node import Node, together
 CLIENTS = 4
 ROUNDS = 150
 LIMITS: Any = {
-    "header_s": 5.0, "idle_s": 60.0, "connections_max": 1000, "header_bytes_max": 4096, "body_bytes_max": 1 << 20,
-    "pipeline_max": 8, "unsent_bytes_max": 1 << 16,
-}  # fmt: skip
+    "header_s": 5.0,
+    "idle_s": 60.0,
+    "connections_max": 1000,
+    "header_bytes_max": 4096,
+    "body_bytes_max": 1 << 20,
+    "pipeline_max": 8,
+    "unsent_bytes_max": 1 << 16,
+}
 ENDED = b"HTTP/1.1 504 Gateway Timeout\r\ncontent-length: 0\r\n\r\n"
 AWAY = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 
@@ -53,13 +59,23 @@ class Place:
         for path, model in ((b"/plain", b"plain"), (b"/cached", b"cached")):
             for slow in (b"", b"/late"):
                 routes[path + slow] = HotRoute(
-                    self.node.models[model], "predict", "node", b'["m:1"]', 1 if slow else slo_us, 0.0, self.counts, self.took,
-                    self.ok, self.requests, lambda id, tag: id,
-                )  # fmt: skip
+                    self.node.models[model],
+                    "predict",
+                    "node",
+                    b'["m:1"]',
+                    1 if slow else slo_us,
+                    0.0,
+                    self.counts,
+                    self.took,
+                    self.ok,
+                    self.requests,
+                    lambda id, tag: id,
+                )
         self.door.set_table(HotTable(routes))
 
     def take(self) -> None:
-        """As frontend/hot.py does, without HTTP: a connection is answered once, and given back or closed."""
+        """As frontend/hot.py does, without HTTP: a connection is answered once, and given back or
+        closed."""
         while not self.ended.is_set():
             select.select([self.door.fd], [], [], 0.01)
             self.take_all()
@@ -132,7 +148,10 @@ class Client:
     def __call__(self) -> None:
         line = self.connect()
         for _ in range(ROUNDS):
-            rows = [[float(self.rng.randrange(40)), self.rng.random()] for _ in range(self.rng.randrange(1, 12))]
+            rows = [
+                [float(self.rng.randrange(40)), self.rng.random()]
+                for _ in range(self.rng.randrange(1, 12))
+            ]
             paths = [self.rng.choice(["/plain", "/cached", "/cached", "/plain/late"]) for _ in rows]
             text = b"".join(asking(path, row) for path, row in zip(paths, rows, strict=True))
             cut = self.rng.randrange(len(text))
@@ -144,7 +163,11 @@ class Client:
                 continue
             for path, row, reply in zip(paths, rows, read(line, len(rows)), strict=True):
                 late = path.endswith("late") and reply.startswith(b"HTTP/1.1 504")
-                assert late or f'"output":[{2 * row[0]!r},{2 * row[1]!r}]'.encode() in reply, (path, row, reply)
+                assert late or f'"output":[{2 * row[0]!r},{2 * row[1]!r}]'.encode() in reply, (
+                    path,
+                    row,
+                    reply,
+                )
                 self.answered += 1
             if self.rng.random() < 0.1:
                 line.sendall(b"GET /elsewhere HTTP/1.1\r\nHost: a\r\n\r\n")

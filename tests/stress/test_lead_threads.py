@@ -1,4 +1,5 @@
-"""Callers that run the loop's turns themselves, and everybody who gets in their way: nothing is lost, late or left held."""
+"""Callers that run the loop's turns themselves, and everybody who gets in their way: nothing is
+lost, late or left held."""
 
 import asyncio
 import contextlib
@@ -66,11 +67,14 @@ def test_a_lone_caller_leads_and_the_loop_thread_is_not_woken(node: Node) -> Non
 
 
 def every_kind(node: Node, rng: random.Random, serial: int) -> float:
-    """One to many queries, waited for in one of the ways there are; -> the sum of what was answered."""
+    """One to many queries, waited for in one of the ways there are; -> the sum of what was
+    answered."""
     model = node.models[b"plain"]
     kind = rng.randrange(7)
     if kind <= 2:
-        return float(sum(model.predict(row(serial)).result(30)[0] for _ in range(rng.randrange(30))))
+        return float(
+            sum(model.predict(row(serial)).result(30)[0] for _ in range(rng.randrange(30)))
+        )
     if kind == 3:
         futures = [model.predict(row(serial)) for _ in range(rng.choice([2, 5, 40]))]
         futures[0].cancel()
@@ -87,7 +91,9 @@ def every_kind(node: Node, rng: random.Random, serial: int) -> float:
             future.result(rng.random() / 5000)
         wait_until(future.done)
         return value(future)
-    return float(asyncio.run(all_of([model.predict(row(serial)) for _ in range(rng.choice([1, 3, 9]))])))
+    return float(
+        asyncio.run(all_of([model.predict(row(serial)) for _ in range(rng.choice([1, 3, 9]))]))
+    )
 
 
 def value(future: Future) -> float:
@@ -104,7 +110,8 @@ async def all_of(futures: list[Future]) -> float:
 
 @pytest.mark.parametrize("threads", [1, 2, THREADS])
 def test_callers_of_every_kind(node: Node, stress: int, threads: int) -> None:
-    """Alone, in pairs, many: led and not, from one query to the next. All sums are whole numbers of queries, all answered."""
+    """Alone, in pairs, many: led and not, from one query to the next. All sums are whole numbers of
+    queries, all answered."""
 
     def run(which: int) -> None:
         rng = random.Random(which)
@@ -118,7 +125,8 @@ def test_callers_of_every_kind(node: Node, stress: int, threads: int) -> None:
 
 
 def test_leaders_that_come_and_go(node: Node, model: Model, stress: int) -> None:
-    """Now one thread asks, now all do, in turns that no one arranges; each counts its own answers."""
+    """Now one thread asks, now all do, in turns that no one arranges; each counts its own
+    answers."""
     rounds, sums = ROUNDS * stress, [0] * THREADS
 
     def run(which: int) -> None:
@@ -161,17 +169,22 @@ def test_a_deadline_passes_that_nobody_waits_for(node: Node, model: Model) -> No
     node.containers[0].awake.clear()
     future = model.predict(row(1), slo_ms=5)
     wait_until(future.done)
-    # A loop that is kept from running finds the batch overdue and the deadline past in the same turn.
+    # A loop that is kept from running finds the batch overdue and the deadline past in the same
+    # turn.
     assert future.status().name in ("DEADLINE", "REPLICA_LOST")
 
 
 # -- what ends a lead
 
 
-def leader(node: Node, act: Callable[[Future], object]) -> tuple[Future, threading.Thread, list[object]]:
-    """A thread that leads for a query without an answer; -> its future, itself, and a list for what `act` will give.
+def leader(
+    node: Node, act: Callable[[Future], object]
+) -> tuple[Future, threading.Thread, list[object]]:
+    """A thread that leads for a query without an answer; -> its future, itself, and a list for what
+    `act` will give.
 
-    Whether it does is chance: on a busy machine the loop thread may be back between the query and the wait.
+    Whether it does is chance: on a busy machine the loop thread may be back between the query and
+    the wait.
     """
     futures: list[Future] = []
     ended: list[object] = []
@@ -220,7 +233,8 @@ def test_a_timeout_ends_the_lead_and_the_query_goes_on(node: Node) -> None:
 
 
 def test_others_join_a_leader(node: Node) -> None:
-    """One leads for a query without an answer; others ask meanwhile, blocked, by callback and on an event loop."""
+    """One leads for a query without an answer; others ask meanwhile, blocked, by callback and on an
+    event loop."""
     node.connect(b"vector")
     future, thread, ended = leader(node, Future.wait)
     other = node.models[b"vector"]
@@ -240,7 +254,12 @@ def test_the_engine_stops_while_somebody_leads(node: Node) -> None:
     _, thread, ended = leader(node, Future.exception)
     others: list[object] = []
     model = node.models[b"plain"]
-    more = [threading.Thread(target=lambda: others.append(model.predict(row(1), slo_ms=LONG_MS).exception())) for _ in "ab"]
+    more = [
+        threading.Thread(
+            target=lambda: others.append(model.predict(row(1), slo_ms=LONG_MS).exception())
+        )
+        for _ in "ab"
+    ]
     for other in more:
         other.start()
     wait_until(lambda: node.engine.delivery.issued - node.engine.delivery.answered == 3)

@@ -1,4 +1,5 @@
-"""Two engines, two loop threads, callers of every kind whose queries ask models of both: each query ends once, and rightly."""
+"""Two engines, two loop threads, callers of every kind whose queries ask models of both: each query
+ends once, and rightly."""
 
 import asyncio
 import contextlib
@@ -28,11 +29,15 @@ QUERIES = 2000
 
 
 class Pair:
-    """Two engines that have met; all containers dial in at the first, and half of them are handed over."""
+    """Two engines that have met; all containers dial in at the first, and half of them are handed
+    over."""
 
     def __init__(self, path: Path) -> None:
         self.path = str(path / "socket")
-        self.engines = [Engine(cache_bytes_max=1 << 22, tasks_max=1 << 16, heartbeat_ms=10_000, number=i) for i in range(2)]
+        self.engines = [
+            Engine(cache_bytes_max=1 << 22, tasks_max=1 << 16, heartbeat_ms=10_000, number=i)
+            for i in range(2)
+        ]
         self.engines[0].meet(self.engines[1])
         self.dispatch = Dispatch(*self.engines)
         listener = socket.socket(socket.AF_UNIX)
@@ -40,7 +45,15 @@ class Pair:
         listener.listen(16)
         self.dispatch.loop.listen(listener.detach())
         self.models = {
-            name: Model(self.engines[i % 2], name.decode(), i + 1, "f64", (2,), cached=i > 1, slo_us=20_000_000)
+            name: Model(
+                self.engines[i % 2],
+                name.decode(),
+                i + 1,
+                "f64",
+                (2,),
+                cached=i > 1,
+                slo_us=20_000_000,
+            )
             for i, name in enumerate([b"a0", b"b1", b"c0", b"d1"])
         }
         self.containers: list[SocketContainer] = []
@@ -105,8 +118,14 @@ def test_threads_that_block_and_cancel(pair: Pair, stress: int) -> None:
         for lap in range(QUERIES * stress // 50):
             serials = [(which * 10**6 + lap * 50 + i) % 20_000 for i in range(rng.randint(1, 50))]
             models = [asked(pair, rng) for _ in serials]
-            futures = [predict_all(some, row(serial)) for some, serial in zip(models, serials, strict=True)]
-            given_up = {id(future) for future in rng.sample(futures, rng.randrange(len(futures))) if future.cancel()}
+            futures = [
+                predict_all(some, row(serial)) for some, serial in zip(models, serials, strict=True)
+            ]
+            given_up = {
+                id(future)
+                for future in rng.sample(futures, rng.randrange(len(futures)))
+                if future.cancel()
+            }
             cancelled[which] += len(given_up)
             for some, future, serial in zip(models, futures, serials, strict=True):
                 with contextlib.suppress(CancelledError):
@@ -128,7 +147,9 @@ def test_a_lone_caller_of_both_and_of_each(pair: Pair, stress: int) -> None:
             assert right((model,), model.predict(row(serial)).result(30), serial)
         models = asked(pair, rng)
         assert right(models, predict_all(models, row(serial)).result(30), serial)
-    for loop, name in zip(pair.dispatch.loops, (b"a0", b"b1"), strict=True):  # each is led by a lone caller again
+    for loop, name in zip(
+        pair.dispatch.loops, (b"a0", b"b1"), strict=True
+    ):  # each is led by a lone caller again
         before, give_up = loop.snapshot()["led"], time.monotonic() + 20
         while loop.snapshot()["led"] == before and time.monotonic() < give_up:
             pair.models[name].predict(row(1)).result(30)
@@ -151,7 +172,9 @@ def test_event_loops_callbacks_and_blocked_threads(pair: Pair, stress: int) -> N
     async def everything(which: int) -> None:
         rng = random.Random(which)
         for lap in range(8 * stress):
-            await asyncio.gather(*(one((which * 10**6 + lap * 100 + i) % 20_000, rng) for i in range(100)))
+            await asyncio.gather(
+                *(one((which * 10**6 + lap * 100 + i) % 20_000, rng) for i in range(100))
+            )
 
     def block(which: int) -> None:
         rng = random.Random(which)
@@ -159,7 +182,10 @@ def test_event_loops_callbacks_and_blocked_threads(pair: Pair, stress: int) -> N
             models = asked(pair, rng)
             assert right(models, predict_all(models, row(serial)).result(30), serial)
 
-    together(*(lambda i=i: asyncio.run(everything(i)) for i in range(3)), *(lambda i=i: block(i) for i in range(2)))
+    together(
+        *(lambda i=i: asyncio.run(everything(i)) for i in range(3)),
+        *(lambda i=i: block(i) for i in range(2)),
+    )
     assert all(future.done() for future in called)
 
 
@@ -179,18 +205,24 @@ def test_containers_that_die_on_either_side(pair: Pair, stress: int) -> None:
         rng = random.Random(which)
         while not over.is_set():
             models = asked(pair, rng)
-            futures = [(serial, predict_all(models, row(serial))) for serial in rng.sample(range(20_000), 50)]
+            futures = [
+                (serial, predict_all(models, row(serial)))
+                for serial in rng.sample(range(20_000), 50)
+            ]
             for serial, future in futures:
                 assert future.wait(30)
                 for i in range(len(future)):
                     assert future.status(i) in (Status.OK, Status.REPLICA_LOST)
-                    assert future.status(i) is not Status.OK or right(models[:1], future.output(i), serial)
+                    assert future.status(i) is not Status.OK or right(
+                        models[:1], future.output(i), serial
+                    )
 
     together(kill, *(lambda i=i: ask(i) for i in range(2)))
 
 
 def test_a_mailbox_that_two_loops_write_at_once(pair: Pair, stress: int) -> None:
-    """No callback thread and no event loop: who finds the other at the ring leaves the notice that has no place in it."""
+    """No callback thread and no event loop: who finds the other at the ring leaves the notice that
+    has no place in it."""
     mailbox = MailboxReader(pair.engines[0].delivery)
     models = tuple(pair.models.values())[:2]
     done = 0
@@ -204,13 +236,17 @@ def test_a_mailbox_that_two_loops_write_at_once(pair: Pair, stress: int) -> None
     assert len(mailbox) == 0
 
 
-@pytest.mark.parametrize(("name", "more"), [(b"b1", b"\x01" * 10), (b"d1", encode_frame(Kind.HELLO, b"d1")[:40])])
+@pytest.mark.parametrize(
+    ("name", "more"), [(b"b1", b"\x01" * 10), (b"d1", encode_frame(Kind.HELLO, b"d1")[:40])]
+)
 def test_who_says_more_than_hello_is_not_handed_over(pair: Pair, name: bytes, more: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as container:
         container.settimeout(10)
         container.connect(pair.path)
         container.sendall(encode_frame(Kind.HELLO, name) + more)
-        control = threading.Thread(target=lambda: [pair.attach() or threading.Event().wait(0.01) for _ in range(20)])
+        control = threading.Thread(
+            target=lambda: [pair.attach() or threading.Event().wait(0.01) for _ in range(20)]
+        )
         control.start()
         assert container.recv(1) == b""
         control.join()
@@ -228,7 +264,11 @@ def test_who_is_gone_before_it_is_handed_over(pair: Pair) -> None:
 def test_what_is_handed_over_no_longer_wakes_the_first_loop(pair: Pair) -> None:
     steps = [loop.snapshot()["steps"] for loop in pair.dispatch.loops]
     for serial in range(300):
-        assert right((pair.models[b"b1"],), pair.models[b"b1"].predict(row(serial)).result(30), serial)
-    first, second = (loop.snapshot()["steps"] - n for loop, n in zip(pair.dispatch.loops, steps, strict=True))
+        assert right(
+            (pair.models[b"b1"],), pair.models[b"b1"].predict(row(serial)).result(30), serial
+        )
+    first, second = (
+        loop.snapshot()["steps"] - n for loop, n in zip(pair.dispatch.loops, steps, strict=True)
+    )
     assert second >= 300
     assert first < 100

@@ -1,4 +1,5 @@
-"""Producers against a consumer on both rings: every row arrives once, whole, in its producer's order."""
+"""Producers against a consumer on both rings: every row arrives once, whole, in its producer's
+order."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +10,11 @@ from clipper_core.ring import SpscRing, WorkRing
 from tests.stress.node import together
 
 PRODUCERS = 4
-WORDS = {2: 500, 8: 5_000, 1024: 50_000}  # by size of the ring: a small one changes hands at every word
+WORDS = {
+    2: 500,
+    8: 5_000,
+    1024: 50_000,
+}  # by size of the ring: a small one changes hands at every word
 
 
 @pytest.mark.parametrize("size", WORDS)
@@ -21,7 +26,10 @@ def test_the_sum_of_all_words_arrives(size: int, stress: int) -> None:
     def producer(which: int) -> Callable[[], None]:
         return lambda: ring.churn(1 + which * words, words)
 
-    together(*(producer(i) for i in range(PRODUCERS)), lambda: total.append(ring.drain(PRODUCERS * words)))
+    together(
+        *(producer(i) for i in range(PRODUCERS)),
+        lambda: total.append(ring.drain(PRODUCERS * words)),
+    )
     n = PRODUCERS * words
     assert total == [n * (n + 1) // 2]
     assert ring.pop() is None

@@ -55,9 +55,16 @@ def test_versions_count_up_and_the_latest_is_the_highest(catalog: Catalog) -> No
 
 def test_a_model_comes_back_as_it_was_registered(store: Store, catalog: Catalog) -> None:
     model = catalog.register_model(
-        "svm", "f32[8,8]", output="i64", replicas=3, batching=Batching("static", size_max=8, pad=True), cache=False,
-        retry_singly=True, target="mine:predict", sha256="ab" * 32,
-    )  # fmt: skip
+        "svm",
+        "f32[8,8]",
+        output="i64",
+        replicas=3,
+        batching=Batching("static", size_max=8, pad=True),
+        cache=False,
+        retry_singly=True,
+        target="mine:predict",
+        sha256="ab" * 32,
+    )
     assert model.created_us == 1_700_000_000_000_000
     assert Catalog(store, follow=False).latest("svm") == model == catalog.latest("svm")
     assert model.input == InputType("f32", (8, 8))
@@ -65,7 +72,9 @@ def test_a_model_comes_back_as_it_was_registered(store: Store, catalog: Catalog)
 
 def test_a_version_never_changes(catalog: Catalog) -> None:
     first = catalog.register_model("svm", "f64[64]", version=1)
-    with pytest.raises(AlreadyExists, match=r"'svm:1' exists already.*Leave the version out to get 2"):
+    with pytest.raises(
+        AlreadyExists, match=r"'svm:1' exists already.*Leave the version out to get 2"
+    ):
         catalog.register_model("svm", "f64[2]", version=1)
     assert catalog.models() == [first]
 
@@ -81,7 +90,9 @@ def test_a_version_never_changes(catalog: Catalog) -> None:
         ("svm", {"target": "\ud800"}, "cannot be recorded"),
     ],
 )
-def test_bad_models_are_refused(catalog: Catalog, name: str, options: dict[str, Any], why: str) -> None:
+def test_bad_models_are_refused(
+    catalog: Catalog, name: str, options: dict[str, Any], why: str
+) -> None:
     with pytest.raises(InvalidInput, match=why):
         catalog.register_model(name, **{"input": "f64[3]", **options})
     assert catalog.models() == []
@@ -93,7 +104,9 @@ def test_unknown_names_say_what_there_is(catalog: Catalog) -> None:
     with pytest.raises(UnknownModel) as caught:
         catalog.latest("svn")
     assert str(caught.value) == "no model 'svn' - did you mean 'svm'? Loaded: logreg, svm."
-    with pytest.raises(UnknownVersion, match=r"no model version 'svm:2' - did you mean 'svm:1'\? Versions: svm:1"):
+    with pytest.raises(
+        UnknownVersion, match=r"no model version 'svm:2' - did you mean 'svm:1'\? Versions: svm:1"
+    ):
         catalog.view.model("svm:2")
     with pytest.raises(UnknownModel):
         catalog.versions("none")
@@ -106,7 +119,10 @@ def test_replicas_are_set_without_touching_the_version(catalog: Catalog) -> None
     catalog.register_model("svm", "str", replicas=1)
     assert catalog.set_replicas("svm", 5).replicas == 5
     assert catalog.set_replicas("svm:1", 0).replicas == 0
-    assert [(m.version, m.replicas, m.created_us > 0) for m in catalog.models()] == [(1, 0, True), (2, 5, True)]
+    assert [(m.version, m.replicas, m.created_us > 0) for m in catalog.models()] == [
+        (1, 0, True),
+        (2, 5, True),
+    ]
     for bad in (-1, 10**9, 1.5, "2"):
         with pytest.raises(InvalidInput, match="replicas="):
             catalog.set_replicas("svm", bad)  # type: ignore[arg-type]
@@ -125,8 +141,10 @@ def test_a_retired_version_is_gone_but_its_number_is_not_used_again(catalog: Cat
         catalog.register_model("svm", "str", version=2)
     assert catalog.register_model("svm", "str").version == 3
     assert [(m.version, bool(m.retired_us), m.replicas) for m in catalog.view.versions["svm"]] == [
-        (1, False, 1), (2, True, 0), (3, False, 1),
-    ]  # fmt: skip
+        (1, False, 1),
+        (2, True, 0),
+        (3, False, 1),
+    ]
 
 
 def test_a_model_that_is_asked_cannot_be_retired_but_by_force(catalog: Catalog) -> None:
@@ -144,7 +162,9 @@ def test_a_model_that_is_asked_cannot_be_retired_but_by_force(catalog: Catalog) 
     assert catalog.models() == []
 
 
-def test_retiring_the_latest_may_not_leave_an_application_with_other_inputs(catalog: Catalog) -> None:
+def test_retiring_the_latest_may_not_leave_an_application_with_other_inputs(
+    catalog: Catalog,
+) -> None:
     catalog.register_model("svm", "f64[3]")
     catalog.register_model("svm", "f64[4]")
     catalog.register_application("digits", ["svm"])
@@ -162,7 +182,9 @@ def test_the_latest_is_what_came_last_deployed_or_promoted(store: Store, catalog
     catalog.register_application("digits", ["svm"])
     assert catalog.promote("svm:1").version == 1
     assert catalog.latest("svm").version == 1
-    assert [model.version for model in catalog.versions("svm") if catalog.view.linking(model)] == [1]
+    assert [model.version for model in catalog.versions("svm") if catalog.view.linking(model)] == [
+        1
+    ]
     with Catalog(store, follow=False) as restarted:
         assert restarted.latest("svm").version == 1
     catalog.promote("svm:3")
@@ -193,7 +215,9 @@ def test_promotion_within_one_application(catalog: Catalog) -> None:
     catalog.register_model("svm", "f64[64]")
     catalog.register_model("svm", "f64[64]")
     catalog.register_model("forest", "f64[64]")
-    catalog.register_application("digits", ["svm", "forest", "svm:2"], roles={"svm:2": "shadow", "forest": "shadow"})
+    catalog.register_application(
+        "digits", ["svm", "forest", "svm:2"], roles={"svm:2": "shadow", "forest": "shadow"}
+    )
     catalog.promote("svm:2", "digits")
     app = catalog.application("digits")
     assert (app.models, app.roles) == (links("svm:2", "forest"), {"forest": "shadow"})
@@ -221,16 +245,38 @@ def test_a_promotion_that_cannot_be(catalog: Catalog) -> None:
 
 
 DEFAULTS = [
-    None, -1, 2**63, 0.5, float("inf"), "none", "", b"\x00\xff", True, [1.0, 2.0], [[b"x"], ["y", None]],
-    np.array([[1, 2], [3, 4]]), np.float32(0.5), np.int64(-1), np.array(["a"]), (1, 2), bytearray(b"x"),
-]  # fmt: skip
+    None,
+    -1,
+    2**63,
+    0.5,
+    float("inf"),
+    "none",
+    "",
+    b"\x00\xff",
+    True,
+    [1.0, 2.0],
+    [[b"x"], ["y", None]],
+    np.array([[1, 2], [3, 4]]),
+    np.float32(0.5),
+    np.int64(-1),
+    np.array(["a"]),
+    (1, 2),
+    bytearray(b"x"),
+]
 
 
 @pytest.mark.parametrize("default", DEFAULTS, ids=repr)
-def test_an_application_comes_back_as_it_was_registered(store: Store, catalog: Catalog, default: object) -> None:
+def test_an_application_comes_back_as_it_was_registered(
+    store: Store, catalog: Catalog, default: object
+) -> None:
     catalog.register_model("svm", "f64[64]")
     app = catalog.register_application(
-        "digits", ["svm:1", VersionedModel("svm")], slo_ms=7.5, default=default, policy="single", confidence_min=0.25
+        "digits",
+        ["svm:1", VersionedModel("svm")],
+        slo_ms=7.5,
+        default=default,
+        policy="single",
+        confidence_min=0.25,
     )
     assert app.input == InputType("f64", (64,)), "the model's"
     assert app.models == links("svm:1", "svm")
@@ -255,7 +301,11 @@ def test_a_nan_default_survives(store: Store, catalog: Catalog) -> None:
         ({"models": ["svm:9"]}, UnknownVersion, "svm:9"),
         ({"models": ["svm", "svm"]}, InvalidInput, "twice"),
         ({"models": ["svm:zero"]}, InvalidInput, "bad version"),
-        ({"models": ["svm", "text"]}, TypeConflict, r"'text:1' takes str, application 'digits' asks with f64\[64\]"),
+        (
+            {"models": ["svm", "text"]},
+            TypeConflict,
+            r"'text:1' takes str, application 'digits' asks with f64\[64\]",
+        ),
         ({"models": ["svm"], "input": "f64[63]"}, TypeConflict, "asks with f64.63."),
         ({"input": "f64[-1]"}, InvalidInput, "dimensions"),
         ({"slo_ms": 0}, InvalidInput, "slo_ms=0"),
@@ -318,8 +368,15 @@ def test_link_and_unlink(catalog: Catalog) -> None:
 def test_update(catalog: Catalog) -> None:
     catalog.register_model("svm", "f64[64]")
     before = catalog.register_application("digits", ["svm"])
-    after = catalog.update_application("digits", slo_ms=5, default=np.array([1]), policy="single", models=["svm:1"])
-    assert (after.slo_ms, after.default, after.policy, after.models) == (5, [1], "single", links("svm:1"))
+    after = catalog.update_application(
+        "digits", slo_ms=5, default=np.array([1]), policy="single", models=["svm:1"]
+    )
+    assert (after.slo_ms, after.default, after.policy, after.models) == (
+        5,
+        [1],
+        "single",
+        links("svm:1"),
+    )
     assert (after.input, after.created_us) == (before.input, before.created_us)
     assert catalog.application("digits") == after
     for changes in ({"name": "x"}, {"slo": 3}, {"slo_ms": -1}, {"confidence_min": "1"}):
@@ -333,7 +390,9 @@ def test_update(catalog: Catalog) -> None:
 def test_a_new_version_may_not_change_the_input_under_its_applications(catalog: Catalog) -> None:
     catalog.register_model("svm", "f64[64]")
     catalog.register_application("digits", ["svm"])
-    with pytest.raises(TypeConflict, match=r"'svm:2' takes f64\[63\], application 'digits' asks with f64\[64\]"):
+    with pytest.raises(
+        TypeConflict, match=r"'svm:2' takes f64\[63\], application 'digits' asks with f64\[64\]"
+    ):
         catalog.register_model("svm", "f64[63]")
     catalog.update_application("digits", models=["svm:1"])
     assert catalog.register_model("svm", "f64[63]").version == 2
@@ -369,7 +428,9 @@ def test_listeners_hear_of_changes_and_only_of_them(store: Store, catalog: Catal
     assert len(heard) == 1
 
 
-def test_a_listener_that_raises_harms_nobody(catalog: Catalog, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_listener_that_raises_harms_nobody(
+    catalog: Catalog, caplog: pytest.LogCaptureFixture
+) -> None:
     heard: list[View] = []
 
     def broken(view: View) -> None:
@@ -419,7 +480,9 @@ class Failing(MemoryStore):
             raise StoreError("down")
         return super().range(prefix)
 
-    def txn(self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()) -> TxnResult:
+    def txn(
+        self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()
+    ) -> TxnResult:
         self.writes_left -= 1
         if self.writes_left < 0:
             raise StoreError("down")
@@ -445,7 +508,10 @@ def test_an_unreadable_record_is_named_and_the_rest_goes_on(store: Store, catalo
         catalog.register_model(name, "str")
     catalog.register_application("app", ["good"])
     catalog.register_application("foreign", ["good"])
-    store.put("catalog/model/bad/1", b'{"schema":"clipper.model/1","name":"good","version":1,"input":{"dtype":"str"}}')
+    store.put(
+        "catalog/model/bad/1",
+        b'{"schema":"clipper.model/1","name":"good","version":1,"input":{"dtype":"str"}}',
+    )
     store.put("catalog/model/torn/1", b'{"schema":"clipper.mod')
     store.put("catalog/scale/scale/1", b'{"schema":"clipper.scale/1","replicas":"many"}')
     store.put("catalog/application/foreign", b'{"schema":"clipper.application/2","name":"foreign"}')
@@ -453,8 +519,11 @@ def test_an_unreadable_record_is_named_and_the_rest_goes_on(store: Store, catalo
     assert [model.name for model in view.models()] == ["good"]
     assert list(view.applications) == ["app"]
     assert sorted(view.unreadable) == [
-        "catalog/application/foreign", "catalog/model/bad/1", "catalog/model/torn/1", "catalog/scale/scale/1",
-    ]  # fmt: skip
+        "catalog/application/foreign",
+        "catalog/model/bad/1",
+        "catalog/model/torn/1",
+        "catalog/scale/scale/1",
+    ]
     assert catalog.register_model("torn", "str").version == 2, "its number stays taken"
     with pytest.raises(AlreadyExists):
         catalog.register_application("foreign")
@@ -476,7 +545,9 @@ class Overtaken(MemoryStore):
 
     overtake: Callable[[], object] | None = None
 
-    def txn(self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()) -> TxnResult:
+    def txn(
+        self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()
+    ) -> TxnResult:
         other, self.overtake = self.overtake, None
         if other:
             other()
@@ -484,9 +555,15 @@ class Overtaken(MemoryStore):
 
 
 def test_a_record_of_before_there_were_deciders(store: Store) -> None:
-    store.put("catalog/application/old", b'{"schema":"clipper.application/1","name":"old","slo_ms":5.0,"policy":"exp3"}')
+    store.put(
+        "catalog/application/old",
+        b'{"schema":"clipper.application/1","name":"old","slo_ms":5.0,"policy":"exp3"}',
+    )
     with Catalog(store) as catalog:
-        assert (catalog.application("old").decider, catalog.application("old").policy) == ("all", "exp3")
+        assert (catalog.application("old").decider, catalog.application("old").policy) == (
+            "all",
+            "exp3",
+        )
         changed = catalog.update_application("old", decider="majority within 2 ms, else first")
         assert catalog.application("old") == changed
         with pytest.raises(InvalidInput, match=r"decider=7 of application 'old': a text is needed"):
@@ -510,7 +587,8 @@ def test_rules_hold_when_somebody_writes_between_reading_and_writing() -> None:
 
 
 def test_many_writers_keep_the_rules(store: Store) -> None:
-    """Threads with catalogs of their own register versions and link them; no version is given out twice."""
+    """Threads with catalogs of their own register versions and link them; no version is given out
+    twice."""
     barrier, given = threading.Barrier(4), []
 
     def work(seed: int) -> None:

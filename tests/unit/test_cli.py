@@ -71,7 +71,13 @@ def test_the_version() -> None:
     [
         (("dmeo",), "no verb 'dmeo' - did you mean 'demo'?"),
         (("config", "chek"), "no verb 'chek' - did you mean 'check'?"),
-        (("frobnicate",), "no verb 'frobnicate'. Verbs: app, apps, bench, challenge, cluster, completion, config,"),
+        (
+            ("frobnicate",),
+            (
+                "no verb 'frobnicate'. Verbs: app, apps, bench, challenge, cluster, completion,"
+                " config,"
+            ),
+        ),
     ],
 )
 def test_a_slip_of_the_pen(words: tuple[str, ...], said: str) -> None:
@@ -82,8 +88,13 @@ def test_a_slip_of_the_pen(words: tuple[str, ...], said: str) -> None:
 
 def test_the_shell_command_is_quick_to_help() -> None:
     """Not by the clock: by what it imports."""
-    code = "import sys; from clipper.cli import main; main(['-h'], standalone_mode=False); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
+    code = (
+        "import sys; from clipper.cli import main; main(['-h'], standalone_mode=False);"
+        " print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    )
     imported = set(done.stdout.splitlines()[-1].split())
     assert not imported & {"rich", "sklearn", "clipper.demo", "clipper.cli.doctor"}
 
@@ -94,7 +105,11 @@ def test_the_shell_command_is_quick_to_help() -> None:
 def test_an_error_is_a_line_and_a_hint(here: Path) -> None:
     result = run("config", "show", "nowhere.toml")
     assert result.exit_code == 1
-    assert result.stderr == "error: cannot read nowhere.toml: No such file or directory.\nName another file, or none.\n"
+    assert (
+        result.stderr
+        == "error: cannot read nowhere.toml: No such file or directory.\nName another file, or"
+        " none.\n"
+    )
     assert result.stdout == ""
 
 
@@ -106,9 +121,13 @@ def test_an_error_is_red_on_a_terminal(here: Path) -> None:
 # -- config
 
 
-def test_show_lists_every_key_and_where_it_comes_from(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (here / "clipper.toml").write_text("[limits]\ntasks_max = 1000\n[models.svm]\nreplicas = 2\n"
-                                      "[streams.a]\napp = 'x'\nurl = 'redis://me:secret@host'\n")  # fmt: skip
+def test_show_lists_every_key_and_where_it_comes_from(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "clipper.toml").write_text(
+        "[limits]\ntasks_max = 1000\n[models.svm]\nreplicas = 2\n"
+        "[streams.a]\napp = 'x'\nurl = 'redis://me:secret@host'\n"
+    )
     monkeypatch.setenv("CLIPPER_SERVER__TOKEN", "secret")
     result = run("config", "show", "--json")
     rows = {row["key"]: row for row in json.loads(result.output)}
@@ -128,7 +147,10 @@ def test_show_prints_a_table_of_what_changed(here: Path) -> None:
     result = run("config", "show", "mine.toml", "--changed")
     assert result.exit_code == 0
     lines = [line.split() for line in result.output.splitlines()[3:] if line.strip()]
-    assert [(line[0], line[1]) for line in lines] == [("batching.mode", "static"), ("models.svm.batching", "fit")]
+    assert [(line[0], line[1]) for line in lines] == [
+        ("batching.mode", "static"),
+        ("models.svm.batching", "fit"),
+    ]
 
 
 def test_check_says_what_is_right(here: Path) -> None:
@@ -141,7 +163,9 @@ def test_check_says_what_is_wrong(here: Path) -> None:
     (here / "clipper.toml").write_text("[apps.digits]\nslo = 5\n")
     result = run("config", "check")
     assert result.exit_code == 1
-    assert result.stderr.startswith("error: clipper.toml:2: unknown key 'slo' in [apps.digits] - did you mean 'slo_ms'?")
+    assert result.stderr.startswith(
+        "error: clipper.toml:2: unknown key 'slo' in [apps.digits] - did you mean 'slo_ms'?"
+    )
 
 
 # -- doctor
@@ -199,7 +223,10 @@ def test_doctor_names_the_line_that_installs(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(doctor, "version", missing)
     findings = list(doctor.packages())
     assert findings[0] == ("fail", "numpy is not installed. Run: pip install numpy")
-    assert ("skip", 'scikit-learn is not installed. Run: pip install "clipper-serving[demo]"') in findings
+    assert (
+        "skip",
+        'scikit-learn is not installed. Run: pip install "clipper-serving[demo]"',
+    ) in findings
     assert ("ok", "mlflow 3.1") in findings, "either of two does"
 
 
@@ -208,16 +235,22 @@ def test_doctor_knows_what_the_package_needs() -> None:
     needed = {re.split("[^a-z0-9-]", line)[0] for line in project["dependencies"]}
     assert set(doctor._NEEDED) == needed
     for names, extra in doctor._OPTIONAL.items():
-        assert names[0] in {re.split("[^a-z0-9-]", line)[0] for line in project["optional-dependencies"][extra]}
+        assert names[0] in {
+            re.split("[^a-z0-9-]", line)[0] for line in project["optional-dependencies"][extra]
+        }
 
 
 def test_doctor_names_what_the_cpu_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, "machine")
-    monkeypatch.setattr(doctor.os, "uname", lambda: os.uname_result(("Linux", "h", "6", "", "x86_64")))
+    monkeypatch.setattr(
+        doctor.os, "uname", lambda: os.uname_result(("Linux", "h", "6", "", "x86_64"))
+    )
     monkeypatch.setattr(doctor, "_cpu_flags", lambda: {"sse2", "avx2"})
     found = doctor.examine()[0]
     assert found.verdict == "fail"
-    assert found.text.startswith("this CPU has no BMI2, which the core is compiled for. Compile a core without it")
+    assert found.text.startswith(
+        "this CPU has no BMI2, which the core is compiled for. Compile a core without it"
+    )
     monkeypatch.setattr(doctor, "_cpu_flags", lambda: {"bmi2", "avx2"})
     assert [finding.verdict for finding in doctor.examine()] != ["fail"]
 
@@ -231,13 +264,18 @@ def test_doctor_tells_of_an_engine_that_does_not_answer(
     assert [finding.verdict for finding in doctor.examine()] == ["skip"]
     (folder / "docker").write_text("#!/bin/sh\necho nobody listens >&2\nexit 1\n")
     (folder / "docker").chmod(0o755)
-    text = "docker is installed, but its engine does not answer: nobody listens. Run: systemctl start docker"
+    text = (
+        "docker is installed, but its engine does not answer: nobody listens. Run: systemctl start"
+        " docker"
+    )
     assert doctor.examine() == [("skip", text)]
     (folder / "docker").write_text("#!/bin/sh\n")
     assert doctor.examine() == [("ok", "docker answers")]
 
 
-def test_doctor_finds_a_folder_that_cannot_be_written(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_finds_a_folder_that_cannot_be_written(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     only(monkeypatch, "disk")
     monkeypatch.setattr(doctor.os, "access", lambda *_: False)
     found = doctor.examine()
@@ -252,7 +290,9 @@ def read_until(process: "subprocess.Popen[str]", text: str) -> str:
     assert process.stdout is not None
     seen, give_up = "", time.monotonic() + PATIENCE_S
     while text not in seen:
-        assert select.select([process.stdout], [], [], max(0.0, give_up - time.monotonic()))[0], seen
+        assert select.select([process.stdout], [], [], max(0.0, give_up - time.monotonic()))[0], (
+            seen
+        )
         data = os.read(process.stdout.fileno(), 4096).decode()
         assert data, f"it ended before saying {text!r}: {seen}"
         seen += data
@@ -263,10 +303,13 @@ def read_until(process: "subprocess.Popen[str]", text: str) -> str:
 def test_up_serves_a_file_until_it_is_asked_to_end(here: Path, number: signal.Signals) -> None:
     (here / "doubler.py").write_text("def double(rows):\n    return rows.sum(axis=1) * 2\n")
     (here / "clipper.toml").write_text(
-        '[models.doubler]\ntarget = "doubler:double"\ninput = "f64[3]"\n[apps.double]\nmodels = ["doubler"]\n'
+        '[models.doubler]\ntarget = "doubler:double"\ninput = "f64[3]"\n[apps.double]\nmodels ='
+        ' ["doubler"]\n'
     )
     command = [sys.executable, "-u", "-m", "clipper", "up"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         try:
             seen = read_until(process, "doubler:1/0 is connected")
             if "containers dial in" not in seen:
@@ -283,9 +326,19 @@ def test_up_serves_a_file_until_it_is_asked_to_end(here: Path, number: signal.Si
 
 def test_up_keeps_pauses_short(here: Path) -> None:
     (here / "clipper.toml").write_text("")
-    told = "atexit.register(lambda: print('frozen', gc.get_freeze_count() > 10_000, sys.getswitchinterval()))"
-    command = [sys.executable, "-u", "-c", f"import atexit, gc, sys; {told}; import clipper.cli as c; c.main(['up'])"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    told = (
+        "atexit.register(lambda: print('frozen', gc.get_freeze_count() > 10_000,"
+        " sys.getswitchinterval()))"
+    )
+    command = [
+        sys.executable,
+        "-u",
+        "-c",
+        f"import atexit, gc, sys; {told}; import clipper.cli as c; c.main(['up'])",
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         try:
             read_until(process, "--name NAME")
             process.send_signal(signal.SIGTERM)
@@ -298,19 +351,40 @@ def test_up_keeps_pauses_short(here: Path) -> None:
 def test_up_takes_queries_over_http(here: Path) -> None:
     (here / "doubler.py").write_text("def double(rows):\n    return rows.sum(axis=1) * 2\n")
     (here / "clipper.toml").write_text(
-        '[models.doubler]\ntarget = "doubler:double"\ninput = "f64[3]"\n[apps.double]\nmodels = ["doubler"]\nslo_ms = 5000\n'
+        '[models.doubler]\ntarget = "doubler:double"\ninput = "f64[3]"\n[apps.double]\nmodels ='
+        ' ["doubler"]\nslo_ms = 5000\n'
     )
-    command = [sys.executable, "-u", "-m", "clipper", "up", "--http", "127.0.0.1:0", "--http-workers", "2", "--admin"]
+    command = [
+        sys.executable,
+        "-u",
+        "-m",
+        "clipper",
+        "up",
+        "--http",
+        "127.0.0.1:0",
+        "--http-workers",
+        "2",
+        "--admin",
+    ]
     command += ["127.0.0.1:0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         try:
             seen = read_until(process, "doubler:1/0 is connected")
             if "containers dial in" not in seen:
                 seen += read_until(process, "--name NAME")
-            found = dict(re.findall(r"^(queries|management|dashboard)\b.*? at http://(127\.0\.0\.1:\d+)", seen, re.M))
+            found = dict(
+                re.findall(
+                    r"^(queries|management|dashboard)\b.*? at http://(127\.0\.0\.1:\d+)", seen, re.M
+                )
+            )
             query, admin = found["queries"], found["management"]
             assert found["dashboard"] == admin
-            lines = [http.client.HTTPConnection(address, timeout=PATIENCE_S) for address in (query, admin)]
+            lines = [
+                http.client.HTTPConnection(address, timeout=PATIENCE_S)
+                for address in (query, admin)
+            ]
             lines[0].request("POST", "/api/double/predict", '{"input": [1, 2, 3]}')
             assert json.loads(lines[0].getresponse().read())["output"] == 12
             lines[1].request("GET", "/admin/applications/double")

@@ -65,7 +65,10 @@ def refusal(path: Path | None = None, env: dict[str, str] | None = None, **keywo
 
 def test_without_anything_everything_is_the_default() -> None:
     assert load(env={}) == Config()
-    assert load(env={"CLIPPER_BUILD": "debug", "HOME": "/", "CLIPPER_CONFIG": "x"}, state=None) == Config()
+    assert (
+        load(env={"CLIPPER_BUILD": "debug", "HOME": "/", "CLIPPER_CONFIG": "x"}, state=None)
+        == Config()
+    )
 
 
 def test_a_file(tmp_path: Path) -> None:
@@ -81,17 +84,27 @@ def test_a_file(tmp_path: Path) -> None:
     assert config.models["my.forest"].batching == Batching("quantile", delay_us=100)
     assert config.models["bare"].batching == config.batching == Batching("fit", delay_us=100)
     app = config.apps["digits"]
-    assert (app.models, app.slo_ms, app.default, app.policy) == (("svm:1", "my.forest"), 20.0, -1, "ensemble")
+    assert (app.models, app.slo_ms, app.default, app.policy) == (
+        ("svm:1", "my.forest"),
+        20.0,
+        -1,
+        "ensemble",
+    )
 
 
 def test_keyword_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
     path = write(tmp_path, EXAMPLE)
     env = {
-        "CLIPPER_SERVER__STATE": "env", "CLIPPER_LIMITS__TASKS_MAX": "1024", "CLIPPER_MODELS__SVM__REPLICAS": "4",
-        "CLIPPER_MODELS__SVM__BATCHING__SIZE_MAX": "9", "CLIPPER_MODELS__BARE__BATCHING": "aimd",
-        "CLIPPER_APPS__DIGITS__MODELS": "svm, bare", "CLIPPER_APPS__DIGITS__DEFAULT": "0.5",
-        "CLIPPER_MODELS__SVM__CACHE": "false", "CLIPPER_APPS__NEW__SLO_MS": "7.5",
-    }  # fmt: skip
+        "CLIPPER_SERVER__STATE": "env",
+        "CLIPPER_LIMITS__TASKS_MAX": "1024",
+        "CLIPPER_MODELS__SVM__REPLICAS": "4",
+        "CLIPPER_MODELS__SVM__BATCHING__SIZE_MAX": "9",
+        "CLIPPER_MODELS__BARE__BATCHING": "aimd",
+        "CLIPPER_APPS__DIGITS__MODELS": "svm, bare",
+        "CLIPPER_APPS__DIGITS__DEFAULT": "0.5",
+        "CLIPPER_MODELS__SVM__CACHE": "false",
+        "CLIPPER_APPS__NEW__SLO_MS": "7.5",
+    }
     config = load(path, env, state="keyword", batching="static", limits={"cache_bytes_max": 70_000})
     assert config.server.state == "keyword"
     assert config.limits.tasks_max == 1024
@@ -113,7 +126,13 @@ def test_keyword_beats_environment_beats_file_beats_default(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("7", 7), ('"7"', "7"), ("none of these", "none of these"), ("[1, 2.5]", [1, 2.5]), ("true", True)],
+    [
+        ("7", 7),
+        ('"7"', "7"),
+        ("none of these", "none of these"),
+        ("[1, 2.5]", [1, 2.5]),
+        ("true", True),
+    ],
 )
 def test_a_default_from_the_environment_is_json_or_text(text: str, value: object) -> None:
     config = load(env={"CLIPPER_APPS__A__DEFAULT": text})
@@ -143,51 +162,125 @@ def test_a_token_may_be_in_a_file_and_is_never_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "text", "message"),
     [
-        (30, "slo_ms = 20->slo = 20", "unknown key 'slo' in [apps.digits] - did you mean 'slo_ms'?"),
-        (8, "tasks_max = 512->tasks_mx = 512", "unknown key 'tasks_mx' in [limits] - did you mean 'tasks_max'?"),
-        (8, "tasks_max = 512->zzz = 1", "unknown key 'zzz' in [limits]. Keys: cache_bytes_max, queue_rows_max"),
+        (
+            30,
+            "slo_ms = 20->slo = 20",
+            "unknown key 'slo' in [apps.digits] - did you mean 'slo_ms'?",
+        ),
+        (
+            8,
+            "tasks_max = 512->tasks_mx = 512",
+            "unknown key 'tasks_mx' in [limits] - did you mean 'tasks_max'?",
+        ),
+        (
+            8,
+            "tasks_max = 512->zzz = 1",
+            "unknown key 'zzz' in [limits]. Keys: cache_bytes_max, queue_rows_max",
+        ),
         (
             8,
             "tasks_max = 512->tasks_max = 1",
             "limits.tasks_max = 1: expected a whole number from 256 to 16777216 tasks.",
         ),
-        (8, "tasks_max = 512->tasks_max = 512.5", "limits.tasks_max = 512.5: expected a whole number"),
-        (8, 'tasks_max = 512->tasks_max = "512"', "limits.tasks_max = '512': expected a whole number"),
-        (8, "tasks_max = 512->tasks_max = true", "limits.tasks_max = True: expected a whole number"),
-        (8, "tasks_max = 512->tasks_max.x = 1", "limits.tasks_max is a table: expected a whole number"),
+        (
+            8,
+            "tasks_max = 512->tasks_max = 512.5",
+            "limits.tasks_max = 512.5: expected a whole number",
+        ),
+        (
+            8,
+            'tasks_max = 512->tasks_max = "512"',
+            "limits.tasks_max = '512': expected a whole number",
+        ),
+        (
+            8,
+            "tasks_max = 512->tasks_max = true",
+            "limits.tasks_max = True: expected a whole number",
+        ),
+        (
+            8,
+            "tasks_max = 512->tasks_max.x = 1",
+            "limits.tasks_max is a table: expected a whole number",
+        ),
         (3, 'state = "state"->state = 5', "server.state = 5: expected a string."),
         (
             11,
             'mode = "fit"->mode = "fast"',
             "batching.mode = 'fast': expected one of 'aimd', 'fit', 'quantile', 'static'.",
         ),
-        (12, "delay_us = 100->delay_us = 2001", "batching.delay_us = 2001: expected a whole number from 0 to 2000 us."),
-        (18, "size_max = 8->size = 8", "unknown key 'size' in [models.svm.batching] - did you mean 'size_max'?"),
+        (
+            12,
+            "delay_us = 100->delay_us = 2001",
+            "batching.delay_us = 2001: expected a whole number from 0 to 2000 us.",
+        ),
+        (
+            18,
+            "size_max = 8->size = 8",
+            "unknown key 'size' in [models.svm.batching] - did you mean 'size_max'?",
+        ),
         (
             18,
             "size_max = 8->size_max = 0",
             "models.svm.batching.size_max = 0: expected a whole number from 1 to 65536 rows.",
         ),
         (21, '"quantile"->7', "models.my.forest.batching = 7: expected a mode or a table."),
-        (17, "f64[64]->f64[x]", "models.svm.input = 'f64[x]': bad input type 'f64[x]': dimensions are whole numbers"),
-        (16, "replicas = 2->replicas = 65", "models.svm.replicas = 65: more than limits.replicas_max (64)."),
+        (
+            17,
+            "f64[64]->f64[x]",
+            "models.svm.input = 'f64[x]': bad input type 'f64[x]': dimensions are whole numbers",
+        ),
+        (
+            16,
+            "replicas = 2->replicas = 65",
+            "models.svm.replicas = 65: more than limits.replicas_max (64).",
+        ),
         (23, "[models.bare]->[models.Bare]", "bad model name 'Bare': 'B' is not allowed"),
         (23, "[models.bare]->[model.bare]", "unknown section [model] - did you mean 'models'?"),
-        (23, "[models.bare]->[[models.bare]]", "models.bare = [{}]: expected a table, as in [models.NAME]."),
-        (26, '"svm:1"->"svm:0"', "apps.digits.models = ['svm:0', 'my.forest']: bad version in 'svm:0'"),
+        (
+            23,
+            "[models.bare]->[[models.bare]]",
+            "models.bare = [{}]: expected a table, as in [models.NAME].",
+        ),
+        (
+            26,
+            '"svm:1"->"svm:0"',
+            "apps.digits.models = ['svm:0', 'my.forest']: bad version in 'svm:0'",
+        ),
         (26, '"svm:1"->1', "apps.digits.models = [1, 'my.forest']: expected a list of strings."),
-        (30, "slo_ms = 20->slo_ms = nan", "apps.digits.slo_ms = nan: expected a number from 0.1 to 86400000 ms."),
+        (
+            30,
+            "slo_ms = 20->slo_ms = nan",
+            "apps.digits.slo_ms = nan: expected a number from 0.1 to 86400000 ms.",
+        ),
         (30, "slo_ms = 20->slo_ms = 0", "apps.digits.slo_ms = 0: expected a number"),
-        (30, "slo_ms = 20->slo_ms = 60001", "apps.digits.slo_ms = 60001: more than limits.slo_ms_max (60000 ms)."),
-        (4, "tcp://127.0.0.1:7000->tcp://0.0.0.0:7000", "other hosts could dial in. Set server.token"),
-        (4, "tcp://127.0.0.1:7000->tcp://:7000", "expected 'unix', 'unix:PATH' or 'tcp://HOST:PORT'"),
+        (
+            30,
+            "slo_ms = 20->slo_ms = 60001",
+            "apps.digits.slo_ms = 60001: more than limits.slo_ms_max (60000 ms).",
+        ),
+        (
+            4,
+            "tcp://127.0.0.1:7000->tcp://0.0.0.0:7000",
+            "other hosts could dial in. Set server.token",
+        ),
+        (
+            4,
+            "tcp://127.0.0.1:7000->tcp://:7000",
+            "expected 'unix', 'unix:PATH' or 'tcp://HOST:PORT'",
+        ),
         (4, "tcp://127.0.0.1:7000->127.0.0.1", "expected 'unix', 'unix:PATH' or 'tcp://HOST:PORT'"),
-        (4, "tcp://127.0.0.1:7000->tcp://localhost:70000", "expected 'unix', 'unix:PATH' or 'tcp://HOST:PORT'"),
+        (
+            4,
+            "tcp://127.0.0.1:7000->tcp://localhost:70000",
+            "expected 'unix', 'unix:PATH' or 'tcp://HOST:PORT'",
+        ),
         (8, "tasks_max = 512->tasks_max = = 512", "Invalid value. See https://toml.io."),
         (9, "tasks_max = 512->tasks_max = 512\ntasks_max = 3", "Cannot overwrite a value"),
     ],
 )
-def test_a_slip_in_the_file_is_shown_with_its_line(tmp_path: Path, line: int, text: str, message: str) -> None:
+def test_a_slip_in_the_file_is_shown_with_its_line(
+    tmp_path: Path, line: int, text: str, message: str
+) -> None:
     old, _, new = text.partition("->")
     assert EXAMPLE.count(old) == 1
     path = write(tmp_path, EXAMPLE.replace(old, new))
@@ -200,20 +293,42 @@ def test_a_slip_in_the_file_is_shown_with_its_line(tmp_path: Path, line: int, te
 
 def test_lines_are_right_after_values_of_several_lines_and_for_dotted_keys(tmp_path: Path) -> None:
     text = '[models.a]\ntarget = """\nreplica = 1\n[limits]\n"""\n\n[limits]\n\nmodels_max = 0\n'
-    assert refusal(write(tmp_path, text)).startswith(f"{tmp_path}/clipper.toml:9: limits.models_max = 0")
+    assert refusal(write(tmp_path, text)).startswith(
+        f"{tmp_path}/clipper.toml:9: limits.models_max = 0"
+    )
     text = 'apps.digits.slo_ms = 5\n\napps."x.y".slo = 5\n'
-    assert refusal(write(tmp_path, text)).startswith(f"{tmp_path}/clipper.toml:3: unknown key 'slo' in [apps.x.y]")
+    assert refusal(write(tmp_path, text)).startswith(
+        f"{tmp_path}/clipper.toml:3: unknown key 'slo' in [apps.x.y]"
+    )
     text = 'server.state = "a\u2028b"\r\nserver.engines = 0\r\n'
-    assert refusal(write(tmp_path, text)).startswith(f"{tmp_path}/clipper.toml:2: server.engines = 0")
+    assert refusal(write(tmp_path, text)).startswith(
+        f"{tmp_path}/clipper.toml:2: server.engines = 0"
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("CLIPPER_LIMITS__TASK_MAX", "1", "unknown key 'task_max' in [limits] - did you mean 'tasks_max'?"),
-        ("CLIPPER_LIMITS__TASKS_MAX", "many", "limits.tasks_max = 'many': expected a whole number from 256"),
-        ("CLIPPER_LIMITS__TASKS_MAX", "1", "limits.tasks_max = '1': expected a whole number from 256"),
-        ("CLIPPER_LIMITS_TASKS_MAX", "1000", "unknown variable - did you mean 'CLIPPER_LIMITS__TASKS_MAX'?"),
+        (
+            "CLIPPER_LIMITS__TASK_MAX",
+            "1",
+            "unknown key 'task_max' in [limits] - did you mean 'tasks_max'?",
+        ),
+        (
+            "CLIPPER_LIMITS__TASKS_MAX",
+            "many",
+            "limits.tasks_max = 'many': expected a whole number from 256",
+        ),
+        (
+            "CLIPPER_LIMITS__TASKS_MAX",
+            "1",
+            "limits.tasks_max = '1': expected a whole number from 256",
+        ),
+        (
+            "CLIPPER_LIMITS_TASKS_MAX",
+            "1000",
+            "unknown variable - did you mean 'CLIPPER_LIMITS__TASKS_MAX'?",
+        ),
         ("CLIPPER_SERVER__INSECURE", "maybe", "server.insecure = 'maybe': expected true or false."),
         ("CLIPPER_SEVER__STATE", "x", "unknown section [sever] - did you mean 'server'?"),
         ("CLIPPER_MODELS__SVM", "x", "models.svm = 'x': expected a table, as in [models.NAME]."),
@@ -229,15 +344,24 @@ def test_a_slip_in_the_environment_names_the_variable(name: str, value: str, mes
         ({"slo": 5}, "keyword slo: unknown key 'slo'."),
         (
             {"cache_byte_max": 5},
-            "keyword cache_byte_max: unknown key 'cache_byte_max' - did you mean 'cache_bytes_max'?",
+            (
+                "keyword cache_byte_max: unknown key 'cache_byte_max' - did you mean"
+                " 'cache_bytes_max'?"
+            ),
         ),
         ({"state": 5}, "keyword state: server.state = 5: expected a string."),
         ({"limits": {"x": 1}}, "keyword limits: unknown key 'x' in [limits]"),
         ({"limits": 5}, "keyword limits: limits = 5: expected a table."),
         ({"apps": {"Bad": {}}}, "keyword apps: bad application name 'Bad'"),
-        ({"apps": {"a": {"policy": "a b"}}}, "keyword apps: apps.a.policy = 'a b': bad policy name"),
+        (
+            {"apps": {"a": {"policy": "a b"}}},
+            "keyword apps: apps.a.policy = 'a b': bad policy name",
+        ),
         ({"batching": "x"}, "keyword batching: batching.mode = 'x'"),
-        ({"restart_ms_min": 20_000}, "keyword restart_ms_min: server.restart_ms_min = 20000: more than restart_ms_max"),
+        (
+            {"restart_ms_min": 20_000},
+            "keyword restart_ms_min: server.restart_ms_min = 20000: more than restart_ms_max",
+        ),
     ],
 )
 def test_a_slip_in_a_keyword_names_it(keywords: dict[str, Any], message: str) -> None:
@@ -252,7 +376,13 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_addresses() -> None:
-    for address in ("unix", "unix:/run/clipper.sock", "tcp://localhost:0", "tcp://127.1.2.3:80", "tcp://[::1]:80"):
+    for address in (
+        "unix",
+        "unix:/run/clipper.sock",
+        "tcp://localhost:0",
+        "tcp://127.1.2.3:80",
+        "tcp://[::1]:80",
+    ):
         assert load(env={}, address=address).server.address == address
     assert load(env={}, address="tcp://0.0.0.0:7000", token="secret").server.token == "secret"
     assert load(env={}, address="tcp://0.0.0.0:7000", insecure=True).server.insecure
@@ -279,7 +409,10 @@ def test_merge_batching() -> None:
 
 def test_columns_that_a_model_reads(tmp_path: Path) -> None:
     path = write(tmp_path, "[models.m]\nreads = { taste = [0, 1] }\n")
-    assert load(path, {"CLIPPER_MODELS__M__READS__USERS": "2, 3"}).models["m"].reads == {"taste": (0, 1), "users": (2, 3)}
+    assert load(path, {"CLIPPER_MODELS__M__READS__USERS": "2, 3"}).models["m"].reads == {
+        "taste": (0, 1),
+        "users": (2, 3),
+    }
     path = write(tmp_path, "[models.m.reads]\ntaste = 0\n'the items' = [1]\n")
     assert load(path, {}).models["m"].reads == {"taste": 0, "the items": (1,)}
     assert load(env={}, models={"m": {"reads": {}}}).models["m"].reads == {}
@@ -289,8 +422,12 @@ def test_columns_that_a_model_reads(tmp_path: Path) -> None:
         assert expected in refusal(models={"m": {"reads": wrong}})
     write(tmp_path, "[models.m]\nreads = { taste = [0, 1], users = -1 }\n")
     assert "clipper.toml:2: models.m.reads = {'users': -1}: expected columns" in refusal(path)
-    assert "READS__TASTE: models.m.reads = {'taste': [0, 'x']}" in refusal(env={"CLIPPER_MODELS__M__READS__TASTE": "0,x"})
-    assert "tolerance = 0.5: it does not say what it reads." in refusal(models={"m": {"tolerance": 0.5}})
+    assert "READS__TASTE: models.m.reads = {'taste': [0, 'x']}" in refusal(
+        env={"CLIPPER_MODELS__M__READS__TASTE": "0,x"}
+    )
+    assert "tolerance = 0.5: it does not say what it reads." in refusal(
+        models={"m": {"tolerance": 0.5}}
+    )
 
 
 def test_streams() -> None:
@@ -304,8 +441,12 @@ def test_streams() -> None:
     assert config.model_streams == {"live": ModelStreamSettings(url, trusted=("a.B",))}
     assert "streams.in.app: it is needed." in refusal(streams={"in": {"url": url}})
     assert "model_streams.live.url: it is needed." in refusal(model_streams={"live": {"keep": 2}})
-    assert "unknown key 'gruop' in [streams.in] - did you mean 'group'?" in refusal(streams={"in": {"gruop": "x"}})
-    assert "expected a whole number from 1 to 65536 records" in refusal(streams={"in": {"in_flight_max": 0}})
+    assert "unknown key 'gruop' in [streams.in] - did you mean 'group'?" in refusal(
+        streams={"in": {"gruop": "x"}}
+    )
+    assert "expected a whole number from 1 to 65536 records" in refusal(
+        streams={"in": {"in_flight_max": 0}}
+    )
 
 
 def test_every_key_is_described() -> None:
@@ -320,12 +461,27 @@ def test_every_key_is_described() -> None:
     )
     for row in rows.values():
         assert row.text
-        for suffix, unit in (("_bytes_max", "bytes"), ("_ms", "ms"), ("_us", "us"), ("_rows_max", "rows"), ("_s", "s")):
+        for suffix, unit in (
+            ("_bytes_max", "bytes"),
+            ("_ms", "ms"),
+            ("_us", "us"),
+            ("_rows_max", "rows"),
+            ("_s", "s"),
+        ):
             assert not row.key.endswith(suffix) or row.unit == unit
         if row.type in ("a whole number", "a number"):
             assert row.range
     whole = Config()
-    sections = (whole.server, whole.limits, whole.batching, whole.feedback, whole.http, whole.grpc, whole.tracing, whole.docker)
+    sections = (
+        whole.server,
+        whole.limits,
+        whole.batching,
+        whole.feedback,
+        whole.http,
+        whole.grpc,
+        whole.tracing,
+        whole.docker,
+    )
     sections = (*sections, whole.influx, whole.mesh, whole.params)
     expected = sum(len(msgspec.structs.fields(section)) for section in sections)
     for named in (ModelSettings, ApplicationSettings, StreamSettings, ModelStreamSettings):
@@ -336,11 +492,19 @@ def test_every_key_is_described() -> None:
 def test_every_default_is_within_its_own_range() -> None:
     config = load(env={}, models={"a": {}}, apps={"a": {}})
     as_given: dict[str, Any] = {
-        section: {key: value for key, value in msgspec.to_builtins(getattr(config, section)).items() if value != ""}
+        section: {
+            key: value
+            for key, value in msgspec.to_builtins(getattr(config, section)).items()
+            if value != ""
+        }
         for section in ("server", "limits", "batching")
     }
     again = load(env={}, **as_given)
-    assert (again.server, again.limits, again.batching) == (config.server, config.limits, config.batching)
+    assert (again.server, again.limits, again.batching) == (
+        config.server,
+        config.limits,
+        config.batching,
+    )
 
 
 def test_cache_policy_is_one_of_two_names() -> None:
@@ -353,5 +517,7 @@ def test_cache_policy_is_one_of_two_names() -> None:
 def test_a_number_that_may_be_none_is_a_number() -> None:
     assert load(env={}, apps={"digits": {"coverage": 0.9}}).apps["digits"].coverage == 0.9
     assert load(env={}, apps={"digits": {}}).apps["digits"].coverage is None
-    with pytest.raises(ConfigError, match=r"coverage = 2: expected a number from 0.5 to 0.999 share"):
+    with pytest.raises(
+        ConfigError, match=r"coverage = 2: expected a number from 0.5 to 0.999 share"
+    ):
         load(env={}, apps={"digits": {"coverage": 2}})

@@ -1,4 +1,5 @@
-"""Policies that look at a query's features: what they learn, what they refuse, and what they make of states of another width."""
+"""Policies that look at a query's features: what they learn, what they refuse, and what they make
+of states of another width."""
 
 import math
 import random
@@ -7,17 +8,34 @@ import numpy as np
 import pytest
 
 from clipper.errors import InvalidInput
-from clipper.selection import Observation, Plan, Policy, Prediction, Query, Truth, features_of, policy_named
+from clipper.selection import (
+    Observation,
+    Plan,
+    Policy,
+    Prediction,
+    Query,
+    Truth,
+    features_of,
+    policy_named,
+)
 from clipper.selection.contextual import features_in
 from clipper.types import VersionedModel
 
 A, B, C = (VersionedModel(name, 1) for name in "abc")
 A2 = VersionedModel("a", 2)
-every_policy = pytest.mark.parametrize("policy", [policy_named("linucb"), policy_named("lints")], ids=["linucb", "lints"])
+every_policy = pytest.mark.parametrize(
+    "policy", [policy_named("linucb"), policy_named("lints")], ids=["linucb", "lints"]
+)
 
 
 def told(features=(), chosen=A, output=1, label=1, weight=1.0):
-    return Observation(Plan((chosen,), (), (), features), {chosen: Prediction(output)}, Truth(label), output, weight)
+    return Observation(
+        Plan((chosen,), (), (), features),
+        {chosen: Prediction(output)},
+        Truth(label),
+        output,
+        weight,
+    )
 
 
 def taught(policy: Policy, seed: int, n: int, models=(A, B), begin=None):
@@ -39,7 +57,9 @@ def test_each_query_asks_the_model_that_is_good_at_it(policy):
     assert right >= 1350
     assert policy.select(state, Query(None, 0.5, (0.9, 0.81)), [A, B]).models == (B,)
     assert policy.select(state, Query(None, 0.5, (-0.9, 0.81)), [B, A]).models == (A,)
-    assert policy.select(state, Query(None, 0.5, (-0.9, 0.81)), [B, C]).models == (B,), "of those there are"
+    assert policy.select(state, Query(None, 0.5, (-0.9, 0.81)), [B, C]).models == (B,), (
+        "of those there are"
+    )
 
 
 @every_policy
@@ -49,7 +69,10 @@ def test_without_features_it_is_a_bandit(policy):
     for _ in range(1000):
         plan = policy.select(state, Query(None, draw.random()), [A, B])
         asked.append(plan.models[0])
-        state = policy.observe(state, told((), plan.models[0], int(draw.random() < (0.2 if plan.models[0] == A else 0.8))))
+        state = policy.observe(
+            state,
+            told((), plan.models[0], int(draw.random() < (0.2 if plan.models[0] == A else 0.8))),
+        )
     assert asked[200:].count(B) > 700
     assert policy.rank_models_desc(state, None) == (B, A)
     assert features_in(state.rows) == 0
@@ -65,7 +88,9 @@ def test_the_first_feedback_with_features_fixes_their_number(policy):
     with pytest.raises(InvalidInput, match=r"context has 3 features; .* has learned by 2"):
         policy.select(state, Query(None, 0.5, (1.0, 2.0, 3.0)), [A, B])
     assert policy.select(state, Query(), [A, B]).models, "none at all are zeros"
-    assert policy.observe(state, told((1.0,))).rows is state.rows, "two answers of the beginning, the second told late"
+    assert policy.observe(state, told((1.0,))).rows is state.rows, (
+        "two answers of the beginning, the second told late"
+    )
     assert policy.rank_models_desc(policy.decode(policy.encode(state)), None) == (A, B)
 
 
@@ -109,7 +134,9 @@ def test_wild_feedback_leaves_a_state_sound(policy):
     for _ in range(300):
         features = tuple(draw.choice([0.0, 1e6, -1e6, 1e-300, draw.gauss(0, 1)]) for _ in range(4))
         label = draw.choice([1, 0, "x", 1.5])
-        state = policy.observe(state, told(features, draw.choice([A, B]), 1, label, draw.choice([1e-3, 1.0, 1000.0])))
+        state = policy.observe(
+            state, told(features, draw.choice([A, B]), 1, label, draw.choice([1e-3, 1.0, 1000.0]))
+        )
     assert np.isfinite(state.rows).all()
     assert policy.encode(policy.decode(policy.encode(state))) == policy.encode(state)
     assert policy.select(state, Query(None, 0.5, (1e6, 0.0, 1.0, -1e6)), [A, B]).models

@@ -20,7 +20,9 @@ MODELS = [VersionedModel(f"m{i}", 1) for i in range(8)]
 POLICY = Ensemble()
 
 
-def combine(outputs: Sequence[object], missing: int = 0, confidences: Sequence[float | None] = ()) -> Combined:
+def combine(
+    outputs: Sequence[object], missing: int = 0, confidences: Sequence[float | None] = ()
+) -> Combined:
     given_confidences = [*confidences, *[None] * (len(outputs) - len(confidences))]
     predictions = map(Prediction, outputs, given_confidences)
     arrived = dict(zip(MODELS, predictions, strict=False))
@@ -31,13 +33,19 @@ def combine(outputs: Sequence[object], missing: int = 0, confidences: Sequence[f
 def test_everybody_is_asked_in_an_order_of_its_own() -> None:
     for candidates in itertools.permutations(MODELS[:4]):
         state = POLICY.init(candidates)
-        assert POLICY.select(state, Query("u"), candidates).models == POLICY.rank_models_desc(state, "u") == tuple(MODELS[:4])
+        assert (
+            POLICY.select(state, Query("u"), candidates).models
+            == POLICY.rank_models_desc(state, "u")
+            == tuple(MODELS[:4])
+        )
     assert POLICY.select((), Query(), []).models == ()
     twice = [VersionedModel("m", None), VersionedModel("m", 2), VersionedModel("m", 2)]
     assert POLICY.select((), Query(), twice).models == tuple(twice[:2])
 
 
-labels = st.one_of(st.integers(0, 3), st.sampled_from(["a", "b", ""]), st.sampled_from([b"x", b""]), st.booleans())
+labels = st.one_of(
+    st.integers(0, 3), st.sampled_from(["a", "b", ""]), st.sampled_from([b"x", b""]), st.booleans()
+)
 
 
 @given(st.lists(labels, min_size=1, max_size=6), st.integers(0, 2))
@@ -55,7 +63,11 @@ def test_the_order_of_arrival_never_matters(order: list[int], outputs: list[int]
     arrived = {MODELS[i]: Prediction(outputs[i]) for i in order}
     first = combine(outputs)
     again = POLICY.combine(POLICY.init(MODELS), arrived, ())
-    assert (again.output, again.confidence, again.used) == (first.output, first.confidence, first.used)
+    assert (again.output, again.confidence, again.used) == (
+        first.output,
+        first.confidence,
+        first.used,
+    )
 
 
 def test_ties_go_to_the_surer_then_to_the_first_model_never_to_a_class() -> None:
@@ -113,7 +125,9 @@ def test_the_unit_does_not_matter(scale: float) -> None:
     assert combine([1.0 * scale, 3.0 * scale]).confidence == pytest.approx(2 / 3)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int32, np.uint8, np.bool_])
+@pytest.mark.parametrize(
+    "dtype", [np.float16, np.float32, np.float64, np.int32, np.uint8, np.bool_]
+)
 @pytest.mark.parametrize("shape", [(3,), (2, 3), (1,), ()])
 def test_arrays_are_averaged_by_element(dtype: type, shape: tuple[int, ...]) -> None:
     a: np.ndarray[tuple[int, ...], np.dtype[Any]] = np.ones(shape, dtype)
@@ -131,7 +145,9 @@ def test_what_is_not_finite_never_enters(outputs: list[float]) -> None:
     finite_ones = [x for x in outputs if math.isfinite(x)]
     combined = combine(outputs)
     assert math.isfinite(combined.confidence)
-    assert combined.used == tuple(m for m, x in zip(MODELS, outputs, strict=False) if math.isfinite(x))
+    assert combined.used == tuple(
+        m for m, x in zip(MODELS, outputs, strict=False) if math.isfinite(x)
+    )
     assert not finite_ones or math.isfinite(combined.output)
     vectors = combine([np.array([1.0, x]) for x in outputs])
     assert vectors.used == combined.used

@@ -10,11 +10,25 @@ import pytest
 from clipper import errors
 from clipper.errors import ClipperError, Overloaded, UnknownModel, UnknownVersion, did_you_mean
 
-TREE = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, ClipperError)]
+TREE = [
+    kind
+    for _, kind in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(kind, ClipperError)
+]
 GRPC_CODES = {
-    "CANCELLED", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS", "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION", "ABORTED", "INTERNAL", "UNAVAILABLE", "UNAUTHENTICATED", "PERMISSION_DENIED",
-}  # fmt: skip
+    "CANCELLED",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "UNAUTHENTICATED",
+    "PERMISSION_DENIED",
+}
 
 
 @pytest.mark.parametrize("kind", TREE)
@@ -33,7 +47,11 @@ def test_errors_survive_copying_and_pickling(kind: type[ClipperError]) -> None:
     error = kind("what", hint="Do this.")
     for again in (copy.copy(error), pickle.loads(pickle.dumps(error))):
         assert type(again) is kind
-        assert (str(again), again.hint, again.__dict__) == ("what Do this.", "Do this.", error.__dict__)
+        assert (str(again), again.hint, again.__dict__) == (
+            "what Do this.",
+            "Do this.",
+            error.__dict__,
+        )
 
 
 def test_problem_types_are_unique() -> None:
@@ -44,13 +62,31 @@ def test_problem_types_are_unique() -> None:
 @pytest.mark.parametrize(
     ("kind", "status"),
     [
-        ("InvalidInput", 400), ("TooLarge", 413), ("UnknownModel", 404), ("UnknownApplication", 404),
-        ("UnknownVersion", 404), ("AlreadyExists", 409), ("TypeConflict", 409), ("Overloaded", 429),
-        ("DeadlineExceeded", 504), ("NoReplica", 503), ("ReplicaLost", 503), ("ModelFailed", 500), ("BadOutput", 500),
-        ("Cancelled", 499), ("ShuttingDown", 503), ("ForkedProcess", 500), ("ConfigError", 400), ("FrameError", 400),
-        ("StoreError", 503), ("StoreConflict", 409), ("LeaseLost", 409), ("DeployFailed", 500), ("PackagingError", 400),
+        ("InvalidInput", 400),
+        ("TooLarge", 413),
+        ("UnknownModel", 404),
+        ("UnknownApplication", 404),
+        ("UnknownVersion", 404),
+        ("AlreadyExists", 409),
+        ("TypeConflict", 409),
+        ("Overloaded", 429),
+        ("DeadlineExceeded", 504),
+        ("NoReplica", 503),
+        ("ReplicaLost", 503),
+        ("ModelFailed", 500),
+        ("BadOutput", 500),
+        ("Cancelled", 499),
+        ("ShuttingDown", 503),
+        ("ForkedProcess", 500),
+        ("ConfigError", 400),
+        ("FrameError", 400),
+        ("StoreError", 503),
+        ("StoreConflict", 409),
+        ("LeaseLost", 409),
+        ("DeployFailed", 500),
+        ("PackagingError", 400),
     ],
-)  # fmt: skip
+)
 def test_rest_statuses(kind: str, status: int) -> None:
     assert getattr(errors, kind).rest_status == status
 
@@ -65,8 +101,9 @@ def test_the_builtin_that_a_user_would_catch() -> None:
 
 
 def test_unknown_names_are_answered_with_the_known_ones() -> None:
-    assert str(UnknownModel.named("svn", ["svm", "logreg"])) == (
-        "no model 'svn' - did you mean 'svm'? Loaded: logreg, svm."
+    assert (
+        str(UnknownModel.named("svn", ["svm", "logreg"]))
+        == "no model 'svn' - did you mean 'svm'? Loaded: logreg, svm."
     )
     assert str(UnknownModel.named("zzz", ["svm"])) == "no model 'zzz'. Loaded: svm."
     assert str(UnknownModel.named("zzz", [])) == "no model 'zzz'. Loaded: none yet."

@@ -9,7 +9,9 @@ import clipper
 from clipper.cli import main
 
 
-@pytest.mark.parametrize(("words", "path"), [([], "/api/{application}/predict"), (["--management"], "/admin/models")])
+@pytest.mark.parametrize(
+    ("words", "path"), [([], "/api/{application}/predict"), (["--management"], "/admin/models")]
+)
 def test_without_a_server_it_is_what_every_server_has(words: list[str], path: str) -> None:
     printed = CliRunner().invoke(main, ["export", "openapi", "--plain", *words])
     assert printed.exit_code == 0, printed.output

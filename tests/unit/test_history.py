@@ -27,7 +27,11 @@ def test_each_change_says_who_what_and_how_it_was() -> None:
         ]  # fmt: skip
         assert [entry.actor for entry in found] == [actor_here(), "ann", actor_here(), actor_here()]
         (one,) = plain(found[2])["changed"]
-        assert (one["key"], one["before"]["slo_ms"], one["after"]["slo_ms"]) == ("application/digits", 20.0, 5.0)
+        assert (one["key"], one["before"]["slo_ms"], one["after"]["slo_ms"]) == (
+            "application/digits",
+            20.0,
+            5.0,
+        )
         (gone,) = plain(found[3])["changed"]
         assert gone["after"] is None
         assert [entry.number for entry in entries(store, 2)] == [3, 4]

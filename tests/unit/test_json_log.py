@@ -15,15 +15,21 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
 
 def test_a_line_has_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
     log = JsonLog()
-    logging.getLogger("clipper.some.place").info("container %s is\nhere", "svm:1", extra={"model": "svm:1", "replica": 0})
+    logging.getLogger("clipper.some.place").info(
+        "container %s is\nhere", "svm:1", extra={"model": "svm:1", "replica": 0}
+    )
     log.close()
     (line,) = lines(capsys)
     moment = line.pop("time")
     assert isinstance(moment, str)
     assert datetime.fromisoformat(moment).utcoffset() is not None
     assert line == {
-        "level": "info", "logger": "clipper.some.place", "message": "container svm:1 is\nhere", "model": "svm:1", "replica": 0,
-    }  # fmt: skip
+        "level": "info",
+        "logger": "clipper.some.place",
+        "message": "container svm:1 is\nhere",
+        "model": "svm:1",
+        "replica": 0,
+    }
 
 
 def test_an_exception_is_one_string(capsys: pytest.CaptureFixture[str]) -> None:

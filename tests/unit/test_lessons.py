@@ -1,4 +1,5 @@
-"""Observations in columns teach what they would one by one, and what the policies' own arithmetic in Python says."""
+"""Observations in columns teach what they would one by one, and what the policies' own arithmetic
+in Python says."""
 
 import random
 from typing import Any
@@ -10,20 +11,41 @@ from hypothesis import strategies as st
 
 from clipper.selection import Observation, Prediction, Query, Truth, policy_named
 from clipper.selection.learned import Learned
-from clipper.selection.lessons import Rows, column_of, lesson_of, losses_by_model, observe, observe_rows
+from clipper.selection.lessons import (
+    Rows,
+    column_of,
+    lesson_of,
+    losses_by_model,
+    observe,
+    observe_rows,
+)
 from clipper.selection.policy import losses
 from clipper.types import VersionedModel
 from tests.sizes import sized
 
 MODELS = tuple(VersionedModel(name, 1) for name in "abcde")
 POLICIES = [
-    "exp3", "squarecb", "epsilon_greedy", "thompson", "kl_ucb", "tsallis_inf", "exp4", "exp4(share=0)", "logodds", "stacking"
-]  # fmt: skip
+    "exp3",
+    "squarecb",
+    "epsilon_greedy",
+    "thompson",
+    "kl_ucb",
+    "tsallis_inf",
+    "exp4",
+    "exp4(share=0)",
+    "logodds",
+    "stacking",
+]
 every_policy = pytest.mark.parametrize("text", POLICIES)
 LABELS: dict[str, list[Any]] = {
-    "ints": [0, 1, 2, 63, -5], "bools": [True, False], "texts": ["cat", "dog", "é"], "bytes": [b"", b"a"],
-    "both": [1, "1", b"1", 2**70], "all": [1, True, "x"], "numbers": [0.5, -3.0, 1e300, -1e300, 0.0, 1e-300],
-}  # fmt: skip
+    "ints": [0, 1, 2, 63, -5],
+    "bools": [True, False],
+    "texts": ["cat", "dog", "é"],
+    "bytes": [b"", b"a"],
+    "both": [1, "1", b"1", 2**70],
+    "all": [1, True, "x"],
+    "numbers": [0.5, -3.0, 1e300, -1e300, 0.0, 1e-300],
+}
 
 
 def said(draw: random.Random, kind: str) -> Any:
@@ -33,16 +55,29 @@ def said(draw: random.Random, kind: str) -> Any:
 
 
 def rows_of(draw: random.Random, policy: Any, state: Learned, kind: str, n: int) -> Rows:
-    """As a policy would have asked: one model, or all; some are not heard, some are sure of themselves."""
+    """As a policy would have asked: one model, or all; some are not heard, some are sure of
+    themselves."""
     k = len(state.models)
     outputs = tuple(column_of([said(draw, kind) for _ in range(n)]) for _ in range(k))
-    heard = tuple(None if draw.random() < 0.5 else np.array([draw.random() < 0.8 for _ in range(n)]) for _ in range(k))
-    sure = [None if draw.random() < 0.5 else np.array([draw.choice([np.nan, 0.0, 0.3, 1.5]) for _ in range(n)]) for _ in range(k)]
+    heard = tuple(
+        None if draw.random() < 0.5 else np.array([draw.random() < 0.8 for _ in range(n)])
+        for _ in range(k)
+    )
+    sure = [
+        (
+            None
+            if draw.random() < 0.5
+            else np.array([draw.choice([np.nan, 0.0, 0.3, 1.5]) for _ in range(n)])
+        )
+        for _ in range(k)
+    ]
     labels = column_of([draw.choice(LABELS[kind]) for _ in range(n)])
     plans = [policy.select(state, Query(None, draw.random()), state.models) for _ in range(n)]
     asked = [state.models.index(plan.models[0]) if len(plan.models) == 1 else -1 for plan in plans]
     odds = [plan.probabilities[0] if plan.probabilities else 1.0 for plan in plans]
-    return Rows(state.models, outputs, heard, tuple(sure), labels, np.array(asked, np.int32), np.array(odds))
+    return Rows(
+        state.models, outputs, heard, tuple(sure), labels, np.array(asked, np.int32), np.array(odds)
+    )
 
 
 def same(one: Learned, other: Learned) -> bool:
@@ -67,13 +102,23 @@ def test_columns_teach_what_their_rows_would(text: str, kind: str, seed: int, k:
         assert same(state, single), "bit for bit"
         assert np.allclose(state.rows, expected.rows, rtol=1e-12, atol=1e-12)
         assert np.allclose(state.sure, expected.sure, rtol=1e-12, atol=1e-12)
-        assert (state.seen, state.labels, state.tracked) == (expected.seen, expected.labels, expected.tracked)
+        assert (state.seen, state.labels, state.tracked) == (
+            expected.seen,
+            expected.labels,
+            expected.tracked,
+        )
 
 
 @pytest.mark.parametrize("text", ["exp3", "exp4", "stacking"])
 @pytest.mark.parametrize("kind", ["ints", "texts", "numbers"])
-def test_sets_are_learned_in_python_and_kept_when_nobody_asks_for_them(text: str, kind: str) -> None:
-    draw, policy, plain = random.Random(5), policy_named(f"{text}(coverage=0.9)"), policy_named(text)
+def test_sets_are_learned_in_python_and_kept_when_nobody_asks_for_them(
+    text: str, kind: str
+) -> None:
+    draw, policy, plain = (
+        random.Random(5),
+        policy_named(f"{text}(coverage=0.9)"),
+        policy_named(text),
+    )
     state = expected = policy.init(MODELS[:3])
     rows = rows_of(draw, policy, state, kind, 40)
     state = observe_rows(policy, state, rows)
@@ -99,7 +144,9 @@ def test_losses_of_columns_are_those_of_their_rows(kind: str) -> None:
     assert found is not None
     for i in range(50):
         told = losses(rows.observation(i))
-        assert [told.get(model, np.nan) for model in rows.models] == pytest.approx(found[:, i].tolist(), abs=0, nan_ok=True)
+        assert [told.get(model, np.nan) for model in rows.models] == pytest.approx(
+            found[:, i].tolist(), abs=0, nan_ok=True
+        )
 
 
 @every_policy
@@ -111,14 +158,29 @@ def test_an_observation_of_labels_is_learned_in_the_core(text: str) -> None:
     heard = {model: Prediction("x") for model in plan.models}
 
     def taught(models: Any, heard: Any, label: Any, weight: float = 1.0) -> Any:
-        return lesson.one(state.models, state.rows, state.sure, 0.0, 0, state.tracked, models, (), heard, label, weight)
+        return lesson.one(
+            state.models,
+            state.rows,
+            state.sure,
+            0.0,
+            0,
+            state.tracked,
+            models,
+            (),
+            heard,
+            label,
+            weight,
+        )
 
     assert isinstance(taught(plan.models, heard, "x"), Learned)
     assert taught(plan.models, {}, "x") is False, "nobody was heard"
     for models, label, weight in (
-        (plan.models, 1, 1.0), (plan.models, 1.5, 1.0), (plan.models, "x", -1.0), (plan.models, "x", float("nan")),
+        (plan.models, 1, 1.0),
+        (plan.models, 1.5, 1.0),
+        (plan.models, "x", -1.0),
+        (plan.models, "x", float("nan")),
         ((VersionedModel("z", 1),), "x", 1.0),
-    ):  # fmt: skip
+    ):
         assert taught(models, heard, label, weight) is None
     assert lesson_of(policy_named("ensemble")) is None
 
@@ -130,8 +192,13 @@ def test_the_weight_of_an_observation(text: str) -> None:
     for _ in range(50):
         plan = policy.select(state, Query(None, draw.random()), MODELS[:3])
         heard = {model: Prediction(draw.randrange(3)) for model in plan.models}
-        seen = Observation(plan, heard, Truth(draw.randrange(3)), None, draw.choice([0.5, 1.0, 7.0]))
-        state, expected = observe(policy, state, seen, lesson_of(policy)), policy.observe(expected, seen)
+        seen = Observation(
+            plan, heard, Truth(draw.randrange(3)), None, draw.choice([0.5, 1.0, 7.0])
+        )
+        state, expected = (
+            observe(policy, state, seen, lesson_of(policy)),
+            policy.observe(expected, seen),
+        )
     assert np.allclose(state.rows, expected.rows, rtol=1e-12, atol=1e-12)
     assert state.seen == expected.seen
 
@@ -145,7 +212,15 @@ def test_a_million_of_the_worst_leave_every_number_finite(text: str) -> None:
     outputs = (np.zeros(n, np.int64), rng.integers(-(2**63), 2**63 - 1, n))
     for labels in (np.zeros(n, np.int64), np.ones(n, np.int64), rng.integers(0, 2, n)):
         asked = rng.integers(0, 2, n).astype(np.int32) if alone else np.array([-1], np.int32)
-        rows = Rows(MODELS[:2], outputs, (None, None), (np.full(n, np.nan), None), labels, asked, np.array([1e-300]))
+        rows = Rows(
+            MODELS[:2],
+            outputs,
+            (None, None),
+            (np.full(n, np.nan), None),
+            labels,
+            asked,
+            np.array([1e-300]),
+        )
         state = observe_rows(policy, state, rows)
         assert np.isfinite(state.rows).all()
         assert np.isfinite(state.sure).all()
@@ -155,7 +230,9 @@ def test_a_million_of_the_worst_leave_every_number_finite(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["exp3", "exp4", "stacking"])
-@pytest.mark.parametrize("label", [np.array([1.0, 2.0]), np.array([1e308, -1e308, 1e308]), 1e308, -5.0])
+@pytest.mark.parametrize(
+    "label", [np.array([1.0, 2.0]), np.array([1e308, -1e308, 1e308]), 1e308, -5.0]
+)
 def test_a_label_of_another_shape_or_out_of_all_bounds(text: str, label: Any) -> None:
     policy = policy_named(text)
     state = policy.init(MODELS[:2])

@@ -13,7 +13,16 @@ from clipper.selection.policy import Policy
 from clipper.types import VersionedModel
 
 A, B = VersionedModel("a", 1), VersionedModel("b", 1)
-CHOOSE_ONE = ["exp3", "squarecb", "thompson", "kl_ucb", "tsallis_inf", "epsilon_greedy", "linucb", "lints"]
+CHOOSE_ONE = [
+    "exp3",
+    "squarecb",
+    "thompson",
+    "kl_ucb",
+    "tsallis_inf",
+    "epsilon_greedy",
+    "linucb",
+    "lints",
+]
 ASK_ALL = ["exp4", "stacking", "logodds"]
 
 
@@ -24,7 +33,8 @@ def is_finite(state: Learned) -> bool:
 def taught(
     policy: Policy, state: Learned, n: int, right: dict[VersionedModel, float], draw: random.Random
 ) -> tuple[Learned, float]:
-    """The state after n queries with feedback, and the share of the last hundred answers that came from model a."""
+    """The state after n queries with feedback, and the share of the last hundred answers that came
+    from model a."""
     lesson, from_a = lesson_of(policy), []
     for _ in range(n):
         plan = policy.select(state, Query(None, draw.random(), (1.0,)), (A, B))
@@ -37,7 +47,8 @@ def taught(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHOOSE_ONE)
 def test_a_model_that_fails_is_left_however_long_it_was_good(name: str) -> None:
-    """The theory of each (docs/selection.md) has it left within a few times the length of its memory."""
+    """The theory of each (docs/selection.md) has it left within a few times the length of its
+    memory."""
     policy, draw = policy_named(name), random.Random(1)
     state, before = taught(policy, policy.init((A, B)), 30_000, {A: 0.95, B: 0.7}, draw)
     assert before > 0.8
@@ -52,10 +63,14 @@ def test_stacking_many_models_that_agree_stays_finite(weight: float, in_the_core
     policy = policy_named("stacking(rate=1.0)")
     assert isinstance(policy, LearningPolicy)
     fresh, lesson = policy.init(models), lesson_of(policy) if in_the_core else None
-    state = Learned(models, np.full((50, 1), 20.0), fresh.seen, fresh.labels, fresh.sure)  # as large as they become
+    state = Learned(
+        models, np.full((50, 1), 20.0), fresh.seen, fresh.labels, fresh.sure
+    )  # as large as they become
     for turn in range(12):
         heard = {model: Prediction(turn % 3 if i % 10 else 7) for i, model in enumerate(models)}
-        state = observe(policy, state, Observation(Plan(models), heard, Truth(turn % 3), None, weight), lesson)
+        state = observe(
+            policy, state, Observation(Plan(models), heard, Truth(turn % 3), None, weight), lesson
+        )
         assert is_finite(state)
     found = policy.combine(state, heard, ())
     assert found.output == 2
@@ -76,7 +91,9 @@ def test_a_state_that_is_not_finite_heals(name: str, how: str) -> None:
     rows[0, 0], sure[3, 1] = math.nan, math.inf
     broken = Learned(state.models, rows, state.seen, state.labels, sure, state.tracked)
     if how == "decoded" and name.startswith("lin"):
-        with pytest.raises(ValueError, match="no factor of a positive matrix"):  # whoever reads it begins anew
+        with pytest.raises(
+            ValueError, match="no factor of a positive matrix"
+        ):  # whoever reads it begins anew
             policy.decode(policy.encode(broken))
         return
     if how == "decoded":
@@ -85,6 +102,8 @@ def test_a_state_that_is_not_finite_heals(name: str, how: str) -> None:
         healed, _ = taught(policy, broken, 1, {A: 1.0, B: 1.0}, draw)
     assert is_finite(healed)
     if how == "decoded":
-        assert np.array_equal(healed.rows[1], state.rows[1]), "the other model keeps what it has learned"
+        assert np.array_equal(healed.rows[1], state.rows[1]), (
+            "the other model keeps what it has learned"
+        )
     heard = {A: Prediction(1), B: Prediction(1)}
     assert math.isfinite(policy.combine(healed, heard, ()).confidence)

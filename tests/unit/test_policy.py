@@ -9,13 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clipper.errors import InvalidInput
-from clipper.selection import POLICIES, Observation, Plan, Policy, Prediction, Query, Truth, policy_named
+from clipper.selection import (
+    POLICIES,
+    Observation,
+    Plan,
+    Policy,
+    Prediction,
+    Query,
+    Truth,
+    policy_named,
+)
 from clipper.selection.policy import agrees, loss, losses
 from clipper.types import VersionedModel
 
 A, B, C = (VersionedModel(name, 1) for name in "abc")
 A2 = VersionedModel("a", 2)
-every_policy = pytest.mark.parametrize("policy", [policy_named(name) for name in POLICIES], ids=POLICIES)
+every_policy = pytest.mark.parametrize(
+    "policy", [policy_named(name) for name in POLICIES], ids=POLICIES
+)
 
 
 @every_policy
@@ -40,7 +51,10 @@ def test_models_come_and_go(policy: Policy) -> None:
     assert policy.encode(policy.add_model(state, B)) == policy.encode(state)
     assert policy.rank_models_desc(policy.remove_model(state, B), None) == (A,)
     assert set(policy.rank_models_desc(policy.update_model_version(state, A, A2), None)) == {A2, B}
-    assert set(policy.rank_models_desc(state, None)) == {A, B}, "the state that was given is as it was"
+    assert set(policy.rank_models_desc(state, None)) == {
+        A,
+        B,
+    }, "the state that was given is as it was"
 
 
 @every_policy
@@ -58,7 +72,9 @@ def test_candidates_are_asked_and_nobody_else(policy: Policy) -> None:
             plan = policy.select(state, Query("u", uniform), candidates)
             assert set(plan.models) <= set(candidates)
             assert bool(plan.models) == bool(candidates)
-            assert not plan.probabilities or all(0 < plan.probability(model) <= 1 for model in plan.models)
+            assert not plan.probabilities or all(
+                0 < plan.probability(model) <= 1 for model in plan.models
+            )
 
 
 def test_the_probability_of_a_choice() -> None:
@@ -88,10 +104,14 @@ numbers = st.floats(-1e6, 1e6).map(lambda x: round(x, 9))  # none so small that 
 
 
 @given(numbers, numbers, st.floats(1e-3, 1e3))
-def test_the_loss_of_numbers_is_bounded_and_has_no_unit(output: float, label: float, unit: float) -> None:
+def test_the_loss_of_numbers_is_bounded_and_has_no_unit(
+    output: float, label: float, unit: float
+) -> None:
     assert 0.0 <= loss(output, label) <= 1.0
     assert loss(label, label) == 0.0
-    assert loss(output * unit, label * unit) == pytest.approx(loss(output, label), rel=1e-6, abs=1e-9)
+    assert loss(output * unit, label * unit) == pytest.approx(
+        loss(output, label), rel=1e-6, abs=1e-9
+    )
 
 
 def test_equal_outputs() -> None:
@@ -111,7 +131,9 @@ def test_shares_are_kept() -> None:
     asked = [plan.models[0] for plan in plans]
     assert (asked.count(A), asked.count(B), asked.count(C)) == (900, 100, 0)
     assert {plan.probability(plan.models[0]) for plan in plans} == {0.9, 0.1}
-    assert policy.select(state, Query(uniform=0.9), [C, VersionedModel("b", 2)]).probabilities == (0.5,), "nobody named"
+    assert policy.select(state, Query(uniform=0.9), [C, VersionedModel("b", 2)]).probabilities == (
+        0.5,
+    ), "nobody named"
     assert policy.select(state, Query(uniform=1 - 2**-53), [A, C]).models == (A,)
     assert policy.combine(state, {A: Prediction(3, 0.5)}, ()).output == 3
 
@@ -122,7 +144,9 @@ def test_votes_weigh_what_a_person_said() -> None:
     combined = policy.combine(state, said, ())
     assert (combined.output, combined.confidence) == (1, 2.5 / 4.5)
     assert policy.combine(state, {B: said[B], C: said[C]}, [A]).confidence == 2 / 4.5
-    assert policy.combine(state, {A: Prediction(1.0), B: Prediction(2.0)}, ()).output == pytest.approx(4.5 / 3.5)
+    assert policy.combine(
+        state, {A: Prediction(1.0), B: Prediction(2.0)}, ()
+    ).output == pytest.approx(4.5 / 3.5)
     only_a = policy_named("static(weights={'a': 1, 'b': 0})")
     assert only_a.combine(state, {B: said[B]}, [A]).output == 2, "better than nobody"
 

@@ -21,7 +21,8 @@ def told(values, label, models=MODELS, weight=1.0):
 
 
 def world(seed, n):
-    """a is 2 too high, b is half as far from 5 as it should be, c is noise with the errors of a mixed in."""
+    """a is 2 too high, b is half as far from 5 as it should be, c is noise with the errors of a
+    mixed in."""
     rng = np.random.default_rng(seed)
     y = 5 + 3 * rng.standard_normal(n)
     ea, eb = rng.standard_normal(n), 0.3 * rng.standard_normal(n)
@@ -60,7 +61,10 @@ def test_it_is_never_far_from_the_mean_before_it_knows_better():
 def test_confidence_grows_as_the_errors_shrink():
     state, _ = taught(RIDGE, 2, 1000)
     row = [12.0, 7.5, 3.0]
-    fresh, learned = RIDGE.combine(RIDGE.init(MODELS), said(row), ()), RIDGE.combine(state, said(row), ())
+    fresh, learned = (
+        RIDGE.combine(RIDGE.init(MODELS), said(row), ()),
+        RIDGE.combine(state, said(row), ()),
+    )
     assert learned.confidence > fresh.confidence
     assert learned.confidence > 0.8
     late = RIDGE.combine(state, {B: Prediction(7.5)}, [A, C])
@@ -76,19 +80,25 @@ def test_a_model_that_is_late_is_what_the_others_let_expect():
     alone = [RIDGE.combine(state, said(row[1:2], [B]), [A, C]).output for row in outputs.tolist()]
     errors = [np.sqrt(np.mean((np.array(one) - labels) ** 2)) for one in (full, without, alone)]
     assert errors[1] < 1.5 * errors[0]
-    assert errors[2] < np.sqrt(np.mean((outputs[:, 1] - labels) ** 2)), "b by itself is still corrected"
+    assert errors[2] < np.sqrt(np.mean((outputs[:, 1] - labels) ** 2)), (
+        "b by itself is still corrected"
+    )
 
 
 def test_arrays_share_their_weights():
     rng, state = np.random.default_rng(5), RIDGE.init(MODELS)
     for _ in range(300):
         y = rng.standard_normal((2, 3)).astype(np.float32) * 4
-        state = RIDGE.observe(state, told([y + 1, 2 * y, rng.standard_normal((2, 3)).astype(np.float32)], y))
+        state = RIDGE.observe(
+            state, told([y + 1, 2 * y, rng.standard_normal((2, 3)).astype(np.float32)], y)
+        )
     y = np.arange(6, dtype=np.float32).reshape(2, 3)
     found = RIDGE.combine(state, said([y + 1, 2 * y, np.zeros((2, 3), np.float32)]), ())
     assert found.output.dtype == np.float32
     assert np.allclose(found.output, y, atol=0.1)
-    assert RIDGE.observe(state, told([y, y, y], np.zeros(5))).rows is state.rows, "a label of another shape teaches nothing"
+    assert RIDGE.observe(state, told([y, y, y], np.zeros(5))).rows is state.rows, (
+        "a label of another shape teaches nothing"
+    )
     assert RIDGE.combine(state, said([np.zeros(0)] * 3), ()).output.shape == (0,)
 
 
@@ -103,8 +113,13 @@ def test_models_come_and_go():
     again = RIDGE.add_model(two, C)
     row = outputs[0].tolist()
     mean = (row[0] + row[1]) / 2
-    before, after = RIDGE.combine(two, said(row[:2], [A, B]), ()), RIDGE.combine(again, said([*row[:2], mean]), ())
-    assert after.output == pytest.approx(before.output, rel=0.02), "one who says the mean changes nothing"
+    before, after = (
+        RIDGE.combine(two, said(row[:2], [A, B]), ()),
+        RIDGE.combine(again, said([*row[:2], mean]), ()),
+    )
+    assert after.output == pytest.approx(before.output, rel=0.02), (
+        "one who says the mean changes nothing"
+    )
     newer = RIDGE.update_model_version(state, A, VersionedModel("z", 1))
     assert newer.models[-1].name == "z"
     assert newer.rows[-1, 1] == pytest.approx(state.rows[-1, 1] / 4)
@@ -144,4 +159,6 @@ def test_of_more_models_than_can_be_blended_the_mean_is_answered():
     many = [VersionedModel(f"m{i}", 1) for i in range(65)]
     state = RIDGE.init(many)
     row = [float(i) for i in range(65)]
-    assert RIDGE.combine(RIDGE.observe(state, told(row, 1.0, many)), said(row, many), ()).output == pytest.approx(32.0)
+    assert RIDGE.combine(
+        RIDGE.observe(state, told(row, 1.0, many)), said(row, many), ()
+    ).output == pytest.approx(32.0)

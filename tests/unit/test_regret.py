@@ -1,4 +1,5 @@
-"""Every rule keeps its bound, on streams short enough for every day; `python -m bench regret` plays 200 seeds of long ones."""
+"""Every rule keeps its bound, on streams short enough for every day; `python -m bench regret` plays
+200 seeds of long ones."""
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ ROUNDS, SEEDS = 4000, range(4)
 
 @pytest.mark.parametrize("name", TRIALS)
 def test_a_rule_keeps_its_bound(name):
-    """What a theorem says holds of the mean over chance: of a few seeds, here, with what it leaves as margin."""
+    """What a theorem says holds of the mean over chance: of a few seeds, here, with what it leaves
+    as margin."""
     found = [regret(name, ROUNDS, seed) for seed in SEEDS]
     assert np.mean(found) <= TRIALS[name].bound(ROUNDS)

@@ -9,7 +9,16 @@ import pytest
 
 from bench.paper.worlds import World, stream
 from clipper.errors import InvalidInput
-from clipper.selection import Observation, Plan, Prediction, Query, Truth, covering, policy_named, sets
+from clipper.selection import (
+    Observation,
+    Plan,
+    Prediction,
+    Query,
+    Truth,
+    covering,
+    policy_named,
+    sets,
+)
 from clipper.selection.learned import LearningPolicy
 from clipper.types import VersionedModel
 from tests.sizes import sized
@@ -30,8 +39,12 @@ def coverage(held):
 
 @pytest.mark.parametrize("name", ["stacking", "exp4", "squarecb"])
 def test_nine_sets_in_ten_hold_the_label_in_every_window(name):
-    """The goal of Figure 7: 90 +- 1 %, also while a model fails. A single model's answers are worth less: its sets are larger."""
-    policy, (labels, answers) = policy_named(f"{name}(coverage=0.9)"), stream(World(begins=N // 4, ends=N // 2, queries=N), 1)
+    """The goal of Figure 7: 90 +- 1 %, also while a model fails. A single model's answers are worth
+    less: its sets are larger."""
+    policy, (labels, answers) = (
+        policy_named(f"{name}(coverage=0.9)"),
+        stream(World(begins=N // 4, ends=N // 2, queries=N), 1),
+    )
     candidates, chance = models(5), np.random.default_rng(2).random(N)
     state, held, sizes = policy.init(candidates), np.empty(N), np.empty(N)
     for t, (label, said) in enumerate(zip(labels.tolist(), answers.tolist(), strict=True)):
@@ -52,14 +65,21 @@ def test_nine_sets_in_ten_hold_the_label_in_every_window(name):
 @pytest.mark.parametrize("elements", [0, 3])
 def test_nine_intervals_in_ten_hold_the_number_in_every_window(name, elements):
     """Errors grow tenfold at a third of the stream and shrink again at two."""
-    policy, rng, candidates = policy_named(f"{name}(coverage=0.9)"), np.random.default_rng(3), models(3)
+    policy, rng, candidates = (
+        policy_named(f"{name}(coverage=0.9)"),
+        np.random.default_rng(3),
+        models(3),
+    )
     plan, state, held = Plan(tuple(candidates)), policy.init(candidates), np.zeros(N)
     for t in range(N):
         scale = 10.0 if N // 3 <= t < 2 * N // 3 else 1.0
         truth = 50 + 5 * rng.standard_normal(max(elements, 1))
         outputs = truth + scale * rng.standard_t(4, (3, max(elements, 1)))
         label = truth if elements else float(truth[0])
-        heard = {m: Prediction(outputs[i] if elements else float(outputs[i, 0])) for i, m in enumerate(candidates)}
+        heard = {
+            m: Prediction(outputs[i] if elements else float(outputs[i, 0]))
+            for i, m in enumerate(candidates)
+        }
         answer = policy.combine(state, heard, ())
         if answer.set:
             low, high = answer.set
@@ -73,10 +93,17 @@ def test_nine_intervals_in_ten_hold_the_number_in_every_window(name, elements):
 def test_a_set_is_given_only_where_it_is_asked_for():
     policy, asked = policy_named("stacking"), policy_named("stacking(coverage=0.9)")
     plain = policy_named("stacking")
-    assert (policy.coverage, asked.coverage, plain.coverage) == (None, 0.9, None), "one policy object does not change another"
+    assert (policy.coverage, asked.coverage, plain.coverage) == (
+        None,
+        0.9,
+        None,
+    ), "one policy object does not change another"
     state, heard = policy.init(models(2)), {model: Prediction(1) for model in models(2)}
     assert policy.combine(state, heard, ()).set == ()
-    assert policy.observe(state, Observation(Plan(tuple(heard)), heard, Truth(1))).tracked is sets.FRESH
+    assert (
+        policy.observe(state, Observation(Plan(tuple(heard)), heard, Truth(1))).tracked
+        is sets.FRESH
+    )
     assert asked.combine(state, heard, ()).set == (1,)
     assert asked.combine(state, {}, models(2)).set == ()
     numbers = {model: Prediction(1.0) for model in models(2)}
@@ -92,7 +119,8 @@ def test_a_threshold_of_one_lets_every_label_in():
 
 
 def test_a_miss_counts_also_where_every_label_is_in():
-    """Else sets that must hold nearly all labels would hold the truth too seldom: what a miss raised is paid back by ten hits."""
+    """Else sets that must hold nearly all labels would hold the truth too seldom: what a miss
+    raised is paid back by ten hits."""
     chances = sets.Chances({1: (1, 0.0)}, 0.0)
     missed = sets.after_label(sets.Tracked(labels=1.0, known=(1, 2)), 0.9, chances, 1, "new")
     assert missed.labels == pytest.approx(1.0 + 0.9 * sets.STEP)
@@ -105,7 +133,9 @@ def test_labels_are_remembered_up_to_a_bound():
     policy = policy_named("stacking(coverage=0.9)")
     state, one = policy.init(models(1)), models(1)
     for label in [*range(100), "y" * 65, 2**64]:
-        state = policy.observe(state, Observation(Plan(tuple(one)), {one[0]: Prediction(0)}, Truth(label)))
+        state = policy.observe(
+            state, Observation(Plan(tuple(one)), {one[0]: Prediction(0)}, Truth(label))
+        )
     assert state.tracked.known == tuple(range(sets.KNOWN_MAX))
     again = policy.decode(policy.encode(state))
     assert again.tracked == state.tracked
@@ -116,7 +146,9 @@ def test_wild_labels_leave_a_threshold_sound():
     state = policy.init(one)
     far = [(1.0, 1e308), (-1e308, 1e308), (0.0, 0.0)]
     for output, label in [*far, (1.0, "x"), (1.0, np.zeros(2)), (1.0, True), (np.zeros(2), 1.0)]:
-        state = policy.observe(state, Observation(Plan(tuple(one)), {one[0]: Prediction(output)}, Truth(label)))
+        state = policy.observe(
+            state, Observation(Plan(tuple(one)), {one[0]: Prediction(output)}, Truth(label))
+        )
         assert sets.sound(state.tracked)
         low, high = policy.combine(state, {one[0]: Prediction(1.0)}, ()).set or (0, 0)
         assert math.isfinite(low)
@@ -124,7 +156,10 @@ def test_wild_labels_leave_a_threshold_sound():
 
 
 def test_two_servers_meet_half_way():
-    mine, theirs = sets.Tracked(0.6, 1.0, 2.0, 10.0, (1, 2)), sets.Tracked(0.8, 3.0, 4.0, 20.0, (2, 3))
+    mine, theirs = (
+        sets.Tracked(0.6, 1.0, 2.0, 10.0, (1, 2)),
+        sets.Tracked(0.8, 3.0, 4.0, 20.0, (2, 3)),
+    )
     assert sets.merged(sets.FRESH, mine, theirs) == sets.Tracked(0.7, 2.0, 3.0, 30.0, (1, 2, 3))
     assert sets.merged(sets.FRESH, mine, sets.FRESH) == sets.Tracked(0.75, 1.0, 2.0, 10.0, (1, 2))
 
@@ -135,7 +170,9 @@ def test_a_state_of_the_first_schema_is_read(name):
     assert isinstance(policy, LearningPolicy)
     state = policy.init(models(2))
     old = np.arange(40.0).reshape(20, 2)
-    body = msgspec.msgpack.encode((name, 1, state.models, state.rows.tobytes(), 7.0, 3, old.tobytes()))
+    body = msgspec.msgpack.encode(
+        (name, 1, state.models, state.rows.tobytes(), 7.0, 3, old.tobytes())
+    )
     read = policy.decode(zlib.crc32(body).to_bytes(4, "little") + body)
     assert (read.seen, read.labels, read.tracked) == (7.0, 3, sets.FRESH)
     assert read.sure.tolist() == (old[::2] + old[1::2]).tolist()

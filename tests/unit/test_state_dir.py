@@ -19,7 +19,9 @@ def test_nothing_is_kept_without_a_state(state):
     assert not place.run.exists()
 
 
-@pytest.mark.parametrize("state", ["{}/a/b", "sqlite:{}/a/b/catalog.db", "sqlite://{}/a/b/catalog.db"])
+@pytest.mark.parametrize(
+    "state", ["{}/a/b", "sqlite:{}/a/b/catalog.db", "sqlite://{}/a/b/catalog.db"]
+)
 def test_models_are_kept_in_the_folder(tmp_path, state):
     place = StateDir(state.format(tmp_path))
     assert place.models == tmp_path / "a" / "b" / "models"
@@ -39,7 +41,9 @@ def test_a_relative_folder_does_not_move_with_the_process(tmp_path, monkeypatch)
 
 def test_one_server_a_folder(tmp_path):
     first = StateDir(str(tmp_path))
-    with pytest.raises(AlreadyExists, match=f"{tmp_path} is in use by process {os.getpid()}. Stop it"):
+    with pytest.raises(
+        AlreadyExists, match=f"{tmp_path} is in use by process {os.getpid()}. Stop it"
+    ):
         StateDir(f"sqlite:{tmp_path}/catalog.db")
     first.close()
     first.close()
@@ -57,7 +61,10 @@ def test_a_refused_folder_leaves_no_other_behind(tmp_path, monkeypatch):
 
 
 def test_a_killed_server_holds_nothing(tmp_path):
-    code = f"import os; from clipper.state_dir import StateDir; s = StateDir({str(tmp_path)!r}); os.kill(os.getpid(), 9)"
+    code = (
+        f"import os; from clipper.state_dir import StateDir; s = StateDir({str(tmp_path)!r});"
+        " os.kill(os.getpid(), 9)"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == -9
     StateDir(str(tmp_path)).close()
 
@@ -80,7 +87,9 @@ def test_a_fork_that_lives_on_does_not_hold_it(tmp_path):
 @pytest.mark.parametrize("state", ["{}/file", "{}/file/below", "sqlite:{}/file/x.db"])
 def test_a_folder_that_cannot_be(tmp_path, state):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(ConfigError, match=r"cannot use the state folder .*file.*Choose another with state="):
+    with pytest.raises(
+        ConfigError, match=r"cannot use the state folder .*file.*Choose another with state="
+    ):
         StateDir(state.format(tmp_path))
 
 
@@ -96,8 +105,13 @@ def test_what_a_killed_server_left_is_swept(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     living = StateDir("")
     (tmp_path / "clipper-notes").mkdir()
-    code = "import os; from clipper.state_dir import StateDir; print(StateDir('').run, flush=True); os.kill(os.getpid(), 9)"
-    dead = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stdout.strip()
+    code = (
+        "import os; from clipper.state_dir import StateDir; print(StateDir('').run, flush=True);"
+        " os.kill(os.getpid(), 9)"
+    )
+    dead = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    ).stdout.strip()
     assert os.path.isdir(dead)
     another = StateDir("")
     assert not os.path.exists(dead)

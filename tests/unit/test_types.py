@@ -77,7 +77,20 @@ def test_models_read_back_as_written(name: str, version: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", ":", "svm:", "svm:0", "svm:-1", "svm:1.5", "svm:x", "svm:1:2", "a b", "svm:99999999999", "svm:\u0661"]
+    "text",
+    [
+        "",
+        ":",
+        "svm:",
+        "svm:0",
+        "svm:-1",
+        "svm:1.5",
+        "svm:x",
+        "svm:1:2",
+        "a b",
+        "svm:99999999999",
+        "svm:\u0661",
+    ],
 )
 def test_bad_models(text: str) -> None:
     with pytest.raises(ValueError, match="bad"):
@@ -145,13 +158,24 @@ def test_the_design_documents_seven_types() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "bad input type"), ("f65", "Element types: any, bool, u8"), ("f64[", "bad input type"),
-        ("f64[]", "dimensions"), ("f64[0]", "dimensions"), ("f64[-1]", "dimensions"), ("f64[*,3]", "dimensions"),
-        ("f64[3,]", "dimensions"), ("f64[4294967296]", "dimensions"), ("f64[1,1,1,1,1]", "at most 4"),
-        ("str[3]", "takes no shape"), ("bytes[*]", "takes no shape"), ("f64[3]x", "bad input type"),
-        ("f64[1e3]", "dimensions"), ("doubles[3]", "bad input type"), ("f64[\u0663]", "dimensions"),
+        ("", "bad input type"),
+        ("f65", "Element types: any, bool, u8"),
+        ("f64[", "bad input type"),
+        ("f64[]", "dimensions"),
+        ("f64[0]", "dimensions"),
+        ("f64[-1]", "dimensions"),
+        ("f64[*,3]", "dimensions"),
+        ("f64[3,]", "dimensions"),
+        ("f64[4294967296]", "dimensions"),
+        ("f64[1,1,1,1,1]", "at most 4"),
+        ("str[3]", "takes no shape"),
+        ("bytes[*]", "takes no shape"),
+        ("f64[3]x", "bad input type"),
+        ("f64[1e3]", "dimensions"),
+        ("doubles[3]", "bad input type"),
+        ("f64[\u0663]", "dimensions"),
     ],
-)  # fmt: skip
+)
 def test_bad_notation(text: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         InputType.parse(text)
@@ -174,23 +198,53 @@ def test_a_type_that_is_no_str() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (np.zeros(64), "f64[64]"), (np.zeros((28, 28), np.float32), "f32[28,28]"), (np.float16(1), "f16"),
-        (np.zeros(3, ">f8"), "f64[3]"), (np.array(True), "bool"), (np.zeros(2, np.uint8), "u8[2]"),
-        ([1.0, 2], "f64[2]"), ([1, 2, 3], "i64[3]"), ([[1.5], [2.5]], "f64[2,1]"), ([True, False], "bool[2]"),
-        ((1, 2), "i64[2]"), (1.5, "f64"), (7, "i64"), (2**63, "u64"), (True, "bool"),
-        ("text", "str"), ("", "str"), (b"raw", "bytes"), (bytearray(b"x"), "bytes"), (memoryview(b"x"), "bytes"),
-        (np.str_("x"), "str"), (np.bytes_(b"x"), "bytes"),
+        (np.zeros(64), "f64[64]"),
+        (np.zeros((28, 28), np.float32), "f32[28,28]"),
+        (np.float16(1), "f16"),
+        (np.zeros(3, ">f8"), "f64[3]"),
+        (np.array(True), "bool"),
+        (np.zeros(2, np.uint8), "u8[2]"),
+        ([1.0, 2], "f64[2]"),
+        ([1, 2, 3], "i64[3]"),
+        ([[1.5], [2.5]], "f64[2,1]"),
+        ([True, False], "bool[2]"),
+        ((1, 2), "i64[2]"),
+        (1.5, "f64"),
+        (7, "i64"),
+        (2**63, "u64"),
+        (True, "bool"),
+        ("text", "str"),
+        ("", "str"),
+        (b"raw", "bytes"),
+        (bytearray(b"x"), "bytes"),
+        (memoryview(b"x"), "bytes"),
+        (np.str_("x"), "str"),
+        (np.bytes_(b"x"), "bytes"),
     ],
-)  # fmt: skip
+)
 def test_types_are_inferred(value: object, text: str) -> None:
     assert str(InputType.infer(value)) == text
 
 
 @pytest.mark.parametrize(
     "value",
-    [None, object(), {}, [[1, 2], [3]], ["a", "b"], [None], [], np.zeros((0, 3)), 2**64, 1j, np.zeros((1,) * 5),
-     np.datetime64("2020-01-01"), np.array([object()]), np.longdouble(1)],
-)  # fmt: skip
+    [
+        None,
+        object(),
+        {},
+        [[1, 2], [3]],
+        ["a", "b"],
+        [None],
+        [],
+        np.zeros((0, 3)),
+        2**64,
+        1j,
+        np.zeros((1,) * 5),
+        np.datetime64("2020-01-01"),
+        np.array([object()]),
+        np.longdouble(1),
+    ],
+)
 def test_what_has_no_input_type(value: object) -> None:
     with pytest.raises(ValueError, match=r"input"):
         InputType.infer(value)
@@ -200,14 +254,20 @@ def test_what_has_no_input_type(value: object) -> None:
 
 
 def test_values_are_frozen() -> None:
-    for value, field in ((VersionedModel("a"), "name"), (Answer(1), "output"), (PredictionRequest(1), "input")):
+    for value, field in (
+        (VersionedModel("a"), "name"),
+        (Answer(1), "output"),
+        (PredictionRequest(1), "input"),
+    ):
         with pytest.raises(AttributeError):
             setattr(value, field, 0)
 
 
 def test_requests_and_answers_may_hold_arrays() -> None:
     array = np.zeros(3)
-    assert PredictionRequest(array) != PredictionRequest(array), "by identity: arrays have no one truth"
+    assert PredictionRequest(array) != PredictionRequest(array), (
+        "by identity: arrays have no one truth"
+    )
     assert Answer(array) != Answer(array)
     request = PredictionRequest(array, "digits", user="u1", slo_ms=5)
     assert (request.candidate_models, request.salt) == ((), 0)
@@ -216,22 +276,35 @@ def test_requests_and_answers_may_hold_arrays() -> None:
 @pytest.mark.parametrize(
     ("answer", "shown"),
     [
-        (Answer(3, 0.984, models=(VersionedModel("svm", 1),), latency_us=1900),
-         "Answer(3, confidence=0.984, from svm:1, 1.9 ms)"),
-        (Answer(-1, 0.0, True, "deadline", missing=(VersionedModel("svm", 1),), latency_us=20_000),
-         "Answer(-1, confidence=0, default: deadline, missing svm:1, 20 ms)"),
+        (
+            Answer(3, 0.984, models=(VersionedModel("svm", 1),), latency_us=1900),
+            "Answer(3, confidence=0.984, from svm:1, 1.9 ms)",
+        ),
+        (
+            Answer(
+                -1, 0.0, True, "deadline", missing=(VersionedModel("svm", 1),), latency_us=20_000
+            ),
+            "Answer(-1, confidence=0, default: deadline, missing svm:1, 20 ms)",
+        ),
         (Answer("x" * 100), f"Answer('{'x' * 56}..., confidence=1, 0 ms)"),
     ],
-)  # fmt: skip
+)
 def test_an_answer_shows_itself_in_one_line(answer: Answer, shown: str) -> None:
     assert repr(answer) == shown
 
 
 def test_records_read_back_as_written() -> None:
     model = Model(
-        "svm", 2, InputType("f32", (28, 28)), batching=Batching("static", 8, pad=True), target="m:f", sha256="0"
+        "svm",
+        2,
+        InputType("f32", (28, 28)),
+        batching=Batching("static", 8, pad=True),
+        target="m:f",
+        sha256="0",
     )
-    app = Application("digits", (VersionedModel("svm"), VersionedModel("svm", 2)), 7.5, [1, "a"], model.input)
+    app = Application(
+        "digits", (VersionedModel("svm"), VersionedModel("svm", 2)), 7.5, [1, "a"], model.input
+    )
     records: list[Any] = [model, app]
     for record in records:
         assert msgspec.json.decode(msgspec.json.encode(record), type=type(record)) == record

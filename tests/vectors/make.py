@@ -1,8 +1,9 @@
-"""Writes the golden frames: frames.json, which every reader must understand, and refused.json, which none may.
+"""Writes the golden frames: frames.json, which every reader must understand, and refused.json,
+which none may.
 
-An independent witness of docs/wire.md: struct, zlib and numpy only, nothing of ours, so that an error of the codec
-cannot be copied into the vectors. `python tests/vectors/make.py` writes both files anew; `--check` says by its exit
-status whether they differ.
+An independent witness of docs/wire.md: struct, zlib and numpy only, nothing of ours, so that an
+error of the codec cannot be copied into the vectors. `python tests/vectors/make.py` writes both
+files anew; `--check` says by its exit status whether they differ.
 """
 
 import json
@@ -15,13 +16,60 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).parent
-HELLO, WELCOME, REFUSE, PREDICT, REPLY, FAILURE, HEARTBEAT, GOODBYE, REGION, FEEDBACK, ACCURACY = range(1, 12)
-KINDS = ("", "HELLO", "WELCOME", "REFUSE", "PREDICT", "REPLY", "FAILURE", "HEARTBEAT", "GOODBYE", "REGION",
-         "FEEDBACK", "ACCURACY")  # fmt: skip
-VARIABLE, CONFIDENCE, ROW_STATUS, COMPRESSED, CHECKED, SHARED, SESSIONS, QUALIFIERS = 1, 2, 4, 8, 16, 32, 64, 128
-FLAGS = {1: "VARIABLE", 2: "CONFIDENCE", 4: "ROW_STATUS", 8: "COMPRESSED", 16: "CHECKED", 32: "SHARED", 64: "SESSIONS",
-         128: "QUALIFIERS"}  # fmt: skip
-DTYPES = ("any", "bool", "u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64", "f16", "f32", "f64", "str", "bytes")
+HELLO, WELCOME, REFUSE, PREDICT, REPLY, FAILURE, HEARTBEAT, GOODBYE, REGION, FEEDBACK, ACCURACY = (
+    range(1, 12)
+)
+KINDS = (
+    "",
+    "HELLO",
+    "WELCOME",
+    "REFUSE",
+    "PREDICT",
+    "REPLY",
+    "FAILURE",
+    "HEARTBEAT",
+    "GOODBYE",
+    "REGION",
+    "FEEDBACK",
+    "ACCURACY",
+)
+VARIABLE, CONFIDENCE, ROW_STATUS, COMPRESSED, CHECKED, SHARED, SESSIONS, QUALIFIERS = (
+    1,
+    2,
+    4,
+    8,
+    16,
+    32,
+    64,
+    128,
+)
+FLAGS = {
+    1: "VARIABLE",
+    2: "CONFIDENCE",
+    4: "ROW_STATUS",
+    8: "COMPRESSED",
+    16: "CHECKED",
+    32: "SHARED",
+    64: "SESSIONS",
+    128: "QUALIFIERS",
+}
+DTYPES = (
+    "any",
+    "bool",
+    "u8",
+    "i8",
+    "u16",
+    "i16",
+    "u32",
+    "i32",
+    "u64",
+    "i64",
+    "f16",
+    "f32",
+    "f64",
+    "str",
+    "bytes",
+)
 CODES = ("?", "u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")
 NUMPY = dict(zip(DTYPES[1:13], CODES, strict=True))
 Vector = dict[str, Any]
@@ -55,7 +103,9 @@ def header(
     return front + struct.pack("<I", zlib.crc32(front))
 
 
-def frame(name: str, kind: int, payload: bytes = b"", *, meaning: Vector | None = None, **fields: Any) -> Vector:
+def frame(
+    name: str, kind: int, payload: bytes = b"", *, meaning: Vector | None = None, **fields: Any
+) -> Vector:
     flags = fields.get("flags", 0)
     crc = zlib.crc32(payload) if flags & CHECKED else 0
     head = header(kind, payload_bytes=len(payload), payload_crc=crc, **fields)
@@ -70,16 +120,24 @@ def frame(name: str, kind: int, payload: bytes = b"", *, meaning: Vector | None 
         "payload_bytes": len(payload),
         "payload_crc": crc,
     }
-    return {"name": name, "version": 2, "hex": (head + payload).hex(), "meaning": said | (meaning or {})}
+    return {
+        "name": name,
+        "version": 2,
+        "hex": (head + payload).hex(),
+        "meaning": said | (meaning or {}),
+    }
 
 
 # -- batches
 
 
 def tail(
-    confidence: list[float] | None, status: list[int] | None, text: str, sessions: list[int] | None = None,
+    confidence: list[float] | None,
+    status: list[int] | None,
+    text: str,
+    sessions: list[int] | None = None,
     qualifiers: list[str] | None = None,
-) -> tuple[int, bytes, Vector]:  # fmt: skip
+) -> tuple[int, bytes, Vector]:
     """What follows the data: its flags, its bytes, its meaning."""
     flags, part = 0, b""
     meaning: Vector = {}
@@ -147,18 +205,34 @@ def variable(
         data = struct.pack("<Q", len(block)) + block
     more, rest, meaning = tail(confidence, status, text, sessions, qualifiers)
     fields |= {"rows": len(values), "dims": (0,), "flags": flags | more | VARIABLE, "dtype": dtype}
-    return frame(name, kind, lengths + pad(data) + rest, meaning={"values": values} | meaning, **fields)
+    return frame(
+        name, kind, lengths + pad(data) + rest, meaning={"values": values} | meaning, **fields
+    )
 
 
 def region(name: str, number: int, rows: int, row_bytes: int, **fields: Any) -> Vector:
     meaning = {"region": number, "region_rows": rows, "row_bytes": row_bytes}
-    return frame(name, REGION, struct.pack("<QQQ", number, rows, row_bytes), meaning=meaning, **fields)
+    return frame(
+        name, REGION, struct.pack("<QQQ", number, rows, row_bytes), meaning=meaning, **fields
+    )
 
 
-def shared(name: str, dtype: str, dims: tuple[int, ...], runs: list[list[int]], flags: int = 0, **fields: Any) -> Vector:
+def shared(
+    name: str,
+    dtype: str,
+    dims: tuple[int, ...],
+    runs: list[list[int]],
+    flags: int = 0,
+    **fields: Any,
+) -> Vector:
     """runs: [region, first row, rows] each."""
     payload = b"".join(struct.pack("<IIQ", number, count, first) for number, first, count in runs)
-    fields |= {"dtype": dtype, "dims": dims, "rows": sum(run[2] for run in runs), "flags": flags | SHARED}
+    fields |= {
+        "dtype": dtype,
+        "dims": dims,
+        "rows": sum(run[2] for run in runs),
+        "flags": flags | SHARED,
+    }
     return frame(name, PREDICT, payload, meaning={"runs": runs}, **fields)
 
 
@@ -169,9 +243,19 @@ def feedback(name: str, inputs: Vector, labels: Vector, flags: int = 0) -> Vecto
     return frame(name, FEEDBACK, payload, flags=flags, meaning=meaning)
 
 
-def accuracy(name: str, learned: int, failed: int, value: float | None = None, **fields: Any) -> Vector:
-    payload = struct.pack("<QQ", learned, failed) + (b"" if value is None else struct.pack("<d", value))
-    return frame(name, ACCURACY, payload, meaning={"learned": learned, "failed": failed, "accuracy": value}, **fields)
+def accuracy(
+    name: str, learned: int, failed: int, value: float | None = None, **fields: Any
+) -> Vector:
+    payload = struct.pack("<QQ", learned, failed) + (
+        b"" if value is None else struct.pack("<d", value)
+    )
+    return frame(
+        name,
+        ACCURACY,
+        payload,
+        meaning={"learned": learned, "failed": failed, "accuracy": value},
+        **fields,
+    )
 
 
 def literals(data: bytes) -> bytes:
@@ -185,13 +269,20 @@ def literals(data: bytes) -> bytes:
 def pack(value: Any) -> bytes:
     """The msgpack of maps, str, bool and int from 0 to 2**32 - 1, as short as msgpack allows."""
     if isinstance(value, dict):
-        return bytes([0x80 | len(value)]) + b"".join(pack(part) for pair in value.items() for part in pair)
+        return bytes([0x80 | len(value)]) + b"".join(
+            pack(part) for pair in value.items() for part in pair
+        )
     if isinstance(value, str):
         raw = value.encode()
         return (bytes([0xA0 | len(raw)]) if len(raw) < 32 else bytes([0xD9, len(raw)])) + raw
     if isinstance(value, bool):
         return b"\xc3" if value else b"\xc2"
-    for mark, code, bound in ((None, "B", 1 << 7), (0xCC, "B", 1 << 8), (0xCD, ">H", 1 << 16), (0xCE, ">I", 1 << 32)):
+    for mark, code, bound in (
+        (None, "B", 1 << 7),
+        (0xCC, "B", 1 << 8),
+        (0xCD, ">H", 1 << 16),
+        (0xCE, ">I", 1 << 32),
+    ):
         if value < bound:
             return (b"" if mark is None else bytes([mark])) + struct.pack(code, value)
     raise ValueError(value)
@@ -199,12 +290,29 @@ def pack(value: Any) -> bytes:
 
 def version2() -> list[Vector]:
     hello = {
-        "name": "svm", "version": 3, "replica": 0, "input": "f64[64]", "output": "any", "batch_max": 0, "protocol": 2,
-        "token": "0123456789abcdef0123456789abcdef01", "pid": 4121, "sdk": "clipper-container 0.1.0", "shared": True,
-    }  # fmt: skip
-    welcome = {"conn": 17, "heartbeat_ms": 500, "payload_bytes_max": 64 << 20, "crc": True, "shared": True}
+        "name": "svm",
+        "version": 3,
+        "replica": 0,
+        "input": "f64[64]",
+        "output": "any",
+        "batch_max": 0,
+        "protocol": 2,
+        "token": "0123456789abcdef0123456789abcdef01",
+        "pid": 4121,
+        "sdk": "clipper-container 0.1.0",
+        "shared": True,
+    }
+    welcome = {
+        "conn": 17,
+        "heartbeat_ms": 500,
+        "payload_bytes_max": 64 << 20,
+        "crc": True,
+        "shared": True,
+    }
     refused = "no model 'svn' is expected here: the token is unknown"
-    traceback = 'Traceback (most recent call last):\n  File "model.py", line 7\nValueError: größer als 3'
+    traceback = (
+        'Traceback (most recent call last):\n  File "model.py", line 7\nValueError: größer als 3'
+    )
     return [
         frame("hello", HELLO, pack(hello), meaning={"map": hello}),
         frame("welcome", WELCOME, pack(welcome), meaning={"map": welcome}),
@@ -213,44 +321,132 @@ def version2() -> list[Vector]:
         frame("failure", FAILURE, traceback.encode(), id=9, meaning={"text": traceback}),
         frame("heartbeat", HEARTBEAT),
         frame("goodbye", GOODBYE),
-        fixed("predict_f64_vectors", PREDICT, "f64", [[1.0, -2.5, 0.1], [0.0, 1e300, -0.0]], id=1, time_us=18500),
+        fixed(
+            "predict_f64_vectors",
+            PREDICT,
+            "f64",
+            [[1.0, -2.5, 0.1], [0.0, 1e300, -0.0]],
+            id=1,
+            time_us=18500,
+        ),
         fixed("predict_f32_padded", PREDICT, "f32", [[0.5], [1.5], [-2.0]], id=2, time_us=1),
-        fixed("predict_f32_checked", PREDICT, "f32", [[0.5, 0.25], [1.5, 8.0]], id=2**63 + 5, flags=CHECKED),
-        fixed("predict_f16_image", PREDICT, "f16", np.arange(24).reshape(2, 3, 2, 2).tolist(), id=3),
-        fixed("predict_u8_rank4", PREDICT, "u8", np.arange(16).reshape(1, 2, 2, 2, 2).tolist(), id=4),
+        fixed(
+            "predict_f32_checked",
+            PREDICT,
+            "f32",
+            [[0.5, 0.25], [1.5, 8.0]],
+            id=2**63 + 5,
+            flags=CHECKED,
+        ),
+        fixed(
+            "predict_f16_image", PREDICT, "f16", np.arange(24).reshape(2, 3, 2, 2).tolist(), id=3
+        ),
+        fixed(
+            "predict_u8_rank4", PREDICT, "u8", np.arange(16).reshape(1, 2, 2, 2, 2).tolist(), id=4
+        ),
         fixed("predict_i64_scalars", PREDICT, "i64", [-1, 0, 2**53], id=5),
         fixed("predict_no_elements", PREDICT, "f32", [[], []], id=6),
         variable("predict_str", PREDICT, "str", ["", "a", "Grüße", "日本語"], id=7, time_us=20000),
-        variable("predict_str_compressed", PREDICT, "str", ["ab" * 200, "", "ü"], id=8, flags=COMPRESSED),
+        variable(
+            "predict_str_compressed", PREDICT, "str", ["ab" * 200, "", "ü"], id=8, flags=COMPRESSED
+        ),
         variable("predict_bytes", PREDICT, "bytes", ["", "00ff10", "80"], id=9),
         variable("predict_f32_variable", PREDICT, "f32", [[1.0], [], [2.0, 3.0, 4.5]], id=10),
-        variable("predict_i16_variable_checked", PREDICT, "i16", [[-1], [5, 6]], id=11, flags=CHECKED),
+        variable(
+            "predict_i16_variable_checked", PREDICT, "i16", [[-1], [5, 6]], id=11, flags=CHECKED
+        ),
         region("region", 3, 8192, 3136),
         region("region_checked", 2**32 - 1, 16, 512, flags=CHECKED),
         shared("predict_shared", "f32", (784,), [[3, 17, 256]], id=12, time_us=18500),
-        shared("predict_shared_runs", "f64", (8, 8), [[3, 8190, 2], [3, 0, 5], [7, 2**40, 1]], id=13, flags=CHECKED),
+        shared(
+            "predict_shared_runs",
+            "f64",
+            (8, 8),
+            [[3, 8190, 2], [3, 0, 5], [7, 2**40, 1]],
+            id=13,
+            flags=CHECKED,
+        ),
         fixed("reply_f64_scalars", REPLY, "f64", [0.5, 2.0], id=1, time_us=1234),
         fixed("reply_bool", REPLY, "bool", [True, False, True], id=2),
-        *(fixed(f"reply_{dtype}", REPLY, dtype, [[0, 1], [2, 3]], id=3) for dtype in list(NUMPY)[1:]),
+        *(
+            fixed(f"reply_{dtype}", REPLY, dtype, [[0, 1], [2, 3]], id=3)
+            for dtype in list(NUMPY)[1:]
+        ),
         fixed("reply_u8_confidence", REPLY, "u8", [7, 3, 9], confidence=[0.5, 0.25, 1.0], id=4),
-        fixed("reply_row_failed", REPLY, "f32", [[1.0, 2.0], [0.0, 0.0]], status=[0, 1], text="größer", id=5),
-        variable("reply_str_all_parts", REPLY, "str", ["cat", "", "dog"], confidence=[0.75, 0.0, 0.5], status=[0, 1, 0],
-                 text="row 1", flags=CHECKED, id=6, time_us=42),
+        fixed(
+            "reply_row_failed",
+            REPLY,
+            "f32",
+            [[1.0, 2.0], [0.0, 0.0]],
+            status=[0, 1],
+            text="größer",
+            id=5,
+        ),
+        variable(
+            "reply_str_all_parts",
+            REPLY,
+            "str",
+            ["cat", "", "dog"],
+            confidence=[0.75, 0.0, 0.5],
+            status=[0, 1, 0],
+            text="row 1",
+            flags=CHECKED,
+            id=6,
+            time_us=42,
+        ),
         variable("reply_bytes", REPLY, "bytes", ["cafe"], id=7),
         fixed("reply_status_no_text", REPLY, "i32", [1], status=[0], id=8),
-        fixed("reply_f64_qualifiers", REPLY, "f64", [0.5, 2.0, 7.0], id=9,
-              qualifiers=["82a77175616c69747903a46d6f6465a466617374", "", "81a2696ec3"]),
-        variable("reply_str_qualifiers_all_parts", REPLY, "str", ["cat", "", "dog"], confidence=[0.75, 0.0, 0.5],
-                 status=[0, 1, 0], text="row 1", flags=CHECKED, id=10, qualifiers=["81a171cb3fe8000000000000", "", "81a17102"]),
-        fixed("predict_sessions", PREDICT, "f32", [[0.5], [1.5], [-2.0]], sessions=[7, 0, 2**64 - 1], id=14),
-        variable("predict_str_sessions", PREDICT, "str", ["a", "Grüße"], sessions=[1, 2], flags=CHECKED, id=15),
-        feedback("feedback_digits", fixed("", PREDICT, "f64", [[0.5, 1.0], [2.0, -3.0]], sessions=[0, 99]),
-                 fixed("", REPLY, "i64", [4, 7])),
-        feedback("feedback_str_checked", variable("", PREDICT, "str", ["snow", "goal"], sessions=[1, 1]),
-                 variable("", REPLY, "str", ["weather", "sport"]), flags=CHECKED),
+        fixed(
+            "reply_f64_qualifiers",
+            REPLY,
+            "f64",
+            [0.5, 2.0, 7.0],
+            id=9,
+            qualifiers=["82a77175616c69747903a46d6f6465a466617374", "", "81a2696ec3"],
+        ),
+        variable(
+            "reply_str_qualifiers_all_parts",
+            REPLY,
+            "str",
+            ["cat", "", "dog"],
+            confidence=[0.75, 0.0, 0.5],
+            status=[0, 1, 0],
+            text="row 1",
+            flags=CHECKED,
+            id=10,
+            qualifiers=["81a171cb3fe8000000000000", "", "81a17102"],
+        ),
+        fixed(
+            "predict_sessions",
+            PREDICT,
+            "f32",
+            [[0.5], [1.5], [-2.0]],
+            sessions=[7, 0, 2**64 - 1],
+            id=14,
+        ),
+        variable(
+            "predict_str_sessions",
+            PREDICT,
+            "str",
+            ["a", "Grüße"],
+            sessions=[1, 2],
+            flags=CHECKED,
+            id=15,
+        ),
+        feedback(
+            "feedback_digits",
+            fixed("", PREDICT, "f64", [[0.5, 1.0], [2.0, -3.0]], sessions=[0, 99]),
+            fixed("", REPLY, "i64", [4, 7]),
+        ),
+        feedback(
+            "feedback_str_checked",
+            variable("", PREDICT, "str", ["snow", "goal"], sessions=[1, 1]),
+            variable("", REPLY, "str", ["weather", "sport"]),
+            flags=CHECKED,
+        ),
         accuracy("accuracy", 1200, 3, 0.9375),
         accuracy("accuracy_unsaid", 64, 0, flags=CHECKED),
-    ]  # fmt: skip
+    ]
 
 
 # -- version 1
@@ -258,7 +454,12 @@ def version2() -> list[Vector]:
 
 def v1(name: str, kind: int, values: list[Any], body: bytes, block: str | None = None) -> Vector:
     meaning = {"format": kind, "values": values} | ({} if block is None else {"block": block})
-    return {"name": name, "version": 1, "hex": (struct.pack("<BI", kind, len(values)) + body).hex(), "meaning": meaning}
+    return {
+        "name": name,
+        "version": 1,
+        "hex": (struct.pack("<BI", kind, len(values)) + body).hex(),
+        "meaning": meaning,
+    }
 
 
 def v1_fixed(name: str, kind: int, values: list[Any]) -> Vector:
@@ -268,19 +469,24 @@ def v1_fixed(name: str, kind: int, values: list[Any]) -> Vector:
 
 def v1_variable(name: str, kind: int, values: list[Any]) -> Vector:
     dtype = ("<i4", "<f8", "u1")[kind - 4]
-    content = b"".join(struct.pack("<I", len(value)) + np.array(value, dtype).tobytes() for value in values)
+    content = b"".join(
+        struct.pack("<I", len(value)) + np.array(value, dtype).tobytes() for value in values
+    )
     return v1(name, kind, values, struct.pack("<I", len(content)) + content)
 
 
 def v1_strings(name: str, values: list[str], block: bytes | None = None) -> Vector:
     rows = [value.encode() for value in values]
-    content = struct.pack(f"<{len(rows)}i", *map(len, rows)) + (literals(b"".join(rows)) if block is None else block)
+    content = struct.pack(f"<{len(rows)}i", *map(len, rows)) + (
+        literals(b"".join(rows)) if block is None else block
+    )
     body = struct.pack("<I", len(content)) + content
     return v1(name, 7, values, body, "literals" if block is None else "matches")
 
 
 def version1() -> list[Vector]:
-    # 3 literals "abc", then a match of 4 + 15 + 6 bytes from 3 back: it overlaps itself; then 5 literals
+    # 3 literals "abc", then a match of 4 + 15 + 6 bytes from 3 back: it overlaps itself; then 5
+    # literals
     matches = b"\x3fabc\x03\x00\x06" + b"\x50vwxyz"
     return [
         v1_fixed("v1_i32", 1, [[1, -2, 3], [2**31 - 1, 0, -(2**31)]]),
@@ -302,7 +508,8 @@ def version1() -> list[Vector]:
 
 
 def refused() -> list[Vector]:
-    """Well-formed but for the one thing that `why` names; header CRCs are right unless it is the CRC."""
+    """Well-formed but for the one thing that `why` names; header CRCs are right unless it is the
+    CRC."""
     found: list[Vector] = []
 
     def add(name: str, why: str, data: bytes, version: int = 2) -> None:
@@ -318,39 +525,100 @@ def refused() -> list[Vector]:
     add("kind_12", "kind 12 is unknown", header(12, **row, payload_bytes=8) + scalar)
     add("dtype_0", "a batch has an element type", header(rows=1, payload_bytes=8) + scalar)
     add("dtype_15", "dtype 15 is unknown", header(rows=1, dtype="15", payload_bytes=8) + scalar)
-    add("rank_5", "rank above 4", header(**row, rank=5, dims=(1, 1, 1, 1), payload_bytes=8) + scalar)
-    add("dims_unused", "a dimension beyond the rank", header(**row, rank=0, dims=(1,), payload_bytes=8) + scalar)
+    add(
+        "rank_5", "rank above 4", header(**row, rank=5, dims=(1, 1, 1, 1), payload_bytes=8) + scalar
+    )
+    add(
+        "dims_unused",
+        "a dimension beyond the rank",
+        header(**row, rank=0, dims=(1,), payload_bytes=8) + scalar,
+    )
     add("flags_unknown", "flag 256 is unknown", header(**row, flags=256, payload_bytes=8) + scalar)
     add("reserved", "reserved is not 0", header(**row, reserved=1, payload_bytes=8) + scalar)
-    add("crc_unchecked", "payload_crc without CHECKED", header(**row, payload_crc=1, payload_bytes=8) + scalar)
+    add(
+        "crc_unchecked",
+        "payload_crc without CHECKED",
+        header(**row, payload_crc=1, payload_bytes=8) + scalar,
+    )
     wrong = header(**row, flags=CHECKED, payload_crc=zlib.crc32(scalar) ^ 1, payload_bytes=8)
     add("payload_crc", "payload CRC is wrong", wrong + scalar)
     add("rows_0", "a batch has at least one row", header(dtype="f64", payload_bytes=0))
-    add("str_fixed", "str rows are always VARIABLE", header(dtype="str", rows=1, payload_bytes=8) + scalar)
+    add(
+        "str_fixed",
+        "str rows are always VARIABLE",
+        header(dtype="str", rows=1, payload_bytes=8) + scalar,
+    )
     flat: Vector = {"dtype": "u8", "rows": 1, "flags": VARIABLE}
     lengths = pad(struct.pack("<I", 3)) + pad(b"abc")
-    add("variable_dims", "VARIABLE rows have dims 0", header(**flat, dims=(3,), payload_bytes=16) + lengths)
-    add("variable_rank", "VARIABLE rows have rank 1", header(**flat, rank=0, payload_bytes=16) + lengths)
-    add("payload_short", "the data is longer than the payload", header(dtype="f64", rows=2, payload_bytes=8) + scalar)
-    add("payload_long", "the payload is longer than its parts", header(**row, payload_bytes=16) + 2 * scalar)
-    add("padding", "padding is not 0", header(dtype="u8", rows=1, payload_bytes=8) + b"\0\0\0\0\0\0\0\1")
-    add("padding_missing", "the data is not padded", header(dtype="u8", rows=1, payload_bytes=1) + b"\0")
-    add("dims_overflow", "dims multiply beyond 64 bits", header(**row, dims=(2**32 - 1,) * 4, payload_bytes=8) + scalar)
+    add(
+        "variable_dims",
+        "VARIABLE rows have dims 0",
+        header(**flat, dims=(3,), payload_bytes=16) + lengths,
+    )
+    add(
+        "variable_rank",
+        "VARIABLE rows have rank 1",
+        header(**flat, rank=0, payload_bytes=16) + lengths,
+    )
+    add(
+        "payload_short",
+        "the data is longer than the payload",
+        header(dtype="f64", rows=2, payload_bytes=8) + scalar,
+    )
+    add(
+        "payload_long",
+        "the payload is longer than its parts",
+        header(**row, payload_bytes=16) + 2 * scalar,
+    )
+    add(
+        "padding",
+        "padding is not 0",
+        header(dtype="u8", rows=1, payload_bytes=8) + b"\0\0\0\0\0\0\0\1",
+    )
+    add(
+        "padding_missing",
+        "the data is not padded",
+        header(dtype="u8", rows=1, payload_bytes=1) + b"\0",
+    )
+    add(
+        "dims_overflow",
+        "dims multiply beyond 64 bits",
+        header(**row, dims=(2**32 - 1,) * 4, payload_bytes=8) + scalar,
+    )
     empty = header(dtype="f64", rows=1, dims=(2**32 - 1, 2**32 - 1, 0))
     add("dims_overflow_empty", "dims but for the 0 multiply beyond 63 bits", empty)
     long = pad(struct.pack("<I", 2**32 - 1)) + pad(b"abc")
-    add("length_hostile", "a length beyond the payload", header(**flat, dims=(0,), payload_bytes=16) + long)
+    add(
+        "length_hostile",
+        "a length beyond the payload",
+        header(**flat, dims=(0,), payload_bytes=16) + long,
+    )
     many = struct.pack("<2I", 2**32 - 1, 2**32 - 1) + pad(b"abc")
-    add("lengths_sum", "lengths beyond the payload",
-        header(dtype="u8", rows=2, flags=VARIABLE, dims=(0,), payload_bytes=16) + many)  # fmt: skip
-    add("bool_2", "a bool is 0 or 1", header(REPLY, dtype="bool", rows=1, payload_bytes=8) + pad(b"\2"))
+    add(
+        "lengths_sum",
+        "lengths beyond the payload",
+        header(dtype="u8", rows=2, flags=VARIABLE, dims=(0,), payload_bytes=16) + many,
+    )
+    add(
+        "bool_2",
+        "a bool is 0 or 1",
+        header(REPLY, dtype="bool", rows=1, payload_bytes=8) + pad(b"\2"),
+    )
     status = header(REPLY, **row, flags=ROW_STATUS, payload_bytes=16) + scalar + pad(b"\2")
     add("status_2", "a row's status is 0 or 1", status)
     packed = pad(struct.pack("<I", 3)) + struct.pack("<Q", 4) + pad(b"\x30abc")
     text: Vector = {"dtype": "str", "rows": 1, "flags": VARIABLE | COMPRESSED, "dims": (0,)}
-    add("reply_compressed", "only a PREDICT may be COMPRESSED", header(REPLY, **text, payload_bytes=24) + packed)
+    add(
+        "reply_compressed",
+        "only a PREDICT may be COMPRESSED",
+        header(REPLY, **text, payload_bytes=24) + packed,
+    )
     octets = text | {"dtype": "bytes"}
-    add("bytes_compressed", "only str rows may be COMPRESSED", header(**octets, payload_bytes=24) + packed)
+    add(
+        "bytes_compressed",
+        "only str rows may be COMPRESSED",
+        header(**octets, payload_bytes=24) + packed,
+    )
     bomb = pad(struct.pack("<I", 60 << 20)) + packed[8:]
     add("bomb", "a block cannot grow 255-fold", header(**text, payload_bytes=24) + bomb)
     other = pad(struct.pack("<I", 4)) + packed[8:]
@@ -362,12 +630,32 @@ def refused() -> list[Vector]:
     add("v1_format_0", "format 0 is unknown", struct.pack("<BII", 0, 1, 1) + b"\0", 1)
     add("v1_format_8", "format 8 is unknown", struct.pack("<BII", 8, 1, 1) + b"\0", 1)
     add("v1_rows_0", "a batch has at least one row", struct.pack("<BII", 3, 0, 0), 1)
-    add("v1_count_hostile", "more rows than bytes", struct.pack("<BII", 3, 2**32 - 1, 2**32 - 1) + b"\0", 1)
-    add("v1_length_hostile", "a length beyond the content", struct.pack("<BIII", 6, 1, 5, 2**32 - 1) + b"\0", 1)
+    add(
+        "v1_count_hostile",
+        "more rows than bytes",
+        struct.pack("<BII", 3, 2**32 - 1, 2**32 - 1) + b"\0",
+        1,
+    )
+    add(
+        "v1_length_hostile",
+        "a length beyond the content",
+        struct.pack("<BIII", 6, 1, 5, 2**32 - 1) + b"\0",
+        1,
+    )
     add("v1_content_long", "content beyond the rows", struct.pack("<BIII", 6, 1, 6, 1) + b"\0\0", 1)
     add("v1_negative", "a negative length", struct.pack("<BIIi", 7, 1, 5, -1) + b"\0", 1)
-    add("v1_offset_0", "a match 0 bytes back", struct.pack("<BIIi", 7, 1, 13, 9) + b"\x14a\0\0\x00" + bytes(4), 1)
-    add("v1_offset_far", "a match before the start", struct.pack("<BIIi", 7, 1, 10, 6) + b"\x10a\x02\x00\x10b", 1)
+    add(
+        "v1_offset_0",
+        "a match 0 bytes back",
+        struct.pack("<BIIi", 7, 1, 13, 9) + b"\x14a\0\0\x00" + bytes(4),
+        1,
+    )
+    add(
+        "v1_offset_far",
+        "a match before the start",
+        struct.pack("<BIIi", 7, 1, 10, 6) + b"\x10a\x02\x00\x10b",
+        1,
+    )
     return found
 
 
@@ -375,20 +663,59 @@ def refused_sharing(add: Any, row: Vector) -> None:
     """REGION and SHARED: what can be told without having mapped anything."""
     run, two = struct.pack("<IIQ", 3, 1, 5), row | {"rows": 2}
     add("region_short", "REGION is told in 24 bytes", header(REGION, payload_bytes=16) + run)
-    add("region_rows", "REGION carries no rows", header(REGION, rows=1, payload_bytes=24) + bytes(24))
-    add("region_number", "a region's number has 32 bits", header(REGION, payload_bytes=24) + struct.pack("<QQQ", 2**32, 1, 8))
-    add("region_empty", "a region has rows", header(REGION, payload_bytes=24) + struct.pack("<QQQ", 1, 0, 8))
-    add("region_thin", "a region's rows have bytes", header(REGION, payload_bytes=24) + struct.pack("<QQQ", 1, 8, 0))
+    add(
+        "region_rows",
+        "REGION carries no rows",
+        header(REGION, rows=1, payload_bytes=24) + bytes(24),
+    )
+    add(
+        "region_number",
+        "a region's number has 32 bits",
+        header(REGION, payload_bytes=24) + struct.pack("<QQQ", 2**32, 1, 8),
+    )
+    add(
+        "region_empty",
+        "a region has rows",
+        header(REGION, payload_bytes=24) + struct.pack("<QQQ", 1, 0, 8),
+    )
+    add(
+        "region_thin",
+        "a region's rows have bytes",
+        header(REGION, payload_bytes=24) + struct.pack("<QQQ", 1, 8, 0),
+    )
     add("shared_no_runs", "a SHARED batch has a run", header(**row, flags=SHARED))
-    add("shared_cut", "a run has 16 bytes", header(**row, flags=SHARED, payload_bytes=24) + run + bytes(8))
+    add(
+        "shared_cut",
+        "a run has 16 bytes",
+        header(**row, flags=SHARED, payload_bytes=24) + run + bytes(8),
+    )
     add("shared_few", "runs of 1 row for 2", header(**two, flags=SHARED, payload_bytes=16) + run)
-    add("shared_many", "runs of 2 rows for 1", header(**row, flags=SHARED, payload_bytes=32) + 2 * run)
+    add(
+        "shared_many",
+        "runs of 2 rows for 1",
+        header(**row, flags=SHARED, payload_bytes=32) + 2 * run,
+    )
     nothing = struct.pack("<IIQ", 3, 0, 5)
-    add("shared_empty_run", "a run has rows", header(**row, flags=SHARED, payload_bytes=32) + run + nothing)
-    add("shared_reply", "only a PREDICT may be SHARED", header(REPLY, **row, flags=SHARED, payload_bytes=16) + run)
-    add("shared_status", "nothing beside SHARED rows", header(**row, flags=SHARED | ROW_STATUS, payload_bytes=16) + run)
-    add("shared_variable", "SHARED rows are of one shape",
-        header(dtype="u8", rows=1, dims=(0,), flags=SHARED | VARIABLE, payload_bytes=16) + run)  # fmt: skip
+    add(
+        "shared_empty_run",
+        "a run has rows",
+        header(**row, flags=SHARED, payload_bytes=32) + run + nothing,
+    )
+    add(
+        "shared_reply",
+        "only a PREDICT may be SHARED",
+        header(REPLY, **row, flags=SHARED, payload_bytes=16) + run,
+    )
+    add(
+        "shared_status",
+        "nothing beside SHARED rows",
+        header(**row, flags=SHARED | ROW_STATUS, payload_bytes=16) + run,
+    )
+    add(
+        "shared_variable",
+        "SHARED rows are of one shape",
+        header(dtype="u8", rows=1, dims=(0,), flags=SHARED | VARIABLE, payload_bytes=16) + run,
+    )
 
 
 def refused_learning(add: Any) -> None:
@@ -396,23 +723,64 @@ def refused_learning(add: Any) -> None:
     row: Vector = {"dtype": "f64", "rows": 1}
     one, two = struct.pack("<d", 1.0), struct.pack("<dd", 1.0, 2.0)
     told: Vector = row | {"flags": QUALIFIERS}
-    add("qualifiers_predict", "a PREDICT has no qualifiers", header(**told, payload_bytes=16) + bytes(8) + bytes(8))
+    add(
+        "qualifiers_predict",
+        "a PREDICT has no qualifiers",
+        header(**told, payload_bytes=16) + bytes(8) + bytes(8),
+    )
     add("qualifiers_missing", "a length a row", header(REPLY, **told, payload_bytes=8) + bytes(8))
-    add("qualifiers_cut", "qualifiers beyond the payload",
-        header(REPLY, **told, payload_bytes=24) + bytes(8) + pad(struct.pack("<I", 9)) + bytes(8))  # fmt: skip
-    add("qualifiers_long", "at most 1024 bytes beside a row",
-        header(REPLY, **told, payload_bytes=16 + 1032) + bytes(8) + pad(struct.pack("<I", 1025)) + bytes(1032))  # fmt: skip
-    add("qualifiers_padding", "padding is not 0",
-        header(REPLY, **told, payload_bytes=24) + bytes(8) + pad(struct.pack("<I", 1)) + b"\x80" + bytes(6) + b"\1")  # fmt: skip
+    add(
+        "qualifiers_cut",
+        "qualifiers beyond the payload",
+        header(REPLY, **told, payload_bytes=24) + bytes(8) + pad(struct.pack("<I", 9)) + bytes(8),
+    )
+    add(
+        "qualifiers_long",
+        "at most 1024 bytes beside a row",
+        header(REPLY, **told, payload_bytes=16 + 1032)
+        + bytes(8)
+        + pad(struct.pack("<I", 1025))
+        + bytes(1032),
+    )
+    add(
+        "qualifiers_padding",
+        "padding is not 0",
+        header(REPLY, **told, payload_bytes=24)
+        + bytes(8)
+        + pad(struct.pack("<I", 1))
+        + b"\x80"
+        + bytes(6)
+        + b"\1",
+    )
     add("sessions_missing", "a session a row", header(**row, flags=SESSIONS, payload_bytes=8) + one)
-    add("sessions_reply", "a REPLY has no sessions", header(REPLY, **row, flags=SESSIONS, payload_bytes=16) + two)
-    add("sessions_shared", "nothing beside SHARED rows",
-        header(**row, flags=SHARED | SESSIONS, payload_bytes=16) + struct.pack("<IIQ", 3, 1, 5))  # fmt: skip
+    add(
+        "sessions_reply",
+        "a REPLY has no sessions",
+        header(REPLY, **row, flags=SESSIONS, payload_bytes=16) + two,
+    )
+    add(
+        "sessions_shared",
+        "nothing beside SHARED rows",
+        header(**row, flags=SHARED | SESSIONS, payload_bytes=16) + struct.pack("<IIQ", 3, 1, 5),
+    )
     add("accuracy_short", "ACCURACY has 16 or 24 bytes", header(ACCURACY, payload_bytes=8) + one)
-    add("accuracy_rows", "ACCURACY carries no rows", header(ACCURACY, rows=1, payload_bytes=16) + bytes(16))
-    for name, value in (("above", 1.0000001), ("below", -0.5), ("nan", float("nan")), ("infinite", float("inf"))):
+    add(
+        "accuracy_rows",
+        "ACCURACY carries no rows",
+        header(ACCURACY, rows=1, payload_bytes=16) + bytes(16),
+    )
+    for name, value in (
+        ("above", 1.0000001),
+        ("below", -0.5),
+        ("nan", float("nan")),
+        ("infinite", float("inf")),
+    ):
         payload = struct.pack("<QQd", 1, 0, value)
-        add(f"accuracy_{name}", "an accuracy lies from 0 to 1", header(ACCURACY, payload_bytes=24) + payload)
+        add(
+            f"accuracy_{name}",
+            "an accuracy lies from 0 to 1",
+            header(ACCURACY, payload_bytes=24) + payload,
+        )
     inputs = header(**row, flags=SESSIONS, payload_bytes=16) + two
     bare = header(**row, payload_bytes=8) + one
     label = header(REPLY, **row, payload_bytes=8) + one
@@ -430,7 +798,9 @@ def refused_learning(add: Any) -> None:
 
 
 def lines(vectors: list[Vector]) -> str:
-    return "[\n" + ",\n".join(json.dumps(vector, ensure_ascii=False) for vector in vectors) + "\n]\n"
+    return (
+        "[\n" + ",\n".join(json.dumps(vector, ensure_ascii=False) for vector in vectors) + "\n]\n"
+    )
 
 
 def main(check: bool) -> int:

@@ -9,7 +9,12 @@ import bentoml
 from models import BATCH_MAX, MODELS
 
 
-@bentoml.service(workers=1, traffic={"timeout": 20}, metrics={"enabled": False}, logging={"access": {"enabled": False}})
+@bentoml.service(
+    workers=1,
+    traffic={"timeout": 20},
+    metrics={"enabled": False},
+    logging={"access": {"enabled": False}},
+)
 class Served:
     @bentoml.api(route="/noop1", batchable=True, max_batch_size=BATCH_MAX, max_latency_ms=20_000)
     def noop1(self, input: list[list[float]]) -> list[float]:
@@ -26,6 +31,15 @@ class Served:
 
 if __name__ == "__main__":
     here = Path(__file__).resolve().parent
-    words = ["serve", "bentoml_server:Served", "--working-dir", str(here), "--host", "127.0.0.1", "--port", sys.argv[1]]
+    words = [
+        "serve",
+        "bentoml_server:Served",
+        "--working-dir",
+        str(here),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        sys.argv[1],
+    ]
     env = {**os.environ, "BENTOML_DO_NOT_TRACK": "1", "PYTHONPATH": str(here)}
     sys.exit(subprocess.call([sys.executable, "-m", "bentoml", *words], env=env))

@@ -28,4 +28,10 @@ if __name__ == "__main__":
     from granian.constants import Interfaces
 
     port = int(sys.argv[1])
-    Granian("granian_server:app", address="127.0.0.1", port=port, interface=Interfaces.ASGINL, log_enabled=False).serve()
+    Granian(
+        "granian_server:app",
+        address="127.0.0.1",
+        port=port,
+        interface=Interfaces.ASGINL,
+        log_enabled=False,
+    ).serve()

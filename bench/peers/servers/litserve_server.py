@@ -33,4 +33,10 @@ class Served(litserve.LitAPI):
 if __name__ == "__main__":
     apis = [Served(name, max_batch_size=BATCH_MAX, batch_timeout=WAIT_MS / 1000) for name in MODELS]
     server = litserve.LitServer(apis, accelerator="cpu", workers_per_device=1, timeout=20)
-    server.run(host="127.0.0.1", port=int(sys.argv[1]), generate_client_file=False, log_level="error", access_log=False)
+    server.run(
+        host="127.0.0.1",
+        port=int(sys.argv[1]),
+        generate_client_file=False,
+        log_level="error",
+        access_log=False,
+    )

@@ -1,4 +1,5 @@
-"""MLServer: the Open Inference Protocol, in its own process (its pool of workers needs an older uvloop), batching."""
+"""MLServer: the Open Inference Protocol, in its own process (its pool of workers needs an older
+uvloop), batching."""
 
 import json
 import os
@@ -28,7 +29,13 @@ class Served(MLModel):
 
 def written(folder: Path, port: int) -> Path:
     ports = {"http_port": port, "grpc_port": port + 1}
-    settings = {"debug": False, "host": "127.0.0.1", "metrics_endpoint": None, "parallel_workers": 0, **ports}
+    settings = {
+        "debug": False,
+        "host": "127.0.0.1",
+        "metrics_endpoint": None,
+        "parallel_workers": 0,
+        **ports,
+    }
     (folder / "settings.json").write_text(json.dumps(settings))
     for name in MODELS:
         (folder / name).mkdir()

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-_LINEAR = pickle.loads(Path(os.environ["PEER_FOLDER"], "linear.pickle").read_bytes())  # written by the benchmark itself
+_LINEAR = pickle.loads(
+    Path(os.environ["PEER_FOLDER"], "linear.pickle").read_bytes()
+)  # written by the benchmark itself
 
 
 def noop(rows):

@@ -22,9 +22,23 @@ class Linear(Noop1):
 
 
 if __name__ == "__main__":
-    sys.argv[1:] = ["--port", sys.argv[1], "--address", "127.0.0.1", "--timeout", "20000", "--log-level", "error"]
+    sys.argv[1:] = [
+        "--port",
+        sys.argv[1],
+        "--address",
+        "127.0.0.1",
+        "--timeout",
+        "20000",
+        "--log-level",
+        "error",
+    ]
     server = Server()
     workers = (Noop1, Noop784, Linear)
-    runtimes = [Runtime(worker, num=1, max_batch_size=BATCH_MAX, max_wait_time=WAIT_MS) for worker in workers]
-    server.register_runtime({f"/{runtime.worker.__name__.lower()}": [runtime] for runtime in runtimes})
+    runtimes = [
+        Runtime(worker, num=1, max_batch_size=BATCH_MAX, max_wait_time=WAIT_MS)
+        for worker in workers
+    ]
+    server.register_runtime(
+        {f"/{runtime.worker.__name__.lower()}": [runtime] for runtime in runtimes}
+    )
     server.run()

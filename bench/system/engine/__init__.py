@@ -1,7 +1,9 @@
-"""What does a prediction cost, part by part? Every row of the goals of the engine, beside its floor and its peers.
+"""What does a prediction cost, part by part? Every row of the goals of the engine, beside its floor
+and its peers.
 
-A group of rows is a module with `rows(effort) -> list[Row]`; its first line is the question. What a group compares runs
-interleaved in one run. A row that falls short says what bounds it; one without a figure says why.
+A group of rows is a module with `rows(effort) -> list[Row]`; its first line is the question. What a
+group compares runs interleaved in one run. A row that falls short says what bounds it; one without
+a figure says why.
 """
 
 import gc
@@ -16,8 +18,20 @@ from bench.harness import FAILED, Row, UnknownRows, absent
 from bench.system.engine.effort import FULL, QUICK, Effort
 
 GROUPS = (
-    "hit", "miss", "bulk", "trip", "lookup", "ratio", "timers", "codec", "work", "delivery", "batching", "overload", "containers",
-)  # fmt: skip
+    "hit",
+    "miss",
+    "bulk",
+    "trip",
+    "lookup",
+    "ratio",
+    "timers",
+    "codec",
+    "work",
+    "delivery",
+    "batching",
+    "overload",
+    "containers",
+)
 
 
 def main(quick: bool, rows: Sequence[str] = ()) -> list[Row]:
@@ -27,7 +41,8 @@ def main(quick: bool, rows: Sequence[str] = ()) -> list[Row]:
 
 
 def measure(name: str, effort: Effort) -> list[Row]:
-    """The rows of one group; one row that says so where the group failed. Progress goes to stderr."""
+    """The rows of one group; one row that says so where the group failed. Progress goes to
+    stderr."""
     module = importlib.import_module(f"{__name__}.{name}")
     question = (module.__doc__ or name).partition("\n")[0]
     gc.collect()
@@ -37,5 +52,9 @@ def measure(name: str, effort: Effort) -> list[Row]:
     except Exception as failure:
         traceback.print_exc()
         found = [absent(f"{name}, all rows", "", f"{FAILED}: {type(failure).__name__}: {failure}")]
-    print(f"{name}: {len(found)} rows in {time.perf_counter() - begun:.1f} s", file=sys.stderr, flush=True)
+    print(
+        f"{name}: {len(found)} rows in {time.perf_counter() - begun:.1f} s",
+        file=sys.stderr,
+        flush=True,
+    )
     return [replace(one, question=question) for one in found]

@@ -1,7 +1,8 @@
-"""batching: how much is answered in time, as a share of what the best fixed batch size would answer? (Exact virtual time.)
+"""batching: how much is answered in time, as a share of what the best fixed batch size would
+answer? (Exact virtual time.)
 
-Nothing here depends on the machine: the engine runs on its manual clock against a replica of known cost (simulated.py), so a
-run of a given seed gives the same figures everywhere.
+Nothing here depends on the machine: the engine runs on its manual clock against a replica of known
+cost (simulated.py), so a run of a given seed gives the same figures everywhere.
 """
 
 from dataclasses import dataclass
@@ -20,11 +21,17 @@ MODES = {"fit": (Batching.FIT, 0.95), "aimd": (Batching.AIMD, 0.9)}
 SHAPES = {"Poisson": 1.0, "bursty": 3.0}  # bursty: a third of each 200 ms has all of its arrivals
 LATE_MAX, BATCHES_MAX, OPTIMUM = 0.005, 20, 0.9
 PAUSES = (
-    "pauses of the simulated replica (10-20 ms in 2 of 1000 batches), which make the batch in flight behind late too, "
-    "and batches as large as the deadline allows"
+    "pauses of the simulated replica (10-20 ms in 2 of 1000 batches), which make the batch in"
+    " flight behind late too, and batches as large as the deadline allows"
 )
-DOUBLINGS = "slow start with two batches in flight: a size doubles once in two batches, and the best size is up to 11 doublings"
-DROPS = "rows that were sent and came late, or were dropped though a fixed size would have had room for them"
+DOUBLINGS = (
+    "slow start with two batches in flight: a size doubles once in two batches, and the best size"
+    " is up to 11 doublings"
+)
+DROPS = (
+    "rows that were sent and came late, or were dropped though a fixed size would have had room for"
+    " them"
+)
 
 
 @dataclass(frozen=True)
@@ -55,18 +62,38 @@ def rows(effort: Effort) -> list[Row]:
     for mode, (number, least) in MODES.items():
         points = []
         for shape in SHAPES:
-            here = [point(cost, number, shape, load, plan.share) for cost in plan.costs for load in plan.loads]
-            result.append(worst_of(f"batching {mode}, {shape}, goodput", here, least, len(plan.loads)))
+            here = [
+                point(cost, number, shape, load, plan.share)
+                for cost in plan.costs
+                for load in plan.loads
+            ]
+            result.append(
+                worst_of(f"batching {mode}, {shape}, goodput", here, least, len(plan.loads))
+            )
             points += here
         late = max(points, key=lambda one: one.late)
-        note, goal = f"the most of {len(points)} runs: {late.where}", Goal("value_at_most", 100 * LATE_MAX)
-        result.append(row(f"batching {mode}, late", 100 * late.late, "% late", goal=goal, note=note, bounded_by=PAUSES))
+        note, goal = (
+            f"the most of {len(points)} runs: {late.where}",
+            Goal("value_at_most", 100 * LATE_MAX),
+        )
+        result.append(
+            row(
+                f"batching {mode}, late",
+                100 * late.late,
+                "% late",
+                goal=goal,
+                note=note,
+                bounded_by=PAUSES,
+            )
+        )
         result.append(to_the_optimum(mode, number, plan))
     return result + anchors(plan)
 
 
 def times_of(cost: Cost, shape: str, load: float, share: float) -> NDArray[np.float64]:
-    return arrivals(load * cost.capacity(), max(cost.seconds * share, 0.05), seed=1, burst=SHAPES[shape])
+    return arrivals(
+        load * cost.capacity(), max(cost.seconds * share, 0.05), seed=1, burst=SHAPES[shape]
+    )
 
 
 def run(cost: Cost, mode: Batching, times: NDArray[np.float64], size_max: int = SIZE_MAX) -> Tally:
@@ -75,7 +102,8 @@ def run(cost: Cost, mode: Batching, times: NDArray[np.float64], size_max: int = 
 
 @cache
 def best_static(cost: Cost, shape: str, load: float, share: float) -> tuple[int, int]:
-    """(rows in time, size) of the best of the fixed sizes, on the same arrivals; they too drop early."""
+    """(rows in time, size) of the best of the fixed sizes, on the same arrivals; they too drop
+    early."""
     times, best = times_of(cost, shape, load, share), cost.best()
     sizes = sorted({max(1, best // 2), best, min(SIZE_MAX, best * 3 // 2)})
     return max((run(cost, Batching.STATIC, times, size).in_time, size) for size in sizes)
@@ -87,26 +115,52 @@ def point(cost: Cost, mode: Batching, shape: str, load: float, share: float) -> 
     tally = run(cost, mode, times)
     calm = load < 0.9 and shape == "Poisson"
     possible = len(times) if calm else min(len(times), best_static(cost, shape, load, share)[0])
-    return Point(f"{cost.name} at {load:g} x", tally.in_time / max(possible, 1), tally.late / max(len(times), 1))
+    return Point(
+        f"{cost.name} at {load:g} x",
+        tally.in_time / max(possible, 1),
+        tally.late / max(len(times), 1),
+    )
 
 
 def worst_of(name: str, points: list[Point], least: float, loads: int) -> Row:
     worst = min(points, key=lambda one: one.share)
     note = f"the least of {len(points)} runs ({loads} loads): {worst.where}; simulated, exact"
-    return row(name, worst.share, "share", "min(offered, best fixed size)", 1.0, Goal("at_least", least), note, DROPS)
+    return row(
+        name,
+        worst.share,
+        "share",
+        "min(offered, best fixed size)",
+        1.0,
+        Goal("at_least", least),
+        note,
+        DROPS,
+    )
 
 
 def to_the_optimum(mode: str, number: Batching, plan: Plan) -> Row:
-    """Batches sent, from a cold start under three times the capacity, until one has 90 % of the rows of the best size."""
+    """Batches sent, from a cold start under three times the capacity, until one has 90 % of the
+    rows of the best size."""
     most, where = 0, ""
     for cost in plan.costs:
         times = arrivals(3 * cost.capacity(), max(min(cost.seconds, 1.0), 0.2), seed=2)
         sizes = run(cost, number, times).sizes
-        count = next((i + 1 for i, n in enumerate(sizes) if n >= OPTIMUM * cost.best()), len(sizes) + 1)
+        count = next(
+            (i + 1 for i, n in enumerate(sizes) if n >= OPTIMUM * cost.best()), len(sizes) + 1
+        )
         if count > most:
             most, where = count, cost.name
-    name, note = f"batching {mode}, batches to 90 % of the best size", f"the most: {where}, of a cold start at 3 x"
-    return row(name, most, "batches", goal=Goal("value_at_most", BATCHES_MAX), note=note, bounded_by=DOUBLINGS)
+    name, note = (
+        f"batching {mode}, batches to 90 % of the best size",
+        f"the most: {where}, of a cold start at 3 x",
+    )
+    return row(
+        name,
+        most,
+        "batches",
+        goal=Goal("value_at_most", BATCHES_MAX),
+        note=note,
+        bounded_by=DOUBLINGS,
+    )
 
 
 def anchors(plan: Plan) -> list[Row]:
@@ -114,7 +168,10 @@ def anchors(plan: Plan) -> list[Row]:
     cost, load = plan.costs[0], 1.3
     times = times_of(cost, "Poisson", load, plan.share)
     ours = run(cost, Batching.AIMD, times).in_time / len(times)
-    alone, paper = run(cost, Batching.STATIC, times, 1).in_time / len(times), plain_aimd(cost, times).in_time / len(times)
+    alone, paper = (
+        run(cost, Batching.STATIC, times, 1).in_time / len(times),
+        plain_aimd(cost, times).in_time / len(times),
+    )
     name = f"batching aimd, {cost.name} at {load:g} x"
     return [
         row(f"{name}, of no batching", ours, "share", "no batching", alone),

@@ -20,16 +20,26 @@ FLOOR = "memcpy of the rows"
 
 def rows(effort: Effort) -> list[Row]:
     entries = 20_000 if effort is TINY else 1_000_000
-    narrow, wide = np.zeros((ROWS, 1)), np.random.default_rng(1).random((WIDE_ROWS, WIDE), dtype=np.float32)
-    with servers(TRANSPORTS, ("cold", "cold-wide", "hot"), limits={"cache_bytes_max": CACHE_BYTES}) as (running, missing):
-        cases: dict[str, Callable[[], float]] = {"copy": copy_ns(ROWS, 8), "copy wide": copy_ns(WIDE_ROWS, 4 * WIDE)}
+    narrow, wide = (
+        np.zeros((ROWS, 1)),
+        np.random.default_rng(1).random((WIDE_ROWS, WIDE), dtype=np.float32),
+    )
+    with servers(
+        TRANSPORTS, ("cold", "cold-wide", "hot"), limits={"cache_bytes_max": CACHE_BYTES}
+    ) as (running, missing):
+        cases: dict[str, Callable[[], float]] = {
+            "copy": copy_ns(ROWS, 8),
+            "copy wide": copy_ns(WIDE_ROWS, 4 * WIDE),
+        }
         first = next(iter(running.values()))
         batches = fill(first, entries, effort.of(40, 2))
         submit = bulk_call(first, "hot")
         cases["hit"] = lambda: per_call_ns(submit, batches) / ROWS
         for transport, server in running.items():
             cases[transport] = bind(bulk_call(server, "cold"), narrow, effort.of(40, 2))
-            cases[f"{transport} wide"] = bind(bulk_call(server, "cold-wide"), wide, effort.of(20, 2))
+            cases[f"{transport} wide"] = bind(
+                bulk_call(server, "cold-wide"), wide, effort.of(20, 2)
+            )
         found = interleave(cases, effort.repetitions)
     return told(found, missing, entries)
 
@@ -56,11 +66,28 @@ def fill(server: clipper.ClipperServer, entries: int, batches: int) -> list[Any]
 
 def told(found: dict[str, Sample], missing: dict[str, str], entries: int) -> list[Row]:
     by_row = "what is done row by row: a slot, a deadline and a status each"
-    note, memory = f"{entries} entries, {ROWS} rows a call, drawn evenly", f"{by_row}; and a miss of the CPU's caches a lookup"
+    note, memory = (
+        f"{entries} entries, {ROWS} rows a call, drawn evenly",
+        f"{by_row}; and a miss of the CPU's caches a lookup",
+    )
     hit, goal = rate(found["hit"]), Goal("value_at_least", 30)
-    result = [row("bulk hit f64[1], 1 M entries", hit, "M/s", FLOOR, rate(found["copy"]), goal, note, memory)]
+    result = [
+        row(
+            "bulk hit f64[1], 1 M entries",
+            hit,
+            "M/s",
+            FLOOR,
+            rate(found["copy"]),
+            goal,
+            note,
+            memory,
+        )
+    ]
     for transport in TRANSPORTS:
-        name, wide_name = f"bulk miss f64[1], {WORDS[transport]}", f"bulk f32[{WIDE}], {WORDS[transport]}"
+        name, wide_name = (
+            f"bulk miss f64[1], {WORDS[transport]}",
+            f"bulk f32[{WIDE}], {WORDS[transport]}",
+        )
         goal = Goal("value_at_least", 15)
         wide_goal = Goal("at_least", 0.5) if transport == "shm" else None
         if transport in missing:
@@ -68,8 +95,23 @@ def told(found: dict[str, Sample], missing: dict[str, str], entries: int) -> lis
             result += [absent(wide_name, "M/s", missing[transport], FLOOR, wide_goal)]
             continue
         result += [
-            row(name, rate(found[transport]), "M/s", FLOOR, rate(found["copy"]), goal, bounded_by=by_row),
-            row(wide_name, rate(found[f"{transport} wide"]), "M/s", FLOOR, rate(found["copy wide"]), wide_goal,
-                bounded_by=f"{by_row}; and a copy of each row into the lane"),
-        ]  # fmt: skip
+            row(
+                name,
+                rate(found[transport]),
+                "M/s",
+                FLOOR,
+                rate(found["copy"]),
+                goal,
+                bounded_by=by_row,
+            ),
+            row(
+                wide_name,
+                rate(found[f"{transport} wide"]),
+                "M/s",
+                FLOOR,
+                rate(found["copy wide"]),
+                wide_goal,
+                bounded_by=f"{by_row}; and a copy of each row into the lane",
+            ),
+        ]
     return result

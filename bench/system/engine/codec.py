@@ -1,4 +1,5 @@
-"""codec: what do frames cost to write and to open, beside memcpy and the formats of others? (CPU time.)"""
+"""codec: what do frames cost to write and to open, beside memcpy and the formats of others? (CPU
+time.)"""
 
 import pickle
 from collections.abc import Callable
@@ -15,15 +16,28 @@ from bench.system.engine.peers import not_installed, peer
 from bench.system.engine.servers import WIDE, servers
 from clipper_container import wire
 from clipper_core.batcher import Batching
-from clipper_core.codec import HEADER_BYTES, Kind, decode_header, encode_frame, encode_rows, open_rows
+from clipper_core.codec import (
+    HEADER_BYTES,
+    Kind,
+    decode_header,
+    encode_frame,
+    encode_rows,
+    open_rows,
+)
 from clipper_core.engine import Engine
 from clipper_core.model import Model
 
 IMAGES_NAME, ROWS = f"256 x f32[{WIDE}]", 256
 SIZES = (1, 256, 4096)  # rows of f32[784], for "any size"
 FORMATS = ("msgspec", "msgpack", "Arrow IPC", "pickle5")
-STEP = "the step of the engine around it: tasks are taken from the lane one by one before their rows are sent as they lie"
-JOIN = "fresh memory: header and rows are joined into new bytes here, whose pages are faulted in; a socket gets both as they lie"
+STEP = (
+    "the step of the engine around it: tasks are taken from the lane one by one before their rows"
+    " are sent as they lie"
+)
+JOIN = (
+    "fresh memory: header and rows are joined into new bytes here, whose pages are faulted in; a"
+    " socket gets both as they lie"
+)
 
 
 def rows(effort: Effort) -> list[Row]:
@@ -36,7 +50,10 @@ def rows(effort: Effort) -> list[Row]:
         "copy": timed(images.tobytes, turns),
         "engine texts": Framing("str", texts, turns),
         "texts": timed(lambda: encode_rows(Kind.PREDICT, texts), turns),
-        "gather": timed(lambda: ("".join(texts).encode(), np.fromiter(map(len, texts), np.uint32, len(texts))), turns),
+        "gather": timed(
+            lambda: ("".join(texts).encode(), np.fromiter(map(len, texts), np.uint32, len(texts))),
+            turns,
+        ),
         "both": timed(lambda: container_open(b"".join(container_pieces(images))), turns),
     }
     for n in SIZES:
@@ -55,12 +72,15 @@ def rows(effort: Effort) -> list[Row]:
 
 
 class Framing:
-    """ns that the engine takes from rows in a lane to a frame that is ready to be sent: one step() on its manual clock."""
+    """ns that the engine takes from rows in a lane to a frame that is ready to be sent: one step()
+    on its manual clock."""
 
     def __init__(self, type_: str, batch: Any, turns: int) -> None:
         kind, _, width = type_.rstrip("]").partition("[")
         self.engine = Engine(manual_clock=True, cache_bytes_max=1 << 16)
-        self.model = Model(self.engine, "m:1", 1, kind, (int(width),) if width else (), cached=False)
+        self.model = Model(
+            self.engine, "m:1", 1, kind, (int(width),) if width else (), cached=False
+        )
         self.batch, self.turns = batch, turns
         self.conn = self.engine.open(1)
         self.engine.receive(self.conn, encode_frame(Kind.HELLO, b""), 1)
@@ -78,7 +98,9 @@ class Framing:
             header = decode_header(self.engine.outgoing(self.conn, 2))
             assert header is not None
             assert header.rows == len(self.batch)
-            self.engine.receive(self.conn, encode_rows(Kind.REPLY, np.zeros(header.rows), id=header.id), 2)
+            self.engine.receive(
+                self.conn, encode_rows(Kind.REPLY, np.zeros(header.rows), id=header.id), 2
+            )
             self.engine.step(2)
             future.result()
         return total / self.turns
@@ -86,12 +108,17 @@ class Framing:
 
 def container_pieces(batch: NDArray[Any]) -> list[Any]:
     """The SDK's frame: a header, and the rows where they lie."""
-    header, pieces = wire.encode_rows(wire.Kind.REPLY, wire.Rows(wire.DTYPE_OF[batch.dtype], len(batch), batch), 7, 1, False)
+    header, pieces = wire.encode_rows(
+        wire.Kind.REPLY, wire.Rows(wire.DTYPE_OF[batch.dtype], len(batch), batch), 7, 1, False
+    )
     return [wire.encode_header(header), *pieces]
 
 
 def container_open(frame: bytes) -> Any:
-    return wire.open_rows(wire.decode_header(frame[:HEADER_BYTES], len(frame)), np.frombuffer(frame, np.uint8)[HEADER_BYTES:])
+    return wire.open_rows(
+        wire.decode_header(frame[:HEADER_BYTES], len(frame)),
+        np.frombuffer(frame, np.uint8)[HEADER_BYTES:],
+    )
 
 
 def timed(run: Callable[[], object], times: int) -> Callable[[], float]:
@@ -107,7 +134,11 @@ def timed(run: Callable[[], object], times: int) -> Callable[[], float]:
 def decoders(n: int, times: int) -> dict[str, Callable[[], float]]:
     """The core's way and the container's: header read and checked, payload seen as an array."""
     frame = encode_rows(Kind.PREDICT, np.zeros((n, WIDE), np.float32))
-    head, body, seen = frame[:HEADER_BYTES], frame[HEADER_BYTES:], np.frombuffer(frame, np.uint8)[HEADER_BYTES:]
+    head, body, seen = (
+        frame[:HEADER_BYTES],
+        frame[HEADER_BYTES:],
+        np.frombuffer(frame, np.uint8)[HEADER_BYTES:],
+    )
 
     def core() -> Any:
         header = decode_header(head)
@@ -117,18 +148,28 @@ def decoders(n: int, times: int) -> dict[str, Callable[[], float]]:
     def container() -> Any:
         return wire.open_rows(wire.decode_header(head, len(frame)), seen)
 
-    return {f"core decode {n}": timed(core, times), f"container decode {n}": timed(container, times)}
+    return {
+        f"core decode {n}": timed(core, times),
+        f"container decode {n}": timed(container, times),
+    }
 
 
 def codec_of(name: str) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | None:
-    """Encode and decode of a batch: rows one by one, as a program gets them; None when the library is not there."""
+    """Encode and decode of a batch: rows one by one, as a program gets them; None when the library
+    is not there."""
     if name == "msgspec":
         packer, unpacker = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder()
-        return lambda batch: packer.encode(as_rows(batch)), lambda data: as_array(unpacker.decode(data))
+        return lambda batch: packer.encode(as_rows(batch)), lambda data: as_array(
+            unpacker.decode(data)
+        )
     if name == "msgpack":
-        return lambda batch: msgpack.packb(as_rows(batch)), lambda data: as_array(msgpack.unpackb(data))
+        return lambda batch: msgpack.packb(as_rows(batch)), lambda data: as_array(
+            msgpack.unpackb(data)
+        )
     if name == "pickle5":
-        return lambda batch: pickle.dumps(list(batch), protocol=5), lambda data: np.stack(pickle.loads(data))
+        return lambda batch: pickle.dumps(list(batch), protocol=5), lambda data: np.stack(
+            pickle.loads(data)
+        )
     arrow = peer("pyarrow")
     return None if arrow is None else arrow_codec(arrow)
 
@@ -138,7 +179,9 @@ def arrow_codec(arrow: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]
         if isinstance(batch, list):
             column = arrow.array(batch, arrow.string())
         else:
-            column = arrow.FixedSizeListArray.from_arrays(arrow.array(batch.reshape(-1)), batch.shape[1])
+            column = arrow.FixedSizeListArray.from_arrays(
+                arrow.array(batch.reshape(-1)), batch.shape[1]
+            )
         record = arrow.record_batch([column], names=["x"])
         sink = arrow.BufferOutputStream()
         with arrow.ipc.new_stream(sink, record.schema) as writer:
@@ -156,17 +199,38 @@ def numbers(found: dict[str, Sample], missing: dict[str, str]) -> list[Row]:
     copy, goal = "memcpy into new memory", Goal("at_most", 1.2)
     name = f"codec, encode {IMAGES_NAME}"
     result = [
-        row(f"{name}, engine", found["engine"], "us", copy, found["copy"], goal, bounded_by=STEP,
-            note="one step of the engine, from rows in a lane to a frame for the socket"),
-        row(f"{name}, container", found["container"], "us", copy, found["copy"], goal, bounded_by="the interpreter"),
-    ]  # fmt: skip
+        row(
+            f"{name}, engine",
+            found["engine"],
+            "us",
+            copy,
+            found["copy"],
+            goal,
+            bounded_by=STEP,
+            note="one step of the engine, from rows in a lane to a frame for the socket",
+        ),
+        row(
+            f"{name}, container",
+            found["container"],
+            "us",
+            copy,
+            found["copy"],
+            goal,
+            bounded_by="the interpreter",
+        ),
+    ]
     for name in FORMATS:
-        anchor, more = f"{name}, rows one by one", Goal("times_better", 10) if name == "pickle5" else None
+        anchor, more = (
+            f"{name}, rows one by one",
+            Goal("times_better", 10) if name == "pickle5" else None,
+        )
         title = f"codec, encode + decode {IMAGES_NAME}, of {name}"
         if name in missing:
             result.append(absent(title, "us", missing[name], anchor, more))
         else:
-            result.append(row(title, found["both"], "us", anchor, found[name], more, bounded_by=JOIN))
+            result.append(
+                row(title, found["both"], "us", anchor, found[name], more, bounded_by=JOIN)
+            )
     return result
 
 
@@ -175,11 +239,18 @@ def decoding(found: dict[str, Sample]) -> list[Row]:
     for side in ("core", "container"):
         worst = max((found[f"{side} decode {n}"] for n in SIZES), key=lambda sample: sample.median)
         spread = ", ".join(f"{n} rows {found[f'{side} decode {n}'].median:.2f} us" for n in SIZES)
-        words = "Python calls: the two of the header and the rows, and the objects they make" if side == "core" else (
-            "the interpreter: the container's codec is plain Python, so that any Python can install it"
+        words = (
+            "Python calls: the two of the header and the rows, and the objects they make"
+            if side == "core"
+            else (
+                "the interpreter: the container's codec is plain Python, so that any Python can"
+                " install it"
+            )
         )
         name = f"codec, decode at any size, {side}"
-        result.append(row(name, worst, "us", goal=Goal("value_at_most", 1), note=spread, bounded_by=words))
+        result.append(
+            row(name, worst, "us", goal=Goal("value_at_most", 1), note=spread, bounded_by=words)
+        )
     return result
 
 
@@ -199,12 +270,33 @@ def alignment() -> Row:
 
 def strings(found: dict[str, Sample], missing: dict[str, str]) -> list[Row]:
     """Encoding only: what is decoded differs too much (list[str] here, bytes there)."""
-    name, gather, goal = "codec, encode 1000 strings of 100", "join, encode and lengths, in Python", Goal("at_most", 1.3)
+    name, gather, goal = (
+        "codec, encode 1000 strings of 100",
+        "join, encode and lengths, in Python",
+        Goal("at_most", 1.3),
+    )
     result = [
-        row(f"{name}, engine", found["engine texts"], "us", gather, found["gather"], goal, bounded_by=STEP),
-        row(name, found["texts"], "us", gather, found["gather"], goal, "from a list[str]",
-            "1000 Python strings: each is asked for its length and its bytes, and what is gathered is joined with its header"),
-    ]  # fmt: skip
+        row(
+            f"{name}, engine",
+            found["engine texts"],
+            "us",
+            gather,
+            found["gather"],
+            goal,
+            bounded_by=STEP,
+        ),
+        row(
+            name,
+            found["texts"],
+            "us",
+            gather,
+            found["gather"],
+            goal,
+            "from a list[str]",
+            "1000 Python strings: each is asked for its length and its bytes, and what is "
+            "gathered is joined with its header",
+        ),
+    ]
     for name in FORMATS:
         title, anchor = f"codec, encode 1000 strings of 100, of {name}", f"{name}, list[str]"
         if name in missing:

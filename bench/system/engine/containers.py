@@ -1,7 +1,9 @@
-"""containers: what do 500 connected containers cost that have nothing to do, and what do they cost the one that has?
+"""containers: what do 500 connected containers cost that have nothing to do, and what do they cost
+the one that has?
 
-They live in one process of their own (bench/system/fakes.py), dial in over the unix socket, say HELLO, and keep their heartbeats
-going: to the server they are containers like any other, each of a model of its own.
+They live in one process of their own (bench/system/fakes.py), dial in over the unix socket, say
+HELLO, and keep their heartbeats going: to the server they are containers like any other, each of a
+model of its own.
 """
 
 import os
@@ -48,15 +50,42 @@ def rows(effort: Effort) -> list[Row]:
     noise = "the machine: the two servers take turns on the same cores"
     hit, trip = Goal("at_most", 1.1), Goal("at_most", 1.1)
     return [
-        row(f"containers, loop threads for {COUNT}", loops, "threads", goal=Goal("value_at_most", 1), note=connected,
-            bounded_by="the setting server.threads"),
-        row(f"containers, idle cost of {COUNT}", share, "% of a core", goal=Goal("value_at_most", 1), bounded_by=beats,
-            note="CPU time of the server's whole process while nobody asks anything"),
-        row("containers, hit beside them", found["hit crowded"], "ns", "the only model", found["hit alone"], hit,
-            "the bound of 1.1 stands for nothing", noise),
-        row("containers, RTT beside them", micro(found["trip crowded"]), "us", "the only model", micro(found["trip alone"]), trip,
-            bounded_by=noise),
-    ]  # fmt: skip
+        row(
+            f"containers, loop threads for {COUNT}",
+            loops,
+            "threads",
+            goal=Goal("value_at_most", 1),
+            note=connected,
+            bounded_by="the setting server.threads",
+        ),
+        row(
+            f"containers, idle cost of {COUNT}",
+            share,
+            "% of a core",
+            goal=Goal("value_at_most", 1),
+            bounded_by=beats,
+            note="CPU time of the server's whole process while nobody asks anything",
+        ),
+        row(
+            "containers, hit beside them",
+            found["hit crowded"],
+            "ns",
+            "the only model",
+            found["hit alone"],
+            hit,
+            "the bound of 1.1 stands for nothing",
+            noise,
+        ),
+        row(
+            "containers, RTT beside them",
+            micro(found["trip crowded"]),
+            "us",
+            "the only model",
+            micro(found["trip alone"]),
+            trip,
+            bounded_by=noise,
+        ),
+    ]
 
 
 @contextmanager
@@ -68,11 +97,19 @@ def fleet() -> Iterator[Callable[[clipper.ClipperServer, int], None]]:
         """Start them all and wait until each is connected."""
         command = [sys.executable, "-m", "bench.system.fakes", server.address, str(count), "idle-"]
         path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
-        fakes.append(subprocess.Popen(command, cwd=ROOT, env=os.environ | {"CLIPPER_TOKEN": server.token, "PYTHONPATH": path}))
+        fakes.append(
+            subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=os.environ | {"CLIPPER_TOKEN": server.token, "PYTHONPATH": path},
+            )
+        )
         until = time.monotonic() + 60
         while (connected := connected_of(server, count)) < count:
             if fakes[0].poll() is not None or time.monotonic() > until:
-                raise RuntimeError(f"{connected} of {count} containers connected; exit status {fakes[0].poll()}")
+                raise RuntimeError(
+                    f"{connected} of {count} containers connected; exit status {fakes[0].poll()}"
+                )
             time.sleep(0.05)
 
     try:
@@ -92,7 +129,8 @@ def connected_of(server: clipper.ClipperServer, count: int) -> int:
 
 
 def idle_share(effort: Effort) -> float:
-    """CPU time of this process, in % of one core, while nobody asks anything. Both servers are in it."""
+    """CPU time of this process, in % of one core, while nobody asks anything. Both servers are in
+    it."""
     seconds = 10.0 if effort is FULL else 0.1 if effort is TINY else 2.0
     time.sleep(0.2)
     before = time.process_time()
@@ -100,7 +138,9 @@ def idle_share(effort: Effort) -> float:
     return (time.process_time() - before) / seconds * 100
 
 
-def cases(alone: clipper.ClipperServer, crowded: clipper.ClipperServer, effort: Effort) -> dict[str, Callable[[], float]]:
+def cases(
+    alone: clipper.ClipperServer, crowded: clipper.ClipperServer, effort: Effort
+) -> dict[str, Callable[[], float]]:
     known, trips = [np.array([1.0])] * effort.of(5000, 100), distinct(effort.of(500, 20))()
     found: dict[str, Callable[[], float]] = {}
     for word, server in (("alone", alone), ("crowded", crowded)):

@@ -1,4 +1,5 @@
-"""delivery: does an answer come without the GIL, with one wake a batch, and as fast while Python is busy?"""
+"""delivery: does an answer come without the GIL, with one wake a batch, and as fast while Python is
+busy?"""
 
 import asyncio
 import sys
@@ -24,14 +25,18 @@ def rows(effort: Effort) -> list[Row]:
         held = without_gil(server, effort.of(2000, 50))
         wakes = wakes_a_batch(server, effort.of(20_000, 500))
         idle_busy = interleave(
-            {"idle": lambda: latency_us(server, effort, busy=False), "busy": lambda: latency_us(server, effort, busy=True)},
+            {
+                "idle": lambda: latency_us(server, effort, busy=False),
+                "busy": lambda: latency_us(server, effort, busy=True),
+            },
             effort.repetitions,
         )
     return [held, *wakes, unaffected(idle_busy)]
 
 
 def without_gil(server: clipper.ClipperServer, n: int) -> Row:
-    """The main thread never lets the GIL go while n queries are answered: what needed it would not have come."""
+    """The main thread never lets the GIL go while n queries are answered: what needed it would not
+    have come."""
     predict, inputs = server.model("cold").predict, distinct(n)()
     before = sys.getswitchinterval()
     sys.setswitchinterval(1000.0)
@@ -46,14 +51,18 @@ def without_gil(server: clipper.ClipperServer, n: int) -> Row:
     needed = len(left)
     for future in futures:
         future.result()
-    note = f"{n} queries while the main thread kept the GIL for itself: those that were not answered until it let go"
+    note = (
+        f"{n} queries while the main thread kept the GIL for itself: those that were not answered"
+        " until it let go"
+    )
     late = f"the GIL, or answers that took more than {PATIENCE_S:g} s"
     name, goal = "delivery, answers that needed the GIL", Goal("value_at_most", 0)
     return row(name, needed, "answers", goal=goal, note=note, bounded_by=late)
 
 
 def wakes_a_batch(server: clipper.ClipperServer, n: int) -> list[Row]:
-    """One coroutine submits all and awaits them in order: turns of its loop that the core caused, and batches sent."""
+    """One coroutine submits all and awaits them in order: turns of its loop that the core caused,
+    and batches sent."""
     predict, inputs, thread = server.model("cold").predict, distinct(n)(), loop_thread()
     turns, resolve = 0, dispatch._resolve
 
@@ -68,7 +77,9 @@ def wakes_a_batch(server: clipper.ClipperServer, n: int) -> list[Row]:
                 await future
 
     before, wrote = batches(server), writes_of(thread)
-    dispatch._resolve = counted  # the reader that an event loop is given, from the next await on a new loop
+    dispatch._resolve = (
+        counted  # the reader that an event loop is given, from the next await on a new loop
+    )
     try:
         with asyncio.Runner(loop_factory=loop_factory(True)) as runner:
             runner.run(run())
@@ -78,12 +89,30 @@ def wakes_a_batch(server: clipper.ClipperServer, n: int) -> list[Row]:
     note = f"{n} awaited queries in {sent} batches, on uvloop: {turns} wakes"
     goal = Goal("value_at_most", 1)
     more = "batches whose answers come in parts"
-    result = [row("delivery, loop wakes a batch", turns / max(sent, 1), "wakes", goal=goal, note=note, bounded_by=more)]
+    result = [
+        row(
+            "delivery, loop wakes a batch",
+            turns / max(sent, 1),
+            "wakes",
+            goal=goal,
+            note=note,
+            bounded_by=more,
+        )
+    ]
     name = "delivery, eventfd writes a batch"
     if wrote is None or after is None:
-        return [*result, absent(name, "writes", "not measured: no /proc/self/task/N/io here", goal=goal)]
-    note, more = "by the core's loop thread, as the kernel counts", "more than one reader told of one batch"
-    return [*result, row(name, (after - wrote) / max(sent, 1), "writes", goal=goal, note=note, bounded_by=more)]
+        return [
+            *result,
+            absent(name, "writes", "not measured: no /proc/self/task/N/io here", goal=goal),
+        ]
+    note, more = (
+        "by the core's loop thread, as the kernel counts",
+        "more than one reader told of one batch",
+    )
+    return [
+        *result,
+        row(name, (after - wrote) / max(sent, 1), "writes", goal=goal, note=note, bounded_by=more),
+    ]
 
 
 def batches(server: clipper.ClipperServer) -> int:
@@ -92,7 +121,8 @@ def batches(server: clipper.ClipperServer) -> int:
 
 
 def latency_us(server: clipper.ClipperServer, effort: Effort, busy: bool) -> float:
-    """Median time from submit to answer, by the core's own clock: the main thread waits in result(), or runs Python."""
+    """Median time from submit to answer, by the core's own clock: the main thread waits in
+    result(), or runs Python."""
     predict, found = server.model("cold").predict, []
     for x in distinct(effort.of(500, 20))():
         future = predict(x)
@@ -104,8 +134,22 @@ def latency_us(server: clipper.ClipperServer, effort: Effort, busy: bool) -> flo
 
 
 def unaffected(found: dict[str, Sample]) -> Row:
-    note = "one outstanding, by the core's clock; the bound of 1.5 is this table's. A thread that needs the GIL waits some 5 ms"
-    bounded = "the second core: caller, loop and container are three, and a busy caller leaves one core to the other two"
+    note = (
+        "one outstanding, by the core's clock; the bound of 1.5 is this table's. A thread that"
+        " needs the GIL waits some 5 ms"
+    )
+    bounded = (
+        "the second core: caller, loop and container are three, and a busy caller leaves one core"
+        " to the other two"
+    )
     assert np.isfinite(found["busy"].median)
-    return row("delivery, latency while Python is busy", found["busy"], "us", "main thread blocked", found["idle"],
-               Goal("at_most", 1.5), note, bounded)  # fmt: skip
+    return row(
+        "delivery, latency while Python is busy",
+        found["busy"],
+        "us",
+        "main thread blocked",
+        found["idle"],
+        Goal("at_most", 1.5),
+        note,
+        bounded,
+    )

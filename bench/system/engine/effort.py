@@ -10,7 +10,8 @@ US, MS = 1e-3, 1e-6  # of nanoseconds
 
 @dataclass(frozen=True)
 class Effort:
-    """repetitions of each case, turn by turn, and the share of the full size that one of them has."""
+    """repetitions of each case, turn by turn, and the share of the full size that one of them
+    has."""
 
     repetitions: int
     share: float

@@ -25,7 +25,11 @@ def rows(effort: Effort) -> list[Row]:
         Reference(dtype="f4") as reference_wide,
     ):
         hot, hot_wide = running["unix"].model("hot"), running["unix"].model("hot-wide")
-        pairs: list[tuple[Any, list[Any]]] = [(hot.predict, narrow), (hot_wide.predict, wide), (reference.predict, narrow)]
+        pairs: list[tuple[Any, list[Any]]] = [
+            (hot.predict, narrow),
+            (hot_wide.predict, wide),
+            (reference.predict, narrow),
+        ]
         for predict, inputs in [*pairs, (reference_wide.predict, wide)]:
             for x in inputs:
                 predict(x).result()
@@ -65,18 +69,48 @@ def told(found: dict[str, Sample]) -> list[Row]:
     hit, wide, floor = found["hit"], found["hit wide"], found["call"].plus(found["hash"])
     call = found["call"].median
     parts = (
-        f"two calls from Python, with an input array and a future object: predict() is about {found['predict'].median:.0f} ns, "
-        f"result() the rest; a call that does nothing is {call:.0f} ns with the loop around it"
+        "two calls from Python, with an input array and a future object: predict() is about"
+        f" {found['predict'].median:.0f} ns, result() the rest; a call that does nothing is"
+        f" {call:.0f} ns with the loop around it"
     )
     least = found["reference"].median / (2 * call)
     same = f"the same two calls: were they calls that do nothing, the ratio would be {least:.0f} x"
     return [
-        row("hit f64[1], of a no-op call", hit, "ns", "no-op method call", found["call"], Goal("at_most", 3),
-            bounded_by=parts),
-        row("hit f64[1], of the reference", hit, "ns", "reference", found["reference"], Goal("times_better", 40),
-            bounded_by=same),
-        row(f"hit f32[{WIDE}], of no-op + hash", wide, "ns", "no-op call + hash", floor, Goal("at_most", 2.5),
-            note=f"the hash is the core's own, of a row in the L2 cache: {found['hash'].median:.0f} ns", bounded_by=parts),
-        row(f"hit f32[{WIDE}], of the reference", wide, "ns", "reference", found["reference wide"],
-            note="the reference's key is tobytes() of 3 kB"),
-    ]  # fmt: skip
+        row(
+            "hit f64[1], of a no-op call",
+            hit,
+            "ns",
+            "no-op method call",
+            found["call"],
+            Goal("at_most", 3),
+            bounded_by=parts,
+        ),
+        row(
+            "hit f64[1], of the reference",
+            hit,
+            "ns",
+            "reference",
+            found["reference"],
+            Goal("times_better", 40),
+            bounded_by=same,
+        ),
+        row(
+            f"hit f32[{WIDE}], of no-op + hash",
+            wide,
+            "ns",
+            "no-op call + hash",
+            floor,
+            Goal("at_most", 2.5),
+            note="the hash is the core's own, of a row in the L2 cache: "
+            f"{found['hash'].median:.0f} ns",
+            bounded_by=parts,
+        ),
+        row(
+            f"hit f32[{WIDE}], of the reference",
+            wide,
+            "ns",
+            "reference",
+            found["reference wide"],
+            note="the reference's key is tobytes() of 3 kB",
+        ),
+    ]

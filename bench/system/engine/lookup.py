@@ -1,4 +1,5 @@
-"""lookup: what does the cache by itself answer, from one thread and from two, beside Python's caches?"""
+"""lookup: what does the cache by itself answer, from one thread and from two, beside Python's
+caches?"""
 
 import functools
 import struct
@@ -14,7 +15,12 @@ from bench.system.engine.effort import FULL, TINY, Effort, median
 from bench.system.engine.peers import not_installed, peer
 from clipper_core.clock_cache import ClockCache
 
-PEERS = {"cachebox": "cachebox", "theine": "theine", "lru-dict": "lru", "functools": "functools"}  # package: module
+PEERS = {
+    "cachebox": "cachebox",
+    "theine": "theine",
+    "lru-dict": "lru",
+    "functools": "functools",
+}  # package: module
 LEAST = {1: 15, 2: 50}  # times cachebox
 MODEL, ROW_BYTES = 1, 8
 CORE_TIMES = 20  # as many lookups as a peer makes: a run must be long beside a thread's start
@@ -22,7 +28,8 @@ Run = Callable[[], object]
 
 
 def rows(effort: Effort) -> list[Row]:
-    """Every thread draws keys of its own, once each way through: a second pass would find them in the CPU's caches."""
+    """Every thread draws keys of its own, once each way through: a second pass would find them in
+    the CPU's caches."""
     entries = 5000 if effort is TINY else 1_000_000 if effort is FULL else 50_000
     lookups = 1000 if effort is TINY else 100_000 if effort is FULL else 20_000
     names, rng = [struct.pack("<Q", name) for name in range(entries)], np.random.default_rng(1)
@@ -30,8 +37,13 @@ def rows(effort: Effort) -> list[Row]:
     cases: dict[str, Callable[[], float]] = {}
     alone: dict[int, list[float]] = {1: [], 2: []}
     for threads in (1, 2):
-        arrays = [rng.integers(0, entries, CORE_TIMES * lookups).astype("<u8").tobytes() for _ in range(threads)]
-        cases[f"core {threads}"] = at_once([core_lookup(cache, array) for array in arrays], CORE_TIMES * lookups, alone[threads])
+        arrays = [
+            rng.integers(0, entries, CORE_TIMES * lookups).astype("<u8").tobytes()
+            for _ in range(threads)
+        ]
+        cases[f"core {threads}"] = at_once(
+            [core_lookup(cache, array) for array in arrays], CORE_TIMES * lookups, alone[threads]
+        )
     missing = {}
     for package, module in PEERS.items():
         found_module = peer(module)
@@ -41,7 +53,9 @@ def rows(effort: Effort) -> list[Row]:
         lookup = FILLED[package](found_module, names)
         for threads in (1, 2):
             drawn = [[names[i] for i in rng.integers(0, entries, lookups)] for _ in range(threads)]
-            cases[f"{package} {threads}"] = at_once([python_lookup(lookup, some) for some in drawn], lookups)
+            cases[f"{package} {threads}"] = at_once(
+                [python_lookup(lookup, some) for some in drawn], lookups
+            )
     found = interleave(cases, effort.at_most(7))
     return [*told(found, missing, entries), scaling(found, alone)]
 
@@ -66,9 +80,11 @@ def python_lookup(lookup: Callable[[bytes], object], drawn: list[bytes]) -> Run:
 
 
 def at_once(runs: list[Run], lookups: int, alone: list[float] | None = None) -> Callable[[], float]:
-    """Million lookups a second of as many threads as there are `runs`, from the first one's start to the last one's end.
+    """Million lookups a second of as many threads as there are `runs`, from the first one's start
+    to the last one's end.
 
-    `alone` gets the same by the threads' own CPU time: what they would make were there a core for each.
+    `alone` gets the same by the threads' own CPU time: what they would make were there a core for
+    each.
     """
 
     def measure() -> float:
@@ -88,7 +104,12 @@ def at_once(runs: list[Run], lookups: int, alone: list[float] | None = None) -> 
             thread.join()
         if alone is not None:
             alone.append(len(runs) * lookups / max(cpu) / 1e6)
-        return len(runs) * lookups / (max(end for _, end in times) - min(begun for begun, _ in times)) / 1e6
+        return (
+            len(runs)
+            * lookups
+            / (max(end for _, end in times) - min(begun for begun, _ in times))
+            / 1e6
+        )
 
     return measure
 
@@ -134,7 +155,10 @@ FILLED: dict[str, Callable[[Any, list[bytes]], Callable[[bytes], object]]] = {
 
 def told(found: dict[str, Sample], missing: dict[str, str], entries: int) -> list[Row]:
     result = []
-    note = f"{entries} entries, keys of {ROW_BYTES} bytes drawn evenly; the core hashes them, a peer is given their hash"
+    note = (
+        f"{entries} entries, keys of {ROW_BYTES} bytes drawn evenly; the core hashes them, a peer"
+        " is given their hash"
+    )
     for threads in (1, 2):
         words = "1 thread" if threads == 1 else "2 threads"
         for package in PEERS:
@@ -143,9 +167,14 @@ def told(found: dict[str, Sample], missing: dict[str, str], entries: int) -> lis
             if package in missing:
                 result.append(absent(name, "M/s", missing[package], anchor, goal))
                 continue
-            bounded = "memory: a lookup misses the CPU's caches; and two threads need two idle cores, unlike the peers (one GIL)"
+            bounded = (
+                "memory: a lookup misses the CPU's caches; and two threads need two idle cores,"
+                " unlike the peers (one GIL)"
+            )
             sample = found[f"core {threads}"]
-            result.append(row(name, sample, "M/s", anchor, found[f"{package} {threads}"], goal, note, bounded))
+            result.append(
+                row(name, sample, "M/s", anchor, found[f"{package} {threads}"], goal, note, bounded)
+            )
             note = ""
     return result
 
@@ -153,6 +182,11 @@ def told(found: dict[str, Sample], missing: dict[str, str], entries: int) -> lis
 def scaling(found: dict[str, Sample], alone: dict[int, list[float]]) -> Row:
     by_cpu = median(alone[2]) / median(alone[1])
     note = f"by the threads' own CPU time, as if each had a core to itself: {by_cpu:.2f} x"
-    shared = "the second core, when other work is on it (see the ratio by CPU time); the lookups share no line that is written to"
+    shared = (
+        "the second core, when other work is on it (see the ratio by CPU time); the lookups share"
+        " no line that is written to"
+    )
     one, goal = "1 thread", Goal("at_least", 1.8)
-    return row("lookup, 2 threads of 1", found["core 2"], "M/s", one, found["core 1"], goal, note, shared)
+    return row(
+        "lookup, 2 threads of 1", found["core 2"], "M/s", one, found["core 1"], goal, note, shared
+    )

@@ -1,4 +1,5 @@
-"""miss: what does a prediction cost that a container has to make, with 1000 outstanding? Cache off."""
+"""miss: what does a prediction cost that a container has to make, with 1000 outstanding? Cache
+off."""
 
 from collections.abc import Callable
 
@@ -34,26 +35,60 @@ def rows(effort: Effort) -> list[Row]:
             cases[transport] = lambda predict=narrow.predict: window_ns(predict, misses)  # type: ignore[misc]
             cases[f"{transport} wide"] = lambda predict=wide.predict: window_ns(predict, images)  # type: ignore[misc]
         found = interleave(cases, effort.repetitions)
-    return [one for transport in TRANSPORTS for one in told(transport, found, missing.get(transport, ""))]
+    return [
+        one
+        for transport in TRANSPORTS
+        for one in told(transport, found, missing.get(transport, ""))
+    ]
 
 
 def told(transport: str, found: dict[str, Sample], missing: str) -> list[Row]:
     where = WORDS[transport]
-    names = [f"miss f64[1], {where}", f"miss f64[1], {where}, of the reference", f"miss f32[{WIDE}], {where}",
-             f"miss f32[{WIDE}], {where}, of the reference"]  # fmt: skip
-    goals = [Goal("value_at_least", 4), Goal("times_better", 20), Goal("value_at_least", LEAST_WIDE[transport]),
-             Goal("times_better", 5)]  # fmt: skip
+    names = [
+        f"miss f64[1], {where}",
+        f"miss f64[1], {where}, of the reference",
+        f"miss f32[{WIDE}], {where}",
+        f"miss f32[{WIDE}], {where}, of the reference",
+    ]
+    goals = [
+        Goal("value_at_least", 4),
+        Goal("times_better", 20),
+        Goal("value_at_least", LEAST_WIDE[transport]),
+        Goal("times_better", 5),
+    ]
     if missing:
-        return [absent(name, "M/s", missing, goal=goal) for name, goal in zip(names, goals, strict=True)]
+        return [
+            absent(name, "M/s", missing, goal=goal) for name, goal in zip(names, goals, strict=True)
+        ]
     narrow, wide = rate(found[transport]), rate(found[f"{transport} wide"])
     threads = (
-        "three threads that run at once (submitter, loop, container) on the cores there are, and the 1000 rows outstanding: each "
-        "time one of them sleeps, a wake across cores of 20-50 us is waited for"
+        "three threads that run at once (submitter, loop, container) on the cores there are, and"
+        " the 1000 rows outstanding: each time one of them sleeps, a wake across cores of 20-50 us"
+        " is waited for"
     )
-    copies = "the copies of 3 kB: into the lane, through the kernel to the container, and the same threads as for f64[1]"
+    copies = (
+        "the copies of 3 kB: into the lane, through the kernel to the container, and the same"
+        " threads as for f64[1]"
+    )
     return [
         row(names[0], narrow, "M/s", goal=goals[0], bounded_by=threads),
-        row(names[1], narrow, "M/s", "reference", rate(found["reference"]), goals[1], bounded_by=threads),
+        row(
+            names[1],
+            narrow,
+            "M/s",
+            "reference",
+            rate(found["reference"]),
+            goals[1],
+            bounded_by=threads,
+        ),
         row(names[2], wide, "M/s", FLOOR, rate(found["copy wide"]), goals[2], bounded_by=copies),
-        row(names[3], wide, "M/s", "reference", rate(found["reference wide"]), goals[3], bounded_by=copies),
+        row(
+            names[3],
+            wide,
+            "M/s",
+            "reference",
+            rate(found["reference wide"]),
+            goals[3],
+            bounded_by=copies,
+        ),
     ]

@@ -1,4 +1,5 @@
-"""Other people's libraries that rows stand beside: the extra `peers`. One that is not installed is named, never left out."""
+"""Other people's libraries that rows stand beside: the extra `peers`. One that is not installed is
+named, never left out."""
 
 import importlib
 from types import ModuleType

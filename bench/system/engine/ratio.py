@@ -1,7 +1,9 @@
-"""ratio: what share of the queries does the cache answer, beside simulators of global CLOCK and SIEVE of the same size?
+"""ratio: what share of the queries does the cache answer, beside simulators of global CLOCK and
+SIEVE of the same size?
 
-The traces are those of the study behind docs/design.md: zipf of three skews, and "drift", zipf 1.0 whose order of popularity
-moves on every 50 000 requests, with a fifth of the keys never seen again. The first fifth of a trace warms the cache up.
+The traces are those of the study behind docs/design.md: zipf of three skews, and "drift", zipf 1.0
+whose order of popularity moves on every 50 000 requests, with a fifth of the keys never seen again.
+The first fifth of a trace warms the cache up.
 """
 
 import struct
@@ -39,13 +41,23 @@ def rows(effort: Effort) -> list[Row]:
             else:
                 result.append(told(name, policy, shares))
                 continue
-            result.append(absent(name, "points", f"not in this build: no cache policy {policy.lower()!r}", goal=POINTS))
+            result.append(
+                absent(
+                    name,
+                    "points",
+                    f"not in this build: no cache policy {policy.lower()!r}",
+                    goal=POINTS,
+                )
+            )
     return result
 
 
 def told(name: str, policy: str, shares: list[tuple[int, float, float]]) -> Row:
     """The worse of the two sizes."""
-    pairs = (f"cache of {size} % of the keys: {ours:.1f} %, global {policy} {other:.1f} %" for size, ours, other in shares)
+    pairs = (
+        f"cache of {size} % of the keys: {ours:.1f} %, global {policy} {other:.1f} %"
+        for size, ours, other in shares
+    )
     note = "; ".join(pairs)
     worst = max(other - ours for _, ours, other in shares)
     ways = f"the {WAYS} ways of a bucket: a victim is the oldest of {WAYS}, not of all"
@@ -79,10 +91,16 @@ def cached_share(policy: str, buckets: int, keys: list[int]) -> float | None:
     """The core's cache: a lookup, and a fill where it failed. None if it has no such policy."""
     bytes_max = buckets * BUCKET_BYTES * 4 // 3 + 64
     try:
-        cache = ClockCache(bytes_max, 1) if policy == "clock" else ClockCache(bytes_max, 1, policy=policy)  # type: ignore[call-arg]
+        cache = (
+            ClockCache(bytes_max, 1)
+            if policy == "clock"
+            else ClockCache(bytes_max, 1, policy=policy)
+        )  # type: ignore[call-arg]
     except TypeError:
         return None
-    assert cache.buckets == buckets, f"{cache.buckets} buckets, not {buckets}: the layout of the cache is another one now"
+    assert cache.buckets == buckets, (
+        f"{cache.buckets} buckets, not {buckets}: the layout of the cache is another one now"
+    )
     lookup, fill = cache.lookup, cache.fill
     row_of = struct.Struct("<Q").pack
 
@@ -134,8 +152,8 @@ def clock(keys: list[int], capacity: int) -> float:
 
 
 def sieve(keys: list[int], capacity: int) -> float:
-    """Global SIEVE (Zhang and others, NSDI 2024): a queue in order of insertion; the hand moves from old to new and spares the
-    visited where they stand; new entries come in at the head."""
+    """Global SIEVE (Zhang and others, NSDI 2024): a queue in order of insertion; the hand moves
+    from old to new and spares the visited where they stand; new entries come in at the head."""
     newer: dict[int, int] = {}
     older: dict[int, int] = {}
     visited: dict[int, bool] = {}

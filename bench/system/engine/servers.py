@@ -1,7 +1,8 @@
-"""Servers with the benchmark's models, one a transport, and what of this build can be measured at all.
+"""Servers with the benchmark's models, one a transport, and what of this build can be measured at
+all.
 
-Parts that are switched by a configuration key are looked up in the configuration's own list of keys, so that a row shows up
-as soon as its part is there, and says "not in this build" until then.
+Parts that are switched by a configuration key are looked up in the configuration's own list of
+keys, so that a row shows up as soon as its part is there, and says "not in this build" until then.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +26,15 @@ MODELS = {  # name: type, cached
 
 def key(*names: str) -> KeyInfo | None:
     """The first configuration key of [server] or [limits] that has one of these names."""
-    return next((info for info in describe() for name in names if info.key in (f"server.{name}", f"limits.{name}")), None)
+    return next(
+        (
+            info
+            for info in describe()
+            for name in names
+            if info.key in (f"server.{name}", f"limits.{name}")
+        ),
+        None,
+    )
 
 
 def switched(info: KeyInfo, on: bool) -> Any:
@@ -38,10 +47,13 @@ def switched(info: KeyInfo, on: bool) -> Any:
 
 
 def settings(transport: str) -> dict[str, Any] | str:
-    """The settings of clipper.start() for unix, tcp, shm (as it comes), "shm spin" or "shm futex"; or why there are none."""
+    """The settings of clipper.start() for unix, tcp, shm (as it comes), "shm spin" or "shm futex";
+    or why there are none."""
     shared, spin = key(*SHM_KEYS), key(*SPIN_KEYS)
     if not transport.startswith("shm"):
-        chosen: dict[str, Any] = {shared.key.split(".")[1]: switched(shared, False)} if shared else {}
+        chosen: dict[str, Any] = (
+            {shared.key.split(".")[1]: switched(shared, False)} if shared else {}
+        )
         return chosen | ({"address": "tcp://127.0.0.1:0"} if transport == "tcp" else {})
     if shared is None:
         return NOT_HERE.format(SHM_KEYS[0])
@@ -57,7 +69,8 @@ def settings(transport: str) -> dict[str, Any] | str:
 def servers(
     transports: tuple[str, ...], models: tuple[str, ...], **more: Any
 ) -> Iterator[tuple[dict[str, clipper.ClipperServer], dict[str, str]]]:
-    """One server a transport with these models of MODELS; and, for each transport that there is not, why."""
+    """One server a transport with these models of MODELS; and, for each transport that there is
+    not, why."""
     running: dict[str, clipper.ClipperServer] = {}
     missing: dict[str, str] = {}
     with ExitStack() as stack:
@@ -71,12 +84,20 @@ def servers(
         yield running, missing
 
 
-def deploy(server: clipper.ClipperServer, models: tuple[str, ...], options: Mapping[str, Any] | None = None) -> None:
+def deploy(
+    server: clipper.ClipperServer, models: tuple[str, ...], options: Mapping[str, Any] | None = None
+) -> None:
     """No-op models, each with a container of its own."""
     for name in models:
         type_, cached = MODELS[name]
         server.deploy(
-            name, "bench.system.noop:first", input=type_, cache=cached, wait=False, batching={"size_max": 4096}, **(options or {})
+            name,
+            "bench.system.noop:first",
+            input=type_,
+            cache=cached,
+            wait=False,
+            batching={"size_max": 4096},
+            **(options or {}),
         )
     for name in models:
         width = WIDE if name.endswith("wide") else 1

@@ -1,8 +1,10 @@
-"""A replica with a known cost on the engine's manual clock: the batcher's real code in exact virtual time.
+"""A replica with a known cost on the engine's manual clock: the batcher's real code in exact
+virtual time.
 
-The replica takes L(n) = fixed + row * n microseconds for a batch of n, with 5 % noise and, in 2 batches of 1000, a pause of
-10-20 ms. Arrivals that fall into one tick of 100 us are submitted together. A row carries its own time of arrival, so that the
-replica can tell which of its answers came too late.
+The replica takes L(n) = fixed + row * n microseconds for a batch of n, with 5 % noise and, in 2
+batches of 1000, a pause of 10-20 ms. Arrivals that fall into one tick of 100 us are submitted
+together. A row carries its own time of arrival, so that the replica can tell which of its answers
+came too late.
 """
 
 from collections import deque
@@ -12,7 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clipper_core.batcher import Batching
-from clipper_core.codec import HEADER_BYTES, Kind, decode_header, encode_frame, encode_rows, open_rows
+from clipper_core.codec import (
+    HEADER_BYTES,
+    Kind,
+    decode_header,
+    encode_frame,
+    encode_rows,
+    open_rows,
+)
 from clipper_core.engine import Engine
 from clipper_core.model import Model
 from clipper_core.scheduler import Notice
@@ -46,7 +55,11 @@ class Cost:
         return float(took + (rng.uniform(10_000, 20_000) if rng.random() < PAUSES else 0))
 
 
-COSTS = (Cost("SVM-like", 200, 5, 6), Cost("GPU-like", 3000, 30, 8), Cost("kernel-like", 100, 1000, 60))
+COSTS = (
+    Cost("SVM-like", 200, 5, 6),
+    Cost("GPU-like", 3000, 30, 8),
+    Cost("kernel-like", 100, 1000, 60),
+)
 
 
 @dataclass
@@ -64,7 +77,13 @@ class Replica:
 
     def __init__(self, cost: Cost, mode: Batching, size_max: int = SIZE_MAX, seed: int = 1) -> None:
         self.cost, self.rng, self.tally = cost, np.random.default_rng(seed), Tally()
-        self.engine = Engine(manual_clock=True, cache_bytes_max=1 << 16, tasks_max=1 << 18, heartbeat_ms=60_000, seed=seed)
+        self.engine = Engine(
+            manual_clock=True,
+            cache_bytes_max=1 << 16,
+            tasks_max=1 << 18,
+            heartbeat_ms=60_000,
+            seed=seed,
+        )
         self.model = Model(self.engine, "m:1", 1, "f64", (1,), cached=False, lane_rows=1 << 17)
         self.now_us, self.free_us, self.asked_us = 1, 0, 1
         self.replies: deque[tuple[int, bytes]] = deque()  # when, what
@@ -82,11 +101,15 @@ class Replica:
         for start, end in zip(starts, [*starts[1:], len(ticks)], strict=True):
             at = int(ticks[start]) * TICK_US
             self._pass(at)
-            futures.append(self.model.predict_many(np.full((end - start, 1), float(at)), SLO_US / 1000))
+            futures.append(
+                self.model.predict_many(np.full((end - start, 1), float(at)), SLO_US / 1000)
+            )
             self._step()
         self._pass(self.now_us + 3 * SLO_US)
         self.tally.arrived = len(times)
-        self.tally.in_time = sum(int(np.count_nonzero(future.statuses() == Status.OK)) for future in futures)
+        self.tally.in_time = sum(
+            int(np.count_nonzero(future.statuses() == Status.OK)) for future in futures
+        )
         return self.tally
 
     def _pass(self, until_us: int) -> None:
@@ -122,12 +145,14 @@ class Replica:
         self.free_us = max(self.now_us, self.free_us) + took
         self.tally.sizes.append(len(rows))
         self.tally.late += int(np.count_nonzero(rows[:, 0] + SLO_US < self.free_us))
-        self.replies.append((self.free_us, encode_rows(Kind.REPLY, np.zeros(len(rows)), id=batch, time_us=took)))
+        self.replies.append(
+            (self.free_us, encode_rows(Kind.REPLY, np.zeros(len(rows)), id=batch, time_us=took))
+        )
 
 
 def plain_aimd(cost: Cost, times: NDArray[np.float64], seed: int = 1) -> Tally:
-    """The paper's rule as it is written: +1 a full batch from 1, x 0.9 after one that took more than half the SLO; a row is
-    dropped only when it could not be in time even alone."""
+    """The paper's rule as it is written: +1 a full batch from 1, x 0.9 after one that took more
+    than half the SLO; a row is dropped only when it could not be in time even alone."""
     rng, tally = np.random.default_rng(seed), Tally(arrived=len(times))
     arrived = times * 1e6
     due = arrived + SLO_US

@@ -1,4 +1,5 @@
-"""timers: what does a deadline cost with a million outstanding, and how long does a loop stop when all are cancelled?
+"""timers: what does a deadline cost with a million outstanding, and how long does a loop stop when
+all are cancelled?
 
 A query is priced in CPU time; a stop counts by the clock, as those who wait for the loop see it.
 """
@@ -19,7 +20,10 @@ LEAST = {"asyncio": 150, "uvloop": 60}
 def rows(effort: Effort) -> list[Row]:
     outstanding = 1_000_000 if effort is FULL else 20_000 if effort is TINY else 100_000
     stalls: dict[str, list[float]] = {"asyncio": [], "uvloop": []}
-    cases: dict[str, Callable[[], float]] = {"wheel": lambda: churn_ns(outstanding), "stall": lambda: wheel_stall_ns(outstanding)}
+    cases: dict[str, Callable[[], float]] = {
+        "wheel": lambda: churn_ns(outstanding),
+        "stall": lambda: wheel_stall_ns(outstanding),
+    }
     for name in stalls:
         cases[name] = loop_timers(name == "uvloop", outstanding, stalls[name])
     found = interleave(cases, effort.at_most(3), warmups=0)
@@ -28,7 +32,8 @@ def rows(effort: Effort) -> list[Row]:
 
 
 def churn_ns(outstanding: int) -> float:
-    """A query a simulated microsecond, answered when its deadline has almost come: insert, complete, meet the dead entry."""
+    """A query a simulated microsecond, answered when its deadline has almost come: insert,
+    complete, meet the dead entry."""
     count = 3 * outstanding
     begun = CPU()
     churn(count, 1_000_000, outstanding, outstanding - outstanding // 1000)
@@ -52,7 +57,8 @@ def wheel_stall_ns(outstanding: int) -> float:
 
 
 def loop_timers(fast: bool, outstanding: int, stalls: list[float]) -> Callable[[], float]:
-    """call_later() and cancel(), ns of both; and the turn of the loop after all were cancelled, into `stalls`."""
+    """call_later() and cancel(), ns of both; and the turn of the loop after all were cancelled,
+    into `stalls`."""
 
     def nothing() -> None: ...
 
@@ -77,15 +83,56 @@ def loop_timers(fast: bool, outstanding: int, stalls: list[float]) -> Callable[[
 
 def told(found: dict[str, Sample], cleaned: dict[str, Sample], outstanding: int) -> list[Row]:
     note = f"{outstanding} outstanding; insert + complete + expire, without Python"
-    memory = "memory: the slot of a query that came a million queries ago is in no cache of the CPU any more"
-    stall, cancels = found["stall"].map(lambda ns: ns * MS), f"{outstanding} deadlines cancelled at once; the longest call after"
-    result = [row("timer, a query", found["wheel"], "ns", goal=Goal("value_at_most", 15), note=note, bounded_by=memory)]
+    memory = (
+        "memory: the slot of a query that came a million queries ago is in no cache of the CPU any"
+        " more"
+    )
+    stall, cancels = (
+        found["stall"].map(lambda ns: ns * MS),
+        f"{outstanding} deadlines cancelled at once; the longest call after",
+    )
+    result = [
+        row(
+            "timer, a query",
+            found["wheel"],
+            "ns",
+            goal=Goal("value_at_most", 15),
+            note=note,
+            bounded_by=memory,
+        )
+    ]
     for name, least in LEAST.items():
         anchor, goal = f"{name} call_later + cancel", Goal("times_better", least)
-        result.append(row(f"timer, a query, of {name}", found["wheel"], "ns", anchor, found[name], goal, bounded_by=memory))
-    result.append(row("timer, longest stall", stall, "ms", goal=Goal("value_at_most", 1), note=cancels,
-                      bounded_by="the machine: a call that is put off its core in the middle counts in full"))  # fmt: skip
+        result.append(
+            row(
+                f"timer, a query, of {name}",
+                found["wheel"],
+                "ns",
+                anchor,
+                found[name],
+                goal,
+                bounded_by=memory,
+            )
+        )
+    result.append(
+        row(
+            "timer, longest stall",
+            stall,
+            "ms",
+            goal=Goal("value_at_most", 1),
+            note=cancels,
+            bounded_by="the machine: a call that is put off its core in the middle counts in full",
+        )
+    )
     for name in LEAST:
         turn = cleaned[name].map(lambda ns: ns * MS)
-        result.append(row(f"timer, longest stall, of {name}", stall, "ms", f"{name}: the turn after the cancels", turn))
+        result.append(
+            row(
+                f"timer, longest stall, of {name}",
+                stall,
+                "ms",
+                f"{name}: the turn after the cancels",
+                turn,
+            )
+        )
     return result

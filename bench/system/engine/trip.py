@@ -1,4 +1,5 @@
-"""trip: how long is one query on its way when nothing else is, beside a bare ping-pong in C on the same transport?"""
+"""trip: how long is one query on its way when nothing else is, beside a bare ping-pong in C on the
+same transport?"""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -21,12 +22,12 @@ ROUTES = {
 }
 AWAITED_US, TIMES_BARE = 28, 3.5
 WAKES = (
-    "wakes across cores: the caller, the loop, the container and the caller again each sleep until woken, where the bare pair "
-    "has two wakes, often on one core"
+    "wakes across cores: the caller, the loop, the container and the caller again each sleep until"
+    " woken, where the bare pair has two wakes, often on one core"
 )
 LED = (
-    "two wakes across cores, the container's and the caller's, which runs the loop's turns itself; the bare pair has as many, "
-    "often on one core, and no Python between them"
+    "two wakes across cores, the container's and the caller's, which runs the loop's turns itself;"
+    " the bare pair has as many, often on one core, and no Python between them"
 )
 
 
@@ -45,9 +46,15 @@ def rows(effort: Effort) -> list[Row]:
         for transport, server in running.items():
             cases[transport] = blocked(server, trips)
             cases[f"{transport} awaited"] = awaited(server, trips)
-            cases |= {f"bare {transport}": bare_ns(program, ROUTES[transport][2], n)} if program else {}
-        found = {name: micro(sample) for name, sample in interleave(cases, effort.repetitions).items()}
-    result = [one for transport in ROUTES for one in told(transport, found, missing.get(transport, ""))]
+            cases |= (
+                {f"bare {transport}": bare_ns(program, ROUTES[transport][2], n)} if program else {}
+            )
+        found = {
+            name: micro(sample) for name, sample in interleave(cases, effort.repetitions).items()
+        }
+    result = [
+        one for transport in ROUTES for one in told(transport, found, missing.get(transport, ""))
+    ]
     return result + awaited_rows(found)
 
 
@@ -75,26 +82,73 @@ def told(transport: str, found: dict[str, Sample], missing: str) -> list[Row]:
     anchor = f"bare C ping-pong, {word}"
     goals = Goal("value_at_most", most_us), Goal("at_most", TIMES_BARE)
     if missing:
-        return [absent(name, "us", missing, goal=goals[0]), absent(bare_name, "us", missing, anchor, goals[1])]
+        return [
+            absent(name, "us", missing, goal=goals[0]),
+            absent(bare_name, "us", missing, anchor, goals[1]),
+        ]
     result = [row(name, found[transport], "us", goal=goals[0], bounded_by=LED)]
     if f"bare {transport}" not in found:
         return [*result, absent(bare_name, "us", NO_COMPILER, anchor, goals[1])]
-    return [*result, row(bare_name, found[transport], "us", anchor, found[f"bare {transport}"], goals[1], bounded_by=LED)]
+    return [
+        *result,
+        row(
+            bare_name,
+            found[transport],
+            "us",
+            anchor,
+            found[f"bare {transport}"],
+            goals[1],
+            bounded_by=LED,
+        ),
+    ]
 
 
 def awaited_rows(found: dict[str, Sample]) -> list[Row]:
-    name, goals = "RTT, awaited on uvloop", (Goal("value_at_most", AWAITED_US), Goal("at_most", TIMES_BARE))
+    name, goals = (
+        "RTT, awaited on uvloop",
+        (Goal("value_at_most", AWAITED_US), Goal("at_most", TIMES_BARE)),
+    )
     bounded = f"{WAKES}; and the event loop adds a turn of its own"
     anchor, trip = "bare C ping-pong, unix", found["unix awaited"]
     result = [row(name, trip, "us", goal=goals[0], note="over the unix socket", bounded_by=bounded)]
     if "bare unix" in found:
-        result += [row(f"{name}, of bare C", trip, "us", anchor, found["bare unix"], goals[1], bounded_by=bounded)]
+        result += [
+            row(
+                f"{name}, of bare C",
+                trip,
+                "us",
+                anchor,
+                found["bare unix"],
+                goals[1],
+                bounded_by=bounded,
+            )
+        ]
     else:
         result += [absent(f"{name}, of bare C", "us", NO_COMPILER, anchor, goals[1])]
     if "shm awaited" in found:
-        result += [row(f"{name}, shared memory", found["shm awaited"], "us", goal=goals[0], bounded_by=bounded)]
+        result += [
+            row(
+                f"{name}, shared memory",
+                found["shm awaited"],
+                "us",
+                goal=goals[0],
+                bounded_by=bounded,
+            )
+        ]
     return [
         *result,
-        row("RTT, unix socket, of the reference", found["unix"], "us", "reference", found["reference"]),
-        row("RTT, unix socket, of bare Python", found["unix"], "us", "bare Python ping-pong, unix", found["python"]),
+        row(
+            "RTT, unix socket, of the reference",
+            found["unix"],
+            "us",
+            "reference",
+            found["reference"],
+        ),
+        row(
+            "RTT, unix socket, of bare Python",
+            found["unix"],
+            "us",
+            "bare Python ping-pong, unix",
+            found["python"],
+        ),
     ]

@@ -1,4 +1,5 @@
-"""work: what does it cost to hand a row to the loop thread, beside an atomic add and Python's queues? (CPU time.)"""
+"""work: what does it cost to hand a row to the loop thread, beside an atomic add and Python's
+queues? (CPU time.)"""
 
 import queue
 import threading
@@ -59,27 +60,48 @@ def put_get_ns(line: Any, n: int) -> float:
 
 
 def told(found: dict[str, Sample]) -> list[Row]:
-    goal, name, anchor = Goal("at_most", 2), "work queue, publish, of an atomic add", "atomic add, C"
-    bounded = "the row's own cache lines: claim and publish write the cell's sequence besides the add on the tail"
+    goal, name, anchor = (
+        Goal("at_most", 2),
+        "work queue, publish, of an atomic add",
+        "atomic add, C",
+    )
+    bounded = (
+        "the row's own cache lines: claim and publish write the cell's sequence besides the add on"
+        " the tail"
+    )
     result = [
-        row(name, found["publish"], "ns", anchor, found["add"], goal, bounded_by=bounded)
-        if "add" in found
-        else absent(name, "ns", NO_COMPILER, anchor, goal)
+        (
+            row(name, found["publish"], "ns", anchor, found["add"], goal, bounded_by=bounded)
+            if "add" in found
+            else absent(name, "ns", NO_COMPILER, anchor, goal)
+        )
     ]
     note = "the core's loop is without Python, the peer's calls are from Python: as each is used"
     takes = "the two locked steps of a claim and a publish, and the row's own cache lines"
     for peer in ("SimpleQueue", "queue.Queue"):
         goals = Goal("times_better", 5) if peer == "SimpleQueue" else None
         pair = f"{peer} put + get"
-        result.append(row(f"work queue, publish + take, of {peer}", found["pair"], "ns", pair, found[peer], goals, note, takes))
+        result.append(
+            row(
+                f"work queue, publish + take, of {peer}",
+                found["pair"],
+                "ns",
+                pair,
+                found[peer],
+                goals,
+                note,
+                takes,
+            )
+        )
     return result
 
 
 def system_calls(effort: Effort) -> list[Row]:
     """Writes of the submitting thread that the loop thread did not ask for by going to sleep.
 
-    The submitter's only system call is the write() to an eventfd that wakes the loop; the kernel counts a thread's writes in
-    /proc, and how often the loop's thread went to sleep too: each sleep may cost one write, and beyond those there must be none.
+    The submitter's only system call is the write() to an eventfd that wakes the loop; the kernel
+    counts a thread's writes in /proc, and how often the loop's thread went to sleep too: each sleep
+    may cost one write, and beyond those there must be none.
     """
     name, goal = "work queue, system calls a query, loop awake", Goal("value_at_most", 0)
     if own_writes() is None:
@@ -91,18 +113,28 @@ def system_calls(effort: Effort) -> list[Row]:
         slept, wrote = sleeps(loop), own_writes() or 0
         window_ns(predict, inputs)
         writes, slept = (own_writes() or 0) - wrote, sleeps(loop) - slept
-    note = f"{n} queries, 1000 outstanding: the loop slept {slept} times, the submitter wrote {writes} times to wake it"
+    note = (
+        f"{n} queries, 1000 outstanding: the loop slept {slept} times, the submitter wrote {writes}"
+        " times to wake it"
+    )
     bounded = "wakes that were sent twice for one sleep"
     return [
         row(name, max(writes - slept, 0) / n, "calls", goal=goal, note=note, bounded_by=bounded),
-        row("work queue, system calls a query, in all", writes / n, "calls", note="with those that wake a sleeping loop"),
+        row(
+            "work queue, system calls a query, in all",
+            writes / n,
+            "calls",
+            note="with those that wake a sleeping loop",
+        ),
     ]
 
 
 def own_writes() -> int | None:
     """write() and its kin, by the calling thread; sendmsg() on a socket is not among them."""
     try:
-        fields = dict(line.split(": ") for line in Path("/proc/thread-self/io").read_text().splitlines())
+        fields = dict(
+            line.split(": ") for line in Path("/proc/thread-self/io").read_text().splitlines()
+        )
     except OSError:
         return None
     return int(fields["syscw"])
@@ -110,13 +142,20 @@ def own_writes() -> int | None:
 
 def loop_thread() -> int:
     """The kernel's number of the newest loop thread of this process."""
-    return max(thread.native_id or 0 for thread in threading.enumerate() if thread.name.startswith(LOOP_THREAD))
+    return max(
+        thread.native_id or 0
+        for thread in threading.enumerate()
+        if thread.name.startswith(LOOP_THREAD)
+    )
 
 
 def writes_of(thread: int) -> int | None:
     """As own_writes, of another thread."""
     try:
-        fields = dict(line.split(": ") for line in Path(f"/proc/self/task/{thread}/io").read_text().splitlines())
+        fields = dict(
+            line.split(": ")
+            for line in Path(f"/proc/self/task/{thread}/io").read_text().splitlines()
+        )
     except OSError:
         return None
     return int(fields["syscw"])
@@ -125,4 +164,6 @@ def writes_of(thread: int) -> int | None:
 def sleeps(thread: int) -> int:
     """How often a thread gave its core away because it had nothing to do."""
     lines = Path(f"/proc/self/task/{thread}/status").read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith("voluntary_ctxt_switches")))
+    return int(
+        next(line.split()[1] for line in lines if line.startswith("voluntary_ctxt_switches"))
+    )

@@ -10,7 +10,8 @@
 
     $ clipper-container serve doubler:Doubler --connect unix:/run/clipper.sock --name doubler
 
-Importing this package does not import numpy, so that a process can still set its thread limits before it does.
+Importing this package does not import numpy, so that a process can still set its thread limits
+before it does.
 """
 
 from clipper_container.model import Model, Scored, session_of

@@ -1,7 +1,9 @@
-"""`python -m clipper_container serve TARGET --connect ADDRESS --name N`: one model in this process, as a replica; `check TARGET`
-loads one, and tells; `host --control ADDRESS` holds many, as its node says.
+"""`python -m clipper_container serve TARGET --connect ADDRESS --name N`: one model in this process,
+as a replica; `check TARGET` loads one, and tells; `host --control ADDRESS` holds many, as its node
+says.
 
-Only the standard library is imported before the limits of threads are set: BLAS reads them when numpy is imported.
+Only the standard library is imported before the limits of threads are set: BLAS reads them when
+numpy is imported.
 """
 
 from __future__ import annotations
@@ -47,12 +49,14 @@ a function gets a batch and returns one output for each row:
   clipper-container serve app:Model --connect tcp:10.0.0.7:7000 --name app --token-env CLIPPER_TOKEN
 
 exit codes: 0 asked to stop; 2 wrong usage; 3 the model did not load; 4 the server refused this container
-"""
+"""  # noqa: E501
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    top = argparse.ArgumentParser(prog="clipper-container", description="Run a model as a replica of a clipper server.")
+    top = argparse.ArgumentParser(
+        prog="clipper-container", description="Run a model as a replica of a clipper server."
+    )
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
     serve = verbs.add_parser(
         "serve",
@@ -61,32 +65,61 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    serve.add_argument("target", metavar="TARGET", help="module:attribute, or a .pkl file (see below)")
-    serve.add_argument("--connect", required=True, metavar="ADDRESS", help="unix:/path or tcp:host:port of the server")
+    serve.add_argument(
+        "target", metavar="TARGET", help="module:attribute, or a .pkl file (see below)"
+    )
+    serve.add_argument(
+        "--connect",
+        required=True,
+        metavar="ADDRESS",
+        help="unix:/path or tcp:host:port of the server",
+    )
     serve.add_argument("--name", required=True, help="the model's name")
     serve.add_argument("--version", type=int, default=1, help="the model's version (1)")
-    serve.add_argument("--replica", type=int, default=0, help="which replica of the model this is (0)")
+    serve.add_argument(
+        "--replica", type=int, default=0, help="which replica of the model this is (0)"
+    )
     serve.add_argument(
         "--input",
         metavar="TYPE",
         help="type of one row: f64[64], f32[*], str, bytes; default: what the model says, else any",
     )
-    serve.add_argument("--output", metavar="TYPE", help="type of one output; default: what the model says, else any")
     serve.add_argument(
-        "--batch-max", type=int, metavar="N", help="most rows in a batch; 0: no limit of the model's own"
+        "--output",
+        metavar="TYPE",
+        help="type of one output; default: what the model says, else any",
     )
     serve.add_argument(
-        "--token-env", metavar="NAME", help="environment variable that holds the server's token (CLIPPER_TOKEN)"
+        "--batch-max",
+        type=int,
+        metavar="N",
+        help="most rows in a batch; 0: no limit of the model's own",
+    )
+    serve.add_argument(
+        "--token-env",
+        metavar="NAME",
+        help="environment variable that holds the server's token (CLIPPER_TOKEN)",
     )
     serve.add_argument("--token-file", metavar="PATH", help="file that holds the server's token")
-    serve.add_argument("--alive-file", metavar="PATH", help="touch this file with every heartbeat, for `healthy`")
-    serve.add_argument("--threads", type=int, metavar="N", help="threads for BLAS and OpenMP (CLIPPER_THREADS, else 1)")
+    serve.add_argument(
+        "--alive-file", metavar="PATH", help="touch this file with every heartbeat, for `healthy`"
+    )
+    serve.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="threads for BLAS and OpenMP (CLIPPER_THREADS, else 1)",
+    )
     serve.add_argument(
         "--retry-singly",
         action="store_true",
         help="when a batch fails, try its rows one by one and mark only the bad ones",
     )
-    serve.add_argument("--row-by-row", action="store_true", help="the function takes one row and returns one output")
+    serve.add_argument(
+        "--row-by-row",
+        action="store_true",
+        help="the function takes one row and returns one output",
+    )
     serve.add_argument(
         "--pad",
         type=int,
@@ -95,26 +128,42 @@ def parser() -> argparse.ArgumentParser:
         help="pad each batch to a multiple of N rows, for models of a static shape",
     )
     serve.add_argument(
-        "--no-confidence", action="store_true", help="do not send an estimator's largest probability as confidence"
+        "--no-confidence",
+        action="store_true",
+        help="do not send an estimator's largest probability as confidence",
     )
     serve.add_argument(
-        "--code", action="append", default=[], metavar="DIR", help="put this directory on sys.path; may be repeated"
+        "--code",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="put this directory on sys.path; may be repeated",
     )
     serve.add_argument(
         "--warmup",
         default="",
         metavar="off|ROWS",
-        help="before it is ready the model runs batches of made-up rows of its input's type; give rows as JSON instead, or `off`",
+        help=(
+            "before it is ready the model runs batches of made-up rows of its input's type; give"
+            " rows as JSON instead, or `off`"
+        ),
     )
-    serve.add_argument("--sha256", default="", metavar="HEX", help="refuse a .pkl file with another SHA-256")
-    serve.add_argument("--protocol", type=int, choices=(1, 2), default=2, help="format of the batches (2)")
+    serve.add_argument(
+        "--sha256", default="", metavar="HEX", help="refuse a .pkl file with another SHA-256"
+    )
+    serve.add_argument(
+        "--protocol", type=int, choices=(1, 2), default=2, help="format of the batches (2)"
+    )
     serve.add_argument(
         "--die-with-parent",
         nargs="?",
         type=int,
         const=0,
         metavar="PID",
-        help="die when the thread that started this process ends; with PID, at once unless that is the parent",
+        help=(
+            "die when the thread that started this process ends; with PID, at once unless that is"
+            " the parent"
+        ),
     )
     _add_host(verbs)
     _add_looks(verbs)
@@ -125,21 +174,63 @@ def _add_host(verbs: Any) -> None:
     host = verbs.add_parser(
         "host",
         help="hold many models, as a node of the mesh says",
-        description="Dial a node's control socket and do what it says: load and unload models, and serve them to servers.",
+        description=(
+            "Dial a node's control socket and do what it says: load and unload models, and serve"
+            " them to servers."
+        ),
     )
-    host.add_argument("--control", required=True, metavar="ADDRESS", help="unix:/path or tcp:host:port of the node")
-    host.add_argument("--token-env", metavar="NAME", help="environment variable that holds the token (CLIPPER_TOKEN)")
+    host.add_argument(
+        "--control",
+        required=True,
+        metavar="ADDRESS",
+        help="unix:/path or tcp:host:port of the node",
+    )
+    host.add_argument(
+        "--token-env",
+        metavar="NAME",
+        help="environment variable that holds the token (CLIPPER_TOKEN)",
+    )
     host.add_argument("--token-file", metavar="PATH", help="file that holds the token")
     host.add_argument(
-        "--runtime", action="append", default=[], metavar="MODULE:CLASS", help="another runtime; may be repeated"
+        "--runtime",
+        action="append",
+        default=[],
+        metavar="MODULE:CLASS",
+        help="another runtime; may be repeated",
     )
-    host.add_argument("--capacity-mib", type=int, default=0, metavar="N", help="memory for models; 0: half of the machine's")
-    host.add_argument("--loading-max", type=int, default=0, metavar="N", help="loads at once; 0: one a core, 2 at least")
-    host.add_argument("--load-s", type=float, default=30.0, metavar="S", help="time that one load may take (30)")
+    host.add_argument(
+        "--capacity-mib",
+        type=int,
+        default=0,
+        metavar="N",
+        help="memory for models; 0: half of the machine's",
+    )
+    host.add_argument(
+        "--loading-max",
+        type=int,
+        default=0,
+        metavar="N",
+        help="loads at once; 0: one a core, 2 at least",
+    )
+    host.add_argument(
+        "--load-s", type=float, default=30.0, metavar="S", help="time that one load may take (30)"
+    )
     host.add_argument("--name", default="", help="in messages")
-    host.add_argument("--work-file", default="", metavar="PATH", help="file that says which models are at work (docs/hosts.md)")
-    host.add_argument("--threads", type=int, metavar="N", help="threads for BLAS and OpenMP (CLIPPER_THREADS, else 1)")
-    host.add_argument("--die-with-parent", nargs="?", type=int, const=0, metavar="PID", help="as for serve")
+    host.add_argument(
+        "--work-file",
+        default="",
+        metavar="PATH",
+        help="file that says which models are at work (docs/hosts.md)",
+    )
+    host.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="threads for BLAS and OpenMP (CLIPPER_THREADS, else 1)",
+    )
+    host.add_argument(
+        "--die-with-parent", nargs="?", type=int, const=0, metavar="PID", help="as for serve"
+    )
 
 
 def _add_looks(verbs: Any) -> None:
@@ -147,20 +238,29 @@ def _add_looks(verbs: Any) -> None:
     check = verbs.add_parser(
         "check",
         help="is this a model? one line of JSON",
-        description="Verify and load a model that is data (.onnx, .skops, or one of them packed) in this process, and print what "
-        "it is as one line of JSON: {\"ok\": true, \"input\": TYPE}, or {\"ok\": false, \"reason\": TEXT} and exit code 3.",
+        description=(
+            "Verify and load a model that is data (.onnx, .skops, or one of them packed) in this"
+            ' process, and print what it is as one line of JSON: {"ok": true, "input": TYPE}, or'
+            ' {"ok": false, "reason": TEXT} and exit code 3.'
+        ),
     )
     check.add_argument("target", metavar="TARGET", help="an .onnx, .skops or .packed file")
-    check.add_argument("--die-with-parent", nargs="?", type=int, const=0, metavar="PID", help="as for serve")
+    check.add_argument(
+        "--die-with-parent", nargs="?", type=int, const=0, metavar="PID", help="as for serve"
+    )
     check.set_defaults(threads=1)
     healthy = verbs.add_parser(
         "healthy",
         help="is the container that touches this file connected?",
-        description="Exit code 0 when a container with --alive-file PATH was connected to its server in the last seconds, else "
-        "1: for HEALTHCHECK and the probes of Kubernetes.",
+        description=(
+            "Exit code 0 when a container with --alive-file PATH was connected to its server in the"
+            " last seconds, else 1: for HEALTHCHECK and the probes of Kubernetes."
+        ),
     )
     healthy.add_argument("path", metavar="PATH")
-    healthy.add_argument("--within", type=float, default=30.0, metavar="S", help="so many seconds (30)")
+    healthy.add_argument(
+        "--within", type=float, default=30.0, metavar="S", help="so many seconds (30)"
+    )
     healthy.set_defaults(threads=1, die_with_parent=None)
 
 
@@ -175,7 +275,8 @@ def limit_threads(threads: int | None) -> None:
 
 
 def die_with_parent(pid: int) -> None:
-    """Ask the kernel for SIGKILL when the parent (the thread that started us) ends, and leave Ctrl-C to it."""
+    """Ask the kernel for SIGKILL when the parent (the thread that started us) ends, and leave
+    Ctrl-C to it."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if pid and os.getppid() != pid:
         os._exit(0)  # it ended before we could ask
@@ -229,7 +330,10 @@ def _host(arguments: argparse.Namespace) -> int:
     try:
         token = _token(arguments.token_file, arguments.token_env)
     except (OSError, UnicodeDecodeError) as error:
-        print(f"clipper-container: cannot read the token from {arguments.token_file}: {error}", file=sys.stderr)
+        print(
+            f"clipper-container: cannot read the token from {arguments.token_file}: {error}",
+            file=sys.stderr,
+        )
         return EXIT_USAGE
     return run(arguments, token)
 
@@ -254,12 +358,16 @@ def _serve(arguments: argparse.Namespace) -> int:
     try:
         token = _token(arguments.token_file, arguments.token_env)
     except (OSError, UnicodeDecodeError) as error:
-        print(f"clipper-container: cannot read the token from {arguments.token_file}: {error}", file=sys.stderr)
+        print(
+            f"clipper-container: cannot read the token from {arguments.token_file}: {error}",
+            file=sys.stderr,
+        )
         return EXIT_USAGE
     restore = lower()
     try:
         model = as_model(
-            load_target(arguments.target, arguments.sha256, arguments.code), confidence=not arguments.no_confidence
+            load_target(arguments.target, arguments.sha256, arguments.code),
+            confidence=not arguments.no_confidence,
         )
         tables = give_tables(model)
         model.load()
@@ -291,17 +399,26 @@ def _serve(arguments: argparse.Namespace) -> int:
         sparse=not local and usual,
     )
     options = dataclasses.replace(
-        options, warm=warm_up(evaluator_of(model, options), options.input, arguments.warmup, options.batch_max)
+        options,
+        warm=warm_up(
+            evaluator_of(model, options), options.input, arguments.warmup, options.batch_max
+        ),
     )
     gc.collect()
     gc.freeze()  # what is here stays: the searches that come while it serves pass it over
     restore()
     stop = StopSwitch()
-    stop.on_signals(signal.SIGTERM, *([] if arguments.die_with_parent is not None else [signal.SIGINT]))
+    stop.on_signals(
+        signal.SIGTERM, *([] if arguments.die_with_parent is not None else [signal.SIGINT])
+    )
     try:
         serve(model, arguments.connect, options, stop, arguments.alive_file or "")
     except Refused as refused:
-        print(f"model '{arguments.name}' was refused by {arguments.connect}: {refused}", file=sys.stderr, flush=True)
+        print(
+            f"model '{arguments.name}' was refused by {arguments.connect}: {refused}",
+            file=sys.stderr,
+            flush=True,
+        )
         return EXIT_REFUSED
     return 0
 

@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from clipper_container.evaluate import Evaluator, ModelFailed
-from clipper_container.wire import Header, Kind, Rows, control_frame, encode_header, encode_rows, row_values
+from clipper_container.wire import (
+    Header,
+    Kind,
+    Rows,
+    control_frame,
+    encode_header,
+    encode_rows,
+    row_values,
+)
 
 COMPLAIN_S = 5.0
 
@@ -46,9 +54,15 @@ class Complaints:
 class Answers:
     """How batches of one connection are answered, by what its WELCOME said."""
 
-    def __init__(self, evaluator: Evaluator, payload_bytes_max: int, checked: bool, qualifiers: bool) -> None:
+    def __init__(
+        self, evaluator: Evaluator, payload_bytes_max: int, checked: bool, qualifiers: bool
+    ) -> None:
         self.evaluator = evaluator
-        self._payload_bytes_max, self._checked, self._qualifiers = payload_bytes_max, checked, qualifiers
+        self._payload_bytes_max, self._checked, self._qualifiers = (
+            payload_bytes_max,
+            checked,
+            qualifiers,
+        )
         self._complaints = Complaints(evaluator.name)
 
     def to(self, header: Header, rows: Rows) -> list[Any]:
@@ -63,8 +77,9 @@ class Answers:
         if reply.payload_bytes > self._payload_bytes_max:
             return self._failure(
                 header.id,
-                f"model '{self.evaluator.name}' returned {reply.payload_bytes} bytes for {header.rows} rows; "
-                f"the server takes {self._payload_bytes_max}. Return less, or lower batch_max.",
+                f"model '{self.evaluator.name}' returned {reply.payload_bytes} bytes for"
+                f" {header.rows} rows; the server takes {self._payload_bytes_max}. Return less, or"
+                " lower batch_max.",
             )
         return [encode_header(reply), *pieces]
 

@@ -1,12 +1,16 @@
-"""Threads that wait in turn: one leads, takes what has come, and does it itself, one after another, as long as it is quick.
+"""Threads that wait in turn: one leads, takes what has come, and does it itself, one after another,
+as long as it is quick.
 
-When all of them waited in one epoll, each query woke another thread while the last still ran, and both wanted Python's lock: a
-query cost up to 7 switches, and now 0.4 at most. Only the leader waits. Before work that may take its time it hands the lead
-over, to a thread that follows or to a new one, so that a slow model does not keep the others waiting; of work that was thought
-quick and is not, a timer takes the lead away. That two lead for a moment is possible, and harmless: each takes other items.
+When all of them waited in one epoll, each query woke another thread while the last still ran, and
+both wanted Python's lock: a query cost up to 7 switches, and now 0.4 at most. Only the leader
+waits. Before work that may take its time it hands the lead over, to a thread that follows or to a
+new one, so that a slow model does not keep the others waiting; of work that was thought quick and
+is not, a timer takes the lead away. That two lead for a moment is possible, and harmless: each
+takes other items.
 
 Given up: quick models are evaluated one after another, also where there are more cores.
-Source: leader/followers, as in Schmidt et al., Pattern-Oriented Software Architecture 2; the timer as `sysmon` in Go's runtime.
+Source: leader/followers, as in Schmidt et al., Pattern-Oriented Software Architecture 2; the timer
+as `sysmon` in Go's runtime.
 """
 
 from __future__ import annotations
@@ -21,7 +25,9 @@ from clipper_container.line import Inbox
 from clipper_container.timers import Timers
 
 THREADS_MAX = 64
-LOOK_S = 0.01  # between two looks at the leader, while there is work; so long may quick work be slow
+LOOK_S = (
+    0.01  # between two looks at the leader, while there is work; so long may quick work be slow
+)
 QUIET_LOOKS = 100  # without work, and nobody looks any more
 _NOBODY = 0
 
@@ -34,7 +40,9 @@ class Crew(Generic[_T]):
     Threads: those it starts; `hand_over` is for `work`, all else for any.
     """
 
-    def __init__(self, wait: Callable[[], Iterable[_T]], work: Callable[[_T, Inbox], None], timers: Timers) -> None:
+    def __init__(
+        self, wait: Callable[[], Iterable[_T]], work: Callable[[_T, Inbox], None], timers: Timers
+    ) -> None:
         self._wait, self._work, self._timers = wait, work, timers
         self._ready: deque[_T] = deque()  # taken, and not yet begun
         self._lead = threading.Lock()  # held by who leads; those who follow wait for it
@@ -68,7 +76,9 @@ class Crew(Generic[_T]):
             if len(self._threads) >= THREADS_MAX or self._stopping:
                 return
             self._followers += 1
-            thread = threading.Thread(target=self._run, name=f"clipper-host-{len(self._threads)}", daemon=True)
+            thread = threading.Thread(
+                target=self._run, name=f"clipper-host-{len(self._threads)}", daemon=True
+            )
             self._threads.append(thread)
         thread.start()
 
@@ -123,7 +133,8 @@ class Crew(Generic[_T]):
             self._take_from(leader)
         quiet = 0 if turns != before or self._at_work else quiet + 1
         if quiet > QUIET_LOOKS:
-            self._looked = False  # before the next line, as a leader begins before it asks: one of us sees the other
+            # before the next line, as a leader begins before it asks: one of us sees the other
+            self._looked = False
             if self._turns == turns:
                 return
             self._looked = True

@@ -1,7 +1,8 @@
-"""The tables of parameters that a model declares: opened before it loads, so that `load` may pull from them.
+"""The tables of parameters that a model declares: opened before it loads, so that `load` may pull
+from them.
 
-The environment says where the shards are (a folder of this host: no secret), and which tables the server was told of when the
-model was deployed; the others stand in the model's class.
+The environment says where the shards are (a folder of this host: no secret), and which tables the
+server was told of when the model was deployed; the others stand in the model's class.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def declared(model: Model) -> dict[str, Any]:
 
 
 def give_tables(model: Model) -> dict[str, Any]:
-    """`model.tables`, with every table that it declares; -> what it declares. Raises: LoadError, and what `Tables` raises."""
+    """`model.tables`, with every table that it declares; -> what it declares. Raises: LoadError,
+    and what `Tables` raises."""
     wanted = declared(model)
     if not wanted:
         return {}
@@ -39,14 +41,17 @@ def give_tables(model: Model) -> dict[str, Any]:
     if not place:
         names = ", ".join(map(repr, wanted))
         raise LoadError(
-            f"it declares tables of parameters ({names}), and its server has none. Start that by clipper.start(params='FOLDER')"
+            f"it declares tables of parameters ({names}), and its server has none. Start that by"
+            " clipper.start(params='FOLDER')"
         )
     from clipper_container.tables import Tables
 
     tables = Tables(place)
     for name, spec in wanted.items():
         if not isinstance(spec, Mapping) or "dim" not in spec:
-            raise LoadError(f'table {name!r} is declared by {spec!r:.100}: a mapping with "dim" is needed')
+            raise LoadError(
+                f'table {name!r} is declared by {spec!r:.100}: a mapping with "dim" is needed'
+            )
         tables.create(name, **spec)
     with contextlib.suppress(AttributeError):  # one with slots goes by what it opens itself
         _owner(model).tables = tables

@@ -29,10 +29,10 @@ class ModelFailed(Exception):
 class Evaluator:
     """How to run batches.
 
-    retry_singly: rows of a batch that failed are tried one by one, and only the bad ones are marked.
-    row_by_row: the model takes one row and returns one output (`deploy(..., row_by_row=True)`).
-    pad: rows are added (the last one again) up to a multiple of this; 0 for never.
-    work: of a host of many models: which of them is at work.
+    retry_singly: rows of a batch that failed are tried one by one, and only the bad ones are
+    marked. row_by_row: the model takes one row and returns one output (`deploy(...,
+    row_by_row=True)`). pad: rows are added (the last one again) up to a multiple of this; 0 for
+    never. work: of a host of many models: which of them is at work.
     """
 
     model: Model
@@ -66,12 +66,16 @@ class Evaluator:
         except Exception as error:
             if not self.retry_singly or n == 1:
                 raise ModelFailed(user_traceback(error)) from None
-        return self._each(n, lambda i: _only(self._whole(tuple(part[i : i + 1] for part in given), 1)))
+        return self._each(
+            n, lambda i: _only(self._whole(tuple(part[i : i + 1] for part in given), 1))
+        )
 
     def _whole(self, given: tuple[Any, ...], n: int) -> Rows:
         missing = -n % self.pad if self.pad else 0
         if missing:
-            return first_rows(self._whole(tuple(self._padded(part, n, missing) for part in given), n + missing), n)
+            return first_rows(
+                self._whole(tuple(self._padded(part, n, missing) for part in given), n + missing), n
+            )
         return to_rows(self.model.predict_batch(*given), n, self.name)
 
     def _padded(self, inputs: Any, n: int, missing: int) -> Any:
@@ -104,7 +108,9 @@ class Evaluator:
                 values.append(predict(i))
             except Exception as error:
                 failed[i] = True
-                texts.append(f"row {i}: {error if isinstance(error, BadOutput) else user_traceback(error)}")
+                texts.append(
+                    f"row {i}: {error if isinstance(error, BadOutput) else user_traceback(error)}"
+                )
         if not values:
             raise ModelFailed(_bounded(texts[0]))
         rows = _merged(values, self.name)
@@ -120,21 +126,28 @@ def _only(rows: Rows) -> Any:
     if rows.confidence is None and rows.qualifiers is None:
         return value
     confidence = None if rows.confidence is None else rows.confidence[0]
-    return Scored(value, confidence, None if rows.qualifiers is None else unpack_map(rows.qualifiers[0]))
+    return Scored(
+        value, confidence, None if rows.qualifiers is None else unpack_map(rows.qualifiers[0])
+    )
 
 
 def _merged(values: list[Any], name: str) -> Rows:
     if not any(isinstance(value, Scored) for value in values):
         return to_rows(values, len(values), name)
     scored = [value if isinstance(value, Scored) else Scored(value) for value in values]
-    sure = any(each.confidence is not None for each in scored)  # then a row without one is sent as 0
-    confidence = [0.0 if each.confidence is None else each.confidence for each in scored] if sure else None
+    sure = any(
+        each.confidence is not None for each in scored
+    )  # then a row without one is sent as 0
+    confidence = (
+        [0.0 if each.confidence is None else each.confidence for each in scored] if sure else None
+    )
     outputs, qualifiers = [each.outputs for each in scored], [each.qualifiers for each in scored]
     return to_rows(Scored(outputs, confidence, qualifiers), len(values), name)
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback as the model's owner would see it without us: frames of this package are left out.
+    """The traceback as the model's owner would see it without us: frames of this package are left
+    out.
 
     The error itself is always the last line, and the text has at most TEXT_BYTES_MAX bytes.
     """

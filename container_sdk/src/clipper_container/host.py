@@ -1,4 +1,5 @@
-"""`python -m clipper_container host`: many models in one process, told by a node what to load and whom to serve."""
+"""`python -m clipper_container host`: many models in one process, told by a node what to load and
+whom to serve."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ _Answer = Callable[["Request"], "dict[str, Any] | Future[Any]"]
 
 
 class Request:
-    """What a node asks. Fields that were left out have their default; one of another type is refused."""
+    """What a node asks. Fields that were left out have their default; one of another type is
+    refused."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self._fields = fields
@@ -64,7 +66,9 @@ class Request:
 
     def artifact(self) -> Artifact:
         type, path, key = (self.text(name) for name in ("type", "path", "key"))
-        return Artifact(self.model(), type, path, key, self.text("input", "any"), self.text("output", "any"))
+        return Artifact(
+            self.model(), type, path, key, self.text("input", "any"), self.text("output", "any")
+        )
 
 
 class Channel:
@@ -85,12 +89,20 @@ class Channel:
         """A node that is gone is noticed by whoever receives."""
         body = msgpack.packb(message)
         if len(body) > MESSAGE_BYTES_MAX:
-            body = msgpack.packb({"n": message.get("n"), "ok": False, "fault": "host", "why": f"an answer of {len(body)} bytes"})
+            body = msgpack.packb(
+                {
+                    "n": message.get("n"),
+                    "ok": False,
+                    "fault": "host",
+                    "why": f"an answer of {len(body)} bytes",
+                }
+            )
         with self._lock, contextlib.suppress(OSError):
             self._sock.sendall(_LENGTH.pack(len(body)) + body)
 
     def receive(self) -> list[dict[str, Any]]:
-        """What has come, at least a part of a message. Raises: EOFError, ValueError for what is no message, OSError."""
+        """What has come, at least a part of a message. Raises: EOFError, ValueError for what is no
+        message, OSError."""
         piece = self._sock.recv(1 << 16)
         if not piece:
             raise EOFError("the node has closed the control connection")
@@ -99,7 +111,9 @@ class Channel:
         while len(self._got) >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(self._got)
             if size > MESSAGE_BYTES_MAX:
-                raise ValueError(f"a message of {size} bytes; at most {MESSAGE_BYTES_MAX} are taken")
+                raise ValueError(
+                    f"a message of {size} bytes; at most {MESSAGE_BYTES_MAX} are taken"
+                )
             if len(self._got) < _LENGTH.size + size:
                 break
             message = msgpack.unpackb(bytes(self._got[_LENGTH.size : _LENGTH.size + size]))
@@ -129,8 +143,12 @@ class Host:
         self._runtimes = tuple(runtimes)
         self._timers = Timers()
         self._lines = Lines(self._timers, self._left)
-        self._residents = Residents(self._runtimes, self._lines, self._timers, capacity_bytes, loading_max, work)
-        self._asked = ThreadPoolExecutor(4, "clipper-host-ask")  # of what may take its time; all else takes effect in order
+        self._residents = Residents(
+            self._runtimes, self._lines, self._timers, capacity_bytes, loading_max, work
+        )
+        self._asked = ThreadPoolExecutor(
+            4, "clipper-host-ask"
+        )  # of what may take its time; all else takes effect in order
         self._state = "STARTING"
         self._verbs: dict[str, _Answer] = {
             "status": self._status, "load": self._load, "unload": self._unload, "size": self._size,
@@ -139,7 +157,12 @@ class Host:
 
     def serve(self, token: str, name: str, stop: StopSwitch) -> None:
         """Say hello, and answer until the node is gone or `stop` is requested."""
-        hello = {"verb": "hello", "token": token, "pid": os.getpid(), "types": self._residents.types}
+        hello = {
+            "verb": "hello",
+            "token": token,
+            "pid": os.getpid(),
+            "types": self._residents.types,
+        }
         self._channel.send({**hello, "runtime": "clipper/0.1", "name": name})
         self._asked.submit(self._start)
         poll = select.poll()
@@ -156,11 +179,16 @@ class Host:
                 runtime.start()
             self._state = "READY"
         except BaseException as error:
-            print(f"a runtime of this host does not start:\n{user_traceback(error)}", file=sys.stderr, flush=True)
+            print(
+                f"a runtime of this host does not start:\n{user_traceback(error)}",
+                file=sys.stderr,
+                flush=True,
+            )
             self._state = "FAILING"
 
     def close(self) -> None:
-        """Say goodbye to all servers, answer what is in hand, and end. Threads that cannot end are left behind."""
+        """Say goodbye to all servers, answer what is in hand, and end. Threads that cannot end are
+        left behind."""
         wait(self._lines.leave_all(), END_S)
         self._lines.close()
         self._residents.close()
@@ -197,7 +225,9 @@ class Host:
     def _refuse(self, n: Any, error: BaseException) -> None:
         whose = error.whose if isinstance(error, Fault) else "host"
         known = isinstance(error, (Fault, Refused, Disconnected))
-        self._channel.send({"n": n, "ok": False, "fault": whose, "why": str(error) if known else explain(error)})
+        self._channel.send(
+            {"n": n, "ok": False, "fault": whose, "why": str(error) if known else explain(error)}
+        )
 
     def _status(self, request: Request) -> dict[str, Any]:
         residents = self._residents
@@ -219,7 +249,9 @@ class Host:
         return self._residents.load(request.artifact(), timeout_s)
 
     def _unload(self, request: Request) -> Future[Any]:
-        return self._residents.unload(request.model(), request.number("timeout_ms") / 1000 or UNLOAD_S)
+        return self._residents.unload(
+            request.model(), request.number("timeout_ms") / 1000 or UNLOAD_S
+        )
 
     def _size(self, request: Request) -> dict[str, Any]:
         return {"size_bytes": self._residents.of(request.model()).size_bytes}
@@ -235,7 +267,9 @@ class Host:
         if evaluator is None:
             raise Fault("none", f"model {one.artifact.model!r} is being unloaded")
         try:
-            return self._lines.serve(evaluator, one.gate, address, options, request.number("timeout_ms", SERVE_MS) / 1000)
+            return self._lines.serve(
+                evaluator, one.gate, address, options, request.number("timeout_ms", SERVE_MS) / 1000
+            )
         except ValueError as error:
             raise Fault("none", str(error)) from None
 
@@ -260,7 +294,8 @@ def half_of_memory() -> int:
 
 
 def runtimes_of(named: Iterable[str]) -> list[Runtime]:
-    """Those named `module:Class`, and behind them those built in. Raises: whatever importing them does, TypeError."""
+    """Those named `module:Class`, and behind them those built in. Raises: whatever importing them
+    does, TypeError."""
     found: list[Runtime] = []
     for name in named:
         module, _, attribute = name.partition(":")
@@ -285,12 +320,15 @@ def run(arguments: Namespace, token: str) -> int:
         return 2
     sock.settimeout(None)
     stop = StopSwitch()
-    stop.on_signals(signal.SIGTERM, *([] if arguments.die_with_parent is not None else [signal.SIGINT]))
+    stop.on_signals(
+        signal.SIGTERM, *([] if arguments.die_with_parent is not None else [signal.SIGINT])
+    )
     asked = [runtime.capacity_bytes() for runtime in runtimes]
     capacity = arguments.capacity_mib << 20 or max(asked) or half_of_memory()
     loading = arguments.loading_max or max(2, os.cpu_count() or 1)
     gc.collect()
-    gc.freeze()  # what is here stays: searches for garbage pass it over. Models, which can go, are loaded later
+    # what is here stays: searches for garbage pass it over. Models, which can go, are loaded later
+    gc.freeze()
     host = Host(Channel(sock), runtimes, capacity, loading, arguments.load_s, work)
     try:
         host.serve(token, arguments.name, stop)

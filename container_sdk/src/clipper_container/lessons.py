@@ -1,6 +1,8 @@
-"""Feedback for a model that learns, and what the model says of itself: FEEDBACK and ACCURACY (docs/wire.md).
+"""Feedback for a model that learns, and what the model says of itself: FEEDBACK and ACCURACY
+(docs/wire.md).
 
-Feedback waits here until no batch does. It is bounded: beyond LESSONS_MAX frames the oldest are dropped, and counted.
+Feedback waits here until no batch does. It is bounded: beyond LESSONS_MAX frames the oldest are
+dropped, and counted.
 """
 
 from __future__ import annotations
@@ -34,7 +36,12 @@ class Lessons:
 
     def __init__(self, model: Model, name: str, payload_bytes_max: int, every_s: float) -> None:
         self.learned = self.failed = 0  # rows
-        self._model, self._name, self._limit, self._every_s = model, name, payload_bytes_max, every_s
+        self._model, self._name, self._limit, self._every_s = (
+            model,
+            name,
+            payload_bytes_max,
+            every_s,
+        )
         self._waiting: deque[tuple[Rows, Rows]] = deque()
         self._troubles: dict[str, int] = {}
         self._asked_s = 0.0
@@ -51,17 +58,23 @@ class Lessons:
         if len(self._waiting) > LESSONS_MAX:
             dropped, _ = self._waiting.popleft()
             self.failed += dropped.n
-            self._complain("dropped", f"feedback comes faster than correct() takes it; {dropped.n} rows were dropped")
+            self._complain(
+                "dropped",
+                f"feedback comes faster than correct() takes it; {dropped.n} rows were dropped",
+            )
 
     def run_one(self) -> None:
-        """Correct the model by the oldest feedback that waits; what correct() raises is said, counted, and no more."""
+        """Correct the model by the oldest feedback that waits; what correct() raises is said,
+        counted, and no more."""
         inputs, labels = self._waiting.popleft()
         try:
             self._model.correct(row_values(inputs), row_values(labels), inputs.sessions)
             self.learned += inputs.n
         except Exception as error:
             self.failed += inputs.n
-            self._complain("correct", f"correct() failed on {inputs.n} rows:\n{user_traceback(error)}")
+            self._complain(
+                "correct", f"correct() failed on {inputs.n} rows:\n{user_traceback(error)}"
+            )
         if not self._waiting or time.monotonic() >= self._asked_s + self._every_s:
             self._ask()
 
@@ -75,16 +88,21 @@ class Lessons:
         if said is None or (isinstance(said, int | float | np.number) and 0 <= said <= 1):
             self._accuracy = None if said is None else float(said)
         else:
-            self._complain("range", f"accuracy() returned {said!r}; it is a number from 0 to 1, or None")
+            self._complain(
+                "range", f"accuracy() returned {said!r}; it is a number from 0 to 1, or None"
+            )
 
     def _complain(self, what: str, text: str) -> None:
         """On stderr, the first time, the second, the fourth, ...: a flood must not fill the log."""
         count = self._troubles[what] = self._troubles.get(what, 0) + 1
         if count & (count - 1) == 0:
-            print(f"model '{self._name}': {text}\n({count} times so far)", file=sys.stderr, flush=True)
+            print(
+                f"model '{self._name}': {text}\n({count} times so far)", file=sys.stderr, flush=True
+            )
 
     def news(self) -> list[bytes]:
-        """An ACCURACY frame in pieces, if there is anything to tell since the last; else nothing."""
+        """An ACCURACY frame in pieces, if there is anything to tell since the last; else
+        nothing."""
         payload = pack_accuracy(self.learned, self.failed, self._accuracy)
         if payload == self._said:
             return []
@@ -93,7 +111,8 @@ class Lessons:
 
 
 def open_feedback(payload: Bytes, payload_bytes_max: int) -> tuple[Rows, Rows]:
-    """The inputs (with their sessions) and the labels of a FEEDBACK. The arrays are views of `payload`.
+    """The inputs (with their sessions) and the labels of a FEEDBACK. The arrays are views of
+    `payload`.
 
     Raises: BadFrame.
     """
@@ -118,7 +137,8 @@ def pack_accuracy(learned: int, failed: int, accuracy: float | None) -> bytes:
 
 
 def open_accuracy(payload: Any) -> tuple[int, int, float | None]:
-    """Rows learned, rows failed, accuracy or None. Raises: BadFrame for one that is no number from 0 to 1."""
+    """Rows learned, rows failed, accuracy or None. Raises: BadFrame for one that is no number from
+    0 to 1."""
     raw = bytes(payload)
     learned, failed = np.frombuffer(raw[:16], "<u8").tolist()
     accuracy = np.frombuffer(raw[16:], "<f8").tolist()[0] if len(raw) > 16 else None

@@ -15,7 +15,14 @@ from typing import Any, TypeVar
 from clipper_container.answers import Answers
 from clipper_container.evaluate import Evaluator
 from clipper_container.serve import Options, Welcome
-from clipper_container.transport import READ_BYTES, Backoff, Buffer, Disconnected, parse_address, send_all
+from clipper_container.transport import (
+    READ_BYTES,
+    Backoff,
+    Buffer,
+    Disconnected,
+    parse_address,
+    send_all,
+)
 from clipper_container.wire import HEADER_BYTES, PAYLOAD_BYTES_MAX, Bytes
 
 BUFFER_KEPT_BYTES = 1 << 20  # by a thread, between connections
@@ -40,8 +47,8 @@ def relay(source: Future[_T], target: Future[_T]) -> None:
 
 
 class Gate:
-    """The batches that one model takes at once. usual_s: what it takes for what it is sent, of late.  quick: it may be evaluated
-    by the thread that leads; not before that is known."""
+    """The batches that one model takes at once. usual_s: what it takes for what it is sent, of
+    late.  quick: it may be evaluated by the thread that leads; not before that is known."""
 
     def __init__(self, places: int) -> None:
         self.usual_s = 0.0
@@ -64,7 +71,9 @@ class Gate:
         if seconds < 0:
             return
         seconds = min(seconds, ODD_S)
-        self.usual_s = usual_s = self.usual_s + (seconds - self.usual_s) / 8 if self.usual_s else seconds
+        self.usual_s = usual_s = (
+            self.usual_s + (seconds - self.usual_s) / 8 if self.usual_s else seconds
+        )
         self.quick = usual_s < QUICK_S
 
     def leave(self) -> Line | None:
@@ -85,11 +94,30 @@ class Line:
     """One connection of one model to one server."""
 
     __slots__ = (
-        "address", "answers", "asked", "backoff", "busy", "fd", "gate", "gone", "heard", "lock", "options", "said", "sending",
-        "sock", "spoke", "state", "until", "welcome", "welcomed",
-    )  # fmt: skip
+        "address",
+        "answers",
+        "asked",
+        "backoff",
+        "busy",
+        "fd",
+        "gate",
+        "gone",
+        "heard",
+        "lock",
+        "options",
+        "said",
+        "sending",
+        "sock",
+        "spoke",
+        "state",
+        "until",
+        "welcome",
+        "welcomed",
+    )
 
-    def __init__(self, evaluator: Evaluator, gate: Gate, address: str, options: Options, until: float) -> None:
+    def __init__(
+        self, evaluator: Evaluator, gate: Gate, address: str, options: Options, until: float
+    ) -> None:
         self.address, self.gate, self.options, self.until = address, gate, options, until
         self.answers: Answers | None = Answers(evaluator, PAYLOAD_BYTES_MAX, False, False)
         self.lock = threading.Lock()  # of its state; never held for long
@@ -128,7 +156,8 @@ class Line:
                 self.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Only the thread that has it: no other may be at its socket when that is closed, and its number used again."""
+        """Only the thread that has it: no other may be at its socket when that is closed, and its
+        number used again."""
         self.shutdown()
         with self.sending, self.lock:
             if self.sock is not None:
@@ -137,15 +166,19 @@ class Line:
 
 
 class Inbox:
-    """What one thread reads into. `begin`, then `take` for each part of a frame; valid until the next `begin`."""
+    """What one thread reads into. `begin`, then `take` for each part of a frame; valid until the
+    next `begin`."""
 
     def __init__(self) -> None:
         self._buffer = Buffer(READ_BYTES + HEADER_BYTES, HEADER_BYTES + PAYLOAD_BYTES_MAX)
         self._filled = self._used = 0
         self._sock: socket.socket | None = None
 
-    def open(self, sock: socket.socket, payload_bytes_max: int, bytes_max: int = READ_BYTES) -> bool:
-        """Begin with what there is, at most `bytes_max`. False: nothing is. Raises: Disconnected, OSError."""
+    def open(
+        self, sock: socket.socket, payload_bytes_max: int, bytes_max: int = READ_BYTES
+    ) -> bool:
+        """Begin with what there is, at most `bytes_max`. False: nothing is. Raises: Disconnected,
+        OSError."""
         self._sock, self._filled, self._used = sock, 0, 0
         if self._buffer.is_lent() or self._buffer.size > BUFFER_KEPT_BYTES:
             self._buffer = Buffer(READ_BYTES + HEADER_BYTES, HEADER_BYTES + payload_bytes_max)
@@ -157,7 +190,8 @@ class Inbox:
         return True
 
     def begin(self) -> bool:
-        """Move what was read beyond the last frame to an aligned address; False when there is none."""
+        """Move what was read beyond the last frame to an aligned address; False when there is
+        none."""
         rest = self._buffer.bytes[self._used : self._filled]
         if not rest.size:
             return False
@@ -185,14 +219,17 @@ class Inbox:
 
     def _receive(self, end: int, flags: int) -> None:
         assert self._sock is not None
-        count = self._sock.recv_into(self._buffer.view[self._filled : min(end, self._buffer.size)], 0, flags)
+        count = self._sock.recv_into(
+            self._buffer.view[self._filled : min(end, self._buffer.size)], 0, flags
+        )
         if count == 0:
             raise Disconnected("the server closed the connection")
         self._filled += count
 
 
 def begin_connecting(address: str) -> tuple[socket.socket, int]:
-    """A socket that is connecting, and how that began. Raises: OSError, when the name is not known."""
+    """A socket that is connecting, and how that began. Raises: OSError, when the name is not
+    known."""
     kind, host, port = parse_address(address)
     if kind == "unix":
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -201,7 +238,12 @@ def begin_connecting(address: str) -> tuple[socket.socket, int]:
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000)):
+    for name, value in (
+        ("TCP_KEEPIDLE", 10),
+        ("TCP_KEEPINTVL", 5),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", 30_000),
+    ):
         if hasattr(socket, name):  # a quiet connection has nothing else to find a dead host by
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return sock, sock.connect_ex(where)

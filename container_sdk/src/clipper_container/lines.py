@@ -1,9 +1,11 @@
-"""A host's connections to servers: thousands, most of them idle, on one epoll and a few threads (crew.py).
+"""A host's connections to servers: thousands, most of them idle, on one epoll and a few threads
+(crew.py).
 
-Whoever gets a connection (EPOLLONESHOT: nobody else gets it meanwhile) reads its frame, evaluates, answers and arms it again. So
-no batch is handed from thread to thread, and buffers belong to threads, not to connections. A model that takes its time is
-evaluated while another thread waits for the rest. A batch of a model that has its hands full is left unread: its connection is
-parked, and armed when there is a place.
+Whoever gets a connection (EPOLLONESHOT: nobody else gets it meanwhile) reads its frame, evaluates,
+answers and arms it again. So no batch is handed from thread to thread, and buffers belong to
+threads, not to connections. A model that takes its time is evaluated while another thread waits for
+the rest. A batch of a model that has its hands full is left unread: its connection is parked, and
+armed when there is a place.
 
 Only the thread that got a connection closes it; others ask by `shutdown`, which wakes it.
 """
@@ -27,7 +29,14 @@ from clipper_container.answers import Answers
 from clipper_container.crew import Crew
 from clipper_container.evaluate import Evaluator
 from clipper_container.line import Gate, Inbox, Line, State, begin_connecting, relay
-from clipper_container.serve import ATTEMPT_S, SILENCE_HEARTBEATS, Options, Refused, Welcome, welcome_of
+from clipper_container.serve import (
+    ATTEMPT_S,
+    SILENCE_HEARTBEATS,
+    Options,
+    Refused,
+    Welcome,
+    welcome_of,
+)
 from clipper_container.timers import Timers
 from clipper_container.transport import Backoff, Disconnected, parse_address, set_timeouts
 from clipper_container.wire import (
@@ -48,7 +57,8 @@ _CONNECTED = int(select.EPOLLOUT | select.EPOLLONESHOT)
 
 
 class Lines:
-    """Threads: any. left(model, address, why) is called when a connection that was let in is gone unasked."""
+    """Threads: any. left(model, address, why) is called when a connection that was let in is gone
+    unasked."""
 
     def __init__(self, timers: Timers, left: Callable[[str, str, str], None]) -> None:
         self._timers, self._left = timers, left
@@ -65,10 +75,15 @@ class Lines:
 
     # -- asked by the node
 
-    def serve(self, evaluator: Evaluator, gate: Gate, address: str, options: Options, timeout_s: float) -> Future[None]:
-        """Dial a server as a replica; done once it has let the model in. Fails with Refused, Disconnected; ValueError."""
+    def serve(
+        self, evaluator: Evaluator, gate: Gate, address: str, options: Options, timeout_s: float
+    ) -> Future[None]:
+        """Dial a server as a replica; done once it has let the model in. Fails with Refused,
+        Disconnected; ValueError."""
         parse_address(address)
-        line = Line(evaluator, gate, address, replace(options, quiet=True), time.monotonic() + timeout_s)
+        line = Line(
+            evaluator, gate, address, replace(options, quiet=True), time.monotonic() + timeout_s
+        )
         with self._lock:
             there = self._lines.get(line.key)
             if there is not None and not there.asked:
@@ -76,7 +91,11 @@ class Lines:
             if there is None:
                 self._lines[line.key] = line
         if there is not None:  # it is on its way out: after it
-            there.gone.add_done_callback(lambda _: relay(self.serve(evaluator, gate, address, options, timeout_s), line.welcomed))
+            there.gone.add_done_callback(
+                lambda _: relay(
+                    self.serve(evaluator, gate, address, options, timeout_s), line.welcomed
+                )
+            )
             return line.welcomed
         self._errand(lambda: self._dial(line))
         return line.welcomed
@@ -95,7 +114,9 @@ class Lines:
     def leave_all(self, model: str | None = None) -> list[Future[str]]:
         """The same for all connections of a model, or of all models."""
         with self._lock:
-            lines = [line for line in self._lines.values() if model is None or line.options.name == model]
+            lines = [
+                line for line in self._lines.values() if model is None or line.options.name == model
+            ]
         for line in lines:
             self._ask_to_leave(line)
         return [line.gone for line in lines]
@@ -126,7 +147,8 @@ class Lines:
             line.send(control_frame(Kind.GOODBYE))
 
     def close(self) -> None:
-        """End the threads and what is still connected. After leave_all, if batches are to be answered."""
+        """End the threads and what is still connected. After leave_all, if batches are to be
+        answered."""
         self._stopping = True
         os.eventfd_write(self._stop, 1)
         self._crew.stop()
@@ -237,12 +259,16 @@ class Lines:
                 line.state = State.GREETING
             line.send(control_frame(Kind.HELLO, pack_map(line.options.hello(line.address))))
             return ""
-        if not inbox.open(sock, CONTROL_BYTES_MAX, HEADER_BYTES):  # a batch behind it must wait for its turn
+        if not inbox.open(
+            sock, CONTROL_BYTES_MAX, HEADER_BYTES
+        ):  # a batch behind it must wait for its turn
             return ""
         header = decode_header(inbox.take(HEADER_BYTES), CONTROL_BYTES_MAX)
         welcome = welcome_of(header, inbox.take(header.payload_bytes))
         assert line.answers is not None
-        line.answers = Answers(line.answers.evaluator, welcome.payload_bytes_max, welcome.crc, welcome.qualifiers)
+        line.answers = Answers(
+            line.answers.evaluator, welcome.payload_bytes_max, welcome.crc, welcome.qualifiers
+        )
         with line.lock:
             line.welcome, line.state, line.heard = welcome, State.SERVING, time.monotonic()
             line.backoff, asked = None, line.asked
@@ -335,7 +361,9 @@ class Lines:
         if now - line.spoke >= every_s:
             with contextlib.suppress(OSError):
                 line.send(control_frame(Kind.HEARTBEAT))
-        self._timers.after(max(every_s / 4, line.spoke + every_s - now), lambda: self._beat(line, every_s))
+        self._timers.after(
+            max(every_s / 4, line.spoke + every_s - now), lambda: self._beat(line, every_s)
+        )
 
 
 def _fail(future: Future[None], error: Exception) -> None:

@@ -1,4 +1,5 @@
-"""What a user writes: a `Model`, or a plain function. Numpy is not imported here (see `__main__`)."""
+"""What a user writes: a `Model`, or a plain function. Numpy is not imported here (see
+`__main__`)."""
 
 from __future__ import annotations
 
@@ -15,9 +16,11 @@ class Scored:
     """Predictions with a confidence for each, or with qualifiers.
 
     outputs: what `predict_batch` would return without it, one output a row.
-    confidence: one number a row, sent as f32; by custom between 0 and 1. None: nothing is said of it.
-    qualifiers: what else is said of each row, by name: a list of n dicts (or None for a row), str -> str, bool, int or float;
-        up to 1 KiB a row. A decider of the application may go by them, and they come back with the answer.
+    confidence: one number a row, sent as f32; by custom between 0 and 1. None: nothing is said of
+    it. qualifiers: what else is said of each row, by name: a list of n dicts (or None for a row),
+    str -> str, bool, int or float;
+        up to 1 KiB a row. A decider of the application may go by them, and they come back with the
+        answer.
     """
 
     outputs: Any
@@ -26,23 +29,32 @@ class Scored:
 
 
 def session_of(user: str) -> int:
-    """The number (u64) by which a model knows a user, a session or a region; 0 for the empty one."""
-    return int.from_bytes(hashlib.blake2b(user.encode(), digest_size=8).digest(), "little") if user else 0
+    """The number (u64) by which a model knows a user, a session or a region; 0 for the empty
+    one."""
+    return (
+        int.from_bytes(hashlib.blake2b(user.encode(), digest_size=8).digest(), "little")
+        if user
+        else 0
+    )
 
 
 class Model(ABC):
     """A model: subclass it and write `predict_batch`.
 
-    input: type of one row: "f64[64]", "f32[3,224,224]", "f64[*]" (rows differ in length), "str", "bytes", or "any".
-    output: type of one output, or "any".
-    batch_max: most rows that one batch may have; 0 for no limit of the model's own.
-    sessions: whose query each row is, is told too: write `predict_batch(self, inputs, sessions)`. sessions: ndarray (n,) of u64,
-        `clipper_container.session_of(user)` each; 0: nobody's. Such a model's predictions are cached by session.
+    input: type of one row: "f64[64]", "f32[3,224,224]", "f64[*]" (rows differ in length), "str",
+    "bytes", or "any". output: type of one output, or "any". batch_max: most rows that one batch may
+    have; 0 for no limit of the model's own. sessions: whose query each row is, is told too: write
+    `predict_batch(self, inputs, sessions)`. sessions: ndarray (n,) of u64,
+        `clipper_container.session_of(user)` each; 0: nobody's. Such a model's predictions are
+        cached by session.
 
-    tables: of parameters that it uses, declared by the class: {"factors": {"dim": 8, "optimizer": "adagrad"}}. In the container
-        `self.tables` is then, from `load` on, a `clipper_container.tables.Tables` to pull their rows from and push gradients to.
+    tables: of parameters that it uses, declared by the class: {"factors": {"dim": 8, "optimizer":
+    "adagrad"}}. In the container
+        `self.tables` is then, from `load` on, a `clipper_container.tables.Tables` to pull their
+        rows from and push gradients to.
 
-    A model that learns from feedback has `correct` as well, and may say by `accuracy` how well it does.
+    A model that learns from feedback has `correct` as well, and may say by `accuracy` how well it
+    does.
     """
 
     input: str = "any"
@@ -52,31 +64,36 @@ class Model(ABC):
     tables: Any = None
 
     def load(self) -> None:  # noqa: B027  # a hook: most models need none
-        """Called once, in the model's own process, before the first batch. Open files, sockets and devices here."""
+        """Called once, in the model's own process, before the first batch. Open files, sockets and
+        devices here."""
 
     @abstractmethod
     def predict_batch(self, inputs: Any) -> Any:
         """Return one output for each row of `inputs`, in the same order.
 
-        inputs: rows of one shape: ndarray (n, *shape), read-only, aligned to 64 bytes; rows that differ in length: list
+        inputs: rows of one shape: ndarray (n, *shape), read-only, aligned to 64 bytes; rows that
+        differ in length: list
             of 1-d ndarrays; str: list[str]; bytes: list[memoryview]. They may be kept.
-        Returns: an ndarray (n, ...), or a list of n numbers, strs, bytes or arrays; or `Scored` around either.
-        Raises: whatever it likes; the batch fails with that traceback, and the process lives on.
+        Returns: an ndarray (n, ...), or a list of n numbers, strs, bytes or arrays; or `Scored`
+        around either. Raises: whatever it likes; the batch fails with that traceback, and the
+        process lives on.
         """
 
     def correct(self, inputs: Any, labels: Any, sessions: Any) -> None:  # noqa: B027  # a hook: most models do not learn
-        """Learn from feedback: `labels[i]` would have been right for `inputs[i]`. Only a model that has its own is told.
+        """Learn from feedback: `labels[i]` would have been right for `inputs[i]`. Only a model that
+        has its own is told.
 
-        inputs: as `predict_batch` has them.  labels: an ndarray (n, ...) or a list, as `predict_batch` would return them.
-        sessions: ndarray (n,) of u64; see `sessions` above.
-        Called between batches, when none waits, on the thread that predicts; a batch that comes meanwhile waits for this one
-        call. Each feedback is told at most once, to each replica that runs then (of a model with tables: to one of them): keep
-        what must survive yourself, or push it to a table.
-        Raises: whatever it likes; it is logged and counted, and predictions go on.
+        inputs: as `predict_batch` has them.  labels: an ndarray (n, ...) or a list, as
+        `predict_batch` would return them. sessions: ndarray (n,) of u64; see `sessions` above.
+        Called between batches, when none waits, on the thread that predicts; a batch that comes
+        meanwhile waits for this one call. Each feedback is told at most once, to each replica that
+        runs then (of a model with tables: to one of them): keep what must survive yourself, or push
+        it to a table. Raises: whatever it likes; it is logged and counted, and predictions go on.
         """
 
     def accuracy(self) -> float | None:
-        """How right the model finds itself, from 0 to 1; None while it cannot say. Asked after `correct`, now and then."""
+        """How right the model finds itself, from 0 to 1; None while it cannot say. Asked after
+        `correct`, now and then."""
         return None
 
     @property
@@ -155,13 +172,14 @@ def _is_of(thing: Any, module: str, name: str) -> bool:
 def as_model(thing: Any, confidence: bool = True) -> Model:
     """Make a `Model` of a Model, a class of them, an estimator, or a function.
 
-    confidence: an estimator that knows probabilities sends the largest as the confidence of each row.
-    Raises: TypeError for anything else, naming what would do.
+    confidence: an estimator that knows probabilities sends the largest as the confidence of each
+    row. Raises: TypeError for anything else, naming what would do.
     """
     if isinstance(thing, type):
         if not callable(getattr(thing, "predict_batch", None)):
             raise TypeError(
-                f"class {thing.__name__!r} has no predict_batch(self, inputs); subclass clipper_container.Model"
+                f"class {thing.__name__!r} has no predict_batch(self, inputs); subclass"
+                " clipper_container.Model"
             )
         thing = thing()
     if isinstance(thing, Model):
@@ -176,4 +194,7 @@ def as_model(thing: Any, confidence: bool = True) -> Model:
         return EstimatorModel(thing, confidence=confidence)
     if callable(thing):
         return FunctionModel(thing)
-    raise TypeError(f"cannot serve a {type(thing).__name__}: give a function, an estimator with predict(), or a Model")
+    raise TypeError(
+        f"cannot serve a {type(thing).__name__}: give a function, an estimator with predict(), or a"
+        " Model"
+    )

@@ -1,4 +1,5 @@
-"""What a model returned -> rows of a REPLY. Row i of the result belongs to row i of the batch, or it is an error."""
+"""What a model returned -> rows of a REPLY. Row i of the result belongs to row i of the batch, or
+it is an error."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ _BYTES = (bytes, bytearray, memoryview)
 
 
 class BadOutput(Exception):
-    """A model returned something that is no prediction for each row; the text says what and how to mend it."""
+    """A model returned something that is no prediction for each row; the text says what and how to
+    mend it."""
 
 
 class WrongCount(BadOutput):
@@ -23,16 +25,19 @@ class WrongCount(BadOutput):
 
     def __init__(self, name: str, n: int, returned: str) -> None:
         super().__init__(
-            f"model '{name}' got a batch of {n} and returned {returned}. predict() takes a list/array of inputs and "
-            "returns one output per input. For a function of one input, deploy it with row_by_row=True."
+            f"model '{name}' got a batch of {n} and returned {returned}. predict() takes a"
+            " list/array of inputs and returns one output per input. For a function of one input,"
+            " deploy it with row_by_row=True."
         )
 
 
 def to_rows(returned: Any, n: int, name: str) -> Rows:
     """Convert what `predict_batch` returned for a batch of `n` rows.
 
-    returned: ndarray (n, ...) of numbers or strings; a list of n numbers, strs, bytes, or arrays (of one shape, or 1-d
-        and ragged); a generator of such; anything with to_numpy(), numpy() or __array__(); or `Scored` around either.
+    returned: ndarray (n, ...) of numbers or strings; a list of n numbers, strs, bytes, or arrays
+    (of one shape, or 1-d
+        and ragged); a generator of such; anything with to_numpy(), numpy() or __array__(); or
+        `Scored` around either.
     Raises: WrongCount, BadOutput.
     """
     if isinstance(returned, Scored):
@@ -60,13 +65,15 @@ def _values(returned: Any, n: int, name: str) -> Any:
         raise WrongCount(name, n, "None")
     if isinstance(returned, (dict, set, frozenset)):
         raise BadOutput(
-            f"model '{name}' returned a {type(returned).__name__}; return an array or a list, one output per input."
+            f"model '{name}' returned a {type(returned).__name__}; return an array or a list, one"
+            " output per input."
         )
     array = _as_array(returned)
     if array is None:
         if not hasattr(returned, "__iter__"):
             raise BadOutput(
-                f"model '{name}' returned a {type(returned).__name__}; return an array or a list, one output per input."
+                f"model '{name}' returned a {type(returned).__name__}; return an array or a list,"
+                " one output per input."
             )
         return list(returned)
     if array.ndim == 0:
@@ -92,19 +99,28 @@ def _array(values: NDArray[Any], name: str) -> Rows:
     n, kind = len(values), values.dtype.kind
     if kind in "US":
         if values.ndim != 1:
-            raise BadOutput(f"model '{name}' returned strings of shape {values.shape}; return one string per input.")
+            raise BadOutput(
+                f"model '{name}' returned strings of shape {values.shape}; return one string per"
+                " input."
+            )
         return _list(values.tolist(), name)
     native = values.dtype if values.dtype.isnative else values.dtype.newbyteorder("<")
     dtype = DTYPE_OF.get(native)
     if dtype is None:
         raise BadOutput(
-            f"model '{name}' returned dtype {values.dtype}; cast it to a bool, int or float type of at most 64 bits."
+            f"model '{name}' returned dtype {values.dtype}; cast it to a bool, int or float type of"
+            " at most 64 bits."
         )
     if values.ndim - 1 > RANK_MAX:
-        raise BadOutput(f"model '{name}' returned shape {values.shape}; one output has at most {RANK_MAX} dimensions.")
+        raise BadOutput(
+            f"model '{name}' returned shape {values.shape}; one output has at most {RANK_MAX}"
+            " dimensions."
+        )
     if 0 in values.shape[1:]:
         if values.ndim != 2:
-            raise BadOutput(f"model '{name}' returned shape {values.shape}: outputs without elements.")
+            raise BadOutput(
+                f"model '{name}' returned shape {values.shape}: outputs without elements."
+            )
         return Rows(dtype, n, np.empty(0, native), np.zeros(n, np.uint32))
     return Rows(dtype, n, np.ascontiguousarray(values, native))
 
@@ -146,7 +162,9 @@ def _numbers(values: list[Any], name: str) -> NDArray[Any]:
         try:  # beyond i64 numpy would rather round them than take u64
             return np.asarray(values, np.uint64)
         except OverflowError:
-            raise BadOutput(f"model '{name}' returned integers that do not fit in 64 bits.") from None
+            raise BadOutput(
+                f"model '{name}' returned integers that do not fit in 64 bits."
+            ) from None
     return array
 
 
@@ -157,7 +175,8 @@ def _arrays(values: list[Any], name: str) -> Rows:
     if any(array.ndim != 1 for array in arrays):
         shapes = sorted({array.shape for array in arrays})
         raise BadOutput(
-            f"model '{name}' returned outputs of different shapes {shapes[:4]}; only 1-d outputs may differ in length."
+            f"model '{name}' returned outputs of different shapes {shapes[:4]}; only 1-d outputs"
+            " may differ in length."
         )
     # A row without elements, such as [], has no type of its own to add.
     dtype = np.result_type(*{array.dtype for array in arrays if array.size})
@@ -175,15 +194,16 @@ def _one_array(value: Any, i: int, name: str) -> NDArray[Any]:
         ) from error
     if array is None or array.dtype.kind not in "biuf":
         raise BadOutput(
-            f"model '{name}' returned for row {i} {_a(value)}; an output is a number, a str, bytes, or an array of "
-            "numbers."
+            f"model '{name}' returned for row {i} {_a(value)}; an output is a number, a str, bytes,"
+            " or an array of numbers."
         )
     return array
 
 
 def _mixed(name: str, first: str, i: int, value: Any) -> BadOutput:
     return BadOutput(
-        f"model '{name}' returned {first} for row 0 and {_a(value)} for row {i}; all outputs are of one kind."
+        f"model '{name}' returned {first} for row 0 and {_a(value)} for row {i}; all outputs are of"
+        " one kind."
     )
 
 
@@ -195,11 +215,13 @@ def _confidence(values: Any, n: int, name: str) -> NDArray[np.float32]:
     try:
         confidence = np.ascontiguousarray(values, np.float32)
     except (TypeError, ValueError) as error:
-        raise BadOutput(f"model '{name}' returned a confidence that is no array of numbers.") from error
+        raise BadOutput(
+            f"model '{name}' returned a confidence that is no array of numbers."
+        ) from error
     if confidence.shape != (n,):
         raise BadOutput(
-            f"model '{name}' got a batch of {n} and returned a confidence of shape {confidence.shape}; "
-            "return one per row."
+            f"model '{name}' got a batch of {n} and returned a confidence of shape"
+            f" {confidence.shape}; return one per row."
         )
     return confidence
 
@@ -207,8 +229,15 @@ def _confidence(values: Any, n: int, name: str) -> NDArray[np.float32]:
 def _qualifiers(values: Any, n: int, name: str) -> list[bytes] | None:
     """One packed map a row, b"" for a row without; None when no row has any."""
     if not isinstance(values, (list, tuple)) or len(values) != n:
-        said = f"{len(values)} of them" if isinstance(values, (list, tuple)) else f"a {type(values).__name__}"
-        raise BadOutput(f"model '{name}' got a batch of {n} and returned as qualifiers {said}; return a list, one dict per row.")
+        said = (
+            f"{len(values)} of them"
+            if isinstance(values, (list, tuple))
+            else f"a {type(values).__name__}"
+        )
+        raise BadOutput(
+            f"model '{name}' got a batch of {n} and returned as qualifiers {said}; return a list,"
+            " one dict per row."
+        )
     packed = [_packed(value, i, name) for i, value in enumerate(values)]
     return packed if any(packed) else None
 
@@ -217,21 +246,29 @@ def _packed(value: Any, i: int, name: str) -> bytes:
     if not value and (value is None or isinstance(value, dict)):
         return b""
     if not isinstance(value, dict):
-        raise BadOutput(f"model '{name}' returned as the qualifiers of row {i} a {type(value).__name__}; return a dict.")
-    plain = {key: each.item() if isinstance(each, np.generic) else each for key, each in value.items()}
+        raise BadOutput(
+            f"model '{name}' returned as the qualifiers of row {i} a {type(value).__name__}; return"
+            " a dict."
+        )
+    plain = {
+        key: each.item() if isinstance(each, np.generic) else each for key, each in value.items()
+    }
     for key, each in plain.items():
         if not isinstance(key, str) or not isinstance(each, (str, bool, int, float)):
             raise BadOutput(
-                f"model '{name}' returned for row {i} the qualifier {key!r:.60} = {each!r:.60}; a qualifier has a name and is a "
-                "str, bool, int or float."
+                f"model '{name}' returned for row {i} the qualifier {key!r:.60} = {each!r:.60}; a"
+                " qualifier has a name and is a str, bool, int or float."
             )
     try:
         packed = pack_map(plain)
     except (OverflowError, ValueError) as error:
-        raise BadOutput(f"model '{name}': the qualifiers of row {i} cannot be sent: {error}.") from None
+        raise BadOutput(
+            f"model '{name}': the qualifiers of row {i} cannot be sent: {error}."
+        ) from None
     if len(packed) > QUALIFIERS_MAX:
         raise BadOutput(
-            f"model '{name}' returned for row {i} qualifiers of {len(packed)} bytes; at most {QUALIFIERS_MAX} are sent."
+            f"model '{name}' returned for row {i} qualifiers of {len(packed)} bytes; at most"
+            f" {QUALIFIERS_MAX} are sent."
         )
     return packed
 

@@ -11,10 +11,11 @@ _CAP_SYS_NICE = 23
 
 
 def lower() -> Callable[[], None]:
-    """Lower the priority of this process; returns what restores it, for every thread and child that it has by then.
+    """Lower the priority of this process; returns what restores it, for every thread and child that
+    it has by then.
 
-    SCHED_BATCH always, which any process may leave again; a higher nice value only where the process may lower it again. Where
-    the system has none of this, nothing happens.
+    SCHED_BATCH always, which any process may leave again; a higher nice value only where the
+    process may lower it again. Where the system has none of this, nothing happens.
     """
     if not hasattr(os, "SCHED_BATCH"):
         return lambda: None
@@ -45,7 +46,10 @@ def _tasks() -> Iterator[int]:
     with contextlib.suppress(OSError):
         for task in os.listdir(folder):
             yield int(task)
-            with contextlib.suppress(OSError), open(f"{folder}/{task}/children", encoding="ascii") as children:
+            with (
+                contextlib.suppress(OSError),
+                open(f"{folder}/{task}/children", encoding="ascii") as children,
+            ):
                 yield from map(int, children.read().split())
 
 
@@ -53,9 +57,15 @@ def _may_lower_nice(nice: int) -> bool:
     """Whether a higher nice value can be taken back."""
     import resource
 
-    if hasattr(resource, "RLIMIT_NICE") and resource.getrlimit(resource.RLIMIT_NICE)[0] >= 20 - nice:
+    if (
+        hasattr(resource, "RLIMIT_NICE")
+        and resource.getrlimit(resource.RLIMIT_NICE)[0] >= 20 - nice
+    ):
         return True
-    with contextlib.suppress(OSError, ValueError), open("/proc/self/status", encoding="ascii", errors="replace") as status:
+    with (
+        contextlib.suppress(OSError, ValueError),
+        open("/proc/self/status", encoding="ascii", errors="replace") as status,
+    ):
         for line in status:
             if line.startswith("CapEff:"):
                 return bool(int(line.split()[1], 16) >> _CAP_SYS_NICE & 1)

@@ -1,8 +1,9 @@
-"""Who a client of a parameter server is: shards tell a push from its repetition by its worker number and sequence.
+"""Who a client of a parameter server is: shards tell a push from its repetition by its worker
+number and sequence.
 
-Two clients with one number would have each other's pushes taken for repetitions: acknowledged, and dropped. So a client says its
-incarnation as well, a number of its own: a shard refuses a second live client of one worker number. A child that is forked is
-another client than its parent.
+Two clients with one number would have each other's pushes taken for repetitions: acknowledged, and
+dropped. So a client says its incarnation as well, a number of its own: a shard refuses a second
+live client of one worker number. A child that is forked is another client than its parent.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class PushIdentity:
         return self._sequence > 0
 
     def begin(self, seen: int) -> None:
-        """Go on after the highest sequence that any shard has seen of this worker number: it may have been another process's."""
+        """Go on after the highest sequence that any shard has seen of this worker number: it may
+        have been another process's."""
         with self._lock:
             self._sequence = max(self._sequence, seen)
 
@@ -41,7 +43,9 @@ class PushIdentity:
         """Return the sequence of a new push. Raises: OverflowError when none is left."""
         with self._lock:
             if self._sequence >= SEQUENCE_MAX:
-                raise OverflowError(f"worker number {self.worker} has no sequence left: choose another")
+                raise OverflowError(
+                    f"worker number {self.worker} has no sequence left: choose another"
+                )
             self._sequence += 1
             return self._sequence
 

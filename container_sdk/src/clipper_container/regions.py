@@ -1,11 +1,13 @@
-"""Rows in memory that the server shares: a region is mapped once, to read, and batches name runs of its rows.
+"""Rows in memory that the server shares: a region is mapped once, to read, and batches name runs of
+its rows.
 
-The server writes a row before it names it and leaves it alone until the batch is answered. A model may keep its inputs
-for longer: then, before the answer leaves, the pages that it keeps are exchanged for copies at the same address, and
-the region is mapped anew. A model that does so again and again is given copies from the start.
+The server writes a row before it names it and leaves it alone until the batch is answered. A model
+may keep its inputs for longer: then, before the answer leaves, the pages that it keeps are
+exchanged for copies at the same address, and the region is mapped anew. A model that does so again
+and again is given copies from the start.
 
-Whatever the server says is compared with the region before a byte is touched: a run beyond it, or memory that could
-shrink, would end this process by SIGBUS.
+Whatever the server says is compared with the region before a byte is touched: a run beyond it, or
+memory that could shrink, would end this process by SIGBUS.
 """
 
 from __future__ import annotations
@@ -19,9 +21,20 @@ import sys
 
 import numpy as np
 
-from clipper_container.wire import NUMPY_TYPES, BadFrame, Bytes, DType, Header, Rows, TooLarge, open_region, open_runs
+from clipper_container.wire import (
+    NUMPY_TYPES,
+    BadFrame,
+    Bytes,
+    DType,
+    Header,
+    Rows,
+    TooLarge,
+    open_region,
+    open_runs,
+)
 
-REGIONS_MAX = 128  # of one connection; a server has two for each class of deadlines: of queries, and of arrays
+# of one connection; a server has two for each class of deadlines: of queries, and of arrays
+REGIONS_MAX = 128
 LEAVES_MAX = 8
 _MAYMOVE_FIXED = 3  # MREMAP_MAYMOVE | MREMAP_FIXED
 
@@ -32,7 +45,11 @@ class CannotShare(BadFrame):
 
 def can_share() -> bool:
     """Can this process map rows, and check that they stay where they are?"""
-    return sys.platform == "linux" and os.uname().machine in ("x86_64", "aarch64") and hasattr(fcntl, "F_GET_SEALS")
+    return (
+        sys.platform == "linux"
+        and os.uname().machine in ("x86_64", "aarch64")
+        and hasattr(fcntl, "F_GET_SEALS")
+    )
 
 
 class Region:
@@ -70,10 +87,15 @@ class Region:
 
 
 def _exchange(address: int, size: int) -> None:
-    """Pages of a shared mapping become private ones of the same contents, at once for every thread."""
+    """Pages of a shared mapping become private ones of the same contents, at once for every
+    thread."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = libc.mremap.restype = ctypes.c_void_p
-    nowhere, readwrite, read = ctypes.c_void_p(-1).value, mmap.PROT_READ | mmap.PROT_WRITE, mmap.PROT_READ
+    nowhere, readwrite, read = (
+        ctypes.c_void_p(-1).value,
+        mmap.PROT_READ | mmap.PROT_WRITE,
+        mmap.PROT_READ,
+    )
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     copy = libc.mmap(None, ctypes.c_size_t(size), readwrite, flags, -1, ctypes.c_long(0))
     if copy == nowhere:
@@ -81,7 +103,10 @@ def _exchange(address: int, size: int) -> None:
     ctypes.memmove(copy, address, size)
     libc.mprotect(ctypes.c_void_p(copy), ctypes.c_size_t(size), read)
     sizes = ctypes.c_size_t(size), ctypes.c_size_t(size)
-    if libc.mremap(ctypes.c_void_p(copy), *sizes, _MAYMOVE_FIXED, ctypes.c_void_p(address)) == nowhere:
+    if (
+        libc.mremap(ctypes.c_void_p(copy), *sizes, _MAYMOVE_FIXED, ctypes.c_void_p(address))
+        == nowhere
+    ):
         libc.munmap(ctypes.c_void_p(copy), ctypes.c_size_t(size))
         raise MemoryError("no memory to copy inputs that the model keeps")
 
@@ -122,7 +147,8 @@ class Regions:
             raise
 
     def open(self, header: Header, payload: Bytes) -> Rows:
-        """The rows of a SHARED batch: a view of the region when they lie one after another, else a copy.
+        """The rows of a SHARED batch: a view of the region when they lie one after another, else a
+        copy.
 
         Raises: BadFrame, TooLarge.
         """
@@ -130,7 +156,9 @@ class Regions:
         kind = NUMPY_TYPES[header.dtype]
         row_bytes = math.prod(header.shape) * kind.itemsize
         if header.rows * row_bytes > self._payload_bytes_max:
-            raise TooLarge(f"rows of {header.rows * row_bytes} bytes; the limit is {self._payload_bytes_max}")
+            raise TooLarge(
+                f"rows of {header.rows * row_bytes} bytes; the limit is {self._payload_bytes_max}"
+            )
         views = [self._run(row_bytes, *run) for run in runs]
         data = views[0] if len(views) == 1 else np.concatenate(views)
         if self._leaves >= LEAVES_MAX and len(views) == 1:
@@ -167,4 +195,3 @@ class Regions:
         for region in self._regions.values():
             region.close()
         self._regions.clear()
-

@@ -1,7 +1,8 @@
 """The models of a host: loading, loaded, on their way out.
 
-A load runs on one of `loading_max` threads, its time counted from when it begins. One that overruns it cannot be ended: it is
-given up, and its thread replaced; of what it may bring yet nothing is kept. After OVERRUNS_MAX of them the host is FAILING.
+A load runs on one of `loading_max` threads, its time counted from when it begins. One that overruns
+it cannot be ended: it is given up, and its thread replaced; of what it may bring yet nothing is
+kept. After OVERRUNS_MAX of them the host is FAILING.
 """
 
 from __future__ import annotations
@@ -98,7 +99,13 @@ class Residents:
     """Threads: any."""
 
     def __init__(
-        self, runtimes: Iterable[Runtime], lines: Lines, timers: Timers, capacity_bytes: int, loading_max: int, work: WorkRecord
+        self,
+        runtimes: Iterable[Runtime],
+        lines: Lines,
+        timers: Timers,
+        capacity_bytes: int,
+        loading_max: int,
+        work: WorkRecord,
     ) -> None:
         self._by_type: dict[str, Runtime] = {}
         for runtime in runtimes:
@@ -125,7 +132,11 @@ class Residents:
 
     def sizes_of_all(self) -> list[tuple[str, int]]:
         with self._lock:
-            return [(model, one.size_bytes) for model, one in self._models.items() if one.phase is Phase.LOADED]
+            return [
+                (model, one.size_bytes)
+                for model, one in self._models.items()
+                if one.phase is Phase.LOADED
+            ]
 
     def of(self, model: str) -> Resident:
         """A loaded one. Raises: Fault."""
@@ -137,12 +148,16 @@ class Residents:
 
     def predict_size(self, artifact: Artifact) -> int:
         """Raises: Fault."""
-        return self._runtime_of(artifact).predict_size(artifact) or self.sizes.predict(artifact.type, artifact.path)
+        return self._runtime_of(artifact).predict_size(artifact) or self.sizes.predict(
+            artifact.type, artifact.path
+        )
 
     def _runtime_of(self, artifact: Artifact) -> Runtime:
         runtime = self._by_type.get(artifact.type)
         if runtime is None:
-            raise Fault("host", f"no runtime here opens {artifact.type!r}, only {', '.join(self.types)}")
+            raise Fault(
+                "host", f"no runtime here opens {artifact.type!r}, only {', '.join(self.types)}"
+            )
         return runtime
 
     # -- loading
@@ -160,8 +175,16 @@ class Residents:
             answer: Future[Resident] = Future()
             there.gone.add_done_callback(lambda _: relay(self.load(artifact, timeout_s), answer))
             return answer
-        if (there.artifact.type, there.artifact.path, there.artifact.key) != (artifact.type, artifact.path, artifact.key):
-            raise Fault("none", f"model {artifact.model!r} is here already, from {there.artifact.path!r}; unload it first")
+        if (there.artifact.type, there.artifact.path, there.artifact.key) != (
+            artifact.type,
+            artifact.path,
+            artifact.key,
+        ):
+            raise Fault(
+                "none",
+                f"model {artifact.model!r} is here already, from {there.artifact.path!r}; unload it"
+                " first",
+            )
         return there.answer
 
     def _start_loader(self) -> None:
@@ -186,24 +209,36 @@ class Residents:
         self._timers.after(one.timeout_s + PREPARE_S, lambda: self._give_up(one, measure))
         try:
             if (size := self.predict_size(artifact)) > self.capacity_bytes:
-                why = f"model {artifact.model!r} needs about {size} bytes; this host has {self.capacity_bytes} in all"
+                why = (
+                    f"model {artifact.model!r} needs about {size} bytes; this host has"
+                    f" {self.capacity_bytes} in all"
+                )
                 raise Fault("host", why)
             one.runtime.prepare(artifact.type)
             measure = self.sizes.begin(artifact.type, artifact.path)
             self._timers.after(one.timeout_s, lambda: self._give_up(one, measure))
             loaded = one.runtime.load(artifact)
-            one.size_bytes = loaded.size_bytes or (measure.take() if loaded.inside else self.sizes.default_bytes())
+            one.size_bytes = loaded.size_bytes or (
+                measure.take() if loaded.inside else self.sizes.default_bytes()
+            )
         except Fault as error:
             fault = error
         except ArtifactError as error:
             fault = Fault("artifact", str(error) or "it cannot be loaded")
         except BaseException as error:  # SystemExit of a user's module too
-            print(f"model {artifact.model!r} did not load:\n{user_traceback(error)}", file=sys.stderr, flush=True)
+            print(
+                f"model {artifact.model!r} did not load:\n{user_traceback(error)}",
+                file=sys.stderr,
+                flush=True,
+            )
             fault = Fault("host", explain(error))
         if measure is not None:
             measure.end()
         if loaded is not None and one.size_bytes > self.capacity_bytes:
-            why = f"model {artifact.model!r} occupies {one.size_bytes} bytes; this host has {self.capacity_bytes} in all"
+            why = (
+                f"model {artifact.model!r} occupies {one.size_bytes} bytes; this host has"
+                f" {self.capacity_bytes} in all"
+            )
             fault = Fault("host", why)
         one.took_ms = (time.monotonic() - started) * 1000
         with self._lock:
@@ -226,7 +261,9 @@ class Residents:
             one.runtime.unload(one.artifact, loaded)
         if not one.given_up:
             self._forget(one)
-            one.answer.set_exception(fault or Fault("host", f"model {one.artifact.model!r} was unloaded meanwhile"))
+            one.answer.set_exception(
+                fault or Fault("host", f"model {one.artifact.model!r} was unloaded meanwhile")
+            )
 
     def _give_up(self, one: Resident, measure: Measure | None) -> None:
         """Its time is over. Does nothing if it has loaded, or failed."""
@@ -241,7 +278,9 @@ class Residents:
         self._start_loader()
         self._forget(one)
         name = one.artifact.model
-        one.answer.set_exception(Fault("host", f"model {name!r} had not loaded after {one.timeout_s:g} s"))
+        one.answer.set_exception(
+            Fault("host", f"model {name!r} had not loaded after {one.timeout_s:g} s")
+        )
 
     def _forget(self, one: Resident) -> None:
         with self._lock:
@@ -304,7 +343,10 @@ class Residents:
                 del self._models[one.artifact.model]
         with contextlib.suppress(InvalidStateError):
             one.gone.set_exception(
-                Fault("host", f"a batch of model {one.artifact.model!r} has not ended after {timeout_s:g} s")
+                Fault(
+                    "host",
+                    f"a batch of model {one.artifact.model!r} has not ended after {timeout_s:g} s",
+                )
             )
 
     def _trim_soon(self) -> None:

@@ -14,8 +14,9 @@ class ArtifactError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """What is to be loaded. type: one of the runtime's.  path, key: where it is, and what else is needed to open it.
-    input, output: types of a row as they were registered, `any` if they were not."""
+    """What is to be loaded. type: one of the runtime's.  path, key: where it is, and what else is
+    needed to open it. input, output: types of a row as they were registered, `any` if they were
+    not."""
 
     model: str
     type: str
@@ -27,8 +28,10 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model that can be asked. size_bytes: what it occupies; 0: the host measures.  concurrency: batches it takes at once.
-    inside: it occupies this process's memory (False: another server's, so that there is nothing to measure)."""
+    """A model that can be asked. size_bytes: what it occupies; 0: the host measures.  concurrency:
+    batches it takes at once. inside: it occupies this process's memory (False: another server's, so
+    that there is nothing to measure).
+    """
 
     model: Model
     size_bytes: int = 0
@@ -39,26 +42,31 @@ class Loaded:
 class Runtime(ABC):
     """Opens models of its `types`. One object a host.
 
-    Threads: several; `load` runs up to `loading_max` times at once, with `unload` and `predict_size` beside it.
+    Threads: several; `load` runs up to `loading_max` times at once, with `unload` and
+    `predict_size` beside it.
     """
 
     types: tuple[str, ...] = ()
 
     def start(self) -> None:  # noqa: B027  # a hook
-        """Called once before anything else, so that nothing of an earlier life is left. The host is STARTING until it returns."""
+        """Called once before anything else, so that nothing of an earlier life is left. The host is
+        STARTING until it returns."""
 
     def prepare(self, type: str) -> None:  # noqa: B027  # a hook
-        """Import what models of this type need. Called before the first of them loads, which then is measured without it."""
+        """Import what models of this type need. Called before the first of them loads, which then
+        is measured without it."""
 
     @abstractmethod
     def load(self, artifact: Artifact) -> Loaded:
-        """Raises: ArtifactError; anything else counts as trouble of this host. What it had begun must be undone by then."""
+        """Raises: ArtifactError; anything else counts as trouble of this host. What it had begun
+        must be undone by then."""
 
     def unload(self, artifact: Artifact, loaded: Loaded) -> None:  # noqa: B027  # a hook: memory is freed with the last reference
         """No batch is in hand, and none will come."""
 
     def predict_size(self, artifact: Artifact) -> int:
-        """Bytes that it will occupy, quickly and before it is loaded; 0: the host guesses by the size of the file at `path`."""
+        """Bytes that it will occupy, quickly and before it is loaded; 0: the host guesses by the
+        size of the file at `path`."""
         return 0
 
     def capacity_bytes(self) -> int:

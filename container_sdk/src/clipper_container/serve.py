@@ -1,8 +1,9 @@
 """The loop of a container: dial, say HELLO, answer each batch, dial again when the server is lost.
 
-Over a unix socket each side hears at once when the other has died, as the kernel closes its end; so such a connection is quiet:
-no heartbeats either way. Over TCP they are sparse. A model that learns says now and then how right it is, and an alive file is
-touched with each heartbeat: these keep the usual ones.
+Over a unix socket each side hears at once when the other has died, as the kernel closes its end; so
+such a connection is quiet: no heartbeats either way. Over TCP they are sparse. A model that learns
+says now and then how right it is, and an alive file is touched with each heartbeat: these keep the
+usual ones.
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ from clipper_container.evaluate import Evaluator, ModelFailed
 from clipper_container.lessons import Lessons
 from clipper_container.model import Model
 from clipper_container.regions import CannotShare, Regions, can_share
-from clipper_container.transport import Backoff, Connection, Disconnected, Heart, Stopping, StopSwitch, connect
+from clipper_container.transport import (
+    Backoff,
+    Connection,
+    Disconnected,
+    Heart,
+    Stopping,
+    StopSwitch,
+    connect,
+)
 from clipper_container.version1 import V1_HEAD_BYTES, v1_content_bytes, v1_open
 from clipper_container.warmup import WarmUp
 from clipper_container.wire import (
@@ -73,13 +82,18 @@ class Options:
     warm: WarmUp = field(default_factory=WarmUp)
 
     def hello(self, address: str, shared: bool = False) -> dict[str, Any]:
-        """The fields of HELLO to the server at `address`. Over TCP, payloads are to carry a checksum."""
+        """The fields of HELLO to the server at `address`. Over TCP, payloads are to carry a
+        checksum."""
         from clipper_container import __version__
 
         return {
             **({"quiet": True} if self.quiet else {}),
             **({"sparse": True} if self.sparse else {}),
-            **({"timings": self.warm.timings, "gives": self.warm.output} if self.warm.output else {}),
+            **(
+                {"timings": self.warm.timings, "gives": self.warm.output}
+                if self.warm.output
+                else {}
+            ),
             **({"tables": True} if self.tables else {}),
             **({"crc": True} if address.startswith("tcp:") and self.protocol == 2 else {}),
             "name": self.name,
@@ -116,10 +130,16 @@ class Welcome:
             fields.get("heartbeat_ms", 500),
             fields.get("payload_bytes_max", PAYLOAD_BYTES_MAX),
         )
-        for key, value in (("heartbeat_ms", heartbeat_ms), ("payload_bytes_max", payload_bytes_max)):
+        for key, value in (
+            ("heartbeat_ms", heartbeat_ms),
+            ("payload_bytes_max", payload_bytes_max),
+        ):
             if not isinstance(value, int) or not 0 < value < 1 << 40:
                 raise BadFrame(f"WELCOME's {key} is {value!r}")
-        told = (bool(fields.get(key, False)) for key in ("crc", "shared", "accuracy", "qualifiers", "quiet"))
+        told = (
+            bool(fields.get(key, False))
+            for key in ("crc", "shared", "accuracy", "qualifiers", "quiet")
+        )
         return cls(heartbeat_ms / 1000, payload_bytes_max, *told)
 
 
@@ -127,11 +147,14 @@ def evaluator_of(model: Model, options: Options) -> Evaluator:
     return Evaluator(model, options.name, options.retry_singly, options.row_by_row, options.pad)
 
 
-def serve(model: Model, address: str, options: Options, stop: StopSwitch | None = None, alive: str = "") -> None:
-    """Answer batches until the server says GOODBYE or `stop` is requested. The model is loaded already.
+def serve(
+    model: Model, address: str, options: Options, stop: StopSwitch | None = None, alive: str = ""
+) -> None:
+    """Answer batches until the server says GOODBYE or `stop` is requested. The model is loaded
+    already.
 
-    address: `unix:/path` or `tcp:host:port`.  alive: a file to touch with every heartbeat while connected.
-    Raises: Refused; ValueError for an address of another kind.
+    address: `unix:/path` or `tcp:host:port`.  alive: a file to touch with every heartbeat while
+    connected. Raises: Refused; ValueError for an address of another kind.
     """
     stop = stop or StopSwitch()
     evaluator = evaluator_of(model, options)
@@ -141,7 +164,9 @@ def serve(model: Model, address: str, options: Options, stop: StopSwitch | None 
     try:
         while True:
             try:
-                _serve_once(evaluator, address, options, stop, (backoff.reset, say.reset, signs), sharing)
+                _serve_once(
+                    evaluator, address, options, stop, (backoff.reset, say.reset, signs), sharing
+                )
                 return
             except CannotShare as error:
                 sharing = False
@@ -178,7 +203,8 @@ def _serve_once(
     welcomed: Sequence[Callable[[], None]],
     sharing: bool = False,
 ) -> None:
-    """One connection, from the dial to GOODBYE. Returns when the server wants no more; raises for any other end."""
+    """One connection, from the dial to GOODBYE. Returns when the server wants no more; raises for
+    any other end."""
     connection = Connection(connect(address, ATTEMPT_S), stop, PAYLOAD_BYTES_MAX, ATTEMPT_S)
     try:
         if sharing:
@@ -191,7 +217,9 @@ def _serve_once(
         if options.protocol == 1:
             connection.set_silence(float("inf"))  # version 1 has no heartbeats
             _Version1(connection, evaluator, welcome).run()
-        connection.set_silence(float("inf") if welcome.quiet else SILENCE_HEARTBEATS * welcome.heartbeat_s)
+        connection.set_silence(
+            float("inf") if welcome.quiet else SILENCE_HEARTBEATS * welcome.heartbeat_s
+        )
         _Version2(connection, evaluator, welcome, sharing and welcome.shared).run(welcomed[-1])
     finally:
         connection.close()
@@ -225,14 +253,21 @@ def welcome_of(header: Header, payload: Bytes) -> Welcome:
 class _Version2:
     """Frames with ids, heartbeats both ways, and failures as text."""
 
-    def __init__(self, connection: Connection, evaluator: Evaluator, welcome: Welcome, shared: bool = False) -> None:
+    def __init__(
+        self, connection: Connection, evaluator: Evaluator, welcome: Welcome, shared: bool = False
+    ) -> None:
         self._connection, self._evaluator, self._welcome = connection, evaluator, welcome
         self._regions = Regions(welcome.payload_bytes_max) if shared else None
-        self._lessons = Lessons(evaluator.model, evaluator.name, welcome.payload_bytes_max, welcome.heartbeat_s)
-        self._answers = Answers(evaluator, welcome.payload_bytes_max, welcome.crc, welcome.qualifiers)
+        self._lessons = Lessons(
+            evaluator.model, evaluator.name, welcome.payload_bytes_max, welcome.heartbeat_s
+        )
+        self._answers = Answers(
+            evaluator, welcome.payload_bytes_max, welcome.crc, welcome.qualifiers
+        )
 
     def run(self, signs: Callable[[], None] = _nothing) -> None:
-        """Returns after the server's GOODBYE. Raises: Stopping (after our GOODBYE), Disconnected, BadFrame.
+        """Returns after the server's GOODBYE. Raises: Stopping (after our GOODBYE), Disconnected,
+        BadFrame.
 
         signs: called as often as a heartbeat is due.
         """
@@ -244,7 +279,12 @@ class _Version2:
 
         heart = None
         if not self._welcome.quiet:
-            heart = Heart(connection, self._welcome.heartbeat_s, lambda: connection.send(control_frame(Kind.HEARTBEAT)), news)
+            heart = Heart(
+                connection,
+                self._welcome.heartbeat_s,
+                lambda: connection.send(control_frame(Kind.HEARTBEAT)),
+                news,
+            )
         try:
             while self._one():
                 pass
@@ -265,7 +305,8 @@ class _Version2:
             return
 
     def _one(self) -> bool:
-        """Read one frame and answer it. False after GOODBYE. Only the model's own views of the buffer outlive it."""
+        """Read one frame and answer it. False after GOODBYE. Only the model's own views of the
+        buffer outlive it."""
         connection, limit = self._connection, self._welcome.payload_bytes_max
         while self._lessons and not connection.is_readable():
             self._lessons.run_one()
@@ -289,7 +330,9 @@ class _Version2:
     def _answer_of(self, header: Header, payload: Bytes) -> list[Any]:
         """The frame that answers a batch, after which the server may write over its rows."""
         if self._regions is None or not header.flags & _SHARED:
-            return self._answers.to(header, open_rows(header, payload, self._welcome.payload_bytes_max))
+            return self._answers.to(
+                header, open_rows(header, payload, self._welcome.payload_bytes_max)
+            )
         pieces = self._answers.to(header, self._regions.open(header, payload))
         if self._regions.are_lent():
             pieces = [b"".join(pieces)]  # outputs may be views of the inputs
@@ -299,7 +342,8 @@ class _Version2:
 
 
 class _Version1:
-    """The design document's bare batches: n x f64 back, no ids; a model that fails closes the connection."""
+    """The design document's bare batches: n x f64 back, no ids; a model that fails closes the
+    connection."""
 
     def __init__(self, connection: Connection, evaluator: Evaluator, welcome: Welcome) -> None:
         self._connection, self._evaluator, self._welcome = connection, evaluator, welcome
@@ -311,14 +355,20 @@ class _Version1:
 
     def _one(self) -> None:
         connection, limit = self._connection, self._welcome.payload_bytes_max
-        connection.begin(offset=-V1_HEAD_BYTES % HEADER_BYTES)  # the content behind the head is aligned
+        connection.begin(
+            offset=-V1_HEAD_BYTES % HEADER_BYTES
+        )  # the content behind the head is aligned
         head = connection.take(V1_HEAD_BYTES)
         rows = v1_open(head, connection.take(v1_content_bytes(head, limit)), limit)
         try:
             outputs, _ = evaluate(self._evaluator, rows)
         except ModelFailed as failure:
             print(failure, file=sys.stderr, flush=True)
-            raise Disconnected(f"model '{self._evaluator.name}' failed, and version 1 has no word for it") from None
+            raise Disconnected(
+                f"model '{self._evaluator.name}' failed, and version 1 has no word for it"
+            ) from None
         if outputs.lengths is not None or outputs.data.size != rows.n or outputs.status is not None:
-            raise Disconnected(f"model '{self._evaluator.name}': version 1 takes one number per row")
+            raise Disconnected(
+                f"model '{self._evaluator.name}': version 1 takes one number per row"
+            )
         connection.send([outputs.data.reshape(-1).astype("<f8")])

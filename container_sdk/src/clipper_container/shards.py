@@ -1,7 +1,9 @@
-"""A connection to one shard of a parameter server, in plain Python (docs/params.md has the messages).
+"""A connection to one shard of a parameter server, in plain Python (docs/params.md has the
+messages).
 
-One request at a time; it is sent again over as many connections as it takes, since a shard that was killed is relaunched
-under the same address. What a request does to a shard it does once: pushes are numbered by their worker.
+One request at a time; it is sent again over as many connections as it takes, since a shard that was
+killed is relaunched under the same address. What a request does to a shard it does once: pushes are
+numbered by their worker.
 """
 
 from __future__ import annotations
@@ -38,23 +40,45 @@ _NAMES = {  # of refusals, and what they are about
     2: ("overloaded", "{about} pushes wait for replicas"),
     12: ("invalid-input", "a gradient of id {about} holds NaN or infinity; nothing was changed"),
     13: ("frame", "a payload of {about} bytes does not fit its rows"),
-    14: ("too-large", "more than {about} bytes: ask for fewer rows, or raise params.frame_bytes_max"),
+    14: (
+        "too-large",
+        "more than {about} bytes: ask for fewer rows, or raise params.frame_bytes_max",
+    ),
     16: ("unknown-table", "no table of number {about}"),
     101: ("forbidden", "the token is missing or wrong"),
     NOT_READY: ("shard-away", "it recovers"),
     OTHER_EPOCH: ("shard-away", "its epoch is {about}, another was meant"),
     104: ("stale-push", "the gradient is {about} versions old"),
-    NOT_SHARED: ("does-not-fit", "a place outside of the {about} bytes of memory that it shares with this worker"),
-    108: ("already-exists", "worker number {about} is that of another live client: give each a number of its own"),
-    109: ("state-lost", "it came back without what it had, and waits to be told to begin anew: `clipper params begin-anew`"),
-    105: ("stale-push", "push {about} is older than the last 1024 of this worker; whether it was applied is not known"),
+    NOT_SHARED: (
+        "does-not-fit",
+        "a place outside of the {about} bytes of memory that it shares with this worker",
+    ),
+    108: (
+        "already-exists",
+        "worker number {about} is that of another live client: give each a number of its own",
+    ),
+    109: (
+        "state-lost",
+        (
+            "it came back without what it had, and waits to be told to begin anew: `clipper params"
+            " begin-anew`"
+        ),
+    ),
+    105: (
+        "stale-push",
+        (
+            "push {about} is older than the last 1024 of this worker; whether it was applied is not"
+            " known"
+        ),
+    ),
 }
 
 
 class ShardAway(ConnectionError):
     """A shard did not answer within the caller's patience; a push of rows may have been applied.
 
-    sequence: of that push: sent again with it, shards that have applied it do not apply it twice. 0: it was no push.
+    sequence: of that push: sent again with it, shards that have applied it do not apply it twice.
+    0: it was no push.
     """
 
     def __init__(self, message: str = "", sequence: int = 0) -> None:
@@ -63,7 +87,8 @@ class ShardAway(ConnectionError):
 
 
 class ShardRefused(ValueError):
-    """A shard will not do it. slug: why, in one word (`invalid-input`, `unknown-table`, `type-conflict`, `stale-push` ...)."""
+    """A shard will not do it. slug: why, in one word (`invalid-input`, `unknown-table`,
+    `type-conflict`, `stale-push` ...)."""
 
     def __init__(self, message: str, slug: str = "") -> None:
         super().__init__(message)
@@ -96,7 +121,9 @@ def read_head(data: bytes | bytearray) -> Head:
     magic, version, *fields = HEAD.unpack(data)
     head = Head(*fields)
     if magic != MAGIC or version != VERSION or head.kind not in (ANSWER, REFUSED):
-        raise ShardRefused("what a shard sent is no message of this protocol: another version of clipper?", "frame")
+        raise ShardRefused(
+            "what a shard sent is no message of this protocol: another version of clipper?", "frame"
+        )
     return head
 
 
@@ -131,21 +158,31 @@ def addresses_in(folder: str | os.PathLike[str]) -> tuple[list[str], str]:
             said = json.load(file)
         return [str(one) for one in said["addresses"]], str(said.get("token", ""))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: {error}; shards are started by `clipper params up --folder ...`") from None
+        raise ValueError(
+            f"{path}: {error}; shards are started by `clipper params up --folder ...`"
+        ) from None
 
 
 class Ask:
     """A request: its head but for id and epoch, what follows, and what came back.
 
     table: its name, of which each shard, in each of its lives, has a number.
-    expects: bytes of a pull's answer, which may come by memory that is shared; they are in `body` either way.
+    expects: bytes of a pull's answer, which may come by memory that is shared; they are in `body`
+    either way.
     """
 
     __slots__ = ("answer", "block", "body", "buffers", "expects", "head", "id", "table")
 
-    def __init__(self, head: Head, buffers: Sequence[Any] = (), table: str = "", expects: int = 0) -> None:
+    def __init__(
+        self, head: Head, buffers: Sequence[Any] = (), table: str = "", expects: int = 0
+    ) -> None:
         size = sum(memoryview(one).nbytes for one in buffers)
-        self.head, self.buffers, self.table, self.expects = head._replace(payload_bytes=size), buffers, table, expects
+        self.head, self.buffers, self.table, self.expects = (
+            head._replace(payload_bytes=size),
+            buffers,
+            table,
+            expects,
+        )
         self.id = 0
         self.answer: Head | None = None
         self.body: memoryview = memoryview(b"")
@@ -159,11 +196,17 @@ def call(name: str, **fields: Any) -> Ask:
 class ShardLine:
     """number: of the shard.  address: looked up at each dialling.  identity: of the client.
 
-    Threads: one at a time; who shares it holds its `lock` while a request is sent, and while an answer is waited for.
+    Threads: one at a time; who shares it holds its `lock` while a request is sent, and while an
+    answer is waited for.
     """
 
     def __init__(
-        self, number: int, address: Callable[[int], str], token: str, identity: PushIdentity, answer_s: float
+        self,
+        number: int,
+        address: Callable[[int], str],
+        token: str,
+        identity: PushIdentity,
+        answer_s: float,
     ) -> None:
         self.number, self._address, self._token, self._answer_s = number, address, token, answer_s
         self._identity = identity
@@ -198,14 +241,19 @@ class ShardLine:
         self._send(ask)
 
     def check(self, ask: Ask) -> None:
-        """Raises: ShardRefused, for a request that the shard will never take; nothing of it is sent."""
+        """Raises: ShardRefused, for a request that the shard will never take; nothing of it is
+        sent."""
         size, most = ask.head.payload_bytes, self.frame_bytes_max
         if 0 < most < size:
-            why = f"{self.name}: a message of {size} bytes, and it takes {most}: push fewer rows, or raise params.frame_bytes_max"
+            why = (
+                f"{self.name}: a message of {size} bytes, and it takes {most}: push fewer rows, or"
+                " raise params.frame_bytes_max"
+            )
             raise ShardRefused(why, "too-large")
 
     def settle(self, ask: Ask, until: float) -> Head:
-        """Its answer: sent again, if it must, as often as it takes until then. Raises: ShardAway, ShardRefused."""
+        """Its answer: sent again, if it must, as often as it takes until then. Raises: ShardAway,
+        ShardRefused."""
         pause, why = PAUSE_S, "it does not answer"
         while True:
             try:
@@ -256,11 +304,14 @@ class ShardLine:
         if kind == PUSH:
             self._sent = max(self._sent, sequence)
         epoch = 0 if kind == CALL else self.epoch
-        head = packed_head(kind, dtype, flags, table, rows, self._next, epoch, worker, sequence, *rest)
+        head = packed_head(
+            kind, dtype, flags, table, rows, self._next, epoch, worker, sequence, *rest
+        )
         self._write([head, *(one for one in ask.buffers if len(one))])
 
     def _share(self, fd: int) -> None:
-        """Its answer is dropped: if the shard does not take the memory, it refuses what is to go there."""
+        """Its answer is dropped: if the shard does not take the memory, it refuses what is to go
+        there."""
         self._next += 1
         beside = socket.SOL_SOCKET, socket.SCM_RIGHTS, fd.to_bytes(4, sys.byteorder)
         self._write([packed_head(*Head(SHARE, id=self._next))], [beside])
@@ -285,7 +336,8 @@ class ShardLine:
             raise
 
     def _hear(self, ask: Ask) -> Head:
-        """Its answer; those of others are kept for them, and those that nobody waits for are dropped."""
+        """Its answer; those of others are kept for them, and those that nobody waits for are
+        dropped."""
         try:
             while ask.answer is None:
                 if ask.id not in self._open:
@@ -319,11 +371,20 @@ class ShardLine:
     def _dial(self) -> None:
         self._sock = connect(self._address(self.number), self._answer_s)
         self._sock.settimeout(None)
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # the kernel's: Python's own would poll before each read
+        for option in (
+            socket.SO_RCVTIMEO,
+            socket.SO_SNDTIMEO,
+        ):  # the kernel's: Python's own would poll before each read
             waits = struct.pack("ll", int(self._answer_s), int(self._answer_s % 1 * 1e6))
             self._sock.setsockopt(socket.SOL_SOCKET, option, waits)
         me = self._identity
-        ask = call("hello", token=self._token, worker=me.worker, incarnation=me.incarnation, protocol=PROTOCOL)
+        ask = call(
+            "hello",
+            token=self._token,
+            worker=me.worker,
+            incarnation=me.incarnation,
+            protocol=PROTOCOL,
+        )
         try:
             self._send(ask)
             head = self._hear(ask)
@@ -331,15 +392,26 @@ class ShardLine:
                 raise refusal(head, ask.body, self.name)
             said = unpacked(ask.body)
             if said.get("shard") != self.number:
-                raise ShardRefused(f"{self.name} says that it is shard {said.get('shard')}: give the addresses in order", "order")
+                raise ShardRefused(
+                    f"{self.name} says that it is shard {said.get('shard')}: give the addresses in"
+                    " order",
+                    "order",
+                )
             if head.epoch < self.epoch:
-                raise ConnectionError(f"it is one of epoch {head.epoch} that should be dead; its successor has {self.epoch}")
+                raise ConnectionError(
+                    f"it is one of epoch {head.epoch} that should be dead; its successor has"
+                    f" {self.epoch}"
+                )
             self.sequence = int(said.get("sequence", 0))
             if me.has_pushed and self.sequence > self._sent:
-                raise ShardRefused(f"{self.name}: another client pushes as worker {me.worker}", "already-exists")
+                raise ShardRefused(
+                    f"{self.name}: another client pushes as worker {me.worker}", "already-exists"
+                )
             self.epoch, self._sent = head.epoch, max(self._sent, self.sequence)
             self.frame_bytes_max = int(said.get("frame_bytes_max", 0))
-            self.tables = {str(name): int(number) for name, number in said.get("tables", {}).items()}
+            self.tables = {
+                str(name): int(number) for name, number in said.get("tables", {}).items()
+            }
             if self._sock.family == socket.AF_UNIX:
                 self._sharing.begin(int(said.get("shared", 0)))
         except BaseException:
@@ -352,7 +424,10 @@ def refusal(head: Head, body: memoryview, what: str) -> ShardRefused:
     if head.rows == CALL_FAILED:
         said = unpacked(body)
         hint = str(said.get("hint") or "")
-        return ShardRefused(f"{what}: {said.get('message', '')}{' ' if hint else ''}{hint}", str(said.get("slug", "")))
+        return ShardRefused(
+            f"{what}: {said.get('message', '')}{' ' if hint else ''}{hint}",
+            str(said.get("slug", "")),
+        )
     about = int.from_bytes(body[:8], "little", signed=True) if len(body) >= 8 else 0
     slug, text = _NAMES.get(head.rows, ("refused", "refused with code {code}"))
     return ShardRefused(f"{what}: {text.format(about=about, code=head.rows)}", slug)

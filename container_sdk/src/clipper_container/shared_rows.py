@@ -1,8 +1,9 @@
 """Memory in which a shard of a parameter server writes the rows that this process pulls.
 
-It is this process's: a memory file of a sealed size, whose descriptor goes once over the unix socket. Each request has a
-block of it, which is what the caller gets, as an array; a block is used again when no array has it any more, so rows last for
-as long as anyone looks at them and nothing is copied. When there is no block to be had, rows come over the socket.
+It is this process's: a memory file of a sealed size, whose descriptor goes once over the unix
+socket. Each request has a block of it, which is what the caller gets, as an array; a block is used
+again when no array has it any more, so rows last for as long as anyone looks at them and nothing is
+copied. When there is no block to be had, rows come over the socket.
 
 After a fork both processes have the same memory: what a child keeps of rows from before, it copies.
 """
@@ -30,17 +31,23 @@ Bytes = NDArray[np.uint8]
 
 def can_share() -> bool:
     """Can this process make memory whose size nobody changes?"""
-    return sys.platform == "linux" and hasattr(os, "memfd_create") and all(hasattr(fcntl, name) for name in _SEALS)
+    return (
+        sys.platform == "linux"
+        and hasattr(os, "memfd_create")
+        and all(hasattr(fcntl, name) for name in _SEALS)
+    )
 
 
 def block_bytes(nbytes: int) -> int:
-    """Of a block for so many: one of four sizes between two powers of two, so that requests of like sizes share blocks."""
+    """Of a block for so many: one of four sizes between two powers of two, so that requests of like
+    sizes share blocks."""
     step = max(BLOCK_BYTES_MIN, 1 << max(0, nbytes.bit_length() - 3))
     return -(-nbytes // step) * step
 
 
 class SharedRows:
-    """One memory, for one connection. nbytes: of all its blocks. Raises: OSError, when there is no such memory.
+    """One memory, for one connection. nbytes: of all its blocks. Raises: OSError, when there is no
+    such memory.
 
     Threads: one at a time; arrays may go from any.
     """
@@ -50,7 +57,11 @@ class SharedRows:
         self.fd = _memory_file()
         try:
             os.ftruncate(self.fd, nbytes)
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            fcntl.fcntl(
+                self.fd,
+                fcntl.F_ADD_SEALS,
+                fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL,
+            )
             self._memory = mmap.mmap(self.fd, nbytes)
         except BaseException:
             self.close()
@@ -65,7 +76,8 @@ class SharedRows:
             self.fd = -1
 
     def take(self, nbytes: int) -> tuple[int, Bytes] | None:
-        """(where it is, u8[nbytes]): the caller's while any array of it lives. None: there is no room."""
+        """(where it is, u8[nbytes]): the caller's while any array of it lives. None: there is no
+        room."""
         size = block_bytes(nbytes)
         for offset, block in self._blocks.get(size, ()):
             if sys.getrefcount(block) == _OWN:
@@ -89,7 +101,8 @@ class SharedRows:
 
 
 class Sharing:
-    """Whether a connection shares memory, and how much: made when it is first asked for, and made larger when it is too small.
+    """Whether a connection shares memory, and how much: made when it is first asked for, and made
+    larger when it is too small.
 
     Threads: one at a time.
     """
@@ -104,13 +117,15 @@ class Sharing:
         self._most = min(most, BYTES_MAX) if can_share() else 0
 
     def end(self) -> None:
-        """Rows that came stay. The next connection has other memory, so that a late answer over this one harms nobody."""
+        """Rows that came stay. The next connection has other memory, so that a late answer over
+        this one harms nobody."""
         if self.rows is not None:
             self.rows.close()
         self.rows, self._most = None, 0
 
     def place(self, nbytes: int) -> tuple[int, Bytes, int] | None:
-        """(where, u8[nbytes], a descriptor that the shard must have first, or -1). None: over the socket."""
+        """(where, u8[nbytes], a descriptor that the shard must have first, or -1). None: over the
+        socket."""
         if not self._most:
             return None
         taken = self.rows.take(nbytes) if self.rows is not None else None

@@ -1,9 +1,11 @@
 """What a model occupies, measured while it loads, and guessed before it does.
 
-The memory of a process is one number for all its models, so a model's share is what came while it loaded and nothing else did:
-the first few loads of a type run alone, and so do those of large files. From these is learned how models of the type follow the
-size of their files; what loads beside others is told by it. What is measured is the larger of what the kernel counts as resident,
-which misses memory that was free in the heap already, and what the allocator has handed out, which misses what is mapped.
+The memory of a process is one number for all its models, so a model's share is what came while it
+loaded and nothing else did: the first few loads of a type run alone, and so do those of large
+files. From these is learned how models of the type follow the size of their files; what loads
+beside others is told by it. What is measured is the larger of what the kernel counts as resident,
+which misses memory that was free in the heap already, and what the allocator has handed out, which
+misses what is mapped.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ DEFAULT_BYTES = 1 << 20  # of a model of which nothing is known
 ALONE = 5  # loads of a type that are measured before any run beside others
 LARGE_BYTES = 32 << 20  # of files whose loads always are
 REMEMBERED = 64  # loads of a type, the last ones
-FIXED_BYTES, RATIO = 64 << 10, 2.0  # of a type of which nothing is known: the file's bytes, and the model made of them
+FIXED_BYTES, RATIO = (
+    64 << 10,
+    2.0,
+)  # of a type of which nothing is known: the file's bytes, and the model made of them
 RATIO_MIN, RATIO_MAX = 0.5, 20.0
 SPREAD_BYTES = 64 << 10  # files that differ by less tell nothing of the ratio
 COLLECT_BYTES, COLLECT_S = 32 << 20, 30.0  # of unloaded models; or so long after the last time
@@ -31,7 +36,18 @@ _SMALL_BLOCK = 64  # bytes of one of Python's own small objects, about
 class _Mallinfo(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_size_t)
-        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
     ]
 
 
@@ -67,7 +83,8 @@ def trim() -> None:
 
 
 class Leftovers:
-    """When to look for what unloaded models have left in circles. All stand still meanwhile: 0.1 s among 2000 models."""
+    """When to look for what unloaded models have left in circles. All stand still meanwhile: 0.1 s
+    among 2000 models."""
 
     def __init__(self, now_s: float) -> None:
         self._bytes, self._since_s = 0, now_s
@@ -76,7 +93,8 @@ class Leftovers:
         self._bytes += size_bytes
 
     def wait_s(self, now_s: float) -> float | None:
-        """Until it is worth it: for much at once, for little once in a while. None: nothing was unloaded."""
+        """Until it is worth it: for much at once, for little once in a while. None: nothing was
+        unloaded."""
         if not self._bytes:
             return None
         return 0.0 if self._bytes >= COLLECT_BYTES else max(0.0, self._since_s + COLLECT_S - now_s)
@@ -87,7 +105,8 @@ class Leftovers:
 
 
 class _Learned:
-    """Of one type: size = fixed + ratio x the bytes of the file, by the last loads that were measured."""
+    """Of one type: size = fixed + ratio x the bytes of the file, by the last loads that were
+    measured."""
 
     def __init__(self) -> None:
         self.loads = 0
@@ -109,7 +128,9 @@ class _Learned:
             ratio = min(max(together / spread, RATIO_MIN), RATIO_MAX)
         elif file_mean > SPREAD_BYTES:
             ratio = min(max(size_mean / file_mean, RATIO_MIN), RATIO_MAX)
-        fixed = median(size - ratio * file for file, size in self._seen)  # now and then a load brings more than its own
+        fixed = median(
+            size - ratio * file for file, size in self._seen
+        )  # now and then a load brings more than its own
         return max(0.0, fixed), ratio
 
     def learn(self, file: int, size: int) -> int:
@@ -121,7 +142,9 @@ class _Learned:
         return size
 
     def mean(self) -> float:
-        return sum(size for _, size in self._seen) / len(self._seen) if self._seen else DEFAULT_BYTES
+        return (
+            sum(size for _, size in self._seen) / len(self._seen) if self._seen else DEFAULT_BYTES
+        )
 
 
 class Measure:
@@ -134,7 +157,8 @@ class Measure:
         self._resident, self._allocated = resident_bytes(), allocated_bytes()
 
     def take(self) -> int:
-        """The bytes that have come: measured if nothing else was loading, and learned from; else as the type has them."""
+        """The bytes that have come: measured if nothing else was loading, and learned from; else as
+        the type has them."""
         found = max(PAGE, resident_bytes() - self._resident, allocated_bytes() - self._allocated)
         if self._sizes._was_alone(self._number):
             return self._sizes._learn(self._type, self._file, found)

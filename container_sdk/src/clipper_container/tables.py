@@ -1,4 +1,5 @@
-"""`Tables`: a model's rows on the shards of a parameter server, to read and to train (docs/params.md).
+"""`Tables`: a model's rows on the shards of a parameter server, to read and to train
+(docs/params.md).
 
     class Recommender(Model):
         tables = {"users": {"dim": 16, "optimizer": "adagrad"}}
@@ -6,7 +7,8 @@
         def predict_batch(self, inputs):
             return self.tables.pull("users", inputs[:, 0]) @ self.weights
 
-Numpy and msgpack are all it needs: it speaks the shards' messages itself, in any environment a model runs in.
+Numpy and msgpack are all it needs: it speaks the shards' messages itself, in any environment a
+model runs in.
 """
 
 from __future__ import annotations
@@ -52,8 +54,9 @@ Places = NDArray[np.intp] | None  # None: all
 class Pushed(NamedTuple):
     """What became of a push. sequence: its number.  applied: distinct ids whose rows were changed.
 
-    unadmitted: ids not seen often enough for a row.  no_room: ids that found their table full: nothing is kept of their
-    gradients.  evicted: rows that had to go for others. A shard that had applied the push before does not say it again.
+    unadmitted: ids not seen often enough for a row.  no_room: ids that found their table full:
+    nothing is kept of their gradients.  evicted: rows that had to go for others. A shard that had
+    applied the push before does not say it again.
     """
 
     sequence: int
@@ -64,13 +67,14 @@ class Pushed(NamedTuple):
 
 
 class Tables:
-    """Threads: any; those that ask the same shard wait for each other, a shard that does not answer delays only who asks it.
-    A forked child may use it: it has connections and a worker number of its own there.
+    """Threads: any; those that ask the same shard wait for each other, a shard that does not answer
+    delays only who asks it. A forked child may use it: it has connections and a worker number of
+    its own there.
 
-    shards: the folder of a set on this host, or the addresses of all shards in order (`unix:/path`, `tcp:host:port`).
-    worker: its number: a push is told from its repetition by it; made up when 0. While a client lives, another of the same
-    number is refused (`already-exists`).
-    patience_s: how long a request waits for a shard that is away or recovers.  answer_s: for one answer.
+    shards: the folder of a set on this host, or the addresses of all shards in order (`unix:/path`,
+    `tcp:host:port`). worker: its number: a push is told from its repetition by it; made up when 0.
+    While a client lives, another of the same number is refused (`already-exists`). patience_s: how
+    long a request waits for a shard that is away or recovers.  answer_s: for one answer.
     """
 
     def __init__(
@@ -103,10 +107,13 @@ class Tables:
 
     def _new_lines(self) -> list[ShardLine]:
         shards = range(len(self._addresses))
-        return [ShardLine(i, self._address, self._token, self._identity, self._answer_s) for i in shards]
+        return [
+            ShardLine(i, self._address, self._token, self._identity, self._answer_s) for i in shards
+        ]
 
     def forked(self) -> None:
-        """In a forked child, before anything else: its connections are the parent's, and so is its number."""
+        """In a forked child, before anything else: its connections are the parent's, and so is its
+        number."""
         parents = self._lines
         self._identity = PushIdentity()
         self._lines = self._new_lines()
@@ -132,12 +139,15 @@ class Tables:
     def create(self, name: str, dim: int, **spec: Any) -> None:
         """Make a table f32[dim] by a 64-bit id on every shard that does not have it.
 
-        spec: optimizer, optimizer_settings, initializer, initializer_settings, seed, rows_max, evicts, admit_after, expire_s.
-        Raises: TypeError for another word; ShardRefused (`type-conflict`: it is there, and another); ShardAway.
+        spec: optimizer, optimizer_settings, initializer, initializer_settings, seed, rows_max,
+        evicts, admit_after, expire_s. Raises: TypeError for another word; ShardRefused
+        (`type-conflict`: it is there, and another); ShardAway.
         """
         strange = sorted(set(spec) - set(SETTINGS))
         if strange:
-            raise TypeError(f"table {name!r}: no setting {strange[0]!r}; there are {', '.join(SETTINGS)}")
+            raise TypeError(
+                f"table {name!r}: no setting {strange[0]!r}; there are {', '.join(SETTINGS)}"
+            )
         whole = {"name": name, "dim": int(dim), **spec}
         asks = [(line, call("create", spec=whole)) for line in self._lines]
         self._settle(asks)
@@ -146,9 +156,11 @@ class Tables:
         self._specs[name] = whole
 
     def pull(self, name: str, ids: ArrayLike, dtype: str = "f32") -> Floats:
-        """f32[n, dim]: the rows of ids i64[n] or u64[n], in their order; of one without a row, what it would begin as.
+        """f32[n, dim]: the rows of ids i64[n] or u64[n], in their order; of one without a row, what
+        it would begin as.
 
-        dtype: how they travel: f32, f16, bf16, or i8 with a scale for each row. Raises: ShardRefused, ShardAway, ValueError.
+        dtype: how they travel: f32, f16, bf16, or i8 with a scale for each row. Raises:
+        ShardRefused, ShardAway, ValueError.
         """
         each = as_ids(ids)
         if dtype not in DTYPES:
@@ -156,7 +168,12 @@ class Tables:
         dim = self._dim(name)
 
         def ask(mine: Ids, at: Places) -> Ask:
-            return Ask(Head(PULL, dtype=DTYPES[dtype], rows=mine.size), (mine,), name, answer_bytes(mine.size, dim, dtype))
+            return Ask(
+                Head(PULL, dtype=DTYPES[dtype], rows=mine.size),
+                (mine,),
+                name,
+                answer_bytes(mine.size, dim, dtype),
+            )
 
         parts = self._ask_of_rows(name, each, ask)
         if len(parts) == 1:
@@ -167,16 +184,20 @@ class Tables:
         return out
 
     def push(self, name: str, ids: ArrayLike, gradients: ArrayLike, *, sequence: int = 0) -> Pushed:
-        """One step of the table's optimizer for each distinct id, by the sum of its gradients f32[n, dim].
+        """One step of the table's optimizer for each distinct id, by the sum of its gradients
+        f32[n, dim].
 
-        Applied once, also when a shard is relaunched meanwhile and it is sent again. sequence: that of ShardAway, to send again
-        a push that some shards may have applied: they do not apply it twice; 0: a new push.
-        Raises: ShardRefused (`invalid-input`: NaN or infinity; nothing was changed on that shard), ShardAway, ValueError.
+        Applied once, also when a shard is relaunched meanwhile and it is sent again. sequence: that
+        of ShardAway, to send again a push that some shards may have applied: they do not apply it
+        twice; 0: a new push. Raises: ShardRefused (`invalid-input`: NaN or infinity; nothing was
+        changed on that shard), ShardAway, ValueError.
         """
         each, rows = as_ids(ids), np.ascontiguousarray(gradients, np.float32)
         dim = self._dim(name)
         if rows.shape != (each.size, dim):
-            raise ValueError(f"table {name!r}: gradients are f32[{each.size}, {dim}], not {list(rows.shape)}")
+            raise ValueError(
+                f"table {name!r}: gradients are f32[{each.size}, {dim}], not {list(rows.shape)}"
+            )
         sequence = sequence or self._new_sequence()
 
         def ask(mine: Ids, at: Places) -> Ask:
@@ -204,7 +225,8 @@ class Tables:
         return unpacked(ask.body)
 
     def _settle(self, asks: Sequence[tuple[ShardLine, Ask]]) -> None:
-        """All are sent before the first is waited for. One that is too large is refused before anything is sent."""
+        """All are sent before the first is waited for. One that is too large is refused before
+        anything is sent."""
         until = time.monotonic() + self.patience_s
         for line, ask in asks:
             line.check(ask)
@@ -228,8 +250,11 @@ class Tables:
         finally:
             line.lock.release()
 
-    def _ask_of_rows(self, name: str, ids: Ids, ask: Callable[[Ids, Places], Ask]) -> list[tuple[Ask, Places]]:
-        """Each shard for those that are its. One that came back with nothing is told of the table, and asked again."""
+    def _ask_of_rows(
+        self, name: str, ids: Ids, ask: Callable[[Ids, Places], Ask]
+    ) -> list[tuple[Ask, Places]]:
+        """Each shard for those that are its. One that came back with nothing is told of the table,
+        and asked again."""
         parts = list(self._parted(ids))
         for _ in range(2):
             asks = [(self._knowing(shard, name), ask(mine, at)) for shard, mine, at in parts]
@@ -260,19 +285,27 @@ class Tables:
         if name not in self._specs:
             self._specs.update(self._call(self._lines[0], "tables")["tables"])
             if name not in self._specs:
-                raise ShardRefused(f"no table {name!r}; there are {', '.join(sorted(self._specs)) or 'none'}", "unknown-table")
+                raise ShardRefused(
+                    f"no table {name!r}; there are {', '.join(sorted(self._specs)) or 'none'}",
+                    "unknown-table",
+                )
         return int(self._specs[name]["dim"])
 
     def _knowing(self, shard: int, name: str) -> ShardLine:
         """A shard that has the table: one that came back with nothing is told of it anew."""
         line = self._lines[shard]
         if name not in line.tables:
-            spec = {key: value for key, value in self._specs[name].items() if key in ("name", "dim", *SETTINGS)}
+            spec = {
+                key: value
+                for key, value in self._specs[name].items()
+                if key in ("name", "dim", *SETTINGS)
+            }
             line.tables[name] = int(self._call(line, "create", spec=spec)["number"])
         return line
 
     def _new_sequence(self) -> int:
-        """Above all that shards know of this worker: its number may have been another process's before."""
+        """Above all that shards know of this worker: its number may have been another process's
+        before."""
         if not self._identity.has_pushed:
             self._settle([(line, call("tables")) for line in self._lines])  # every shard has said
             self._identity.begin(max(line.sequence for line in self._lines))
@@ -293,7 +326,11 @@ def rows_in(body: memoryview, n: int, dim: int, dtype: str) -> Floats:
         scaled: Floats = np.frombuffer(body, np.int8, n * dim).reshape(n, dim) * scales[:, None]
         return scaled
     if dtype == "bf16":
-        return (np.frombuffer(body, np.uint16, n * dim).astype(np.uint32) << 16).view(np.float32).reshape(n, dim)
+        return (
+            (np.frombuffer(body, np.uint16, n * dim).astype(np.uint32) << 16)
+            .view(np.float32)
+            .reshape(n, dim)
+        )
     kind = np.float16 if dtype == "f16" else np.float32
     return np.frombuffer(body, kind, n * dim).reshape(n, dim).astype(np.float32, copy=False)
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 
 class Timers:
-    """Threads: any. What is due runs on the thread of this object, and should be short; nothing is ever cancelled."""
+    """Threads: any. What is due runs on the thread of this object, and should be short; nothing is
+    ever cancelled."""
 
     def __init__(self) -> None:
         self._change = threading.Condition()
@@ -37,7 +38,9 @@ class Timers:
     def _run(self) -> None:
         while True:
             with self._change:
-                while not self._stopping and not (self._due and self._due[0][0] <= time.monotonic()):
+                while not self._stopping and not (
+                    self._due and self._due[0][0] <= time.monotonic()
+                ):
                     self._change.wait(self._due[0][0] - time.monotonic() if self._due else None)
                 if self._stopping:
                     return

@@ -1,9 +1,10 @@
 """Blocking sockets that carry frames.
 
-One buffer receives everything. A frame's header is put at an address that is a multiple of 64, so the payload behind it
-is aligned for every type and the model's arrays are views into the buffer. What was read beyond a frame is moved to the
-front before the next; a first read takes at most READ_BYTES, so that such a move stays small. When the model kept a
-view, the buffer is left to it and a new one is taken.
+One buffer receives everything. A frame's header is put at an address that is a multiple of 64, so
+the payload behind it is aligned for every type and the model's arrays are views into the buffer.
+What was read beyond a frame is moved to the front before the next; a first read takes at most
+READ_BYTES, so that such a move stays small. When the model kept a view, the buffer is left to it
+and a new one is taken.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Stopping(Exception):
 
 
 class StopSwitch:
-    """Asks the serving loop to stop, from a signal or another thread; a file descriptor wakes the loop's poll.
+    """Asks the serving loop to stop, from a signal or another thread; a file descriptor wakes the
+    loop's poll.
 
     Threads: any.
     """
@@ -169,11 +171,14 @@ def connect(address: str, timeout_s: float) -> socket.socket:
 
 
 class Backoff:
-    """Pauses between attempts: 0.1 s doubling to 10 s, each cut at random by up to half so that herds spread out."""
+    """Pauses between attempts: 0.1 s doubling to 10 s, each cut at random by up to half so that
+    herds spread out."""
 
     def __init__(self, s_min: float = BACKOFF_S_MIN, s_max: float = BACKOFF_S_MAX) -> None:
         self._s_min, self._s_max = s_min, s_max
-        self._random = random.Random()  # not by the process's id: in its image each container is process 1
+        self._random = (
+            random.Random()
+        )  # not by the process's id: in its image each container is process 1
         self.reset()
 
     def reset(self) -> None:
@@ -191,7 +196,9 @@ class Connection:
     Threads: one reads; any may send.
     """
 
-    def __init__(self, sock: socket.socket, stop: StopSwitch, payload_bytes_max: int, silence_s: float) -> None:
+    def __init__(
+        self, sock: socket.socket, stop: StopSwitch, payload_bytes_max: int, silence_s: float
+    ) -> None:
         self.buffer = Buffer(READ_BYTES + HEADER_BYTES, HEADER_BYTES + payload_bytes_max)
         self.last_sent = time.monotonic()
         self._sock, self._fd = sock, sock.fileno()
@@ -199,7 +206,9 @@ class Connection:
         self._lock = threading.Lock()
         self._filled, self._used = 0, 0
         self._descriptors: list[int] | None = None
-        self._spins = len(os.sched_getaffinity(0)) > 1 if hasattr(os, "sched_getaffinity") else False
+        self._spins = (
+            len(os.sched_getaffinity(0)) > 1 if hasattr(os, "sched_getaffinity") else False
+        )
         self._spin_score, self._spells = 0, 0
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
@@ -220,7 +229,8 @@ class Connection:
         """The next descriptor that has come, now the caller's; None when there is none."""
         return self._descriptors.pop(0) if self._descriptors else None
 
-    # -- reading: begin(), take(n) once or more, and the bytes taken stay valid until the next begin()
+    # -- reading: begin(), take(n) once or more, and the bytes taken stay valid until the next
+    # begin()
 
     def is_readable(self) -> bool:
         """Is there anything to read, or are we asked to stop?"""
@@ -278,10 +288,11 @@ class Connection:
             self._stop.drain()
 
     def _spin(self, end: int) -> bool:
-        """Poll for a moment instead of sleeping: to be woken costs more than most models. True: something was received.
+        """Poll for a moment instead of sleeping: to be woken costs more than most models. True:
+        something was received.
 
-        Only with a second core, and while it pays: a spell that ends with bytes counts for it, one that does not
-        against, and below zero only one message in SPIN_TRIAL is polled for.
+        Only with a second core, and while it pays: a spell that ends with bytes counts for it, one
+        that does not against, and below zero only one message in SPIN_TRIAL is polled for.
         """
         self._spells += 1
         if not self._spins or (self._spin_score < 0 and self._spells % SPIN_TRIAL):
@@ -318,7 +329,9 @@ class Connection:
 
     def _receive_with(self, room: memoryview, flags: int, descriptors: list[int]) -> int:
         """Bytes, and the descriptors that came with them."""
-        count, messages, said, _ = self._sock.recvmsg_into([room], _DESCRIPTORS_BYTES, flags | _CLOEXEC)
+        count, messages, said, _ = self._sock.recvmsg_into(
+            [room], _DESCRIPTORS_BYTES, flags | _CLOEXEC
+        )
         if not messages and not said & _TRUNCATED:
             return count
         for level, kind, data in messages:
@@ -356,14 +369,20 @@ class Connection:
 
 def set_timeouts(sock: socket.socket, seconds: float) -> None:
     """How long a blocking receive or send may take; infinity for ever."""
-    limit = struct.pack("ll", 0, 0) if seconds == float("inf") else struct.pack("ll", *divmod(int(seconds * 1e6), 1_000_000))
+    limit = (
+        struct.pack("ll", 0, 0)
+        if seconds == float("inf")
+        else struct.pack("ll", *divmod(int(seconds * 1e6), 1_000_000))
+    )
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
 def send_all(sock: socket.socket, pieces: Sequence[Any]) -> None:
     """All pieces, one after another. Raises: OSError, perhaps after some of them."""
-    if sum(map(len, pieces)) <= _JOINED_BYTES_MAX:  # copying a little is quicker than describing the pieces
+    if (
+        sum(map(len, pieces)) <= _JOINED_BYTES_MAX
+    ):  # copying a little is quicker than describing the pieces
         sock.sendall(b"".join(pieces))
         return
     views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
@@ -376,7 +395,8 @@ def send_all(sock: socket.socket, pieces: Sequence[Any]) -> None:
 
 
 class Heart:
-    """A thread that calls `beat` whenever nothing was sent for `every_s`, and sends the pieces of `news`, if any, as often."""
+    """A thread that calls `beat` whenever nothing was sent for `every_s`, and sends the pieces of
+    `news`, if any, as often."""
 
     def __init__(self, connection: Connection, every_s: float, beat: Any, news: Any = None) -> None:
         self._connection, self._every_s, self._beat, self._news = connection, every_s, beat, news
@@ -385,7 +405,9 @@ class Heart:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._done.wait(max(0.0, self._connection.last_sent + self._every_s - time.monotonic())):
+        while not self._done.wait(
+            max(0.0, self._connection.last_sent + self._every_s - time.monotonic())
+        ):
             try:
                 if self._news is not None and (pieces := self._news()):
                     self._connection.send(pieces)

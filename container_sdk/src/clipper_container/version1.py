@@ -1,4 +1,5 @@
-"""Version 1 batches: format byte, count, then length of each input (fixed) or number of content bytes. docs/wire.md."""
+"""Version 1 batches: format byte, count, then length of each input (fixed) or number of content
+bytes. docs/wire.md."""
 
 from __future__ import annotations
 
@@ -22,10 +23,20 @@ from clipper_container.wire import (
 V1_HEAD_BYTES = 9
 _V1_HEAD = struct.Struct("<BII")
 _LENGTH = struct.Struct("<I")
-_V1_TYPES = {1: DType.I32, 2: DType.F64, 3: DType.U8, 4: DType.I32, 5: DType.F64, 6: DType.U8, 7: DType.STR}
+_V1_TYPES = {
+    1: DType.I32,
+    2: DType.F64,
+    3: DType.U8,
+    4: DType.I32,
+    5: DType.F64,
+    6: DType.U8,
+    7: DType.STR,
+}
 
 
-def v1_content_bytes(head: Any, payload_bytes_max: int = PAYLOAD_BYTES_MAX, rows_max: int = ROWS_MAX) -> int:
+def v1_content_bytes(
+    head: Any, payload_bytes_max: int = PAYLOAD_BYTES_MAX, rows_max: int = ROWS_MAX
+) -> int:
     """How many bytes follow the first 9 of a version 1 batch.
 
     Raises: BadFrame, TooLarge.

@@ -1,7 +1,8 @@
 """Batches that a model runs before it is ready.
 
-The first call of a model imports, compiles and fills caches, and nobody knows how long its batches take. So a container runs
-batches of 1, 2, 4, ... rows before it says HELLO, and tells the server there how long they took and what came out.
+The first call of a model imports, compiles and fills caches, and nobody knows how long its batches
+take. So a container runs batches of 1, 2, 4, ... rows before it says HELLO, and tells the server
+there how long they took and what came out.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ _TYPE = re.compile(r"([a-z]+[0-9]*)(?:\[([0-9,*]+)\])?")
 class WarmUp:
     """What the warm-up told.
 
-    timings: (rows, microseconds) of each batch but the first, smallest first. output: type of one output, empty if none came.
+    timings: (rows, microseconds) of each batch but the first, smallest first. output: type of one
+    output, empty if none came.
     """
 
     timings: tuple[tuple[int, int], ...] = ()
@@ -48,8 +50,9 @@ class WarmUp:
 def warm_up(evaluator: Evaluator, input: str, said: str, batch_max: int) -> WarmUp:
     """Run the batches.
 
-    input: type of one row. said: "" for made-up rows of that type, "off", or rows as JSON. batch_max: most rows of a batch, 0
-    for no limit. A model that fails is ready all the same; why it failed goes to stderr.
+    input: type of one row. said: "" for made-up rows of that type, "off", or rows as JSON.
+    batch_max: most rows of a batch, 0 for no limit. A model that fails is ready all the same; why
+    it failed goes to stderr.
     """
     if said == OFF:
         return WarmUp()
@@ -68,8 +71,12 @@ def warm_up(evaluator: Evaluator, input: str, said: str, batch_max: int) -> Warm
         return WarmUp()
     except ModelFailed as failure:
         whose = "" if said else "made-up "
-        _warn(evaluator.name, f"it failed on {whose}rows of type {input}, and serves without a warm-up. Give rows it takes "
-              f"(warmup=[...]) or turn it off (warmup=False). {_last_line(failure)}")  # fmt: skip
+        _warn(
+            evaluator.name,
+            f"it failed on {whose}rows of type {input}, and serves without a warm-up. Give rows "
+            "it takes "
+            f"(warmup=[...]) or turn it off (warmup=False). {_last_line(failure)}",
+        )
         return WarmUp()
 
 
@@ -79,7 +86,8 @@ class _TooLong(BaseException):
 
 @contextlib.contextmanager
 def _interrupted_after(seconds: float) -> Iterator[None]:
-    """Raise _TooLong in the main thread once the time is over; in another thread nothing happens."""
+    """Raise _TooLong in the main thread once the time is over; in another thread nothing
+    happens."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -97,7 +105,8 @@ def _interrupted_after(seconds: float) -> Iterator[None]:
 
 
 def _is_harmless(evaluator: Evaluator) -> bool:
-    """Whether made-up rows change nothing: a model with tables would pull, and perhaps make, rows of theirs."""
+    """Whether made-up rows change nothing: a model with tables would pull, and perhaps make, rows
+    of theirs."""
     return not evaluator.model.tables
 
 
@@ -106,7 +115,9 @@ def _run(evaluator: Evaluator, rows: list[Any] | np.ndarray[Any, Any], rows_max:
     outputs = _one(evaluator, rows, 1)[0]
     timings: list[tuple[int, int]] = []
     ends, n, times = time.monotonic() + TIME_S, 1, _FIRST_TIMES
-    while n <= rows_max and n * _items_of(rows) <= ITEMS_MAX and len(timings) + times <= TIMINGS_MAX:
+    while (
+        n <= rows_max and n * _items_of(rows) <= ITEMS_MAX and len(timings) + times <= TIMINGS_MAX
+    ):
         took_us = 0
         for _ in range(times):
             outputs, took_us = _one(evaluator, rows, n)
@@ -136,7 +147,8 @@ def _items_of(rows: Any) -> int:
 
 
 def _made_up(input: str) -> Any:
-    """One row: numbers between 0 and 1, zeros of whole types, a short text. None for `any`, or a row that is too large."""
+    """One row: numbers between 0 and 1, zeros of whole types, a short text. None for `any`, or a
+    row that is too large."""
     if input == "any":
         return None
     if input == "str":

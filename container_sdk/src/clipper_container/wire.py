@@ -1,7 +1,8 @@
-"""Frames of the wire protocol, in plain Python and numpy (docs/wire.md). Bytes in, frames out; no sockets.
+"""Frames of the wire protocol, in plain Python and numpy (docs/wire.md). Bytes in, frames out; no
+sockets.
 
-The server's own codec is another implementation of the same page; tests/vectors holds both to it. Every length is
-compared with what is there, and with a named limit, before anything is reserved.
+The server's own codec is another implementation of the same page; tests/vectors holds both to it.
+Every length is compared with what is there, and with a named limit, before anything is reserved.
 """
 
 from __future__ import annotations
@@ -106,7 +107,16 @@ _EMPTY_KINDS = frozenset((int(Kind.HEARTBEAT), int(Kind.GOODBYE)))
 _VARIABLE, _CONFIDENCE, _ROW_STATUS, _COMPRESSED, _CHECKED, _SHARED, _SESSIONS, _QUALIFIERS = (
     int(flag) for flag in Flag
 )
-_FLAGS = _VARIABLE | _CONFIDENCE | _ROW_STATUS | _COMPRESSED | _CHECKED | _SHARED | _SESSIONS | _QUALIFIERS
+_FLAGS = (
+    _VARIABLE
+    | _CONFIDENCE
+    | _ROW_STATUS
+    | _COMPRESSED
+    | _CHECKED
+    | _SHARED
+    | _SESSIONS
+    | _QUALIFIERS
+)
 _ACCURACY_BYTES = (16, 24)
 _BOOL = int(DType.BOOL)
 
@@ -142,10 +152,10 @@ class Header:
 class Rows:
     """The rows of a PREDICT or REPLY.
 
-    data: rows of one shape: ndarray (n, *shape); rows that differ in length: 1-d ndarray of all, one after another.
-    lengths: u32 (n,), in elements, or None. confidence: f32 (n,) or None.
-    status: u8 (n,), 1 for a row that failed, or None; text says why it did. sessions: u64 (n,) or None. qualifiers: a packed
-    map of each row, b"" for none; or None.
+    data: rows of one shape: ndarray (n, *shape); rows that differ in length: 1-d ndarray of all,
+    one after another. lengths: u32 (n,), in elements, or None. confidence: f32 (n,) or None.
+    status: u8 (n,), 1 for a row that failed, or None; text says why it did. sessions: u64 (n,) or
+    None. qualifiers: a packed map of each row, b"" for none; or None.
     """
 
     dtype: int
@@ -182,7 +192,9 @@ def encode_header(header: Header) -> bytes:
     return front + _CRC.pack(zlib.crc32(front))
 
 
-def decode_header(data: Any, payload_bytes_max: int = PAYLOAD_BYTES_MAX, rows_max: int = ROWS_MAX) -> Header:
+def decode_header(
+    data: Any, payload_bytes_max: int = PAYLOAD_BYTES_MAX, rows_max: int = ROWS_MAX
+) -> Header:
     """Read a header from the first 64 bytes of `data`.
 
     Raises: BadFrame, TooLarge.
@@ -190,16 +202,33 @@ def decode_header(data: Any, payload_bytes_max: int = PAYLOAD_BYTES_MAX, rows_ma
     view = memoryview(data)
     if view.nbytes < HEADER_BYTES:
         raise BadFrame(f"a header has {HEADER_BYTES} bytes, got {view.nbytes}")
-    (magic, version, kind, dtype, rank, flags, reserved, rows, batch, d0, d1, d2, d3, payload_bytes, time_us, crc) = (
-        _HEADER.unpack_from(view)
-    )
+    (
+        magic,
+        version,
+        kind,
+        dtype,
+        rank,
+        flags,
+        reserved,
+        rows,
+        batch,
+        d0,
+        d1,
+        d2,
+        d3,
+        payload_bytes,
+        time_us,
+        crc,
+    ) = _HEADER.unpack_from(view)
     if magic != _MAGIC:
         raise BadFrame("not a clipper frame (wrong magic)")
     if version != WIRE_VERSION:
         raise BadFrame(f"the server speaks wire version {version}, this container {WIRE_VERSION}")
     if zlib.crc32(view[:60]) != _CRC.unpack_from(view, 60)[0]:
         raise BadFrame("header damaged (its CRC differs)")
-    header = Header(kind, dtype, flags, rows, batch, rank, (d0, d1, d2, d3), payload_bytes, time_us, crc)
+    header = Header(
+        kind, dtype, flags, rows, batch, rank, (d0, d1, d2, d3), payload_bytes, time_us, crc
+    )
     if kind not in _KINDS:
         raise BadFrame(f"unknown kind {kind}")
     if reserved or flags & ~_FLAGS:
@@ -240,7 +269,9 @@ def _check_rows(header: Header, rows_max: int) -> None:
     if flags & _COMPRESSED and (header.dtype != DType.STR or header.kind != Kind.PREDICT):
         raise BadFrame("only the str rows of a PREDICT may be COMPRESSED")
     if flags & _SHARED and (header.kind != Kind.PREDICT or flags & ~(_SHARED | _CHECKED)):
-        raise BadFrame("only the rows of one shape of a PREDICT may be SHARED, and nothing else beside them")
+        raise BadFrame(
+            "only the rows of one shape of a PREDICT may be SHARED, and nothing else beside them"
+        )
     if flags & _SESSIONS and header.kind != Kind.PREDICT:
         raise BadFrame("only the rows of a PREDICT have sessions")
     if flags & _QUALIFIERS and header.kind != Kind.REPLY:
@@ -255,7 +286,8 @@ def _check_rows(header: Header, rows_max: int) -> None:
 
 
 def open_rows(header: Header, payload: Bytes, payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> Rows:
-    """Open the payload of a PREDICT or REPLY. The arrays of the result are views into it, except COMPRESSED data.
+    """Open the payload of a PREDICT or REPLY. The arrays of the result are views into it, except
+    COMPRESSED data.
 
     payload: u8 (header.payload_bytes,), aligned to 8 bytes.
     Raises: BadFrame, TooLarge.
@@ -267,7 +299,9 @@ def open_rows(header: Header, payload: Bytes, payload_bytes_max: int = PAYLOAD_B
     if header.flags & _CHECKED and zlib.crc32(payload.data) != header.payload_crc:
         raise BadFrame("payload damaged (its CRC differs)")
     n, kind = header.rows, NUMPY_TYPES[header.dtype]
-    if not header.flags & ~_CHECKED and header.dtype != _BOOL:  # most batches: rows of one shape and nothing else
+    if (
+        not header.flags & ~_CHECKED and header.dtype != _BOOL
+    ):  # most batches: rows of one shape and nothing else
         return Rows(header.dtype, n, _only_data(payload, kind, (n, *header.dims[: header.rank])))
     parts = _Parts(payload)
     rows = Rows(header.dtype, n, payload[:0])
@@ -319,14 +353,22 @@ def _only_data(payload: Bytes, kind: np.dtype[Any], shape: tuple[int, ...]) -> N
 def _shaped(data: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     try:
         return data.reshape(shape)
-    except ValueError as error:  # a dimension of 0 beside huge ones: no bytes, and yet too big for numpy
+    except (
+        ValueError
+    ) as error:  # a dimension of 0 beside huge ones: no bytes, and yet too big for numpy
         raise BadFrame(f"rows of shape {shape[1:]}") from error
 
 
 def _open_variable(
-    header: Header, lengths: NDArray[np.uint32], kind: np.dtype[Any], parts: _Parts, payload_bytes_max: int
+    header: Header,
+    lengths: NDArray[np.uint32],
+    kind: np.dtype[Any],
+    parts: _Parts,
+    payload_bytes_max: int,
 ) -> NDArray[Any]:
-    data_bytes = int(lengths.sum(dtype=np.uint64)) * kind.itemsize  # at most 2**20 lengths of 32 bits: no overflow
+    data_bytes = (
+        int(lengths.sum(dtype=np.uint64)) * kind.itemsize
+    )  # at most 2**20 lengths of 32 bits: no overflow
     if not header.flags & _COMPRESSED:
         return parts.take(data_bytes).view(kind)
     if data_bytes > payload_bytes_max:
@@ -389,7 +431,8 @@ def lz4_decode(block: Any, size: int) -> bytes:
 def encode_rows(
     kind: Kind, rows: Rows, id: int = 0, time_us: int = 0, checked: bool = False
 ) -> tuple[Header, list[bytes | memoryview]]:
-    """The header and the payload, in pieces for a gathering send, of a PREDICT or REPLY. Array data is not copied."""
+    """The header and the payload, in pieces for a gathering send, of a PREDICT or REPLY. Array data
+    is not copied."""
     flags = _VARIABLE if rows.lengths is not None else 0
     pieces: list[bytes | memoryview] = []
     size = 0
@@ -412,7 +455,9 @@ def encode_rows(
         size += _put(pieces, rows.status) + len(text)
         pieces.append(text)
     shape = (0,) if rows.lengths is not None else rows.data.shape[1:]
-    header = Header(int(kind), int(rows.dtype), flags, rows.n, id, len(shape), _dims(shape), size, time_us)
+    header = Header(
+        int(kind), int(rows.dtype), flags, rows.n, id, len(shape), _dims(shape), size, time_us
+    )
     if checked:
         header.flags |= _CHECKED
         for piece in pieces:
@@ -429,7 +474,9 @@ def _put(pieces: list[bytes | memoryview], part: NDArray[Any]) -> int:
     size = part.nbytes
     padding = -size & 7
     if size:
-        pieces.append((part if part.flags.c_contiguous else np.ascontiguousarray(part)).data.cast("B"))
+        pieces.append(
+            (part if part.flags.c_contiguous else np.ascontiguousarray(part)).data.cast("B")
+        )
     if padding:
         pieces.append(_ZEROS[:padding])
     return size + padding
@@ -505,7 +552,9 @@ def open_region(payload: Bytes) -> tuple[int, int, int]:
 # -- control frames
 
 
-def control_frame(kind: Kind, payload: bytes = b"", id: int = 0, checked: bool = False) -> list[bytes]:
+def control_frame(
+    kind: Kind, payload: bytes = b"", id: int = 0, checked: bool = False
+) -> list[bytes]:
     """HELLO, WELCOME, REFUSE, FAILURE, HEARTBEAT or GOODBYE, in pieces."""
     header = Header(int(kind), id=id, payload_bytes=len(payload))
     if checked:

@@ -1,7 +1,8 @@
 """Which models are at work in a host, in a file that its node can read after the host has died.
 
-The file is mapped memory of SLOTS slots, one for each thread that evaluates or loads: a byte with the length of the model's id,
-0 while the thread does nothing, and the id in UTF-8. The system keeps the last content when the process is killed.
+The file is mapped memory of SLOTS slots, one for each thread that evaluates or loads: a byte with
+the length of the model's id, 0 while the thread does nothing, and the id in UTF-8. The system keeps
+the last content when the process is killed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ SLOT_BYTES = 256
 
 
 class WorkRecord:
-    """Threads: any. path: of a file of SLOTS * SLOT_BYTES bytes; empty: nobody reads it. A 513th thread is not recorded."""
+    """Threads: any. path: of a file of SLOTS * SLOT_BYTES bytes; empty: nobody reads it. A 513th
+    thread is not recorded."""
 
     def __init__(self, path: str = "") -> None:
         self._memory = mmap.mmap(-1, SLOTS * SLOT_BYTES)

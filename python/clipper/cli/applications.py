@@ -7,7 +7,16 @@ import click
 from clipper.cli.asking import Asking, dry, read_json, short, table, talks
 from clipper.cli.verbs import Verbs
 
-_SETTINGS = ("slo_ms", "policy", "confidence_min", "input", "decider", "missing", "coverage", "context_table")
+_SETTINGS = (
+    "slo_ms",
+    "policy",
+    "confidence_min",
+    "input",
+    "decider",
+    "missing",
+    "coverage",
+    "context_table",
+)
 
 
 @click.command(short_help="List applications.")
@@ -21,20 +30,39 @@ def apps(ask: Asking) -> None:
     rows = ask.server.applications()
     head = ("APPLICATION", "INPUT", "MODELS", "SLO", "POLICY", "DEFAULT")
     lines = [
-        (row["name"], row["input"], ",".join(_cast(row)) or "-", f"{row['slo_ms']:g} ms", row["policy"], short(row["default"]))
+        (
+            row["name"],
+            row["input"],
+            ",".join(_cast(row)) or "-",
+            f"{row['slo_ms']:g} ms",
+            row["policy"],
+            short(row["default"]),
+        )
         for row in rows
     ]
-    ask.show(rows, lambda: table([head, *lines], "no applications. To make one: clipper app set NAME --model MODEL"))
+    ask.show(
+        rows,
+        lambda: table(
+            [head, *lines], "no applications. To make one: clipper app set NAME --model MODEL"
+        ),
+    )
 
 
 def _cast(row: dict[str, Any]) -> list[str]:
-    return [f"{model} ({row['roles'][model]})" if model in row["roles"] else model for model in row["models"]]
+    return [
+        f"{model} ({row['roles'][model]})" if model in row["roles"] else model
+        for model in row["models"]
+    ]
 
 
 @click.command(short_help="Let an application ask one more model.")
 @click.argument("application", metavar="APP")
 @click.argument("model")
-@click.option("--role", default="", help="primary, shadow, canary or challenger(share=0.1): see docs/selection.md.")
+@click.option(
+    "--role",
+    default="",
+    help="primary, shadow, canary or challenger(share=0.1): see docs/selection.md.",
+)
 @dry
 @talks
 def link(ask: Asking, application: str, model: str, role: str, dry_run: bool) -> None:
@@ -63,7 +91,12 @@ def unlink(ask: Asking, application: str, model: str, dry_run: bool) -> None:
 @click.command(short_help="Give a model a share of an application's queries.")
 @click.argument("application", metavar="APP")
 @click.argument("model")
-@click.option("--share", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.1, show_default=True)
+@click.option(
+    "--share",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=0.1,
+    show_default=True,
+)
 @dry
 @talks
 def challenge(ask: Asking, application: str, model: str, share: float, dry_run: bool) -> None:
@@ -79,11 +112,18 @@ def challenge(ask: Asking, application: str, model: str, share: float, dry_run: 
 @click.command(short_help="Ask a model beside an application's own, unheard.")
 @click.argument("application", metavar="APP")
 @click.argument("model")
-@click.option("--share", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True, help="Of the queries.")
+@click.option(
+    "--share",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Of the queries.",
+)
 @dry
 @talks
 def shadow(ask: Asking, application: str, model: str, share: float, dry_run: bool) -> None:
-    """Ask MODEL beside APP's queries and never use what it says; `clipper stats` tells how often it agreed.
+    """Ask MODEL beside APP's queries and never use what it says; `clipper stats` tells how often it
+    agreed.
 
     \b
     clipper shadow digits svm:2
@@ -93,19 +133,38 @@ def shadow(ask: Asking, application: str, model: str, share: float, dry_run: boo
 
 @click.command("set", short_help="Make an application, or change it.")
 @click.argument("name")
-@click.option("--model", "models_", metavar="MODEL", multiple=True, help="Whom to ask; several times for several.")
+@click.option(
+    "--model",
+    "models_",
+    metavar="MODEL",
+    multiple=True,
+    help="Whom to ask; several times for several.",
+)
 @click.option("--slo-ms", type=float, help="Time from a query to its answer.")
 @click.option("--default", metavar="JSON", help="The answer when no model is heard in time.")
 @click.option("--policy", help="As stacking or exp3(eta=0.05).")
 @click.option("--decider", help="As 'majority within 12 ms, else first'.")
 @click.option("--confidence-min", type=float, help="A less sure answer is replaced by the default.")
 @click.option("--input", metavar="TYPE", help="Of one row.  [that of the first model]")
-@click.option("--missing", type=click.Choice(["mean", "skip"]), help="A number missing at the deadline.")
+@click.option(
+    "--missing", type=click.Choice(["mean", "skip"]), help="A number missing at the deadline."
+)
 @click.option("--coverage", type=float, help="Share of the answers whose set holds the truth.")
-@click.option("--context-table", metavar="TABLE", help="Of parameters: a user's row is the context of their queries.")
+@click.option(
+    "--context-table",
+    metavar="TABLE",
+    help="Of parameters: a user's row is the context of their queries.",
+)
 @dry
 @talks
-def app_set(ask: Asking, name: str, models_: tuple[str, ...], default: str | None, dry_run: bool, **settings: Any) -> None:
+def app_set(
+    ask: Asking,
+    name: str,
+    models_: tuple[str, ...],
+    default: str | None,
+    dry_run: bool,
+    **settings: Any,
+) -> None:
     """Make application NAME, or change what is given of it; the rest stays.
 
     \b

@@ -12,7 +12,8 @@ from clipper.errors import InvalidInput
 
 
 def _connected(url: str | None, token: str | None, ca: str | None) -> Any:
-    """The server of --url or CLIPPER_URL, else the one of ./clipper.toml's state, else the only one."""
+    """The server of --url or CLIPPER_URL, else the one of ./clipper.toml's state, else the only
+    one."""
     from clipper.config import load
     from clipper.manage.client import connect
 
@@ -44,22 +45,44 @@ class Asking:
 def talks(verb: Callable[..., None]) -> Callable[..., None]:
     """Adds --url, --token, --ca and -o to a verb, which gets an Asking for them."""
 
-    def asked(url: str | None, token: str | None, ca: str | None, output: str, **words: Any) -> None:
+    def asked(
+        url: str | None, token: str | None, ca: str | None, output: str, **words: Any
+    ) -> None:
         verb(Asking(url, token, ca, output), **words)
 
     asked.__doc__, asked.__name__ = verb.__doc__, verb.__name__
     asked.__click_params__ = getattr(verb, "__click_params__", [])  # type: ignore[attr-defined]
     for option in (
-        click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", help="How to print."),
-        click.option("--ca", metavar="FILE", help="PEM file of who signed its certificate, for https.  [CLIPPER_CA]"),
-        click.option("--token", metavar="TOKEN", help="http.token of the server, or one's own.  [CLIPPER_ADMIN_TOKEN]"),
-        click.option("--url", metavar="URL", help="Where it is managed.  [CLIPPER_URL; else the one that runs here]"),
+        click.option(
+            "-o",
+            "--output",
+            type=click.Choice(["text", "json"]),
+            default="text",
+            help="How to print.",
+        ),
+        click.option(
+            "--ca",
+            metavar="FILE",
+            help="PEM file of who signed its certificate, for https.  [CLIPPER_CA]",
+        ),
+        click.option(
+            "--token",
+            metavar="TOKEN",
+            help="http.token of the server, or one's own.  [CLIPPER_ADMIN_TOKEN]",
+        ),
+        click.option(
+            "--url",
+            metavar="URL",
+            help="Where it is managed.  [CLIPPER_URL; else the one that runs here]",
+        ),
     ):
         asked = option(asked)
     return asked
 
 
-dry = click.option("--dry-run", is_flag=True, help="Check, say what would change, and change nothing.")
+dry = click.option(
+    "--dry-run", is_flag=True, help="Check, say what would change, and change nothing."
+)
 
 
 # -- printing and reading
@@ -71,14 +94,27 @@ def _change_lines(change: dict[str, Any]) -> Iterable[str]:
         before, after = one["before"], one["after"]
         if isinstance(before, dict) and isinstance(after, dict):
             keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
-            yield from (f"  {one['key']}: {key} {short(before.get(key))} -> {short(after.get(key))}" for key in keys)
+            yield from (
+                f"  {one['key']}: {key} {short(before.get(key))} -> {short(after.get(key))}"
+                for key in keys
+            )
         else:
-            yield f"  {one['key']}: {'new' if before is None else 'gone' if after is None else 'changed'}"
+            yield (
+                f"  {one['key']}:"
+                f" {'new' if before is None else 'gone' if after is None else 'changed'}"
+            )
 
 
 def short(value: Any) -> str:
-    if isinstance(value, list) and value and all(isinstance(one, dict) and set(one) == {"name", "version"} for one in value):
-        value = [one["name"] if one["version"] is None else f"{one['name']}:{one['version']}" for one in value]
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(one, dict) and set(one) == {"name", "version"} for one in value)
+    ):
+        value = [
+            one["name"] if one["version"] is None else f"{one['name']}:{one['version']}"
+            for one in value
+        ]
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -88,7 +124,10 @@ def table(rows: Sequence[Sequence[Any]], empty: str) -> str:
         return empty
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    )
 
 
 def read_json(text: str, what: str) -> Any:
@@ -97,12 +136,17 @@ def read_json(text: str, what: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError:
         if text[:1] in "[{":
-            raise InvalidInput(f"{what} {text[:60]!r} is no JSON.", hint="Quote it for the shell: '[1, 2, 3]'.") from None
+            raise InvalidInput(
+                f"{what} {text[:60]!r} is no JSON.", hint="Quote it for the shell: '[1, 2, 3]'."
+            ) from None
         return text
 
 
 def bounds(text: str) -> int | tuple[int, int]:
     least, dash, most = text.partition("-")
     if not (least.isdecimal() and (most.isdecimal() if dash else True)):
-        raise InvalidInput(f"replicas {text!r}: a number or two of them.", hint="Write 2, or 1-4 to follow the load.")
+        raise InvalidInput(
+            f"replicas {text!r}: a number or two of them.",
+            hint="Write 2, or 1-4 to follow the load.",
+        )
     return (int(least), int(most)) if dash else int(least)

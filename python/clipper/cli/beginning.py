@@ -1,4 +1,5 @@
-"""`clipper init`, which writes a first project, and `clipper down`, which ends what `clipper up` began."""
+"""`clipper init`, which writes a first project, and `clipper down`, which ends what `clipper up`
+began."""
 
 import contextlib
 import os
@@ -20,7 +21,7 @@ import numpy as np
 def total(rows):
     """rows: an array of shape (n, 3), for n queries that came at about the same time. One output for each."""
     return np.asarray(rows).sum(axis=1)
-'''
+'''  # noqa: E501
 _TOML = """# clipper up                                 serves this file
 # clipper predict total "[1, 2, 3]"          asks it
 # clipper config show                        every setting there is, with its unit and default
@@ -43,13 +44,16 @@ models = ["total"]                # several: a policy combines them or chooses a
 slo_ms = 50                       # every query is answered within so many milliseconds,
 default = 0                       # if need be with this
 # policy = "exp3"                 # learns from `clipper feedback` whom to ask; see docs/selection.md
-"""
+"""  # noqa: E501
 
 
 @click.command(short_help="Write a first clipper.toml and a model that works.")
-@click.argument("folder", required=False, default=".", type=click.Path(file_okay=False, path_type=Path))
+@click.argument(
+    "folder", required=False, default=".", type=click.Path(file_okay=False, path_type=Path)
+)
 def init(folder: Path) -> None:
-    """Write clipper.toml, commented, and model.py into FOLDER (or here). Nothing that is there is written over.
+    """Write clipper.toml, commented, and model.py into FOLDER (or here). Nothing that is there is
+    written over.
 
     \b
     clipper init shop && cd shop
@@ -59,26 +63,39 @@ def init(folder: Path) -> None:
     files = {"clipper.toml": _TOML, "model.py": _MODEL}
     there = [name for name in files if (folder / name).exists()]
     if there:
-        raise InvalidInput(f"{folder / there[0]} is there already.", hint="Name another folder: clipper init FOLDER")
+        raise InvalidInput(
+            f"{folder / there[0]} is there already.",
+            hint="Name another folder: clipper init FOLDER",
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             with open(folder / name, "x", encoding="utf-8") as file:
                 file.write(text)
     except OSError as error:
-        raise InvalidInput(f"cannot write {error.filename}: {error.strerror}.", hint="Name another folder.") from None
+        raise InvalidInput(
+            f"cannot write {error.filename}: {error.strerror}.", hint="Name another folder."
+        ) from None
     go = "" if folder == Path(".") else f"cd {folder} && "
-    click.echo(f'wrote {folder / "clipper.toml"} and {folder / "model.py"}. Next: {go}clipper up')
+    click.echo(f"wrote {folder / 'clipper.toml'} and {folder / 'model.py'}. Next: {go}clipper up")
 
 
 @click.command(short_help="End the server that `clipper up` began.")
 @click.option("--now", is_flag=True, help="Do not wait for queries in flight.")
-@click.option("--wait", "wait_s", type=click.FloatRange(0, 3600), default=60.0, show_default=True, help="Seconds, for its end.")
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(0, 3600),
+    default=60.0,
+    show_default=True,
+    help="Seconds, for its end.",
+)
 def down(now: bool, wait_s: float) -> None:
-    """End the server of this folder's clipper.toml, or the only one of yours on this host, and wait until it is gone.
+    """End the server of this folder's clipper.toml, or the only one of yours on this host, and wait
+    until it is gone.
 
-    Queries in flight have server.drain_s seconds. It ends what `clipper up` began; a server in a program of yours ends with
-    that. Exit code 1 when it is still there after --wait.
+    Queries in flight have server.drain_s seconds. It ends what `clipper up` began; a server in a
+    program of yours ends with that. Exit code 1 when it is still there after --wait.
 
     \b
     clipper down
@@ -90,18 +107,26 @@ def down(now: bool, wait_s: float) -> None:
     file = Path("clipper.toml")
     found = the_one(load(file if file.exists() else None).server.state)
     if not found.ends_by_signal:
-        raise ClipperError(f"the server at {found.url} is part of process {found.pid}, not of `clipper up`.", hint="End that.")
+        raise ClipperError(
+            f"the server at {found.url} is part of process {found.pid}, not of `clipper up`.",
+            hint="End that.",
+        )
     try:
         process = os.pidfd_open(found.pid)
     except ProcessLookupError:
-        raise NoServer(f"the server at {found.url} (process {found.pid}) is gone already.") from None
+        raise NoServer(
+            f"the server at {found.url} (process {found.pid}) is gone already."
+        ) from None
     try:
         signal.pidfd_send_signal(process, signal.SIGTERM)
         if now and not _ended(process, 0.3):
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(process, signal.SIGTERM)
         if not _ended(process, wait_s):
-            click.echo(f"process {found.pid} is still closing after {wait_s:g} s: clipper down --now", err=True)
+            click.echo(
+                f"process {found.pid} is still closing after {wait_s:g} s: clipper down --now",
+                err=True,
+            )
             sys.exit(_EXIT_STILL_THERE)
     finally:
         os.close(process)

@@ -47,31 +47,98 @@ def _rates(_: Any, __: Any, text: str | None) -> list[float]:
 
 @click.command(short_help="Measure how an application answers at a rate.")
 @click.argument("application", metavar="APP")
-@click.option("--rate", type=click.FloatRange(0.1, _RATE_MAX), default=100.0, show_default=True, help="Queries a second.")
-@click.option("--rates", callback=_rates, metavar="R1,R2,..", help="Several rates, one after the other.")
-@click.option("--search", is_flag=True, help="Find the highest rate of which 99 of 100 have a model's answer within the SLO.")
-@click.option("--for", "seconds", callback=seconds_of, default="10s", show_default=True, help="How long, each rate.")
-@click.option("--slo-ms", type=click.FloatRange(0.01, 1e6), help="What is late.  [the application's SLO]")
-@click.option("--input", "text", default="random", show_default=True, metavar="random|FILE|JSON", help="What is asked.")
-@click.option("--cached", is_flag=True, help="Let the cache answer inputs that come again.  [each query is new to it]")
+@click.option(
+    "--rate",
+    type=click.FloatRange(0.1, _RATE_MAX),
+    default=100.0,
+    show_default=True,
+    help="Queries a second.",
+)
+@click.option(
+    "--rates", callback=_rates, metavar="R1,R2,..", help="Several rates, one after the other."
+)
+@click.option(
+    "--search",
+    is_flag=True,
+    help="Find the highest rate of which 99 of 100 have a model's answer within the SLO.",
+)
+@click.option(
+    "--for",
+    "seconds",
+    callback=seconds_of,
+    default="10s",
+    show_default=True,
+    help="How long, each rate.",
+)
+@click.option(
+    "--slo-ms", type=click.FloatRange(0.01, 1e6), help="What is late.  [the application's SLO]"
+)
+@click.option(
+    "--input",
+    "text",
+    default="random",
+    show_default=True,
+    metavar="random|FILE|JSON",
+    help="What is asked.",
+)
+@click.option(
+    "--cached",
+    is_flag=True,
+    help="Let the cache answer inputs that come again.  [each query is new to it]",
+)
 @click.option("--steady", is_flag=True, help="Queries come evenly, not by chance (Poisson).")
-@click.option("--connections", type=click.IntRange(1, 10_000), default=512, show_default=True, help="At most so many.")
+@click.option(
+    "--connections",
+    type=click.IntRange(1, 10_000),
+    default=512,
+    show_default=True,
+    help="At most so many.",
+)
 @click.option("--grpc", is_flag=True, help="Over gRPC instead of HTTP.")
-@click.option("--to", "address", metavar="HOST:PORT", help="Where queries come in.  [as the server says]")
-@click.option("--key", envvar="CLIPPER_API_KEY", help="Of who may ask, where the server wants one.  [CLIPPER_API_KEY]")
-@click.option("--html", "html_", metavar="FILE.html", help="Write a report with charts; it needs no network.")
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of chance: times and inputs.")
+@click.option(
+    "--to", "address", metavar="HOST:PORT", help="Where queries come in.  [as the server says]"
+)
+@click.option(
+    "--key",
+    envvar="CLIPPER_API_KEY",
+    help="Of who may ask, where the server wants one.  [CLIPPER_API_KEY]",
+)
+@click.option(
+    "--html", "html_", metavar="FILE.html", help="Write a report with charts; it needs no network."
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    help="Of chance: times and inputs.",
+)
 @talks
 def bench(
-    ask: Asking, application: str, rate: float, rates: list[float], search: bool, seconds: float, slo_ms: float | None, text: str,
-    cached: bool, steady: bool, connections: int, grpc: bool, address: str | None, key: str | None, html_: str | None, seed: int,
-) -> None:  # fmt: skip
+    ask: Asking,
+    application: str,
+    rate: float,
+    rates: list[float],
+    search: bool,
+    seconds: float,
+    slo_ms: float | None,
+    text: str,
+    cached: bool,
+    steady: bool,
+    connections: int,
+    grpc: bool,
+    address: str | None,
+    key: str | None,
+    html_: str | None,
+    seed: int,
+) -> None:
     """Ask APP at a rate, whatever becomes of the answers, and say how long they took.
 
-    The load is open loop: each query has its time, fixed before the first is sent, and latency counts from that time, also
-    where the connection, the server or this program was late. Inputs are made up by the application's input type; with --cached,
-    those that come again may come from the cache. Failures and defaults are counted, not averaged. When this program itself
-    cannot keep the rate, it says so. Ctrl-C prints what was measured until then.
+    The load is open loop: each query has its time, fixed before the first is sent, and latency
+    counts from that time, also where the connection, the server or this program was late. Inputs
+    are made up by the application's input type; with --cached, those that come again may come from
+    the cache. Failures and defaults are counted, not averaged. When this program itself cannot keep
+    the rate, it says so. Ctrl-C prints what was measured until then.
 
     \b
     clipper bench digits --rate 500 --for 10s
@@ -79,14 +146,16 @@ def bench(
     clipper bench digits --search --slo-ms 20 --for 3s
     clipper bench digits --input queries.jsonl --grpc -o json
 
-    FILE: .npy (a row an input), .json (a list), .jsonl (an input a line), .csv (numbers), .txt (a string a line).
-    Exit code 1 when no query got a model's answer, 130 after Ctrl-C.
+    FILE: .npy (a row an input), .json (a list), .jsonl (an input a line), .csv (numbers), .txt (a
+    string a line). Exit code 1 when no query got a model's answer, 130 after Ctrl-C.
     """
     from clipper.load.machine import machine
     from clipper.load.offer import Plan, search_rate, sweep
 
     if html_ and not Path(html_).absolute().parent.is_dir():
-        raise InvalidInput(f"there is no folder for --html {html_}.", hint="Make it, or name another file.")
+        raise InvalidInput(
+            f"there is no folder for --html {html_}.", hint="Make it, or name another file."
+        )
     record = ask.server.application(application)
     plan = Plan(seconds, slo_ms or record["slo_ms"], steady, seed=seed)
     target, where = _target(ask, record, text, cached, connections, grpc, address, key, seed)
@@ -95,17 +164,31 @@ def bench(
         if search:
             found = search_rate(target, plan, rate, _RATE_MAX, tell)
             steps = sorted(found.steps, key=lambda step: step.rate)
-            keeps = f"{found.rate:.0f} queries a second keep" if found.rate else "no rate that was tried keeps"
+            keeps = (
+                f"{found.rate:.0f} queries a second keep"
+                if found.rate
+                else "no rate that was tried keeps"
+            )
             verdict = f"{keeps} p99 within {plan.slo_ms:g} ms; {found.why}."
         else:
             steps = sweep(target, plan, rates or [rate], tell)
     summary: dict[str, Any] = {
-        "application": application, "to": where, "command": command_line(), "steps": [step.summary() for step in steps],
-        "machine": machine(), **({"highest_rate": found.rate, "why": found.why} if search else {}),
-    }  # fmt: skip
+        "application": application,
+        "to": where,
+        "command": command_line(),
+        "steps": [step.summary() for step in steps],
+        "machine": machine(),
+        **({"highest_rate": found.rate, "why": found.why} if search else {}),
+    }
     ask.show(summary, lambda: _told(steps, plan, where, verdict))
     if html_:
-        _write(html_, application, steps, [line for line in (verdict, f"to {where}") if line], summary["machine"])
+        _write(
+            html_,
+            application,
+            steps,
+            [line for line in (verdict, f"to {where}") if line],
+            summary["machine"],
+        )
         click.echo(f"wrote {html_}", err=True)
     if steps[-1].interrupted:
         sys.exit(_EXIT_INTERRUPTED)
@@ -113,10 +196,18 @@ def bench(
 
 
 def _target(
-    ask: Asking, record: dict[str, Any], text: str, cached: bool, connections: int, grpc: bool, address: str | None,
-    key: str | None, seed: int,
-) -> "tuple[MakeTarget, str]":  # fmt: skip
-    """Where the queries go: as the server says, but for what is given; by way of its management where it listens nowhere else."""
+    ask: Asking,
+    record: dict[str, Any],
+    text: str,
+    cached: bool,
+    connections: int,
+    grpc: bool,
+    address: str | None,
+    key: str | None,
+    seed: int,
+) -> "tuple[MakeTarget, str]":
+    """Where the queries go: as the server says, but for what is given; by way of its management
+    where it listens nowhere else."""
     from clipper.load.asked import rows_of
     from clipper.load.over_http import HttpTarget
     from clipper.types import InputType
@@ -128,24 +219,36 @@ def _target(
     if grpc:
         at = address or _seen_from(host, about["grpc"])
         if not at:
-            raise InvalidInput("this server takes no queries over gRPC.", hint="Start it with: clipper up --grpc 127.0.0.1:8001")
+            raise InvalidInput(
+                "this server takes no queries over gRPC.",
+                hint="Start it with: clipper up --grpc 127.0.0.1:8001",
+            )
         return _over_grpc(at, name, rows, type_, connections, not cached, key or ""), f"grpc://{at}"
     at = address or _seen_from(host, about["http"])
     if at:
         url = at if "://" in at else f"http://{at}"
         bearer = [("Authorization", f"Bearer {key}")] if key else []
-        return lambda: HttpTarget(f"{url}/api/{name}/predict", rows, connections, bearer, not cached, server.tls), url
+        return (
+            lambda: HttpTarget(
+                f"{url}/api/{name}/predict", rows, connections, bearer, not cached, server.tls
+            ),
+            url,
+        )
     headers = [(key, value) for key, value in server.headers.items() if key == "Authorization"]
     url = f"{server.url}/admin/applications/{name}/predict"
     where = f"{server.url} (management: http.address is empty)"
     return lambda: HttpTarget(url, rows, connections, headers, not cached, server.tls), where
 
 
-def _over_grpc(at: str, name: str, rows: list[Any], type_: Any, connections: int, fresh: bool, key: str) -> "MakeTarget":
+def _over_grpc(
+    at: str, name: str, rows: list[Any], type_: Any, connections: int, fresh: bool, key: str
+) -> "MakeTarget":
     try:
         from clipper.load.over_grpc import GrpcTarget
     except ImportError as error:
-        raise PackagingError(f"gRPC is not installed: {error}.", hint='Run: pip install "clipper-serving[grpc]"') from None
+        raise PackagingError(
+            f"gRPC is not installed: {error}.", hint='Run: pip install "clipper-serving[grpc]"'
+        ) from None
     return lambda: GrpcTarget(at, name, rows, type_, min(connections, _CHANNELS_MAX), fresh, key)
 
 
@@ -165,7 +268,12 @@ def _progress(plan: "Plan", quiet: bool) -> "Iterator[Tell]":
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[said]}"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task, rate = bar.add_task("", total=plan.seconds, said=""), 0.0
 
@@ -176,7 +284,11 @@ def _progress(plan: "Plan", quiet: bool) -> "Iterator[Tell]":
                 bar.reset(task, description=f"{rate:.0f} a second")
             sent = measured.total
             waiting = measured.outcomes.count(_UNANSWERED, -_LOOKED_BACK)
-            bar.update(task, completed=min(elapsed_s, plan.seconds), said=f"{sent} sent, {waiting} under way")
+            bar.update(
+                task,
+                completed=min(elapsed_s, plan.seconds),
+                said=f"{sent} sent, {waiting} under way",
+            )
 
         yield tell
 
@@ -184,7 +296,10 @@ def _progress(plan: "Plan", quiet: bool) -> "Iterator[Tell]":
 def _told(steps: "list[Measured]", plan: "Plan", where: str, verdict: str) -> str:
     from clipper.load import page
 
-    lines = [f"to {where}, {plan.seconds:g} s each, SLO {plan.slo_ms:g} ms, {'evenly' if plan.steady else 'Poisson'}"]
+    lines = [
+        f"to {where}, {plan.seconds:g} s each, SLO {plan.slo_ms:g} ms,"
+        f" {'evenly' if plan.steady else 'Poisson'}"
+    ]
     rows = [page.HEAD, *(page.row_of(step) for step in steps)]
     if len(steps) == 1:
         lines += [f"  {name:<11} {value}" for name, value in zip(*rows, strict=True)]
@@ -194,12 +309,19 @@ def _told(steps: "list[Measured]", plan: "Plan", where: str, verdict: str) -> st
     return "\n".join([*lines, verdict] if verdict else lines)
 
 
-def _write(path: str, application: str, steps: "list[Measured]", said: list[str], where: dict[str, str]) -> None:
+def _write(
+    path: str, application: str, steps: "list[Measured]", said: list[str], where: dict[str, str]
+) -> None:
     from clipper.load import page
 
     rows = [page.HEAD, *(page.row_of(step) for step in steps)]
     text = page.page(
-        f"clipper bench {application}", command_line(), [*said, *page.remarks(steps)], rows, page.charts_of(steps), where
+        f"clipper bench {application}",
+        command_line(),
+        [*said, *page.remarks(steps)],
+        rows,
+        page.charts_of(steps),
+        where,
     )
     write_text(path, text)
 
@@ -208,7 +330,9 @@ def write_text(path: str, text: str) -> None:
     try:
         Path(path).write_text(text)
     except OSError as error:
-        raise InvalidInput(f"cannot write {path}: {error.strerror or error}.", hint="Name another file.") from None
+        raise InvalidInput(
+            f"cannot write {path}: {error.strerror or error}.", hint="Name another file."
+        ) from None
 
 
 def command_line() -> str:
@@ -216,5 +340,7 @@ def command_line() -> str:
     words = ["clipper", *sys.argv[1:]]
     secret = {i + 1 for i, word in enumerate(words) if word in _SECRETS}
     shown = ("..." if i in secret else word for i, word in enumerate(words))
-    return shlex.join(f"{word.partition('=')[0]}=..." if word.partition("=")[0] in _SECRETS else word for word in shown)
-
+    return shlex.join(
+        f"{word.partition('=')[0]}=..." if word.partition("=")[0] in _SECRETS else word
+        for word in shown
+    )

@@ -1,4 +1,5 @@
-"""`clipper cluster`: nodes of a mesh on many machines, placed and watched over by an engine that is there already: Ray."""
+"""`clipper cluster`: nodes of a mesh on many machines, placed and watched over by an engine that is
+there already: Ray."""
 
 import json
 import threading
@@ -17,8 +18,8 @@ _GRACE_S = 60.0
 
 @click.group(cls=Verbs, short_help="Nodes of a mesh on many machines, by Ray.")
 def cluster() -> None:
-    """Nodes of a mesh on many machines: an engine chooses the machines, and starts again what is lost. Queries do not go
-    through it.
+    """Nodes of a mesh on many machines: an engine chooses the machines, and starts again what is
+    lost. Queries do not go through it.
 
     \b
     clipper cluster up --on ray --store etcd://10.0.0.5:2379/clipper --nodes 3
@@ -29,47 +30,126 @@ def cluster() -> None:
 
 def _shared(verb: Callable[..., None]) -> Callable[..., None]:
     for option in (
-        click.option("--on", "engine", type=click.Choice(["ray"]), required=True, help="The engine."),
-        click.option("--mesh", default="mesh", show_default=True, metavar="NAME", help="Its nodes are NAME-1 and so on."),
-        click.option("--address", default="auto", show_default=True, metavar="HOST:PORT", help="Of the Ray cluster."),
+        click.option(
+            "--on", "engine", type=click.Choice(["ray"]), required=True, help="The engine."
+        ),
+        click.option(
+            "--mesh",
+            default="mesh",
+            show_default=True,
+            metavar="NAME",
+            help="Its nodes are NAME-1 and so on.",
+        ),
+        click.option(
+            "--address",
+            default="auto",
+            show_default=True,
+            metavar="HOST:PORT",
+            help="Of the Ray cluster.",
+        ),
     ):
         verb = option(verb)
     return verb
 
 
 @cluster.command(short_help="Start nodes, or those that are missing.")
-@click.argument("file", required=False, type=click.Path(dir_okay=False, exists=True, path_type=Path))
+@click.argument(
+    "file", required=False, type=click.Path(dir_okay=False, exists=True, path_type=Path)
+)
 @_shared
-@click.option("--store", required=True, metavar="URL", help="Where the nodes meet: etcd://, redis://.")
-@click.option("--nodes", type=click.IntRange(1, 10_000), default=3, show_default=True, help="How many.")
-@click.option("--cpus", type=click.FloatRange(0), default=1.0, show_default=True, help="That Ray sets aside for each.")
-@click.option("--gpus", type=click.FloatRange(0), default=0.0, help="Alike; such nodes have the label gpu.")
-@click.option("--resource", "resources", multiple=True, metavar="NAME=AMOUNT", help="Alike, of Ray's custom resources.")
-@click.option("--label", "labels", multiple=True, metavar="WORD", help="What the nodes are; may be repeated.")
-@click.option("--capacity-mib", type=click.IntRange(min=1), metavar="N", help="Memory for models, of each.")
-@click.option("--http-port", type=click.IntRange(0, 65535), default=0, help="Of each node's HTTP.  [any free one]")
-@click.option("--insecure", is_flag=True, help="Take queries of other hosts without keys; as of `clipper node`.")
-@click.option("--wait", "within_s", type=click.FloatRange(1), default=120.0, help="Seconds to be ready.  [120]")
+@click.option(
+    "--store", required=True, metavar="URL", help="Where the nodes meet: etcd://, redis://."
+)
+@click.option(
+    "--nodes", type=click.IntRange(1, 10_000), default=3, show_default=True, help="How many."
+)
+@click.option(
+    "--cpus",
+    type=click.FloatRange(0),
+    default=1.0,
+    show_default=True,
+    help="That Ray sets aside for each.",
+)
+@click.option(
+    "--gpus", type=click.FloatRange(0), default=0.0, help="Alike; such nodes have the label gpu."
+)
+@click.option(
+    "--resource",
+    "resources",
+    multiple=True,
+    metavar="NAME=AMOUNT",
+    help="Alike, of Ray's custom resources.",
+)
+@click.option(
+    "--label", "labels", multiple=True, metavar="WORD", help="What the nodes are; may be repeated."
+)
+@click.option(
+    "--capacity-mib", type=click.IntRange(min=1), metavar="N", help="Memory for models, of each."
+)
+@click.option(
+    "--http-port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Of each node's HTTP.  [any free one]",
+)
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Take queries of other hosts without keys; as of `clipper node`.",
+)
+@click.option(
+    "--wait",
+    "within_s",
+    type=click.FloatRange(1),
+    default=120.0,
+    help="Seconds to be ready.  [120]",
+)
 def up(
-    file: Path | None, engine: str, mesh: str, address: str, within_s: float, resources: tuple[str, ...], store: str,
-    labels: tuple[str, ...], capacity_mib: int | None, insecure: bool, **given: Any,
-) -> None:  # fmt: skip
-    """Start the nodes of a mesh, or those that are missing, and wait until all are ready. They go on when this command has
-    ended, and are started again when they are lost; `clipper cluster down` ends them.
+    file: Path | None,
+    engine: str,
+    mesh: str,
+    address: str,
+    within_s: float,
+    resources: tuple[str, ...],
+    store: str,
+    labels: tuple[str, ...],
+    capacity_mib: int | None,
+    insecure: bool,
+    **given: Any,
+) -> None:
+    """Start the nodes of a mesh, or those that are missing, and wait until all are ready. They go
+    on when this command has ended, and are started again when they are lost; `clipper cluster down`
+    ends them.
 
-    FILE is a TOML file with further settings, which lies at the same path on every machine. `--address local` tries it in a Ray
-    of this command alone: then it ends with it, by SIGTERM or Ctrl-C.
+    FILE is a TOML file with further settings, which lies at the same path on every machine.
+    `--address local` tries it in a Ray of this command alone: then it ends with it, by SIGTERM or
+    Ctrl-C.
 
     \b
-    clipper cluster up --on ray --store etcd://10.0.0.5:2379/clipper --nodes 3 --http-port 8000 --insecure
-    clipper cluster up --on ray --store redis://10.0.0.5:6379/0 --nodes 2 --gpus 1 --label big
+    clipper cluster up --on ray --store etcd://10.0.0.5:2379/clipper --nodes 3 --http-port 8000
+    --insecure clipper cluster up --on ray --store redis://10.0.0.5:6379/0 --nodes 2 --gpus 1
+    --label big
     """
-    from clipper.deploy.ray_nodes import RayCluster, actors_of, bring_up, join_ray, take_down, wait_ready
+    from clipper.deploy.ray_nodes import (
+        RayCluster,
+        actors_of,
+        bring_up,
+        join_ray,
+        take_down,
+        wait_ready,
+    )
 
-    words = [*([str(file.absolute())] if file else []), "--store", store, *(["--insecure"] if insecure else [])]
+    words = [
+        *([str(file.absolute())] if file else []),
+        "--store",
+        store,
+        *(["--insecure"] if insecure else []),
+    ]
     words += [word for label in labels for word in ("--label", label)]
     words += ["--capacity-mib", str(capacity_mib)] if capacity_mib else []
-    asked = RayCluster(mesh=mesh, words=tuple(words), resources=dict(map(_amount, resources)), **given)
+    asked = RayCluster(
+        mesh=mesh, words=tuple(words), resources=dict(map(_amount, resources)), **given
+    )
     stopping = threading.Event()
     ray = join_ray(address)
     on_first_signal(stopping)  # after Ray has set its own
@@ -86,7 +166,9 @@ def up(
 
 @cluster.command(short_help="The nodes, and how they do.")
 @_shared
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON, with the last lines that each said.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print as JSON, with the last lines that each said."
+)
 def ps(engine: str, mesh: str, address: str, as_json: bool) -> None:
     """The nodes of a mesh: where they run, whether they are ready, how often they were started.
 
@@ -105,9 +187,17 @@ def ps(engine: str, mesh: str, address: str, as_json: bool) -> None:
 
 @cluster.command(short_help="End the nodes.")
 @_shared
-@click.option("--grace", "grace_s", type=click.FloatRange(0), default=_GRACE_S, show_default=True, help="Seconds that each has.")
+@click.option(
+    "--grace",
+    "grace_s",
+    type=click.FloatRange(0),
+    default=_GRACE_S,
+    show_default=True,
+    help="Seconds that each has.",
+)
 def down(engine: str, mesh: str, address: str, grace_s: float) -> None:
-    """End the nodes of a mesh, all at once. What they know is in the store: the same mesh can come up again.
+    """End the nodes of a mesh, all at once. What they know is in the store: the same mesh can come
+    up again.
 
     \b
     clipper cluster down --on ray
@@ -131,7 +221,10 @@ def _table(found: Mapping[str, Mapping[str, Any]]) -> None:
         click.echo("no node of that mesh")
     for name, one in sorted(found.items()):
         where = one.get("http") or one.get("host", "")
-        click.echo(f"{name}  {one['state']:16}  {where}  {f'started {n} times' if (n := one['starts']) > 1 else ''}".rstrip())
+        click.echo(
+            f"{name}  {one['state']:16}  {where} "
+            f" {f'started {n} times' if (n := one['starts']) > 1 else ''}".rstrip()
+        )
 
 
 def _ended(found: Mapping[str, Mapping[str, Any]]) -> None:

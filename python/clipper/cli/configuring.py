@@ -27,7 +27,8 @@ def config() -> None:
 @click.option("--changed", is_flag=True, help="Only what is not a default.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def show(file: Path | None, changed: bool, as_json: bool) -> None:
-    """Every key with its value, unit, default and origin, as FILE (or ./clipper.toml) and the environment have it.
+    """Every key with its value, unit, default and origin, as FILE (or ./clipper.toml) and the
+    environment have it.
 
     \b
     clipper config show clipper.toml --changed
@@ -35,7 +36,11 @@ def show(file: Path | None, changed: bool, as_json: bool) -> None:
     from clipper.config import load
     from clipper.config_schema import settings_of
 
-    rows = [row for row in settings_of(load(file_or_default(file))) if not changed or row["origin"] != "default"]
+    rows = [
+        row
+        for row in settings_of(load(file_or_default(file)))
+        if not changed or row["origin"] != "default"
+    ]
     if as_json:
         click.echo(json.dumps(rows, indent=2))
     else:
@@ -45,7 +50,8 @@ def show(file: Path | None, changed: bool, as_json: bool) -> None:
 @config.command()
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 def check(file: Path | None) -> None:
-    """Say whether FILE (or ./clipper.toml) can be used; what is wrong, by line and with a suggestion, when not.
+    """Say whether FILE (or ./clipper.toml) can be used; what is wrong, by line and with a
+    suggestion, when not.
 
     \b
     clipper config check clipper.toml
@@ -56,7 +62,9 @@ def check(file: Path | None) -> None:
     chosen = file_or_default(file)
     loaded = load(chosen)
     counted = (("key", loaded.origins), ("model", loaded.models), ("application", loaded.apps))
-    counts = ", ".join(f"{len(things)} {noun}{'' if len(things) == 1 else 's'}" for noun, things in counted)
+    counts = ", ".join(
+        f"{len(things)} {noun}{'' if len(things) == 1 else 's'}" for noun, things in counted
+    )
     click.echo(f"ok: {chosen or 'defaults'}: {counts}")
 
 

@@ -1,4 +1,5 @@
-"""What `clipper doctor` tries. Each trial does the thing itself, on a small scale, and says what to do when it fails."""
+"""What `clipper doctor` tries. Each trial does the thing itself, on a small scale, and says what to
+do when it fails."""
 
 import importlib
 import os
@@ -26,12 +27,30 @@ from clipper.settings.http import admin_tls, query_tls
 from clipper.settings.params import params_tls
 from clipper.tls import Certificate
 
-_NEEDED = ("numpy", "msgspec", "msgpack", "lz4", "cloudpickle", "click", "rich", "uvloop", "httptools")
+_NEEDED = (
+    "numpy",
+    "msgspec",
+    "msgpack",
+    "lz4",
+    "cloudpickle",
+    "click",
+    "rich",
+    "uvloop",
+    "httptools",
+)
 _OPTIONAL = {  # distributions, any of which will do -> the extra that installs one
-    ("scikit-learn",): "demo", ("redis",): "redis", ("grpcio",): "grpc", ("docker",): "docker", ("onnxruntime",): "onnx",
-    ("skops",): "skops", ("torch",): "torch", ("xgboost", "xgboost-cpu"): "xgboost", ("lightgbm",): "lightgbm",
-    ("mlflow-skinny", "mlflow"): "mlflow", ("ray",): "ray",
-}  # fmt: skip
+    ("scikit-learn",): "demo",
+    ("redis",): "redis",
+    ("grpcio",): "grpc",
+    ("docker",): "docker",
+    ("onnxruntime",): "onnx",
+    ("skops",): "skops",
+    ("torch",): "torch",
+    ("xgboost", "xgboost-cpu"): "xgboost",
+    ("lightgbm",): "lightgbm",
+    ("mlflow-skinny", "mlflow"): "mlflow",
+    ("ray",): "ray",
+}
 _ENGINES = {"docker": "systemctl start docker", "podman": "systemctl --user start podman.socket"}
 _CPU_NEEDED = ("avx2", "bmi2")  # tools/build_core.py compiles for these on x86-64
 _COMMITS = 9
@@ -50,7 +69,18 @@ class Finding(NamedTuple):
 def examine() -> list[Finding]:
     """Every trial, in order. One that raises is a failure by itself and stops no other."""
     found: list[Finding] = []
-    for trial in (core, machine, memory, descriptors, interpreter, round_trip, disk, certificates, packages, containers):
+    for trial in (
+        core,
+        machine,
+        memory,
+        descriptors,
+        interpreter,
+        round_trip,
+        disk,
+        certificates,
+        packages,
+        containers,
+    ):
         try:
             found += trial()
         except Exception as error:
@@ -72,13 +102,26 @@ def core() -> Iterator[Finding]:
 def machine() -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0))
     flags = _cpu_flags()
-    lacking = [name.upper() for name in _CPU_NEEDED if name not in flags] if os.uname().machine == "x86_64" and flags else []
+    lacking = (
+        [name.upper() for name in _CPU_NEEDED if name not in flags]
+        if os.uname().machine == "x86_64" and flags
+        else []
+    )
     if lacking:
         how = "Compile a core without it, in a checkout: CLIPPER_BUILD=debug pip install ."
-        yield Finding("fail", f"this CPU has no {' and no '.join(lacking)}, which the core is compiled for. {how}")
-    simd = next((name.upper() for name in ("avx512f", "avx2", "asimd", "sse2") if name in flags), "no known SIMD")
+        yield Finding(
+            "fail",
+            f"this CPU has no {' and no '.join(lacking)}, which the core is compiled for. {how}",
+        )
+    simd = next(
+        (name.upper() for name in ("avx512f", "avx2", "asimd", "sse2") if name in flags),
+        "no known SIMD",
+    )
     if cores == 1:
-        yield Finding("warn", f"1 core, CPU {simd}: server and models take turns; expect latencies of milliseconds")
+        yield Finding(
+            "warn",
+            f"1 core, CPU {simd}: server and models take turns; expect latencies of milliseconds",
+        )
     else:
         yield Finding("ok", f"{cores} cores, CPU {simd}")
 
@@ -93,31 +136,48 @@ def _cpu_flags() -> set[str]:
 
 
 def memory() -> Iterator[Finding]:
-    """That of a model's rows, which its container maps; without it they are sent over the socket."""
+    """That of a model's rows, which its container maps; without it they are sent over the
+    socket."""
     from clipper_container.shared_rows import can_share
 
     if can_share():
         yield Finding("ok", "shared memory for rows")
     else:
-        yield Finding("warn", "no memfd here: rows of models are sent over sockets. It takes Linux, 3.17 or newer")
+        yield Finding(
+            "warn",
+            "no memfd here: rows of models are sent over sockets. It takes Linux, 3.17 or newer",
+        )
 
 
 def descriptors() -> Iterator[Finding]:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = load().limits.connections_max
-    verdict, more = ("ok", "") if soft > wanted else ("warn", f": fewer than limits.connections_max ({wanted}). ulimit -n 4096")
+    verdict, more = (
+        ("ok", "")
+        if soft > wanted
+        else ("warn", f": fewer than limits.connections_max ({wanted}). ulimit -n 4096")
+    )
     yield Finding(verdict, f"{soft} file descriptors{more}")
 
 
 def interpreter() -> Iterator[Finding]:
     started = time.perf_counter()
     code = "import clipper_container.serve as s; import numpy"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=_TRIAL_S, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=_TRIAL_S, check=False
+    )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        yield Finding("fail", f"a container's interpreter: {last}. Install clipper anew, in its checkout: pip install .")
+        yield Finding(
+            "fail",
+            f"a container's interpreter: {last}. Install clipper anew, in its checkout: pip"
+            " install .",
+        )
     else:
-        yield Finding("ok", f"a container's interpreter starts in {(time.perf_counter() - started) * 1000:.0f} ms")
+        yield Finding(
+            "ok",
+            f"a container's interpreter starts in {(time.perf_counter() - started) * 1000:.0f} ms",
+        )
 
 
 def round_trip() -> Iterator[Finding]:
@@ -134,12 +194,20 @@ def round_trip() -> Iterator[Finding]:
             outputs.append(future.result(timeout=_TRIAL_S))
             times.append(future.latency_us)
     if outputs != [6.0] * 100:
-        yield Finding("fail", f"a model in a process of its own answered {outputs[0]!r} instead of 6.0")
+        yield Finding(
+            "fail", f"a model in a process of its own answered {outputs[0]!r} instead of 6.0"
+        )
     median = statistics.median(times)
-    yield Finding("ok", f"a model in a process of its own: up in {up_ms:.0f} ms, then {median:.0f} µs a query (median)")
+    yield Finding(
+        "ok",
+        f"a model in a process of its own: up in {up_ms:.0f} ms, then {median:.0f} µs a query"
+        " (median)",
+    )
 
 
-def _sums(rows: "np.ndarray[tuple[int, ...], np.dtype[np.float64]]") -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
+def _sums(
+    rows: "np.ndarray[tuple[int, ...], np.dtype[np.float64]]",
+) -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
     return np.asarray(rows.sum(axis=1))
 
 
@@ -149,11 +217,19 @@ def disk() -> Iterator[Finding]:
     while not folder.is_dir():
         folder = folder.parent
     if not os.access(folder, os.W_OK | os.X_OK):
-        yield Finding("fail", f"{folder} cannot be written: no state can be kept there. Run: export CLIPPER_SERVER__STATE=FOLDER")
+        yield Finding(
+            "fail",
+            f"{folder} cannot be written: no state can be kept there. Run: export"
+            " CLIPPER_SERVER__STATE=FOLDER",
+        )
         return
     with tempfile.TemporaryDirectory(prefix=".clipper-doctor-", dir=folder) as trial:
         median = statistics.median(_commit_ms(Path(trial) / "trial.db"))
-    verdict, more = ("ok", "") if median < _COMMIT_SLOW_MS else ("warn", "; a slow disk: deploys wait for it, queries never do")
+    verdict, more = (
+        ("ok", "")
+        if median < _COMMIT_SLOW_MS
+        else ("warn", "; a slow disk: deploys wait for it, queries never do")
+    )
     yield Finding(verdict, f"a commit to sqlite with fsync takes {median:.1f} ms in {folder}{more}")
 
 
@@ -179,9 +255,11 @@ def certificates() -> Iterator[Finding]:
     config = load(file if file.exists() else None)
     http = config.http
     each = (
-        ("http.tls", query_tls(http)), ("http.admin_tls", admin_tls(http)), ("grpc.tls", grpc_tls(config.grpc, http)),
+        ("http.tls", query_tls(http)),
+        ("http.admin_tls", admin_tls(http)),
+        ("grpc.tls", grpc_tls(config.grpc, http)),
         ("params.grpc_tls", params_tls(config.params)),
-    )  # fmt: skip
+    )
     seen = set()
     for where, files in each:
         if files is None or files in seen:
@@ -193,7 +271,9 @@ def certificates() -> Iterator[Finding]:
         renew = "" if verdict == "ok" else ". Renew it; a server that runs takes it up"
         yield Finding(verdict, f"{where}_cert: {files.cert} {when}{renew}")
         if Path(files.key).stat().st_mode & 0o077:
-            yield Finding("warn", f"{where}_key: others can read {files.key}. Run: chmod 600 {files.key}")
+            yield Finding(
+                "warn", f"{where}_key: others can read {files.key}. Run: chmod 600 {files.key}"
+            )
     if http.api_keys_file:
         ApiKeys(http.api_keys_file)
         yield Finding("ok", f"http.api_keys_file: {http.api_keys_file} is in order")
@@ -208,7 +288,10 @@ def packages() -> Iterator[Finding]:
         if there:
             yield Finding("ok", f"{there} {_version(there)}")
         else:
-            yield Finding("skip", f'{distributions[0]} is not installed. Run: pip install "clipper-serving[{extra}]"')
+            yield Finding(
+                "skip",
+                f'{distributions[0]} is not installed. Run: pip install "clipper-serving[{extra}]"',
+            )
 
 
 def _version(distribution: str) -> str:
@@ -222,13 +305,20 @@ def containers() -> Iterator[Finding]:
     """An engine for `deployer = "docker"` or "podman". Optional."""
     there = [name for name in _ENGINES if shutil.which(name)]
     if not there:
-        yield Finding("skip", 'no docker and no podman, for deployer = "docker". Install one; other models need none')
+        yield Finding(
+            "skip",
+            'no docker and no podman, for deployer = "docker". Install one; other models need none',
+        )
     for name in there:
-        done = subprocess.run([name, "version"], capture_output=True, text=True, timeout=_TRIAL_S, check=False)
+        done = subprocess.run(
+            [name, "version"], capture_output=True, text=True, timeout=_TRIAL_S, check=False
+        )
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-            yield Finding("skip", f"{name} is installed, but its engine does not answer: {last}. Run: {_ENGINES[name]}")
+            yield Finding(
+                "skip",
+                f"{name} is installed, but its engine does not answer: {last}. Run:"
+                f" {_ENGINES[name]}",
+            )
         else:
             yield Finding("ok", f"{name} answers")
-
-

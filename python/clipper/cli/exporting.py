@@ -16,15 +16,21 @@ def export() -> None:
     """Write what other tools, or another server, read.
 
     \b
-    clipper export state state.json                     models, applications and what was learned; see clipper import
+    clipper export state state.json                     models, applications and what was learned;
+    see clipper import
     clipper export grafana > clipper-dashboard.json     import it in Grafana
     clipper export alerts > clipper-alerts.yml          rules for Prometheus
-    clipper export openapi > clipper-openapi.json       what HTTP takes and gives, for generated clients
+    clipper export openapi > clipper-openapi.json       what HTTP takes and gives, for generated
+    clients
     """
 
 
 @export.command()
-@click.option("--management", is_flag=True, help="Of the address that manages, instead of the one that takes queries.")
+@click.option(
+    "--management",
+    is_flag=True,
+    help="Of the address that manages, instead of the one that takes queries.",
+)
 @click.option("--plain", is_flag=True, help="What every server has, without asking one.")
 @talks
 def openapi(ask: Asking, management: bool, plain: bool) -> None:
@@ -44,7 +50,8 @@ def openapi(ask: Asking, management: bool, plain: bool) -> None:
 
 @export.command()
 def grafana() -> None:
-    """The dashboard, as JSON: Dashboards, New, Import in Grafana. It reads what Prometheus scrapes of GET /metrics.
+    """The dashboard, as JSON: Dashboards, New, Import in Grafana. It reads what Prometheus scrapes
+    of GET /metrics.
 
     \b
     clipper export grafana > clipper-dashboard.json
@@ -79,17 +86,24 @@ def export_state(ask: Asking, file: Path) -> None:
     if str(file) == "-":
         click.echo(state, nl=False)
         return
-    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as out:
+    with open(
+        os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb"
+    ) as out:
         out.write(state)
-    ask.show({"file": str(file), "bytes": len(state)}, lambda: f"wrote {len(state)} bytes to {file}")
+    ask.show(
+        {"file": str(file), "bytes": len(state)}, lambda: f"wrote {len(state)} bytes to {file}"
+    )
 
 
 @click.command("import", short_help="Add an exported state.")
-@click.argument("file", type=click.Path(dir_okay=False, exists=True, allow_dash=True, path_type=Path))
+@click.argument(
+    "file", type=click.Path(dir_okay=False, exists=True, allow_dash=True, path_type=Path)
+)
 @dry
 @talks
 def import_(ask: Asking, file: Path, dry_run: bool) -> None:
-    """Add what `clipper export state` wrote. The models in FILE are code that will run: import only from whom you trust.
+    """Add what `clipper export state` wrote. The models in FILE are code that will run: import only
+    from whom you trust.
 
     \b
     clipper import state.json

@@ -9,15 +9,20 @@ import click
 @click.command(short_help="Make a key for who may ask.")
 @click.argument("name")
 @click.option(
-    "--file", "path", type=click.Path(dir_okay=False, path_type=Path), default="api-keys", show_default=True,
+    "--file",
+    "path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default="api-keys",
+    show_default=True,
     help="http.api_keys_file of the server.",
-)  # fmt: skip
+)
 def key(name: str, path: Path) -> None:
     """Make a key for NAME, print it, and add its hash to a file.
 
-    The file is the server's http.api_keys_file: with it, queries over HTTP and gRPC need `Authorization: Bearer KEY`. A server
-    that runs sees the new line within seconds; to take a key away, delete its line. The key is shown this once. A file of the
-    same kind is http.tokens_file: its keys manage, and the history has their names.
+    The file is the server's http.api_keys_file: with it, queries over HTTP and gRPC need
+    `Authorization: Bearer KEY`. A server that runs sees the new line within seconds; to take a key
+    away, delete its line. The key is shown this once. A file of the same kind is http.tokens_file:
+    its keys manage, and the history has their names.
 
     \b
     clipper key ann --file api-keys
@@ -29,7 +34,14 @@ def key(name: str, path: Path) -> None:
     if not name.isprintable() or len(name.split()) != 1 or name.startswith("#"):
         raise InvalidInput(f"name {name[:60]!r} of a key: one word, without blanks.")
     made = new_key()
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "a", encoding="utf-8") as file:
+    with open(
+        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600),
+        "a",
+        encoding="utf-8",
+    ) as file:
         file.write(f"{line_of(name, made)}\n")
     click.echo(made)
-    click.echo(f"the hash of this key is in {path}, under {name!r}; the key itself is nowhere but here", err=True)
+    click.echo(
+        f"the hash of this key is in {path}, under {name!r}; the key itself is nowhere but here",
+        err=True,
+    )

@@ -1,4 +1,5 @@
-"""Verbs that look at a server that runs: models, counters, what containers wrote, who changed what."""
+"""Verbs that look at a server that runs: models, counters, what containers wrote, who changed
+what."""
 
 import time
 from pathlib import Path
@@ -13,7 +14,8 @@ from clipper.cli.asking import Asking, table, talks
 @click.argument("name", required=False, default="")
 @talks
 def models(ask: Asking, name: str) -> None:
-    """Each version in service, of NAME alone or of all models. `*`: the one that NAME without a version means.
+    """Each version in service, of NAME alone or of all models. `*`: the one that NAME without a
+    version means.
 
     \b
     clipper models
@@ -22,11 +24,20 @@ def models(ask: Asking, name: str) -> None:
     rows = ask.server.models(name)
     head = ("MODEL", "", "INPUT", "REPLICAS", "ASKED BY", "WHAT")
     lines = [
-        (f"{row['name']}:{row['version']}", "*" if row["latest"] else "", row["input"], f"{row['has']}/{row['wanted']}",
-         ",".join(row["applications"]) or "-", Path(row["target"]).name or "started elsewhere")
+        (
+            f"{row['name']}:{row['version']}",
+            "*" if row["latest"] else "",
+            row["input"],
+            f"{row['has']}/{row['wanted']}",
+            ",".join(row["applications"]) or "-",
+            Path(row["target"]).name or "started elsewhere",
+        )
         for row in rows
-    ]  # fmt: skip
-    ask.show(rows, lambda: table([head, *lines], "no models. To add one: clipper deploy NAME module:function"))
+    ]
+    ask.show(
+        rows,
+        lambda: table([head, *lines], "no models. To add one: clipper deploy NAME module:function"),
+    )
 
 
 @click.command(short_help="Counters now.")
@@ -39,11 +50,21 @@ def stats(ask: Asking) -> None:
     """
     said = ask.server.stats()
     models_ = [("MODEL", "REPLICAS", "QUEUED", "P50 ms", "P99 ms")] + [
-        (name, f"{row['has']}/{row['wanted']}", row.get("queued", 0), *_quantiles(row.get("latency_us")))
+        (
+            name,
+            f"{row['has']}/{row['wanted']}",
+            row.get("queued", 0),
+            *_quantiles(row.get("latency_us")),
+        )
         for name, row in said["models"].items()
     ]
     apps_ = [("APPLICATION", "QUERIES", "OK", "DEFAULTS")] + [
-        (name, row.get("queries", 0), row["answers"].get("ok", 0), _total(row["answers"].get("default", {})))
+        (
+            name,
+            row.get("queries", 0),
+            row["answers"].get("ok", 0),
+            _total(row["answers"].get("default", {})),
+        )
         for name, row in said["applications"].items()
     ]
     ask.show(said, lambda: f"{table(models_, 'no models')}\n\n{table(apps_, 'no applications')}")
@@ -62,14 +83,26 @@ def _total(counts: Any) -> int:
 def _what(one: dict[str, Any]) -> str:
     """A record that changed; of a rollout, why."""
     after = one["after"] if one["key"].startswith("rollout/") else None
-    return f"{one['key']} ({after['state']}: {after['reason']})" if isinstance(after, dict) else str(one["key"])
+    return (
+        f"{one['key']} ({after['state']}: {after['reason']})"
+        if isinstance(after, dict)
+        else str(one["key"])
+    )
 
 
 @click.command(short_help="Who changed what, and when.")
-@click.option("-n", "--count", type=click.IntRange(min=1), default=20, show_default=True, help="So many, the last ones.")
+@click.option(
+    "-n",
+    "--count",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="So many, the last ones.",
+)
 @talks
 def history(ask: Asking, count: int) -> None:
-    """Who changed what, and when; with -o json, each record before and after. The last 1000 changes are kept.
+    """Who changed what, and when; with -o json, each record before and after. The last 1000 changes
+    are kept.
 
     \b
     clipper history -n 5
@@ -77,8 +110,13 @@ def history(ask: Asking, count: int) -> None:
     rows = ask.server.history(count)
     head = ("#", "WHEN", "WHO", "VERB", "WHAT")
     lines = [
-        (row["number"], time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["time_us"] / 1e6)), row["actor"], row["verb"],
-         ", ".join(map(_what, row["changed"])))
+        (
+            row["number"],
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["time_us"] / 1e6)),
+            row["actor"],
+            row["verb"],
+            ", ".join(map(_what, row["changed"])),
+        )
         for row in rows
-    ]  # fmt: skip
+    ]
     ask.show(rows, lambda: table([head, *lines], "nothing has changed yet"))

@@ -1,4 +1,5 @@
-"""`clipper mesh`: many models, loaded when they are asked for. Verbs are those of `clipper.connect().mesh`; docs/mesh.md."""
+"""`clipper mesh`: many models, loaded when they are asked for. Verbs are those of
+`clipper.connect().mesh`; docs/mesh.md."""
 
 import contextlib
 import json
@@ -21,14 +22,28 @@ if TYPE_CHECKING:
 _EXIT_FAILED = 1
 _EXIT_INTERRUPTED = 130
 _COLOURS = {
-    "LOADED": "green", "DEFINED": "green", "LOADING": "yellow", "TRANSITIONING": "yellow", "LOADING_FAILED": "red",
-    "TRANSITION_FAILED": "red", "NOT_FOUND": "red",
-}  # fmt: skip
+    "LOADED": "green",
+    "DEFINED": "green",
+    "LOADING": "yellow",
+    "TRANSITIONING": "yellow",
+    "LOADING_FAILED": "red",
+    "TRANSITION_FAILED": "red",
+    "NOT_FOUND": "red",
+}
 _BAR = 20  # characters of a full instance
 
-_sync = click.option("--sync", is_flag=True, help="Wait until it is done, or has failed; exit code 1 for the latter.")
+_sync = click.option(
+    "--sync", is_flag=True, help="Wait until it is done, or has failed; exit code 1 for the latter."
+)
 _owner = click.option("--owner", default="", help="Whose it is; another's is refused.")
-_limit = click.option("-n", "--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="So many at most.")
+_limit = click.option(
+    "-n",
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=100,
+    show_default=True,
+    help="So many at most.",
+)
 
 
 @click.group(cls=Verbs, short_help="Many models, loaded when they are asked for.")
@@ -51,27 +66,68 @@ def mesh() -> None:
 @mesh.command(short_help="Make a model known.")
 @click.argument("id")
 @click.argument("path")
-@click.option("--type", "type_", default="", help="What opens it: onnx, skops, python.  [by the path's ending]")
+@click.option(
+    "--type",
+    "type_",
+    default="",
+    help="What opens it: onnx, skops, python.  [by the path's ending]",
+)
 @click.option("--key", default="", help="What else its runtime needs to open it.")
-@click.option("--input", "input_", metavar="TYPE", default="", help="Of one row, as f64[3].  [as it says once loaded]")
+@click.option(
+    "--input",
+    "input_",
+    metavar="TYPE",
+    default="",
+    help="Of one row, as f64[3].  [as it says once loaded]",
+)
 @click.option("--output-type", metavar="TYPE", default="", help="Of one output, alike.")
 @click.option("--load", is_flag=True, help="Load it now, not when it is first asked.")
 @click.option("--copies-min", type=click.IntRange(min=0), default=0, help="Never fewer copies.")
-@click.option("--copies-max", type=click.IntRange(min=0), default=0, help="Never more; 0: as the load asks for.")
+@click.option(
+    "--copies-max",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Never more; 0: as the load asks for.",
+)
 @click.option("--pin", is_flag=True, help="Never page it out.")
-@click.option("--slo-ms", type=click.FloatRange(min=0), default=0.0, help="What queueing is held against; 0: the mesh's.")
-@click.option("--requires", metavar="LABEL", multiple=True, help="Only on nodes with this label; several times for several.")
+@click.option(
+    "--slo-ms",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="What queueing is held against; 0: the mesh's.",
+)
+@click.option(
+    "--requires",
+    metavar="LABEL",
+    multiple=True,
+    help="Only on nodes with this label; several times for several.",
+)
 @click.option("--prefers", metavar="LABEL", multiple=True, help="Rather on nodes with this label.")
 @_owner
 @_sync
 @dry
 @talks
 def register(
-    ask: Asking, id: str, path: str, type_: str, key: str, input_: str, output_type: str, load: bool, copies_min: int,
-    copies_max: int, pin: bool, slo_ms: float, requires: tuple[str, ...], prefers: tuple[str, ...], owner: str, sync: bool,
+    ask: Asking,
+    id: str,
+    path: str,
+    type_: str,
+    key: str,
+    input_: str,
+    output_type: str,
+    load: bool,
+    copies_min: int,
+    copies_max: int,
+    pin: bool,
+    slo_ms: float,
+    requires: tuple[str, ...],
+    prefers: tuple[str, ...],
+    owner: str,
+    sync: bool,
     dry_run: bool,
-) -> None:  # fmt: skip
-    """Make model ID known. PATH is read where it is loaded: a file that every node sees, or module:attribute.
+) -> None:
+    """Make model ID known. PATH is read where it is loaded: a file that every node sees, or
+    module:attribute.
 
     The same once more changes nothing; with another path, type or key it is refused.
 
@@ -84,9 +140,18 @@ def register(
     policy = Policy(copies_min, copies_max, pin, slo_ms, requires=requires, prefers=prefers)
     here = str(Path(path).absolute()) if Path(path).exists() else path
     found = ask.server.mesh.register(
-        id, here, type_, key, input=input_, output=output_type, load_now=load or sync, sync=sync, policy=policy, owner=owner,
+        id,
+        here,
+        type_,
+        key,
+        input=input_,
+        output=output_type,
+        load_now=load or sync,
+        sync=sync,
+        policy=policy,
+        owner=owner,
         dry_run=dry_run,
-    )  # fmt: skip
+    )
     _show_model(ask, found, sync and not dry_run, dry_run)
 
 
@@ -104,14 +169,17 @@ def unregister(ask: Asking, ids: tuple[str, ...], dry_run: bool) -> None:
     for id in ids:
         door.unregister(id, dry_run=dry_run)
     said = f"{_would(dry_run)}{{}} is not known any more"
-    ask.show({"unregistered": list(ids), "dry_run": dry_run}, lambda: "\n".join(map(said.format, ids)))
+    ask.show(
+        {"unregistered": list(ids), "dry_run": dry_run}, lambda: "\n".join(map(said.format, ids))
+    )
 
 
 @mesh.command(short_help="The state of a model, and of each copy.")
 @click.argument("id")
 @talks
 def status(ask: Asking, id: str) -> None:
-    """What model ID is made from, whether it is loaded, where, and why loads failed. Exit code 1 when it is not known.
+    """What model ID is made from, whether it is loaded, where, and why loads failed. Exit code 1
+    when it is not known.
 
     \b
     clipper mesh status m1
@@ -146,41 +214,83 @@ def list_models(ask: Asking, prefix: str, after: str, limit: int) -> None:
     """
     found: list[ModelStatus] = ask.server.mesh.models(prefix, after, limit)
     rows = [
-        (one.id, one.info.type if one.info else "-", one.status, ", ".join(sorted(copy.instance for copy in one.copies)) or "-",
-         _bytes(_size(one)), _ago(one.used_ms), one.errors[0] if one.errors else "")
+        (
+            one.id,
+            one.info.type if one.info else "-",
+            one.status,
+            ", ".join(sorted(copy.instance for copy in one.copies)) or "-",
+            _bytes(_size(one)),
+            _ago(one.used_ms),
+            one.errors[0] if one.errors else "",
+        )
         for one in found
-    ]  # fmt: skip
-    more = f"more: clipper mesh ls {f'{prefix} ' if prefix else ''}--after {found[-1].id}" if len(found) == limit else ""
+    ]
+    more = (
+        f"more: clipper mesh ls {f'{prefix} ' if prefix else ''}--after {found[-1].id}"
+        if len(found) == limit
+        else ""
+    )
     head = ("model", "type", "state", "copies in", ">size", ">used", "last error")
-    _show_table(ask, found, head, rows, "no models. To make one known: clipper mesh register ID PATH", more)
+    _show_table(
+        ask, found, head, rows, "no models. To make one known: clipper mesh register ID PATH", more
+    )
 
 
 @mesh.command("ps", short_help="Who holds how much.")
 @talks
 def instances(ask: Asking) -> None:
-    """The nodes that live: how full they are, how many models they hold, how old the least recently used of those is.
+    """The nodes that live: how full they are, how many models they hold, how old the least recently
+    used of those is.
 
-    When AGE is short everywhere, models push each other out: the mesh needs more memory, or another node.
+    When AGE is short everywhere, models push each other out: the mesh needs more memory, or another
+    node.
 
     \b
     clipper mesh ps
     """
     found: list[Instance] = ask.server.mesh.instances()
     rows = [
-        (one.id + (" (stops)" if one.stopping else ""), one.host or "-", _fullness(one), _bytes(one.capacity_bytes),
-         str(one.models), _ago(one.lru_ms).removesuffix(" ago"), f"{one.loading}+{one.queued}", f"{one.rate:.0f}",
-         " ".join(one.labels) or "-", one.zone or "-")
+        (
+            one.id + (" (stops)" if one.stopping else ""),
+            one.host or "-",
+            _fullness(one),
+            _bytes(one.capacity_bytes),
+            str(one.models),
+            _ago(one.lru_ms).removesuffix(" ago"),
+            f"{one.loading}+{one.queued}",
+            f"{one.rate:.0f}",
+            " ".join(one.labels) or "-",
+            one.zone or "-",
+        )
         for one in found
-    ]  # fmt: skip
-    head = ("node", "host", "used", ">of", ">models", ">age", ">loading", ">rate/min", "labels", "zone")
-    _show_table(ask, found, head, rows, "no node lives. To start one: clipper up, with [mesh] enabled = true")
+    ]
+    head = (
+        "node",
+        "host",
+        "used",
+        ">of",
+        ">models",
+        ">age",
+        ">loading",
+        ">rate/min",
+        "labels",
+        "zone",
+    )
+    _show_table(
+        ask,
+        found,
+        head,
+        rows,
+        "no node lives. To start one: clipper up, with [mesh] enabled = true",
+    )
 
 
 @mesh.command(short_help="Why a model is where it is.")
 @click.argument("id")
 @talks
 def explain(ask: Asking, id: str) -> None:
-    """What this node decided about model ID and why, where a copy would go now, and what happens next.
+    """What this node decided about model ID and why, where a copy would go now, and what happens
+    next.
 
     \b
     clipper mesh explain m1
@@ -196,16 +306,20 @@ def explain(ask: Asking, id: str) -> None:
     rows = [(str(one.rank) if one.ok else "-", one.instance, one.why) for one in best_first]
     _print_table(("rank", "node", "were a copy placed now"), rows, "no node lives")
     decided = [(_clock(one.time_ms), one.what, one.why) for one in found.history]
-    _print_table(("when", "this node did", "because"), decided, "this node has decided nothing about it")
+    _print_table(
+        ("when", "this node did", "because"), decided, "this node has decided nothing about it"
+    )
 
 
 @mesh.command(short_help="What there is, then what changes.")
 @click.argument("prefix", required=False, default="")
 @talks
 def watch(ask: Asking, prefix: str) -> None:
-    """Models, v-models and nodes whose ids begin with PREFIX, then each change as it comes, until Ctrl-C.
+    """Models, v-models and nodes whose ids begin with PREFIX, then each change as it comes, until
+    Ctrl-C.
 
-    With -o json, an object a line; `SYNC` says that what there was has been told, `RESET` that changes were missed.
+    With -o json, an object a line; `SYNC` says that what there was has been told, `RESET` that
+    changes were missed.
 
     \b
     clipper mesh watch
@@ -234,23 +348,49 @@ def vmodel() -> None:
 @vmodel.command("set", short_help="Let a name stand for a model.")
 @click.argument("id")
 @click.argument("target")
-@click.option("--path", default="", help="Make TARGET known by this path; else it is known already.")
+@click.option(
+    "--path", default="", help="Make TARGET known by this path; else it is known already."
+)
 @click.option("--type", "type_", default="", help="Of --path: what opens it.")
-@click.option("--auto-delete", is_flag=True, help="With --path: forget TARGET soon after no name stands for it.")
+@click.option(
+    "--auto-delete",
+    is_flag=True,
+    help="With --path: forget TARGET soon after no name stands for it.",
+)
 @click.option("--update-only", is_flag=True, help="Only if there is such a name.")
 @click.option("--expected", metavar="ID", default="", help="Only if it stands for ID now.")
-@click.option("--load", is_flag=True, help="Load TARGET now, even if the active model is not loaded.")
+@click.option(
+    "--load", is_flag=True, help="Load TARGET now, even if the active model is not loaded."
+)
 @click.option("--force", is_flag=True, help="Switch at once, loaded or not.")
-@click.option("--share", type=click.FloatRange(0, 1), default=0.0, help="Only this share of the queries asks TARGET.")
+@click.option(
+    "--share",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    help="Only this share of the queries asks TARGET.",
+)
 @_owner
 @_sync
 @dry
 @talks
 def vmodel_set(
-    ask: Asking, id: str, target: str, path: str, type_: str, auto_delete: bool, update_only: bool, expected: str, load: bool,
-    force: bool, share: float, owner: str, sync: bool, dry_run: bool,
-) -> None:  # fmt: skip
-    """Let ID stand for model TARGET. It switches once TARGET is loaded as the active model is; no query fails.
+    ask: Asking,
+    id: str,
+    target: str,
+    path: str,
+    type_: str,
+    auto_delete: bool,
+    update_only: bool,
+    expected: str,
+    load: bool,
+    force: bool,
+    share: float,
+    owner: str,
+    sync: bool,
+    dry_run: bool,
+) -> None:
+    """Let ID stand for model TARGET. It switches once TARGET is loaded as the active model is; no
+    query fails.
 
     \b
     clipper mesh vmodel set best m1
@@ -261,9 +401,19 @@ def vmodel_set(
 
     here = str(Path(path).absolute()) if path and Path(path).exists() else path
     found = ask.server.mesh.set_vmodel(
-        id, target, owner=owner, update_only=update_only, model=Info(here, type_) if path else None, auto_delete=auto_delete,
-        load_now=load, force=force, sync=sync, expected=expected, share=share, dry_run=dry_run,
-    )  # fmt: skip
+        id,
+        target,
+        owner=owner,
+        update_only=update_only,
+        model=Info(here, type_) if path else None,
+        auto_delete=auto_delete,
+        load_now=load,
+        force=force,
+        sync=sync,
+        expected=expected,
+        share=share,
+        dry_run=dry_run,
+    )
     _show_vmodel(ask, found, sync and not dry_run, dry_run)
 
 
@@ -279,7 +429,10 @@ def vmodel_delete(ask: Asking, id: str, owner: str, dry_run: bool) -> None:
     clipper mesh vmodel delete best
     """
     ask.server.mesh.delete_vmodel(id, owner, dry_run=dry_run)
-    ask.show({"deleted": id, "dry_run": dry_run}, lambda: f"{_would(dry_run)}{id} stands for nothing any more")
+    ask.show(
+        {"deleted": id, "dry_run": dry_run},
+        lambda: f"{_would(dry_run)}{id} stands for nothing any more",
+    )
 
 
 @vmodel.command("status")
@@ -287,7 +440,8 @@ def vmodel_delete(ask: Asking, id: str, owner: str, dry_run: bool) -> None:
 @_owner
 @talks
 def vmodel_status(ask: Asking, id: str, owner: str) -> None:
-    """What ID stands for, and how far it is with standing for another. Exit code 1 when there is none.
+    """What ID stands for, and how far it is with standing for another. Exit code 1 when there is
+    none.
 
     \b
     clipper mesh vmodel status best
@@ -305,7 +459,9 @@ def vmodel_rollback(ask: Asking, id: str, dry_run: bool) -> None:
     \b
     clipper mesh vmodel rollback best
     """
-    _show_vmodel(ask, ask.server.mesh.rollback_vmodel(id, dry_run=dry_run), must=False, dry_run=dry_run)
+    _show_vmodel(
+        ask, ask.server.mesh.rollback_vmodel(id, dry_run=dry_run), must=False, dry_run=dry_run
+    )
 
 
 @vmodel.command("ls")
@@ -319,7 +475,9 @@ def vmodel_list(ask: Asking, prefix: str, limit: int) -> None:
     clipper mesh vmodel ls
     """
     found: list[VModelStatus] = ask.server.mesh.vmodels(prefix, "", limit)
-    rows = [(one.id, one.status, one.active, _target(one), one.owner or "-", one.why) for one in found]
+    rows = [
+        (one.id, one.status, one.active, _target(one), one.owner or "-", one.why) for one in found
+    ]
     head = ("name", "state", "active", "target", "owner", "last error")
     _show_table(ask, found, head, rows, "no names. To make one: clipper mesh vmodel set ID MODEL")
 
@@ -334,7 +492,9 @@ def _would(dry_run: bool) -> str:
 def _show_model(ask: Asking, found: "ModelStatus", must: bool, dry_run: bool = False) -> None:
     """must: it was to be loaded."""
     if found.status == "NOT_FOUND":
-        raise UnknownModel(f"the mesh has no model {found.id!r}.", hint="clipper mesh ls lists them.")
+        raise UnknownModel(
+            f"the mesh has no model {found.id!r}.", hint="clipper mesh ls lists them."
+        )
     if ask.as_json:
         _print_json(found)
     else:
@@ -347,12 +507,18 @@ def _model_lines(found: "ModelStatus") -> Iterator[str]:
     yield f"{found.id}: {_styled(found.status)}"
     if found.info is not None:
         info = found.info
-        yield f"  {info.type} {info.path}{f' with {info.key}' if info.key else ''}, takes {info.input}, gives {info.output}"
+        yield (
+            f"  {info.type} {info.path}{f' with {info.key}' if info.key else ''}, takes"
+            f" {info.input}, gives {info.output}"
+        )
         if info.refs:
             yield f"  named by {info.refs} v-model{'s' if info.refs > 1 else ''}"
     for copy in found.copies:
         size = f", {_bytes(copy.size_bytes)}" if copy.size_bytes else ""
-        yield f"  {copy.instance}: {_styled(copy.state)} {_ago(copy.since_ms)}{size}{f': {copy.why}' if copy.why else ''}"
+        yield (
+            f"  {copy.instance}: {_styled(copy.state)}"
+            f" {_ago(copy.since_ms)}{size}{f': {copy.why}' if copy.why else ''}"
+        )
     for error in found.errors:
         yield f"  error: {error}"
 
@@ -361,15 +527,25 @@ def _show_vmodel(ask: Asking, found: "VModelStatus", must: bool, dry_run: bool =
     if found.status == "NOT_FOUND":
         from clipper.mesh.vmodels import UnknownVModel
 
-        raise UnknownVModel(f"the mesh has no v-model {found.id!r}.", hint="clipper mesh vmodel ls lists them.")
+        raise UnknownVModel(
+            f"the mesh has no v-model {found.id!r}.", hint="clipper mesh vmodel ls lists them."
+        )
     if ask.as_json:
         _print_json(found)
     else:
-        click.echo(f"{_would(dry_run)}{found.id}: {_styled(found.status)}, asks {found.active} ({found.active_status})")
+        click.echo(
+            f"{_would(dry_run)}{found.id}: {_styled(found.status)}, asks {found.active}"
+            f" ({found.active_status})"
+        )
         if _target(found) != "-":
-            click.echo(f"  on its way to {_target(found)} ({found.target_status}){f': {found.why}' if found.why else ''}")
+            click.echo(
+                f"  on its way to {_target(found)}"
+                f" ({found.target_status}){f': {found.why}' if found.why else ''}"
+            )
         if found.previous:
-            click.echo(f"  before it asked {found.previous}: clipper mesh vmodel rollback {found.id}")
+            click.echo(
+                f"  before it asked {found.previous}: clipper mesh vmodel rollback {found.id}"
+            )
     if must and found.status != "DEFINED":
         sys.exit(_EXIT_FAILED)
 
@@ -377,7 +553,9 @@ def _show_vmodel(ask: Asking, found: "VModelStatus", must: bool, dry_run: bool =
 def _target(found: "VModelStatus") -> str:
     if found.target == found.active:
         return "-"
-    return f"{found.target}, {100 * found.share:g} % of the queries" if found.share else found.target
+    return (
+        f"{found.target}, {100 * found.share:g} % of the queries" if found.share else found.target
+    )
 
 
 def _said(event: "MeshEvent") -> str:
@@ -385,21 +563,39 @@ def _said(event: "MeshEvent") -> str:
     from clipper.mesh.records import Instance, MeshModel
 
     if event.kind in ("SYNC", "RESET"):
-        return click.style("-- that was all; from now on, what changes" if event.kind == "SYNC" else "-- read again", dim=True)
+        return click.style(
+            (
+                "-- that was all; from now on, what changes"
+                if event.kind == "SYNC"
+                else "-- read again"
+            ),
+            dim=True,
+        )
     record = event.record
     if record is None:
         return f"{event.revision}  {event.of} {event.id} {click.style('gone', fg='red')}"
     if isinstance(record, MeshModel):
         loaded = ", ".join(record.loaded)
-        return f"{event.revision}  model {event.id} {_styled(record.status())}{f' in {loaded}' if loaded else ''}"
+        return (
+            f"{event.revision}  model {event.id}"
+            f" {_styled(record.status())}{f' in {loaded}' if loaded else ''}"
+        )
     if isinstance(record, Instance):
         full = f"{_bytes(record.used_bytes)} of {_bytes(record.capacity_bytes)}"
         return f"{event.revision}  node {event.id} {full}, {record.models} models"
-    return f"{event.revision}  v-model {event.id} {_styled(record.status())} {record.active} -> {record.target}"
+    return (
+        f"{event.revision}  v-model {event.id} {_styled(record.status())} {record.active} ->"
+        f" {record.target}"
+    )
 
 
 def _show_table(
-    ask: Asking, found: Sequence[Any], head: Sequence[str], rows: Sequence[Sequence[str]], empty: str, after: str = ""
+    ask: Asking,
+    found: Sequence[Any],
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    empty: str,
+    after: str = "",
 ) -> None:
     """head: titles; those that begin with > are of numbers."""
     if ask.as_json:
@@ -421,7 +617,9 @@ def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]], empty: str)
 
     table = Table(box=box.SIMPLE_HEAD, header_style="dim", border_style="dim")
     for title in head:
-        table.add_column(title.removeprefix(">"), justify="right" if title[0] == ">" else "left", overflow="fold")
+        table.add_column(
+            title.removeprefix(">"), justify="right" if title[0] == ">" else "left", overflow="fold"
+        )
     for row in rows:
         table.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
     console = Console(highlight=False, markup=False)
@@ -447,7 +645,9 @@ def _styled(state: str) -> str:
 
 
 def _size(one: "ModelStatus") -> int:
-    return max((copy.size_bytes for copy in one.copies), default=one.info.size_bytes if one.info else 0)
+    return max(
+        (copy.size_bytes for copy in one.copies), default=one.info.size_bytes if one.info else 0
+    )
 
 
 def _fullness(one: "Instance") -> str:

@@ -20,42 +20,119 @@ _TELL_S = 0.5
 @click.argument("name")
 @click.argument("target")
 @click.option("--version", type=click.IntRange(min=1), help="Its number.  [the next]")
-@click.option("--replicas", metavar="N|LEAST-MOST", default="1", show_default=True, help="Containers; bounds follow the load.")
-@click.option("--input", metavar="TYPE", default="", help="Of one row, as f64[64] or str.  [as the model says]")
-@click.option("--warmup", metavar="ROWS", default="", help="JSON: rows it runs before it is ready.  [made-up ones]")
-@click.option("--no-warmup", is_flag=True, help="It runs nothing before it is ready: its calls have side effects.")
+@click.option(
+    "--replicas",
+    metavar="N|LEAST-MOST",
+    default="1",
+    show_default=True,
+    help="Containers; bounds follow the load.",
+)
+@click.option(
+    "--input",
+    metavar="TYPE",
+    default="",
+    help="Of one row, as f64[64] or str.  [as the model says]",
+)
+@click.option(
+    "--warmup",
+    metavar="ROWS",
+    default="",
+    help="JSON: rows it runs before it is ready.  [made-up ones]",
+)
+@click.option(
+    "--no-warmup",
+    is_flag=True,
+    help="It runs nothing before it is ready: its calls have side effects.",
+)
 @click.option("--batching", metavar="MODE", help="aimd, fit, quantile or static.  [the server's]")
-@click.option("--code", metavar="DIR", multiple=True, help="A folder that the model imports from; several times if need be.")
-@click.option("--requirements", metavar="FILE", help="For pip: it runs in an environment of its own, with these.")
-@click.option("--python", metavar="VERSION", default="", help="Of that environment, as 3.12.  [the server's]")
-@click.option("--deployer", type=click.Choice(["process", "docker", "podman"]), help="What runs its containers.  [the server's]")
-@click.option("--memory", metavar="MIB", type=click.IntRange(min=0), help="Of each container of docker or podman.  [no limit]")
-@click.option("--cpus", metavar="N", type=click.FloatRange(min=0), help="Cores of each of them.  [no limit]")
+@click.option(
+    "--code",
+    metavar="DIR",
+    multiple=True,
+    help="A folder that the model imports from; several times if need be.",
+)
+@click.option(
+    "--requirements",
+    metavar="FILE",
+    help="For pip: it runs in an environment of its own, with these.",
+)
+@click.option(
+    "--python", metavar="VERSION", default="", help="Of that environment, as 3.12.  [the server's]"
+)
+@click.option(
+    "--deployer",
+    type=click.Choice(["process", "docker", "podman"]),
+    help="What runs its containers.  [the server's]",
+)
+@click.option(
+    "--memory",
+    metavar="MIB",
+    type=click.IntRange(min=0),
+    help="Of each container of docker or podman.  [no limit]",
+)
+@click.option(
+    "--cpus", metavar="N", type=click.FloatRange(min=0), help="Cores of each of them.  [no limit]"
+)
 @click.option("--gpus", metavar="all|N|IDS", help="Of each of them.  [none]")
-@click.option("--reads", metavar="TABLE=COLUMNS", multiple=True, help="Rows of it that a prediction is made of, as taste=0,1.")
-@click.option("--tolerance", metavar="X", type=click.FloatRange(min=0), help="How far they may move, of their norm.  [0]")
-@click.option("--trust", metavar="TYPE", multiple=True, help="A type that a .skops file may ask for.")
+@click.option(
+    "--reads",
+    metavar="TABLE=COLUMNS",
+    multiple=True,
+    help="Rows of it that a prediction is made of, as taste=0,1.",
+)
+@click.option(
+    "--tolerance",
+    metavar="X",
+    type=click.FloatRange(min=0),
+    help="How far they may move, of their norm.  [0]",
+)
+@click.option(
+    "--trust", metavar="TYPE", multiple=True, help="A type that a .skops file may ask for."
+)
 @click.option("--behind", is_flag=True, help="Do not make it the latest: promote does that.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until its containers are connected.")
 @dry
 @talks
 def deploy(
-    ask: Asking, name: str, target: str, version: int | None, replicas: str, input: str, warmup: str, no_warmup: bool,
-    batching: str | None, code: tuple[str, ...], requirements: str | None, python: str, deployer: str | None,
-    memory: int | None, cpus: float | None, gpus: str | None, reads: tuple[str, ...], tolerance: float | None,
-    trust: tuple[str, ...], behind: bool, no_wait: bool, dry_run: bool,
-) -> None:  # fmt: skip
-    """Serve TARGET as NAME: module:attribute on the server's host, or a model's file of this one (docs/models.md).
+    ask: Asking,
+    name: str,
+    target: str,
+    version: int | None,
+    replicas: str,
+    input: str,
+    warmup: str,
+    no_warmup: bool,
+    batching: str | None,
+    code: tuple[str, ...],
+    requirements: str | None,
+    python: str,
+    deployer: str | None,
+    memory: int | None,
+    cpus: float | None,
+    gpus: str | None,
+    reads: tuple[str, ...],
+    tolerance: float | None,
+    trust: tuple[str, ...],
+    behind: bool,
+    no_wait: bool,
+    dry_run: bool,
+) -> None:
+    """Serve TARGET as NAME: module:attribute on the server's host, or a model's file of this one
+    (docs/models.md).
 
-    A module in this folder is found by a server on this host. The new version is the latest once it runs; what links
-    NAME without a version then asks it.
+    A module in this folder is found by a server on this host. The new version is the latest once it
+    runs; what links NAME without a version then asks it.
 
     \b
     clipper deploy doubler doubler:double --input "f64[3]"
     clipper deploy svm svm.onnx --replicas 1-4 --behind
     clipper deploy svm svm.onnx --deployer docker --memory 512 --cpus 2
     """
-    settings: dict[str, Any] = {"replicas": bounds(replicas), "promote": not behind, "wait": not no_wait}
+    settings: dict[str, Any] = {
+        "replicas": bounds(replicas),
+        "promote": not behind,
+        "wait": not no_wait,
+    }
     settings |= {"version": version} if version else {}
     settings |= {"input": input} if input else {}
     settings |= {"warmup": _rows(warmup)} if warmup else {"warmup": False} if no_warmup else {}
@@ -89,15 +166,20 @@ def _columns(text: str) -> tuple[str, list[int]]:
     """Of `taste=0,1`."""
     table, _, columns = text.rpartition("=")
     if not table or not all(part.strip().isdecimal() for part in columns.split(",")):
-        raise click.BadParameter(f"{text!r}: write TABLE=COLUMNS, as taste=0,1.", param_hint="--reads")
+        raise click.BadParameter(
+            f"{text!r}: write TABLE=COLUMNS, as taste=0,1.", param_hint="--reads"
+        )
     return table, [int(part) for part in columns.split(",")]
 
 
 @contextlib.contextmanager
 def _telling(ask: Asking, name: str) -> Iterator[None]:
-    """Meanwhile says on stderr how far the deployment is: packing, building environment, starting, loading, warm."""
+    """Meanwhile says on stderr how far the deployment is: packing, building environment, starting,
+    loading, warm."""
     over = threading.Event()
-    teller = threading.Thread(target=_tell, args=(ask.server, name, over), name="clipper-teller", daemon=True)
+    teller = threading.Thread(
+        target=_tell, args=(ask.server, name, over), name="clipper-teller", daemon=True
+    )
     teller.start()
     try:
         yield
@@ -122,17 +204,25 @@ def home_of(target: str) -> list[str]:
     """This folder, if the module is in it."""
     module, colon, _ = target.partition(":")
     top = module.partition(".")[0]
-    here = bool(colon and top) and (Path(f"{top}.py").is_file() or Path(top, "__init__.py").is_file())
+    here = bool(colon and top) and (
+        Path(f"{top}.py").is_file() or Path(top, "__init__.py").is_file()
+    )
     return [str(Path.cwd())] if here else []
 
 
 @click.command(short_help="Make a version the latest.")
 @click.argument("model", metavar="NAME:VERSION")
-@click.option("--app", "application", metavar="APP", help="For this application alone: it links that very version.")
+@click.option(
+    "--app",
+    "application",
+    metavar="APP",
+    help="For this application alone: it links that very version.",
+)
 @dry
 @talks
 def promote(ask: Asking, model: str, application: str | None, dry_run: bool) -> None:
-    """Make NAME:VERSION what NAME means, from the next query on, until another is deployed or promoted.
+    """Make NAME:VERSION what NAME means, from the next query on, until another is deployed or
+    promoted.
 
     \b
     clipper promote svm:2

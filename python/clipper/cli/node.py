@@ -1,4 +1,5 @@
-"""`clipper node`: a server that is a node of a mesh and nothing else, until a signal; then its models move on first."""
+"""`clipper node`: a server that is a node of a mesh and nothing else, until a signal; then its
+models move on first."""
 
 import ctypes
 import logging
@@ -31,31 +32,73 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 @click.command(short_help="Serve the models of a mesh, as one node of it.")
-@click.argument("file", required=False, type=click.Path(dir_okay=False, exists=True, path_type=Path))
-@click.option("--store", metavar="URL", help="Where the nodes of this mesh meet: etcd://, redis://, sqlite:FILE.")
-@click.option("--peers", metavar="ADDRESS", help="Where other nodes talk to this one: tcp:HOST:PORT; instead of mesh.peers.")
-@click.option("--name", metavar="NAME", help="Of this node, the same at each start; instead of mesh.name.")
-@click.option("--advertise", metavar="HOST", help="By which others reach this node; instead of mesh.advertise.")
-@click.option("--label", "labels", multiple=True, metavar="WORD", help="What this node is, gpu say; may be repeated.")
-@click.option("--zone", metavar="ZONE", help="Copies of a model are spread over zones; instead of mesh.zone.")
-@click.option("--capacity-mib", type=click.IntRange(min=1), metavar="N", help="Memory for models.  [half of the machine's]")
-@click.option("--http", metavar="HOST:PORT", help="Take queries over HTTP here; instead of http.address.")
-@click.option("--grpc", metavar="HOST:PORT", help="Take queries over gRPC here; instead of grpc.address.")
-@click.option("--admin", metavar="HOST:PORT", help="Take management over HTTP here; instead of http.admin.")
-@click.option("--insecure", is_flag=True, help="Take queries of other hosts without keys; as http.insecure.")
-@click.option("--end-with-parent", is_flag=True, hidden=True, help="Leave when the thread that started this ends.")
+@click.argument(
+    "file", required=False, type=click.Path(dir_okay=False, exists=True, path_type=Path)
+)
+@click.option(
+    "--store",
+    metavar="URL",
+    help="Where the nodes of this mesh meet: etcd://, redis://, sqlite:FILE.",
+)
+@click.option(
+    "--peers",
+    metavar="ADDRESS",
+    help="Where other nodes talk to this one: tcp:HOST:PORT; instead of mesh.peers.",
+)
+@click.option(
+    "--name", metavar="NAME", help="Of this node, the same at each start; instead of mesh.name."
+)
+@click.option(
+    "--advertise",
+    metavar="HOST",
+    help="By which others reach this node; instead of mesh.advertise.",
+)
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="WORD",
+    help="What this node is, gpu say; may be repeated.",
+)
+@click.option(
+    "--zone", metavar="ZONE", help="Copies of a model are spread over zones; instead of mesh.zone."
+)
+@click.option(
+    "--capacity-mib",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Memory for models.  [half of the machine's]",
+)
+@click.option(
+    "--http", metavar="HOST:PORT", help="Take queries over HTTP here; instead of http.address."
+)
+@click.option(
+    "--grpc", metavar="HOST:PORT", help="Take queries over gRPC here; instead of grpc.address."
+)
+@click.option(
+    "--admin", metavar="HOST:PORT", help="Take management over HTTP here; instead of http.admin."
+)
+@click.option(
+    "--insecure", is_flag=True, help="Take queries of other hosts without keys; as http.insecure."
+)
+@click.option(
+    "--end-with-parent",
+    is_flag=True,
+    hidden=True,
+    help="Leave when the thread that started this ends.",
+)
 def node(file: Path | None, insecure: bool, end_with_parent: bool, **given: Any) -> None:
-    """Serve the models of a mesh until SIGTERM or Ctrl-C. Nodes that share a store are one mesh: any of them takes any
-    query, loads what is asked, and asks another that has it.
+    """Serve the models of a mesh until SIGTERM or Ctrl-C. Nodes that share a store are one mesh:
+    any of them takes any query, loads what is asked, and asks another that has it.
 
-    FILE is a TOML file with further settings. The line `ready` says that models can be loaded here. At the end, models that
-    were used lately are loaded elsewhere first, for up to mesh.drain_s seconds, while queries go on; a second Ctrl-C does
-    not wait.
+    FILE is a TOML file with further settings. The line `ready` says that models can be loaded here.
+    At the end, models that were used lately are loaded elsewhere first, for up to mesh.drain_s
+    seconds, while queries go on; a second Ctrl-C does not wait.
 
     \b
-    clipper node --store etcd://10.0.0.5:2379 --peers tcp:10.0.0.1:7001 --http 10.0.0.1:8000 --insecure
-    clipper node --store sqlite:/var/lib/clipper/mesh.db --name a
-    clipper node node.toml --label gpu --zone north
+    clipper node --store etcd://10.0.0.5:2379 --peers tcp:10.0.0.1:7001 --http 10.0.0.1:8000
+    --insecure clipper node --store sqlite:/var/lib/clipper/mesh.db --name a clipper node node.toml
+    --label gpu --zone north
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     config = managed(_configured(file, given))
@@ -78,7 +121,9 @@ def node(file: Path | None, insecure: bool, end_with_parent: bool, **given: Any)
             stopping.wait()
         if not mesh.awaits:
             _drain(mesh, config.mesh.drain_s)
-        click.echo(f"closing: queries in flight have {config.server.drain_s:g} s (Ctrl-C again: at once)")
+        click.echo(
+            f"closing: queries in flight have {config.server.drain_s:g} s (Ctrl-C again: at once)"
+        )
     finally:
         server.close()
     click.echo("closed")
@@ -128,9 +173,14 @@ def _configured(file: Path | None, given: dict[str, Any]) -> "Config":
         raise click.UsageError(str(error)) from None
     if peers := given["peers"]:
         _check_peers(peers)
-    config = load(file, state=given["store"], mesh=mesh, server={"insecure": True}, **ways)  # it has a token: see _reachable
+    config = load(
+        file, state=given["store"], mesh=mesh, server={"insecure": True}, **ways
+    )  # it has a token: see _reachable
     if config.server.state in ("", "memory", "memory://"):
-        raise click.UsageError("the nodes of a mesh meet in a store: --store etcd://HOST:2379, or sqlite:FILE on one host")
+        raise click.UsageError(
+            "the nodes of a mesh meet in a store: --store etcd://HOST:2379, or sqlite:FILE on one"
+            " host"
+        )
     return _reachable(_apart(config))
 
 
@@ -142,7 +192,10 @@ def _apart(config: "Config") -> "Config":
     if kind != "sqlite" or config.server.folder:
         return config
     if not config.mesh.name:
-        raise click.UsageError("nodes that share a file have a name each, by which their folders are kept apart: --name a")
+        raise click.UsageError(
+            "nodes that share a file have a name each, by which their folders are kept apart:"
+            " --name a"
+        )
     folder = Path(file.removeprefix("//")).absolute().parent / f"node-{config.mesh.name}"
     return replace(config, server=replace(config.server, folder=str(folder)))
 
@@ -150,8 +203,12 @@ def _apart(config: "Config") -> "Config":
 def _check_peers(peers: str) -> None:
     kind, _, where = peers.partition(":")
     host, colon, port = where.rpartition(":")
-    if not (kind == "unix" and where) and not (kind == "tcp" and colon and host and port.isdecimal() and int(port) <= 65535):
-        raise click.UsageError(f"--peers {peers!r}: expected tcp:HOST:PORT (port 0 takes any free one) or unix:/path")
+    if not (kind == "unix" and where) and not (
+        kind == "tcp" and colon and host and port.isdecimal() and int(port) <= 65535
+    ):
+        raise click.UsageError(
+            f"--peers {peers!r}: expected tcp:HOST:PORT (port 0 takes any free one) or unix:/path"
+        )
 
 
 def _reachable(config: "Config") -> "Config":
@@ -167,7 +224,8 @@ def _reachable(config: "Config") -> "Config":
 
 
 def _ready(mesh: "Mesh", stopping: threading.Event) -> bool:
-    """Until this node is in the registry with the types that it loads; False when it is to end before, or has given up."""
+    """Until this node is in the registry with the types that it loads; False when it is to end
+    before, or has given up."""
     began = said = time.monotonic()
     told = ""
     while awaits := mesh.awaits or _lacks(mesh):
@@ -200,7 +258,10 @@ def _drain(mesh: "MeshFacade", drain_s: float) -> None:
             said = time.monotonic()
             click.echo(f"leaving: {_moved(now)}")
 
-    click.echo(f"leaving: models used lately are loaded elsewhere, for up to {drain_s:g} s (Ctrl-C again: at once)")
+    click.echo(
+        f"leaving: models used lately are loaded elsewhere, for up to {drain_s:g} s (Ctrl-C again:"
+        " at once)"
+    )
     click.echo(f"left: {_moved(mesh.drain(progress))}")
 
 
@@ -208,7 +269,9 @@ def _moved(now: "MigrationProgress") -> str:
     if not now.total:
         return "no model had to move"
     failed = f", {now.failed} could not" if now.failed else ""
-    return f"{now.done} of {now.total} models moved{failed}{f', {now.left} to go' if now.left else ''}"
+    return (
+        f"{now.done} of {now.total} models moved{failed}{f', {now.left} to go' if now.left else ''}"
+    )
 
 
 def _greeting(server: Any) -> str:
@@ -218,12 +281,20 @@ def _greeting(server: Any) -> str:
     from clipper.store.etcd_address import shown
 
     config = server.config
-    lines = [f"clipper {__version__} · node {server.mesh.instance} · store: {shown(state_named(config.server.state))}"]
+    lines = [
+        f"clipper {__version__} · node {server.mesh.instance} · store:"
+        f" {shown(state_named(config.server.state))}"
+    ]
     if server.http_address:
-        lines.append(f"queries come in at {scheme_of(query_tls(config.http))}://{server.http_address}")
+        lines.append(
+            f"queries come in at {scheme_of(query_tls(config.http))}://{server.http_address}"
+        )
     if server.grpc_address:
         lines.append(f"queries come in over gRPC at {server.grpc_address}")
     if server.admin_address:
-        lines.append(f"management at {scheme_of(admin_tls(config.http))}://{server.admin_address}, or: clipper mesh --help")
+        lines.append(
+            f"management at {scheme_of(admin_tls(config.http))}://{server.admin_address}, or:"
+            " clipper mesh --help"
+        )
     lines.append(f"hosts of models dial in at {server.address}")
     return "\n".join(lines)

@@ -1,4 +1,5 @@
-"""`clipper params VERB`: a set of shards of the parameter server on this host, from its start to its end."""
+"""`clipper params VERB`: a set of shards of the parameter server on this host, from its start to
+its end."""
 
 import contextlib
 import itertools
@@ -39,7 +40,11 @@ def params() -> None:
 
 
 def _of_folder(verb: Callable[..., None]) -> Callable[..., None]:
-    option = click.option("--folder", type=_FOLDER, help="Of the set.  [params.folder of clipper.toml, else .clipper-params]")
+    option = click.option(
+        "--folder",
+        type=_FOLDER,
+        help="Of the set.  [params.folder of clipper.toml, else .clipper-params]",
+    )
     return option(click.option("--json", "as_json", is_flag=True, help="Print as JSON.")(verb))
 
 
@@ -56,9 +61,25 @@ def _show(said: Any, as_json: bool, text: str) -> None:
 
 def _on_ray(verb: Callable[..., None]) -> Callable[..., None]:
     for option in (
-        click.option("--ray-address", default="auto", show_default=True, metavar="HOST:PORT", help="Of the Ray cluster."),
-        click.option("--name", default="params", show_default=True, help="On Ray: the actors are NAME-0 and so on."),
-        click.option("--on", "engine", type=click.Choice(["ray"]), help="The engine that starts them.  [this command]"),
+        click.option(
+            "--ray-address",
+            default="auto",
+            show_default=True,
+            metavar="HOST:PORT",
+            help="Of the Ray cluster.",
+        ),
+        click.option(
+            "--name",
+            default="params",
+            show_default=True,
+            help="On Ray: the actors are NAME-0 and so on.",
+        ),
+        click.option(
+            "--on",
+            "engine",
+            type=click.Choice(["ray"]),
+            help="The engine that starts them.  [this command]",
+        ),
     ):
         verb = option(verb)
     return verb
@@ -67,24 +88,56 @@ def _on_ray(verb: Callable[..., None]) -> Callable[..., None]:
 @params.command(short_help="Start a set of shards, and keep it running.")
 @click.argument("file", metavar="[FILE]", required=False, type=_FILE)
 @click.option("--shards", type=click.IntRange(1, 1024), help="Processes.  [params.shards]")
-@click.option("--replicas", type=click.IntRange(0, 7), help="Of each shard, in those after it.  [params.replicas]")
-@click.option("--replication", type=click.Choice(["waited", "periodic"]), help="[params.replication]")
+@click.option(
+    "--replicas",
+    type=click.IntRange(0, 7),
+    help="Of each shard, in those after it.  [params.replicas]",
+)
+@click.option(
+    "--replication", type=click.Choice(["waited", "periodic"]), help="[params.replication]"
+)
 @click.option("--folder", type=_FOLDER, help="Addresses, epochs, logs, snapshots.  [params.folder]")
-@click.option("--address", metavar="unix|HOST:PORT", help="Shard i listens at PORT + i.  [params.address]")
-@click.option("--metrics", metavar="HOST:PORT", help="GET /metrics, for Prometheus.  [params.metrics]")
-@click.option("--grpc", metavar="HOST:PORT", help="Shard i has the document's gRPC service at PORT + i.  [params.grpc]")
+@click.option(
+    "--address", metavar="unix|HOST:PORT", help="Shard i listens at PORT + i.  [params.address]"
+)
+@click.option(
+    "--metrics", metavar="HOST:PORT", help="GET /metrics, for Prometheus.  [params.metrics]"
+)
+@click.option(
+    "--grpc",
+    metavar="HOST:PORT",
+    help="Shard i has the document's gRPC service at PORT + i.  [params.grpc]",
+)
 @_on_ray
-@click.option("--together", is_flag=True, help="On Ray: a shard and its replica may be on one machine.")
-@click.option("--cpus", type=click.FloatRange(0), default=1.0, help="On Ray: set aside for each shard.  [1]")
-@click.option("--wait", "within_s", type=click.FloatRange(1), default=120.0, help="On Ray: seconds until all serve.  [120]")
+@click.option(
+    "--together", is_flag=True, help="On Ray: a shard and its replica may be on one machine."
+)
+@click.option(
+    "--cpus", type=click.FloatRange(0), default=1.0, help="On Ray: set aside for each shard.  [1]"
+)
+@click.option(
+    "--wait",
+    "within_s",
+    type=click.FloatRange(1),
+    default=120.0,
+    help="On Ray: seconds until all serve.  [120]",
+)
 def up(
-    file: Path | None, engine: str | None, name: str, ray_address: str, together: bool, cpus: float, within_s: float, **given: Any
+    file: Path | None,
+    engine: str | None,
+    name: str,
+    ray_address: str,
+    together: bool,
+    cpus: float,
+    within_s: float,
+    **given: Any,
 ) -> None:
     """Start shards as processes, and start again those that end, until this command ends.
 
-    FILE is a TOML file with a section [params]; clipper.toml of this folder when it is there. With `--on ray` the shards are on
-    the machines of a Ray cluster, and go on when this command has ended; --folder is then on a share. `--ray-address local` tries
-    it in a Ray of this command alone.
+    FILE is a TOML file with a section [params]; clipper.toml of this folder when it is there. With
+    `--on ray` the shards are on the machines of a Ray cluster, and go on when this command has
+    ended; --folder is then on a share. `--ray-address local` tries it in a Ray of this command
+    alone.
 
     \b
     clipper params up --shards 4 --replicas 1 --folder shop
@@ -97,11 +150,20 @@ def up(
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     here = Path("clipper.toml")
-    wanted = {key: str(value) if isinstance(value, Path) else value for key, value in given.items() if value is not None}
-    settings = load(file or (here if here.exists() else None), **({"params": wanted} if wanted else {})).params
+    wanted = {
+        key: str(value) if isinstance(value, Path) else value
+        for key, value in given.items()
+        if value is not None
+    }
+    settings = load(
+        file or (here if here.exists() else None), **({"params": wanted} if wanted else {})
+    ).params
     if engine:
         if settings.metrics:
-            raise click.UsageError("metrics goes without --on ray: clipper params metrics --listen HOST:PORT --folder ...")
+            raise click.UsageError(
+                "metrics goes without --on ray: clipper params metrics --listen HOST:PORT"
+                " --folder ..."
+            )
         from clipper.cli.params_on_ray import up_on_ray
 
         up_on_ray(settings, name, ray_address, together=together, cpus=cpus, within_s=within_s)
@@ -111,9 +173,15 @@ def up(
     try:
         shards.wait_ready()
         with _metrics(settings.metrics, lambda: SetReader(shards.folder)) as page:
-            click.echo(f"{settings.shards} shards serve. Workers: clipper.params.Client({str(shards.folder)!r}){page}")
+            click.echo(
+                f"{settings.shards} shards serve. Workers:"
+                f" clipper.params.Client({str(shards.folder)!r}){page}"
+            )
             if settings.grpc:
-                click.echo(f"By gRPC: shard 0 at {settings.grpc}, shard i at the port + i. Token: in {shards.folder}/shards.json")
+                click.echo(
+                    f"By gRPC: shard 0 at {settings.grpc}, shard i at the port + i. Token: in"
+                    f" {shards.folder}/shards.json"
+                )
             select.select([ends], [], [])
     finally:
         shards.stop()
@@ -161,15 +229,28 @@ def ps(folder: Path | None, as_json: bool) -> None:
     reader = SetReader(place, answer_s=5.0)
     found = reader.read()
     reader.close()
-    sets = [{"number": one.number, "shards": one.shards, "complete": one.complete,
-             "rows": sum(p.rows for p in one.parts), "nbytes": sum(p.nbytes for p in one.parts)}
-            for one in sets_in(place / "snapshots")]  # fmt: skip
+    sets = [
+        {
+            "number": one.number,
+            "shards": one.shards,
+            "complete": one.complete,
+            "rows": sum(p.rows for p in one.parts),
+            "nbytes": sum(p.nbytes for p in one.parts),
+        }
+        for one in sets_in(place / "snapshots")
+    ]
     _show({"shards": found, "snapshots": sets}, as_json, held(found, sets))
 
 
 @params.command(short_help="What shards count, for Prometheus.")
-@click.option("--listen", metavar="HOST:PORT", help="Serve them there, GET /metrics.  [print them once]")
-@click.option("--folder", type=_FOLDER, help="Of the set.  [params.folder of clipper.toml, else .clipper-params]")
+@click.option(
+    "--listen", metavar="HOST:PORT", help="Serve them there, GET /metrics.  [print them once]"
+)
+@click.option(
+    "--folder",
+    type=_FOLDER,
+    help="Of the set.  [params.folder of clipper.toml, else .clipper-params]",
+)
 def metrics(folder: Path | None, listen: str | None) -> None:
     """Print the metrics of all shards of a set, or serve them, whoever runs it.
 
@@ -196,12 +277,25 @@ def metrics(folder: Path | None, listen: str | None) -> None:
 
 
 @params.command(short_help="What each shard does, live.")
-@click.option("--every", "every_s", type=click.FloatRange(0.05, 3600), default=2.0, show_default=True, help="Seconds.")
-@click.option("--times", type=click.IntRange(1), help="So often, and then end.  [until it is ended]")
-@click.option("--folder", type=_FOLDER, help="Of the set.  [params.folder of clipper.toml, else .clipper-params]")
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(0.05, 3600),
+    default=2.0,
+    show_default=True,
+    help="Seconds.",
+)
+@click.option(
+    "--times", type=click.IntRange(1), help="So often, and then end.  [until it is ended]"
+)
+@click.option(
+    "--folder",
+    type=_FOLDER,
+    help="Of the set.  [params.folder of clipper.toml, else .clipper-params]",
+)
 def top(folder: Path | None, every_s: float, times: int | None) -> None:
-    """Show each shard again and again: rows asked for and pushed a second, how many were there, how old gradients are, how far
-    replicas are behind, and its share of the work.
+    """Show each shard again and again: rows asked for and pushed a second, how many were there, how
+    old gradients are, how far replicas are behind, and its share of the work.
 
     \b
     clipper params top --folder shop
@@ -239,7 +333,10 @@ def pull(table: str, ids: tuple[int, ...], folder: Path | None, as_json: bool) -
 
     with Client(_folder(folder)) as client:
         rows = client.pull(table, ids).tolist()
-    text = "\n".join(f"{one}: {' '.join(f'{value:.6g}' for value in row)}" for one, row in zip(ids, rows, strict=True))
+    text = "\n".join(
+        f"{one}: {' '.join(f'{value:.6g}' for value in row)}"
+        for one, row in zip(ids, rows, strict=True)
+    )
     _show({str(one): row for one, row in zip(ids, rows, strict=True)}, as_json, text)
 
 
@@ -262,11 +359,19 @@ def snapshot(folder: Path | None, as_json: bool, whole: bool) -> None:
 
 
 @params.command(short_help="Go back to a snapshot.")
-@click.option("--from", "source", type=_FOLDER, help="Another set's folder, or its snapshots.  [this set's own]")
-@click.option("--number", type=click.IntRange(1), default=0, help="Which one.  [the newest that is complete]")
+@click.option(
+    "--from",
+    "source",
+    type=_FOLDER,
+    help="Another set's folder, or its snapshots.  [this set's own]",
+)
+@click.option(
+    "--number", type=click.IntRange(1), default=0, help="Which one.  [the newest that is complete]"
+)
 @_of_folder
 def restore(folder: Path | None, as_json: bool, source: Path | None, number: int) -> None:
-    """Make a snapshot what the shards of a set that does not run read when it next starts. Newer ones are set aside.
+    """Make a snapshot what the shards of a set that does not run read when it next starts. Newer
+    ones are set aside.
 
     \b
     clipper params restore --folder shop --number 12
@@ -276,13 +381,18 @@ def restore(folder: Path | None, as_json: bool, source: Path | None, number: int
 
     place = _folder(folder)
     said = restored(place, source or place, number)
-    _show({"number": said}, as_json, f"snapshot {said} is what is read at the next start: clipper params up --folder {place}")
+    _show(
+        {"number": said},
+        as_json,
+        f"snapshot {said} is what is read at the next start: clipper params up --folder {place}",
+    )
 
 
 @params.command("begin-anew", short_help="Let shards that lost all they had go on with nothing.")
 @_of_folder
 def begin_anew(folder: Path | None, as_json: bool) -> None:
-    """Tell shards of a running set that came back without a replica and a snapshot of what they had to go on with nothing.
+    """Tell shards of a running set that came back without a replica and a snapshot of what they had
+    to go on with nothing.
 
     Others go on as they are. Workers push their variables again; rows begin as untrained.
 
@@ -293,14 +403,21 @@ def begin_anew(folder: Path | None, as_json: bool) -> None:
 
     with Client(_folder(folder)) as client:
         begun = client.begin_anew()
-    _show({"begun": begun}, as_json, f"shards that begin anew: {', '.join(map(str, begun)) or 'none had to'}")
+    _show(
+        {"begun": begun},
+        as_json,
+        f"shards that begin anew: {', '.join(map(str, begun)) or 'none had to'}",
+    )
 
 
 @params.command(short_help="Change how many shards a set has.")
-@click.option("--shards", type=click.IntRange(1, 1024), required=True, help="From the next start on.")
+@click.option(
+    "--shards", type=click.IntRange(1, 1024), required=True, help="From the next start on."
+)
 @_of_folder
 def reshard(folder: Path | None, as_json: bool, shards: int) -> None:
-    """Change how many shards a set that does not run has: each will read all parts of the last snapshots, and keep what is its.
+    """Change how many shards a set that does not run has: each will read all parts of the last
+    snapshots, and keep what is its.
 
     \b
     clipper params down --folder shop
@@ -311,16 +428,34 @@ def reshard(folder: Path | None, as_json: bool, shards: int) -> None:
 
     place = _folder(folder)
     said = resharded(place, shards)
-    text = f"{shards} shards will read snapshot {said}: clipper params up --folder {place} --shards {shards}"
+    text = (
+        f"{shards} shards will read snapshot {said}: clipper params up --folder {place} --shards"
+        f" {shards}"
+    )
     _show({"shards": shards, "number": said}, as_json, text)
 
 
 @params.command(short_help="End the set that `clipper params up` began.")
-@click.option("--wait", "wait_s", type=click.FloatRange(0, 3600), default=60.0, show_default=True, help="Seconds, for its end.")
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(0, 3600),
+    default=60.0,
+    show_default=True,
+    help="Seconds, for its end.",
+)
 @_on_ray
 @_of_folder
-def down(folder: Path | None, as_json: bool, wait_s: float, engine: str | None, name: str, ray_address: str) -> None:
-    """End the shards, with a snapshot of all, and wait until they are gone. Exit code 1 when they are still there after --wait.
+def down(
+    folder: Path | None,
+    as_json: bool,
+    wait_s: float,
+    engine: str | None,
+    name: str,
+    ray_address: str,
+) -> None:
+    """End the shards, with a snapshot of all, and wait until they are gone. Exit code 1 when they
+    are still there after --wait.
 
     \b
     clipper params down --folder shop
@@ -351,24 +486,49 @@ def down(folder: Path | None, as_json: bool, wait_s: float, engine: str | None, 
 
 @params.command(short_help="Be one shard of a set.")
 @click.argument("number")
-@click.option("--folder", type=_FOLDER, help="Of the set.  [params.folder of clipper.toml, else .clipper-params]")
-@click.option("--keep", type=_FOLDER, help="Where its epoch and its snapshots go.  [the folder of the set]")
-@click.option("--listen", metavar="HOST:PORT", help="Where it listens, if not at its address in shards.json; port 0: any "
-              "free one, which it writes there.")  # fmt: skip
-@click.option("--alive", metavar="FILE", type=click.Path(path_type=Path), help="Touch it while it answers, and FILE.ready while "
-              "it serves and its replicas are whole.")  # fmt: skip
+@click.option(
+    "--folder",
+    type=_FOLDER,
+    help="Of the set.  [params.folder of clipper.toml, else .clipper-params]",
+)
+@click.option(
+    "--keep", type=_FOLDER, help="Where its epoch and its snapshots go.  [the folder of the set]"
+)
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    help="Where it listens, if not at its address in shards.json; port 0: any "
+    "free one, which it writes there.",
+)
+@click.option(
+    "--alive",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Touch it while it answers, and FILE.ready while it serves and its replicas are whole.",
+)
 @click.option("--metrics", metavar="HOST:PORT", help="GET /metrics of this shard, for Prometheus.")
-@click.option("--end-with-parent", is_flag=True, hidden=True, help="End when the thread that started this ends.")
+@click.option(
+    "--end-with-parent",
+    is_flag=True,
+    hidden=True,
+    help="End when the thread that started this ends.",
+)
 def shard(
-    number: str, folder: Path | None, keep: Path | None, listen: str | None, alive: Path | None, end_with_parent: bool,
+    number: str,
+    folder: Path | None,
+    keep: Path | None,
+    listen: str | None,
+    alive: Path | None,
+    end_with_parent: bool,
     metrics: str | None,
-) -> None:  # fmt: skip
-    """Be shard NUMBER of the set that shards.json in its folder describes, until a signal: for supervisors of your own. NUMBER
-    may be a name that ends in it.
+) -> None:
+    """Be shard NUMBER of the set that shards.json in its folder describes, until a signal: for
+    supervisors of your own. NUMBER may be a name that ends in it.
 
     \b
     clipper params shard 0 --folder shop
-    clipper params shard clipper-params-2 --folder /etc/clipper-params --keep /state --listen 0.0.0.0:7300
+    clipper params shard clipper-params-2 --folder /etc/clipper-params --keep /state --listen
+    0.0.0.0:7300
     """
     import msgspec
 
@@ -384,7 +544,9 @@ def shard(
         die_with(os.getppid())
     root = _folder(folder).absolute()
     place = place_in(root, int(digits[0]), keep.absolute() if keep is not None else None)
-    place = msgspec.structs.replace(place, listen=f"tcp:{listen}" if listen else "", alive=alive, book=root)
+    place = msgspec.structs.replace(
+        place, listen=f"tcp:{listen}" if listen else "", alive=alive, book=root
+    )
     here: Path | list[str] = root  # where it says itself which port it has
     if not place.listen.endswith(":0"):
         own = f"tcp:{_reached(listen)}" if listen else place.addresses[place.number]
@@ -405,4 +567,4 @@ def _beside(grpc: str) -> Any:
 def _reached(listens: str) -> str:
     """Where this process itself finds what listens there."""
     host, _, port = listens.rpartition(":")
-    return f"{ {'0.0.0.0': '127.0.0.1', '[::]': '[::1]'}.get(host, host)}:{port}"
+    return f"{ {'0.0.0.0': '127.0.0.1', '[::]': '[::1]'}.get(host, host) }:{port}"

@@ -15,7 +15,15 @@ _LOCAL = "local"
 _GRACE_S = 120.0  # a last snapshot
 
 
-def up_on_ray(settings: ParamsSettings, name: str, address: str, *, together: bool, cpus: float, within_s: float) -> None:
+def up_on_ray(
+    settings: ParamsSettings,
+    name: str,
+    address: str,
+    *,
+    together: bool,
+    cpus: float,
+    within_s: float,
+) -> None:
     """Start the shards that are missing, and wait until all serve."""
     from clipper.deploy.ray_nodes import join_ray, take_down, wait_ready
     from clipper.deploy.ray_shards import RayShards, bring_up_shards, remove_group
@@ -29,7 +37,9 @@ def up_on_ray(settings: ParamsSettings, name: str, address: str, *, together: bo
     actors = bring_up_shards(ray, RayShards(str(folder), settings.shards, name, apart, cpus))
     try:
         _table(wait_ready(ray, actors, within_s, stopping))
-        click.echo(f"{settings.shards} shards serve. Workers: clipper.params.Client({str(folder)!r})")
+        click.echo(
+            f"{settings.shards} shards serve. Workers: clipper.params.Client({str(folder)!r})"
+        )
         if address == _LOCAL:
             stopping.wait()
     finally:
@@ -49,7 +59,9 @@ def down_on_ray(folder: Path, name: str, address: str) -> dict[str, Any]:
     ray = join_ray(address)
     actors = shards_of(ray, name)
     if not actors:
-        raise NoServer(f"no set {name!r} runs on that Ray cluster.", hint="clipper params up --on ray ...")
+        raise NoServer(
+            f"no set {name!r} runs on that Ray cluster.", hint="clipper params up --on ray ..."
+        )
     try:
         snapshot_all(*addresses_in(folder), folder)
     except ClipperError as error:

@@ -8,11 +8,35 @@ from clipper.params.reading import lags_between
 
 Stats = Mapping[str, Any]
 _HELD = (
-    "shard", "state", "epoch", "version", "rows", "MiB", "pulls", "found", "pushes", "refused", "behind", "snapshot", "back in",
-)  # fmt: skip
+    "shard",
+    "state",
+    "epoch",
+    "version",
+    "rows",
+    "MiB",
+    "pulls",
+    "found",
+    "pushes",
+    "refused",
+    "behind",
+    "snapshot",
+    "back in",
+)
 _RATES = (
-    "shard", "state", "rows", "MiB", "pulls/s", "rows/s", "found", "pushes/s", "rows/s", "lag p99", "refused", "behind", "share",
-)  # fmt: skip
+    "shard",
+    "state",
+    "rows",
+    "MiB",
+    "pulls/s",
+    "rows/s",
+    "found",
+    "pushes/s",
+    "rows/s",
+    "lag p99",
+    "refused",
+    "behind",
+    "share",
+)
 
 
 def state_of(one: Stats) -> str:
@@ -29,13 +53,27 @@ def held(shards: Sequence[Stats], sets: Sequence[Stats]) -> str:
     for one in shards:
         if "away" not in one:
             took, kept = one["recovery"]["seconds"], one["snapshots"].get("at_us", 0)
-            lines.append((
-                str(one["shard"]), state_of(one), str(one["door"]["epoch"]), str(one["door"]["version"]), str(_sum(one, "rows")),
-                f"{one['nbytes'] / (1 << 20):.1f}", str(one["door"]["pulls"]), _found(one, {}), str(_pushes(one)),
-                str(sum(one["refused"].values())), _behind(one), _ago((wall_time_us() - kept) / 1e6) if kept else "none",
-                f"{took:.2f} s",
-            ))  # fmt: skip
-    said = [_aligned(lines), *(f"shard {one['shard']} is away: {one['away']}" for one in shards if "away" in one)]
+            lines.append(
+                (
+                    str(one["shard"]),
+                    state_of(one),
+                    str(one["door"]["epoch"]),
+                    str(one["door"]["version"]),
+                    str(_sum(one, "rows")),
+                    f"{one['nbytes'] / (1 << 20):.1f}",
+                    str(one["door"]["pulls"]),
+                    _found(one, {}),
+                    str(_pushes(one)),
+                    str(sum(one["refused"].values())),
+                    _behind(one),
+                    _ago((wall_time_us() - kept) / 1e6) if kept else "none",
+                    f"{took:.2f} s",
+                )
+            )
+    said = [
+        _aligned(lines),
+        *(f"shard {one['shard']} is away: {one['away']}" for one in shards if "away" in one),
+    ]
     for one in sets[-5:]:
         state = "complete" if one["complete"] else "not of all shards"
         size = f"{one['rows']} rows, {one['nbytes'] / (1 << 20):.1f} MiB"
@@ -44,10 +82,21 @@ def held(shards: Sequence[Stats], sets: Sequence[Stats]) -> str:
 
 
 def rates(before: Sequence[Stats], after: Sequence[Stats], seconds: float) -> str:
-    """Between two readings. share: of the rows that were asked for and pushed, of all shards' together."""
-    lives = {one["shard"]: one["pid"] for one in after if "away" not in one}  # one that began anew has counted from nothing
-    known = {one["shard"]: one for one in before if "away" not in one and lives.get(one["shard"]) == one["pid"]}
-    work = {one["shard"]: _more(one, known.get(one["shard"], {}), "pulled", "applied") for one in after if "away" not in one}
+    """Between two readings. share: of the rows that were asked for and pushed, of all shards'
+    together."""
+    lives = {
+        one["shard"]: one["pid"] for one in after if "away" not in one
+    }  # one that began anew has counted from nothing
+    known = {
+        one["shard"]: one
+        for one in before
+        if "away" not in one and lives.get(one["shard"]) == one["pid"]
+    }
+    work = {
+        one["shard"]: _more(one, known.get(one["shard"], {}), "pulled", "applied")
+        for one in after
+        if "away" not in one
+    }
     total = sum(work.values())
     lines: list[Sequence[str]] = [_RATES]
     for one in after:
@@ -57,19 +106,37 @@ def rates(before: Sequence[Stats], after: Sequence[Stats], seconds: float) -> st
         pulls, pushes = one["door"]["pulls"], _pushes(one)
         if was:
             pulls, pushes = pulls - was["door"]["pulls"], pushes - _pushes(was)
-        lines.append((
-            str(one["shard"]), state_of(one), str(_sum(one, "rows")), f"{one['nbytes'] / (1 << 20):.1f}",
-            _a_second(pulls, seconds), _a_second(_more(one, was, "pulled"), seconds), _found(one, was),
-            _a_second(pushes, seconds), _a_second(_more(one, was, "applied"), seconds), _lag(one, was),
-            str(sum(one["refused"].values()) - sum(was.get("refused", {}).values())), _behind(one),
-            f"{work[one['shard']] / total:.0%}" if total else "–",
-        ))  # fmt: skip
-    return "\n".join([_aligned(lines), *(f"shard {one['shard']} is away: {one['away']}" for one in after if "away" in one)])
+        lines.append(
+            (
+                str(one["shard"]),
+                state_of(one),
+                str(_sum(one, "rows")),
+                f"{one['nbytes'] / (1 << 20):.1f}",
+                _a_second(pulls, seconds),
+                _a_second(_more(one, was, "pulled"), seconds),
+                _found(one, was),
+                _a_second(pushes, seconds),
+                _a_second(_more(one, was, "applied"), seconds),
+                _lag(one, was),
+                str(sum(one["refused"].values()) - sum(was.get("refused", {}).values())),
+                _behind(one),
+                f"{work[one['shard']] / total:.0%}" if total else "–",
+            )
+        )
+    return "\n".join(
+        [
+            _aligned(lines),
+            *(f"shard {one['shard']} is away: {one['away']}" for one in after if "away" in one),
+        ]
+    )
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(
+        "  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    )
 
 
 def _sum(one: Stats, key: str) -> int:
@@ -94,7 +161,11 @@ def _behind(one: Stats) -> str:
     copies = [f for f in one["followers"] if f["on"]]
     if not one["followers"]:
         return "–"
-    return f"{max(f['behind'] for f in copies)}, {max(f['behind_s'] for f in copies):.1f} s" if copies else "no replica"
+    return (
+        f"{max(f['behind'] for f in copies)}, {max(f['behind_s'] for f in copies):.1f} s"
+        if copies
+        else "no replica"
+    )
 
 
 def _lag(one: Stats, was: Stats) -> str:

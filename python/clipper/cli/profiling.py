@@ -22,27 +22,72 @@ _FILES = (".onnx", ".skops")
 
 @click.command(short_help="Measure a model by batch size; say what an SLO needs.")
 @click.argument("model", metavar="MODEL|TARGET")
-@click.option("--slo-ms", type=click.FloatRange(0.01, 1e6), help="Say which batches and replicas keep it.")
-@click.option("--rate", type=click.FloatRange(0.1, 1e9), help="Rows a second, for how many replicas.")
-@click.option("--batch-max", type=click.IntRange(1, 4096), default=512, show_default=True, help="The largest batch.")
-@click.option("--for", "seconds", callback=seconds_of, default="1s", show_default=True, help="How long, each size.")
-@click.option("--input", "text", default="random", show_default=True, metavar="random|FILE|JSON", help="The rows.")
-@click.option("--type", "type_", metavar="TYPE", default="", help="Of one row, as f64[64].  [as the model says]")
+@click.option(
+    "--slo-ms", type=click.FloatRange(0.01, 1e6), help="Say which batches and replicas keep it."
+)
+@click.option(
+    "--rate", type=click.FloatRange(0.1, 1e9), help="Rows a second, for how many replicas."
+)
+@click.option(
+    "--batch-max",
+    type=click.IntRange(1, 4096),
+    default=512,
+    show_default=True,
+    help="The largest batch.",
+)
+@click.option(
+    "--for",
+    "seconds",
+    callback=seconds_of,
+    default="1s",
+    show_default=True,
+    help="How long, each size.",
+)
+@click.option(
+    "--input",
+    "text",
+    default="random",
+    show_default=True,
+    metavar="random|FILE|JSON",
+    help="The rows.",
+)
+@click.option(
+    "--type",
+    "type_",
+    metavar="TYPE",
+    default="",
+    help="Of one row, as f64[64].  [as the model says]",
+)
 @click.option("--code", metavar="DIR", multiple=True, help="A folder that TARGET imports from.")
-@click.option("--seen", is_flag=True, help="What the running server has seen, instead of measuring.")
-@click.option("--html", "html_", metavar="FILE.html", help="Write a page with a chart; it needs no network.")
+@click.option(
+    "--seen", is_flag=True, help="What the running server has seen, instead of measuring."
+)
+@click.option(
+    "--html", "html_", metavar="FILE.html", help="Write a page with a chart; it needs no network."
+)
 @click.option("--png", metavar="FILE.png", help="Draw the chart as a PNG.")
 @talks
 def profile(
-    ask: Asking, model: str, slo_ms: float | None, rate: float | None, batch_max: int, seconds: float, text: str, type_: str,
-    code: tuple[str, ...], seen: bool, html_: str | None, png: str | None,
-) -> None:  # fmt: skip
-    """How long MODEL takes for batches of 1, 2, 4, ... rows, the line through that, and which batches and how many replicas an
-    SLO and a rate need.
+    ask: Asking,
+    model: str,
+    slo_ms: float | None,
+    rate: float | None,
+    batch_max: int,
+    seconds: float,
+    text: str,
+    type_: str,
+    code: tuple[str, ...],
+    seen: bool,
+    html_: str | None,
+    png: str | None,
+) -> None:
+    """How long MODEL takes for batches of 1, 2, 4, ... rows, the line through that, and which
+    batches and how many replicas an SLO and a rate need.
 
-    MODEL is one that a running server serves, or a TARGET as `clipper deploy` takes: module:attribute, .onnx or .skops file. It
-    runs in a container of its own, beside whatever the server does: on a busy machine it is slower. With --seen, or where
-    the model cannot be started here, the figures are those that the server has seen of its own batches.
+    MODEL is one that a running server serves, or a TARGET as `clipper deploy` takes:
+    module:attribute, .onnx or .skops file. It runs in a container of its own, beside whatever the
+    server does: on a busy machine it is slower. With --seen, or where the model cannot be started
+    here, the figures are those that the server has seen of its own batches.
 
     \b
     clipper profile digits:predict --type "f64[64]"
@@ -54,21 +99,30 @@ def profile(
 
     for path in (html_, png):
         if path and not Path(path).absolute().parent.is_dir():
-            raise InvalidInput(f"there is no folder for {path}.", hint="Make it, or name another file.")
+            raise InvalidInput(
+                f"there is no folder for {path}.", hint="Make it, or name another file."
+            )
     if png:
         from clipper.demo.picture import check
 
         check()
     points, how = _points(ask, model, type_, text, batch_max, code, seconds, seen, slo_ms or 0.0)
     if not points:
-        raise ClipperError(f"the server has seen no batch of {model!r} yet.", hint="Ask it first: clipper bench APP")
+        raise ClipperError(
+            f"the server has seen no batch of {model!r} yet.",
+            hint="Ask it first: clipper bench APP",
+        )
     line = measuring.line_through(points)
     found = measuring.advice(model, points, slo_ms, rate or 0.0) if slo_ms else None
     said = {
-        "model": model, "how": how,
-        "points": [{**dataclasses.asdict(one), "rows_per_s": round(one.rows_per_s, 1)} for one in points],
-        "line": dataclasses.asdict(line), "advice": dataclasses.asdict(found) if found else None,
-    }  # fmt: skip
+        "model": model,
+        "how": how,
+        "points": [
+            {**dataclasses.asdict(one), "rows_per_s": round(one.rows_per_s, 1)} for one in points
+        ],
+        "line": dataclasses.asdict(line),
+        "advice": dataclasses.asdict(found) if found else None,
+    }
     ask.show(said, lambda: _told(points, line, how, found.said if found else ""))
     sentences = [how, f"p50 = {line}", *([found.said] if found else [])]
     if html_:
@@ -80,36 +134,63 @@ def profile(
 
 
 def _points(
-    ask: Asking, model: str, type_: str, text: str, most: int, code: Sequence[str], seconds: float, seen: bool, slo_ms: float
-) -> "tuple[list[Point], str]":  # fmt: skip
+    ask: Asking,
+    model: str,
+    type_: str,
+    text: str,
+    most: int,
+    code: Sequence[str],
+    seconds: float,
+    seen: bool,
+    slo_ms: float,
+) -> "tuple[list[Point], str]":
     from clipper.load import profile as measuring
 
     target, places, version = model, tuple(code), ""
     if not (model.endswith(_FILES) or (":" in model and not model.rpartition(":")[2].isdecimal())):
         record = _record(ask, model)
         version = f"{record['name']}:{record['version']}"
-        target, places, type_ = record["target"], (*places, *record.get("code", ())), type_ or record["input"]
+        target, places, type_ = (
+            record["target"],
+            (*places, *record.get("code", ())),
+            type_ or record["input"],
+        )
         if seen or not _can_start(target):
             why = "" if seen else f"{version} is not started a second time here: "
-            return measuring.seen_by(ask.server.model_stats(version)), f"{why}what the server has seen of its own batches"
+            return (
+                measuring.seen_by(ask.server.model_stats(version)),
+                f"{why}what the server has seen of its own batches",
+            )
     elif seen:
-        raise InvalidInput(f"--seen is of a model that a server serves, not of {model!r}.", hint="See clipper models.")
+        raise InvalidInput(
+            f"--seen is of a model that a server serves, not of {model!r}.",
+            hint="See clipper models.",
+        )
     else:
         places = places or tuple(home_of(target))
     with _progress() as tell:
-        found = measuring.profile(target, "" if type_ == "any" else type_, text, most, places, seconds, tell, slo_ms)
-    return found, f"measured in a container of its own{f', as {version} is deployed' if version else ''}"
+        found = measuring.profile(
+            target, "" if type_ == "any" else type_, text, most, places, seconds, tell, slo_ms
+        )
+    return (
+        found,
+        f"measured in a container of its own{f', as {version} is deployed' if version else ''}",
+    )
 
 
 def _record(ask: Asking, model: str) -> dict[str, Any]:
     name, _, version = model.partition(":")
     rows: list[dict[str, Any]] = ask.server.models(name)
-    return next(row for row in rows if (str(row["version"]) == version if version else row["latest"]))
+    return next(
+        row for row in rows if (str(row["version"]) == version if version else row["latest"])
+    )
 
 
 def _can_start(target: str) -> bool:
     """Whether it is a module, or a file that is no pickle and is here."""
-    return (":" in target and "/" not in target) or (target.endswith(_FILES) and Path(target).is_file())
+    return (":" in target and "/" not in target) or (
+        target.endswith(_FILES) and Path(target).is_file()
+    )
 
 
 @contextlib.contextmanager
@@ -120,7 +201,9 @@ def _progress() -> "Iterator[Tell]":
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
-    with Progress(TextColumn("{task.description}"), BarColumn(), console=Console(stderr=True), transient=True) as bar:
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), console=Console(stderr=True), transient=True
+    ) as bar:
         task = bar.add_task("starting the container", total=None)
 
         def tell(batch: int, turn: int, of: int) -> None:
@@ -131,18 +214,31 @@ def _progress() -> "Iterator[Tell]":
 
 def _rows(points: "list[Point]") -> list[list[str]]:
     head = ["batch", "p50 ms", "p99 ms", "rows/s", "turns"]
-    cells = ((one.batch, f"{one.p50_ms:.3g}", f"{one.p99_ms:.3g}", f"{one.rows_per_s:.0f}", one.turns) for one in points)
+    cells = (
+        (one.batch, f"{one.p50_ms:.3g}", f"{one.p99_ms:.3g}", f"{one.rows_per_s:.0f}", one.turns)
+        for one in points
+    )
     return [head, *([str(cell) for cell in row] for row in cells)]
 
 
 def _told(points: "list[Point]", line: "Line", how: str, advice: str) -> str:
     from clipper.load.profile import bars
 
-    lines = [how, table(_rows(points), ""), "", "p50 (bar) and p99 (line), logarithmic", *bars(points), "", f"p50 = {line}"]
+    lines = [
+        how,
+        table(_rows(points), ""),
+        "",
+        "p50 (bar) and p99 (line), logarithmic",
+        *bars(points),
+        "",
+        f"p50 = {line}",
+    ]
     return "\n".join([*lines, advice] if advice else lines)
 
 
-def _page(model: str, points: "list[Point]", line: "Line", slo_ms: float | None, said: list[str]) -> str:
+def _page(
+    model: str, points: "list[Point]", line: "Line", slo_ms: float | None, said: list[str]
+) -> str:
     from clipper.load.chart import Axis, Chart, Series
     from clipper.load.machine import machine
     from clipper.load.page import page
@@ -150,14 +246,29 @@ def _page(model: str, points: "list[Point]", line: "Line", slo_ms: float | None,
     series = [
         Series("p50", [(one.batch, one.p50_ms) for one in points], "a"),
         Series("p99", [(one.batch, one.p99_ms) for one in points], "b"),
-        Series("the line", [(one.batch, line.base_ms + line.row_ms * one.batch) for one in points], "c"),
-    ]  # fmt: skip
+        Series(
+            "the line", [(one.batch, line.base_ms + line.row_ms * one.batch) for one in points], "c"
+        ),
+    ]
     rules = [(f"SLO {slo_ms:g} ms", slo_ms)] if slo_ms else []
     ticks = [(float(one.batch), str(one.batch)) for one in points]
-    chart = Chart("Latency by batch", Axis("rows in a batch", log=True, ticks=ticks), Axis("ms", log=True), series, rules)
+    chart = Chart(
+        "Latency by batch",
+        Axis("rows in a batch", log=True, ticks=ticks),
+        Axis("ms", log=True),
+        series,
+        rules,
+    )
     rates = Series("rows a second", [(one.batch, one.rows_per_s) for one in points], "d")
-    more = Chart("Throughput by batch", Axis("rows in a batch", log=True, ticks=ticks), Axis("rows a second", log=True), [rates])
-    return page(f"clipper profile {model}", command_line(), said, _rows(points), [chart, more], machine())
+    more = Chart(
+        "Throughput by batch",
+        Axis("rows in a batch", log=True, ticks=ticks),
+        Axis("rows a second", log=True),
+        [rates],
+    )
+    return page(
+        f"clipper profile {model}", command_line(), said, _rows(points), [chart, more], machine()
+    )
 
 
 def _draw(path: str, model: str, points: "list[Point]", line: "Line", slo_ms: float | None) -> None:
@@ -181,4 +292,6 @@ def _draw(path: str, model: str, points: "list[Point]", line: "Line", slo_ms: fl
     try:
         figure.savefig(path)
     except OSError as error:
-        raise InvalidInput(f"cannot write {path}: {error.strerror or error}.", hint="Name another file.") from None
+        raise InvalidInput(
+            f"cannot write {path}: {error.strerror or error}.", hint="Name another file."
+        ) from None

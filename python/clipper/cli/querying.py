@@ -14,7 +14,9 @@ from clipper.cli.asking import Asking, read_json, talks
 @click.option("--user", help="Whose selection state applies.")
 @click.option("--slo-ms", type=float, help="Instead of the application's.")
 @talks
-def predict(ask: Asking, application: str, input: str, user: str | None, slo_ms: float | None) -> None:
+def predict(
+    ask: Asking, application: str, input: str, user: str | None, slo_ms: float | None
+) -> None:
     """Ask APP about one INPUT: JSON, a word, or - for what comes on stdin.
 
     \b
@@ -24,7 +26,13 @@ def predict(ask: Asking, application: str, input: str, user: str | None, slo_ms:
     given = {key: value for key, value in (("user", user), ("slo_ms", slo_ms)) if value is not None}
     said = ask.server.predict_plainly(application, read_json(text, "the input"), **given)
     why = f"default: {said['reason']}" if said["default"] else f"by {','.join(said['models'])}"
-    ask.show(said, lambda: f"{json.dumps(said['output'])}\t{why} in {said['latency_us'] / 1000:.2f} ms, id {said['id']}")
+    ask.show(
+        said,
+        lambda: (
+            f"{json.dumps(said['output'])}\t{why} in {said['latency_us'] / 1000:.2f} ms, id"
+            f" {said['id']}"
+        ),
+    )
 
 
 @click.command(short_help="Tell an application what was right.")
@@ -34,12 +42,25 @@ def predict(ask: Asking, application: str, input: str, user: str | None, slo_ms:
 @click.option("--correct/--wrong", default=None, help="Whether the answer was.")
 @click.option("--score", type=click.FloatRange(0, 1), help="How right it was.")
 @talks
-def feedback(ask: Asking, application: str, id: str, label: str | None, correct: bool | None, score: float | None) -> None:
+def feedback(
+    ask: Asking,
+    application: str,
+    id: str,
+    label: str | None,
+    correct: bool | None,
+    score: float | None,
+) -> None:
     """Tell APP the truth about the answer of that ID, which `clipper predict` prints.
 
     \b
     clipper feedback digits 4bde13fa-1 --label 7
     """
-    truth = {"label": None if label is None else read_json(label, "the label"), "correct": correct, "score": score}
-    counted = ask.server.feedback(application, id, **{key: value for key, value in truth.items() if value is not None})
+    truth = {
+        "label": None if label is None else read_json(label, "the label"),
+        "correct": correct,
+        "score": score,
+    }
+    counted = ask.server.feedback(
+        application, id, **{key: value for key, value in truth.items() if value is not None}
+    )
     ask.show({"counted": counted}, lambda: "counted" if counted else "it had come before")

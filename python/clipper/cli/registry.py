@@ -16,9 +16,11 @@ _SHOWN = 5
 
 @click.group(cls=Verbs, short_help="What servers know: from one store into another.")
 def registry() -> None:
-    """What servers know (models, applications, v-models, what was learned), from one store into another.
+    """What servers know (models, applications, v-models, what was learned), from one store into
+    another.
 
-    A store is named as in `state`: a folder, sqlite:FILE, redis://HOST:PORT/DB, etcd://HOST:PORT,HOST:PORT/PREFIX.
+    A store is named as in `state`: a folder, sqlite:FILE, redis://HOST:PORT/DB,
+    etcd://HOST:PORT,HOST:PORT/PREFIX.
 
     
     clipper registry copy ./state etcd://h1:2379,h2:2379/clipper --verify
@@ -28,17 +30,24 @@ def registry() -> None:
 @registry.command(short_help="Copy a store.")
 @click.argument("source", metavar="SRC")
 @click.argument("target", metavar="DST")
-@click.option("--verify", is_flag=True, help="Read both again and compare; exit code 1 when they differ.")
+@click.option(
+    "--verify", is_flag=True, help="Read both again and compare; exit code 1 when they differ."
+)
 @click.option("--prefix", default="", help="Only keys that begin so, as catalog/ or mesh/.")
 @click.option("--replace", is_flag=True, help="Delete and overwrite what is in DST and not in SRC.")
 @click.option("--follow", is_flag=True, help="Then carry over what changes in SRC, until Ctrl-C.")
-@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", help="How to print.")
-def copy(source: str, target: str, verify: bool, prefix: str, replace: bool, follow: bool, output: str) -> None:
+@click.option(
+    "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="How to print."
+)
+def copy(
+    source: str, target: str, verify: bool, prefix: str, replace: bool, follow: bool, output: str
+) -> None:
     """Copy all records of SRC into DST, which must be empty.
 
-    Keys and values are copied; revisions begin anew. What lives on a lease (nodes that run now) stays behind: they write it
-    again. Packed models lie in the server's `folder`, not in its store: copy that, too. To move a server: copy with --follow
-    --verify, stop the server, press Ctrl-C, start it with the new `state`.
+    Keys and values are copied; revisions begin anew. What lives on a lease (nodes that run now)
+    stays behind: they write it again. Packed models lie in the server's `folder`, not in its store:
+    copy that, too. To move a server: copy with --follow --verify, stop the server, press Ctrl-C,
+    start it with the new `state`.
 
     \b
     clipper registry copy ./state redis://127.0.0.1:6379/0 --verify
@@ -47,17 +56,30 @@ def copy(source: str, target: str, verify: bool, prefix: str, replace: bool, fol
     with _existing(source) as ours, open_store(target) as theirs:
         copied = copying.copy(ours, theirs, prefix, replace=replace)
         if output == "text":
-            click.echo(f"copied {copied.records} records at revision {copied.revision} from {ours.name} to {theirs.name}")
+            click.echo(
+                f"copied {copied.records} records at revision {copied.revision} from {ours.name} to"
+                f" {theirs.name}"
+            )
             if copied.leased:
-                click.echo(f"{copied.leased} on a lease stay behind: nodes that live write them anew")
+                click.echo(
+                    f"{copied.leased} on a lease stay behind: nodes that live write them anew"
+                )
         if follow:
             _follow(ours, theirs, copied.revision, prefix)
         different = copying.different(ours, theirs, prefix) if verify else []
         if output == "json":
             fields = ("records", "leased", "written", "deleted", "revision")
-            click.echo(json.dumps({**{name: getattr(copied, name) for name in fields}, "different": different}))
+            click.echo(
+                json.dumps(
+                    {**{name: getattr(copied, name) for name in fields}, "different": different}
+                )
+            )
         elif verify:
-            click.echo(f"{len(different)} differ: {', '.join(different[:_SHOWN])}" if different else "both are the same")
+            click.echo(
+                f"{len(different)} differ: {', '.join(different[:_SHOWN])}"
+                if different
+                else "both are the same"
+            )
     if different:
         sys.exit(_EXIT_DIFFERENT)
 
@@ -67,7 +89,10 @@ def _existing(state: str) -> Store:
     kind, _, rest = state.partition(":")
     file = Path(rest.removeprefix("//")) if kind == "sqlite" else Path(state) / STATE_FILE
     if state in ("", "memory", "memory://") or ("://" not in state and not file.is_file()):
-        raise ConfigError(f"there is no store {state!r}.", hint="SRC is a folder with state.db, sqlite:FILE, redis:// or etcd://.")
+        raise ConfigError(
+            f"there is no store {state!r}.",
+            hint="SRC is a folder with state.db, sqlite:FILE, redis:// or etcd://.",
+        )
     return open_store(state)
 
 

@@ -1,4 +1,5 @@
-"""`clipper rollout`: a new version takes over an application's queries while its guards hold, or goes back by itself."""
+"""`clipper rollout`: a new version takes over an application's queries while its guards hold, or
+goes back by itself."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -20,38 +21,64 @@ class _Rollouts(Verbs):
         return super().parse_args(ctx, args)
 
 
-@click.group(cls=_Rollouts, short_help="Let a new version take over, stage by stage, or go back by itself.")
+@click.group(
+    cls=_Rollouts, short_help="Let a new version take over, stage by stage, or go back by itself."
+)
 def rollout() -> None:
-    """Let a new version take over an application's queries stage by stage while its guards hold; it goes back by itself.
+    """Let a new version take over an application's queries stage by stage while its guards hold; it
+    goes back by itself.
 
     \b
     clipper deploy svm svm.onnx --behind
-    clipper rollout svm:2 --app digits --canary 5% --hold 60s --guard "p99<20ms, error<1%, reward>=-1%"
-    clipper rollout status
+    clipper rollout svm:2 --app digits --canary 5% --hold 60s --guard "p99<20ms, error<1%,
+    reward>=-1%" clipper rollout status
     """
 
 
 @rollout.command("start", short_help="Begin one; the word `start` may be left out.")
 @click.argument("model", metavar="NAME:VERSION")
 @click.option("--app", "application", metavar="APP", required=True, help="Whose queries.")
-@click.option("--canary", metavar="SHARE", help="The first share, as 5%.  [that of the first stage]")
-@click.option("--stages", metavar="SHARES", help="All shares in per cent, as 5,25,50,100.  [5,25,50,100]")
-@click.option("--hold", metavar="TIME", default="60s", show_default=True, help="How long each lasts at least: 60s, 5m, 1h.")
-@click.option("--guard", default=GUARD, show_default=True, help="What it must keep to; see docs/managing.md.")
 @click.option(
-    "--error-rate", type=click.FloatRange(0, 0.5, min_open=True), default=ERROR_RATE, show_default=True,
+    "--canary", metavar="SHARE", help="The first share, as 5%.  [that of the first stage]"
+)
+@click.option(
+    "--stages", metavar="SHARES", help="All shares in per cent, as 5,25,50,100.  [5,25,50,100]"
+)
+@click.option(
+    "--hold",
+    metavar="TIME",
+    default="60s",
+    show_default=True,
+    help="How long each lasts at least: 60s, 5m, 1h.",
+)
+@click.option(
+    "--guard", default=GUARD, show_default=True, help="What it must keep to; see docs/managing.md."
+)
+@click.option(
+    "--error-rate",
+    type=click.FloatRange(0, 0.5, min_open=True),
+    default=ERROR_RATE,
+    show_default=True,
     help="Probability with which a version that keeps to its guards is reverted all the same.",
-)  # fmt: skip
+)
 @dry
 @talks
 def start(
-    ask: Asking, model: str, application: str, canary: str | None, stages: str | None, hold: str, guard: str, error_rate: float,
+    ask: Asking,
+    model: str,
+    application: str,
+    canary: str | None,
+    stages: str | None,
+    hold: str,
+    guard: str,
+    error_rate: float,
     dry_run: bool,
-) -> None:  # fmt: skip
-    """Ask NAME:VERSION instead of the version that APP asks now, for a share of its queries that grows.
+) -> None:
+    """Ask NAME:VERSION instead of the version that APP asks now, for a share of its queries that
+    grows.
 
-    A user stays on one side. Each stage lasts until its time is over and every guard holds with enough observations; as soon as
-    one is broken, all queries go to the version before.
+    A user stays on one side. Each stage lasts until its time is over and every guard holds with
+    enough observations; as soon as one is broken, all queries go to the version before.
 
     \b
     clipper rollout start svm:2 --app digits --stages 5,50,100 --guard "p99<20ms, error<1%"
@@ -66,7 +93,8 @@ def start(
 @click.argument("application", metavar="[APP]", required=False, default="")
 @talks
 def status(ask: Asking, application: str) -> None:
-    """The last rollout of each application, or of APP: its stage, its figures, its guards, and what it waits for.
+    """The last rollout of each application, or of APP: its stage, its figures, its guards, and what
+    it waits for.
 
     \b
     clipper rollout status digits
@@ -77,9 +105,15 @@ def status(ask: Asking, application: str) -> None:
 
 
 def _lines(row: dict[str, Any]) -> Iterator[str]:
-    stages = " -> ".join(f"[{share:.4g}]" if i == row["stage"] else f"{share:.4g}" for i, share in enumerate(row["stages"]))
+    stages = " -> ".join(
+        f"[{share:.4g}]" if i == row["stage"] else f"{share:.4g}"
+        for i, share in enumerate(row["stages"])
+    )
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["stage_us"] / 1e6))
-    yield f"{row['application']}: {row['model']} instead of {row['control']}: {row['state']}, {stages}, since {since}"
+    yield (
+        f"{row['application']}: {row['model']} instead of {row['control']}: {row['state']},"
+        f" {stages}, since {since}"
+    )
     yield f"  {row['waits'] if 'waits' in row else row['reason']}"
     sides = [(row["model"], row["new"]), (row["control"], row["before"])]
     head = ("  SIDE", "ANSWERS", "DEFAULTS", "P50", "P99", "TOLD", "REWARD")
@@ -90,9 +124,19 @@ def _lines(row: dict[str, Any]) -> Iterator[str]:
 
 
 def _side(name: str, counts: dict[str, Any]) -> tuple[str, ...]:
-    times = [f"{counts[key] / 1000:.2f} ms" if counts[key] is not None else "-" for key in ("p50_us", "p99_us")]
+    times = [
+        f"{counts[key] / 1000:.2f} ms" if counts[key] is not None else "-"
+        for key in ("p50_us", "p99_us")
+    ]
     reward = f"{counts['reward'] / counts['told']:.3f}" if counts["told"] else "-"
-    return f"  {name}", str(counts["answers"]), str(counts["defaults"]), *times, f"{counts['told']:g}", reward
+    return (
+        f"  {name}",
+        str(counts["answers"]),
+        str(counts["defaults"]),
+        *times,
+        f"{counts['told']:g}",
+        reward,
+    )
 
 
 def _mover(name: str, short: str, long: str) -> click.Command:
@@ -103,13 +147,23 @@ def _mover(name: str, short: str, long: str) -> click.Command:
         verb: Callable[..., dict[str, Any]] = getattr(ask.server, f"{name}_rollout")
         ask.show_change(verb(application, dry_run=dry_run))
 
-    return click.command(name, short_help=short, help=f"{long}\n\n\b\nclipper rollout {name} digits")(move)
+    return click.command(
+        name, short_help=short, help=f"{long}\n\n\b\nclipper rollout {name} digits"
+    )(move)
 
 
 for _name, _short, _long in (
-    ("pause", "Let it grow no more.", "Keep APP's rollout at its share; a broken guard reverts it all the same."),
+    (
+        "pause",
+        "Let it grow no more.",
+        "Keep APP's rollout at its share; a broken guard reverts it all the same.",
+    ),
     ("resume", "Let it grow again.", "Let APP's rollout grow again; its stage begins anew."),
     ("abort", "Go back now.", "Ask the version before for all of APP's queries again."),
-    ("promote", "Go all the way now.", "Ask the new version for all of APP's queries, whatever the guards say."),
+    (
+        "promote",
+        "Go all the way now.",
+        "Ask the new version for all of APP's queries, whatever the guards say.",
+    ),
 ):
     rollout.add_command(_mover(_name, _short, _long))

@@ -1,4 +1,5 @@
-"""`clipper VERB`: what a person does with a server from a shell. Verbs import what they need when they run."""
+"""`clipper VERB`: what a person does with a server from a shell. Verbs import what they need when
+they run."""
 
 import json
 import sys
@@ -41,9 +42,16 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
         ctx.exit()
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version.",
 )
 def main() -> None:
     """Predictions from models in any framework, each by its own deadline.
@@ -65,20 +73,44 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--seconds", type=click.FloatRange(min=0.1), help="Stop after so long  [10 without a terminal, else at q]")
 @click.option(
-    "--rate", type=click.FloatRange(1, 5000), default=300, show_default=True, help="Queries a second, on average."
+    "--seconds",
+    type=click.FloatRange(min=0.1),
+    help="Stop after so long  [10 without a terminal, else at q]",
 )
-@click.option("--state", metavar="DIR", default="", help="Keep the models in DIR; the next demo finds them there.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, and nothing else, on stdout.")
-@click.option("--plot", metavar="FILE.png", default="", help="Draw what was learned, and what happened when, as a PNG.")
+@click.option(
+    "--rate",
+    type=click.FloatRange(1, 5000),
+    default=300,
+    show_default=True,
+    help="Queries a second, on average.",
+)
+@click.option(
+    "--state",
+    metavar="DIR",
+    default="",
+    help="Keep the models in DIR; the next demo finds them there.",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print the summary as JSON, and nothing else, on stdout.",
+)
+@click.option(
+    "--plot",
+    metavar="FILE.png",
+    default="",
+    help="Draw what was learned, and what happened when, as a PNG.",
+)
 def demo(seconds: float | None, rate: float, state: str, as_json: bool, plot: str) -> None:
     """Serve five scikit-learn models of handwritten digits, and watch.
 
-    Trains them on scikit-learn's own scans, starts each in processes of its own, sends queries, and shows what happens:
-    rate, latency, batches, cache, and how many answers came by the deadline; and how two policies learn from feedback
-    whom to ask (exp3) and whom to believe (stacking). Keys: d makes the best model give wrong labels, and mends it; k kills
-    a container, s freezes one for 3 s, v changes the view, + and - the rate, q quits.
+    Trains them on scikit-learn's own scans, starts each in processes of its own, sends queries, and
+    shows what happens: rate, latency, batches, cache, and how many answers came by the deadline;
+    and how two policies learn from feedback whom to ask (exp3) and whom to believe (stacking).
+    Keys: d makes the best model give wrong labels, and mends it; k kills a container, s freezes one
+    for 3 s, v changes the view, + and - the rate, q quits.
 
     \b
     clipper demo
@@ -86,7 +118,8 @@ def demo(seconds: float | None, rate: float, state: str, as_json: bool, plot: st
     clipper demo --seconds 5 --json | python -m json.tool
     clipper demo --seconds 30 --plot shares.png
 
-    Exit code 1 when nothing was answered, or nonsense. It needs scikit-learn: pip install "clipper-serving[demo]"
+    Exit code 1 when nothing was answered, or nonsense. It needs scikit-learn: pip install
+    "clipper-serving[demo]"
     """
     from clipper.demo import Options, run
 
@@ -96,7 +129,8 @@ def demo(seconds: float | None, rate: float, state: str, as_json: bool, plot: st
 @main.command(short_help="Try what a server needs on this machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def doctor(as_json: bool) -> None:
-    """Try what a server needs on this machine: the compiled core, a container that answers, a disk that keeps.
+    """Try what a server needs on this machine: the compiled core, a container that answers, a disk
+    that keeps.
 
     Each line is ok, warn, fail or skip, with the next step. Exit code 1 when something fails.
 
@@ -111,7 +145,10 @@ def doctor(as_json: bool) -> None:
     else:
         colours = {"ok": "green", "warn": "yellow", "fail": "red", "skip": None}
         for finding in findings:
-            click.echo(f"{click.style(f'{finding.verdict:4}', fg=colours[finding.verdict])}  {finding.text}")
+            click.echo(
+                f"{click.style(f'{finding.verdict:4}', fg=colours[finding.verdict])} "
+                f" {finding.text}"
+            )
     sys.exit(any(finding.verdict == "fail" for finding in findings))
 
 
@@ -134,10 +171,41 @@ def completion(ctx: click.Context, shell: str) -> None:
 
 
 for _verb in (
-    init, up, down, config, export, import_, models, apps, app, deploy, promote, rollback, scale, retire, link, unlink, challenge,
-    shadow, ps, top, logs, history, stats, predict, feedback, key, bench, profile, rollout,
-    mesh, registry, node, cluster, params,
-):  # fmt: skip
+    init,
+    up,
+    down,
+    config,
+    export,
+    import_,
+    models,
+    apps,
+    app,
+    deploy,
+    promote,
+    rollback,
+    scale,
+    retire,
+    link,
+    unlink,
+    challenge,
+    shadow,
+    ps,
+    top,
+    logs,
+    history,
+    stats,
+    predict,
+    feedback,
+    key,
+    bench,
+    profile,
+    rollout,
+    mesh,
+    registry,
+    node,
+    cluster,
+    params,
+):
     main.add_command(_verb)
 for _verb in (dockerfile, compose, kubernetes):
     export.add_command(_verb)

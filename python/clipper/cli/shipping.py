@@ -1,4 +1,5 @@
-"""`clipper export dockerfile`, `compose` and `k8s`: models as images, for builders and clusters of one's own."""
+"""`clipper export dockerfile`, `compose` and `k8s`: models as images, for builders and clusters of
+one's own."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -20,13 +21,21 @@ if TYPE_CHECKING:
 
 @click.command(short_help="A model as the Dockerfile of its image.")
 @click.argument("model", metavar="NAME[:VERSION]")
-@click.argument("folder", metavar="[FOLDER]", required=False, type=click.Path(file_okay=False, path_type=Path))
-@click.option("--base", metavar="IMAGE", default="", help="The Python image to start from.  [python:VERSION-slim-bookworm]")
+@click.argument(
+    "folder", metavar="[FOLDER]", required=False, type=click.Path(file_okay=False, path_type=Path)
+)
+@click.option(
+    "--base",
+    metavar="IMAGE",
+    default="",
+    help="The Python image to start from.  [python:VERSION-slim-bookworm]",
+)
 @talks
 def dockerfile(ask: Asking, model: str, folder: Path | None, base: str) -> None:
     """Print the Dockerfile of a model, or write it into FOLDER with all that it is built from.
 
-    Packages are pinned to what is installed here. The image holds no secret: its container reads the token from a file.
+    Packages are pinned to what is installed here. The image holds no secret: its container reads
+    the token from a file.
 
     \b
     clipper export dockerfile svm
@@ -45,7 +54,13 @@ def dockerfile(ask: Asking, model: str, folder: Path | None, base: str) -> None:
         return
     image.write(folder)
     said = {"folder": str(folder), "image": image.name, "files": sorted(image.files)}
-    ask.show(said, lambda: f"wrote {len(image.files)} files to {folder}\nbuild it: docker build -t {image.name} {folder}")
+    ask.show(
+        said,
+        lambda: (
+            f"wrote {len(image.files)} files to {folder}\nbuild it: docker build -t {image.name}"
+            f" {folder}"
+        ),
+    )
 
 
 def chosen(state: State, name: str) -> Model:
@@ -78,9 +93,21 @@ def _exports(verb: Callable[..., None]) -> Callable[..., None]:
     """What `compose` and `k8s` share."""
     for option in (
         click.argument("folder", type=_FOLDER),
-        click.option("--from", "file", metavar="FILE", type=_FILE, help="What a TOML file declares.  [what the server runs]"),
-        click.option("--redis", is_flag=True, help="Keep the state in Redis, which is exported too.  [in a volume]"),
-        click.option("--base", metavar="IMAGE", default="", help="The Python image that models start from."),
+        click.option(
+            "--from",
+            "file",
+            metavar="FILE",
+            type=_FILE,
+            help="What a TOML file declares.  [what the server runs]",
+        ),
+        click.option(
+            "--redis",
+            is_flag=True,
+            help="Keep the state in Redis, which is exported too.  [in a volume]",
+        ),
+        click.option(
+            "--base", metavar="IMAGE", default="", help="The Python image that models start from."
+        ),
     ):
         verb = option(verb)
     return talks(verb)
@@ -89,7 +116,8 @@ def _exports(verb: Callable[..., None]) -> Callable[..., None]:
 @click.command(short_help="All that runs, for Docker Compose.")
 @_exports
 def compose(ask: Asking, folder: Path, file: Path | None, redis: bool, base: str) -> None:
-    """Write FOLDER with a docker-compose.yml: the server, a service for each model, the images they are built from.
+    """Write FOLDER with a docker-compose.yml: the server, a service for each model, the images they
+    are built from.
 
     \b
     clipper export compose deploy && docker compose --project-directory deploy up --build
@@ -104,26 +132,91 @@ def compose(ask: Asking, folder: Path, file: Path | None, redis: bool, base: str
 
 @click.command("k8s", short_help="All that runs, for Kubernetes.")
 @_exports
-@click.option("--mesh", "store", metavar="STORE", help="Nodes of a mesh instead, which meet at etcd://HOST:2379/PREFIX.")
-@click.option("--nodes", type=click.IntRange(1), default=3, show_default=True, help="With --mesh: how many, at least.")
-@click.option("--nodes-max", type=click.IntRange(0), default=0, help="With --mesh: add up to so many, by the models' age.")
-@click.option("--capacity-mib", type=click.IntRange(64), default=2048, show_default=True, help="With --mesh: for models.")
-@click.option("--lru-age", type=click.IntRange(1), default=3600, metavar="S", help="With --nodes-max: how long a model should "
-              "stay loaded after its last use.  [3600]")  # fmt: skip
-@click.option("--label", "labels", multiple=True, metavar="WORD", help="With --mesh: what the nodes are; may be repeated.")
+@click.option(
+    "--mesh",
+    "store",
+    metavar="STORE",
+    help="Nodes of a mesh instead, which meet at etcd://HOST:2379/PREFIX.",
+)
+@click.option(
+    "--nodes",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="With --mesh: how many, at least.",
+)
+@click.option(
+    "--nodes-max",
+    type=click.IntRange(0),
+    default=0,
+    help="With --mesh: add up to so many, by the models' age.",
+)
+@click.option(
+    "--capacity-mib",
+    type=click.IntRange(64),
+    default=2048,
+    show_default=True,
+    help="With --mesh: for models.",
+)
+@click.option(
+    "--lru-age",
+    type=click.IntRange(1),
+    default=3600,
+    metavar="S",
+    help="With --nodes-max: how long a model should stay loaded after its last use.  [3600]",
+)
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="WORD",
+    help="With --mesh: what the nodes are; may be repeated.",
+)
 @click.option("--gpus", type=click.IntRange(0), default=0, help="With --mesh: of each node.")
-@click.option("--shards", type=click.IntRange(1, 1024), help="Shards of the parameter server instead: how many.")
-@click.option("--replicas", type=click.IntRange(0, 7), help="With --shards: of each, in those after it.  [params.replicas]")
-@click.option("--memory-mib", type=click.IntRange(128), default=4096, show_default=True, help="With --shards: of each.")
-@click.option("--storage-gib", type=click.IntRange(0), default=0, help="With --shards: of each one's volume.  [by its memory]")
+@click.option(
+    "--shards",
+    type=click.IntRange(1, 1024),
+    help="Shards of the parameter server instead: how many.",
+)
+@click.option(
+    "--replicas",
+    type=click.IntRange(0, 7),
+    help="With --shards: of each, in those after it.  [params.replicas]",
+)
+@click.option(
+    "--memory-mib",
+    type=click.IntRange(128),
+    default=4096,
+    show_default=True,
+    help="With --shards: of each.",
+)
+@click.option(
+    "--storage-gib",
+    type=click.IntRange(0),
+    default=0,
+    help="With --shards: of each one's volume.  [by its memory]",
+)
 @click.option("--together", is_flag=True, help="With --shards: several may be on one machine.")
 def kubernetes(
-    ask: Asking, folder: Path, file: Path | None, redis: bool, base: str, store: str | None, nodes: int, nodes_max: int,
-    capacity_mib: int, lru_age: int, labels: tuple[str, ...], gpus: int, shards: int | None, **given: Any,
-) -> None:  # fmt: skip
-    """Write FOLDER with a base for Kustomize: the server, a Deployment for each model, the images they are built from. With
-    --mesh: a Deployment of nodes, their Service, disruption budget, network policy and autoscaler; no server is asked. With
-    --shards: a StatefulSet of shards, with what [params] of --from says.
+    ask: Asking,
+    folder: Path,
+    file: Path | None,
+    redis: bool,
+    base: str,
+    store: str | None,
+    nodes: int,
+    nodes_max: int,
+    capacity_mib: int,
+    lru_age: int,
+    labels: tuple[str, ...],
+    gpus: int,
+    shards: int | None,
+    **given: Any,
+) -> None:
+    """Write FOLDER with a base for Kustomize: the server, a Deployment for each model, the images
+    they are built from. With --mesh: a Deployment of nodes, their Service, disruption budget,
+    network policy and autoscaler; no server is asked. With --shards: a StatefulSet of shards, with
+    what [params] of --from says.
 
     \b
     clipper export k8s cluster && kubectl apply -k cluster
@@ -136,23 +229,41 @@ def kubernetes(
 
     if shards is not None:
         if store or redis or base:
-            raise click.UsageError("--shards goes without --mesh, --redis and --base: shards run no models")
+            raise click.UsageError(
+                "--shards goes without --mesh, --redis and --base: shards run no models"
+            )
         _say(ask, folder, _shards(folder, file, shards, **given), _PUSH.format(folder))
         return
     if store is not None:
         if file or redis or base:
-            raise click.UsageError("--mesh goes without --from, --redis and --base: models of a mesh have no images")
-        shipped = MeshShipment(store, nodes, nodes_max, capacity_mib, lru_age_s=lru_age, labels=labels, gpus=gpus)
+            raise click.UsageError(
+                "--mesh goes without --from, --redis and --base: models of a mesh have no images"
+            )
+        shipped = MeshShipment(
+            store, nodes, nodes_max, capacity_mib, lru_age_s=lru_age, labels=labels, gpus=gpus
+        )
         files = write_mesh(shipped, folder)
         _say(ask, folder, files, _PUSH.format(folder))
         return
     with _shipment(ask, file, redis, base) as shipment:
         files = write_kubernetes(shipment, folder)
-        built = [f"docker build -t {image.name} {folder}/models/{name}" for name, (_, image) in shipment.models.items()]
-    _say(ask, folder, files, "\n".join([*built, f"docker build {folder}/server", f"push them, then: kubectl apply -k {folder}"]))
+        built = [
+            f"docker build -t {image.name} {folder}/models/{name}"
+            for name, (_, image) in shipment.models.items()
+        ]
+    _say(
+        ask,
+        folder,
+        files,
+        "\n".join(
+            [*built, f"docker build {folder}/server", f"push them, then: kubectl apply -k {folder}"]
+        ),
+    )
 
 
-def _shards(folder: Path, file: Path | None, shards: int, replicas: int | None, **more: Any) -> list[str]:
+def _shards(
+    folder: Path, file: Path | None, shards: int, replicas: int | None, **more: Any
+) -> list[str]:
     from clipper.config import load
     from clipper.deploy.params_manifests import ParamsShipment, write_params
 
@@ -161,7 +272,10 @@ def _shards(folder: Path, file: Path | None, shards: int, replicas: int | None, 
 
 
 def _say(ask: Asking, folder: Path, files: list[str], then: str) -> None:
-    ask.show({"folder": str(folder), "files": files}, lambda: f"wrote {len(files)} files to {folder}\n{then}")
+    ask.show(
+        {"folder": str(folder), "files": files},
+        lambda: f"wrote {len(files)} files to {folder}\n{then}",
+    )
 
 
 @contextmanager
@@ -180,11 +294,15 @@ def _shipment(ask: Asking, file: Path | None, redis: bool, base: str) -> Iterato
             applications = tuple(applications_of(state))
         else:
             models, applications, redis = _declared(file, Path(place), redis)
-        made = {model.name: (model, image_of(spec_of(model), needs_of(model), base)) for model in models}
+        made = {
+            model.name: (model, image_of(spec_of(model), needs_of(model), base)) for model in models
+        }
         yield Shipment(made, applications, redis)
 
 
-def _declared(file: Path, place: Path, redis: bool) -> tuple[list[Model], tuple[Application, ...], bool]:
+def _declared(
+    file: Path, place: Path, redis: bool
+) -> tuple[list[Model], tuple[Application, ...], bool]:
     """What a TOML file declares, as a server would have it that starts with it."""
     from clipper.config import load
     from clipper.deploy.package import pack
@@ -200,14 +318,29 @@ def _declared(file: Path, place: Path, redis: bool) -> tuple[list[Model], tuple[
         version = wanted.version or 1
         package = pack(wanted.target, name, version, place, wanted.code)
         least, most = replica_bounds(name, replicas_of(wanted), config.limits.replicas_max)
-        models.append(Model(
-            name, version, type_of(wanted.input or package.input or "any"), replicas=least, replicas_max=most,
-            target=package.target, sha256=package.sha256, code=package.code, cache=wanted.cache, batching=wanted.batching,
-            retry_singly=wanted.retry_singly,
-            warmup=warmup_of(name, config.server.warmup if wanted.warmup is None else wanted.warmup),
-            requirements=wanted.requirements, python=wanted.python,
-            memory_mib=wanted.memory_mib, cpus=wanted.cpus, gpus=wanted.gpus,
-        ))  # fmt: skip
+        models.append(
+            Model(
+                name,
+                version,
+                type_of(wanted.input or package.input or "any"),
+                replicas=least,
+                replicas_max=most,
+                target=package.target,
+                sha256=package.sha256,
+                code=package.code,
+                cache=wanted.cache,
+                batching=wanted.batching,
+                retry_singly=wanted.retry_singly,
+                warmup=warmup_of(
+                    name, config.server.warmup if wanted.warmup is None else wanted.warmup
+                ),
+                requirements=wanted.requirements,
+                python=wanted.python,
+                memory_mib=wanted.memory_mib,
+                cpus=wanted.cpus,
+                gpus=wanted.gpus,
+            )
+        )
     applications = []
     for name, app in config.apps.items():
         links = tuple(VersionedModel.parse(link) for link in app.models)

@@ -28,11 +28,12 @@ _SVG_WIDTH = 132
 @click.option("--svg", metavar="FILE.svg", help="Write the last frame as a picture.")
 @talks
 def top(ask: Asking, once: bool, svg: str | None) -> None:
-    """What a server does, second by second: queries and their outcomes, p50 and p99 beside the SLO, models with their queues,
-    batches, memory and errors.
+    """What a server does, second by second: queries and their outcomes, p50 and p99 beside the SLO,
+    models with their queues, batches, memory and errors.
 
-    The small bars are the last seconds; those beside the SLO are p99, a whole one is the SLO or the highest. It goes on when the
-    server is restarted, and says so. Keys: q quits, p holds the picture, s sorts the models by another column.
+    The small bars are the last seconds; those beside the SLO are p99, a whole one is the SLO or the
+    highest. It goes on when the server is restarted, and says so. Keys: q quits, p holds the
+    picture, s sorts the models by another column.
 
     \b
     clipper top
@@ -40,7 +41,9 @@ def top(ask: Asking, once: bool, svg: str | None) -> None:
     clipper top --once -o json
     """
     if svg and not Path(svg).absolute().parent.is_dir():
-        raise InvalidInput(f"there is no folder for --svg {svg}.", hint="Make it, or name another file.")
+        raise InvalidInput(
+            f"there is no folder for --svg {svg}.", hint="Make it, or name another file."
+        )
     from clipper.cli.top_state import Watched
 
     where: str = ask.server.url
@@ -117,7 +120,12 @@ def _print_frame(ask: Asking, watched: "Watched", where: str) -> None:
     from clipper.cli.top_screen import screen
 
     if ask.as_json:
-        frame = {"url": where, "server": _plain(watched), "applications": watched.applications(), "models": watched.model_rows()}
+        frame = {
+            "url": where,
+            "server": _plain(watched),
+            "applications": watched.applications(),
+            "models": watched.model_rows(),
+        }
         click.echo(json.dumps(frame, indent=2))
         return
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _SVG_WIDTH)
@@ -148,7 +156,9 @@ def _live(watched: "Watched", where: str) -> None:
                     sort = (sort + 1) % len(SORTS)
                 if key in "pP ":
                     paused = not paused
-                    live.update(screen(watched, where, console.width, SORTS[sort], paused), refresh=True)
+                    live.update(
+                        screen(watched, where, console.width, SORTS[sort], paused), refresh=True
+                    )
 
 
 def _write_svg(path: str, watched: "Watched", where: str) -> None:
@@ -158,11 +168,17 @@ def _write_svg(path: str, watched: "Watched", where: str) -> None:
 
     from clipper.cli.top_screen import screen
 
-    console = Console(record=True, width=_SVG_WIDTH, file=io.StringIO(), force_terminal=True, highlight=False)
+    console = Console(
+        record=True, width=_SVG_WIDTH, file=io.StringIO(), force_terminal=True, highlight=False
+    )
     console.print(screen(watched, where, console.width, keys=False))
     try:
-        text = re.sub(r',\s*url\("[^)]*\) format\("[^)]*\)', "", console.export_svg(title="clipper top"))  # fonts of the web
+        text = re.sub(
+            r',\s*url\("[^)]*\) format\("[^)]*\)', "", console.export_svg(title="clipper top")
+        )  # fonts of the web
         Path(path).write_text(text)
     except OSError as error:
-        raise InvalidInput(f"cannot write {path}: {error.strerror or error}.", hint="Name another file.") from None
+        raise InvalidInput(
+            f"cannot write {path}: {error.strerror or error}.", hint="Name another file."
+        ) from None
     click.echo(f"wrote {path} at {time.strftime('%H:%M:%S')}", err=True)

@@ -20,14 +20,26 @@ _KEYS = (("q", "quit"), ("p", "pause"), ("s", "sort"))
 
 
 def screen(
-    watched: Watched, where: str, width: int, sort: str = "name", paused: bool = False, keys: bool = True
+    watched: Watched,
+    where: str,
+    width: int,
+    sort: str = "name",
+    paused: bool = False,
+    keys: bool = True,
 ) -> RenderableType:
     """All of it, on so many columns: where they are few, without what came before."""
     bars = min(max((width - _WIDE) // 2, 0), SPARK_MAX)
     bars = bars if bars >= 4 else 0
-    parts = [_head(watched, where, paused), Text(), _applications(watched, bars), _models(watched, sort, bars)]
+    parts = [
+        _head(watched, where, paused),
+        Text(),
+        _applications(watched, bars),
+        _models(watched, sort, bars),
+    ]
     if keys:
-        words = [part for key, what in _KEYS for part in ((f" {key} ", "reverse"), (f" {what}  ", "dim"))]
+        words = [
+            part for key, what in _KEYS for part in ((f" {key} ", "reverse"), (f" {what}  ", "dim"))
+        ]
         parts.append(Text.assemble(" ", *words, (f"sorted by {sort}", "dim")))
     return Group(*parts)
 
@@ -38,7 +50,9 @@ def spark(values: Sequence[float], width: int, top: float = 0.0) -> str:
         return ""
     shown = list(values)[-width:]
     highest = max([*shown, top, 1e-9])
-    return "".join(" " if value <= 0 else BLOCKS[min(int(value / highest * 8), 7)] for value in shown).rjust(width)
+    return "".join(
+        " " if value <= 0 else BLOCKS[min(int(value / highest * 8), 7)] for value in shown
+    ).rjust(width)
 
 
 def _head(watched: Watched, where: str, paused: bool) -> Text:
@@ -53,7 +67,9 @@ def _head(watched: Watched, where: str, paused: bool) -> Text:
         line.append("  paused", "bold yellow")
     if watched.lost_s:
         away_s = time.monotonic() - watched.lost_s
-        line.append(f"\n the server is gone for {away_s:.0f} s: {watched.why} Waiting for it.", "bold red")
+        line.append(
+            f"\n the server is gone for {away_s:.0f} s: {watched.why} Waiting for it.", "bold red"
+        )
     return line
 
 
@@ -61,16 +77,34 @@ def _applications(watched: Watched, bars: int) -> RenderableType:
     rows = watched.applications()
     if not rows:
         return Text(" no applications. To make one: clipper app set NAME --model MODEL", "dim")
-    table = _table(("application", "q/s", "", "ok", "default", "refused", "error", "p50", "p99", "SLO", ""), bars)
+    table = _table(
+        ("application", "q/s", "", "ok", "default", "refused", "error", "p50", "p99", "SLO", ""),
+        bars,
+    )
     for row in rows:
         late = row["p99_ms"] is not None and row["p99_ms"] > row["slo_ms"]
         counts = [_count(row[kind], kind) for kind in ("ok", "default", "refused", "error")]
-        p99 = Text(_ms(row["p99_ms"]), "red" if late else "green" if row["p99_ms"] is not None else "dim")
+        p99 = Text(
+            _ms(row["p99_ms"]), "red" if late else "green" if row["p99_ms"] is not None else "dim"
+        )
         rates = Text(spark(row["rates"], bars), "cyan")
         p99s = Text(spark(row["p99s"], bars, row["slo_ms"]), "red" if late else "magenta")
-        table.add_row(*_shown((
-            Text(row["name"], "bold"), _number(row["per_s"]), rates, *counts, _ms(row["p50_ms"]), p99, _ms(row["slo_ms"]), p99s,
-        ), bars, (2, 10)))  # fmt: skip
+        table.add_row(
+            *_shown(
+                (
+                    Text(row["name"], "bold"),
+                    _number(row["per_s"]),
+                    rates,
+                    *counts,
+                    _ms(row["p50_ms"]),
+                    p99,
+                    _ms(row["slo_ms"]),
+                    p99s,
+                ),
+                bars,
+                (2, 10),
+            )
+        )
     return table
 
 
@@ -79,18 +113,35 @@ def _models(watched: Watched, sort: str, bars: int) -> RenderableType:
     if not rows:
         return Text(" no models. To add one: clipper deploy NAME module:function", "dim")
     by: dict[str, Callable[[dict[str, Any]], float]] = {
-        "rate": lambda row: -row["rows_per_s"], "p99": lambda row: -(row["p99_ms"] or 0), "queue": lambda row: -row["queued"],
+        "rate": lambda row: -row["rows_per_s"],
+        "p99": lambda row: -(row["p99_ms"] or 0),
+        "queue": lambda row: -row["queued"],
         "memory": lambda row: -row["rss_bytes"],
-    }  # fmt: skip
+    }
     rows.sort(key=lambda row: (by[sort](row) if sort in by else 0, row["name"], row["version"]))
-    table = _table(("model", "state", "repl", "rows/s", "", "p50", "p99", "queue", "batch", "RSS"), bars)
+    table = _table(
+        ("model", "state", "repl", "rows/s", "", "p50", "p99", "queue", "batch", "RSS"), bars
+    )
     for row in rows:
         memory = f"{row['rss_bytes'] / 1e6:.0f} MB" if row["rss_bytes"] else "-"
-        table.add_row(*_shown((
-            Text(f"{row['name']}:{row['version']}", "bold"), Text(row["state"], state_colour(row["state"])),
-            f"{row['ready']}/{row['wanted']}", _number(row["rows_per_s"]), Text(spark(row["rates"], bars), "cyan"),
-            _ms(row["p50_ms"]), _ms(row["p99_ms"]), str(row["queued"]), str(row["batch"] or "-"), memory,
-        ), bars, (4,)))  # fmt: skip
+        table.add_row(
+            *_shown(
+                (
+                    Text(f"{row['name']}:{row['version']}", "bold"),
+                    Text(row["state"], state_colour(row["state"])),
+                    f"{row['ready']}/{row['wanted']}",
+                    _number(row["rows_per_s"]),
+                    Text(spark(row["rates"], bars), "cyan"),
+                    _ms(row["p50_ms"]),
+                    _ms(row["p99_ms"]),
+                    str(row["queued"]),
+                    str(row["batch"] or "-"),
+                    memory,
+                ),
+                bars,
+                (4,),
+            )
+        )
     return Group(table, *(_trouble(row) for row in rows if row["error"]))
 
 
@@ -109,12 +160,20 @@ def _table(titles: Sequence[str], bars: int) -> Table:
     table = Table(box=box.SIMPLE_HEAD, header_style="dim", border_style="dim", padding=padding)
     for title in titles:
         if title or bars:
-            table.add_column(title, justify="left" if title in ("application", "model", "state", "") else "right", no_wrap=True)
+            table.add_column(
+                title,
+                justify="left" if title in ("application", "model", "state", "") else "right",
+                no_wrap=True,
+            )
     return table
 
 
 def _count(per_s: float, kind: str) -> Text:
-    style = {"ok": "", "default": "yellow", "refused": "yellow", "error": "red"}[kind] if per_s else "dim"
+    style = (
+        {"ok": "", "default": "yellow", "refused": "yellow", "error": "red"}[kind]
+        if per_s
+        else "dim"
+    )
     return Text(_number(per_s), style)
 
 
@@ -123,9 +182,25 @@ def _number(value: float) -> str:
 
 
 def _ms(value: Any) -> str:
-    return "-" if value is None else f"{value:.2f} ms" if value < 10 else f"{value:.1f} ms" if value < 1000 else f"{value:.0f} ms"
+    return (
+        "-"
+        if value is None
+        else (
+            f"{value:.2f} ms"
+            if value < 10
+            else f"{value:.1f} ms"
+            if value < 1000
+            else f"{value:.0f} ms"
+        )
+    )
 
 
 def _span(seconds: float) -> str:
     minutes, hours = seconds / 60, seconds / 3600
-    return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if hours < 2 else f"{hours:.0f} h"
+    return (
+        f"{seconds:.0f} s"
+        if minutes < 2
+        else f"{minutes:.0f} min"
+        if hours < 2
+        else f"{hours:.0f} h"
+    )

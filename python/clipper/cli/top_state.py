@@ -12,8 +12,9 @@ _OUTCOMES = ("ok", "default", "refused", "error")
 class Watched:
     """Threads: written by one, read by any, a field at a time.
 
-    about: what there is.  rows: what each second came to, the oldest first (manage/dashboard/seconds.py).  models: as `ps`.
-    lost_s: since when the server is away, 0 when it is there.  restarts: of the server, that were seen.
+    about: what there is.  rows: what each second came to, the oldest first
+    (manage/dashboard/seconds.py).  models: as `ps`. lost_s: since when the server is away, 0 when
+    it is there.  restarts: of the server, that were seen.
     """
 
     def __init__(self) -> None:
@@ -47,23 +48,28 @@ class Watched:
     # -- figures
 
     def applications(self) -> list[dict[str, Any]]:
-        """Of each: name, slo_ms, per_s, outcomes a second, p50_ms, p99_ms and met of the last reading, and what came before:
-        `rates` and `p99s`, a value a reading."""
+        """Of each: name, slo_ms, per_s, outcomes a second, p50_ms, p99_ms and met of the last
+        reading, and what came before: `rates` and `p99s`, a value a reading."""
         records = {record["name"]: record for record in self.about.get("applications", [])}
         rows = list(self.rows)
         return [self._application(name, record, rows) for name, record in records.items()]
 
-    def _application(self, name: str, record: Mapping[str, Any], rows: list[Mapping[str, Any]]) -> dict[str, Any]:
+    def _application(
+        self, name: str, record: Mapping[str, Any], rows: list[Mapping[str, Any]]
+    ) -> dict[str, Any]:
         mine = [(row.get("apps", {}).get(name, {}), row["dt"]) for row in rows]
         now, dt = mine[-1] if mine else ({}, 1.0)
         us = now.get("us", [])
         return {
-            "name": name, "slo_ms": record["slo_ms"], "per_s": now.get("q", 0) / dt,
+            "name": name,
+            "slo_ms": record["slo_ms"],
+            "per_s": now.get("q", 0) / dt,
             **{kind: now.get(kind, 0) / dt for kind in _OUTCOMES},
-            "p50_ms": us[0] / 1000 if us else None, "p99_ms": us[2] / 1000 if us else None,
+            "p50_ms": us[0] / 1000 if us else None,
+            "p99_ms": us[2] / 1000 if us else None,
             "rates": [one.get("q", 0) / seconds for one, seconds in mine],
             "p99s": [one["us"][2] / 1000 if "us" in one else 0.0 for one, _ in mine],
-        }  # fmt: skip
+        }
 
     def model_rows(self) -> list[dict[str, Any]]:
         """As `ps` has them, with rows_per_s, p50_ms and p99_ms of the last reading, and `rates`."""
@@ -74,8 +80,13 @@ class Watched:
             mine = [(row.get("models", {}).get(id_, {}), row["dt"]) for row in rows]
             now, dt = mine[-1] if mine else ({}, 1.0)
             us = now.get("us", [])
-            found.append({
-                **model, "rows_per_s": now.get("rows", 0) / dt, "p50_ms": us[0] / 1000 if us else None,
-                "p99_ms": us[1] / 1000 if us else None, "rates": [one.get("rows", 0) / seconds for one, seconds in mine],
-            })  # fmt: skip
+            found.append(
+                {
+                    **model,
+                    "rows_per_s": now.get("rows", 0) / dt,
+                    "p50_ms": us[0] / 1000 if us else None,
+                    "p99_ms": us[1] / 1000 if us else None,
+                    "rates": [one.get("rows", 0) / seconds for one, seconds in mine],
+                }
+            )
         return found

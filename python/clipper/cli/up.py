@@ -21,24 +21,50 @@ _Stamp = tuple[int, int] | None  # when a file was written, and its size
 
 @click.command(short_help="Serve the models and applications of a TOML file.")
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--http", metavar="HOST:PORT", help="Take queries over HTTP here; instead of http.address.")
 @click.option(
-    "--http-workers", type=click.IntRange(0, 64), metavar="N", help="Threads for plain queries; instead of http.workers."
+    "--http", metavar="HOST:PORT", help="Take queries over HTTP here; instead of http.address."
 )
-@click.option("--grpc", metavar="HOST:PORT", help="Take queries over gRPC here; instead of grpc.address.")
-@click.option("--admin", metavar="HOST:PORT", help="Take management over HTTP here; instead of http.admin.")
-@click.option("--insecure", is_flag=True, help="Take queries of other hosts without keys; as http.insecure.")
-@click.option("--require-store", is_flag=True, help="Do not start while the store is away; as server.require_store.")
-@click.option("--reload", "follow", is_flag=True, help="Follow the file: what it adds or changes is done at once.")
+@click.option(
+    "--http-workers",
+    type=click.IntRange(0, 64),
+    metavar="N",
+    help="Threads for plain queries; instead of http.workers.",
+)
+@click.option(
+    "--grpc", metavar="HOST:PORT", help="Take queries over gRPC here; instead of grpc.address."
+)
+@click.option(
+    "--admin", metavar="HOST:PORT", help="Take management over HTTP here; instead of http.admin."
+)
+@click.option(
+    "--insecure", is_flag=True, help="Take queries of other hosts without keys; as http.insecure."
+)
+@click.option(
+    "--require-store",
+    is_flag=True,
+    help="Do not start while the store is away; as server.require_store.",
+)
+@click.option(
+    "--reload",
+    "follow",
+    is_flag=True,
+    help="Follow the file: what it adds or changes is done at once.",
+)
 def up(
-    file: Path | None, http: str | None, http_workers: int | None, grpc: str | None, admin: str | None, insecure: bool,
-    require_store: bool, follow: bool,
-) -> None:  # fmt: skip
+    file: Path | None,
+    http: str | None,
+    http_workers: int | None,
+    grpc: str | None,
+    admin: str | None,
+    insecure: bool,
+    require_store: bool,
+    follow: bool,
+) -> None:
     """Serve the models and applications of a TOML FILE until SIGTERM or Ctrl-C.
 
-    FILE is ./clipper.toml when not given, or nothing but defaults when there is none. At the end, queries in flight
-    have server.drain_s seconds; a second Ctrl-C does not wait. Without http.admin, the commands of this user on this host
-    can manage it, and nobody else.
+    FILE is ./clipper.toml when not given, or nothing but defaults when there is none. At the end,
+    queries in flight have server.drain_s seconds; a second Ctrl-C does not wait. Without
+    http.admin, the commands of this user on this host can manage it, and nobody else.
 
     \b
     # clipper.toml
@@ -77,9 +103,13 @@ def up(
         keep_pauses_short()
         click.echo(_greeting(server, path, made_up=not loaded.http.admin and not loaded.http.token))
         if follow:
-            _follow(server, path, loaded, seen, lambda: load(path, http=http, admin=admin), stopping)
+            _follow(
+                server, path, loaded, seen, lambda: load(path, http=http, admin=admin), stopping
+            )
         stopping.wait()
-        click.echo(f"closing: queries in flight have {config.server.drain_s:g} s (Ctrl-C again: at once)")
+        click.echo(
+            f"closing: queries in flight have {config.server.drain_s:g} s (Ctrl-C again: at once)"
+        )
     finally:
         server.close()
     click.echo("closed")
@@ -88,11 +118,14 @@ def up(
 def _with_workers(config: Any, workers: int | None) -> Any:
     from msgspec.structs import replace
 
-    return config if workers is None else replace(config, http=replace(config.http, workers=workers))
+    return (
+        config if workers is None else replace(config, http=replace(config.http, workers=workers))
+    )
 
 
 def managed(config: Any) -> Any:
-    """Without http.admin: a port of loopback, and a token that this user's commands find in the server's private folder."""
+    """Without http.admin: a port of loopback, and a token that this user's commands find in the
+    server's private folder."""
     import secrets
 
     from msgspec.structs import replace
@@ -100,13 +133,17 @@ def managed(config: Any) -> Any:
     if config.http.admin:
         return config
     token = config.http.token or secrets.token_urlsafe(24)
-    return replace(config, http=replace(config.http, admin="127.0.0.1:0", token=token, admin_tls_cert="off"))
+    return replace(
+        config, http=replace(config.http, admin="127.0.0.1:0", token=token, admin_tls_cert="off")
+    )
 
 
 def _requiring(config: Any) -> Any:
     import msgspec
 
-    return msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, require_store=True))
+    return msgspec.structs.replace(
+        config, server=msgspec.structs.replace(config.server, require_store=True)
+    )
 
 
 def refuse_open(config: Any, insecure: bool) -> None:
@@ -117,13 +154,23 @@ def refuse_open(config: Any, insecure: bool) -> None:
 
     if insecure or config.http.insecure:
         return
-    for key, address in open_to_all(config.http, (config.grpc.address, grpc_tls(config.grpc, config.http))):
-        hint = "Set http.api_keys_file (clipper key NAME makes one), or http.tls_client_ca; or say --insecure."
+    for key, address in open_to_all(
+        config.http, (config.grpc.address, grpc_tls(config.grpc, config.http))
+    ):
+        hint = (
+            "Set http.api_keys_file (clipper key NAME makes one), or http.tls_client_ca; or say"
+            " --insecure."
+        )
         raise ConfigError(f"{key} = {address!r}: any host that reaches it could ask.", hint=hint)
 
 
 def _follow(
-    server: Any, path: Path | None, config: Any, seen: _Stamp, load: Callable[[], Any], stopping: threading.Event
+    server: Any,
+    path: Path | None,
+    config: Any,
+    seen: _Stamp,
+    load: Callable[[], Any],
+    stopping: threading.Event,
 ) -> None:
     """Look at the file until the end; what has changed, and then stayed so for a look, is done."""
     from clipper.manage.declared import declare_again, left, said_by_both
@@ -136,7 +183,9 @@ def _follow(
         seen = last
         try:
             new = load()
-            for line in [*declare_again(server, known, new), *left(config, new)] or ["nothing to do"]:
+            for line in [*declare_again(server, known, new), *left(config, new)] or [
+                "nothing to do"
+            ]:
                 click.echo(f"{path}: {line}")
             known, config = said_by_both(known, new), new
         except ClipperError as error:
@@ -156,15 +205,17 @@ def file_or_default(file: Path | None) -> Path | None:
 
 
 def keep_pauses_short() -> None:
-    """For processes of our own. What is here now stays: later searches for garbage, which every query waits for, pass it over.
-    And a thread that computes lets the others in after a millisecond, not after Python's five."""
+    """For processes of our own. What is here now stays: later searches for garbage, which every
+    query waits for, pass it over. And a thread that computes lets the others in after a
+    millisecond, not after Python's five."""
     gc.collect()
     gc.freeze()
     sys.setswitchinterval(_SWITCH_S)
 
 
 def on_first_signal(stopping: threading.Event) -> None:
-    """SIGTERM or Ctrl-C asks for a graceful end; the next one gets the default: at once (the containers go with us)."""
+    """SIGTERM or Ctrl-C asks for a graceful end; the next one gets the default: at once (the
+    containers go with us)."""
 
     def stop(*_: object) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -176,14 +227,19 @@ def on_first_signal(stopping: threading.Event) -> None:
 
 
 def _way_in(config: Any, made_up: bool) -> str:
-    """What a browser is asked for. A token that was made up is shown on a terminal alone, as that of containers."""
+    """What a browser is asked for. A token that was made up is shown on a terminal alone, as that
+    of containers."""
     if config.http.tokens_file:
         return ", which asks for a token of http.tokens_file"
     if not config.http.token:
         return ""
     if not made_up:
         return ", which asks for http.token"
-    return f", which asks for {config.http.token}" if sys.stdout.isatty() else ", with --admin HOST:PORT without a token"
+    return (
+        f", which asks for {config.http.token}"
+        if sys.stdout.isatty()
+        else ", with --admin HOST:PORT without a token"
+    )
 
 
 def _greeting(server: Any, file: Path | None, made_up: bool = False) -> str:
@@ -200,10 +256,15 @@ def _greeting(server: Any, file: Path | None, made_up: bool = False) -> str:
         f"models: {models}",
         f"applications: {apps}",
         f"containers dial in at {server.address}; one started by hand:",
-        f"  CLIPPER_TOKEN='{token}' clipper-container serve MODULE:MODEL --connect {server.address} --name NAME",
+        (
+            f"  CLIPPER_TOKEN='{token}' clipper-container serve MODULE:MODEL --connect"
+            f" {server.address} --name NAME"
+        ),
     ]
     if server.http_address:
-        lines.insert(3, f"queries come in at {scheme_of(query_tls(config.http))}://{server.http_address}")
+        lines.insert(
+            3, f"queries come in at {scheme_of(query_tls(config.http))}://{server.http_address}"
+        )
     if server.grpc_address:
         lines.insert(3, f"queries come in over gRPC at {server.grpc_address}")
     if server.admin_address:
@@ -212,5 +273,8 @@ def _greeting(server: Any, file: Path | None, made_up: bool = False) -> str:
         if config.http.dashboard:
             lines.insert(3, f"dashboard at {url}/{_way_in(config, made_up)}")
     if not config.server.token:
-        lines.append("  (the token is another one at each start; to keep one, set server.token or server.token_file)")
+        lines.append(
+            "  (the token is another one at each start; to keep one, set server.token or"
+            " server.token_file)"
+        )
     return "\n".join(lines)

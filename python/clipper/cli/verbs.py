@@ -10,7 +10,8 @@ EXIT_FAILED = 1  # click exits with 2 for a command line that is wrong
 
 
 class Verbs(click.Group):
-    """A group that takes a slip of the pen for what it is, and shows an error of ours as a line, not as a traceback."""
+    """A group that takes a slip of the pen for what it is, and shows an error of ours as a line,
+    not as a traceback."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -18,7 +19,9 @@ class Verbs(click.Group):
         verb = args[0] if args else ""
         if verb and not verb.startswith("-") and self.get_command(ctx, verb) is None:
             guess = did_you_mean(verb, self.commands) or "."
-            raise click.UsageError(f"no verb {verb!r}{guess} Verbs: {', '.join(sorted(self.commands))}.", ctx)
+            raise click.UsageError(
+                f"no verb {verb!r}{guess} Verbs: {', '.join(sorted(self.commands))}.", ctx
+            )
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -23,15 +23,22 @@ _STATE_COLOURS = {"ready": "green", "failed": "red", "failing": "red"}
 def ps(ask: Asking) -> None:
     """Each version in service, how it does, and the command that helps where it does not.
 
-    BATCH is the largest batch that a replica takes now, and why: how the size is found, the SLO it has to keep, and how
-    long its rows take. RSS is the memory of its processes on the server's host.
+    BATCH is the largest batch that a replica takes now, and why: how the size is found, the SLO it
+    has to keep, and how long its rows take. RSS is the memory of its processes on the server's
+    host.
 
     \b
     clipper ps
     clipper ps -o json
     """
     rows = ask.server.ps()
-    ask.show(rows, lambda: table([PS_HEAD, *map(ps_line, rows)], "no models. To add one: clipper deploy NAME module:function"))
+    ask.show(
+        rows,
+        lambda: table(
+            [PS_HEAD, *map(ps_line, rows)],
+            "no models. To add one: clipper deploy NAME module:function",
+        ),
+    )
 
 
 PS_HEAD = ("NAME", "VER", "ROLE", "STATE", "REPL", "RSS", "QUEUE", "BATCH (why)", "LAST ERROR")
@@ -45,19 +52,36 @@ def ps_line(row: dict[str, Any]) -> tuple[str, ...]:
     error = row["error"] + (f"  -> {row['next']}" if row["next"] and row["error"] else "")
     memory = f"{row['rss_bytes'] / 1e6:.0f} MB" if row["rss_bytes"] else "-"
     replicas = f"{row['ready']}/{row['wanted']}"
-    return (row["name"], str(row["version"]), role, row["state"], replicas, memory, str(row["queued"]), batch, error or "-")
+    return (
+        row["name"],
+        str(row["version"]),
+        role,
+        row["state"],
+        replicas,
+        memory,
+        str(row["queued"]),
+        batch,
+        error or "-",
+    )
 
 
 @click.command(short_help="What the containers of a model write.")
 @click.argument("model")
-@click.option("--replica", type=click.IntRange(min=0), help="Of this container alone.  [of all with -f, else of the first]")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what they write from now, until Ctrl-C.")
+@click.option(
+    "--replica",
+    type=click.IntRange(min=0),
+    help="Of this container alone.  [of all with -f, else of the first]",
+)
+@click.option(
+    "-f", "--follow", is_flag=True, help="Go on with what they write from now, until Ctrl-C."
+)
 @talks
 def logs(ask: Asking, model: str, replica: int | None, follow: bool) -> None:
     """The last lines that a container of MODEL wrote; with -f, what all of them write.
 
-    Followed lines begin with their container. A container's restart does not end it, nor the server's: it waits. The server
-    keeps the last 200 lines of each; when more come in between, it says how many are lost. With -o json, an object a line.
+    Followed lines begin with their container. A container's restart does not end it, nor the
+    server's: it waits. The server keeps the last 200 lines of each; when more come in between, it
+    says how many are lost. With -o json, an object a line.
 
     \b
     clipper logs svm:2 --replica 1
@@ -99,7 +123,11 @@ def _tell(wanted: bool, ask: Asking, text: str) -> None:
 
 def _print(ask: Asking, container: str, one: dict[str, Any]) -> None:
     if one["lost"]:
-        _tell(True, ask, f"{container}: {one['lost']} lines are lost: they came faster than they were read")
+        _tell(
+            True,
+            ask,
+            f"{container}: {one['lost']} lines are lost: they came faster than they were read",
+        )
     colour = _COLOURS[one["replica"] % len(_COLOURS)]
     for line in one["lines"]:
         if ask.as_json:
@@ -122,4 +150,3 @@ def _until_interrupted() -> Iterator[None]:
 
 def state_colour(state: str) -> str:
     return _STATE_COLOURS.get(state, "yellow")
-

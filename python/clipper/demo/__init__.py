@@ -1,4 +1,5 @@
-"""`clipper demo`: three scikit-learn models, each in processes of its own, under load, and a table of what happens."""
+"""`clipper demo`: three scikit-learn models, each in processes of its own, under load, and a table
+of what happens."""
 
 from clipper.demo.run import Options, run
 

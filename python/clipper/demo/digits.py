@@ -1,7 +1,8 @@
-"""Models of scikit-learn's bundled digits: 1797 scans of 8x8 pixels, half to train on, half held out.
+"""Models of scikit-learn's bundled digits: 1797 scans of 8x8 pixels, half to train on, half held
+out.
 
-Three are good; two are not, so that there is something to learn. Each answers with wrong labels while a file of its name is
-there: `spoil` and `mend` are what a person does to them.
+Three are good; two are not, so that there is something to learn. Each answers with wrong labels
+while a file of its name is there: `spoil` and `mend` are what a person does to them.
 """
 
 import os
@@ -36,7 +37,8 @@ class Digits:
 
 
 def load(seed: int = 0) -> Digits:
-    """The scans in an order that depends on the seed only. DemoNeedsSklearn when scikit-learn is not installed."""
+    """The scans in an order that depends on the seed only. DemoNeedsSklearn when scikit-learn is
+    not installed."""
     try:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped,unused-ignore]
     except ImportError:
@@ -52,8 +54,8 @@ def load(seed: int = 0) -> Digits:
 
 
 def train(name: str, digits: Digits) -> Any:
-    """A trained estimator: `logreg` (about 0.5 ms a batch), `forest` (3 ms), `svm` (0.1 ms, and more with each row), and two of
-    less worth: `bayes` and `tree`."""
+    """A trained estimator: `logreg` (about 0.5 ms a batch), `forest` (3 ms), `svm` (0.1 ms, and
+    more with each row), and two of less worth: `bayes` and `tree`."""
     return _MAKERS[name]().fit(digits.train_x, digits.train_y)
 
 
@@ -89,17 +91,26 @@ def _tree() -> Any:
     return DecisionTreeClassifier(max_depth=5, random_state=0)
 
 
-_MAKERS: dict[str, Callable[[], Any]] = {"logreg": _logreg, "forest": _forest, "svm": _svm, "bayes": _bayes, "tree": _tree}
+_MAKERS: dict[str, Callable[[], Any]] = {
+    "logreg": _logreg,
+    "forest": _forest,
+    "svm": _svm,
+    "bayes": _bayes,
+    "tree": _tree,
+}
 
 
 # -- wrong labels
 
 
 def spoilable(estimator: Any, flag: Path) -> Model:
-    """The estimator as a model that answers the next digit instead while the file `flag` is there."""
+    """The estimator as a model that answers the next digit instead while the file `flag` is
+    there."""
     place = str(flag)
 
-    class Spoilable(Model):  # local: it is packed by value, and its container imports nothing of the server
+    class Spoilable(
+        Model
+    ):  # local: it is packed by value, and its container imports nothing of the server
         input = "f64[64]"
 
         def load(self) -> None:
@@ -109,7 +120,11 @@ def spoilable(estimator: Any, flag: Path) -> Model:
             said = self.inner.predict_batch(inputs)
             if not os.path.exists(place):
                 return said
-            return Scored((said.outputs + 1) % 10, said.confidence) if isinstance(said, Scored) else (said + 1) % 10
+            return (
+                Scored((said.outputs + 1) % 10, said.confidence)
+                if isinstance(said, Scored)
+                else (said + 1) % 10
+            )
 
     return Spoilable()
 

@@ -14,8 +14,10 @@ FREEZE_S = 3.0
 
 @dataclass(slots=True)
 class Fault:
-    """One container killed or frozen.  back_s: until it (or its successor) was ready again; negative until then.
-    gone_s: until the server had noticed.  queries, partial, defaults: between the fault and the come-back."""
+    """One container killed or frozen.  back_s: until it (or its successor) was ready again;
+    negative until then. gone_s: until the server had noticed.  queries, partial, defaults: between
+    the fault and the come-back.
+    """
 
     kind: str
     container: str
@@ -41,7 +43,9 @@ class Faults:
         self._outcomes = outcomes
         self._next = 0
         self._before: dict[int, tuple[int, int, int]] = {}  # by position in `all`
-        self._frozen: dict[int, tuple[int, float]] = {}  # pidfd and when to thaw it, by position in `all`
+        self._frozen: dict[
+            int, tuple[int, float]
+        ] = {}  # pidfd and when to thaw it, by position in `all`
 
     def kill(self) -> Fault | None:
         """kill -9 a ready container of the next model; None when no model has one."""
@@ -52,7 +56,8 @@ class Faults:
         return self._do("frozen", signal.SIGSTOP)
 
     def look(self) -> list[Fault]:
-        """See what has changed since; -> the faults that were noticed by the server, or are over, only now."""
+        """See what has changed since; -> the faults that were noticed by the server, or are over,
+        only now."""
         self._thaw(time.monotonic())
         open_ = [(at, fault) for at, fault in enumerate(self.all) if not fault.over]
         if not open_:
@@ -66,7 +71,11 @@ class Faults:
 
     def _do(self, kind: str, number: signal.Signals) -> Fault | None:
         busy = {fault.container for fault in self.all if not fault.over}
-        ready = {c: r["pid"] for c, r in self._replicas().items() if r["state"] == "ready" and c not in busy}
+        ready = {
+            c: r["pid"]
+            for c, r in self._replicas().items()
+            if r["state"] == "ready" and c not in busy
+        }
         models = list(dict.fromkeys(container.partition(":")[0] for container in self._replicas()))
         for turn in range(len(models)):
             model = models[(self._next + turn) % len(models)]
@@ -125,4 +134,6 @@ class Faults:
     def _replicas(self) -> dict[str, dict[str, Any]]:
         """By `name:version/number`, in the order of the models."""
         models = self._server.stats()["models"]
-        return {f"{name}/{r['number']}": r for name, model in models.items() for r in model["replicas"]}
+        return {
+            f"{name}/{r['number']}": r for name, model in models.items() for r in model["replicas"]
+        }

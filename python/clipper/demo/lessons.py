@@ -1,5 +1,6 @@
-"""Applications that learn while one watches: the same scans to exp3, which asks one model, and to stacking, which asks all; every
-answer gets its feedback, and what the two make of it is sampled a few times a second."""
+"""Applications that learn while one watches: the same scans to exp3, which asks one model, and to
+stacking, which asks all; every answer gets its feedback, and what the two make of it is sampled a
+few times a second."""
 
 import threading
 import time
@@ -20,7 +21,8 @@ _Asked = tuple[int, list[Any]]  # a digit, and the futures of its answers
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One moment. shares: by application, then by model; those of an application add up to 1.  answers, errors: so far."""
+    """One moment. shares: by application, then by model; those of an application add up to 1.
+    answers, errors: so far."""
 
     at_s: float
     shares: dict[str, dict[str, float]]
@@ -67,12 +69,15 @@ def _share(last: Sample, application: str, first: Sample | None) -> float:
 
 
 class Lessons:
-    """Sends scans to every application, tells each what was right, and samples. Threads: any, for what has no underscore.
+    """Sends scans to every application, tells each what was right, and samples. Threads: any, for
+    what has no underscore.
 
     rate: scans a second.
     """
 
-    def __init__(self, applications: list[ApplicationHandle], models: list[str], digits: Digits, rate: float) -> None:
+    def __init__(
+        self, applications: list[ApplicationHandle], models: list[str], digits: Digits, rate: float
+    ) -> None:
         self.rate = rate
         self.story = Story(tuple(app.name for app in applications), tuple(models))
         self.failure: Exception | None = None
@@ -90,7 +95,8 @@ class Lessons:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask no more; return when the last answer has had its feedback. Raises what went wrong meanwhile."""
+        """Ask no more; return when the last answer has had its feedback. Raises what went wrong
+        meanwhile."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -136,12 +142,15 @@ class Lessons:
         for at, app in enumerate(self._applications):
             answers: list[Answer] = [futures[at].result() for _, futures in asked]
             self._answers[app.name] += len(answers)
-            self._errors[app.name] += sum(answer.output != digit for answer, digit in zip(answers, digits, strict=True))
+            self._errors[app.name] += sum(
+                answer.output != digit for answer, digit in zip(answers, digits, strict=True)
+            )
             app.feedback_many(answers, digits)
 
     def _sample(self) -> None:
         shares = {
-            app.name: {model.partition(":")[0]: share for model, share in app.shares().items()} for app in self._applications
+            app.name: {model.partition(":")[0]: share for model, share in app.shares().items()}
+            for app in self._applications
         }
         now = time.monotonic() - self._begun
         self.story.samples.append(Sample(now, shares, self._answers.copy(), self._errors.copy()))

@@ -1,4 +1,5 @@
-"""The table of the demo: a line a model, a line for the application, what happened last, and the keys."""
+"""The table of the demo: a line a model, a line for the application, what happened last, and the
+keys."""
 
 from collections.abc import Sequence
 
@@ -15,7 +16,12 @@ EVENTS_MAX = 5
 BOTH_LINES = 42  # that the lessons and the table need together
 _DOTS = {"ready": ("●", "green"), "suspect": ("◐", "yellow"), "failed": ("×", "bold red")}
 _OTHER = ("○", "red")
-_WORDS = {"running": "loading", "backoff": "down", "starting": "starting", "suspect": "not responding"}
+_WORDS = {
+    "running": "loading",
+    "backoff": "down",
+    "starting": "starting",
+    "suspect": "not responding",
+}
 
 _KEYS = Text.assemble(
     *(
@@ -34,10 +40,19 @@ _KEYS = Text.assemble(
 
 
 def screen(
-    report: Report, rate: float, elapsed_s: float, events: Sequence[Text], lessons: Text, shows_lessons: bool, height: int
+    report: Report,
+    rate: float,
+    elapsed_s: float,
+    events: Sequence[Text],
+    lessons: Text,
+    shows_lessons: bool,
+    height: int,
 ) -> RenderableType:
-    """All of it, for the live display; where `height` lines are too few, either the lessons or the table of models."""
-    head = Text.assemble((" digits", "bold"), (f"  {rate:g} queries a second  {clock(elapsed_s)}", "dim"))
+    """All of it, for the live display; where `height` lines are too few, either the lessons or the
+    table of models."""
+    head = Text.assemble(
+        (" digits", "bold"), (f"  {rate:g} queries a second  {clock(elapsed_s)}", "dim")
+    )
     parts: list[RenderableType] = [Text(), head]
     both = height >= BOTH_LINES
     if shows_lessons or both:
@@ -51,10 +66,19 @@ def screen(
 
 
 def models(figures: Sequence[ModelFigures]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, header_style="dim", border_style="dim", pad_edge=True, padding=(0, 1))
+    table = Table(
+        box=box.SIMPLE_HEAD, header_style="dim", border_style="dim", pad_edge=True, padding=(0, 1)
+    )
     table.add_column("model", min_width=9)
     table.add_column("", min_width=2)
-    for title, width in (("asked", 6), ("p50", 7), ("p99", 8), ("batch", 5), ("limit", 5), ("cached", 6)):
+    for title, width in (
+        ("asked", 6),
+        ("p50", 7),
+        ("p99", 8),
+        ("batch", 5),
+        ("limit", 5),
+        ("cached", 6),
+    ):
         table.add_column(title, justify="right", min_width=width)
     table.add_column("state", min_width=14)
     for one in figures:
@@ -93,7 +117,10 @@ def application(figures: ApplicationFigures) -> Table:
 
 
 def _defaults(figures: ApplicationFigures) -> Text:
-    text = Text("none" if not figures.defaults else f"{figures.defaults} answers", "" if figures.defaults else "dim")
+    text = Text(
+        "none" if not figures.defaults else f"{figures.defaults} answers",
+        "" if figures.defaults else "dim",
+    )
     if figures.partial:
         text.append(f"; {figures.partial} answers without some model", "dim")
     for reason, count in list(figures.default_reasons.items())[:2]:
@@ -115,7 +142,13 @@ def _state(figures: ModelFigures) -> Text:
 
 def told(at_s: float, what: str, text: str, style: str) -> Text:
     """One line about anything."""
-    return Text.assemble((f"{clock(at_s)}  ", "dim"), (what, "bold"), (text, style), no_wrap=True, overflow="ellipsis")
+    return Text.assemble(
+        (f"{clock(at_s)}  ", "dim"),
+        (what, "bold"),
+        (text, style),
+        no_wrap=True,
+        overflow="ellipsis",
+    )
 
 
 def happened(fault: Fault, at_s: float) -> Text:
@@ -126,8 +159,14 @@ def happened(fault: Fault, at_s: float) -> Text:
         line.append(f" is back after {fault.back_s:.2f} s", "green")
         return line.append(f"; answers: {meanwhile(fault)}", "dim")
     if fault.gone_s >= 0:
-        return line.append(f" is missed after {fault.gone_s * 1000:.0f} ms; queries go on without it", "yellow")
-    how = f"kill -9 {fault.pid}" if fault.kind == "killed" else f"kill -STOP {fault.pid}, for {FREEZE_S:g} s"
+        return line.append(
+            f" is missed after {fault.gone_s * 1000:.0f} ms; queries go on without it", "yellow"
+        )
+    how = (
+        f"kill -9 {fault.pid}"
+        if fault.kind == "killed"
+        else f"kill -STOP {fault.pid}, for {FREEZE_S:g} s"
+    )
     return line.append(f" {fault.kind} ({how})", "red")
 
 

@@ -1,7 +1,7 @@
 """Queries at a rate, open loop: each is due at its own time, whatever became of those before.
 
-Latency by the wall counts from the time a query was due, not from when it was sent: a load that waits while the server is
-slow measures nothing of that slowness ("coordinated omission").
+Latency by the wall counts from the time a query was due, not from when it was sent: a load that
+waits while the server is slow measures nothing of that slowness ("coordinated omission").
 """
 
 import asyncio
@@ -31,10 +31,11 @@ _LATE_MAX_S = 0.25  # a load that is further behind (the machine slept, say) los
 
 @dataclass(slots=True)
 class Outcomes:
-    """What became of the queries. Written by the load's thread only; read by any, a few queries apart.
+    """What became of the queries. Written by the load's thread only; read by any, a few queries
+    apart.
 
-    answer_us, wall_us: of each answer: as the server counts it, and since it was due.  partial: answered without some
-    model.  errors: raised by predict or the future, by type.
+    answer_us, wall_us: of each answer: as the server counts it, and since it was due.  partial:
+    answered without some model.  errors: raised by predict or the future, by type.
     """
 
     sent: int = 0
@@ -50,13 +51,16 @@ class Outcomes:
 
 
 class Load:
-    """Sends scans to an application from a thread of its own. Threads: any, for what has no underscore.
+    """Sends scans to an application from a thread of its own. Threads: any, for what has no
+    underscore.
 
-    rate: queries a second, on average; arrivals are a Poisson process by `seed`. A third repeat an earlier query; the
-    others are a held-out scan with fresh noise of its own.
+    rate: queries a second, on average; arrivals are a Poisson process by `seed`. A third repeat an
+    earlier query; the others are a held-out scan with fresh noise of its own.
     """
 
-    def __init__(self, app: ApplicationHandle, digits: Digits, rate: float, slo_ms: float, seed: int = 0) -> None:
+    def __init__(
+        self, app: ApplicationHandle, digits: Digits, rate: float, slo_ms: float, seed: int = 0
+    ) -> None:
         self.rate = rate
         self.outcomes = Outcomes()
         self._app = app

@@ -1,4 +1,5 @@
-"""The story of a demo as a PNG: who was asked, who was believed, how many answers were wrong, and what happened when."""
+"""The story of a demo as a PNG: who was asked, who was believed, how many answers were wrong, and
+what happened when."""
 
 import os
 from typing import Any
@@ -8,7 +9,10 @@ from clipper.errors import ClipperError
 
 _COLOURS = ("#0072b2", "#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#d55e00")
 _EVENT = "#b3400a"
-_TITLES = {"exp3": "exp3: share of the queries that ask a model", "stacking": "stacking: share of a model in the answer"}
+_TITLES = {
+    "exp3": "exp3: share of the queries that ask a model",
+    "stacking": "stacking: share of a model in the answer",
+}
 
 
 class DemoNeedsMatplotlib(ClipperError):
@@ -44,7 +48,12 @@ def draw(story: Story, path: str | os.PathLike[str]) -> None:
         panel.grid(axis="y", alpha=0.25)
         panel.margins(x=0)
     panels[-1].set_xlabel("seconds since the first query")
-    figure.suptitle("Five models of handwritten digits, learned from while they serve", x=0.01, ha="left", weight="bold")
+    figure.suptitle(
+        "Five models of handwritten digits, learned from while they serve",
+        x=0.01,
+        ha="left",
+        weight="bold",
+    )
     figure.savefig(path)
 
 
@@ -52,7 +61,9 @@ def _shares(panel: Any, story: Story, application: str, times: list[float], firs
     for number, model in enumerate(story.models):
         values = [100 * sample.shares[application].get(model, 0.0) for sample in story.samples]
         panel.plot(times, values, color=_COLOURS[number % len(_COLOURS)], linewidth=2, label=model)
-    panel.set_title(_TITLES.get(application, application), loc="left", fontsize=10, pad=26 if first else 6)
+    panel.set_title(
+        _TITLES.get(application, application), loc="left", fontsize=10, pad=26 if first else 6
+    )
     panel.set_ylabel("share, %")
     panel.set_ylim(0, None)
     panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
@@ -64,7 +75,14 @@ def _errors(panel: Any, story: Story, times: list[float]) -> None:
         errors = [sample.errors[application] for sample in story.samples]
         total = story.samples[-1].answers[application] if story.samples else 0
         label = f"{application}\n({story.whole_error(application):.1%} of {total})"
-        panel.plot(times, errors, color="#333333", linestyle=styles[number % len(styles)], linewidth=2, label=label)
+        panel.plot(
+            times,
+            errors,
+            color="#333333",
+            linestyle=styles[number % len(styles)],
+            linewidth=2,
+            label=label,
+        )
     panel.set_title("wrong answers so far", loc="left", fontsize=10)
     panel.set_ylabel("answers")
     panel.set_ylim(0, None)
@@ -72,9 +90,17 @@ def _errors(panel: Any, story: Story, times: list[float]) -> None:
 
 
 def _events(panel: Any, story: Story, told: bool) -> None:
-    """A line through every panel; above the first, what it was, on two levels so that neighbours do not meet."""
+    """A line through every panel; above the first, what it was, on two levels so that neighbours do
+    not meet."""
     for number, event in enumerate(story.events):
         panel.axvline(event.at_s, color=_EVENT, linewidth=1, linestyle=(0, (3, 2)))
         if told:
             place = {"transform": panel.get_xaxis_transform(), "ha": "center", "va": "bottom"}
-            panel.text(event.at_s, 1.01 + 0.08 * (number % 2), event.text, fontsize=8, color=_EVENT, **place)
+            panel.text(
+                event.at_s,
+                1.01 + 0.08 * (number % 2),
+                event.text,
+                fontsize=8,
+                color=_EVENT,
+                **place,
+            )

@@ -1,4 +1,5 @@
-"""A plot for a terminal: block characters, a few columns, no library but rich's text. It fits 80 columns."""
+"""A plot for a terminal: block characters, a few columns, no library but rich's text. It fits 80
+columns."""
 
 from collections.abc import Sequence
 
@@ -18,16 +19,21 @@ _PERCENT = 6
 
 
 def column_heights(values: Sequence[float], rows: int) -> list[list[str]]:
-    """Values from 0 to 1 as columns of `rows` characters each, the top one first. What is above 0 is seen."""
+    """Values from 0 to 1 as columns of `rows` characters each, the top one first. What is above 0
+    is seen."""
     drawn = []
     for value in values:
         eighths = round(min(max(value, 0.0), 1.0) * rows * 8)
         eighths = max(eighths, 1) if value > 0 else eighths
-        drawn.append([BLOCKS[min(max(eighths - 8 * (rows - 1 - row), 0), 8)] for row in range(rows)])
+        drawn.append(
+            [BLOCKS[min(max(eighths - 8 * (rows - 1 - row), 0), 8)] for row in range(rows)]
+        )
     return drawn
 
 
-def history(story: Story, application: str, model: str, now_s: float, width: int = WIDTH) -> list[float]:
+def history(
+    story: Story, application: str, model: str, now_s: float, width: int = WIDTH
+) -> list[float]:
     """The model's share at `width` moments of the last WINDOW_S; 0 before the first sample."""
     step = WINDOW_S / width
     values, at = [], 0
@@ -52,22 +58,38 @@ def marks(story: Story, now_s: float, width: int = WIDTH) -> str:
 
 
 def shares_plot(story: Story, now_s: float, rows: int = 2) -> Text:
-    """Each model's share over the last WINDOW_S, an application beside the other; `rows` lines a model."""
+    """Each model's share over the last WINDOW_S, an application beside the other; `rows` lines a
+    model."""
     text = Text(no_wrap=True)
-    past = {(app, model): history(story, app, model, now_s) for app in story.applications for model in story.models}
-    scales = {app: _scale([past[app, model] for model in story.models]) for app in story.applications}
-    titles = [f"{TITLES.get(app, app):<{WIDTH - 6}}{f'to {scales[app]:.0%}':>6}{'':<{_PERCENT}}" for app in story.applications]
+    past = {
+        (app, model): history(story, app, model, now_s)
+        for app in story.applications
+        for model in story.models
+    }
+    scales = {
+        app: _scale([past[app, model] for model in story.models]) for app in story.applications
+    }
+    titles = [
+        f"{TITLES.get(app, app):<{WIDTH - 6}}{f'to {scales[app]:.0%}':>6}{'':<{_PERCENT}}"
+        for app in story.applications
+    ]
     text.append(f"{' ' * _NAME} {'   '.join(titles)}\n", "bold")
     for number, model in enumerate(story.models):
         colour = COLOURS[number % len(COLOURS)]
-        drawn = [column_heights([v / scales[app] for v in past[app, model]], rows) for app in story.applications]
+        drawn = [
+            column_heights([v / scales[app] for v in past[app, model]], rows)
+            for app in story.applications
+        ]
         for row in range(rows):
             last = row == rows - 1
             text.append(f" {model if last else '':<{_NAME}}"[:_NAME] + " ", colour if last else "")
             for at, app in enumerate(story.applications):
                 text.append("".join(column[row] for column in drawn[at]), colour)
                 share = story.samples[-1].shares[app].get(model, 0.0) if story.samples else 0.0
-                text.append(f"{share:>{_PERCENT}.0%}" if last else " " * _PERCENT, "bold" if share >= 0.5 else "dim")
+                text.append(
+                    f"{share:>{_PERCENT}.0%}" if last else " " * _PERCENT,
+                    "bold" if share >= 0.5 else "dim",
+                )
                 text.append("   " if at + 1 < len(story.applications) else "\n")
     return text.append_text(_axis(story, now_s))
 
@@ -88,14 +110,18 @@ def _axis(story: Story, now_s: float) -> Text:
     text.append(f"{' ' * _NAME} {wide.join([ruler] * len(story.applications))}\n", "dim")
     text.append(f"{' ' * _NAME} {wide.join([happened] * len(story.applications))}\n", "bold red")
     errors = [
-        f"wrong: {story.recent_error(app):.1%} lately, {story.whole_error(app):.1%} in all" for app in story.applications
+        f"wrong: {story.recent_error(app):.1%} lately, {story.whole_error(app):.1%} in all"
+        for app in story.applications
     ]
-    text.append(f"{' ' * _NAME} {'   '.join(f'{error:<{WIDTH + _PERCENT}}' for error in errors)}".rstrip())
+    text.append(
+        f"{' ' * _NAME} {'   '.join(f'{error:<{WIDTH + _PERCENT}}' for error in errors)}".rstrip()
+    )
     return text.append(f"\n{' ' * _NAME} {MARKS if story.events else ''}".rstrip(" "), "dim")
 
 
 def line(story: Story) -> str:
-    """The same in one line, for a log: the two largest shares of each application, and its errors."""
+    """The same in one line, for a log: the two largest shares of each application, and its
+    errors."""
     parts = []
     for app in story.applications:
         shares = story.samples[-1].shares[app] if story.samples else {}

@@ -27,16 +27,25 @@ class Look:
     def take(cls, at_s: float, stats: dict[str, Any], outcomes: Outcomes) -> "Look":
         o = outcomes
         return cls(
-            at_s, stats, o.sent, o.answered, o.defaults, o.partial, o.correct, o.met, o.reasons.copy(), o.errors.copy()
+            at_s,
+            stats,
+            o.sent,
+            o.answered,
+            o.defaults,
+            o.partial,
+            o.correct,
+            o.met,
+            o.reasons.copy(),
+            o.errors.copy(),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFigures:
-    """One model. asked_per_s: queries.  p50_ms, p99_ms: of evaluated predictions.  batch_rows: mean.  limit: most rows
-    that the batchers send now, summed over replicas.  cached: share answered without an evaluation of its own.
-    replicas: the state of each: ready, suspect, starting, running, backoff, failed or stopped.  wanted: how many there shall
-    be."""
+    """One model. asked_per_s: queries.  p50_ms, p99_ms: of evaluated predictions.  batch_rows:
+    mean.  limit: most rows that the batchers send now, summed over replicas.  cached: share
+    answered without an evaluation of its own. replicas: the state of each: ready, suspect,
+    starting, running, backoff, failed or stopped.  wanted: how many there shall be."""
 
     name: str
     replicas: tuple[str, ...]
@@ -55,8 +64,10 @@ class ModelFigures:
 
 @dataclass(frozen=True, slots=True)
 class ApplicationFigures:
-    """The application. p50_ms, p99_ms: as the server counts; wall_: since the query was due.  slo_met: share of answers
-    by a model and in time.  partial: answers that lacked some model.  accuracy: of the answers that are no default."""
+    """The application. p50_ms, p99_ms: as the server counts; wall_: since the query was due.
+    slo_met: share of answers by a model and in time.  partial: answers that lacked some model.
+    accuracy: of the answers that are no default.
+    """
 
     name: str
     slo_ms: float
@@ -98,7 +109,9 @@ def between(before: Look, after: Look, outcomes: Outcomes, name: str, slo_ms: fl
     return Report(_application(before, after, outcomes, name, slo_ms, seconds), tuple(models))
 
 
-def _model(id_: str, before: dict[str, Any] | None, now: dict[str, Any], seconds: float) -> ModelFigures:
+def _model(
+    id_: str, before: dict[str, Any] | None, now: dict[str, Any], seconds: float
+) -> ModelFigures:
     def grown(key: str) -> int:
         return int(now[key]) - int(before[key] if before else 0)
 

@@ -43,9 +43,9 @@ _SWITCH_S = 0.0005  # so that drawing the table does not hold up the load's thre
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """seconds: None for 10 without a terminal, and until `q` with one.  rate: queries a second.  state: a folder that
-    keeps the models, or empty.  json: the summary for a machine, on stdout; all else on stderr.  version: for the banner.  plot:
-    a PNG to write at the end, or empty."""
+    """seconds: None for 10 without a terminal, and until `q` with one.  rate: queries a second.
+    state: a folder that keeps the models, or empty.  json: the summary for a machine, on stdout;
+    all else on stderr.  version: for the banner.  plot: a PNG to write at the end, or empty."""
 
     seconds: float | None = None
     rate: float = 300.0
@@ -56,8 +56,11 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Run the demo; -> the exit code: 0, or 1 when nothing was answered, or nonsense. Raises: ClipperError."""
-    logging.getLogger("clipper").addHandler(logging.NullHandler())  # what it would say, the table shows
+    """Run the demo; -> the exit code: 0, or 1 when nothing was answered, or nonsense. Raises:
+    ClipperError."""
+    logging.getLogger("clipper").addHandler(
+        logging.NullHandler()
+    )  # what it would say, the table shows
     if options.plot:
         picture.check()
     console = Console(stderr=options.json, highlight=False)
@@ -67,13 +70,21 @@ def run(options: Options) -> int:
     with _interruptible(), _folder(options) as folder, ClipperServer(config).start() as server:
         spoiler = digits.Spoiler(folder)
         deploy(server, scans, console, spoiler)
-        app = server.app("digits", models=list(digits.GOOD), slo_ms=SLO_MS, default=-1, policy="ensemble")
+        app = server.app(
+            "digits", models=list(digits.GOOD), slo_ms=SLO_MS, default=-1, policy="ensemble"
+        )
         learners = [
-            server.app(name, models=list(digits.REPLICAS), slo_ms=LEARNERS_SLO_MS, default=-1, policy=name)
+            server.app(
+                name, models=list(digits.REPLICAS), slo_ms=LEARNERS_SLO_MS, default=-1, policy=name
+            )
             for name in LEARNERS
         ]
-        lessons = Lessons(learners, list(digits.REPLICAS), scans, min(options.rate, LESSONS_RATE_MAX))
-        demo = Demo(server, Load(app, scans, options.rate, SLO_MS), lessons, spoiler, console, options)
+        lessons = Lessons(
+            learners, list(digits.REPLICAS), scans, min(options.rate, LESSONS_RATE_MAX)
+        )
+        demo = Demo(
+            server, Load(app, scans, options.rate, SLO_MS), lessons, spoiler, console, options
+        )
         report = demo.go()
         if options.plot:
             picture.draw(lessons.story, options.plot)
@@ -92,7 +103,9 @@ def banner(console: Console, options: Options) -> None:
     )
 
 
-def deploy(server: ClipperServer, scans: digits.Digits, console: Console, spoiler: digits.Spoiler) -> None:
+def deploy(
+    server: ClipperServer, scans: digits.Digits, console: Console, spoiler: digits.Spoiler
+) -> None:
     """Train and deploy what the state does not hold yet; return when every replica has answered."""
     for name, replicas in digits.REPLICAS.items():
         if name in server.catalog.view.versions:
@@ -101,10 +114,16 @@ def deploy(server: ClipperServer, scans: digits.Digits, console: Console, spoile
         started = time.perf_counter()
         estimator = digits.train(name, scans)
         score = estimator.score(scans.held_x, scans.held_y)
-        server.deploy(name, digits.spoilable(estimator, spoiler.flag(name)), replicas=replicas, wait=False)
+        server.deploy(
+            name, digits.spoilable(estimator, spoiler.flag(name)), replicas=replicas, wait=False
+        )
         processes = f"{replicas} process{'es' if replicas > 1 else ''}"
         took = f"trained in {time.perf_counter() - started:.1f} s"
-        console.print(Text.assemble((f" {name:<8}", "bold"), (f"{took}, {score:.1%} right; {processes}", "dim")))
+        console.print(
+            Text.assemble(
+                (f" {name:<8}", "bold"), (f"{took}, {score:.1%} right; {processes}", "dim")
+            )
+        )
     started = time.perf_counter()
     wait_until_ready(server)
     patience_s = server.config.server.load_s
@@ -125,9 +144,15 @@ def wait_until_ready(server: ClipperServer) -> None:
         if not waiting:
             return
         model, replica = waiting[0]
-        if replica["state"] == "failed" or replica.get("restart_count", 0) > 3 or time.monotonic() > until:
+        if (
+            replica["state"] == "failed"
+            or replica.get("restart_count", 0) > 3
+            or time.monotonic() > until
+        ):
             lines = "\n".join(server.logs(model, replica["number"])[-20:])
-            raise DeployFailed(f"container {model}/{replica['number']} does not come up. Its last lines:\n{lines}")
+            raise DeployFailed(
+                f"container {model}/{replica['number']} does not come up. Its last lines:\n{lines}"
+            )
         time.sleep(_TICK_S)
 
 
@@ -171,7 +196,9 @@ class Demo:
                 self._watch()
             else:
                 assert self._seconds is not None
-                self._console.print(f" sending {self._load.rate:g} queries a second for {self._seconds:g} s\n")
+                self._console.print(
+                    f" sending {self._load.rate:g} queries a second for {self._seconds:g} s\n"
+                )
                 self._play(self._seconds)
         except KeyboardInterrupt:
             pass
@@ -183,8 +210,8 @@ class Demo:
         return self._between(first, self._look())
 
     def _play(self, seconds: float) -> None:
-        """Without a person: after a third of the time the model that exp3 likes best gives wrong labels, until half of it; after
-        three quarters, the one that it then likes best."""
+        """Without a person: after a third of the time the model that exp3 likes best gives wrong
+        labels, until half of it; after three quarters, the one that it then likes best."""
         said_s = 0.0
         due_s = [seconds / 3, seconds / 2, seconds * 3 / 4]
         while (now := self._elapsed()) < seconds:
@@ -194,11 +221,14 @@ class Demo:
                 self._console.print(" ", self._spoil_or_mend(), sep="")
             if now >= said_s + max(_LINE_S, seconds / 20):
                 said_s = now
-                self._console.print(f" {live.clock(now)}  {plot.line(self._lessons.story)}", soft_wrap=True)
+                self._console.print(
+                    f" {live.clock(now)}  {plot.line(self._lessons.story)}", soft_wrap=True
+                )
         self._console.print()
 
     def _spoil_or_mend(self) -> Text:
-        """Wrong labels from the model that exp3 asks most; if one gives them already, it is mended."""
+        """Wrong labels from the model that exp3 asks most; if one gives them already, it is
+        mended."""
         spoiled = [model for model in digits.REPLICAS if self._spoiler.is_spoiled(model)]
         for model in spoiled:
             self._spoiler.mend(model)
@@ -211,7 +241,10 @@ class Demo:
         return live.told(self._elapsed(), model, " gives wrong labels; exp3 asked it most", "red")
 
     def _watch(self) -> None:
-        with Keys(sys.stdin) as keys, Live(console=self._console, auto_refresh=False, transient=True) as display:
+        with (
+            Keys(sys.stdin) as keys,
+            Live(console=self._console, auto_refresh=False, transient=True) as display,
+        ):
             drawn = 0.0
             while self._seconds is None or self._elapsed() < self._seconds:
                 if not self._obey(keys.pressed(_TICK_S)):
@@ -234,7 +267,11 @@ class Demo:
                 self._events.append(live.happened(fault, self._elapsed()) if fault else nothing)
                 if fault:
                     model = fault.container.partition(":")[0]
-                    self._lessons.happened(f"{fault.container} {fault.kind}", model, "k" if fault.kind == "killed" else "s")
+                    self._lessons.happened(
+                        f"{fault.container} {fault.kind}",
+                        model,
+                        "k" if fault.kind == "killed" else "s",
+                    )
             elif key in "dD":
                 self._events.append(self._spoil_or_mend())
             elif key in "vV":
@@ -258,10 +295,20 @@ class Demo:
         report = self._between(self._looks[0], self._looks[-1])
         lessons = plot.shares_plot(self._lessons.story, self._elapsed())
         height = self._console.height
-        return live.screen(report, round(self._load.rate), self._elapsed(), self._events, lessons, self._shows_lessons, height)
+        return live.screen(
+            report,
+            round(self._load.rate),
+            self._elapsed(),
+            self._events,
+            lessons,
+            self._shows_lessons,
+            height,
+        )
 
 
-def summary(console: Console, report: Report, faults: list[Fault], story: Story, options: Options) -> None:
+def summary(
+    console: Console, report: Report, faults: list[Fault], story: Story, options: Options
+) -> None:
     if options.json:
         whole = {"version": options.version, "rate": options.rate, **report.as_dict()}
         learning = {
@@ -272,16 +319,36 @@ def summary(console: Console, report: Report, faults: list[Fault], story: Story,
             for app in story.applications
         }  # fmt: skip
         events = [asdict(event) for event in story.events]
-        print(json.dumps({**whole, "faults": [asdict(fault) for fault in faults], "learning": learning, "events": events}))
+        print(
+            json.dumps(
+                {
+                    **whole,
+                    "faults": [asdict(fault) for fault in faults],
+                    "learning": learning,
+                    "events": events,
+                }
+            )
+        )
         return
     figures = report.application
     if options.plot:
-        console.print(f" {options.plot}: the shares, the errors and what happened when, as a picture")
-    console.print(Text(f" {figures.answered} of {figures.sent} queries answered in {figures.seconds:.1f} s", "bold"))
+        console.print(
+            f" {options.plot}: the shares, the errors and what happened when, as a picture"
+        )
+    console.print(
+        Text(
+            f" {figures.answered} of {figures.sent} queries answered in {figures.seconds:.1f} s",
+            "bold",
+        )
+    )
     console.print(live.models(report.models), live.application(report.application))
     console.print(Text(), plot.shares_plot(story, story.samples[-1].at_s), Text(), sep="\n")
     for fault in faults:
-        what = f"back after {fault.back_s:.2f} s; answers: {live.meanwhile(fault)}" if fault.over else "not back yet"
+        what = (
+            f"back after {fault.back_s:.2f} s; answers: {live.meanwhile(fault)}"
+            if fault.over
+            else "not back yet"
+        )
         console.print(f" {fault.container} was {fault.kind}, {what}")
     console.print()
 

@@ -1,5 +1,5 @@
-"""Models that frameworks saved themselves, by file, folder or object: bytes of a kind. Those that come from elsewhere are looked
-at in a process of their own before they are deployed."""
+"""Models that frameworks saved themselves, by file, folder or object: bytes of a kind. Those that
+come from elsewhere are looked at in a process of their own before they are deployed."""
 
 import hashlib
 import io
@@ -25,18 +25,25 @@ from clipper_container.adapters import files, mlflow
 from clipper_container.adapters.errors import LoadError
 from clipper_container.adapters.function import MAGIC, PACKED
 
-KINDS: Final = ("onnx", "skops")  # whose parsers are made for files of strangers: what comes in by a stream is one of these
+KINDS: Final = (
+    "onnx",
+    "skops",
+)  # whose parsers are made for files of strangers: what comes in by a stream is one of these
 ENDINGS: Final = tuple(files.ENDINGS)
 SUFFIX: Final = PACKED[-1]
-_FLAVOURS: Final = {"onnx": ("onnx", "onnxruntime"), "pytorch": ("torch",), "sklearn": ("scikit-learn",)}
+_FLAVOURS: Final = {
+    "onnx": ("onnx", "onnxruntime"),
+    "pytorch": ("torch",),
+    "sklearn": ("scikit-learn",),
+}
 _LOOK_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A model as bytes. kind: "onnx", "skops", "xgboost", "lightgbm", "torchscript", "torch-export", "pickle", "mlflow".
-    trusted: types a skops file may ask for, beyond those skops trusts itself.  labels: of a classifier of xgboost or lightgbm,
-    one a class."""
+    """A model as bytes. kind: "onnx", "skops", "xgboost", "lightgbm", "torchscript",
+    "torch-export", "pickle", "mlflow". trusted: types a skops file may ask for, beyond those skops
+    trusts itself.  labels: of a classifier of xgboost or lightgbm, one a class."""
 
     kind: str
     data: bytes
@@ -45,7 +52,9 @@ class Artifact:
 
     def __post_init__(self) -> None:
         if self.kind not in files.KINDS:
-            raise InvalidInput(f"kind={self.kind!r}: a model's file is one of {', '.join(files.KINDS)}.")
+            raise InvalidInput(
+                f"kind={self.kind!r}: a model's file is one of {', '.join(files.KINDS)}."
+            )
 
     @property
     def is_code(self) -> bool:
@@ -55,7 +64,13 @@ class Artifact:
     def packed(self, name: str) -> bytes:
         """The file that a container loads; the same for the same bytes, name and trusted types."""
         python = ".".join(platform.python_version_tuple()[:2])
-        about = {"format": 1, "kind": self.kind, "name": name, "python": python, "trusted": sorted(self.trusted)}
+        about = {
+            "format": 1,
+            "kind": self.kind,
+            "name": name,
+            "python": python,
+            "trusted": sorted(self.trusted),
+        }
         about |= {"labels": self.labels} if self.labels is not None else {}
         about |= {"packages": _flavoured(self.data)} if self.kind == "mlflow" else {}
         return MAGIC + json.dumps(about).encode() + b"\n" + self.data
@@ -66,7 +81,8 @@ class Artifact:
 
 
 def is_data(thing: Any) -> bool:
-    """Whether `thing` is an Artifact, names a file or folder that may be one, or is an object that its framework saves itself."""
+    """Whether `thing` is an Artifact, names a file or folder that may be one, or is an object that
+    its framework saves itself."""
     if isinstance(thing, str | os.PathLike):
         return is_registered(thing) or (":" not in str(thing) and bool(files.kind_by_name(thing)))
     return isinstance(thing, Artifact) or _saver_of(thing) is not None
@@ -78,8 +94,8 @@ def is_registered(thing: Any) -> bool:
 
 
 def artifact_of(thing: Any) -> Artifact:
-    """The Artifact that `thing` is, names, or is saved as. Raises: PackagingError for a file that cannot be read, or is no such
-    file."""
+    """The Artifact that `thing` is, names, or is saved as. Raises: PackagingError for a file that
+    cannot be read, or is no such file."""
     if isinstance(thing, Artifact):
         return thing
     if not isinstance(thing, str | os.PathLike):
@@ -99,10 +115,13 @@ def artifact_of(thing: Any) -> Artifact:
 
 
 def _saver_of(thing: Any) -> Callable[[Any], Artifact] | None:
-    """How to save it; None for what is none of these. Frameworks that are not imported have no objects here."""
+    """How to save it; None for what is none of these. Frameworks that are not imported have no
+    objects here."""
     if _is_of(thing, "xgboost", "Booster", "XGBModel"):
         return _saved_xgboost
-    if _is_of(thing, "lightgbm", "Booster") or (_is_of(thing, "lightgbm", "LGBMModel") and _plain(_labels_of(thing))):
+    if _is_of(thing, "lightgbm", "Booster") or (
+        _is_of(thing, "lightgbm", "LGBMModel") and _plain(_labels_of(thing))
+    ):
         return _saved_lightgbm
     if _is_of(thing, "torch.jit", "ScriptModule"):
         return _saved_torchscript
@@ -128,7 +147,11 @@ def _plain(labels: list[Any] | None) -> bool:
 def _saved_xgboost(thing: Any) -> Artifact:
     booster = thing.get_booster() if hasattr(thing, "get_booster") else thing
     labels = _labels_of(thing) if hasattr(thing, "get_booster") else None
-    return Artifact("xgboost", bytes(booster.save_raw(raw_format="ubj")), labels=None if labels is None else tuple(labels))
+    return Artifact(
+        "xgboost",
+        bytes(booster.save_raw(raw_format="ubj")),
+        labels=None if labels is None else tuple(labels),
+    )
 
 
 def _saved_lightgbm(thing: Any) -> Artifact:
@@ -159,13 +182,15 @@ def _fetched(name: str) -> str:
         from mlflow.artifacts import download_artifacts
     except ModuleNotFoundError:
         raise PackagingError(
-            f"{name!r} is in MLflow's registry, and mlflow is not installed here. Run: pip install mlflow-skinny"
+            f"{name!r} is in MLflow's registry, and mlflow is not installed here. Run: pip install"
+            " mlflow-skinny"
         ) from None
     try:
         return str(download_artifacts(artifact_uri=name))
     except Exception as error:
         raise PackagingError(
-            f"MLflow's registry does not give {name!r}: {str(error)[:500]}. It is looked for at MLFLOW_TRACKING_URI."
+            f"MLflow's registry does not give {name!r}: {str(error)[:500]}. It is looked for at"
+            " MLFLOW_TRACKING_URI."
         ) from None
 
 
@@ -173,13 +198,19 @@ def _flavoured(data: bytes) -> dict[str, str]:
     """The packages of a folder's flavour, at the versions that are here."""
     about = files.member(data, "MLmodel")
     flavour = mlflow.flavour(about)
-    names = [*_FLAVOURS.get(flavour, (flavour,) if flavour else ()), "mlflow", "mlflow-skinny", "pandas"]
+    names = [
+        *_FLAVOURS.get(flavour, (flavour,) if flavour else ()),
+        "mlflow",
+        "mlflow-skinny",
+        "pandas",
+    ]
     names += ["skops"] if re.search(r"^\s*serialization_format:\s*skops\s*$", about, re.M) else []
     return {name: version for name in names if (version := version_of(name))}
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """What a check found: the types of a row and of an output, "any" where the file does not say."""
+    """What a check found: the types of a row and of an output, "any" where the file does not
+    say."""
 
     ok: bool
     kind: str = ""
@@ -188,18 +219,31 @@ class Checked(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-def check(artifact: Artifact, name: str, patience_s: float, is_over: Callable[[], bool] = lambda: False) -> Checked:
-    """Verify and load a model in a process that is thrown away: what hangs, crashes or eats memory there harms nobody.
+def check(
+    artifact: Artifact, name: str, patience_s: float, is_over: Callable[[], bool] = lambda: False
+) -> Checked:
+    """Verify and load a model in a process that is thrown away: what hangs, crashes or eats memory
+    there harms nobody.
 
     is_over: whether nobody waits any more.
-    Raises: PackagingError with the reason: no such format, invalid, asks for untrusted types, does not load in time;
-    ShuttingDown when it is over.
+    Raises: PackagingError with the reason: no such format, invalid, asks for untrusted types, does
+    not load in time; ShuttingDown when it is over.
     """
     with tempfile.TemporaryDirectory(prefix="clipper-check-") as folder:
         path = Path(folder) / f"{name}{SUFFIX}"
         path.write_bytes(artifact.packed(name))
-        words = [sys.executable, "-m", "clipper_container", "check", str(path), "--die-with-parent", str(os.getpid())]
-        with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        words = [
+            sys.executable,
+            "-m",
+            "clipper_container",
+            "check",
+            str(path),
+            "--die-with-parent",
+            str(os.getpid()),
+        ]
+        with subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
             try:
                 said = _await(process, name, time.monotonic() + patience_s, is_over)
             finally:
@@ -219,7 +263,9 @@ def _await(
             return process.communicate(timeout=_LOOK_S)
         except subprocess.TimeoutExpired:
             if time.monotonic() >= until_s:
-                raise PackagingError(f"model {name!r} did not load in time.", hint="Raise server.load_s.") from None
+                raise PackagingError(
+                    f"model {name!r} did not load in time.", hint="Raise server.load_s."
+                ) from None
             if is_over():
                 raise ShuttingDown(f"the check of model {name!r} was given up.") from None
 
@@ -230,4 +276,7 @@ def _read(code: int, out: bytes, err: bytes) -> Checked:
         return msgspec.json.decode(lines[-1] if lines else b"", type=Checked)
     except msgspec.MsgspecError:
         last = err.decode(errors="replace").strip().splitlines()[-1:]
-        return Checked(False, reason=f"its check ended by {describe_exit(code)}{': ' + last[0] if last else ''}")
+        return Checked(
+            False,
+            reason=f"its check ended by {describe_exit(code)}{': ' + last[0] if last else ''}",
+        )

@@ -1,9 +1,11 @@
-"""Docker or podman, over the API that both speak, by the package `docker` (an extra: it is imported when a model asks for it).
+"""Docker or podman, over the API that both speak, by the package `docker` (an extra: it is imported
+when a model asks for it).
 
-A container gets as little as it needs: no capability, no new privileges, a file system it cannot write to but for /tmp, and,
-where the server listens on a unix socket, no network at all: the socket is mounted. Rows in shared memory work there too, since
-they are handed over that socket. It runs as whoever runs the server, so that it may use the socket; for a server of root, as a
-user of its own, whom the socket and the token are opened to: both lie in a folder that only root can enter.
+A container gets as little as it needs: no capability, no new privileges, a file system it cannot
+write to but for /tmp, and, where the server listens on a unix socket, no network at all: the socket
+is mounted. Rows in shared memory work there too, since they are handed over that socket. It runs as
+whoever runs the server, so that it may use the socket; for a server of root, as a user of its own,
+whom the socket and the token are opened to: both lie in a folder that only root can enter.
 """
 
 from __future__ import annotations
@@ -34,16 +36,22 @@ SOCKET: Final = "/run/clipper.sock"
 TAIL_LINES: Final = 20
 _STARTS: Final = {
     "docker": "Start it: systemctl start docker.",
-    "podman": "Start it: systemctl start podman.socket (of your own: systemctl --user start podman.socket).",
+    "podman": (
+        "Start it: systemctl start podman.socket (of your own: systemctl --user start"
+        " podman.socket)."
+    ),
 }
-_JOIN: Final = "Join its group: sudo usermod -aG docker $USER, then log in again. Or use podman, as yourself."
+_JOIN: Final = (
+    "Join its group: sudo usermod -aG docker $USER, then log in again. Or use podman, as yourself."
+)
 _ANOTHER: Final = 'Name another with docker.socket, or serve the model with deployer = "process".'
 _LABEL: Final = "clipper.run"
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose containers they are. run: the server's folder while it runs.  folder: of its state, locked by it, or empty."""
+    """Whose containers they are. run: the server's folder while it runs.  folder: of its state,
+    locked by it, or empty."""
 
     run: Path
     folder: str = ""
@@ -52,7 +60,8 @@ class Owner:
         return {_LABEL: str(self.run), "clipper.folder": self.folder, "clipper.host": _host()}
 
     def owns_or_outlived(self, labels: dict[str, str]) -> bool:
-        """Whether a container is left over: from a server that ran on our state, or that ran on this host and runs no more."""
+        """Whether a container is left over: from a server that ran on our state, or that ran on
+        this host and runs no more."""
         run = labels.get(_LABEL, "")
         if run == str(self.run):
             return False
@@ -62,7 +71,8 @@ class Owner:
 
 
 def _host() -> str:
-    """This host, and this view of its files: a server that sees others must not judge whether a folder is there."""
+    """This host, and this view of its files: a server that sees others must not judge whether a
+    folder is there."""
     return f"{socket.gethostname()}/{os.stat('/proc/self/ns/mnt').st_ino}"
 
 
@@ -102,13 +112,17 @@ class Daemon:
         try:
             import docker
         except ImportError:
-            raise DeployFailed(f"deployer {self.kind!r} needs the package docker.", hint=INSTALL) from None
+            raise DeployFailed(
+                f"deployer {self.kind!r} needs the package docker.", hint=INSTALL
+            ) from None
         where = self._where()
         self._probe(where)
         try:
             return docker.APIClient(where, version="auto", timeout=self._settings.answer_s)
         except docker.errors.DockerException as error:
-            raise DeployFailed(f"{self.kind} does not answer at {where}: {error}.", hint=_ANOTHER) from None
+            raise DeployFailed(
+                f"{self.kind} does not answer at {where}: {error}.", hint=_ANOTHER
+            ) from None
 
     def _where(self) -> str:
         if self._settings.socket:
@@ -119,11 +133,14 @@ class Daemon:
         if self.kind == "docker":
             usual = ["/var/run/docker.sock", f"{mine}/docker.sock"]
         else:
-            usual = ["/run/podman/podman.sock", f"{mine}/podman/podman.sock"][:: 1 if os.getuid() == 0 else -1]
+            usual = ["/run/podman/podman.sock", f"{mine}/podman/podman.sock"][
+                :: 1 if os.getuid() == 0 else -1
+            ]
         return "unix://" + next((path for path in usual if os.path.exists(path)), usual[0])
 
     def _probe(self, where: str) -> None:
-        """Raises, with what a person can do about it, when nobody can be reached at a unix socket."""
+        """Raises, with what a person can do about it, when nobody can be reached at a unix
+        socket."""
         if not where.startswith("unix:"):
             return
         try:
@@ -144,7 +161,10 @@ class Daemon:
     def refused(self, error: Exception, doing: str) -> DeployFailed:
         """An error of the package, in our words."""
         why = getattr(error, "explanation", None) or str(error)
-        return DeployFailed(f"{self.kind} could not {doing}: {str(why).strip().rstrip('.')}.", hint=f"See: {self.kind} info.")
+        return DeployFailed(
+            f"{self.kind} could not {doing}: {str(why).strip().rstrip('.')}.",
+            hint=f"See: {self.kind} info.",
+        )
 
     @contextlib.contextmanager
     def doing(self, what: str) -> Iterator[Any]:
@@ -174,8 +194,11 @@ class Daemon:
 
     # -- images
 
-    def image(self, spec: ContainerSpec, say: Callable[[str], None], is_over: Callable[[], bool]) -> str:
-        """The name of the model's image; it is built when it is not there. say: gets the builder's lines."""
+    def image(
+        self, spec: ContainerSpec, say: Callable[[str], None], is_over: Callable[[], bool]
+    ) -> str:
+        """The name of the model's image; it is built when it is not there. say: gets the builder's
+        lines."""
         assert spec.needs is not None
         image = image_of(spec, spec.needs, self._settings.base)
         with self._guard:
@@ -188,11 +211,19 @@ class Daemon:
             self._build(image, spec, say, is_over)
             return image.name
 
-    def _build(self, image: Image, spec: ContainerSpec, say: Callable[[str], None], is_over: Callable[[], bool]) -> None:
+    def _build(
+        self,
+        image: Image,
+        spec: ContainerSpec,
+        say: Callable[[str], None],
+        is_over: Callable[[], bool],
+    ) -> None:
         until, last = time.monotonic() + self._settings.build_s, deque[str](maxlen=TAIL_LINES)
         with self.doing(f"build the image of '{spec.name}:{spec.version}'") as api:
             stream = _opened(api, image, self._settings)
-            watch = threading.Thread(target=_close_when, args=(stream, is_over, until), name="clipper-build", daemon=True)
+            watch = threading.Thread(
+                target=_close_when, args=(stream, is_over, until), name="clipper-build", daemon=True
+            )
             watch.start()
             try:
                 error = _follow_build(stream, last, say)
@@ -202,10 +233,20 @@ class Daemon:
                 stream._response.close()
             if error or not api.images(image.name, quiet=True):
                 late = time.monotonic() >= until
-                why = f"it was not ready in {self._settings.build_s:g} s" if late else error or "the builder was cut off"
+                why = (
+                    f"it was not ready in {self._settings.build_s:g} s"
+                    if late
+                    else error or "the builder was cut off"
+                )
                 lines, id_ = "\n".join(last), f"{spec.name}:{spec.version}"
-                text = f"the image of model '{id_}' was not built: {why.strip().rstrip('.')}. Its last lines:\n{lines}\n"
-                hint = "Is it the base? Set docker.base. Is it a package? See the model's requirements, and docker.build_network."
+                text = (
+                    f"the image of model '{id_}' was not built: {why.strip().rstrip('.')}. Its last"
+                    f" lines:\n{lines}\n"
+                )
+                hint = (
+                    "Is it the base? Set docker.base. Is it a package? See the model's"
+                    " requirements, and docker.build_network."
+                )
                 raise DeployFailed(text, hint=hint)
 
     # -- containers
@@ -215,25 +256,47 @@ class Daemon:
         settings = self._settings
         connect, mounts, network = self._way_in(spec)
         words = ["--connect", connect, "--replica", str(replica), "--threads", str(spec.threads)]
-        labels = {**self._owner.labels(), "clipper.model": f"{spec.name}:{spec.version}", "clipper.replica": str(replica)}
-        name = f"clipper-{spec.name}-{spec.version}-{replica}-{self._owner.run.name.rpartition('-')[2]}"
+        labels = {
+            **self._owner.labels(),
+            "clipper.model": f"{spec.name}:{spec.version}",
+            "clipper.replica": str(replica),
+        }
+        name = f"clipper-{spec.name}-{spec.version}-{replica}-{self._owner.run.name.rpartition('-')[2]}"  # noqa: E501
         with self.doing(f"make a container of {image}") as api:
             from docker.types import DeviceRequest, LogConfig
 
             memory = spec.memory_mib << 20 or None
-            gpus = [DeviceRequest(capabilities=[["gpu"]], **_gpus(spec.gpus))] if spec.gpus else None
+            gpus = (
+                [DeviceRequest(capabilities=[["gpu"]], **_gpus(spec.gpus))] if spec.gpus else None
+            )
             size = {"max-size": f"{settings.log_mib}m", "max-file": "1"}
             host = api.create_host_config(
-                mounts=mounts, network_mode=network, cap_drop=["ALL"], security_opt=["no-new-privileges"], read_only=True,
-                tmpfs={"/tmp": f"rw,nosuid,nodev,mode=1777,size={settings.tmp_mib}m"}, pids_limit=settings.processes_max,
-                mem_limit=memory, memswap_limit=memory, nano_cpus=int(spec.cpus * 1e9) or None, device_requests=gpus,
-                log_config=LogConfig(type="json-file", config=size) if self.kind == "docker" else None,
-            )  # fmt: skip
+                mounts=mounts,
+                network_mode=network,
+                cap_drop=["ALL"],
+                security_opt=["no-new-privileges"],
+                read_only=True,
+                tmpfs={"/tmp": f"rw,nosuid,nodev,mode=1777,size={settings.tmp_mib}m"},
+                pids_limit=settings.processes_max,
+                mem_limit=memory,
+                memswap_limit=memory,
+                nano_cpus=int(spec.cpus * 1e9) or None,
+                device_requests=gpus,
+                log_config=LogConfig(type="json-file", config=size)
+                if self.kind == "docker"
+                else None,
+            )
             with contextlib.suppress(Exception):  # of an earlier life of this replica
                 api.remove_container(name, force=True)
             environment = {"HOME": "/tmp", "CLIPPER_VERSION": VERSION, **spec.env}
             made = api.create_container(
-                image, words, name=name, labels=labels, host_config=host, user=self._user, environment=environment
+                image,
+                words,
+                name=name,
+                labels=labels,
+                host_config=host,
+                user=self._user,
+                environment=environment,
             )
             return str(made["Id"])
 
@@ -269,7 +332,9 @@ class Daemon:
     def output(self, container: str, all_of_it: bool) -> Iterator[bytes]:
         """What it has written, or what it writes from now on, in pieces, until it ends."""
         with self.doing("follow a container") as api:
-            output: Iterator[bytes] = api.logs(container, stream=True, follow=True, tail="all" if all_of_it else 0)
+            output: Iterator[bytes] = api.logs(
+                container, stream=True, follow=True, tail="all" if all_of_it else 0
+            )
             return output
 
     def start(self, container: str) -> None:
@@ -292,7 +357,10 @@ class Daemon:
 
 
 def _write(path: Path, text: str) -> None:
-    with contextlib.suppress(FileExistsError), open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    with (
+        contextlib.suppress(FileExistsError),
+        open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file,
+    ):
         file.write(text)
 
 
@@ -300,22 +368,34 @@ def _gpus(text: str) -> dict[str, Any]:
     """ "all", a number of them, or their ids, as the engine takes them."""
     if text == "all":
         return {"count": -1}
-    return {"count": int(text)} if text.isdecimal() else {"device_ids": [one.strip() for one in text.split(",")]}
+    return (
+        {"count": int(text)}
+        if text.isdecimal()
+        else {"device_ids": [one.strip() for one in text.split(",")]}
+    )
 
 
 # -- following a build
 
 
 def _opened(api: Any, image: Image, settings: DockerSettings) -> Any:
-    """The builder's output, which can be closed from another thread; the package's own build() cannot be."""
+    """The builder's output, which can be closed from another thread; the package's own build()
+    cannot be."""
     from docker.types.daemon import CancellableStream
 
     what = {"t": image.name, "rm": "1", "forcerm": "1"}
     what |= {"networkmode": settings.build_network} if settings.build_network else {}
-    where, headers = f"{api.base_url}/v{api.api_version}/build", {"Content-Type": "application/x-tar"}
-    response = api.post(where, data=image.context(), params=what, headers=headers, stream=True, timeout=None)
+    where, headers = (
+        f"{api.base_url}/v{api.api_version}/build",
+        {"Content-Type": "application/x-tar"},
+    )
+    response = api.post(
+        where, data=image.context(), params=what, headers=headers, stream=True, timeout=None
+    )
     if not response.ok:
-        lines = iter([json.dumps({"error": response.json().get("message", response.text)}).encode()])
+        lines = iter(
+            [json.dumps({"error": response.json().get("message", response.text)}).encode()]
+        )
         return CancellableStream(lines, response)
     return CancellableStream(response.iter_lines(), response)
 
@@ -338,7 +418,10 @@ def _follow_build(stream: Any, last: deque[str], say: Callable[[str], None]) -> 
             continue
         if "error" in said:
             return str(said["error"])
-        text = str(said.get("stream") or " ".join(str(said[key]) for key in ("status", "id") if said.get(key)))
+        text = str(
+            said.get("stream")
+            or " ".join(str(said[key]) for key in ("status", "id") if said.get(key))
+        )
         if text.strip() and not said.get("progressDetail"):
             last.append(text.rstrip())
             say(text.rstrip())

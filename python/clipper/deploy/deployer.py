@@ -1,4 +1,5 @@
-"""The seam between a server and whatever runs its containers: processes of this host, Docker, podman."""
+"""The seam between a server and whatever runs its containers: processes of this host, Docker,
+podman."""
 
 from __future__ import annotations
 
@@ -15,16 +16,17 @@ from clipper.types import Model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSpec:
-    """Everything that a container of one model needs; its replicas differ in nothing but their number.
+    """Everything that a container of one model needs; its replicas differ in nothing but their
+    number.
 
-    target: `module:attribute`, or the path of a packed file (`Package.target`). sha256: of that file, in hex.
-    connect: where the server listens: `unix:/path` or `tcp:host:port`.
-    token: goes to the container by its environment, never by its command line.
-    threads: for BLAS and OpenMP, in each process. batch_max: 0 for no limit of the model's own.
-    python: the interpreter of the model's environment; clipper-container must be installed there.
-    code: directories for the container's sys.path. env: added to the environment.
-    deployer: "process", "docker" or "podman"; the rest is for the last two: memory_mib, cpus (0: no limit), gpus ("all", a
-    number, or ids as "0,2"), needs: what goes into its image, secrets: texts that are mounted, by their paths.
+    target: `module:attribute`, or the path of a packed file (`Package.target`). sha256: of that
+    file, in hex. connect: where the server listens: `unix:/path` or `tcp:host:port`. token: goes to
+    the container by its environment, never by its command line. threads: for BLAS and OpenMP, in
+    each process. batch_max: 0 for no limit of the model's own. python: the interpreter of the
+    model's environment; clipper-container must be installed there. code: directories for the
+    container's sys.path. env: added to the environment. deployer: "process", "docker" or "podman";
+    the rest is for the last two: memory_mib, cpus (0: no limit), gpus ("all", a number, or ids as
+    "0,2"), needs: what goes into its image, secrets: texts that are mounted, by their paths.
     """
 
     name: str
@@ -55,11 +57,19 @@ class ContainerSpec:
 
 
 def options(spec: ContainerSpec) -> list[str]:
-    """What a container is told of its model, wherever it runs: words of `clipper_container serve`."""
+    """What a container is told of its model, wherever it runs: words of `clipper_container
+    serve`."""
     words = ["--name", spec.name, "--version", str(spec.version)]
-    texts = {"--input": spec.input, "--output": spec.output, "--sha256": spec.sha256, "--warmup": spec.warmup}
+    texts = {
+        "--input": spec.input,
+        "--output": spec.output,
+        "--sha256": spec.sha256,
+        "--warmup": spec.warmup,
+    }
     for option, value in texts.items():
-        words += [option, value] if value and value != "any" else []  # what it declares itself, then
+        words += (
+            [option, value] if value and value != "any" else []
+        )  # what it declares itself, then
     for option, number in (("--batch-max", spec.batch_max), ("--pad", spec.pad)):
         words += [option, str(number)] if number else []
     words += ["--protocol", "1"] if spec.protocol == 1 else []
@@ -72,7 +82,8 @@ def options(spec: ContainerSpec) -> list[str]:
 
 
 def spec_of(model: Model, **where: Any) -> ContainerSpec:
-    """The part of a spec that a model's record says; where: the rest, as `connect`, `token`, `threads`."""
+    """The part of a spec that a model's record says; where: the rest, as `connect`, `token`,
+    `threads`."""
     return ContainerSpec(
         name=model.name,
         version=model.version,
@@ -116,8 +127,9 @@ class ReplicaEvent:
     """Something that happened to a replica.
 
     pid: of the process that it happened to, 0 when there is none.
-    detail: for a person: "killed (SIGKILL)", "exit 3", "again in 0.4 s".  again_s: the pause, for RESTARTING.
-    log_tail: the last lines that the process wrote, oldest first; for EXITED and FAILED.
+    detail: for a person: "killed (SIGKILL)", "exit 3", "again in 0.4 s".  again_s: the pause, for
+    RESTARTING. log_tail: the last lines that the process wrote, oldest first; for EXITED and
+    FAILED.
     """
 
     name: str
@@ -132,7 +144,8 @@ class ReplicaEvent:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """What a replica is doing. `restart_count` counts the starts after the first; `detail` tells of the last exit."""
+    """What a replica is doing. `restart_count` counts the starts after the first; `detail` tells of
+    the last exit."""
 
     name: str
     version: int
@@ -160,7 +173,8 @@ class LogLines(deque[str]):
 
 
 class LogTail(list[str]):
-    """The last lines that a replica wrote, oldest first. total: how many it ever wrote, over restarts."""
+    """The last lines that a replica wrote, oldest first. total: how many it ever wrote, over
+    restarts."""
 
     total: int
 
@@ -179,19 +193,23 @@ class Deployer(Protocol):
     """
 
     def start(self, spec: ContainerSpec, replica: int = 0) -> None:
-        """Start a replica and keep it alive; returns before it serves. Raises: ValueError when it runs already."""
+        """Start a replica and keep it alive; returns before it serves. Raises: ValueError when it
+        runs already."""
 
     def stop(self, name: str, version: int | None = None, replica: int | None = None) -> None:
-        """Stop one replica, or all of a version, or all of a model, and wait until they are gone."""
+        """Stop one replica, or all of a version, or all of a model, and wait until they are
+        gone."""
 
     def restart(self, name: str, version: int, replica: int, pid: int) -> bool:
-        """Kill the process `pid` of a replica; it is started again as after any death. False when that does not run here."""
+        """Kill the process `pid` of a replica; it is started again as after any death. False when
+        that does not run here."""
 
     def list(self) -> Sequence[ReplicaStatus]:
         """Every replica that was started, stopped ones included, by name, version and number."""
 
     def logs(self, name: str, version: int, replica: int) -> Sequence[str]:
-        """The last lines that a replica wrote, oldest first. Raises: KeyError for a replica that was never started."""
+        """The last lines that a replica wrote, oldest first. Raises: KeyError for a replica that
+        was never started."""
 
     def close(self) -> None:
         """Stop everything."""

@@ -1,4 +1,5 @@
-"""Processes, Docker and podman as one deployer: each model goes where its spec says, and an engine is reached when one asks."""
+"""Processes, Docker and podman as one deployer: each model goes where its spec says, and an engine
+is reached when one asks."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -20,23 +21,37 @@ MEMORY_MIB_MIN: Final = 16
 def placing(deployer: str, memory_mib: int, cpus: float, gpus: str) -> dict[str, Any]:
     """Of a model's record: where its containers run. InvalidInput."""
     if deployer not in KINDS:
-        raise InvalidInput(f"deployer={deployer!r}{did_you_mean(deployer, KINDS) or '.'}", hint=f"Deployers: {', '.join(KINDS)}.")
+        raise InvalidInput(
+            f"deployer={deployer!r}{did_you_mean(deployer, KINDS) or '.'}",
+            hint=f"Deployers: {', '.join(KINDS)}.",
+        )
     limits = {"memory_mib": memory_mib, "cpus": cpus, "gpus": gpus}
     if deployer == "process" and (given := [key for key, value in limits.items() if value]):
         hint = 'Leave it out, or say deployer="docker".'
-        raise InvalidInput(f"{given[0]} is for containers of docker and podman; this model runs in a process.", hint=hint)
+        raise InvalidInput(
+            f"{given[0]} is for containers of docker and podman; this model runs in a process.",
+            hint=hint,
+        )
     for key, value in (("memory_mib", memory_mib), ("cpus", cpus)):
-        if isinstance(value, bool) or not isinstance(value, int if key == "memory_mib" else int | float) or value < 0:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int if key == "memory_mib" else int | float)
+            or value < 0
+        ):
             raise InvalidInput(f"{key}={value!r}: 0 for no limit, or more.")
     if 0 < memory_mib < MEMORY_MIB_MIN:
-        raise InvalidInput(f"memory_mib={memory_mib}: {MEMORY_MIB_MIN} or more; Python alone takes that.")
+        raise InvalidInput(
+            f"memory_mib={memory_mib}: {MEMORY_MIB_MIN} or more; Python alone takes that."
+        )
     return {"deployer": deployer, **limits}
 
 
 class Deployers:
     """Threads: any. on_event: as of each of them."""
 
-    def __init__(self, on_event: OnEvent, policy: RestartPolicy, settings: DockerSettings, owner: Owner) -> None:
+    def __init__(
+        self, on_event: OnEvent, policy: RestartPolicy, settings: DockerSettings, owner: Owner
+    ) -> None:
         self._make: dict[str, Callable[[], Deployer]] = {
             kind: lambda kind=kind: DockerDeployer(Daemon(kind, settings, owner), on_event, policy)  # type: ignore[misc]
             for kind in ENGINES

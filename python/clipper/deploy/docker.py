@@ -1,7 +1,9 @@
-"""Containers of Docker or podman: one thread a replica makes its image, starts it, follows what it writes, and starts it again.
+"""Containers of Docker or podman: one thread a replica makes its image, starts it, follows what it
+writes, and starts it again.
 
-The rules are those of processes (`restarts`): the engine's own restart policy is off, so that what is said of a replica is true
-whoever runs it. Each life is a container of its own, so that what it wrote can be read from its start.
+The rules are those of processes (`restarts`): the engine's own restart policy is off, so that what
+is said of a replica is true whoever runs it. Each life is a container of its own, so that what it
+wrote can be read from its start.
 """
 
 from __future__ import annotations
@@ -24,7 +26,13 @@ from clipper.deploy.deployer import (
     ReplicaState,
     ReplicaStatus,
 )
-from clipper.deploy.process import LOG_LINE_BYTES_MAX, LOG_LINES_MAX, LOG_TAIL_LINES, Key, describe_exit
+from clipper.deploy.process import (
+    LOG_LINE_BYTES_MAX,
+    LOG_LINES_MAX,
+    LOG_TAIL_LINES,
+    Key,
+    describe_exit,
+)
 from clipper.deploy.restarts import RestartPolicy, Restarts
 from clipper.errors import ClipperError, DeployFailed
 
@@ -44,7 +52,9 @@ class _Replica:
     detail: str = ""
     at_rest: bool = False
     stopping: threading.Event = field(default_factory=threading.Event)
-    guard: threading.Lock = field(default_factory=threading.Lock)  # between a start and the signal to stop
+    guard: threading.Lock = field(
+        default_factory=threading.Lock
+    )  # between a start and the signal to stop
     restarts: Restarts = field(default_factory=Restarts)
     lines: LogLines = field(default_factory=lambda: LogLines(LOG_LINES_MAX))
     thread: threading.Thread | None = None
@@ -62,12 +72,15 @@ class _Replica:
 
 
 class DockerDeployer:
-    """Runs each replica as a container of `daemon`. on_event: called for each `ReplicaEvent`, one at a time; it must not block.
+    """Runs each replica as a container of `daemon`. on_event: called for each `ReplicaEvent`, one
+    at a time; it must not block.
 
     Threads: any. A fork of this process must not use it.
     """
 
-    def __init__(self, daemon: Daemon, on_event: OnEvent | None = None, policy: RestartPolicy | None = None) -> None:
+    def __init__(
+        self, daemon: Daemon, on_event: OnEvent | None = None, policy: RestartPolicy | None = None
+    ) -> None:
         self._daemon = daemon
         self._on_event = on_event
         self._policy = policy or RestartPolicy()
@@ -92,15 +105,23 @@ class DockerDeployer:
                 what = f"container {spec.name}/{replica} (version {spec.version})"
                 raise ValueError(f"{what} is {old.state} already; stop it first")
             new = self._replicas[key] = _Replica(spec, replica)
-            new.thread = threading.Thread(target=self._run, args=(new,), name=f"clipper-container-{spec.name}", daemon=True)
+            new.thread = threading.Thread(
+                target=self._run, args=(new,), name=f"clipper-container-{spec.name}", daemon=True
+            )
             new.thread.start()
 
     def stop(
-        self, name: str, version: int | None = None, replica: int | None = None, grace_s: float | None = None
+        self,
+        name: str,
+        version: int | None = None,
+        replica: int | None = None,
+        grace_s: float | None = None,
     ) -> None:
-        """Stop one replica, all of a version, or of a model: SIGTERM, after `grace_s` SIGKILL; wait till they are gone.
+        """Stop one replica, all of a version, or of a model: SIGTERM, after `grace_s` SIGKILL; wait
+        till they are gone.
 
-        In a supervising thread (from `on_event`) it only asks. Replicas that do not run are no error.
+        In a supervising thread (from `on_event`) it only asks. Replicas that do not run are no
+        error.
         """
         with self._changed:
             chosen = [
@@ -111,7 +132,8 @@ class DockerDeployer:
         self._stop(chosen, grace_s)
 
     def restart(self, name: str, version: int, replica: int, pid: int) -> bool:
-        """SIGKILL for a replica; it is started again as after any death. False when that does not run here."""
+        """SIGKILL for a replica; it is started again as after any death. False when that does not
+        run here."""
         with self._changed:
             found = self._replicas.get((name, version, replica))
         if found is None or pid != PID or found.state is not ReplicaState.RUNNING:
@@ -128,8 +150,8 @@ class DockerDeployer:
             ]
 
     def logs(self, name: str, version: int, replica: int) -> Sequence[str]:
-        """The last lines of a replica, of the making of its image at first, oldest first. Raises: KeyError for one that was never
-        started."""
+        """The last lines of a replica, of the making of its image at first, oldest first. Raises:
+        KeyError for one that was never started."""
         with self._changed:
             return LogTail(self._replicas[name, version, replica].lines)
 
@@ -183,7 +205,9 @@ class DockerDeployer:
         except ClipperError as error:
             self._give_up(replica, str(error))
         except Exception as error:
-            log.exception("the deployer failed at container %s/%d", replica.spec.name, replica.number)
+            log.exception(
+                "the deployer failed at container %s/%d", replica.spec.name, replica.number
+            )
             self._give_up(replica, f"{type(error).__name__}: {error}")
         finally:
             if replica.container:
@@ -213,7 +237,13 @@ class DockerDeployer:
         while self._one_life(replica, image):
             pass
         if replica.state is not ReplicaState.FAILED:
-            self._become(replica, ReplicaState.STOPPED, EventKind.STOPPED, PID if replica.starts else 0, replica.detail)
+            self._become(
+                replica,
+                ReplicaState.STOPPED,
+                EventKind.STOPPED,
+                PID if replica.starts else 0,
+                replica.detail,
+            )
 
     def _one_life(self, replica: _Replica, image: str) -> bool:
         """From a start to the end; -> whether there is another."""
@@ -235,13 +265,23 @@ class DockerDeployer:
         pause_s = replica.restarts.pause(self._policy, replica.started_s, time.monotonic())
         if pause_s is None:
             replica.detail = f"{replica.detail}; {replica.restarts.looped}"
-            self._become(replica, ReplicaState.FAILED, EventKind.FAILED, PID, replica.detail, replica.tail())
+            self._become(
+                replica, ReplicaState.FAILED, EventKind.FAILED, PID, replica.detail, replica.tail()
+            )
             return False
-        self._become(replica, ReplicaState.BACKOFF, EventKind.RESTARTING, PID, f"again in {pause_s:.1f} s", again_s=pause_s)
+        self._become(
+            replica,
+            ReplicaState.BACKOFF,
+            EventKind.RESTARTING,
+            PID,
+            f"again in {pause_s:.1f} s",
+            again_s=pause_s,
+        )
         return not replica.stopping.wait(pause_s)
 
     def _follow(self, replica: _Replica) -> str:
-        """Read what it writes until it ends; -> how it ended. An engine that goes away for a while is waited for."""
+        """Read what it writes until it ends; -> how it ended. An engine that goes away for a while
+        is waited for."""
         write, all_of_it = self._writer(replica), True
         while True:
             try:
@@ -280,7 +320,13 @@ class DockerDeployer:
         self._emit(replica, kind, pid, detail, log_tail, again_s)
 
     def _emit(
-        self, replica: _Replica, kind: EventKind, pid: int, detail: str = "", log_tail: tuple[str, ...] = (), again_s: float = 0.0
+        self,
+        replica: _Replica,
+        kind: EventKind,
+        pid: int,
+        detail: str = "",
+        log_tail: tuple[str, ...] = (),
+        again_s: float = 0.0,
     ) -> None:
         if self._on_event is None:
             return
@@ -306,9 +352,14 @@ def _take(output: Iterable[bytes], write: Callable[[str], None]) -> None:
 
 
 def describe_end(state: dict[str, object], memory_mib: int) -> str:
-    """As a person would say it: "exit 3", "killed (SIGKILL)", "killed for memory (its limit is 512 MiB)"."""
+    """As a person would say it: "exit 3", "killed (SIGKILL)", "killed for memory (its limit is 512
+    MiB)"."""
     code = state.get("ExitCode")
     code = code if isinstance(code, int) else 0
     if state.get("OOMKilled"):
-        return f"killed for memory (its limit, memory_mib, is {memory_mib})" if memory_mib else "killed for memory"
+        return (
+            f"killed for memory (its limit, memory_mib, is {memory_mib})"
+            if memory_mib
+            else "killed for memory"
+        )
     return describe_exit(128 - code if code > 128 else code)

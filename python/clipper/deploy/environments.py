@@ -1,9 +1,11 @@
-"""Python environments of models: made of their `requirements`, kept for as long as a model needs them, shared by those alike.
+"""Python environments of models: made of their `requirements`, kept for as long as a model needs
+them, shared by those alike.
 
-Each is a folder of its own, named by a hash of everything that goes into it: the lines for pip, the Python, the SDK. It counts
-as there once a mark is in it, which is put there last; whoever builds holds a lock on a file beside it, and so does pip, which
-dies with this process. So a kill at any moment leaves at most a folder without a mark, which the next start, or the next build
-of the same, removes.
+Each is a folder of its own, named by a hash of everything that goes into it: the lines for pip, the
+Python, the SDK. It counts as there once a mark is in it, which is put there last; whoever builds
+holds a lock on a file beside it, and so does pip, which dies with this process. So a kill at any
+moment leaves at most a folder without a mark, which the next start, or the next build of the same,
+removes.
 """
 
 import contextlib
@@ -44,9 +46,14 @@ Say = Callable[[str], None]
 def lines_of(requirements: str | os.PathLike[str] | Sequence[str]) -> tuple[str, ...]:
     """Lines for pip, of a file of them or of a list, in which `-r FILE` names a file. Comments go.
 
-    Raises: InvalidInput for a file that cannot be read, and for what only means something in one folder (`-e .`, `-c FILE`).
+    Raises: InvalidInput for a file that cannot be read, and for what only means something in one
+    folder (`-e .`, `-c FILE`).
     """
-    given = [f"-r {os.fspath(requirements)}"] if isinstance(requirements, str | os.PathLike) else list(requirements)
+    given = (
+        [f"-r {os.fspath(requirements)}"]
+        if isinstance(requirements, str | os.PathLike)
+        else list(requirements)
+    )
     found: list[str] = []
     for line in given:
         text = _uncommented(line)
@@ -55,10 +62,20 @@ def lines_of(requirements: str | os.PathLike[str] | Sequence[str]) -> tuple[str,
         elif text:
             found.append(text)
     for line in found:
-        if _named(line, "-e", "--editable") or _named(line, "-c", "--constraint") or _named(line, "-r", "--requirement"):
-            raise InvalidInput(f"requirement {line!r}: it means another thing elsewhere.", hint="List packages, in one file.")
+        if (
+            _named(line, "-e", "--editable")
+            or _named(line, "-c", "--constraint")
+            or _named(line, "-r", "--requirement")
+        ):
+            raise InvalidInput(
+                f"requirement {line!r}: it means another thing elsewhere.",
+                hint="List packages, in one file.",
+            )
     if len(found) > _LINES_MAX:
-        raise InvalidInput(f"{len(found)} requirements: at most {_LINES_MAX} are taken.", hint="List what the model imports.")
+        raise InvalidInput(
+            f"{len(found)} requirements: at most {_LINES_MAX} are taken.",
+            hint="List what the model imports.",
+        )
     return tuple(found)
 
 
@@ -67,7 +84,9 @@ def _read(file: Path) -> list[str]:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise InvalidInput(f"requirements: cannot read {str(file)!r}: {why}.", hint="Name a file, or give a list.") from None
+        raise InvalidInput(
+            f"requirements: cannot read {str(file)!r}: {why}.", hint="Name a file, or give a list."
+        ) from None
     return [line for raw in text.replace("\\\n", " ").splitlines() if (line := _uncommented(raw))]
 
 
@@ -84,7 +103,8 @@ def _named(line: str, short: str, long: str) -> str:
 
 
 class Environments:
-    """Threads: any. folder: where all of them are.  pip_args: for every installation.  build_s: the time one may take."""
+    """Threads: any. folder: where all of them are.  pip_args: for every installation.  build_s: the
+    time one may take."""
 
     def __init__(self, folder: Path, pip_args: Sequence[str] = (), build_s: float = 900.0) -> None:
         self.folder = folder
@@ -99,7 +119,9 @@ class Environments:
     def key(self, lines: Sequence[str], python: str = "") -> str:
         """The name of an environment. InvalidInput when there is no such Python."""
         _, version = self._python(python)
-        return hashlib.sha256("\0".join((_FORMAT, version, digest(), *lines)).encode()).hexdigest()[:24]
+        return hashlib.sha256("\0".join((_FORMAT, version, digest(), *lines)).encode()).hexdigest()[
+            :24
+        ]
 
     def ready(self, lines: Sequence[str], python: str = "") -> str:
         """The interpreter of an environment that is there; else ""."""
@@ -110,7 +132,8 @@ class Environments:
         return str(place / "bin" / "python") if (place / _MARK).exists() else ""
 
     def build(self, lines: Sequence[str], python: str = "", say: Say = lambda text: None) -> str:
-        """Make an environment unless it is there; whoever else makes it now is waited for. -> its interpreter.
+        """Make an environment unless it is there; whoever else makes it now is waited for. -> its
+        interpreter.
 
         say: told what pip says, a line each.
         Raises: DeployFailed with pip's last lines; InvalidInput; ShuttingDown after close().
@@ -144,29 +167,59 @@ class Environments:
 
     def _make(self, place: Path, lines: Sequence[str], python: str, say: Say, lock: int) -> None:
         until = time.monotonic() + self._build_s
-        runner = _pip_for_others()  # not `pip --python`: that is a pip below pip, which would outlive this process
+        runner = (
+            _pip_for_others()
+        )  # not `pip --python`: that is a pip below pip, which would outlive this process
         make = ["venv", *(["--without-pip"] if runner else []), str(place)]
         self._run(python, make, "making the environment failed", lines, say, until, lock)
         interpreter = str(place / "bin" / "python")
         wheel = wheel_into(place / "wheels")
         (place / "requirements.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
         pip = [runner or "pip", "install", "--disable-pip-version-check", "--no-input"]
-        pip += ["--progress-bar", "off", *self._pip_args, str(wheel), "-r", str(place / "requirements.txt")]
+        pip += [
+            "--progress-bar",
+            "off",
+            *self._pip_args,
+            str(wheel),
+            "-r",
+            str(place / "requirements.txt"),
+        ]
         self._run(interpreter, pip, "pip install failed", lines, say, until, lock)
 
     def _run(
-        self, python: str, words: Sequence[str], failed: str, lines: Sequence[str], say: Say, until: float, lock: int
+        self,
+        python: str,
+        words: Sequence[str],
+        failed: str,
+        lines: Sequence[str],
+        say: Say,
+        until: float,
+        lock: int,
     ) -> None:
         """`python -m words`, in an environment of no other packages than its own."""
-        env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH")}
+        env = {
+            key: value
+            for key, value in os.environ.items()
+            if key not in ("PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH")
+        }
         env["PYTHONUNBUFFERED"] = "1"
         command = [python, "-c", _BOUND, str(os.getpid()), *words]
         tail: deque[str] = deque(maxlen=_TAIL_LINES)
         with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, text=True,
-            errors="replace", cwd=self.folder, pass_fds=(lock,), start_new_session=True,
-        ) as process:  # fmt: skip
-            watch = threading.Thread(target=self._watch, args=(process, until), name="clipper-pip-watch", daemon=True)
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=env,
+            text=True,
+            errors="replace",
+            cwd=self.folder,
+            pass_fds=(lock,),
+            start_new_session=True,
+        ) as process:
+            watch = threading.Thread(
+                target=self._watch, args=(process, until), name="clipper-pip-watch", daemon=True
+            )
             watch.start()
             for line in process.stdout or ():
                 if text := line.rstrip():
@@ -177,20 +230,28 @@ class Environments:
         if self._closed.is_set():
             raise ShuttingDown("the server is being closed.")
         if code:
-            late = f" It was given server.build_s ({self._build_s:g} s)." if time.monotonic() >= until else ""
+            late = (
+                f" It was given server.build_s ({self._build_s:g} s)."
+                if time.monotonic() >= until
+                else ""
+            )
             quoted = " ".join(f"'{line}'" for line in lines)
             said = "\n".join(f"  {line}" for line in tail)
             raise DeployFailed(
                 f"{failed} (exit {code}).{late} The last lines:\n{said}\n",
-                hint=f"By hand: {Path(python).name} -m venv try && try/bin/pip install {quoted}   An index of your own: "
-                "server.pip_args, PIP_INDEX_URL.",
+                hint=(
+                    f"By hand: {Path(python).name} -m venv try && try/bin/pip install {quoted}   An"
+                    " index of your own: server.pip_args, PIP_INDEX_URL."
+                ),
             )
 
     def _watch(self, process: "subprocess.Popen[str]", until: float) -> None:
         while process.poll() is None:
             if self._closed.wait(0.05) or time.monotonic() >= until:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # what pip started to build a package, too: it holds our pipe
+                    os.killpg(
+                        process.pid, signal.SIGKILL
+                    )  # what pip started to build a package, too: it holds our pipe
                 return
 
     # -- interpreters
@@ -205,23 +266,35 @@ class Environments:
         path = wanted or sys.executable
         if wanted and os.sep not in wanted:
             path = shutil.which(f"python{wanted}") or ""
-        ask = "import sys; print(sys.version_info[:2] >= (3, 11), *sys.version_info[:3], sys.base_prefix)"
+        ask = (
+            "import sys; print(sys.version_info[:2] >= (3, 11), *sys.version_info[:3],"
+            " sys.base_prefix)"
+        )
         said = ""
         if path:
             with contextlib.suppress(OSError, subprocess.SubprocessError):
-                said = subprocess.run([path, "-I", "-c", ask], capture_output=True, text=True, timeout=20).stdout.strip()
+                said = subprocess.run(
+                    [path, "-I", "-c", ask], capture_output=True, text=True, timeout=20
+                ).stdout.strip()
         if not said:
-            hint = f"Install it (apt-get install python{wanted} python{wanted}-venv), or give the path of an interpreter."
+            hint = (
+                f"Install it (apt-get install python{wanted} python{wanted}-venv), or give the path"
+                " of an interpreter."
+            )
             raise InvalidInput(f"no Python {wanted!r} runs here.", hint=hint)
         recent, _, version = said.partition(" ")
         if recent != "True":
-            raise InvalidInput(f"Python {wanted!r} is older than 3.11.", hint="clipper-container needs 3.11 or newer.")
+            raise InvalidInput(
+                f"Python {wanted!r} is older than 3.11.",
+                hint="clipper-container needs 3.11 or newer.",
+            )
         return path, version
 
     # -- what nobody needs
 
     def sweep(self, wanted: Iterable[tuple[Sequence[str], str]]) -> int:
-        """Remove the environments that no (lines, python) of `wanted` names, and those half built; -> how many."""
+        """Remove the environments that no (lines, python) of `wanted` names, and those half built;
+        -> how many."""
         if not self.folder.is_dir():
             return 0
         keys = set()
@@ -235,7 +308,9 @@ class Environments:
         return gone
 
     def _remove(self, place: Path) -> bool:
-        lock = os.open(self.folder / f"{place.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(
+            self.folder / f"{place.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
         try:
             if not _locks(lock):  # it is being built
                 return False
@@ -247,7 +322,8 @@ class Environments:
 
 
 def _pip_for_others() -> str:
-    """The file by which other interpreters run this one's pip; "" without a pip, or when it is too old to have one."""
+    """The file by which other interpreters run this one's pip; "" without a pip, or when it is too
+    old to have one."""
     found = importlib.util.find_spec("pip")
     runner = Path(found.origin).with_name("__pip-runner__.py") if found and found.origin else None
     return str(runner) if runner and runner.exists() else ""

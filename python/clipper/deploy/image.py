@@ -1,10 +1,12 @@
 """The image of a model: a Dockerfile that a person can read, and the folder it is built from.
 
-What goes in is what the model is, and nothing of this host: the packed file (or the code beside a "module:attribute"), the pinned
-packages it needs, the container SDK as it is here. No secret does: the token is a file that is mounted when a container
-runs. The same model gives the same bytes, so the name of the image, which ends in their hash, says whether it was built before.
+What goes in is what the model is, and nothing of this host: the packed file (or the code beside a
+"module:attribute"), the pinned packages it needs, the container SDK as it is here. No secret does:
+the token is a file that is mounted when a container runs. The same model gives the same bytes, so
+the name of the image, which ends in their hash, says whether it was built before.
 
-Only what builders of every age know is used: no BuildKit, and no network but for the base image and pip.
+Only what builders of every age know is used: no BuildKit, and no network but for the base image and
+pip.
 """
 
 import fnmatch
@@ -32,12 +34,23 @@ ALIVE_FILE: Final = "/tmp/clipper.alive"
 USER: Final = 10001
 BASE: Final = "python:{python}-slim-bookworm"
 CONTEXT_BYTES_MAX: Final = 2 << 30
-_LEFT_OUT: Final = ("__pycache__", "node_modules", "*.pyc", "*.pem", "*.key", "*.env", "id_rsa*", "id_ed25519*", "*.egg-info")
+_LEFT_OUT: Final = (
+    "__pycache__",
+    "node_modules",
+    "*.pyc",
+    "*.pem",
+    "*.key",
+    "*.env",
+    "id_rsa*",
+    "id_ed25519*",
+    "*.egg-info",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """name: with its tag, `clipper/svm:3-0a1b2c3d4e5f`.  files: the build context, by path; the Dockerfile is one of them."""
+    """name: with its tag, `clipper/svm:3-0a1b2c3d4e5f`.  files: the build context, by path; the
+    Dockerfile is one of them."""
 
     name: str
     files: Mapping[str, bytes]
@@ -64,15 +77,20 @@ class Image:
 
 
 def image_of(spec: ContainerSpec, needs: Needs, base: str = "") -> Image:
-    """The image of a model. base: a Python image, `{python}` in it stands for the version that the model needs.
+    """The image of a model. base: a Python image, `{python}` in it stands for the version that the
+    model needs.
 
     Raises: PackagingError: a file or module that is not found, too much beside a model.
     """
     files = {f"sdk/{sdk.WHEEL}": sdk.wheel()}
     target, folders = _model(spec, needs, files)
     files["requirements.txt"] = "".join(f"{line}\n" for line in pinned(needs)).encode()
-    content = hashlib.sha256(b"".join(_framed(path, files[path]) for path in sorted(files))).hexdigest()
-    text = _dockerfile(spec, (base or BASE).format(python=_version(needs)), target, folders, content)
+    content = hashlib.sha256(
+        b"".join(_framed(path, files[path]) for path in sorted(files))
+    ).hexdigest()
+    text = _dockerfile(
+        spec, (base or BASE).format(python=_version(needs)), target, folders, content
+    )
     files["Dockerfile"] = text.encode()
     whole = hashlib.sha256((text + content).encode()).hexdigest()
     return Image(f"clipper/{spec.name}:{spec.version}-{whole[:12]}", files)
@@ -92,7 +110,8 @@ def _framed(path: str, content: bytes) -> bytes:
 
 
 def _model(spec: ContainerSpec, needs: Needs, files: dict[str, bytes]) -> tuple[str, list[str]]:
-    """Puts the model among the files; -> the target and the folders of code as they are in the image."""
+    """Puts the model among the files; -> the target and the folders of code as they are in the
+    image."""
     model, budget, folders = f"{spec.name}:{spec.version}", CONTEXT_BYTES_MAX, []
     for number, folder in enumerate(needs.code):
         for name, content in _folder(Path(folder), model, budget):
@@ -107,48 +126,85 @@ def _model(spec: ContainerSpec, needs: Needs, files: dict[str, bytes]) -> tuple[
         files[f"model/{path.name}"] = path.read_bytes()
     except OSError as error:
         hint = "Deploy the model again."
-        raise PackagingError(f"model '{model}': cannot read {path}: {error.strerror}.", hint=hint) from None
+        raise PackagingError(
+            f"model '{model}': cannot read {path}: {error.strerror}.", hint=hint
+        ) from None
     return f"/model/{path.name}", folders
 
 
 def _check_module(needs: Needs, model: str) -> None:
-    """Refuse a "module:attribute" whose module would not be in the image. Lines of its own for pip may bring it."""
+    """Refuse a "module:attribute" whose module would not be in the image. Lines of its own for pip
+    may bring it."""
     module = needs.module
-    if needs.requirements or module in sys.stdlib_module_names or module == "clipper_container" or packages_of([module]):
+    if (
+        needs.requirements
+        or module in sys.stdlib_module_names
+        or module == "clipper_container"
+        or packages_of([module])
+    ):
         return
-    if not any(Path(folder, f"{module}.py").is_file() or Path(folder, module).is_dir() for folder in needs.code):
+    if not any(
+        Path(folder, f"{module}.py").is_file() or Path(folder, module).is_dir()
+        for folder in needs.code
+    ):
         searched = ", ".join(needs.code) or "it has none"
         raise PackagingError(
-            f"model '{model}': the module {module!r} of {needs.target!r} is in no folder of its code ({searched}) and in no "
-            "installed package.",
-            hint="Deploy it with the folder that holds the module: code=[...], clipper deploy --code FOLDER.",
+            f"model '{model}': the module {module!r} of {needs.target!r} is in no folder of its"
+            f" code ({searched}) and in no installed package.",
+            hint=(
+                "Deploy it with the folder that holds the module: code=[...], clipper deploy --code"
+                " FOLDER."
+            ),
         )
 
 
 def _folder(root: Path, model: str, budget: int) -> Iterator[tuple[str, bytes]]:
     """What lies in a folder, but hidden files, environments, caches, and what looks like a key."""
     for folder, folders, names in os.walk(root):
-        folders[:] = sorted(name for name in folders if _goes_in(name) and not Path(folder, name, "pyvenv.cfg").exists())
+        folders[:] = sorted(
+            name
+            for name in folders
+            if _goes_in(name) and not Path(folder, name, "pyvenv.cfg").exists()
+        )
         for name in sorted(filter(_goes_in, names)):
             path = Path(folder, name)
             if not path.is_file():
                 continue
             budget -= path.stat().st_size
             if budget < 0:
-                hint = "Put what the model imports into a folder of its own: code=[...], clipper deploy --code FOLDER."
-                raise PackagingError(f"model '{model}': {root} holds more than {CONTEXT_BYTES_MAX >> 20} MiB.", hint=hint)
+                hint = (
+                    "Put what the model imports into a folder of its own: code=[...], clipper"
+                    " deploy --code FOLDER."
+                )
+                raise PackagingError(
+                    f"model '{model}': {root} holds more than {CONTEXT_BYTES_MAX >> 20} MiB.",
+                    hint=hint,
+                )
             yield path.relative_to(root).as_posix(), path.read_bytes()
 
 
 def _goes_in(name: str) -> bool:
-    return not name.startswith(".") and not any(fnmatch.fnmatchcase(name, pattern) for pattern in _LEFT_OUT)
+    return not name.startswith(".") and not any(
+        fnmatch.fnmatchcase(name, pattern) for pattern in _LEFT_OUT
+    )
 
 
 # -- the text
 
 
-def _dockerfile(spec: ContainerSpec, base: str, target: str, folders: list[str], content: str) -> str:
-    words = ["python", "-X", "faulthandler", "-m", "clipper_container", "serve", target, *options(spec)]
+def _dockerfile(
+    spec: ContainerSpec, base: str, target: str, folders: list[str], content: str
+) -> str:
+    words = [
+        "python",
+        "-X",
+        "faulthandler",
+        "-m",
+        "clipper_container",
+        "serve",
+        target,
+        *options(spec),
+    ]
     words += [word for folder in folders for word in ("--code", folder)]
     words += ["--token-file", TOKEN_FILE, "--alive-file", ALIVE_FILE]
     probe = ["python", "-m", "clipper_container", "healthy", ALIVE_FILE]
@@ -162,7 +218,10 @@ def _dockerfile(spec: ContainerSpec, base: str, target: str, folders: list[str],
     copies = ["COPY model /model"] if target.startswith("/model/") else []
     copies += ["COPY code /code"] if folders else []
     parts = [
-        f"# Model {spec.name}:{spec.version} as a container that dials in at a clipper server. Written by clipper; build it with",
+        (
+            f"# Model {spec.name}:{spec.version} as a container that dials in at a clipper server."
+            " Written by clipper; build it with"
+        ),
         f"#   docker build -t {spec.name}:{spec.version} .",
         "# and run it with --connect tcp:HOST:PORT, the token of the server mounted at",
         f"# {TOKEN_FILE}.",
@@ -181,7 +240,8 @@ def _dockerfile(spec: ContainerSpec, base: str, target: str, folders: list[str],
         f"HEALTHCHECK --interval=10s --timeout=5s --start-period=120s CMD {json.dumps(probe)}",
         "COPY --from=packages /opt/model /opt/model",
         *copies,
-        "LABEL " + " \\\n      ".join(f"{key}={json.dumps(value)}" for key, value in labels.items()),
+        "LABEL "
+        + " \\\n      ".join(f"{key}={json.dumps(value)}" for key, value in labels.items()),
         f"ENTRYPOINT {json.dumps(words)}",
     ]
     return "\n".join(parts) + "\n"

@@ -1,7 +1,9 @@
-"""A server and its models for Docker Compose and for Kubernetes: a folder of files, and what they are built from.
+"""A server and its models for Docker Compose and for Kubernetes: a folder of files, and what they
+are built from.
 
-Every model is a service, or a Deployment, of its own. It dials in at the server over TCP, with a token from a secret; nothing
-dials the models. Management stays inside the server's container: `docker compose exec server clipper models`.
+Every model is a service, or a Deployment, of its own. It dials in at the server over TCP, with a
+token from a secret; nothing dials the models. Management stays inside the server's container:
+`docker compose exec server clipper models`.
 """
 
 import json
@@ -29,7 +31,8 @@ _PART: Final = "app.kubernetes.io/component"
 
 @dataclass(frozen=True, slots=True)
 class Shipment:
-    """What is to run: each model with its image, and the applications. redis: the state is kept there, else in a volume."""
+    """What is to run: each model with its image, and the applications. redis: the state is kept
+    there, else in a volume."""
 
     models: Mapping[str, tuple[Model, Image]]
     applications: tuple[Application, ...]
@@ -40,13 +43,23 @@ class Shipment:
         for app in self.applications:
             for link in app.models:
                 if str(link) not in there:
-                    hint = f"One version of a model is exported. Unlink it, or link the latest: clipper unlink {app.name} {link}"
-                    raise InvalidInput(f"application {app.name!r} links '{link}', which is not exported.", hint=hint)
+                    hint = (
+                        "One version of a model is exported. Unlink it, or link the latest:"
+                        f" clipper unlink {app.name} {link}"
+                    )
+                    raise InvalidInput(
+                        f"application {app.name!r} links '{link}', which is not exported.",
+                        hint=hint,
+                    )
 
 
 def write_compose(shipment: Shipment, folder: Path) -> list[str]:
     """-> the files, relative to the folder."""
-    return written(folder, {**_sources(shipment, "redis"), "docker-compose.yml": to_yaml(compose(shipment))}, _token())
+    return written(
+        folder,
+        {**_sources(shipment, "redis"), "docker-compose.yml": to_yaml(compose(shipment))},
+        _token(),
+    )
 
 
 def write_kubernetes(shipment: Shipment, folder: Path) -> list[str]:
@@ -60,8 +73,8 @@ def _token() -> dict[str, str]:
 
 
 def written(folder: Path, files: Mapping[str, str | bytes], secret: Mapping[str, str]) -> list[str]:
-    """secret: by name, for the folder secrets/; what is there already stays: another token would lock out containers that run.
-    -> the files, relative to the folder."""
+    """secret: by name, for the folder secrets/; what is there already stays: another token would
+    lock out containers that run. -> the files, relative to the folder."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +123,7 @@ WORKDIR /tmp
 USER {USER}:{USER}
 ENTRYPOINT ["clipper"]
 CMD ["up", "{_TOML}"]
-"""
+"""  # noqa: E501
 
 
 # -- the server's settings
@@ -119,32 +132,56 @@ CMD ["up", "{_TOML}"]
 def server_toml(shipment: Shipment, redis: str) -> str:
     """What the server in its container reads."""
     server = {
-        "state": f"redis://{redis}:6379/0" if shipment.redis else "/state", **({"folder": "/state"} if shipment.redis else {}),
-        "address": f"tcp://0.0.0.0:{PORT}", "token_file": TOKEN_FILE, "log_format": "json",
-    }  # fmt: skip
-    http = {"address": f"0.0.0.0:{HTTP_PORT}", "admin": "127.0.0.1:8002", "metrics": True, "insecure": True}
+        "state": f"redis://{redis}:6379/0" if shipment.redis else "/state",
+        **({"folder": "/state"} if shipment.redis else {}),
+        "address": f"tcp://0.0.0.0:{PORT}",
+        "token_file": TOKEN_FILE,
+        "log_format": "json",
+    }
+    http = {
+        "address": f"0.0.0.0:{HTTP_PORT}",
+        "admin": "127.0.0.1:8002",
+        "metrics": True,
+        "insecure": True,
+    }
     note = "# Models have no target: each runs in containers of its own, which dial in.\n"
-    keys = "# insecure: whoever reaches the port may ask. With http.api_keys_file only who has a key may.\n"
+    keys = (
+        "# insecure: whoever reaches the port may ask. With http.api_keys_file only who has a key"
+        " may.\n"
+    )
     parts = [note, toml_table(("server",), server), keys, toml_table(("http",), http)]
-    parts += [toml_table(("models", name), _model_table(model)) for name, (model, _) in shipment.models.items()]
+    parts += [
+        toml_table(("models", name), _model_table(model))
+        for name, (model, _) in shipment.models.items()
+    ]
     parts += [toml_table(("apps", app.name), _app_table(app)) for app in shipment.applications]
     return "".join(parts)
 
 
 def _model_table(model: Model) -> dict[str, Any]:
     return {
-        "version": model.version, "replicas": max(model.replicas, 1), "input": _typed(model.input),
-        "cache": model.cache, "retry_singly": model.retry_singly,
-    }  # fmt: skip
+        "version": model.version,
+        "replicas": max(model.replicas, 1),
+        "input": _typed(model.input),
+        "cache": model.cache,
+        "retry_singly": model.retry_singly,
+    }
 
 
 def _app_table(app: Application) -> dict[str, Any]:
     return {
-        "models": [str(link) for link in app.models], "slo_ms": app.slo_ms, "default": app.default, "input": _typed(app.input),
-        "policy": app.policy, "decider": app.decider, "confidence_min": app.confidence_min, "missing": app.missing,
-        "roles": [f"{model} = {role}" for model, role in app.roles.items()], "coverage": app.coverage,
+        "models": [str(link) for link in app.models],
+        "slo_ms": app.slo_ms,
+        "default": app.default,
+        "input": _typed(app.input),
+        "policy": app.policy,
+        "decider": app.decider,
+        "confidence_min": app.confidence_min,
+        "missing": app.missing,
+        "roles": [f"{model} = {role}" for model, role in app.roles.items()],
+        "coverage": app.coverage,
         "context_table": app.context_table,
-    }  # fmt: skip
+    }
 
 
 def _typed(input: InputType) -> str:
@@ -152,12 +189,19 @@ def _typed(input: InputType) -> str:
 
 
 def toml_table(at: tuple[str, ...], values: Mapping[str, Any]) -> str:
-    name = ".".join(part if re.fullmatch(r"[\w-]+", part, re.ASCII) else json.dumps(part) for part in at)
+    name = ".".join(
+        part if re.fullmatch(r"[\w-]+", part, re.ASCII) else json.dumps(part) for part in at
+    )
     given = {key: value for key, value in values.items() if value not in (None, "", [])}
     try:
-        lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in given.items()]
+        lines = [
+            f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in given.items()
+        ]
     except TypeError:
-        raise InvalidInput(f"[{name}] holds bytes, which a settings file cannot say.", hint="Give it another default.") from None
+        raise InvalidInput(
+            f"[{name}] holds bytes, which a settings file cannot say.",
+            hint="Give it another default.",
+        ) from None
     return f"[{name}]\n{''.join(lines)}\n"
 
 
@@ -173,9 +217,12 @@ def compose(shipment: Shipment) -> dict[str, Any]:
     if shipment.redis:
         keeps = ["redis-server", "--appendonly", "yes", "--appendfsync", "always"]
         services["redis"] = {
-            "image": REDIS_IMAGE, "command": keeps, "volumes": ["redis:/data"], "networks": ["models"],
+            "image": REDIS_IMAGE,
+            "command": keeps,
+            "volumes": ["redis:/data"],
+            "networks": ["models"],
             "restart": "unless-stopped",
-        }  # fmt: skip
+        }
         volumes["redis"] = {}
     return {
         "name": "clipper",
@@ -187,7 +234,10 @@ def compose(shipment: Shipment) -> dict[str, Any]:
 
 
 def _compose_server(shipment: Shipment) -> dict[str, Any]:
-    ready = f"import urllib.request as r; r.urlopen('http://127.0.0.1:{HTTP_PORT}/v2/health/live', timeout=2)"
+    ready = (
+        f"import urllib.request as r; r.urlopen('http://127.0.0.1:{HTTP_PORT}/v2/health/live',"
+        " timeout=2)"
+    )
     return {
         "image": SERVER_IMAGE,
         "build": "./server",
@@ -195,7 +245,12 @@ def _compose_server(shipment: Shipment) -> dict[str, Any]:
         "networks": ["queries", "models"],
         "volumes": [f"./clipper.toml:{_TOML}:ro", "state:/state"],
         "secrets": ["clipper_token"],
-        "healthcheck": {"test": ["CMD", "python", "-c", ready], "interval": "10s", "timeout": "5s", "start_period": "60s"},
+        "healthcheck": {
+            "test": ["CMD", "python", "-c", ready],
+            "interval": "10s",
+            "timeout": "5s",
+            "start_period": "60s",
+        },
         "stop_grace_period": "30s",
         "restart": "unless-stopped",
         **({"depends_on": ["redis"]} if shipment.redis else {}),
@@ -207,7 +262,9 @@ def _compose_model(name: str, model: Model, image: Image) -> dict[str, Any]:
     limits |= {"cpus": f"{model.cpus:g}"} if model.cpus else {}
     resources: dict[str, Any] = {"limits": limits} if limits else {}
     if model.gpus:
-        resources["reservations"] = {"devices": [{"driver": "nvidia", "capabilities": ["gpu"], **_devices(model.gpus)}]}
+        resources["reservations"] = {
+            "devices": [{"driver": "nvidia", "capabilities": ["gpu"], **_devices(model.gpus)}]
+        }
     return {
         "image": image.name,
         "build": f"./models/{name}",
@@ -218,7 +275,10 @@ def _compose_model(name: str, model: Model, image: Image) -> dict[str, Any]:
         "tmpfs": ["/tmp"],
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
-        "deploy": {"replicas": max(model.replicas, 1), **({"resources": resources} if resources else {})},
+        "deploy": {
+            "replicas": max(model.replicas, 1),
+            **({"resources": resources} if resources else {}),
+        },
         "depends_on": ["server"],
         "restart": "unless-stopped",
     }
@@ -227,7 +287,11 @@ def _compose_model(name: str, model: Model, image: Image) -> dict[str, Any]:
 def _devices(gpus: str) -> dict[str, Any]:
     if gpus == "all":
         return {"count": "all"}
-    return {"count": int(gpus)} if gpus.isdecimal() else {"device_ids": [one.strip() for one in gpus.split(",")]}
+    return (
+        {"count": int(gpus)}
+        if gpus.isdecimal()
+        else {"device_ids": [one.strip() for one in gpus.split(",")]}
+    )
 
 
 def _threads(model: Model) -> int:
@@ -250,10 +314,12 @@ def kubernetes(shipment: Shipment) -> dict[str, list[dict[str, Any]]]:
     for name, (model, image) in shipment.models.items():
         files[f"model-{_label(name)}.yaml"] = list(_model_objects(name, model, image))
     base = {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": [*files],
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [*files],
         "configMapGenerator": [{"name": "clipper-settings", "files": ["clipper.toml"]}],
         "secretGenerator": [{"name": "clipper-token", "files": ["secrets/clipper_token"]}],
-    }  # fmt: skip
+    }
     return {"kustomization.yaml": [base], **files}
 
 
@@ -265,21 +331,33 @@ def meta_of(name: str, part: str, **more: Any) -> dict[str, Any]:
     return {"name": name, "labels": {**mine(name), _PART: part}, **more}
 
 
-def pod(containers: list[dict[str, Any]], volumes: list[dict[str, Any]], grace_s: int, user: int = USER) -> dict[str, Any]:
+def pod(
+    containers: list[dict[str, Any]], volumes: list[dict[str, Any]], grace_s: int, user: int = USER
+) -> dict[str, Any]:
     return {
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": grace_s,
         "securityContext": {
-            "runAsNonRoot": True, "runAsUser": user, "runAsGroup": user, "fsGroup": user,
+            "runAsNonRoot": True,
+            "runAsUser": user,
+            "runAsGroup": user,
+            "fsGroup": user,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": containers,
         "volumes": [*volumes, {"name": "tmp", "emptyDir": {}}],
-    }  # fmt: skip
+    }
 
 
-CONFINED: Final = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
-_TOKEN_VOLUME: Final = {"name": "token", "secret": {"secretName": "clipper-token", "defaultMode": 0o440}}
+CONFINED: Final = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+_TOKEN_VOLUME: Final = {
+    "name": "token",
+    "secret": {"secretName": "clipper-token", "defaultMode": 0o440},
+}
 _TOKEN_MOUNT: Final = {"name": "token", "mountPath": str(Path(TOKEN_FILE).parent), "readOnly": True}
 TMP_MOUNT: Final = {"name": "tmp", "mountPath": "/tmp"}
 
@@ -288,12 +366,18 @@ def probe(action: Mapping[str, Any], period_s: int, failures: int) -> dict[str, 
     return {**action, "periodSeconds": period_s, "timeoutSeconds": 5, "failureThreshold": failures}
 
 
-def deployment(meta: dict[str, Any], replicas: int | None, pod: dict[str, Any], strategy: dict[str, Any]) -> dict[str, Any]:
+def deployment(
+    meta: dict[str, Any], replicas: int | None, pod: dict[str, Any], strategy: dict[str, Any]
+) -> dict[str, Any]:
     name = meta["name"]
     template = {"metadata": _labels_of(meta), "spec": pod}
     spec = {"selector": {"matchLabels": mine(name)}, "strategy": strategy, "template": template}
-    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta,
-            "spec": spec if replicas is None else {"replicas": replicas, **spec}}  # fmt: skip
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": meta,
+        "spec": spec if replicas is None else {"replicas": replicas, **spec},
+    }
 
 
 def _labels_of(meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -302,58 +386,92 @@ def _labels_of(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 def service(name: str, of: str, ports: Mapping[str, int], **more: Any) -> dict[str, Any]:
     listed = [{"name": port, "port": number, "targetPort": port} for port, number in ports.items()]
-    return {"apiVersion": "v1", "kind": "Service", "metadata": meta_of(name, "server"),
-            "spec": {"selector": mine(of), "ports": listed, **more}}  # fmt: skip
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": meta_of(name, "server"),
+        "spec": {"selector": mine(of), "ports": listed, **more},
+    }
 
 
 def budget(name: str, part: str) -> dict[str, Any]:
-    return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": meta_of(name, part),
-            "spec": {"maxUnavailable": 1, "selector": {"matchLabels": mine(name)}}}  # fmt: skip
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": meta_of(name, part),
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": mine(name)}},
+    }
 
 
 def _server_objects(shipment: Shipment) -> Iterator[dict[str, Any]]:
     name = "clipper-server"
-    live, ready = ({"httpGet": {"path": f"/v2/health/{one}", "port": "http"}} for one in ("live", "ready"))
+    live, ready = (
+        {"httpGet": {"path": f"/v2/health/{one}", "port": "http"}} for one in ("live", "ready")
+    )
     container = {
-        "name": "server", "image": SERVER_IMAGE,
-        "ports": [{"name": "http", "containerPort": HTTP_PORT}, {"name": "models", "containerPort": PORT}],
-        "resources": {"requests": {"cpu": "1", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
-        "startupProbe": probe(live, 2, 60), "livenessProbe": probe(live, 10, 3), "readinessProbe": probe(ready, 5, 2),
-        "lifecycle": {"preStop": {"exec": {"command": ["sleep", "5"]}}}, "securityContext": CONFINED,
-        "volumeMounts": [
-            {"name": "settings", "mountPath": "/etc/clipper", "readOnly": True}, _TOKEN_MOUNT,
-            {"name": "state", "mountPath": "/state"}, TMP_MOUNT,
+        "name": "server",
+        "image": SERVER_IMAGE,
+        "ports": [
+            {"name": "http", "containerPort": HTTP_PORT},
+            {"name": "models", "containerPort": PORT},
         ],
-    }  # fmt: skip
+        "resources": {"requests": {"cpu": "1", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
+        "startupProbe": probe(live, 2, 60),
+        "livenessProbe": probe(live, 10, 3),
+        "readinessProbe": probe(ready, 5, 2),
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", "5"]}}},
+        "securityContext": CONFINED,
+        "volumeMounts": [
+            {"name": "settings", "mountPath": "/etc/clipper", "readOnly": True},
+            _TOKEN_MOUNT,
+            {"name": "state", "mountPath": "/state"},
+            TMP_MOUNT,
+        ],
+    }
     volumes = [
-        {"name": "settings", "configMap": {"name": "clipper-settings"}}, _TOKEN_VOLUME,
+        {"name": "settings", "configMap": {"name": "clipper-settings"}},
+        _TOKEN_VOLUME,
         {"name": "state", "persistentVolumeClaim": {"claimName": "clipper-state"}},
-    ]  # fmt: skip
-    yield deployment(meta_of(name, "server"), 1, pod([container], volumes, 30), {"type": "Recreate"})
+    ]
+    yield deployment(
+        meta_of(name, "server"), 1, pod([container], volumes, 30), {"type": "Recreate"}
+    )
     yield service("clipper", name, {"http": HTTP_PORT})
     # A server is ready once its models are connected: they must reach it before that.
-    yield service("clipper-models", name, {"models": PORT}, clusterIP="None", publishNotReadyAddresses=True)
+    yield service(
+        "clipper-models", name, {"models": PORT}, clusterIP="None", publishNotReadyAddresses=True
+    )
     yield _claim("clipper-state", "server")
     yield budget(name, "server")
 
 
 def _claim(name: str, part: str) -> dict[str, Any]:
-    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta_of(name, part),
-            "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "2Gi"}}}}  # fmt: skip
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": meta_of(name, part),
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "2Gi"}}},
+    }
 
 
 def _redis_objects() -> Iterator[dict[str, Any]]:
     name = "clipper-redis"
     alive = {"tcpSocket": {"port": "redis"}}
     container = {
-        "name": "redis", "image": REDIS_IMAGE, "args": ["--appendonly", "yes", "--appendfsync", "always"],
-        "ports": [{"name": "redis", "containerPort": 6379}], "securityContext": CONFINED,
+        "name": "redis",
+        "image": REDIS_IMAGE,
+        "args": ["--appendonly", "yes", "--appendfsync", "always"],
+        "ports": [{"name": "redis", "containerPort": 6379}],
+        "securityContext": CONFINED,
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}},
-        "livenessProbe": probe(alive, 10, 3), "readinessProbe": probe(alive, 5, 2),
+        "livenessProbe": probe(alive, 10, 3),
+        "readinessProbe": probe(alive, 5, 2),
         "volumeMounts": [{"name": "data", "mountPath": "/data"}, TMP_MOUNT],
-    }  # fmt: skip
+    }
     volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": name}}]
-    yield deployment(meta_of(name, "redis"), 1, pod([container], volumes, 30, user=999), {"type": "Recreate"})
+    yield deployment(
+        meta_of(name, "redis"), 1, pod([container], volumes, 30, user=999), {"type": "Recreate"}
+    )
     yield service(name, name, {"redis": 6379})
     yield _claim(name, "redis")
 
@@ -362,19 +480,30 @@ def _model_objects(name: str, model: Model, image: Image) -> Iterator[dict[str, 
     called = f"clipper-model-{_label(name)}"
     memory = f"{model.memory_mib or 1024}Mi"
     resources: dict[str, Any] = {
-        "requests": {"cpu": f"{model.cpus or 1:g}", "memory": f"{model.memory_mib or 256}Mi"}, "limits": {"memory": memory},
-    }  # fmt: skip
+        "requests": {"cpu": f"{model.cpus or 1:g}", "memory": f"{model.memory_mib or 256}Mi"},
+        "limits": {"memory": memory},
+    }
     if model.gpus:
-        count = int(model.gpus) if model.gpus.isdecimal() else 1 if model.gpus == "all" else len(model.gpus.split(","))
+        count = (
+            int(model.gpus)
+            if model.gpus.isdecimal()
+            else 1
+            if model.gpus == "all"
+            else len(model.gpus.split(","))
+        )
         resources["limits"]["nvidia.com/gpu"] = count
     healthy = {"exec": {"command": _HEALTHY}}
     container = {
-        "name": "model", "image": image.name,
+        "name": "model",
+        "image": image.name,
         "args": ["--connect", f"tcp:clipper-models:{PORT}", "--threads", str(_threads(model))],
-        "resources": resources, "securityContext": CONFINED, "startupProbe": probe(healthy, 5, 60),
-        "livenessProbe": probe(healthy, 20, 6), "readinessProbe": probe(healthy, 10, 2),
+        "resources": resources,
+        "securityContext": CONFINED,
+        "startupProbe": probe(healthy, 5, 60),
+        "livenessProbe": probe(healthy, 20, 6),
+        "readinessProbe": probe(healthy, 10, 2),
         "volumeMounts": [_TOKEN_MOUNT, TMP_MOUNT],
-    }  # fmt: skip
+    }
     meta = meta_of(called, "model", annotations={"clipper/model": str(model.id)})
     few, many = max(model.replicas, 1), model.replicas_max
     rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
@@ -383,6 +512,21 @@ def _model_objects(name: str, model: Model, image: Image) -> Iterator[dict[str, 
         yield budget(called, "model")
     if many:
         target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": called}
-        busy = {"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 70}}}
-        yield {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": meta_of(called, "model"),
-               "spec": {"scaleTargetRef": target, "minReplicas": few, "maxReplicas": many, "metrics": [busy]}}  # fmt: skip
+        busy = {
+            "type": "Resource",
+            "resource": {
+                "name": "cpu",
+                "target": {"type": "Utilization", "averageUtilization": 70},
+            },
+        }
+        yield {
+            "apiVersion": "autoscaling/v2",
+            "kind": "HorizontalPodAutoscaler",
+            "metadata": meta_of(called, "model"),
+            "spec": {
+                "scaleTargetRef": target,
+                "minReplicas": few,
+                "maxReplicas": many,
+                "metrics": [busy],
+            },
+        }

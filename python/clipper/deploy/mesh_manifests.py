@@ -1,9 +1,11 @@
-"""The nodes of a mesh for Kubernetes: a base of Kustomize, whose nodes meet in an etcd that is there already.
+"""The nodes of a mesh for Kubernetes: a base of Kustomize, whose nodes meet in an etcd that is
+there already.
 
-Nodes are alike and keep nothing that is not in the store, so they are a Deployment. Each tells the others its pod's address;
-queries come in at any of them. Before a pod ends it is taken out of the Service, then has its models loaded elsewhere: the time
-that it is given covers both. The autoscaler holds the age of the least recently used model, in the whole mesh, against what is
-wanted: nodes are added when models that were used so lately have to make room.
+Nodes are alike and keep nothing that is not in the store, so they are a Deployment. Each tells the
+others its pod's address; queries come in at any of them. Before a pod ends it is taken out of the
+Service, then has its models loaded elsewhere: the time that it is given covers both. The autoscaler
+holds the age of the least recently used model, in the whole mesh, against what is wanted: nodes are
+added when models that were used so lately have to make room.
 """
 
 from collections.abc import Iterator, Mapping
@@ -47,9 +49,9 @@ _FULL: Final = 0.9  # of the capacity, from where on the age says something
 
 @dataclass(frozen=True, slots=True)
 class MeshShipment:
-    """store: a URL that pods reach.  nodes, nodes_max: without a nodes_max there is no autoscaler.  capacity_mib: of each, for
-    models.  drain_s: to have models loaded elsewhere.  lru_age_s: for how long after its last use a model should stay loaded.
-    labels: of the nodes.  gpus: of each."""
+    """store: a URL that pods reach.  nodes, nodes_max: without a nodes_max there is no autoscaler.
+    capacity_mib: of each, for models.  drain_s: to have models loaded elsewhere.  lru_age_s: for
+    how long after its last use a model should stay loaded. labels: of the nodes.  gpus: of each."""
 
     store: str
     nodes: int = 3
@@ -64,9 +66,15 @@ class MeshShipment:
         kind, host = self.store.partition(":")[0], urlsplit(self.store).netloc.partition(",")[0]
         if kind not in _SHARED or not host:
             hint = "Name one that pods reach: etcd://etcd.default:2379/clipper."
-            raise InvalidInput(f"{self.store.partition('@')[2] or self.store!r} is no store that several pods share.", hint=hint)
+            raise InvalidInput(
+                f"{self.store.partition('@')[2] or self.store!r} is no store that several pods"
+                " share.",
+                hint=hint,
+            )
         if self.nodes_max and self.nodes_max < self.nodes:
-            raise InvalidInput(f"nodes_max is {self.nodes_max}, and nodes are {self.nodes} already.")
+            raise InvalidInput(
+                f"nodes_max is {self.nodes_max}, and nodes are {self.nodes} already."
+            )
 
 
 def write_mesh(shipment: MeshShipment, folder: Path) -> list[str]:
@@ -84,28 +92,57 @@ def write_mesh(shipment: MeshShipment, folder: Path) -> list[str]:
 
 
 def node_toml(shipment: MeshShipment) -> str:
-    """What the nodes read. What differs between them is in their arguments; the store's URL, in a secret."""
-    server = {"folder": "/state", "address": f"tcp://0.0.0.0:{PORT}", "log_format": "json", "drain_s": float(_QUERIES_S)}
-    http = {"address": f"0.0.0.0:{HTTP_PORT}", "admin": "127.0.0.1:8002", "metrics": True, "insecure": True}
+    """What the nodes read. What differs between them is in their arguments; the store's URL, in a
+    secret."""
+    server = {
+        "folder": "/state",
+        "address": f"tcp://0.0.0.0:{PORT}",
+        "log_format": "json",
+        "drain_s": float(_QUERIES_S),
+    }
+    http = {
+        "address": f"0.0.0.0:{HTTP_PORT}",
+        "admin": "127.0.0.1:8002",
+        "metrics": True,
+        "insecure": True,
+    }
     meshed = {
-        "enabled": True, "peers": f"tcp:0.0.0.0:{PEERS_PORT}", "capacity_mib": shipment.capacity_mib,
-        "drain_s": float(shipment.drain_s), "labels": list(shipment.labels),
-    }  # fmt: skip
-    keys = "# insecure: whoever reaches the port may ask. With http.api_keys_file only who has a key may.\n"
+        "enabled": True,
+        "peers": f"tcp:0.0.0.0:{PEERS_PORT}",
+        "capacity_mib": shipment.capacity_mib,
+        "drain_s": float(shipment.drain_s),
+        "labels": list(shipment.labels),
+    }
+    keys = (
+        "# insecure: whoever reaches the port may ask. With http.api_keys_file only who has a key"
+        " may.\n"
+    )
     parts = [toml_table(("server",), server), keys, toml_table(("http",), http)]
-    return "".join([*parts, toml_table(("grpc",), {"address": f"0.0.0.0:{GRPC_PORT}"}), toml_table(("mesh",), meshed)])
+    return "".join(
+        [
+            *parts,
+            toml_table(("grpc",), {"address": f"0.0.0.0:{GRPC_PORT}"}),
+            toml_table(("mesh",), meshed),
+        ]
+    )
 
 
 def mesh(shipment: MeshShipment) -> dict[str, list[dict[str, Any]]]:
     """The documents of each file of the base."""
-    files = {"node.yaml": list(_node_objects(shipment)), "models.yaml": [_models_claim()], "network.yaml": [_network()]}
+    files = {
+        "node.yaml": list(_node_objects(shipment)),
+        "models.yaml": [_models_claim()],
+        "network.yaml": [_network()],
+    }
     if shipment.nodes_max:
         files["autoscaler.yaml"] = [_autoscaler(shipment)]
     base = {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": [*files],
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [*files],
         "configMapGenerator": [{"name": "clipper-node", "files": ["node.toml"]}],
         "secretGenerator": [{"name": "clipper-store", "files": ["url=secrets/store_url"]}],
-    }  # fmt: skip
+    }
     return {"kustomization.yaml": [base], **files}
 
 
@@ -113,14 +150,25 @@ def _node_objects(shipment: MeshShipment) -> Iterator[dict[str, Any]]:
     meta = meta_of(_NAME, "node")
     volumes = [
         {"name": "settings", "configMap": {"name": "clipper-node"}},
-        {"name": "etcd-certificates", "secret": {"secretName": "clipper-etcd", "optional": True, "defaultMode": 0o440}},
-        {"name": "models", "persistentVolumeClaim": {"claimName": "clipper-models", "readOnly": True}},
+        {
+            "name": "etcd-certificates",
+            "secret": {"secretName": "clipper-etcd", "optional": True, "defaultMode": 0o440},
+        },
+        {
+            "name": "models",
+            "persistentVolumeClaim": {"claimName": "clipper-models", "readOnly": True},
+        },
         {"name": "state", "emptyDir": {}},
     ]
     grace_s = _AWAY_S + shipment.drain_s + _QUERIES_S + 10
     spec = pod([_container(shipment)], volumes, grace_s)
     spec["topologySpreadConstraints"] = [
-        {"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {"matchLabels": mine(_NAME)}}
+        {
+            "maxSkew": 1,
+            "topologyKey": key,
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": mine(_NAME)},
+        }
         for key in ("topology.kubernetes.io/zone", "kubernetes.io/hostname")
     ]
     # One at a time, and only after its successor is ready: what it held has a place to go to.
@@ -131,32 +179,46 @@ def _node_objects(shipment: MeshShipment) -> Iterator[dict[str, Any]]:
 
 
 def _container(shipment: MeshShipment) -> dict[str, Any]:
-    live, ready = ({"httpGet": {"path": f"/v2/health/{one}", "port": "http"}} for one in ("live", "ready"))
+    live, ready = (
+        {"httpGet": {"path": f"/v2/health/{one}", "port": "http"}} for one in ("live", "ready")
+    )
     url = {"secretKeyRef": {"name": "clipper-store", "key": "url"}}
     memory = shipment.capacity_mib + 1024
-    resources: dict[str, Any] = {"requests": {"cpu": "1", "memory": f"{memory}Mi"}, "limits": {"memory": f"{memory}Mi"}}
+    resources: dict[str, Any] = {
+        "requests": {"cpu": "1", "memory": f"{memory}Mi"},
+        "limits": {"memory": f"{memory}Mi"},
+    }
     if shipment.gpus:
         resources["limits"]["nvidia.com/gpu"] = shipment.gpus
     return {
-        "name": "node", "image": SERVER_IMAGE,
+        "name": "node",
+        "image": SERVER_IMAGE,
         "args": ["node", _TOML, "--name", "$(POD_NAME)", "--advertise", "$(POD_IP)"],
         "env": [
-            _field("POD_NAME", "metadata.name"), _field("POD_IP", "status.podIP"),
+            _field("POD_NAME", "metadata.name"),
+            _field("POD_IP", "status.podIP"),
             {"name": "CLIPPER_SERVER__STATE", "valueFrom": url},
         ],
         "ports": [
-            {"name": "http", "containerPort": HTTP_PORT}, {"name": "grpc", "containerPort": GRPC_PORT},
-            {"name": "peers", "containerPort": PEERS_PORT}, {"name": "models", "containerPort": PORT},
+            {"name": "http", "containerPort": HTTP_PORT},
+            {"name": "grpc", "containerPort": GRPC_PORT},
+            {"name": "peers", "containerPort": PEERS_PORT},
+            {"name": "models", "containerPort": PORT},
         ],
-        "resources": resources, "securityContext": CONFINED,
-        "startupProbe": probe(live, 2, 60), "livenessProbe": probe(live, 10, 3), "readinessProbe": probe(ready, 5, 2),
+        "resources": resources,
+        "securityContext": CONFINED,
+        "startupProbe": probe(live, 2, 60),
+        "livenessProbe": probe(live, 10, 3),
+        "readinessProbe": probe(ready, 5, 2),
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(_AWAY_S)]}}},
         "volumeMounts": [
             {"name": "settings", "mountPath": "/etc/clipper", "readOnly": True},
             {"name": "etcd-certificates", "mountPath": "/etc/clipper-etcd", "readOnly": True},
-            {"name": "models", "mountPath": "/models", "readOnly": True}, {"name": "state", "mountPath": "/state"}, TMP_MOUNT,
+            {"name": "models", "mountPath": "/models", "readOnly": True},
+            {"name": "state", "mountPath": "/state"},
+            TMP_MOUNT,
         ],
-    }  # fmt: skip
+    }
 
 
 def _field(name: str, path: str) -> dict[str, Any]:
@@ -166,34 +228,63 @@ def _field(name: str, path: str) -> dict[str, Any]:
 def _models_claim() -> dict[str, Any]:
     """Where artifacts lie: every node sees the same paths."""
     spec = {"accessModes": ["ReadOnlyMany"], "resources": {"requests": {"storage": "10Gi"}}}
-    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta_of("clipper-models", "models"), "spec": spec}
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": meta_of("clipper-models", "models"),
+        "spec": spec,
+    }
 
 
 def _network() -> dict[str, Any]:
-    """Queries from wherever; nodes and hosts of models, which show a token and no certificate, from nodes alone."""
+    """Queries from wherever; nodes and hosts of models, which show a token and no certificate, from
+    nodes alone."""
     among = [{"port": port, "protocol": "TCP"} for port in (PEERS_PORT, PORT)]
     asked = [{"port": port, "protocol": "TCP"} for port in (HTTP_PORT, GRPC_PORT)]
     nodes = {"podSelector": {"matchLabels": mine(_NAME)}}
-    spec = {**nodes, "policyTypes": ["Ingress"], "ingress": [{"ports": asked}, {"from": [nodes], "ports": among}]}
-    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": meta_of(_NAME, "node"), "spec": spec}
+    spec = {
+        **nodes,
+        "policyTypes": ["Ingress"],
+        "ingress": [{"ports": asked}, {"from": [nodes], "ports": among}],
+    }
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": meta_of(_NAME, "node"),
+        "spec": spec,
+    }
 
 
 def _autoscaler(shipment: MeshShipment) -> dict[str, Any]:
     pressure = {"metric": {"name": METRIC}, "target": {"type": "Value", "value": "1"}}
     behavior = {
-        "scaleUp": {"stabilizationWindowSeconds": 60, "policies": [{"type": "Pods", "value": 2, "periodSeconds": 120}]},
-        "scaleDown": {"stabilizationWindowSeconds": 1800, "policies": [{"type": "Pods", "value": 1, "periodSeconds": 600}]},
+        "scaleUp": {
+            "stabilizationWindowSeconds": 60,
+            "policies": [{"type": "Pods", "value": 2, "periodSeconds": 120}],
+        },
+        "scaleDown": {
+            "stabilizationWindowSeconds": 1800,
+            "policies": [{"type": "Pods", "value": 1, "periodSeconds": 600}],
+        },
     }
     spec = {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": _NAME},
-        "minReplicas": shipment.nodes, "maxReplicas": shipment.nodes_max, "behavior": behavior,
+        "minReplicas": shipment.nodes,
+        "maxReplicas": shipment.nodes_max,
+        "behavior": behavior,
         "metrics": [{"type": "External", "external": pressure}],
-    }  # fmt: skip
-    return {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": meta_of(_NAME, "node"), "spec": spec}
+    }
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": meta_of(_NAME, "node"),
+        "spec": spec,
+    }
 
 
 def pressure_query(lru_age_s: int) -> str:
-    """PromQL: how much more memory would let models stay as long as is wanted, as a ratio; 0 while there is room."""
+    """PromQL: how much more memory would let models stay as long as is wanted, as a ratio; 0 while
+    there is room."""
     age = "clamp_min(min(clipper_mesh_lru_age_seconds > 0), 1)"
     full = f"(sum(clipper_mesh_used_bytes) / sum(clipper_mesh_capacity_bytes) > bool {_FULL})"
     return f"({lru_age_s} / {age}) * {full} or vector(0)"
@@ -201,8 +292,13 @@ def pressure_query(lru_age_s: int) -> str:
 
 def _adapter_rules(shipment: MeshShipment) -> str:
     rule: Mapping[str, Any] = {
-        "seriesQuery": "clipper_mesh_lru_age_seconds", "name": {"as": METRIC}, "resources": {"namespaced": False},
+        "seriesQuery": "clipper_mesh_lru_age_seconds",
+        "name": {"as": METRIC},
+        "resources": {"namespaced": False},
         "metricsQuery": pressure_query(shipment.lru_age_s),
-    }  # fmt: skip
-    note = "# Not of the base: values for the chart prometheus-adapter, which tells the autoscaler what Prometheus knows.\n"
+    }
+    note = (
+        "# Not of the base: values for the chart prometheus-adapter, which tells the autoscaler"
+        " what Prometheus knows.\n"
+    )
     return note + to_yaml({"rules": {"external": [rule]}})

@@ -1,4 +1,5 @@
-"""What a model needs to run, wherever that is: a process here, an environment of its own, an image."""
+"""What a model needs to run, wherever that is: a process here, an environment of its own, an
+image."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from clipper.errors import InvalidInput
 from clipper.types import Model
 from clipper_container.adapters.function import DISTRIBUTIONS, MAGIC, PACKED
 
-# Of each kind: what its adapter imports, and what else brings the same. The first goes in when none of them is asked for.
+# Of each kind: what its adapter imports, and what else brings the same. The first goes in when none
+# of them is asked for.
 _ADAPTERS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
     "function": (("cloudpickle",),),
     "estimator": (("cloudpickle",),),
@@ -43,10 +45,10 @@ class Needs:
 
     target: path of its file, or `module:attribute`.  sha256: of that file in hex, "" for a module.
     kind: as `Package.kind`; "module" for what is imported.
-    python: "3.11", or empty for any: the version that its code was packed by, or that was asked for.
-    requirements: lines for pip, as they were given; empty: it runs in the server's own environment.
-    packages: distributions that are needed in any case, with the version that was there when it was packed, or "".
-    code: folders for sys.path.
+    python: "3.11", or empty for any: the version that its code was packed by, or that was asked
+    for. requirements: lines for pip, as they were given; empty: it runs in the server's own
+    environment. packages: distributions that are needed in any case, with the version that was
+    there when it was packed, or "". code: folders for sys.path.
     """
 
     target: str
@@ -67,8 +69,10 @@ class Needs:
         return "" if self.is_file else self.target.partition(":")[0].partition(".")[0]
 
     def pip(self) -> tuple[str, ...]:
-        """Lines for pip that make an environment for it beside clipper-container: what was asked for, then what its adapter
-        imports and nobody asked for; without requirements, everything it was packed with, at the versions of then."""
+        """Lines for pip that make an environment for it beside clipper-container: what was asked
+        for, then what its adapter imports and nobody asked for; without requirements, everything it
+        was packed with, at the versions of then.
+        """
         asked = {_canonical(found[0]) for line in self.requirements if (found := _NAME.match(line))}
         lines = [*self.requirements]
         for choices in _ADAPTERS.get(self.kind, ()):
@@ -86,9 +90,13 @@ class Needs:
 
 
 def needs_of(model: Model) -> Needs:
-    """What a model of the catalog needs. InvalidInput for one whose containers are started elsewhere, or whose file is gone."""
+    """What a model of the catalog needs. InvalidInput for one whose containers are started
+    elsewhere, or whose file is gone."""
     if not model.target:
-        raise InvalidInput(f"containers of model '{model.id}' are started elsewhere.", hint="There is nothing to run here.")
+        raise InvalidInput(
+            f"containers of model '{model.id}' are started elsewhere.",
+            hint="There is nothing to run here.",
+        )
     head = _head_of(model.target) if model.sha256 else {"kind": "module"}
     kind = str(head["kind"])
     packages = head.get("packages")
@@ -101,7 +109,11 @@ def needs_of(model: Model) -> Needs:
 
 def installed_for(kind: str) -> list[str]:
     """Distributions that the adapter of a kind imports, as far as they are installed here."""
-    return [name for choices in _ADAPTERS.get(kind, ()) if (name := next(filter(version_of, choices), ""))]
+    return [
+        name
+        for choices in _ADAPTERS.get(kind, ())
+        if (name := next(filter(version_of, choices), ""))
+    ]
 
 
 def version_of(distribution: str) -> str:
@@ -113,7 +125,8 @@ def version_of(distribution: str) -> str:
 
 
 def packages_of(modules: Sequence[str]) -> dict[str, str]:
-    """The distributions, with their versions here, that top-level modules come from; ours and Python's are left out."""
+    """The distributions, with their versions here, that top-level modules come from; ours and
+    Python's are left out."""
     names: set[str] = set()
     for module in {*modules} - sys.stdlib_module_names - {"__main__", ""}:
         known = DISTRIBUTIONS.get(module, module)
@@ -144,7 +157,14 @@ def _head_of(target: str) -> dict[str, object]:
             line = file.readline(_HEAD_BYTES_MAX)
         head = json.loads(line.removeprefix(MAGIC))
     except (OSError, ValueError) as error:
-        raise InvalidInput(f"{target} cannot be read: {error}.", hint="Deploy the model again.") from None
-    if not (line.startswith(MAGIC) and target.endswith(PACKED) and isinstance(head, dict) and "kind" in head):
+        raise InvalidInput(
+            f"{target} cannot be read: {error}.", hint="Deploy the model again."
+        ) from None
+    if not (
+        line.startswith(MAGIC)
+        and target.endswith(PACKED)
+        and isinstance(head, dict)
+        and "kind" in head
+    ):
         raise InvalidInput(f"{target} is no packed model.", hint="Deploy the model again.")
     return head

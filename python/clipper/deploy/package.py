@@ -1,8 +1,10 @@
-"""A function, an estimator or a Model -> a target that a container can load in a process of its own.
+"""A function, an estimator or a Model -> a target that a container can load in a process of its
+own.
 
-Code travels by value: cloudpickle takes the function itself, what it closes over, and the user's own modules, so that
-nothing has to be importable over there but installed packages. The file is one line of JSON that says what it holds,
-then the pickle; `clipper_container.adapters.function` reads it.
+Code travels by value: cloudpickle takes the function itself, what it closes over, and the user's
+own modules, so that nothing has to be importable over there but installed packages. The file is one
+line of JSON that says what it holds, then the pickle; `clipper_container.adapters.function` reads
+it.
 """
 
 from __future__ import annotations
@@ -44,10 +46,18 @@ _OURS = frozenset({"clipper", "clipper_core", "clipper_container"})
 _SEARCH_DEPTH_MAX = 6
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 _SAFER = {  # by kind
-    "estimator": "Save it as .skops (skops.io.dump) or .onnx (skl2onnx.to_onnx), and deploy that file.",
-    "torch": "Save it as .onnx (torch.onnx.export) or TorchScript (torch.jit.save), and deploy that file.",
+    "estimator": (
+        "Save it as .skops (skops.io.dump) or .onnx (skl2onnx.to_onnx), and deploy that file."
+    ),
+    "torch": (
+        "Save it as .onnx (torch.onnx.export) or TorchScript (torch.jit.save), and deploy that"
+        " file."
+    ),
     "torch-export": "Save it as .onnx (torch.onnx.export), and deploy that file.",
-    "pickle": "Save it as .skops (skops.io.dump), .onnx, or by the framework's own save_model, and deploy that file.",
+    "pickle": (
+        "Save it as .skops (skops.io.dump), .onnx, or by the framework's own save_model, and deploy"
+        " that file."
+    ),
     "mlflow": "Deploy the .onnx, .ubj or .txt file that the model was logged from.",
     "": "Deploy 'module:attribute' of code that is installed where it runs.",
 }
@@ -58,10 +68,10 @@ _Place = tuple[str, str, str]  # variable, where it is, type of what is in it
 class Package:
     """A model that is ready for a container.
 
-    target: path of the packed file, or `module:attribute`. sha256: of the file in hex, "" for a module.
-    kind: "function", "estimator", "model", "module", "torch", or of a file ("onnx", ...: `Artifact.kind`). input: type of one
-    row, where the model says it.
-    code: directories that the container needs on sys.path.  tables: of parameters, that a Model declares.
+    target: path of the packed file, or `module:attribute`. sha256: of the file in hex, "" for a
+    module. kind: "function", "estimator", "model", "module", "torch", or of a file ("onnx", ...:
+    `Artifact.kind`). input: type of one row, where the model says it. code: directories that the
+    container needs on sys.path.  tables: of parameters, that a Model declares.
     """
 
     target: str
@@ -73,19 +83,26 @@ class Package:
 
 
 def pack(
-    thing: Any, name: str, version: int, directory: str | os.PathLike[str], code: Sequence[str] = (), no_pickle: bool = False
+    thing: Any,
+    name: str,
+    version: int,
+    directory: str | os.PathLike[str],
+    code: Sequence[str] = (),
+    no_pickle: bool = False,
 ) -> Package:
-    """Make a package of a function, closure, bound method, estimator, Model (or class of them), torch.nn.Module, an object of
-    XGBoost or LightGBM, "module:attribute", a model's file or folder (`Artifact.kind`), or an Artifact.
+    """Make a package of a function, closure, bound method, estimator, Model (or class of them),
+    torch.nn.Module, an object of XGBoost or LightGBM, "module:attribute", a model's file or folder
+    (`Artifact.kind`), or an Artifact.
 
     directory: where the file `NAME-VERSION-SHA12.pkl` (or `.packed`) goes; it is made when missing.
-    code: files or directories that the container needs beside what travels by value.  no_pickle: refuse what would travel as
-    a pickle.
-    Raises: PackagingError; OSError when the file cannot be written.
+    code: files or directories that the container needs beside what travels by value.  no_pickle:
+    refuse what would travel as a pickle. Raises: PackagingError; OSError when the file cannot be
+    written.
     """
     if not NAME.fullmatch(name):
         raise PackagingError(
-            f"{name!r} is no model name; use a-z, 0-9, '.', '_' and '-', at most 128, the first a letter or digit"
+            f"{name!r} is no model name; use a-z, 0-9, '.', '_' and '-', at most 128, the first a"
+            " letter or digit"
         )
     places = _directories(code)
     if is_data(thing):
@@ -95,7 +112,11 @@ def pack(
                 safer = _SAFER.get(artifact.kind, _SAFER[""])
                 what = f"a file of kind {artifact.kind} may hold pickles, which are code"
                 raise PackagingError(f"{what}, and server.no_pickle refuses that. {safer}")
-            _log.warning("model %s: loading a file of kind %s runs what is in it: trust who made it", name, artifact.kind)
+            _log.warning(
+                "model %s: loading a file of kind %s runs what is in it: trust who made it",
+                name,
+                artifact.kind,
+            )
         path, sha256 = _kept(artifact.packed(name), name, version, directory, SUFFIX)
         return Package(path, artifact.kind, sha256, code=places)
     if isinstance(thing, str) and not thing:  # its containers are started by somebody else
@@ -104,13 +125,20 @@ def pack(
         return Package(thing, "module", code=(*places, *_home_of(thing)))
     kind = _kind(thing)
     if no_pickle:
-        raise PackagingError(f"{name!r} is a {kind}: it would travel as a pickle, which is code, and server.no_pickle refuses "
-                             f"that. {_SAFER.get(kind, _SAFER[''])}")  # fmt: skip
+        raise PackagingError(
+            f"{name!r} is a {kind}: it would travel as a pickle, which is code, and "
+            "server.no_pickle refuses "
+            f"that. {_SAFER.get(kind, _SAFER[''])}"
+        )
     path, sha256 = _kept(_content(thing, kind, name), name, version, directory, ".pkl")
-    return Package(path, kind, sha256, input_of(thing), places, tables_of(thing) if kind == "model" else {})
+    return Package(
+        path, kind, sha256, input_of(thing), places, tables_of(thing) if kind == "model" else {}
+    )
 
 
-def _kept(content: bytes, name: str, version: int, directory: str | os.PathLike[str], suffix: str) -> tuple[str, str]:
+def _kept(
+    content: bytes, name: str, version: int, directory: str | os.PathLike[str], suffix: str
+) -> tuple[str, str]:
     """Write the file; -> its path and SHA-256."""
     sha256 = hashlib.sha256(content).hexdigest()
     path = Path(directory) / f"{name}-{version}-{sha256[:12]}{suffix}"
@@ -119,12 +147,17 @@ def _kept(content: bytes, name: str, version: int, directory: str | os.PathLike[
 
 
 def input_of(thing: Any) -> str | None:
-    """The type of one row, "f64[64]", where an estimator (or the one that a method is bound to) or a Model says it."""
+    """The type of one row, "f64[64]", where an estimator (or the one that a method is bound to) or
+    a Model says it."""
     declared = getattr(thing, "input", None)
     if isinstance(declared, str) and declared != "any":
         return declared
     for owner in (thing, getattr(thing, "__self__", None)):
-        features = None if owner is None or isinstance(owner, type) else getattr(owner, "n_features_in_", None)
+        features = (
+            None
+            if owner is None or isinstance(owner, type)
+            else getattr(owner, "n_features_in_", None)
+        )
         if isinstance(features, int) and features > 0:
             return f"f64[{features}]"
     return None
@@ -133,7 +166,11 @@ def input_of(thing: Any) -> str | None:
 def tables_of(thing: Any) -> dict[str, Any]:
     """The tables that a Model declares."""
     declared = getattr(thing, "tables", None)
-    return {str(name): spec for name, spec in declared.items()} if isinstance(declared, Mapping) else {}
+    return (
+        {str(name): spec for name, spec in declared.items()}
+        if isinstance(declared, Mapping)
+        else {}
+    )
 
 
 def _kind(thing: Any) -> str:
@@ -143,16 +180,17 @@ def _kind(thing: Any) -> str:
         return "model"
     if isinstance(thing, (type, types.ModuleType)):
         raise PackagingError(
-            f"cannot ship {getattr(thing, '__name__', thing)!r}: a {type(thing).__name__} is no model. Give a "
-            "function, a fitted estimator, or a subclass of clipper_container.Model."
+            f"cannot ship {getattr(thing, '__name__', thing)!r}: a {type(thing).__name__} is no"
+            " model. Give a function, a fitted estimator, or a subclass of"
+            " clipper_container.Model."
         )
     if hasattr(thing, "predict") and not inspect.isroutine(thing):
         return "estimator"
     if callable(thing):
         return "function"
     raise PackagingError(
-        f"cannot ship a {type(thing).__name__}: give a function, an estimator with predict(), a Model, "
-        "or 'module:function'."
+        f"cannot ship a {type(thing).__name__}: give a function, an estimator with predict(), a"
+        " Model, or 'module:function'."
     )
 
 
@@ -162,10 +200,14 @@ def _kind(thing: Any) -> str:
 def _home_of(target: str) -> tuple[str, ...]:
     """The directory of a "module:attribute" that is the user's own file. Nothing is imported."""
     if not _TARGET.fullmatch(target):
-        raise PackagingError(f"{target!r} names no model; write 'module:function', such as 'features:predict'")
+        raise PackagingError(
+            f"{target!r} names no model; write 'module:function', such as 'features:predict'"
+        )
     top = target.partition(":")[0].partition(".")[0]
     if top == "__main__":
-        raise PackagingError(f"{target!r} names this very script; give the function itself instead of its name")
+        raise PackagingError(
+            f"{target!r} names this very script; give the function itself instead of its name"
+        )
     try:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):
@@ -197,16 +239,28 @@ def _content(thing: Any, kind: str, name: str) -> bytes:
             _Noting(stream, modules).dump(thing)
         except Exception as error:
             raise _explain(thing, error) from error
-    if local := sorted(module for module in modules if module in sys.modules and _travels(sys.modules[module])):
-        _log.info("model %s: %s travel%s by value", name, ", ".join(local), "s" if len(local) == 1 else "")
-    about = {"format": 1, "kind": kind, "name": name, "python": python_here(), "packages": packages_of([*modules])}
+    if local := sorted(
+        module for module in modules if module in sys.modules and _travels(sys.modules[module])
+    ):
+        _log.info(
+            "model %s: %s travel%s by value", name, ", ".join(local), "s" if len(local) == 1 else ""
+        )
+    about = {
+        "format": 1,
+        "kind": kind,
+        "name": name,
+        "python": python_here(),
+        "packages": packages_of([*modules]),
+    }
     return MAGIC + json.dumps(about).encode() + b"\n" + stream.getvalue()
 
 
 def _on_the_cpu(module: Any) -> Any:
     """What lies on a device is there for those who have it."""
     parts = (*module.parameters(), *module.buffers())
-    return module if all(part.device.type == "cpu" for part in parts) else copy.deepcopy(module).cpu()
+    return (
+        module if all(part.device.type == "cpu" for part in parts) else copy.deepcopy(module).cpu()
+    )
 
 
 class _Noting(cloudpickle.Pickler):  # type: ignore[misc]
@@ -220,7 +274,11 @@ class _Noting(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(thing, types.ModuleType):
             self._modules.add(thing.__name__.partition(".")[0])
         else:
-            owner = thing if isinstance(thing, type | types.FunctionType | types.BuiltinFunctionType) else type(thing)
+            owner = (
+                thing
+                if isinstance(thing, type | types.FunctionType | types.BuiltinFunctionType)
+                else type(thing)
+            )
             self._modules.add(str(getattr(owner, "__module__", None) or "").partition(".")[0])
 
 
@@ -261,20 +319,30 @@ def _travels(module: types.ModuleType) -> bool:
 def _is_local(file: str) -> bool:
     """Is it the user's own file, rather than Python's or an installed package's?
 
-    Some installers put links among the installed packages, to files that lie elsewhere (uv, Nix), and some have folders of
-    packages that this Python does not list as its own (PYTHONPATH of Nix, Bazel): all of these are installed.
+    Some installers put links among the installed packages, to files that lie elsewhere (uv, Nix),
+    and some have folders of packages that this Python does not list as its own (PYTHONPATH of Nix,
+    Bazel): all of these are installed.
     """
     paths = (os.path.abspath(file), os.path.realpath(file))
     if any(not _PACKAGES.isdisjoint(path.split(os.sep)) for path in paths):
         return False
-    return not any(path.startswith(place + os.sep) for path in paths for place in _installed_places())
+    return not any(
+        path.startswith(place + os.sep) for path in paths for place in _installed_places()
+    )
 
 
 @functools.cache
 def _installed_places() -> tuple[str, ...]:
     paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     paths += [*site.getsitepackages(), site.getusersitepackages()]
-    return tuple({place for path in paths if path for place in (os.path.abspath(path), os.path.realpath(path))})
+    return tuple(
+        {
+            place
+            for path in paths
+            if path
+            for place in (os.path.abspath(path), os.path.realpath(path))
+        }
+    )
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -303,7 +371,8 @@ def _explain(thing: Any, error: Exception) -> PackagingError:
     variable, place, kind = found
     where = f", {place}" if place else ""
     return PackagingError(
-        f"cannot ship {name!r}: it closes over a '{kind}' (variable '{variable}'{where}). Create it inside load()."
+        f"cannot ship {name!r}: it closes over a '{kind}' (variable '{variable}'{where}). Create it"
+        " inside load()."
     )
 
 
@@ -317,7 +386,11 @@ def _culprit(thing: Any, seen: frozenset[int], variable: str) -> _Place | None:
         path = f"{variable}.{name}" if variable and not inspect.isfunction(thing) else name
         inner = _culprit(part, seen | {id(thing)}, path)
         if inner is None:
-            return path, _place(thing), f"{type(part).__module__}.{type(part).__qualname__}".removeprefix("builtins.")
+            return (
+                path,
+                _place(thing),
+                f"{type(part).__module__}.{type(part).__qualname__}".removeprefix("builtins."),
+            )
         return inner if inner[1] else (inner[0], _place(thing), inner[2])
     return None
 
@@ -331,7 +404,8 @@ def _is_portable(part: Any) -> bool:
 
 
 def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
-    """What `thing` holds: a function's variables, a method's object, an instance's attributes, a collection's items."""
+    """What `thing` holds: a function's variables, a method's object, an instance's attributes, a
+    collection's items."""
     if inspect.ismethod(thing):
         yield from _parts_of_instance(thing.__self__)
         yield from _parts(thing.__func__)
@@ -353,7 +427,9 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
 
 def _parts_of_instance(thing: Any) -> Iterator[tuple[str, Any]]:
     yield from getattr(thing, "__dict__", {}).items()
-    if not isinstance(thing, type) and inspect.isfunction(getattr(type(thing), "predict_batch", None)):
+    if not isinstance(thing, type) and inspect.isfunction(
+        getattr(type(thing), "predict_batch", None)
+    ):
         yield from _parts_of_function(type(thing).predict_batch)
 
 
@@ -381,10 +457,16 @@ def _place(thing: Any) -> str:
     """ "app.py:12", where a function or class begins; "" for what has no place."""
     function = thing.__func__ if inspect.ismethod(thing) else thing
     if inspect.isfunction(function):
-        return f"{os.path.basename(function.__code__.co_filename)}:{function.__code__.co_firstlineno}"
+        return (
+            f"{os.path.basename(function.__code__.co_filename)}:{function.__code__.co_firstlineno}"
+        )
     owner = thing if isinstance(thing, type) else type(thing)
     try:
         file = inspect.getsourcefile(owner)
-        return f"{os.path.basename(file)}:{inspect.getsourcelines(owner)[1]}" if file and _is_local(file) else ""
+        return (
+            f"{os.path.basename(file)}:{inspect.getsourcelines(owner)[1]}"
+            if file and _is_local(file)
+            else ""
+        )
     except (TypeError, OSError):
         return ""

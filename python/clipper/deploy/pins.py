@@ -1,6 +1,8 @@
-"""Lines for pip with everything that comes along pinned too, at the versions that are installed here.
+"""Lines for pip with everything that comes along pinned too, at the versions that are installed
+here.
 
-What a package needs and is not installed here was not needed here either: markers of other systems and extras need no reading.
+What a package needs and is not installed here was not needed here either: markers of other systems
+and extras need no reading.
 """
 
 import ast
@@ -18,24 +20,37 @@ _PINNED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([^;\s]+)")
 
 
 def pinned(needs: Needs) -> tuple[str, ...]:
-    """What a model needs beside clipper-container, and what that needs, as NAME==VERSION, sorted; what it asked for by lines
-    of its own stays as it was asked for."""
+    """What a model needs beside clipper-container, and what that needs, as NAME==VERSION, sorted;
+    what it asked for by lines of its own stays as it was asked for."""
     lines = needs.pip()
     if not needs.requirements:
-        lines = tuple(f"{line}=={version}" if (version := version_of(line)) else line for line in lines)
+        lines = tuple(
+            f"{line}=={version}" if (version := version_of(line)) else line for line in lines
+        )
     if needs.kind == "module" and not needs.requirements:
-        found = packages_of([needs.module, *(module for folder in needs.code for module in imported(Path(folder)))])
+        found = packages_of(
+            [needs.module, *(module for folder in needs.code for module in imported(Path(folder)))]
+        )
         lines = (*lines, *(f"{name}=={version}" for name, version in found.items()))
     named = {_plain(match[0]) for line in lines if (match := _NAME.match(line))}
-    here = (match[1] for line in lines if (match := _PINNED.fullmatch(line)) and _is_here(match[1], match[2]))
+    here = (
+        match[1]
+        for line in lines
+        if (match := _PINNED.fullmatch(line)) and _is_here(match[1], match[2])
+    )
     along = _closed([*here, *_SDK])
-    return tuple(sorted({*lines, *(f"{name}=={version}" for name, version in along if name not in named)}))
+    return tuple(
+        sorted({*lines, *(f"{name}=={version}" for name, version in along if name not in named)})
+    )
 
 
 def imported(folder: Path) -> Iterator[str]:
     """The top-level modules that the Python files of a folder import."""
     for path in sorted(folder.rglob("*.py")):
-        if any(part.startswith(".") or part in ("site-packages", "node_modules") for part in path.relative_to(folder).parts):
+        if any(
+            part.startswith(".") or part in ("site-packages", "node_modules")
+            for part in path.relative_to(folder).parts
+        ):
             continue
         try:
             tree = ast.parse(path.read_bytes())

@@ -1,9 +1,10 @@
 """Containers as processes on this machine, under one supervising thread.
 
-One thread waits, by poll, on every child's pidfd (readable when it ended; a pid that the kernel gave away again cannot
-be mistaken for it), on the pipe of its stdout and stderr, and on an eventfd by which other threads hand in work. That
-thread also starts the children, and must: they ask for SIGKILL when their parent dies (PR_SET_PDEATHSIG), and to Linux
-the parent is the thread that forked. So a server that is killed leaves no models behind.
+One thread waits, by poll, on every child's pidfd (readable when it ended; a pid that the kernel
+gave away again cannot be mistaken for it), on the pipe of its stdout and stderr, and on an eventfd
+by which other threads hand in work. That thread also starts the children, and must: they ask for
+SIGKILL when their parent dies (PR_SET_PDEATHSIG), and to Linux the parent is the thread that
+forked. So a server that is killed leaves no models behind.
 """
 
 from __future__ import annotations
@@ -82,7 +83,14 @@ def command(spec: ContainerSpec, replica: int) -> Sequence[str]:
     """The command line of a container. It holds no secret."""
     words = [spec.python, "-X", "faulthandler", "-m", "clipper_container", "serve", spec.target]
     words += [*options(spec), "--connect", spec.connect, "--replica", str(replica)]
-    words += ["--threads", str(spec.threads), "--token-env", TOKEN_ENV, "--die-with-parent", str(os.getpid())]
+    words += [
+        "--threads",
+        str(spec.threads),
+        "--token-env",
+        TOKEN_ENV,
+        "--die-with-parent",
+        str(os.getpid()),
+    ]
     for directory in spec.code:
         words += ["--code", directory]
     return words
@@ -104,7 +112,8 @@ def describe_exit(code: int) -> str:
 
 
 def _start_process(spec: ContainerSpec, replica: int) -> tuple[subprocess.Popen[bytes], int, int]:
-    """The process, its pidfd, and the pipe to read its output from. Raises: OSError; ValueError for a NUL in a word."""
+    """The process, its pidfd, and the pipe to read its output from. Raises: OSError; ValueError for
+    a NUL in a word."""
     with contextlib.ExitStack() as undo:
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
         undo.callback(os.close, read_fd)
@@ -129,12 +138,15 @@ def _start_process(spec: ContainerSpec, replica: int) -> tuple[subprocess.Popen[
 class ProcessDeployer:
     """Runs each replica as a child process, restarts it when it ends, gives up when that loops.
 
-    on_event: called for each `ReplicaEvent` in the supervising thread; it must not block, and may call all but close().
+    on_event: called for each `ReplicaEvent` in the supervising thread; it must not block, and may
+    call all but close().
 
     Threads: any. A fork of this process must not use it.
     """
 
-    def __init__(self, on_event: OnEvent | None = None, policy: RestartPolicy | None = None) -> None:
+    def __init__(
+        self, on_event: OnEvent | None = None, policy: RestartPolicy | None = None
+    ) -> None:
         self._on_event = on_event
         self._policy = policy or RestartPolicy()
         self._replicas: dict[Key, _Replica] = {}
@@ -164,17 +176,24 @@ class ProcessDeployer:
             old = self._replicas.get(key)
             if old is not None and not old.settled:
                 raise ValueError(
-                    f"container {spec.name}/{replica} (version {spec.version}) is {old.state} already; stop it first"
+                    f"container {spec.name}/{replica} (version {spec.version}) is {old.state}"
+                    " already; stop it first"
                 )
             new = self._replicas[key] = _Replica(spec, replica)
         self._hand_in(partial(self._spawn, new))
 
     def stop(
-        self, name: str, version: int | None = None, replica: int | None = None, grace_s: float | None = None
+        self,
+        name: str,
+        version: int | None = None,
+        replica: int | None = None,
+        grace_s: float | None = None,
     ) -> None:
-        """Stop one replica, all of a version, or of a model: SIGTERM, after `grace_s` SIGKILL; wait till they are gone.
+        """Stop one replica, all of a version, or of a model: SIGTERM, after `grace_s` SIGKILL; wait
+        till they are gone.
 
-        In the supervising thread (from `on_event`) it only asks. Replicas that do not run are no error.
+        In the supervising thread (from `on_event`) it only asks. Replicas that do not run are no
+        error.
         """
         with self._changed:
             chosen = [
@@ -185,7 +204,8 @@ class ProcessDeployer:
         self._stop(chosen, grace_s)
 
     def restart(self, name: str, version: int, replica: int, pid: int) -> bool:
-        """SIGKILL for process `pid` of a replica; it is started again as after any death. False when that does not run here."""
+        """SIGKILL for process `pid` of a replica; it is started again as after any death. False
+        when that does not run here."""
         with self._changed:
             found = self._replicas.get((name, version, replica))
             if found is None or found.pid != pid:
@@ -249,7 +269,9 @@ class ProcessDeployer:
     def _run(self) -> None:
         while self._handlers:
             for fd, _ in self._poll.poll(self._pause_ms()):
-                handler = self._handlers.get(fd)  # an earlier handler of this round may have closed it
+                handler = self._handlers.get(
+                    fd
+                )  # an earlier handler of this round may have closed it
                 if handler is not None:
                     self._do(handler)
             while self._work:
@@ -265,7 +287,9 @@ class ProcessDeployer:
 
     def _pause_ms(self) -> float | None:
         with self._changed:
-            dues = [replica.due_s for replica in self._replicas.values() if replica.due_s is not None]
+            dues = [
+                replica.due_s for replica in self._replicas.values() if replica.due_s is not None
+            ]
         return max(0.0, min(dues) - time.monotonic()) * 1000 + 1 if dues else None
 
     def _clear_wake(self) -> None:
@@ -292,7 +316,9 @@ class ProcessDeployer:
         replica.started_s = time.monotonic()
         replica.starts += 1
         try:
-            replica.process, replica.pid_fd, replica.log_fd = _start_process(replica.spec, replica.number)
+            replica.process, replica.pid_fd, replica.log_fd = _start_process(
+                replica.spec, replica.number
+            )
         except (OSError, ValueError) as error:
             with self._changed:
                 replica.lines.extend([f"cannot start {replica.spec.python}: {error}"])
@@ -327,7 +353,9 @@ class ProcessDeployer:
             rest = rest[LOG_LINE_BYTES_MAX:]
         replica.partial_line = rest
         with self._changed:
-            replica.lines.extend([line[:LOG_LINE_BYTES_MAX].decode("utf-8", "replace") for line in lines])
+            replica.lines.extend(
+                [line[:LOG_LINE_BYTES_MAX].decode("utf-8", "replace") for line in lines]
+            )
         return True
 
     def _reap(self, replica: _Replica) -> None:
@@ -357,12 +385,16 @@ class ProcessDeployer:
         pause_s = replica.restarts.pause(self._policy, replica.started_s, now)
         if pause_s is None:
             replica.detail = f"{detail}; {replica.restarts.looped}"
-            self._become(replica, ReplicaState.FAILED, EventKind.FAILED, pid, replica.detail, replica.tail())
+            self._become(
+                replica, ReplicaState.FAILED, EventKind.FAILED, pid, replica.detail, replica.tail()
+            )
             return
         replica.due_s = self._spacing.next_s(now + pause_s, self._policy.apart_s)
         pause_s = replica.due_s - now
         again = f"again in {pause_s:.1f} s"
-        self._become(replica, ReplicaState.BACKOFF, EventKind.RESTARTING, pid, again, again_s=pause_s)
+        self._become(
+            replica, ReplicaState.BACKOFF, EventKind.RESTARTING, pid, again, again_s=pause_s
+        )
 
     def _ask_to_end(self, replica: _Replica, grace_s: float) -> None:
         if replica.settled:
@@ -394,7 +426,8 @@ class ProcessDeployer:
         log_tail: tuple[str, ...] = (),
         again_s: float = 0.0,
     ) -> None:
-        """Change the state, tell of the event, then let go who waits for it: they have had the event by then."""
+        """Change the state, tell of the event, then let go who waits for it: they have had the
+        event by then."""
         with self._changed:
             replica.state = state
         self._emit(replica, kind, pid, detail, log_tail, again_s)
@@ -403,7 +436,13 @@ class ProcessDeployer:
             self._changed.notify_all()
 
     def _emit(
-        self, replica: _Replica, kind: EventKind, pid: int, detail: str, log_tail: tuple[str, ...] = (), again_s: float = 0.0
+        self,
+        replica: _Replica,
+        kind: EventKind,
+        pid: int,
+        detail: str,
+        log_tail: tuple[str, ...] = (),
+        again_s: float = 0.0,
     ) -> None:
         if self._on_event is None:
             return

@@ -1,8 +1,10 @@
-"""Nodes of a mesh on a Ray cluster: an actor each, which keeps one `clipper node` running. Needs the extra `ray`.
+"""Nodes of a mesh on a Ray cluster: an actor each, which keeps one `clipper node` running. Needs
+the extra `ray`.
 
-Ray chooses the machine, by CPUs, GPUs and other resources, and starts the actor again, elsewhere if need be, when its machine is
-lost. The actor starts the process again when that ends by itself. No query goes through Ray: nodes talk to each other as they do
-everywhere. A node whose actor is killed gets SIGTERM, so that it leaves in good order all the same.
+Ray chooses the machine, by CPUs, GPUs and other resources, and starts the actor again, elsewhere if
+need be, when its machine is lost. The actor starts the process again when that ends by itself. No
+query goes through Ray: nodes talk to each other as they do everywhere. A node whose actor is killed
+gets SIGTERM, so that it leaves in good order all the same.
 """
 
 import collections
@@ -25,7 +27,11 @@ _STEADY_S: Final = 30.0  # after which an end is the first one again
 _LOOK_S: Final = 0.1
 _KILL_S: Final = 5.0
 _CALLS: Final = 4  # of one actor at once: it is asked how it does while it stops
-_SAID: Final = {"queries come in at": "http", "queries come in over gRPC at": "grpc", "management at": "admin"}
+_SAID: Final = {
+    "queries come in at": "http",
+    "queries come in over gRPC at": "grpc",
+    "management at": "admin",
+}
 
 
 class NodeProcess:
@@ -39,11 +45,14 @@ class NodeProcess:
         self._process: subprocess.Popen[str] | None = None
         self._state, self._starts = "starting", 0
         self._addresses: dict[str, str] = {}
-        self._supervising = threading.Thread(target=self._supervise, name=f"clipper-node-{name}", daemon=True)
+        self._supervising = threading.Thread(
+            target=self._supervise, name=f"clipper-node-{name}", daemon=True
+        )
         self._supervising.start()
 
     def status(self) -> dict[str, Any]:
-        """state: `starting`, `ready`, `leaving`, `ended`.  starts: of the process so far.  lines: the last it said."""
+        """state: `starting`, `ready`, `leaving`, `ended`.  starts: of the process so far.  lines:
+        the last it said."""
         with self._lock:
             pid = self._process.pid if self._process is not None else 0
             about = {"name": self._name, "state": self._state, "pid": pid, "starts": self._starts}
@@ -67,7 +76,11 @@ class NodeProcess:
         while not self._stopping.is_set():
             began_s = time.monotonic()
             self._run()
-            pause_s = _PAUSE_S_MIN if time.monotonic() - began_s > _STEADY_S else min(_PAUSE_S_MAX, pause_s * 2)
+            pause_s = (
+                _PAUSE_S_MIN
+                if time.monotonic() - began_s > _STEADY_S
+                else min(_PAUSE_S_MAX, pause_s * 2)
+            )
             self._stopping.wait(pause_s)
         with self._lock:
             self._state, self._process = "ended", None
@@ -78,9 +91,13 @@ class NodeProcess:
             if self._stopping.is_set():
                 return
             self._process = process = subprocess.Popen(
-                self._line(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                text=True, errors="replace",
-            )  # fmt: skip
+                self._line(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            )
             self._state, self._addresses = "starting", {}
             self._starts += 1
         assert process.stdout is not None
@@ -112,7 +129,9 @@ class RayNode(NodeProcess):
         import ray
 
         self._host = host = str(ray.util.get_node_ip_address())
-        super().__init__(name, [*words, "--peers", f"tcp:{host}:0", "--http", f"{host}:{http_port}"])
+        super().__init__(
+            name, [*words, "--peers", f"tcp:{host}:0", "--http", f"{host}:{http_port}"]
+        )
 
     def status(self) -> dict[str, Any]:
         return {**super().status(), "host": self._host}
@@ -120,7 +139,8 @@ class RayNode(NodeProcess):
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """words: further ones for `clipper node`.  cpus, gpus, resources: of each node, as Ray counts them."""
+    """words: further ones for `clipper node`.  cpus, gpus, resources: of each node, as Ray counts
+    them."""
 
     mesh: str = "mesh"
     nodes: int = 3
@@ -135,17 +155,23 @@ class RayCluster:
 
 
 def join_ray(address: str) -> Any:
-    """-> Ray, connected. address: `auto`, HOST:PORT, or `local`: one in this process. Errors: ConfigError, NoServer."""
+    """-> Ray, connected. address: `auto`, HOST:PORT, or `local`: one in this process. Errors:
+    ConfigError, NoServer."""
     try:
         import ray
     except ImportError:
-        raise ConfigError("Ray is not installed.", hint='pip install "clipper-serving[ray]"') from None
+        raise ConfigError(
+            "Ray is not installed.", hint='pip install "clipper-serving[ray]"'
+        ) from None
     if not ray.is_initialized():
         try:
             ray.init(
-                address=None if address == "local" else address, namespace=NAMESPACE, log_to_driver=False, logging_level="error",
+                address=None if address == "local" else address,
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                logging_level="error",
                 **({"include_dashboard": False} if address == "local" else {}),
-            )  # fmt: skip
+            )
         except (ConnectionError, RuntimeError) as error:
             why = str(error).partition("\n")[0]
             hint = "Start one: ray start --head. Or try --address local: it ends with this command."
@@ -160,29 +186,54 @@ def bring_up(ray: Any, cluster: RayCluster) -> dict[str, Any]:
     words = [*cluster.words, *(word for tag in tags for word in ("--label", tag))]
     return {
         name: kind.options(
-            name=name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, max_restarts=-1, max_task_retries=-1,
-            max_concurrency=_CALLS, num_cpus=cluster.cpus, num_gpus=cluster.gpus, resources=dict(cluster.resources),
+            name=name,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            max_restarts=-1,
+            max_task_retries=-1,
+            max_concurrency=_CALLS,
+            num_cpus=cluster.cpus,
+            num_gpus=cluster.gpus,
+            resources=dict(cluster.resources),
             scheduling_strategy="SPREAD",
         ).remote(name, words, cluster.http_port)
         for name in cluster.names()
-    }  # fmt: skip
+    }
 
 
 def actors_of(ray: Any, mesh: str, namespace: str = NAMESPACE) -> dict[str, Any]:
     """Those of a mesh, by name."""
     found = ray.util.list_named_actors(all_namespaces=True)
     names = sorted(one["name"] for one in found if one["namespace"] == namespace)
-    mine = [name for name in names if name.rpartition("-")[0] == mesh and name.rpartition("-")[2].isdecimal()]
+    mine = [
+        name
+        for name in names
+        if name.rpartition("-")[0] == mesh and name.rpartition("-")[2].isdecimal()
+    ]
     return {name: ray.get_actor(name, namespace=namespace) for name in mine}
 
 
-def statuses(ray: Any, actors: Mapping[str, Any], within_s: float = 5.0) -> dict[str, dict[str, Any]]:
-    """How each does; `waits for a place` for one that Ray has not put anywhere, or that is being started again."""
+def statuses(
+    ray: Any, actors: Mapping[str, Any], within_s: float = 5.0
+) -> dict[str, dict[str, Any]]:
+    """How each does; `waits for a place` for one that Ray has not put anywhere, or that is being
+    started again."""
     asked = {name: actor.status.remote() for name, actor in actors.items()}
-    done, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=within_s) if asked else ([], [])
+    done, _ = (
+        ray.wait(list(asked.values()), num_returns=len(asked), timeout=within_s)
+        if asked
+        else ([], [])
+    )
     found = {}
     for name, one in asked.items():
-        found[name] = {"name": name, "state": "waits for a place", "pid": 0, "starts": 0, "lines": []}
+        found[name] = {
+            "name": name,
+            "state": "waits for a place",
+            "pid": 0,
+            "starts": 0,
+            "lines": [],
+        }
         if one in done:
             with contextlib.suppress(ray.exceptions.RayError):
                 found[name] = ray.get(one)
@@ -190,9 +241,14 @@ def statuses(ray: Any, actors: Mapping[str, Any], within_s: float = 5.0) -> dict
 
 
 def take_down(ray: Any, actors: Mapping[str, Any], grace_s: float) -> dict[str, dict[str, Any]]:
-    """End them, all at once: there is nobody left to take what they hold. -> their last statuses."""
+    """End them, all at once: there is nobody left to take what they hold. -> their last
+    statuses."""
     asked = {name: actor.stop.remote(grace_s) for name, actor in actors.items()}
-    ray.wait(list(asked.values()), num_returns=len(asked), timeout=grace_s + 2 * _KILL_S) if asked else None
+    (
+        ray.wait(list(asked.values()), num_returns=len(asked), timeout=grace_s + 2 * _KILL_S)
+        if asked
+        else None
+    )
     found = {}
     for name, one in asked.items():
         try:
@@ -203,7 +259,9 @@ def take_down(ray: Any, actors: Mapping[str, Any], grace_s: float) -> dict[str, 
     return found
 
 
-def wait_ready(ray: Any, actors: Mapping[str, Any], within_s: float, stop: threading.Event) -> dict[str, dict[str, Any]]:
+def wait_ready(
+    ray: Any, actors: Mapping[str, Any], within_s: float, stop: threading.Event
+) -> dict[str, dict[str, Any]]:
     """Until all are ready, or it is asked to stop. NoServer when they are not within that time."""
     until_s = time.monotonic() + within_s
     while True:
@@ -212,8 +270,12 @@ def wait_ready(ray: Any, actors: Mapping[str, Any], within_s: float, stop: threa
         if not waiting or stop.is_set():
             return found
         if time.monotonic() > until_s:
-            told = "; ".join(f"{name} {found[name]['state']}{_last(found[name]['lines'])}" for name in waiting)
-            raise NoServer(f"{len(waiting)} of {len(found)} are not ready after {within_s:g} s: {told}")
+            told = "; ".join(
+                f"{name} {found[name]['state']}{_last(found[name]['lines'])}" for name in waiting
+            )
+            raise NoServer(
+                f"{len(waiting)} of {len(found)} are not ready after {within_s:g} s: {told}"
+            )
         stop.wait(_LOOK_S)
 
 

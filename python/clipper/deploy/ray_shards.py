@@ -1,9 +1,12 @@
-"""Shards of the parameter server on a Ray cluster: an actor each, which keeps one shard's process running. Needs the extra `ray`.
+"""Shards of the parameter server on a Ray cluster: an actor each, which keeps one shard's process
+running. Needs the extra `ray`.
 
-Ray chooses the machines, by a placement group of one bundle a shard: with replicas no two on one machine, since a primary and its
-replica must not go together. It starts an actor again, elsewhere if need be, when its machine is lost. An actor has nothing but
-its process: rows and gradients do not go through Ray, and what was acknowledged is where it always is, in replicas and snapshots,
-not in an actor that Ray calls restarted. The set's folder is on a share: a shard writes there where it is.
+Ray chooses the machines, by a placement group of one bundle a shard: with replicas no two on one
+machine, since a primary and its replica must not go together. It starts an actor again, elsewhere
+if need be, when its machine is lost. An actor has nothing but its process: rows and gradients do
+not go through Ray, and what was acknowledged is where it always is, in replicas and snapshots, not
+in an actor that Ray calls restarted. The set's folder is on a share: a shard writes there where it
+is.
 """
 
 import sys
@@ -20,7 +23,8 @@ _CALLS: Final = 4  # of one actor at once
 
 
 class ShardProcess(NodeProcess):
-    """A `clipper params shard` that is started again whenever it ends, until `stop`. Threads: any."""
+    """A `clipper params shard` that is started again whenever it ends, until `stop`. Threads:
+    any."""
 
     def __init__(self, name: str, folder: str, host: str, command: Sequence[str] = SHARD) -> None:
         self._folder = folder
@@ -48,7 +52,8 @@ class RayShard(ShardProcess):
 
 @dataclass(frozen=True, slots=True)
 class RayShards:
-    """name: of the set, on this Ray cluster.  folder: on a share.  apart: no two on one machine.  cpus, resources: of each."""
+    """name: of the set, on this Ray cluster.  folder: on a share.  apart: no two on one machine.
+    cpus, resources: of each."""
 
     folder: str
     shards: int
@@ -62,24 +67,34 @@ class RayShards:
 
 
 def bring_up_shards(ray: Any, asked: RayShards) -> dict[str, Any]:
-    """An actor for each shard, those that are there already included. -> by name. Raises AlreadyExists, of another folder."""
+    """An actor for each shard, those that are there already included. -> by name. Raises
+    AlreadyExists, of another folder."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as Placed
 
     before = shards_of(ray, asked.name)
     for one in statuses(ray, before).values():
         if (folder := one.get("folder", asked.folder)) != asked.folder:
             hint = "Give this one another --name, or end that one."
-            raise AlreadyExists(f"a set {asked.name!r} runs on this Ray cluster, of {folder}.", hint=hint)
+            raise AlreadyExists(
+                f"a set {asked.name!r} runs on this Ray cluster, of {folder}.", hint=hint
+            )
     group = _group(ray, asked, is_new=not before)
     kind = ray.remote(RayShard)
     return {
         name: kind.options(
-            name=name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, max_restarts=-1, max_task_retries=-1,
-            max_concurrency=_CALLS, num_cpus=asked.cpus, resources=dict(asked.resources),
+            name=name,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            max_restarts=-1,
+            max_task_retries=-1,
+            max_concurrency=_CALLS,
+            num_cpus=asked.cpus,
+            resources=dict(asked.resources),
             scheduling_strategy=Placed(placement_group=group, placement_group_bundle_index=number),
         ).remote(name, asked.folder)
         for number, name in enumerate(asked.names())
-    }  # fmt: skip
+    }
 
 
 def _group(ray: Any, asked: RayShards, *, is_new: bool) -> Any:
@@ -89,7 +104,9 @@ def _group(ray: Any, asked: RayShards, *, is_new: bool) -> Any:
     remove_group(ray, asked.name)  # of a set that was not taken down
     bundles = [{"CPU": asked.cpus, **asked.resources} for _ in range(asked.shards)]
     strategy = "STRICT_SPREAD" if asked.apart else "SPREAD"
-    return ray.util.placement_group(bundles, strategy=strategy, name=asked.name, lifetime="detached")
+    return ray.util.placement_group(
+        bundles, strategy=strategy, name=asked.name, lifetime="detached"
+    )
 
 
 def remove_group(ray: Any, name: str) -> None:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 class RestartPolicy:
     """When a replica that ended is started again.
 
-    The pause doubles from `backoff_s_min` to `backoff_s_max`, and is the shortest again after `healthy_s` of life.
-    After `exits_max` exits in `window_s` it is not started again. `grace_s`: from SIGTERM to SIGKILL when stopping.
-    `apart_s`: between two restarts, whichever replicas they are of: those that serve need the cores too.
+    The pause doubles from `backoff_s_min` to `backoff_s_max`, and is the shortest again after
+    `healthy_s` of life. After `exits_max` exits in `window_s` it is not started again. `grace_s`:
+    from SIGTERM to SIGKILL when stopping. `apart_s`: between two restarts, whichever replicas they
+    are of: those that serve need the cores too.
     """
 
     backoff_s_min: float = 0.1
@@ -23,7 +24,8 @@ class RestartPolicy:
 
 
 class Restarts:
-    """The exits of one replica. Threads: one at a time. looped: what is said once it is not started again."""
+    """The exits of one replica. Threads: one at a time. looped: what is said once it is not started
+    again."""
 
     def __init__(self) -> None:
         self._exits: deque[float] = deque()
@@ -31,14 +33,17 @@ class Restarts:
         self.looped = ""
 
     def pause(self, policy: RestartPolicy, started_s: float, now_s: float) -> float | None:
-        """It has ended: how long to wait before the next start; None: it loops, and is not started again."""
+        """It has ended: how long to wait before the next start; None: it loops, and is not started
+        again."""
         if now_s - started_s >= policy.healthy_s:
             self._pause_s = 0.0
         self._exits.append(now_s)
         while self._exits[0] < now_s - policy.window_s:
             self._exits.popleft()
         if len(self._exits) >= policy.exits_max:
-            self.looped = f"stopped after {len(self._exits)} exits in {now_s - self._exits[0]:.1f} s"
+            self.looped = (
+                f"stopped after {len(self._exits)} exits in {now_s - self._exits[0]:.1f} s"
+            )
             return None
         self._pause_s = min(policy.backoff_s_max, max(policy.backoff_s_min, 2 * self._pause_s))
         return self._pause_s
@@ -51,7 +56,8 @@ class Spacing:
         self._free_s = float("-inf")
 
     def next_s(self, wanted_s: float, apart_s: float) -> float:
-        """The time of the next restart, at `wanted_s` or as soon after it as the one before allows."""
+        """The time of the next restart, at `wanted_s` or as soon after it as the one before
+        allows."""
         at_s = max(wanted_s, self._free_s)
         self._free_s = at_s + apart_s
         return at_s

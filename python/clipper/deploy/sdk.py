@@ -1,5 +1,6 @@
-"""clipper-container as a wheel, made of the very files that this process runs: into environments and images goes what is here,
-with no need of an index that has it. The same files give the same bytes."""
+"""clipper-container as a wheel, made of the very files that this process runs: into environments
+and images goes what is here, with no need of an index that has it. The same files give the same
+bytes."""
 
 import base64
 import functools
@@ -41,12 +42,25 @@ def wheel() -> bytes:
         if path.is_file() and "__pycache__" not in path.parts
     }
     about = f"clipper_container-{VERSION}.dist-info"
-    lines = ["Metadata-Version: 2.1", "Name: clipper-container", f"Version: {VERSION}", "Requires-Python: >=3.11"]
-    files[f"{about}/METADATA"] = "\n".join([*lines, *(f"Requires-Dist: {one}" for one in _requires()), ""]).encode()
-    files[f"{about}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: clipper\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    files[f"{about}/entry_points.txt"] = b"[console_scripts]\nclipper-container = clipper_container.__main__:main\n"
+    lines = [
+        "Metadata-Version: 2.1",
+        "Name: clipper-container",
+        f"Version: {VERSION}",
+        "Requires-Python: >=3.11",
+    ]
+    files[f"{about}/METADATA"] = "\n".join(
+        [*lines, *(f"Requires-Dist: {one}" for one in _requires()), ""]
+    ).encode()
+    files[f"{about}/WHEEL"] = (
+        b"Wheel-Version: 1.0\nGenerator: clipper\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    )
+    files[f"{about}/entry_points.txt"] = (
+        b"[console_scripts]\nclipper-container = clipper_container.__main__:main\n"
+    )
     record = f"{about}/RECORD"
-    files[record] = "".join([*(f"{name},{_hash(data)},{len(data)}\n" for name, data in files.items()), f"{record},,\n"]).encode()
+    files[record] = "".join(
+        [*(f"{name},{_hash(data)},{len(data)}\n" for name, data in files.items()), f"{record},,\n"]
+    ).encode()
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files.items():

@@ -10,9 +10,11 @@ WARMUP_BYTES_MAX = 64 << 10  # of the rows as JSON: they travel on the container
 
 
 def warmup_of(name: str, warmup: Any) -> str:
-    """As the record of model `name` keeps it: "" for made-up rows of its input's type, "off", or rows as JSON.
+    """As the record of model `name` keeps it: "" for made-up rows of its input's type, "off", or
+    rows as JSON.
 
-    warmup: True, False, or rows: an array, or a list of inputs (bytes are kept as latin-1 text). Raises: InvalidInput.
+    warmup: True, False, or rows: an array, or a list of inputs (bytes are kept as latin-1 text).
+    Raises: InvalidInput.
     """
     if isinstance(warmup, bool):
         return "" if warmup else OFF
@@ -23,10 +25,18 @@ def warmup_of(name: str, warmup: Any) -> str:
     try:
         text = json.dumps([_plain(row) for row in rows], allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError) as error:
-        raise InvalidInput(f"warmup of model {name!r} cannot be kept as JSON: {error}.", hint=hint) from None
+        raise InvalidInput(
+            f"warmup of model {name!r} cannot be kept as JSON: {error}.", hint=hint
+        ) from None
     if len(text) > WARMUP_BYTES_MAX:
-        hint = "Give fewer rows: they are repeated to fill a batch. Or leave it out, and rows are made up."
-        raise InvalidInput(f"warmup of model {name!r} is {len(text)} bytes as JSON; at most {WARMUP_BYTES_MAX}.", hint=hint)
+        hint = (
+            "Give fewer rows: they are repeated to fill a batch. Or leave it out, and rows are"
+            " made up."
+        )
+        raise InvalidInput(
+            f"warmup of model {name!r} is {len(text)} bytes as JSON; at most {WARMUP_BYTES_MAX}.",
+            hint=hint,
+        )
     return text
 
 

@@ -1,5 +1,5 @@
-"""YAML of plain values, deterministic and valid by construction: maps, lists, and scalars that are quoted unless nobody could
-take them for something else."""
+"""YAML of plain values, deterministic and valid by construction: maps, lists, and scalars that are
+quoted unless nobody could take them for something else."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,8 @@ _TAKEN = re.compile(r"(?i:true|false|yes|no|on|off|null|y|n|nan|inf)")
 
 
 def to_yaml(*documents: Any) -> str:
-    """One document, or several, of dicts with string keys, lists, str, bool, int, float and None."""
+    """One document, or several, of dicts with string keys, lists, str, bool, int, float and
+    None."""
     return "---\n".join("".join(f"{line}\n" for line in _lines(document)) for document in documents)
 
 
@@ -39,7 +40,11 @@ def _entry(head: str, item: Any) -> Iterator[str]:
 
 def _scalar(value: Any) -> str:
     if isinstance(value, str):
-        return value if _PLAIN.fullmatch(value) and not _TAKEN.fullmatch(value) else f'"{"".join(map(_escaped, value))}"'
+        return (
+            value
+            if _PLAIN.fullmatch(value) and not _TAKEN.fullmatch(value)
+            else f'"{"".join(map(_escaped, value))}"'
+        )
     if isinstance(value, float):
         text = repr(value)
         return text if "." in text or "e" not in text else text.replace("e", ".0e")
@@ -56,4 +61,10 @@ def _escaped(character: str) -> str:
         return f"\\{character}"
     if 0x20 <= code < 0x7F:
         return character
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return (
+        f"\\x{code:02x}"
+        if code < 0x100
+        else f"\\u{code:04x}"
+        if code < 0x10000
+        else f"\\U{code:08x}"
+    )

@@ -1,5 +1,5 @@
-"""What says who may come in, from files that may change while the server runs: certificates and keys.
-One thread looks at them."""
+"""What says who may come in, from files that may change while the server runs: certificates and
+keys. One thread looks at them."""
 
 import logging
 import threading
@@ -27,7 +27,8 @@ class _File(Protocol):
 class Access:
     """Threads: any; start and stop from one.
 
-    certificates: of the listeners that speak TLS, by the name of their address's setting.  counts: of each of them.
+    certificates: of the listeners that speak TLS, by the name of their address's setting.  counts:
+    of each of them.
     """
 
     def __init__(self) -> None:
@@ -91,7 +92,9 @@ class Access:
                 try:
                     keys.check(request.headers.get(b"authorization", b""))
                 except NotAllowed as error:
-                    raise Refused(401, error.message, error.hint, ((b"www-authenticate", b"Bearer"),)) from None
+                    raise Refused(
+                        401, error.message, error.hint, ((b"www-authenticate", b"Bearer"),)
+                    ) from None
             return handle(request)
 
         return checked

@@ -1,5 +1,6 @@
-"""Who may manage: the server's own user on this host (listeners.py sees to that), or whoever has the token of `[http]`, or one of
-its file, which also says who that is. The verbs are manage/rest.py's."""
+"""Who may manage: the server's own user on this host (listeners.py sees to that), or whoever has
+the token of `[http]`, or one of its file, which also says who that is. The verbs are
+manage/rest.py's."""
 
 import hmac
 from collections.abc import Callable
@@ -14,10 +15,11 @@ _BEARER = ((b"www-authenticate", b"Bearer"),)
 
 
 def guard(settings: HttpSettings, tokens: ApiKeys | None = None) -> Callable[[Request], None]:
-    """Raises Refused for who may not manage. tokens: those of a file; a request with one is its holder's, whatever it says of
-    itself. With a token: who does not know it. Without: what a web page could have sent, for a browser on this host reaches
-    loopback too (another's Origin, or a Host that only its resolver took for ours). The files of the dashboard are for everybody:
-    they hold nothing."""
+    """Raises Refused for who may not manage. tokens: those of a file; a request with one is its
+    holder's, whatever it says of itself. With a token: who does not know it. Without: what a web
+    page could have sent, for a browser on this host reaches loopback too (another's Origin, or a
+    Host that only its resolver took for ours). The files of the dashboard are for everybody: they
+    hold nothing."""
     expected = f"Bearer {settings.token}".encode()
 
     def check(request: Request) -> None:
@@ -27,8 +29,13 @@ def guard(settings: HttpSettings, tokens: ApiKeys | None = None) -> Callable[[Re
             try:
                 request.actor = tokens.check(request.headers.get(b"authorization", b""))
             except NotAllowed:
-                hint = "Send Authorization: Bearer TOKEN, one of http.tokens_file; `clipper key NAME --file FILE` makes one."
-                raise Refused(401, "management needs a token that is known here.", hint, _BEARER) from None
+                hint = (
+                    "Send Authorization: Bearer TOKEN, one of http.tokens_file; `clipper key NAME"
+                    " --file FILE` makes one."
+                )
+                raise Refused(
+                    401, "management needs a token that is known here.", hint, _BEARER
+                ) from None
             return
         if settings.token:
             given = request.headers.get(b"authorization", b"")
@@ -39,8 +46,14 @@ def guard(settings: HttpSettings, tokens: ApiKeys | None = None) -> Callable[[Re
         host = request.headers.get(b"host", b"localhost").decode("ascii", "replace")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         origin = request.headers.get(b"origin", b"")
-        if (origin and origin not in (f"http://{host}".encode(), f"https://{host}".encode())) or not is_loopback(name):
-            raise Refused(403, "management takes no requests of web pages or under other names.", "Set http.token to allow them.")
+        if (
+            origin and origin not in (f"http://{host}".encode(), f"https://{host}".encode())
+        ) or not is_loopback(name):
+            raise Refused(
+                403,
+                "management takes no requests of web pages or under other names.",
+                "Set http.token to allow them.",
+            )
 
     return check
 

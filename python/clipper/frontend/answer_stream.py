@@ -1,8 +1,10 @@
-"""Answers as they come: a server-sent event for each query of a request, in the order in which they are done.
+"""Answers as they come: a server-sent event for each query of a request, in the order in which they
+are done.
 
-`answer` and `error` say which query by `index`; `done` is the last. Once the head has left, no status can tell of a failure, so
-each query tells its own, with the body that a response of its own would have. A client that does not read is not written to: what
-is done meanwhile waits, at most one event a query. One that hangs up takes along what is not answered yet.
+`answer` and `error` say which query by `index`; `done` is the last. Once the head has left, no
+status can tell of a failure, so each query tells its own, with the body that a response of its own
+would have. A client that does not read is not written to: what is done meanwhile waits, at most one
+event a query. One that hangs up takes along what is not answered yet.
 """
 
 import asyncio
@@ -21,10 +23,22 @@ _log = logging.getLogger(__name__)
 
 
 class AnswerStream:
-    """Of one request. tell: a done future -> its answer as a JSON object; it raises what stands for one. Threads: the loop's."""
+    """Of one request. tell: a done future -> its answer as a JSON object; it raises what stands for
+    one. Threads: the loop's."""
 
-    def __init__(self, futures: Sequence[Future], tell: Callable[[Future], bytes], request_id: bytes, heartbeat_s: float) -> None:
-        self._futures, self._tell, self._request_id, self._heartbeat_s = futures, tell, request_id, heartbeat_s
+    def __init__(
+        self,
+        futures: Sequence[Future],
+        tell: Callable[[Future], bytes],
+        request_id: bytes,
+        heartbeat_s: float,
+    ) -> None:
+        self._futures, self._tell, self._request_id, self._heartbeat_s = (
+            futures,
+            tell,
+            request_id,
+            heartbeat_s,
+        )
         self._body: Body
         self._done: deque[int] = deque()  # answered here, not yet written
         self._left = len(futures)
@@ -66,7 +80,9 @@ class AnswerStream:
         if not self._left and not body.gone and not body.ended:
             self._stop_beating()
             answers = len(self._futures) - self._errors
-            body.write(encode_event(b'{"answers":%d,"errors":%d}' % (answers, self._errors), name=b"done"))
+            body.write(
+                encode_event(b'{"answers":%d,"errors":%d}' % (answers, self._errors), name=b"done")
+            )
             body.end()
 
     def _event(self, index: int) -> bytes:
@@ -75,7 +91,12 @@ class AnswerStream:
             told = self._tell(self._futures[index])
         except Exception as error:
             if not isinstance(error, ClipperError):
-                _log.exception("request %s: answer %d cannot be told", self._request_id.decode(), index, exc_info=error)
+                _log.exception(
+                    "request %s: answer %d cannot be told",
+                    self._request_id.decode(),
+                    index,
+                    exc_info=error,
+                )
             name, told = b"error", problem(error, self._request_id).body
             self._errors += 1
         return encode_event(b'{"index":%d,%s' % (index, told[1:]), name=name)

@@ -11,8 +11,9 @@ from clipper.types import Answer, Answers
 
 
 def answer_of(future: Future, question: Question) -> Answer:
-    """The answer of a future that is done. Where nobody was heard and the application has no default, the error why: Overloaded,
-    DeadlineExceeded, NoReplica, ReplicaLost, ModelFailed, BadOutput, ShuttingDown."""
+    """The answer of a future that is done. Where nobody was heard and the application has no
+    default, the error why: Overloaded, DeadlineExceeded, NoReplica, ReplicaLost, ModelFailed,
+    BadOutput, ShuttingDown."""
     answer: Answer = future.result(0)
     if answer.is_default and question.default is None and not answer.models:
         raise _error([future.error(i) for i in range(len(future))], answer.reason)
@@ -20,16 +21,20 @@ def answer_of(future: Future, question: Question) -> Answer:
 
 
 def answers_of(future: Future, question: Question) -> Answers:
-    """The answers to an array. A row without one, where there is no default, is the error of all."""
+    """The answers to an array. A row without one, where there is no default, is the error of
+    all."""
     answers: Answers = future.result(0)
     if question.default is None and answers.is_default.any():
         row, n = int(np.argmax(answers.is_default)), len(answers)
-        raise _error([future.error(row + n * i) for i in range(len(future) // n)], "; ".join(answers.reasons))
+        raise _error(
+            [future.error(row + n * i) for i in range(len(future) // n)], "; ".join(answers.reasons)
+        )
     return answers
 
 
 def _error(errors: list[Exception | None], reason: str) -> ClipperError:
-    """Of several models' the one a client can do something about. Its words are the answer's reason: one line, no paths."""
+    """Of several models' the one a client can do something about. Its words are the answer's
+    reason: one line, no paths."""
     found: list[Any] = [error for error in errors if error is not None]
     error = next((e for e in found if isinstance(e, Overloaded)), found[0] if found else None)
     message = f"{reason or 'no model was heard'}."

@@ -1,9 +1,9 @@
-"""Who may ask, where `http.api_keys_file` says so: whoever shows one of its keys, or the token of management. Who may manage,
-and under which name, where `http.tokens_file` says so.
+"""Who may ask, where `http.api_keys_file` says so: whoever shows one of its keys, or the token of
+management. Who may manage, and under which name, where `http.tokens_file` says so.
 
-A line of the file is `NAME sha256:HEX`, of the key as it is sent; the key itself is kept by nobody but its holder. A key is 32
-random bytes, so its plain hash gives nothing away, and finding the line by the hash tells a stranger who measures only what they
-have sent themselves.
+A line of the file is `NAME sha256:HEX`, of the key as it is sent; the key itself is kept by nobody
+but its holder. A key is 32 random bytes, so its plain hash gives nothing away, and finding the line
+by the hash tells a stranger who measures only what they have sent themselves.
 """
 
 import hashlib
@@ -31,7 +31,8 @@ class ApiKeys:
         self._names = _read(path, setting)
 
     def refresh(self) -> bool:
-        """Whether the file has changed and is in order; else what was known stays. It reads: not on an event loop."""
+        """Whether the file has changed and is in order; else what was known stays. It reads: not on
+        an event loop."""
         stamp = self._stamp()
         if stamp == self._seen:
             return False
@@ -52,7 +53,8 @@ class ApiKeys:
         return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
     def check(self, authorization: bytes) -> str:
-        """The name of whose key it is; empty for the token of management. NotAllowed for what is neither."""
+        """The name of whose key it is; empty for the token of management. NotAllowed for what is
+        neither."""
         if self._token and hmac.compare_digest(authorization, self._token):
             return ""
         if authorization[: len(_SCHEME)].lower() == _SCHEME:
@@ -60,8 +62,12 @@ class ApiKeys:
             found = self._names.get(digest[:8])
             if found is not None and hmac.compare_digest(found[0], digest):
                 return found[1]
-        wrong = "the key is none that is known here" if authorization else "who asks must show a key"
-        raise NotAllowed(f"{wrong}.", hint="Send Authorization: Bearer KEY; `clipper key NAME` makes one.")
+        wrong = (
+            "the key is none that is known here" if authorization else "who asks must show a key"
+        )
+        raise NotAllowed(
+            f"{wrong}.", hint="Send Authorization: Bearer KEY; `clipper key NAME` makes one."
+        )
 
 
 def _read(path: str, setting: str) -> dict[bytes, tuple[bytes, str]]:

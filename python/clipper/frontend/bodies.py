@@ -1,4 +1,5 @@
-"""The body of a response that is written bit by bit: what a handler that answered `Streamed` is handed."""
+"""The body of a response that is written bit by bit: what a handler that answered `Streamed` is
+handed."""
 
 import logging
 from collections.abc import Callable
@@ -6,12 +7,15 @@ from typing import Any, Final, Protocol
 
 from clipper.serving.ear import Ear, Future
 
-UNREAD_BYTES_MAX: Final = 4 << 20  # written and not taken by the client: who writes on without room loses the client
+UNREAD_BYTES_MAX: Final = (
+    4 << 20
+)  # written and not taken by the client: who writes on without room loses the client
 _log = logging.getLogger(__name__)
 
 
 class Outlet(Protocol):
-    """The connection below a body. write: -> how many bytes the client has not taken yet.  finish: after the last of them."""
+    """The connection below a body. write: -> how many bytes the client has not taken yet.  finish:
+    after the last of them."""
 
     full: bool
 
@@ -23,9 +27,10 @@ class Outlet(Protocol):
 class Body:
     """Threads: the loop's; `post` is for any.
 
-    `write` gives False when the client does not keep up: then write no more until `on_room` is called. `on_gone` is called once,
-    when the client has hung up (or was cut off) before `end`: cancel what is still being done for it.
-    chunked: how HTTP/1.1 tells where a body ends; HTTP/1.0 closes.
+    `write` gives False when the client does not keep up: then write no more until `on_room` is
+    called. `on_gone` is called once, when the client has hung up (or was cut off) before `end`:
+    cancel what is still being done for it. chunked: how HTTP/1.1 tells where a body ends; HTTP/1.0
+    closes.
     """
 
     __slots__ = ("_begun", "_chunked", "_ear", "_outlet", "ended", "gone", "on_gone", "on_room")
@@ -38,7 +43,8 @@ class Body:
         self.on_gone: Callable[[], None] | None = None
 
     def begin(self, begin: "Callable[[Body], None]") -> None:
-        """What it raises ends the connection: the head has left, and no other response can follow."""
+        """What it raises ends the connection: the head has left, and no other response can
+        follow."""
         try:
             begin(self)
         except Exception as error:
@@ -51,7 +57,9 @@ class Body:
         if self.gone or self.ended:
             return False
         if data:
-            unread = self._outlet.write_body(b"%x\r\n%s\r\n" % (len(data), data) if self._chunked else data)
+            unread = self._outlet.write_body(
+                b"%x\r\n%s\r\n" % (len(data), data) if self._chunked else data
+            )
             if unread > UNREAD_BYTES_MAX:
                 self._outlet.abort()
                 return False
@@ -73,11 +81,13 @@ class Body:
             self._outlet.abort()
 
     def post(self, step: Callable[..., Any], *args: Any) -> None:
-        """Have `step(*args)` called on the loop; from any thread. Nothing, once the loop is closed."""
+        """Have `step(*args)` called on the loop; from any thread. Nothing, once the loop is
+        closed."""
         self._ear.post(step, *args)
 
     def hear(self, future: Future, step: Callable[[Future], None]) -> bool:
-        """Have `step(future)` called on the loop once it is done. False, and never called, when it is done already."""
+        """Have `step(future)` called on the loop once it is done. False, and never called, when it
+        is done already."""
         return self._ear.hear(future, step)
 
     # -- the connection's side

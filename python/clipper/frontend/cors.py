@@ -1,17 +1,33 @@
-"""Which web pages of others may read our answers: those of `http.cors_origins`, none as delivered. Source: the Fetch standard.
+"""Which web pages of others may read our answers: those of `http.cors_origins`, none as delivered.
+Source: the Fetch standard.
 
-A browser asks first, by OPTIONS, and without what it would authenticate with: so this stands in front of who may ask.
+A browser asks first, by OPTIONS, and without what it would authenticate with: so this stands in
+front of who may ask.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from clipper.errors import ClipperError
-from clipper.frontend.messages import JSON, PROBLEM, Later, Outcome, Refused, Request, Response, Streamed, Work, problem
+from clipper.frontend.messages import (
+    JSON,
+    PROBLEM,
+    Later,
+    Outcome,
+    Refused,
+    Request,
+    Response,
+    Streamed,
+    Work,
+    problem,
+)
 
 ANY = "*"
 _ASKED_S = b"600"  # how long a browser remembers that it may
-_TAKES = b"accept, authorization, clipper-deadline-ms, content-type, inference-header-content-length, traceparent, x-request-id"
+_TAKES = (
+    b"accept, authorization, clipper-deadline-ms, content-type, inference-header-content-length,"
+    b" traceparent, x-request-id"
+)
 _SHOWS = b"etag, inference-header-content-length, retry-after, traceparent, x-request-id"
 Handle = Callable[[Request], Outcome]
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -27,7 +43,11 @@ def crossing(origins: Sequence[str], handle: Handle) -> Handle:
         origin = request.headers.get(b"origin", b"")
         if not origin or not (origin in known or ANY.encode() in known):
             return handle(request)
-        said = (b"access-control-allow-origin", origin), (b"vary", b"origin"), (b"access-control-expose-headers", _SHOWS)
+        said = (
+            (b"access-control-allow-origin", origin),
+            (b"vary", b"origin"),
+            (b"access-control-expose-headers", _SHOWS),
+        )
         found: Outcome = _told(lambda: handle(request), request, said)
         return found
 
@@ -41,8 +61,15 @@ def _told(step: Callable[[], Any], request: Request, said: Headers) -> Any:
     except ClipperError as error:
         if request.method == "OPTIONS" and isinstance(error, Refused) and error.status == 204:
             allow = next((value for name, value in error.headers if name == b"allow"), b"")
-            asked = (b"access-control-allow-methods", allow), (b"access-control-allow-headers", _TAKES)
-            return Response(204, b"", headers=(*error.headers, *said, *asked, (b"access-control-max-age", _ASKED_S)))
+            asked = (
+                (b"access-control-allow-methods", allow),
+                (b"access-control-allow-headers", _TAKES),
+            )
+            return Response(
+                204,
+                b"",
+                headers=(*error.headers, *said, *asked, (b"access-control-max-age", _ASKED_S)),
+            )
         outcome = problem(error, request.id, JSON if request.path.startswith(b"/v2") else PROBLEM)
     if isinstance(outcome, Later):
         return Later(outcome.futures, lambda: _told(outcome.make, request, said))

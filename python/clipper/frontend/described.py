@@ -1,6 +1,8 @@
-"""What the query listener's routes do: by route, and by application, whose inputs have types of their own.
+"""What the query listener's routes do: by route, and by application, whose inputs have types of
+their own.
 
-A route that is not here, or an entry without its route, is a failing test (tests/frontend/test_openapi.py).
+A route that is not here, or an entry without its route, is a failing test
+(tests/frontend/test_openapi.py).
 """
 
 from collections.abc import Iterator
@@ -9,12 +11,27 @@ from typing import Any
 import msgspec
 
 from clipper.frontend import rest, rest_v2, v2
-from clipper.frontend.openapi import About, Document, Schema, Table, example_of_input, list_of, members, only, schema_of_input
+from clipper.frontend.openapi import (
+    About,
+    Document,
+    Schema,
+    Table,
+    example_of_input,
+    list_of,
+    members,
+    only,
+    schema_of_input,
+)
 from clipper.metrics import CONTENT_TYPES
 from clipper.serving.observe import Counted
 from clipper.types import InputType
 
-APPLICATIONS, PROTOCOL, ORIGINAL, SERVER = "applications", "Open Inference Protocol", "original Clipper", "server"
+APPLICATIONS, PROTOCOL, ORIGINAL, SERVER = (
+    "applications",
+    "Open Inference Protocol",
+    "original Clipper",
+    "server",
+)
 OF = ("management", "queries")
 _ASKED = (404, 429, 500, 503, 504)  # how a question can end
 _LOOKED = (404,)
@@ -22,14 +39,15 @@ _LOOKED = (404,)
 ABOUT = """Predictions from models in any framework, each by its own deadline.
 
 Errors have one body (RFC 9457, and `error`). `X-Request-Id` comes back in every response: the request's own, or one made up.
-`traceparent` is passed on. gzip and deflate are read. A default is an answer: its status is 200, and `default` is true."""
+`traceparent` is passed on. gzip and deflate are read. A default is an answer: its status is 200, and `default` is true."""  # noqa: E501
 
 
 # -- schemas
 
 
 class Described(msgspec.Struct):
-    """An application, as who asks it sees it. input: the type of one input, as `f64[3]`.  models: asked now."""
+    """An application, as who asks it sees it. input: the type of one input, as `f64[3]`.  models:
+    asked now."""
 
     name: str
     input: str
@@ -61,7 +79,12 @@ class Routes(msgspec.Struct):
 
 
 def _slo(most: float) -> Schema:
-    return {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": most, "description": "instead of the application's"}
+    return {
+        "type": ["number", "null"],
+        "exclusiveMinimum": 0,
+        "maximum": most,
+        "description": "instead of the application's",
+    }
 
 
 def _asking(slo_ms_max: float) -> dict[str, Schema]:
@@ -69,14 +92,22 @@ def _asking(slo_ms_max: float) -> dict[str, Schema]:
         "user": {"type": ["string", "null"], "description": "whose selection state applies"},
         "context": _CONTEXT,
         "slo_ms": _slo(slo_ms_max),
-        "salt": {"type": "integer", "minimum": 0, "maximum": rest.SALT_MAX, "description": "another salt, another cache entry"},
+        "salt": {
+            "type": "integer",
+            "minimum": 0,
+            "maximum": rest.SALT_MAX,
+            "description": "another salt, another cache entry",
+        },
     }
 
 
 _CONTEXT: Schema = {
-    "type": ["array", "null"], "items": {"type": "number", "minimum": -1e6, "maximum": 1e6}, "minItems": 1, "maxItems": 32,
+    "type": ["array", "null"],
+    "items": {"type": "number", "minimum": -1e6, "maximum": 1e6},
+    "minItems": 1,
+    "maxItems": 32,
     "description": "features of the query, for policies that look at them",
-}  # fmt: skip
+}
 _FINITE: Schema = {"type": "number"}
 _LABEL: Schema = {
     "anyOf": [
@@ -109,21 +140,39 @@ def predict_schemas(input: Schema, limits: Limits) -> dict[str, Schema]:
 
 
 def feedback_schemas(input: Schema, limits: Limits) -> dict[str, Schema]:
-    """By the prediction's id or the input again; label, correct or score. Six forms, each an object of its own."""
+    """By the prediction's id or the input again; label, correct or score. Six forms, each an object
+    of its own."""
     whole = members(
-        rest._Feedback, input=input, id=_ID, context=_CONTEXT, label={**_LABEL, "anyOf": [*_LABEL["anyOf"], {"type": "null"}]},
+        rest._Feedback,
+        input=input,
+        id=_ID,
+        context=_CONTEXT,
+        label={**_LABEL, "anyOf": [*_LABEL["anyOf"], {"type": "null"}]},
         correct={"type": ["boolean", "null"], "description": "whether the answer was"},
-        score={"type": ["number", "null"], "minimum": 0, "maximum": 1, "description": "how right it was"},
-        weight={"type": "number", "exclusiveMinimum": 0, "maximum": 1000, "description": "counts it as so many"},
-    )  # fmt: skip
+        score={
+            "type": ["number", "null"],
+            "minimum": 0,
+            "maximum": 1,
+            "description": "how right it was",
+        },
+        weight={
+            "type": "number",
+            "exclusiveMinimum": 0,
+            "maximum": 1000,
+            "description": "counts it as so many",
+        },
+    )
     whole = {**whole, "required": []}
     by_id = only(whole, "id", "label", "correct", "score", "weight", required=["id"])
-    by_input = only(whole, "input", "user", "context", "label", "correct", "score", "weight", required=["input"])
+    by_input = only(
+        whole, "input", "user", "context", "label", "correct", "score", "weight", required=["input"]
+    )
     return {"FeedbackById": _one_truth(by_id), "FeedbackByInput": _one_truth(by_input)}
 
 
 def _one_truth(schema: Schema) -> Schema:
-    """One of label, correct and score; null is none. Code generators do not read `if`; who checks, does."""
+    """One of label, correct and score; null is none. Code generators do not read `if`; who checks,
+    does."""
     given = {"label": _LABEL, "correct": {"type": "boolean"}, "score": {"type": "number"}}
     one_of = [{"required": [key], "properties": {key: kind}} for key, kind in given.items()]
     return {**schema, "if": True, "then": {"oneOf": one_of}}
@@ -136,7 +185,10 @@ def _tensor(name: str) -> Schema:
             "name": {"type": "string", "examples": [name]},
             "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 8},
             "datatype": {"enum": [*v2.DATATYPES, "BYTES"]},
-            "parameters": {"type": "object", "description": "`binary_data_size`: it follows the JSON, as so many bytes"},
+            "parameters": {
+                "type": "object",
+                "description": "`binary_data_size`: it follows the JSON, as so many bytes",
+            },
             "data": {"type": "array", "items": {}, "description": "flat or nested, row by row"},
         },
         "required": ["name", "shape", "datatype"],
@@ -150,8 +202,16 @@ _INFER: Schema = {
         "parameters": {
             "type": "object",
             "properties": {
-                "timeout": {"type": "integer", "minimum": 0, "description": "microseconds until the answer is due"},
-                "priority": {"type": "integer", "minimum": 0, "description": "accepted, without effect"},
+                "timeout": {
+                    "type": "integer",
+                    "minimum": 0,
+                    "description": "microseconds until the answer is due",
+                },
+                "priority": {
+                    "type": "integer",
+                    "minimum": 0,
+                    "description": "accepted, without effect",
+                },
                 "user": {"type": "string"},
                 "salt": {"type": "integer", "minimum": 0, "maximum": rest.SALT_MAX},
                 "binary_data_output": {"type": "boolean"},
@@ -160,7 +220,11 @@ _INFER: Schema = {
         "inputs": {"type": "array", "items": _tensor(v2.INPUT), "minItems": 1, "maxItems": 1},
         "outputs": {
             "type": "array",
-            "items": {"type": "object", "properties": {"name": {"const": v2.OUTPUT}}, "required": ["name"]},
+            "items": {
+                "type": "object",
+                "properties": {"name": {"const": v2.OUTPUT}},
+                "required": ["name"],
+            },
         },
     },
     "required": ["inputs"],
@@ -187,7 +251,9 @@ _INFERRED: Schema = {
 _OLD_PREDICT: Schema = {
     "type": "object",
     "properties": {
-        "input": {}, "input_batch": {"type": "array", "items": {}}, "version": {"type": ["string", "integer", "null"]},
+        "input": {},
+        "input_batch": {"type": "array", "items": {}},
+        "version": {"type": ["string", "integer", "null"]},
     },
 }
 _OLD_UPDATE: Schema = {
@@ -219,12 +285,18 @@ _METADATA: Schema = {
 _READY: Schema = {
     "type": "object",
     "properties": {
-        "name": {"type": "string"}, "live": {"type": "boolean"}, "ready": {"type": "boolean"},
+        "name": {"type": "string"},
+        "live": {"type": "boolean"},
+        "ready": {"type": "boolean"},
         "waiting_for": {"type": "array", "items": {"type": "string"}},
         "store": {"type": "string", "description": "that it is away, if it is"},
     },
-}  # fmt: skip
-_NAMED: Schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+}
+_NAMED: Schema = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}},
+    "required": ["name"],
+}
 _INDEX: Schema = {
     "type": "array",
     "items": {
@@ -250,7 +322,9 @@ def of_server() -> Table:
     """What every listener has."""
     return {
         ("GET", "/"): About(id="listRoutes", says="The routes there are", tag=SERVER, gives=Routes),
-        ("GET", "/openapi.json"): About(id="readDescription", says="This description", tag=SERVER, gives={"type": "object"}),
+        ("GET", "/openapi.json"): About(
+            id="readDescription", says="This description", tag=SERVER, gives={"type": "object"}
+        ),
         ("GET", "/docs"): _page("readPage", "This description, to read and to try", "text/html"),
         ("GET", "/docs/page.css"): _page("readPageStyle", "How that page looks", "text/css"),
         ("GET", "/docs/page.js"): _page("readPageScript", "What that page does", "text/javascript"),
@@ -280,40 +354,72 @@ def of_metrics() -> Table:
 
 def of_applications() -> Table:
     return {
-        ("GET", "/api"): About(id="listApplications", says="All applications", tag=APPLICATIONS, gives=Applications),
+        ("GET", "/api"): About(
+            id="listApplications", says="All applications", tag=APPLICATIONS, gives=Applications
+        ),
         ("GET", "/api/{}"): About(
-            id="describeApplication", says="An application", tag=APPLICATIONS, names=("application",), gives=Described,
+            id="describeApplication",
+            says="An application",
+            tag=APPLICATIONS,
+            names=("application",),
+            gives=Described,
             errors=_LOOKED,
         ),
         ("POST", "/api/{}/predict"): About(
-            id="predict", says="Ask an application, once or often", tag=APPLICATIONS, names=("application",),
-            takes=_one_of("Predict", "PredictMany"), gives=_one_of("Predicted", "Predictions"), errors=_ASKED,
+            id="predict",
+            says="Ask an application, once or often",
+            tag=APPLICATIONS,
+            names=("application",),
+            takes=_one_of("Predict", "PredictMany"),
+            gives=_one_of("Predicted", "Predictions"),
+            errors=_ASKED,
         ),
         ("POST", "/api/{}/predict/stream"): About(
-            id="predictStream", says="The same, each answer when it is there", tag=APPLICATIONS, names=("application",),
-            more=_EVENTS, takes=_one_of("Predict", "PredictMany"), gives={}, media="text/event-stream", errors=_LOOKED,
+            id="predictStream",
+            says="The same, each answer when it is there",
+            tag=APPLICATIONS,
+            names=("application",),
+            more=_EVENTS,
+            takes=_one_of("Predict", "PredictMany"),
+            gives={},
+            media="text/event-stream",
+            errors=_LOOKED,
         ),
         ("POST", "/api/{}/feedback"): About(
-            id="tellFeedback", says="Tell what was right", tag=APPLICATIONS, names=("application",),
-            takes=_one_of("FeedbackById", "FeedbackByInput", "FeedbackMany"), gives=_one_of("Taken", "Counted"),
+            id="tellFeedback",
+            says="Tell what was right",
+            tag=APPLICATIONS,
+            names=("application",),
+            takes=_one_of("FeedbackById", "FeedbackByInput", "FeedbackMany"),
+            gives=_one_of("Taken", "Counted"),
             errors=(404, 429, 503),
         ),
         ("POST", "/{}/predict"): About(
-            id="predictAsBefore", says="As the original Clipper's clients ask", tag=ORIGINAL, old=True, names=("application",),
+            id="predictAsBefore",
+            says="As the original Clipper's clients ask",
+            tag=ORIGINAL,
+            old=True,
+            names=("application",),
             takes=_OLD_PREDICT,
-            gives={"type": "object"}, errors=_ASKED,
+            gives={"type": "object"},
+            errors=_ASKED,
         ),
         ("POST", "/{}/update"): About(
-            id="updateAsBefore", says="As the original Clipper's clients tell what was right", tag=ORIGINAL, old=True,
-            names=("application",), media="text/plain", gives={"type": "string"},
+            id="updateAsBefore",
+            says="As the original Clipper's clients tell what was right",
+            tag=ORIGINAL,
+            old=True,
+            names=("application",),
+            media="text/plain",
+            gives={"type": "string"},
             takes=_OLD_UPDATE,
             errors=(404, 429, 503),
         ),
-    }  # fmt: skip
+    }
 
 
 _EVENTS = """Server-sent events: `answer` with the `index` of its input and the members of Predicted, `error` with its `index` and
-those of Problem, and last `done`, with how many there were of either. Comments are signs of life."""
+those of Problem, and last `done`, with how many there were of either. Comments are signs of life."""  # noqa: E501
 
 
 def of_protocol() -> Table:
@@ -325,13 +431,22 @@ def of_protocol() -> Table:
         ("GET", "/v2"): about("readServer", "About the server", gives=_NAMED),
         ("GET", "/v2/health/live"): about("isLive", "The process answers", gives=_READY),
         ("GET", "/v2/health/ready"): about(
-            "isReady", "Every application has a model with a container", gives=_READY, others={503: _READY}
+            "isReady",
+            "Every application has a model with a container",
+            gives=_READY,
+            others={503: _READY},
         ),
         ("GET", "/v2/models/stats"): about(
-            "readStatistics", "Counts since the start", gives=list_of("model_stats", {"type": "object"})
+            "readStatistics",
+            "Counts since the start",
+            gives=list_of("model_stats", {"type": "object"}),
         ),
         ("POST", "/v2/repository/index"): about(
-            "listModels", "What there is, and whether it is ready", takes=rest_v2._Index, needs_body=False, gives=_INDEX
+            "listModels",
+            "What there is, and whether it is ready",
+            takes=rest_v2._Index,
+            needs_body=False,
+            gives=_INDEX,
         ),
         ("POST", "/v2/repository/models/{}/load"): about(
             "loadModel",
@@ -345,16 +460,26 @@ def of_protocol() -> Table:
         ),
     }
     for model, of, names in (
-        ("/v2/models/{}", "Model", ("model",)), ("/v2/models/{}/versions/{}", "Version", ("model", "version")),
-    ):  # fmt: skip
+        ("/v2/models/{}", "Model", ("model",)),
+        ("/v2/models/{}/versions/{}", "Version", ("model", "version")),
+    ):
         found |= {
             ("GET", model): about(f"describe{of}", "Its tensors", names, gives=_METADATA),
             ("GET", f"{model}/ready"): about(
-                f"is{of}Ready", "A model of it has a container", names, gives=_READY, others={503: _READY}
+                f"is{of}Ready",
+                "A model of it has a container",
+                names,
+                gives=_READY,
+                others={503: _READY},
             ),
-            ("GET", f"{model}/config"): about(f"read{of}Configuration", "As Triton's has it", names, gives=_NAMED),
+            ("GET", f"{model}/config"): about(
+                f"read{of}Configuration", "As Triton's has it", names, gives=_NAMED
+            ),
             ("GET", f"{model}/stats"): about(
-                f"read{of}Statistics", "Counts since the start", names, gives=list_of("model_stats", {"type": "object"})
+                f"read{of}Statistics",
+                "Counts since the start",
+                names,
+                gives=list_of("model_stats", {"type": "object"}),
             ),
             ("POST", f"{model}/infer"): about(
                 f"infer{'' if of == 'Model' else 'Version'}",
@@ -377,17 +502,27 @@ def of_repository() -> Table:
     unload = "Stop the containers of every version; the links stay"
     return {
         ("POST", "/v2/repository/models/{}/load"): About(
-            id="loadModel", says=load, tag=PROTOCOL, names=("model",), gives={"type": "object"}, errors=(404,)
+            id="loadModel",
+            says=load,
+            tag=PROTOCOL,
+            names=("model",),
+            gives={"type": "object"},
+            errors=(404,),
         ),
         ("POST", "/v2/repository/models/{}/unload"): About(
-            id="unloadModel", says=unload, tag=PROTOCOL, names=("model",), gives={"type": "object"}, errors=(404,)
+            id="unloadModel",
+            says=unload,
+            tag=PROTOCOL,
+            names=("model",),
+            gives={"type": "object"},
+            errors=(404,),
         ),
     }
 
 
 _BINARY = """An application or a model. Tensors may follow the JSON as bytes, little-endian, in order: then the header
 `Inference-Header-Content-Length` is the JSON's length, and `binary_data_size` of each tensor its bytes. With
-`binary_data_output` the answer comes so, as `application/octet-stream`."""
+`binary_data_output` the answer comes so, as `application/octet-stream`."""  # noqa: E501
 
 
 def _ref(name: str) -> Schema:
@@ -409,45 +544,89 @@ class Asked(msgspec.Struct):
     learns: bool
 
 
-def body_schemas(into: Document, type_: InputType, limits: Limits, suffix: str = "") -> tuple[Schema, Schema]:
-    """Keeps the bodies of predict and feedback for inputs of this type; -> references to either's."""
+def body_schemas(
+    into: Document, type_: InputType, limits: Limits, suffix: str = ""
+) -> tuple[Schema, Schema]:
+    """Keeps the bodies of predict and feedback for inputs of this type; -> references to
+    either's."""
     input = schema_of_input(type_)
     if input.get("type") == "array":
         input = into.schema(f"Input{suffix}", input)
-    asks = [into.schema(name + suffix, schema) for name, schema in predict_schemas(input, limits).items()]
-    tells = [into.schema(name + suffix, schema) for name, schema in feedback_schemas(input, limits).items()]
+    asks = [
+        into.schema(name + suffix, schema)
+        for name, schema in predict_schemas(input, limits).items()
+    ]
+    tells = [
+        into.schema(name + suffix, schema)
+        for name, schema in feedback_schemas(input, limits).items()
+    ]
     many = {**list_of("feedback", {"oneOf": tells}), "additionalProperties": False}
     return {"oneOf": asks}, {"oneOf": [*tells, into.schema(f"FeedbackMany{suffix}", many)]}
 
 
 def _told_by(app: Asked) -> Schema:
     """What to do with the answer's id."""
-    return {"tell": {"operationId": f"feedback_{app.name}", "requestBody": {"id": "$response.body#/id", "score": 1}}}
+    return {
+        "tell": {
+            "operationId": f"feedback_{app.name}",
+            "requestBody": {"id": "$response.body#/id", "score": 1},
+        }
+    }
 
 
-def describe_application(into: Document, app: Asked, limits: Limits) -> Iterator[tuple[str, str, About]]:
+def describe_application(
+    into: Document, app: Asked, limits: Limits
+) -> Iterator[tuple[str, str, About]]:
     """Its own paths, with schemas of its own: (method, path, About)."""
     asks, tells = body_schemas(into, app.input, limits, f".{app.name}")
     row = example_of_input(app.input)
     more = f"`{app.input}`"
-    yield "POST", f"/api/{app.name}/predict", About(
-        id=f"predict_{app.name}", says=f"Ask {app.name}, once or often", tag=APPLICATIONS, more=more,
-        takes=asks, gives=_one_of("Predicted", "Predictions"), errors=_ASKED,
-        example={"input": row} if row is not None else None,
-        links=_told_by(app) if app.learns else {},
-    )  # fmt: skip
-    yield "POST", f"/api/{app.name}/predict/stream", About(
-        id=f"predict_{app.name}_stream", says=f"The same, each answer of {app.name} when it is there", tag=APPLICATIONS,
-        more=_EVENTS, takes=asks, gives={}, media="text/event-stream", errors=_LOOKED,
-        example={"inputs": [row, row]} if row is not None else None,
-    )  # fmt: skip
+    yield (
+        "POST",
+        f"/api/{app.name}/predict",
+        About(
+            id=f"predict_{app.name}",
+            says=f"Ask {app.name}, once or often",
+            tag=APPLICATIONS,
+            more=more,
+            takes=asks,
+            gives=_one_of("Predicted", "Predictions"),
+            errors=_ASKED,
+            example={"input": row} if row is not None else None,
+            links=_told_by(app) if app.learns else {},
+        ),
+    )
+    yield (
+        "POST",
+        f"/api/{app.name}/predict/stream",
+        About(
+            id=f"predict_{app.name}_stream",
+            says=f"The same, each answer of {app.name} when it is there",
+            tag=APPLICATIONS,
+            more=_EVENTS,
+            takes=asks,
+            gives={},
+            media="text/event-stream",
+            errors=_LOOKED,
+            example={"inputs": [row, row]} if row is not None else None,
+        ),
+    )
     if not app.learns:
         return
-    yield "POST", f"/api/{app.name}/feedback", About(
-        id=f"feedback_{app.name}", says=f"Tell {app.name} what was right", tag=APPLICATIONS, more=more,
-        takes=tells, gives=_one_of("Taken", "Counted"), errors=(404, 429, 503),
-        example={"input": row, "score": 1} if row is not None else None,
-    )  # fmt: skip
+    yield (
+        "POST",
+        f"/api/{app.name}/feedback",
+        About(
+            id=f"feedback_{app.name}",
+            says=f"Tell {app.name} what was right",
+            tag=APPLICATIONS,
+            more=more,
+            takes=tells,
+            gives=_one_of("Taken", "Counted"),
+            errors=(404, 429, 503),
+            example={"input": row, "score": 1} if row is not None else None,
+        ),
+    )
 
 
 SHARED: tuple[type[msgspec.Struct], ...] = (rest.Predicted, Predictions, Taken, Counted)
@@ -457,6 +636,10 @@ def table(*, management: bool) -> Table:
     """Of a listener; what management does is described where it is done."""
     if management:
         of = {"of": {"enum": list(OF)}}
-        more = {("GET", "/openapi.json"): msgspec.structs.replace(of_server()["GET", "/openapi.json"], query=of)}
+        more = {
+            ("GET", "/openapi.json"): msgspec.structs.replace(
+                of_server()["GET", "/openapi.json"], query=of
+            )
+        }
         return {**of_server(), **more, **of_metrics(), **of_repository()}
     return {**of_server(), **of_metrics(), **of_applications(), **of_protocol()}

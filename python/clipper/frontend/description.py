@@ -1,8 +1,8 @@
-"""`GET /openapi.json`: what a listener's routes take and give, of the applications there are now; `GET /docs`: the same as a
-page.
+"""`GET /openapi.json`: what a listener's routes take and give, of the applications there are now;
+`GET /docs`: the same as a page.
 
-The document is made anew when the catalog has changed, and not on the event loop. Both have an ETag: who asks again with
-If-None-Match has it for the price of a status line.
+The document is made anew when the catalog has changed, and not on the event loop. Both have an
+ETag: who asks again with If-None-Match has it for the price of a status line.
 """
 
 import hashlib
@@ -27,25 +27,36 @@ _PAGE = {  # path -> file, and what it is
     "/docs/page.css": ("page.css", b"text/css; charset=utf-8"),
     "/docs/page.js": ("page.js", b"text/javascript; charset=utf-8"),
 }
-PUBLIC = frozenset(path.encode() for path in _PAGE)  # nothing in them is secret: a browser cannot send a token for a page
+PUBLIC = frozenset(
+    path.encode() for path in _PAGE
+)  # nothing in them is secret: a browser cannot send a token for a page
 _PAGE_HEADERS = (
-    (b"content-security-policy", b"default-src 'none'; connect-src 'self'; script-src 'self'; style-src 'self'; img-src 'self'; "
-     b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
+    (
+        b"content-security-policy",
+        b"default-src 'none'; connect-src 'self'; script-src 'self'; style-src 'self'; img-src "
+        b"'self'; "
+        b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
-)  # fmt: skip
+)
 
 
 class Tagged:
     """Bytes that seldom change, and their ETag."""
 
-    def __init__(self, body: bytes, content_type: bytes, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+    def __init__(
+        self, body: bytes, content_type: bytes, headers: tuple[tuple[bytes, bytes], ...] = ()
+    ) -> None:
         self._body, self._content_type = body, content_type
         self._tag = b'"%s"' % hashlib.sha256(body).hexdigest()[:32].encode()
         self._headers = (*headers, (b"etag", self._tag), (b"cache-control", b"no-cache"))
 
     def answer(self, request: Request) -> Response:
-        known = [tag.strip().removeprefix(b"W/") for tag in request.headers.get(b"if-none-match", b"").split(b",")]
+        known = [
+            tag.strip().removeprefix(b"W/")
+            for tag in request.headers.get(b"if-none-match", b"").split(b",")
+        ]
         if self._tag in known or b"*" in known:
             return Response(304, b"", self._content_type, self._headers)
         return Response(200, self._body, self._content_type, self._headers)
@@ -57,7 +68,9 @@ class Description:
     routes: read when the description is made; all of them have been added by then.
     """
 
-    def __init__(self, node: Node, routes: Routes, limits: Limits, queries: "Description | None" = None) -> None:
+    def __init__(
+        self, node: Node, routes: Routes, limits: Limits, queries: "Description | None" = None
+    ) -> None:
         self._node, self._routes, self._limits, self._queries = node, routes, limits, queries
         self._management = queries is not None
         self._lock = threading.Lock()
@@ -88,14 +101,20 @@ class Description:
     def json(self) -> dict[str, Any]:
         config = self._node.config
         title = "clipper management" if self._management else "clipper"
-        bearer = bool(config.http.token or config.http.tokens_file if self._management else config.http.api_keys_file)
+        bearer = bool(
+            config.http.token or config.http.tokens_file
+            if self._management
+            else config.http.api_keys_file
+        )
         found = document(title, self._node.version, ABOUT, self._routes.about, self._routes, bearer)
         describe(found, () if self._management else self.applications(), self._limits)
         return found.json()
 
     def applications(self) -> Iterator[Asked]:
         """Up to `http.described_max`, by name; the rest have the general paths."""
-        for name in sorted(self._node.catalog.view.applications)[: self._node.config.http.described_max]:
+        for name in sorted(self._node.catalog.view.applications)[
+            : self._node.config.http.described_max
+        ]:
             try:
                 question = self._node.question(name)
             except ClipperError:  # gone meanwhile
@@ -105,9 +124,13 @@ class Description:
 
 def _of(request: Request) -> str:
     """Whose description management is asked for."""
-    asked = urllib.parse.parse_qs(request.query.decode("ascii", "replace"), keep_blank_values=True).get("of", ["management"])[-1]
+    asked = urllib.parse.parse_qs(
+        request.query.decode("ascii", "replace"), keep_blank_values=True
+    ).get("of", ["management"])[-1]
     if asked not in OF:
-        raise InvalidInput(f"of={asked[:40]!r}{did_you_mean(asked, OF) or '.'}", hint=f"One of: {', '.join(OF)}.")
+        raise InvalidInput(
+            f"of={asked[:40]!r}{did_you_mean(asked, OF) or '.'}", hint=f"One of: {', '.join(OF)}."
+        )
     return asked
 
 

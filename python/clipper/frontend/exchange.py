@@ -1,11 +1,23 @@
-"""A request and the place of its response: answered at once, when its futures are done, or bit by bit."""
+"""A request and the place of its response: answered at once, when its futures are done, or bit by
+bit."""
 
 import logging
 from typing import TYPE_CHECKING
 
 from clipper.errors import ClipperError
 from clipper.frontend.bodies import Body
-from clipper.frontend.messages import JSON, PROBLEM, Later, Outcome, Request, Response, Streamed, Work, head_of, problem
+from clipper.frontend.messages import (
+    JSON,
+    PROBLEM,
+    Later,
+    Outcome,
+    Request,
+    Response,
+    Streamed,
+    Work,
+    head_of,
+    problem,
+)
 from clipper.frontend.spans import told_of
 from clipper.frontend.traces import log_request
 from clipper.serving.ear import Future
@@ -19,7 +31,17 @@ _log = logging.getLogger(__name__)
 class Exchange:
     """A request and the place of its response. Threads: the loop's."""
 
-    __slots__ = ("body", "close", "connection", "data", "head_only", "later", "request", "streamed", "waits_for")
+    __slots__ = (
+        "body",
+        "close",
+        "connection",
+        "data",
+        "head_only",
+        "later",
+        "request",
+        "streamed",
+        "waits_for",
+    )
 
     def __init__(self, connection: "Connection", request: Request, close: bool) -> None:
         self.connection, self.request, self.close = connection, request, close
@@ -46,7 +68,8 @@ class Exchange:
             self.connection.service.run(outcome, self)
 
     def _wait(self, _: Future | None = None) -> None:
-        """Until the last of the futures is done; one after another, as each wait is for all that were done meanwhile."""
+        """Until the last of the futures is done; one after another, as each wait is for all that
+        were done meanwhile."""
         later = self.later
         assert later is not None
         while self.waits_for < len(later.futures):
@@ -74,8 +97,18 @@ class Exchange:
 
     def _log_failure(self, error: Exception) -> None:
         request = self.request
-        about = {"request_id": request.id.decode(), **(request.trace.about() if request.trace else {})}
-        _log.exception("request %s: %s %r", request.id.decode(), request.method, request.path, exc_info=error, extra=about)
+        about = {
+            "request_id": request.id.decode(),
+            **(request.trace.about() if request.trace else {}),
+        }
+        _log.exception(
+            "request %s: %s %r",
+            request.id.decode(),
+            request.method,
+            request.path,
+            exc_info=error,
+            extra=about,
+        )
 
     def answer(self, response: Response | Streamed) -> None:
         connection, request = self.connection, self.request
@@ -104,7 +137,9 @@ class Exchange:
         connection = self.connection
         chunked = connection.is_chunking
         self.close = self.close or not chunked
-        self.data = head_of(response, id, connection.service.date, self.close, trace, chunked=chunked)
+        self.data = head_of(
+            response, id, connection.service.date, self.close, trace, chunked=chunked
+        )
         if not self.head_only:
             self.streamed = response
             self.body = Body(connection, connection.service.ear, chunked)

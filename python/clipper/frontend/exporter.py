@@ -1,8 +1,9 @@
-"""Where spans leave: a thread that makes them of what requests noted, and posts them to a collector by OTLP/HTTP.
+"""Where spans leave: a thread that makes them of what requests noted, and posts them to a collector
+by OTLP/HTTP.
 
-A request costs an append to a queue that has an end; what comes when it is full is dropped and counted, and so is what the
-collector has not taken after `tracing.tries_max` posts. Nobody ever waits for the collector, but for a moment when the server
-closes.
+A request costs an append to a queue that has an end; what comes when it is full is dropped and
+counted, and so is what the collector has not taken after `tracing.tries_max` posts. Nobody ever
+waits for the collector, but for a moment when the server closes.
 """
 
 import logging
@@ -23,17 +24,29 @@ _log = logging.getLogger(__name__)
 class Exporter:
     """Threads: put from any; start and stop from one. sample: which traces are recorded."""
 
-    def __init__(self, settings: TracingSettings, exporting: Exporting, version: str, find: Find) -> None:
+    def __init__(
+        self, settings: TracingSettings, exporting: Exporting, version: str, find: Find
+    ) -> None:
         """ConfigError for an address that is none."""
         assert exporting.url is not None
         self.sample = sampler_named(exporting.sampler, exporting.share)
         self._settings, self._exporting, self._version = settings, exporting, version
-        headers = {"content-type": "application/x-protobuf", "user-agent": f"clipper/{version}"} | exporting.headers
+        headers = {
+            "content-type": "application/x-protobuf",
+            "user-agent": f"clipper/{version}",
+        } | exporting.headers
         self._more, self._stopping = threading.Event(), threading.Event()
         self._poster = Poster(
-            "tracing.endpoint", exporting.url, headers, exporting.ca, exporting.timeout_s, settings.tries_max, self._stopping,
-            self._tell, 4318,
-        )  # fmt: skip
+            "tracing.endpoint",
+            exporting.url,
+            headers,
+            exporting.ca,
+            exporting.timeout_s,
+            settings.tries_max,
+            self._stopping,
+            self._tell,
+            4318,
+        )
         self._spans = Spans(find)
         self._queue: deque[Told] = deque()
         self._counts: Counter[str] = Counter({"exported": 0, "dropped": 0})
@@ -76,7 +89,9 @@ class Exporter:
         self._queue.clear()
 
     def _taken(self) -> list[Told]:
-        return [self._queue.popleft() for _ in range(min(len(self._queue), self._settings.batch_max))]
+        return [
+            self._queue.popleft() for _ in range(min(len(self._queue), self._settings.batch_max))
+        ]
 
     def _send(self, batch: Sequence[Told]) -> None:
         shift_ns = epoch_ns()

@@ -1,4 +1,5 @@
-"""Two threads that follow a stream: one reads, one settles; between them a bounded queue, in the order of the stream."""
+"""Two threads that follow a stream: one reads, one settles; between them a bounded queue, in the
+order of the stream."""
 
 import logging
 import threading
@@ -18,9 +19,12 @@ _T = TypeVar("_T")
 
 
 class Follower(ABC, Generic[_T]):
-    """Threads: any. A subclass says what becomes of an entry; what it raises costs that entry, and is logged."""
+    """Threads: any. A subclass says what becomes of an entry; what it raises costs that entry, and
+    is logged."""
 
-    def __init__(self, name: str, group: Group, in_flight_max: int, deliveries_max: int = 1 << 30) -> None:
+    def __init__(
+        self, name: str, group: Group, in_flight_max: int, deliveries_max: int = 1 << 30
+    ) -> None:
         self.name = name
         self._group = group
         self._in_flight_max = in_flight_max
@@ -31,9 +35,15 @@ class Follower(ABC, Generic[_T]):
         self._stopping = False
         self._give_up_s: float | None = None
         self._said = ""
-        self._counts = dict.fromkeys(("read", "answered", "refused", "duplicates", "settled_elsewhere"), 0)
-        self._reader = threading.Thread(target=self._run, args=(self._read_on,), name=f"clipper-{name}", daemon=True)
-        self._worker = threading.Thread(target=self._run, args=(self._settle_on,), name=f"clipper-{name}-out", daemon=True)
+        self._counts = dict.fromkeys(
+            ("read", "answered", "refused", "duplicates", "settled_elsewhere"), 0
+        )
+        self._reader = threading.Thread(
+            target=self._run, args=(self._read_on,), name=f"clipper-{name}", daemon=True
+        )
+        self._worker = threading.Thread(
+            target=self._run, args=(self._settle_on,), name=f"clipper-{name}-out", daemon=True
+        )
 
     # -- what a subclass says
 
@@ -43,7 +53,8 @@ class Follower(ABC, Generic[_T]):
 
     @abstractmethod
     def _outcome(self, entry: Entry, item: _T) -> Outcome | None:
-        """What becomes of it; may wait. None: nothing, as we are stopping. Raises: ClipperError as `_accept`."""
+        """What becomes of it; may wait. None: nothing, as we are stopping. Raises: ClipperError as
+        `_accept`."""
 
     def _is_ready(self, item: _T) -> bool:
         """Whether `_outcome` would not wait."""
@@ -74,7 +85,8 @@ class Follower(ABC, Generic[_T]):
         return self
 
     def stop(self, drain_s: float = 5.0) -> None:
-        """Read no more; what was read has `drain_s` seconds to be answered, the rest stays pending for others. Idempotent."""
+        """Read no more; what was read has `drain_s` seconds to be answered, the rest stays pending
+        for others. Idempotent."""
         with self._changed:
             if self._give_up_s is None:
                 self._give_up_s = time.monotonic() + drain_s
@@ -95,7 +107,8 @@ class Follower(ABC, Generic[_T]):
         self.stop()
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the start; `in_flight` and the `room` for it now; `trouble`: why Redis cannot be used now, or ""."""
+        """Counts since the start; `in_flight` and the `room` for it now; `trouble`: why Redis
+        cannot be used now, or ""."""
         group = self._group
         return {
             **self._counts, "reclaimed": group.reclaimed_count, "trimmed": group.trimmed_count,
@@ -111,7 +124,8 @@ class Follower(ABC, Generic[_T]):
     # -- the threads
 
     def _run(self, turn: Any) -> None:
-        """`turn()` until it is False. A fault of ours is logged, and the thread goes on: it must not end unheard."""
+        """`turn()` until it is False. A fault of ours is logged, and the thread goes on: it must
+        not end unheard."""
         while True:
             try:
                 if not turn():
@@ -179,7 +193,11 @@ class Follower(ABC, Generic[_T]):
                 break
             self._queue.popleft()
             entries.append(entry.id)
-            outcome = item if isinstance(item, Outcome) else self._guarded(entry, lambda e=entry, i=item: self._outcome(e, i))
+            outcome = (
+                item
+                if isinstance(item, Outcome)
+                else self._guarded(entry, lambda e=entry, i=item: self._outcome(e, i))
+            )
             if outcome is not None:
                 outcomes.append(outcome)
         self._count(outcomes, self._group.settle(outcomes, self._give_up_s) if outcomes else [])

@@ -1,4 +1,5 @@
-"""The frontends of a server: which routes each HTTP listener has, gRPC where it is wanted, and their life."""
+"""The frontends of a server: which routes each HTTP listener has, gRPC where it is wanted, and
+their life."""
 
 import asyncio
 import os
@@ -38,11 +39,15 @@ _PAGE = "/dashboard"
 
 
 class Frontends:
-    """Threads: any; start, drain and stop from one. `routes` and `admin_routes` take further routes until start()."""
+    """Threads: any; start, drain and stop from one. `routes` and `admin_routes` take further routes
+    until start()."""
 
     def __init__(
-        self, node: Node, make_ear: Callable[[asyncio.AbstractEventLoop], Ear], engines: Sequence[Engine] = ()
-    ) -> None:  # fmt: skip
+        self,
+        node: Node,
+        make_ear: Callable[[asyncio.AbstractEventLoop], Ear],
+        engines: Sequence[Engine] = (),
+    ) -> None:
         self._node, self._make_ear, self._engines = node, make_ear, engines
         self._listeners: Listeners | None = None
         self._grpc: Grpc | None = None
@@ -55,7 +60,11 @@ class Frontends:
         self._counts = {"address": HttpCounts("query"), "admin": HttpCounts("admin")}
         self._access, self._grpc_counts = Access(), GrpcCounts()
         self._exporter = _exporter(node, engines)
-        self._tls_counts = {"address": TlsCounts("query"), "admin": TlsCounts("admin"), "grpc": TlsCounts("grpc")}
+        self._tls_counts = {
+            "address": TlsCounts("query"),
+            "admin": TlsCounts("admin"),
+            "grpc": TlsCounts("grpc"),
+        }
         tls_counts = [self._tls_counts[key] for key in self._tls()]
         beside: list[Counts] = [*self._counts.values(), self._grpc_counts, *tls_counts]
         beside += [self._exporter] if self._exporter else []
@@ -80,9 +89,10 @@ class Frontends:
         """The files of the listeners that are wanted and speak TLS."""
         http, grpc = self._node.config.http, self._node.config.grpc
         each = (
-            ("address", http.address, query_tls(http)), ("admin", http.admin, admin_tls(http)),
+            ("address", http.address, query_tls(http)),
+            ("admin", http.admin, admin_tls(http)),
             ("grpc", grpc.address, grpc_tls(grpc, http)),
-        )  # fmt: skip
+        )
         return {key: files for key, address, files in each if address and files is not None}
 
     def start(self) -> None:
@@ -104,15 +114,26 @@ class Frontends:
             each.append(("address", settings.address, crossing(settings.cors_origins, asked)))
         if settings.admin:
             managed = inflating(_finding(self.admin_routes), settings.body_bytes_max)
-            each.append(("admin", settings.admin, _guarded(guard(settings, self._access.tokens), managed)))
+            each.append(
+                ("admin", settings.admin, _guarded(guard(settings, self._access.tokens), managed))
+            )
         if self._node.config.grpc.address:
             self._start_grpc()
         if not each:
             return
-        certificates = {key: found for key, found in self._access.certificates.items() if key != "grpc"}
+        certificates = {
+            key: found for key, found in self._access.certificates.items() if key != "grpc"
+        }
         counts = [self._counts[key] for key, _, _ in each]
         self._listeners = Listeners(
-            settings, each, self._make_ear, counts, certificates, self._exporter, self._hot(), _for_own_user(settings)
+            settings,
+            each,
+            self._make_ear,
+            counts,
+            certificates,
+            self._exporter,
+            self._hot(),
+            _for_own_user(settings),
         )
         found = dict(zip((key for key, _, _ in each), self._listeners.addresses, strict=True))
         self.address, self.admin_address = found.get("address", ""), found.get("admin", "")
@@ -134,7 +155,9 @@ class Frontends:
             if (error.name or "").partition(".")[0] not in ("grpc", "google"):
                 raise
             hint = 'pip install "clipper-serving[grpc]".'
-            raise ConfigError(f"grpc.address is set, and gRPC cannot be imported: {error}.", hint=hint) from None
+            raise ConfigError(
+                f"grpc.address is set, and gRPC cannot be imported: {error}.", hint=hint
+            ) from None
         grpc = Grpc(self._node, self._make_ear, self._access, self._grpc_counts, self._exporter)
         grpc.start()
         self._grpc, self.grpc_address = grpc, grpc.address
@@ -161,9 +184,12 @@ class Frontends:
 
 
 def _for_own_user(http: HttpSettings) -> tuple[str, ...]:
-    """Management on loopback says by its user who may manage, where neither a token nor a client's certificate does."""
+    """Management on loopback says by its user who may manage, where neither a token nor a client's
+    certificate does."""
     tls = admin_tls(http)
-    return () if http.token or http.tokens_file or (tls is not None and tls.client_ca) else ("admin",)
+    return (
+        () if http.token or http.tokens_file or (tls is not None and tls.client_ca) else ("admin",)
+    )
 
 
 def _exporter(node: Node, engines: Sequence[Engine]) -> Exporter | None:
@@ -205,7 +231,10 @@ def _index(node: Node, routes: Routes) -> Handle:
         """A browser is shown the dashboard, where there is one."""
         if ("GET", _PAGE) in routes and b"text/html" in request.headers.get(b"accept", b""):
             return Response(303, b"", headers=((b"location", _PAGE.encode()),))
-        lines = [f"{method} {pattern.replace('{}', 'NAME', 1).replace('{}', 'VERSION')}" for method, pattern in routes]
+        lines = [
+            f"{method} {pattern.replace('{}', 'NAME', 1).replace('{}', 'VERSION')}"
+            for method, pattern in routes
+        ]
         return answer_json({"name": "clipper", "version": node.version, "routes": lines})
 
     return index

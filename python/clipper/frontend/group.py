@@ -1,17 +1,20 @@
-"""One consumer in the group of a Redis Stream: entries in, outcomes out, whatever happens to the connection. Redis 6.2 or newer.
+"""One consumer in the group of a Redis Stream: entries in, outcomes out, whatever happens to the
+connection. Redis 6.2 or newer.
 
-What makes an answer happen exactly once: an entry that was read stays *pending* in its group until it is acknowledged, and the
-script `SETTLE` writes its outcome and acknowledges it in one step, and only if it is pending. So an entry that was delivered
-twice (its server was killed, froze, or lost its connection after it had sent the outcome) has one outcome: who comes second
-finds nothing pending. An outcome of which nobody knows whether it arrived is sent again, for the same reason. No memory of
-answered entries is needed for this; a sorted set of the last ids serves producers who may add one record as two entries.
+What makes an answer happen exactly once: an entry that was read stays *pending* in its group until
+it is acknowledged, and the script `SETTLE` writes its outcome and acknowledges it in one step, and
+only if it is pending. So an entry that was delivered twice (its server was killed, froze, or lost
+its connection after it had sent the outcome) has one outcome: who comes second finds nothing
+pending. An outcome of which nobody knows whether it arrived is sent again, for the same reason. No
+memory of answered entries is needed for this; a sorted set of the last ids serves producers who may
+add one record as two entries.
 
-    SOURCE            stream; its group has the pending entries                      (XPENDING SOURCE GROUP)
-    ANSWERS, REFUSED  streams, about MAXLEN entries each
+    SOURCE            stream; its group has the pending entries                      (XPENDING
+    SOURCE GROUP) ANSWERS, REFUSED  streams, about MAXLEN entries each
     ANSWERS:GROUP:ids sorted set: a record's own id -> milliseconds of its entry      (ZSCORE)
 
-The writes come before the acknowledgement: Lua has no rollback, and a script that Redis ends for want of memory between the two
-must leave the entry pending.
+The writes come before the acknowledgement: Lua has no rollback, and a script that Redis ends for
+want of memory between the two must leave the entry pending.
 """
 
 import contextlib
@@ -33,7 +36,9 @@ PAUSE_S_MIN: Final = 0.05
 PAUSE_S_MAX: Final = 2.0
 SHOWN_BYTES_MAX: Final = 64 << 10  # of a field in the dead letters
 _CLAIMS_A_PERIOD: Final = 3
-_FORGET_PERIODS: Final = 20  # a consumer without entries that was silent for so many claim periods is removed
+_FORGET_PERIODS: Final = (
+    20  # a consumer without entries that was silent for so many claim periods is removed
+)
 _T = TypeVar("_T")
 
 Kind = Literal["answer", "refuse", "drop"]
@@ -69,7 +74,7 @@ while i <= #ARGV do
   found[#found + 1] = result
 end
 return found
-"""
+"""  # noqa: E501
 
 _TIDY = """
 local gone = 0
@@ -94,8 +99,9 @@ class Entry(msgspec.Struct, frozen=True, eq=False):
 
 
 class Outcome(msgspec.Struct, frozen=True, eq=False):
-    """What becomes of an entry. "answer": `fields` go to the answers; "refuse": to the dead letters; "drop": nowhere.
-    id: the record's own, "" for none: of two entries with one id, the second is not answered."""
+    """What becomes of an entry. "answer": `fields` go to the answers; "refuse": to the dead
+    letters; "drop": nowhere. id: the record's own, "" for none: of two entries with one id, the
+    second is not answered."""
 
     entry: str
     kind: Kind
@@ -120,10 +126,11 @@ class Names(msgspec.Struct, frozen=True):
 
 
 class Group:
-    """Threads: one reads (`read`, `refresh`), one settles (`settle`); `close` and the counters are for any.
+    """Threads: one reads (`read`, `refresh`), one settles (`settle`); `close` and the counters are
+    for any.
 
-    Errors of Redis are not raised: they are noted in `trouble`, and the call is tried again after a pause that doubles, until
-    this is closed. consumer: another name for each process.
+    Errors of Redis are not raised: they are noted in `trouble`, and the call is tried again after a
+    pause that doubles, until this is closed. consumer: another name for each process.
     """
 
     def __init__(self, url: str, names: Names, consumer: str, claim_s: float) -> None:
@@ -137,14 +144,17 @@ class Group:
         self._redis, self._errors = connected(url)
         self._settle, self._tidy = (self._redis.register_script(text) for text in (_SETTLE, _TIDY))
         self._made = False
-        self._own: str | None = None  # after a lost connection: own entries from here on may be unknown here
+        self._own: str | None = (
+            None  # after a lost connection: own entries from here on may be unknown here
+        )
         self._claim_from = "0-0"
         self._claim_due_s = 0.0
 
     # -- reading
 
     def read(self, count: int, mine: Collection[str]) -> list[Entry]:
-        """Up to `count` entries, none of them in `mine`; none when there are none within a moment, or Redis is away."""
+        """Up to `count` entries, none of them in `mine`; none when there are none within a moment,
+        or Redis is away."""
         found = self._try(lambda: self._read(count, mine))
         return found or []
 
@@ -172,12 +182,23 @@ class Group:
         found = self._redis.xreadgroup(
             self.names.group, self.consumer, {self.names.source: after}, count=count, block=block_ms
         )
-        return [Entry(id.decode(), fields) for _, entries in found or () for id, fields in entries if fields]
+        return [
+            Entry(id.decode(), fields)
+            for _, entries in found or ()
+            for id, fields in entries
+            if fields
+        ]
 
     def _reclaim(self, count: int, mine: Collection[str]) -> list[Entry]:
-        """Entries that their consumer has been silent about. The next look follows at once while there are more."""
+        """Entries that their consumer has been silent about. The next look follows at once while
+        there are more."""
         found = self._redis.xautoclaim(
-            self.names.source, self.names.group, self.consumer, round(self._claim_s * 1000), self._claim_from, count=count
+            self.names.source,
+            self.names.group,
+            self.consumer,
+            round(self._claim_s * 1000),
+            self._claim_from,
+            count=count,
         )
         self._claim_from = found[0].decode()
         self.trimmed_count += len(found[2]) if len(found) > 2 else 0
@@ -185,7 +206,10 @@ class Group:
         entries = [(id, fields) for id, fields in entries if id not in mine]
         if self._claim_from == "0-0":
             self._claim_due_s = time.monotonic() + self._claim_s / _CLAIMS_A_PERIOD
-            self._tidy(keys=[self.names.source], args=[self.names.group, "", round(_FORGET_PERIODS * self._claim_s * 1000)])
+            self._tidy(
+                keys=[self.names.source],
+                args=[self.names.group, "", round(_FORGET_PERIODS * self._claim_s * 1000)],
+            )
         self.reclaimed_count += len(entries)
         return [Entry(id, fields, self._deliveries(id)) for id, fields in entries]
 
@@ -197,7 +221,9 @@ class Group:
         """Say that `mine` are still being worked on; nobody else claims them then."""
         if mine:
             self._try(
-                lambda: self._redis.xclaim(self.names.source, self.names.group, self.consumer, 0, list(mine), justid=True)
+                lambda: self._redis.xclaim(
+                    self.names.source, self.names.group, self.consumer, 0, list(mine), justid=True
+                )
             )
 
     @property
@@ -207,8 +233,9 @@ class Group:
     # -- settling
 
     def settle(self, outcomes: Sequence[Outcome], until_s: float | None = None) -> list[int] | None:
-        """Write and acknowledge, each entry in one step. -> ELSEWHERE, DONE or DUPLICATE for each; None when Redis could not be
-        reached until `until_s` (monotonic; None: until this is closed)."""
+        """Write and acknowledge, each entry in one step. -> ELSEWHERE, DONE or DUPLICATE for each;
+        None when Redis could not be reached until `until_s` (monotonic; None: until this is
+        closed)."""
         names = self.names
         words: list[Any] = [names.group, names.answers_max, names.refused_max, names.ids_max]
         for outcome in outcomes:
@@ -266,28 +293,48 @@ class Group:
 
 
 def connected(url: str) -> tuple[Any, Any]:
-    """A client of the server at `url`, which need not be there yet, and the module of its errors. Raises: ConfigError."""
+    """A client of the server at `url`, which need not be there yet, and the module of its errors.
+    Raises: ConfigError."""
     try:
         import redis
         from redis.backoff import NoBackoff
         from redis.retry import Retry
     except ImportError:
         hint = "pip install 'clipper-serving[redis]'."
-        raise ConfigError(f"url={shown(url)!r} needs the package redis, which is not installed.", hint=hint) from None
+        raise ConfigError(
+            f"url={shown(url)!r} needs the package redis, which is not installed.", hint=hint
+        ) from None
     if urlsplit(url).scheme not in ("redis", "rediss", "unix"):
-        raise ConfigError(f"url={shown(url)!r} names no Redis server.", hint="Write redis://HOST:PORT/DB.")
+        raise ConfigError(
+            f"url={shown(url)!r} names no Redis server.", hint="Write redis://HOST:PORT/DB."
+        )
     try:
         client = redis.Redis.from_url(
-            url, socket_timeout=PATIENCE_S, socket_connect_timeout=PATIENCE_S, retry=Retry(NoBackoff(), 0), protocol=2
+            url,
+            socket_timeout=PATIENCE_S,
+            socket_connect_timeout=PATIENCE_S,
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,
         )
     except ValueError as error:
-        raise ConfigError(f"url={shown(url)!r}: {error}.", hint="Write redis://HOST:PORT/DB.") from None
+        raise ConfigError(
+            f"url={shown(url)!r}: {error}.", hint="Write redis://HOST:PORT/DB."
+        ) from None
     return client, redis.exceptions
 
 
 def refusal(entry: Entry, source: str, kind: str, reason: str) -> Outcome:
     """The dead letter of an entry: why, where it is, and its fields, but for very long ones."""
-    flat: Flat = ["refused.kind", kind, "refused.reason", reason, "refused.source", source, "refused.entry", entry.id]
+    flat: Flat = [
+        "refused.kind",
+        kind,
+        "refused.reason",
+        reason,
+        "refused.source",
+        source,
+        "refused.entry",
+        entry.id,
+    ]
     for name, value in _short(entry.fields):
         flat += [name, value]
     return Outcome(entry.id, "refuse", flat)
@@ -305,6 +352,10 @@ def check_names(names: Names) -> None:
     """Raises: InvalidInput when two streams are one, or a name is empty."""
     keys = [names.source, names.answers, names.refused]
     if not all((*keys, names.group)):
-        raise InvalidInput("a stream or group without a name; leave the setting out for its default.")
+        raise InvalidInput(
+            "a stream or group without a name; leave the setting out for its default."
+        )
     if len(set(keys)) != len(keys):
-        raise InvalidInput(f"source, answers and refused are three streams; these are {', '.join(keys)}.")
+        raise InvalidInput(
+            f"source, answers and refused are three streams; these are {', '.join(keys)}."
+        )

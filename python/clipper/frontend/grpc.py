@@ -1,4 +1,5 @@
-"""gRPC: a thread with an event loop, the services on it, and their life. Needs the extra `grpc` (grpcio, protobuf)."""
+"""gRPC: a thread with an event loop, the services on it, and their life. Needs the extra `grpc`
+(grpcio, protobuf)."""
 
 import asyncio
 import contextlib
@@ -34,7 +35,9 @@ from clipper.serving.ear import Ear
 from clipper.settings.grpc import GrpcSettings
 
 _WORKERS = 4
-_REFUSED_MAX = 1024  # calls that are being told that there are too many; more than these grpcio turns away without a word
+# calls that are being told that there are too many; more than these grpcio turns away without a
+# word
+_REFUSED_MAX = 1024
 _GRACE_S = 1.0  # for the last replies to leave, once every query has ended
 
 
@@ -42,10 +45,20 @@ class Grpc:
     """gRPC on `grpc.address`. Threads: start, drain and stop from one; the rest is its own."""
 
     def __init__(
-        self, node: Node, make_ear: Callable[[asyncio.AbstractEventLoop], Ear], access: Access, counts: GrpcCounts,
+        self,
+        node: Node,
+        make_ear: Callable[[asyncio.AbstractEventLoop], Ear],
+        access: Access,
+        counts: GrpcCounts,
         exporter: Exporter | None = None,
-    ) -> None:  # fmt: skip
-        self._node, self._make_ear, self._access, self._counts, self._exporter = node, make_ear, access, counts, exporter
+    ) -> None:
+        self._node, self._make_ear, self._access, self._counts, self._exporter = (
+            node,
+            make_ear,
+            access,
+            counts,
+            exporter,
+        )
         path = node.config.mesh.data_plane
         self._table = DataPlane(path, time.monotonic) if path else None
         self.address = ""
@@ -88,16 +101,34 @@ class Grpc:
 
     async def _listen(self, ear: Ear) -> None:
         settings = self._node.config.grpc
-        self._server = grpc.aio.server(options=_options(settings), maximum_concurrent_rpcs=settings.calls_max + _REFUSED_MAX)
+        self._server = grpc.aio.server(
+            options=_options(settings), maximum_concurrent_rpcs=settings.calls_max + _REFUSED_MAX
+        )
         self._calls = calls = Calls(
-            self._node, ear, (self._workers, self._managers), self._counts, self._access.keys, self._exporter
+            self._node,
+            ear,
+            (self._workers, self._managers),
+            self._counts,
+            self._access.keys,
+            self._exporter,
         )
         others = None if self._table is None else OtherMethods(calls, self._table)
         if others is not None:
             calls.before_reading = others.named
         mesh = self._node.mesh
-        mine = (INFERENCE, APPLICATIONS, HEALTH, REFLECTION, *((MESH, MESH_WATCH) if mesh is not None else ()))
-        services = [InferenceService(calls), ApplicationService(calls), Health(calls, mine), Reflection(calls, mine)]
+        mine = (
+            INFERENCE,
+            APPLICATIONS,
+            HEALTH,
+            REFLECTION,
+            *((MESH, MESH_WATCH) if mesh is not None else ()),
+        )
+        services = [
+            InferenceService(calls),
+            ApplicationService(calls),
+            Health(calls, mine),
+            Reflection(calls, mine),
+        ]
         if mesh is not None:
             managing = MeshService(calls, mesh, self._access.tokens)
             self._mesh = (managing, MeshWatch(calls, mesh, managing.check_manages))
@@ -117,10 +148,15 @@ class Grpc:
             else:
                 port = self._server.add_insecure_port(address)
         except RuntimeError as error:
-            hint = "Stop what listens there, or choose another grpc.address; port 0 takes any free one."
+            hint = (
+                "Stop what listens there, or choose another grpc.address; port 0 takes any free"
+                " one."
+            )
             holder = held_by(address)
             why = f"it is taken{holder}" if holder else error
-            raise AddressInUse(f"cannot listen on grpc.address = {address!r}: {why}.", hint=hint) from None
+            raise AddressInUse(
+                f"cannot listen on grpc.address = {address!r}: {why}.", hint=hint
+            ) from None
         return f"{host}:{port}"
 
     # -- the end

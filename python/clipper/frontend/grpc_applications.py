@@ -23,7 +23,9 @@ from clipper.serving.truths import truth_of, weight_of
 from clipper.types import InputType
 
 SERVICE: Final = "clipper.v1.Applications"
-_PREDICTION, _VALUE, _REPLY = (message(f"clipper.v1.{name}") for name in ("Prediction", "Value", "PredictReply"))
+_PREDICTION, _VALUE, _REPLY = (
+    message(f"clipper.v1.{name}") for name in ("Prediction", "Value", "PredictReply")
+)
 _KINDS: Final = ((bool, "truth"), (int, "whole"), (float, "number"), (str, "text"), (bytes, "data"))
 _name_of = functools.lru_cache(4096)(str)
 
@@ -34,9 +36,11 @@ class ApplicationService:
     def __init__(self, calls: Calls) -> None:
         self._calls, self._node = calls, calls.node
         each = {
-            "Predict": self.predict, "PredictMany": self.predict_many, "PredictStream": self.predict_stream,
+            "Predict": self.predict,
+            "PredictMany": self.predict_many,
+            "PredictStream": self.predict_stream,
             "Feedback": self.feedback,
-        }  # fmt: skip
+        }
         self.handlers = calls.handlers(SERVICE, each)
 
     async def predict(self, request: Any, call: Call) -> Any:
@@ -48,7 +52,15 @@ class ApplicationService:
         slo_us = self._slo_us(request, question, call, until_deadline)
         id = request_id(request.request_id) or call.request_id
         call.asking()
-        future = predict(question, row, request.user or None, slo_us, salt_of(request.salt), _context(request), id)
+        future = predict(
+            question,
+            row,
+            request.user or None,
+            slo_us,
+            salt_of(request.salt),
+            _context(request),
+            id,
+        )
         call.asked(question, (future,))
         await self._calls.done((future,))
         return _prediction(future, question)
@@ -62,18 +74,27 @@ class ApplicationService:
         return self._calls.slo_us(call, given_us, question.slo_us)
 
     async def predict_many(self, request: Any, call: Call) -> Any:
-        """All are read before one is asked. A query's error is its own; when there is no answer at all, it is the call's."""
+        """All are read before one is asked. A query's error is its own; when there is no answer at
+        all, it is the call's."""
         most = self._node.config.grpc.queries_max
         if not 1 <= len(request.inputs) <= most:
             hint = "See grpc.queries_max; ModelInfer takes arrays of any length."
-            raise InvalidInput(f"there are {len(request.inputs)} inputs: 1 to {most} are taken.", hint=hint)
+            raise InvalidInput(
+                f"there are {len(request.inputs)} inputs: 1 to {most} are taken.", hint=hint
+            )
         question = self._node.question(request.application)
         type_ = input_of(question)
         rows = [row_of(value, type_, f"inputs[{i}]") for i, value in enumerate(request.inputs)]
         slo_us = self._slo_us(request, question, call, True)
-        user, context, id = request.user or None, _context(request), request_id(request.request_id) or call.request_id
+        user, context, id = (
+            request.user or None,
+            _context(request),
+            request_id(request.request_id) or call.request_id,
+        )
         call.asking()
-        asked = [predict(question, row, user, slo_us, salt_of(request.salt), context, id) for row in rows]
+        asked = [
+            predict(question, row, user, slo_us, salt_of(request.salt), context, id) for row in rows
+        ]
         call.asked(question, asked)
         await self._calls.done(asked)
         return message("clipper.v1.PredictManyReply")(replies=_replies(asked, question))
@@ -90,23 +111,43 @@ class ApplicationService:
 
     async def feedback(self, request: Any, call: Call) -> Any:
         question = self._node.question(request.application)
-        row = row_of(request.input, input_of(question), "input") if request.HasField("input") else None
+        row = (
+            row_of(request.input, input_of(question), "input")
+            if request.HasField("input")
+            else None
+        )
         what = request.WhichOneof("what")
         label = _label_of(request.label) if what == "label" else None
-        correct, score = (getattr(request, key) if what == key else None for key in ("correct", "score"))
+        correct, score = (
+            getattr(request, key) if what == key else None for key in ("correct", "score")
+        )
         truth, weight = truth_of(label, correct, score), weight_of(request.weight or 1.0)
-        about = question, request.id or None, row, request.user or None, truth, weight, _context(request)
-        return message("clipper.v1.FeedbackReply")(counted=await self._calls.work(lambda: observe(*about)))
+        about = (
+            question,
+            request.id or None,
+            row,
+            request.user or None,
+            truth,
+            weight,
+            _context(request),
+        )
+        return message("clipper.v1.FeedbackReply")(
+            counted=await self._calls.work(lambda: observe(*about))
+        )
 
 
 # -- values
 
 
 def row_of(value: Any, type_: InputType, name: str) -> Any:
-    """A Value as an input of `type_`; whether it is one, `predict` says. InvalidInput for what is no value."""
+    """A Value as an input of `type_`; whether it is one, `predict` says. InvalidInput for what is
+    no value."""
     kind = value.WhichOneof("kind")
     if kind in (None, "json"):
-        raise InvalidInput(f"`{name}` has no input.", hint="Fill one of number, whole, truth, text, data, numbers, tensor.")
+        raise InvalidInput(
+            f"`{name}` has no input.",
+            hint="Fill one of number, whole, truth, text, data, numbers, tensor.",
+        )
     if kind == "tensor":
         return _array_of(value.tensor, name)
     if kind == "numbers":
@@ -130,7 +171,11 @@ def _numbers_of(plain: Any, type_: InputType, name: str) -> Any:
         cast = found.astype(dtype)
     if dtype.kind in "iub" and not (cast == found).all():
         raise InvalidInput(f"`{name}` has numbers that are no {type_.dtype}.")
-    return cast.reshape(type_.shape) if not type_.variable and cast.size == math.prod(type_.shape) else cast
+    return (
+        cast.reshape(type_.shape)
+        if not type_.variable and cast.size == math.prod(type_.shape)
+        else cast
+    )
 
 
 def _array_of(tensor: Any, name: str) -> Any:
@@ -172,12 +217,19 @@ def _context(request: Any) -> Any:
 def _prediction(future: Future, question: Question) -> Any:
     answer = answer_of(future, question)
     made = _PREDICTION(
-        id=answer.id, output=_value_of(answer.output), confidence=answer.confidence, default=answer.is_default,
-        reason=answer.reason, models=[_name_of(model) for model in answer.models],
-        missing=[_name_of(model) for model in answer.missing], agreement=answer.agreement, latency_us=answer.latency_us,
-        request_id=answer.request_id, decided_by=answer.decided_by if answer.decided_by != "all" else "",
+        id=answer.id,
+        output=_value_of(answer.output),
+        confidence=answer.confidence,
+        default=answer.is_default,
+        reason=answer.reason,
+        models=[_name_of(model) for model in answer.models],
+        missing=[_name_of(model) for model in answer.missing],
+        agreement=answer.agreement,
+        latency_us=answer.latency_us,
+        request_id=answer.request_id,
+        decided_by=answer.decided_by if answer.decided_by != "all" else "",
         set=[_value_of(label) for label in answer.set],
-    )  # fmt: skip
+    )
     for model, said in answer.qualifiers.items():
         values = made.qualifiers[_name_of(model)].values
         for name, value in said.items():
@@ -186,7 +238,11 @@ def _prediction(future: Future, question: Question) -> Any:
 
 
 def _failure(error: ClipperError) -> Any:
-    failure = {"code": code_of(error).value[0], "message": text_of(error), "retry_after_s": retry_s_of(error)}
+    failure = {
+        "code": code_of(error).value[0],
+        "message": text_of(error),
+        "retry_after_s": retry_s_of(error),
+    }
     return _REPLY(failure=failure)
 
 

@@ -1,7 +1,9 @@
-"""What every gRPC service here needs: to wait for queries, to work on a thread, to know a call's time, and to fail well.
+"""What every gRPC service here needs: to wait for queries, to work on a thread, to know a call's
+time, and to fail well.
 
-An error is told by its own gRPC code, with its text; `grpc-status-details-bin` has it for programs (google.rpc.Status with an
-ErrorInfo and, where another try makes sense, a RetryInfo), and `grpc-retry-pushback-ms` for clients with a retry policy.
+An error is told by its own gRPC code, with its text; `grpc-status-details-bin` has it for programs
+(google.rpc.Status with an ErrorInfo and, where another try makes sense, a RetryInfo), and
+`grpc-retry-pushback-ms` for clients with a retry policy.
 """
 
 import asyncio
@@ -34,7 +36,9 @@ from clipper.serving.processor import Question
 _log = logging.getLogger(__name__)
 _TEXT_MAX = 1000  # of a client's 8 KiB of metadata
 _RETRIABLE: Final = frozenset((grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE))
-_STATUS, _RETRY, _INFO = (message(f"google.rpc.{name}") for name in ("Status", "RetryInfo", "ErrorInfo"))
+_STATUS, _RETRY, _INFO = (
+    message(f"google.rpc.{name}") for name in ("Status", "RetryInfo", "ErrorInfo")
+)
 _CALLS_RETRY_S = 0.1
 _OPEN_TO_ALL: Final = ("grpc.health.v1.Health",)
 _KINDS: Final = {
@@ -45,7 +49,8 @@ _KINDS: Final = {
 
 
 class Call:
-    """One call, as a service sees it. Threads: the event loop's. began_ns: of the monotonic clock."""
+    """One call, as a service sees it. Threads: the event loop's. began_ns: of the monotonic
+    clock."""
 
     __slots__ = ("_metadata", "began_ns", "context", "trace")
 
@@ -55,7 +60,10 @@ class Call:
         self.trace: Trace | None = None
         metadata = self.metadata
         if exporter is not None or "traceparent" in metadata:
-            parent, state = (str(metadata.get(name, "")).encode("ascii", "replace") for name in ("traceparent", "tracestate"))
+            parent, state = (
+                str(metadata.get(name, "")).encode("ascii", "replace")
+                for name in ("traceparent", "tracestate")
+            )
             self.trace = begin_trace(None if exporter is None else exporter.sample, parent, state)
             if self.trace is not None:
                 context.set_trailing_metadata(self.trailing)
@@ -98,13 +106,20 @@ class Calls:
     """Threads: the event loop's. `closing` is set once no further query is taken."""
 
     def __init__(
-        self, node: Node, ear: Ear, pools: tuple[Executor, Executor], counts: GrpcCounts, keys: ApiKeys | None = None,
+        self,
+        node: Node,
+        ear: Ear,
+        pools: tuple[Executor, Executor],
+        counts: GrpcCounts,
+        keys: ApiKeys | None = None,
         exporter: Exporter | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.node, self._counts, self._keys, self._exporter = node, counts, keys, exporter
         self._calls_max = node.config.grpc.calls_max
         self.closing = asyncio.Event()
-        self.before_reading: Callable[[str, str, bytes], bytes] | None = None  # service, method, payload -> payload
+        self.before_reading: Callable[[str, str, bytes], bytes] | None = (
+            None  # service, method, payload -> payload
+        )
         self._ear = ear
         self._workers, self._managers = pools
         self._way_back_us = round(node.config.grpc.way_back_ms * 1000)
@@ -134,27 +149,35 @@ class Calls:
         return await asyncio.get_running_loop().run_in_executor(self._workers, run)
 
     async def manage(self, run: Callable[[], Any]) -> Any:
-        """What `run` returns, on a thread for management: it may take as long as a deployment, and no query waits for it."""
+        """What `run` returns, on a thread for management: it may take as long as a deployment, and
+        no query waits for it."""
         return await asyncio.get_running_loop().run_in_executor(self._managers, run)
 
     def slo_us(self, call: "Call", given_us: int | None, otherwise_us: int) -> int:
-        """How long a query has: what it asks for itself, else until the call's deadline, else `otherwise_us`; never beyond the
-        call's deadline, less the reply's way back. DeadlineExceeded when that leaves nothing."""
+        """How long a query has: what it asks for itself, else until the call's deadline, else
+        `otherwise_us`; never beyond the call's deadline, less the reply's way back.
+        DeadlineExceeded when that leaves nothing."""
         remaining_s: float | None = call.context.time_remaining()
         if remaining_s is None:
             return otherwise_us if given_us is None else given_us
         left_us: int = math.floor(remaining_s * 1e6) - self._way_back_us
         if left_us <= 0:
             way_back_ms = self.node.config.grpc.way_back_ms
-            why = f"the call's deadline is {max(remaining_s, 0) * 1000:.3g} ms away, and its reply takes up to {way_back_ms:g} ms"
+            why = (
+                f"the call's deadline is {max(remaining_s, 0) * 1000:.3g} ms away, and its reply"
+                f" takes up to {way_back_ms:g} ms"
+            )
             raise DeadlineExceeded(f"{why}.", hint="Give the call more time; see grpc.way_back_ms.")
         if given_us is None:
             return min(left_us, round(self.node.config.limits.slo_ms_max * 1000))
         return min(left_us, given_us)
 
-    def handlers(self, service: str, each: Mapping[str, Any], names: Iterable[str] = ()) -> list[Any]:
-        """What grpcio calls for `service` (and under other `names`). each: a coroutine by its method's name, (request, context)
-        -> the response; of methods whose responses are a stream, an iterator."""
+    def handlers(
+        self, service: str, each: Mapping[str, Any], names: Iterable[str] = ()
+    ) -> list[Any]:
+        """What grpcio calls for `service` (and under other `names`). each: a coroutine by its
+        method's name, (request, context) -> the response; of methods whose responses are a stream,
+        an iterator."""
         found = {}
         keys = None if service in _OPEN_TO_ALL else self._keys
         for method in methods_of(service):
@@ -165,25 +188,42 @@ class Calls:
             if self.before_reading is not None and not method.client_streaming:
                 read = _after(functools.partial(self.before_reading, service, method.name), read)
             found[method.name] = make(  # without a deserializer: what it raises would be UNKNOWN
-                (self._streaming if method.server_streaming else self._calling)(each[method.name], read, begin, counts),
+                (self._streaming if method.server_streaming else self._calling)(
+                    each[method.name], read, begin, counts
+                ),
                 response_serializer=message(method.output_type.full_name).SerializeToString,
             )
         return [grpc.method_handlers_generic_handler(one, found) for one in (service, *names)]
 
-    def unary(self, service: str, method: str, handle: Callable[[bytes, Call], Awaitable[bytes]]) -> Any:
+    def unary(
+        self, service: str, method: str, handle: Callable[[bytes, Call], Awaitable[bytes]]
+    ) -> Any:
         """What grpcio calls for a method whose messages are bytes to us."""
-        begin, counts = functools.partial(self._begin, self._keys), self._counts.method(service, method, False)
+        begin, counts = (
+            functools.partial(self._begin, self._keys),
+            self._counts.method(service, method, False),
+        )
         return grpc.unary_unary_rpc_method_handler(self._calling(handle, bytes, begin, counts))
 
     def _begin(self, keys: ApiKeys | None, call: Call) -> None:
         """NotAllowed; Overloaded when there are too many."""
         if self._counts.under_way > self._calls_max:
             hint = "See grpc.calls_max."
-            raise Overloaded(f"{self._calls_max} calls are under way already.", retry_after_s=_CALLS_RETRY_S, hint=hint)
+            raise Overloaded(
+                f"{self._calls_max} calls are under way already.",
+                retry_after_s=_CALLS_RETRY_S,
+                hint=hint,
+            )
         if keys is not None:
             keys.check(call.authorization)
 
-    def _calling(self, handle: Any, read: Callable[[Any], Any], begin: Callable[[Call], None], counts: MethodCounts) -> Any:
+    def _calling(
+        self,
+        handle: Any,
+        read: Callable[[Any], Any],
+        begin: Callable[[Call], None],
+        counts: MethodCounts,
+    ) -> Any:
         everything = self._counts
 
         async def serve(request: Any, context: Any) -> Any:
@@ -205,7 +245,13 @@ class Calls:
 
         return serve
 
-    def _streaming(self, handle: Any, read: Callable[[Any], Any], begin: Callable[[Call], None], counts: MethodCounts) -> Any:
+    def _streaming(
+        self,
+        handle: Any,
+        read: Callable[[Any], Any],
+        begin: Callable[[Call], None],
+        counts: MethodCounts,
+    ) -> Any:
         everything = self._counts
 
         async def serve(requests: Any, context: Any) -> AsyncIterator[Any]:
@@ -231,12 +277,18 @@ class Calls:
     def _tell(self, call: Call, trace: Trace, counts: MethodCounts, code: str) -> None:
         log_call(trace, f"{counts.service}/{counts.method}", code, call.began_ns)
         if self._exporter is not None:
-            self._exporter.put(told_of_call(trace, counts.service, counts.method, code, call.began_ns))
+            self._exporter.put(
+                told_of_call(trace, counts.service, counts.method, code, call.began_ns)
+            )
 
-    async def in_order(self, requests: AsyncIterator[Any], answer: Callable[[Any], Awaitable[Any]]) -> AsyncIterator[Any]:
-        """The answers to a stream's requests, in their order, with up to `grpc.pipeline_max` under way. `answer` tells errors as
-        answers. Ends with ShuttingDown when the server closes."""
-        under_way: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(self.node.config.grpc.pipeline_max)
+    async def in_order(
+        self, requests: AsyncIterator[Any], answer: Callable[[Any], Awaitable[Any]]
+    ) -> AsyncIterator[Any]:
+        """The answers to a stream's requests, in their order, with up to `grpc.pipeline_max` under
+        way. `answer` tells errors as answers. Ends with ShuttingDown when the server closes."""
+        under_way: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(
+            self.node.config.grpc.pipeline_max
+        )
 
         async def read() -> None:
             try:
@@ -300,7 +352,8 @@ def decoder(kind: Any, is_stream: bool) -> Callable[[Any], Any]:
 
 
 def known(error: Exception) -> ClipperError:
-    """The error, if it is one of ours. Another one is logged, and internal: its words may hold paths."""
+    """The error, if it is one of ours. Another one is logged, and internal: its words may hold
+    paths."""
     if isinstance(error, ClipperError):
         return error
     _log.error("a call failed", exc_info=error)
@@ -327,17 +380,25 @@ def retry_s_of(error: ClipperError) -> float:
 
 
 async def abort(context: Any, error: Exception, trailing: Iterable[tuple[str, Any]] = ()) -> Any:
-    """Ends a call by an error, told as above.  trailing: what else goes into its trailing metadata."""
+    """Ends a call by an error, told as above.  trailing: what else goes into its trailing
+    metadata."""
     if isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError):
         raise error
     ours = known(error)
     code, text, retry_s = code_of(ours), text_of(ours), retry_s_of(ours)
     status = _STATUS(code=code.value[0], message=text)
-    status.details.add().Pack(_INFO(reason=ours.slug, domain="clipper", metadata={"hint": ours.hint[:_TEXT_MAX]}))
+    status.details.add().Pack(
+        _INFO(reason=ours.slug, domain="clipper", metadata={"hint": ours.hint[:_TEXT_MAX]})
+    )
     again: list[tuple[str, Any]] = []
     if retry_s:
         retry = _RETRY()
         retry.retry_delay.FromNanoseconds(round(retry_s * 1e9))
         status.details.add().Pack(retry)
-        again += [("grpc-retry-pushback-ms", str(math.ceil(retry_s * 1000))), ("retry-after", str(math.ceil(retry_s)))]
-    await context.abort(code, text, (*trailing, ("grpc-status-details-bin", status.SerializeToString()), *again))
+        again += [
+            ("grpc-retry-pushback-ms", str(math.ceil(retry_s * 1000))),
+            ("retry-after", str(math.ceil(retry_s))),
+        ]
+    await context.abort(
+        code, text, (*trailing, ("grpc-status-details-bin", status.SerializeToString()), *again)
+    )

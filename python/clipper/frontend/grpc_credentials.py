@@ -8,11 +8,14 @@ from clipper.tls import Certificate, Pem
 
 
 def credentials_of(certificate: Certificate) -> Any:
-    """Those of the files as they are when a client comes: grpcio asks at each handshake, and takes None for no change."""
+    """Those of the files as they are when a client comes: grpcio asks at each handshake, and takes
+    None for no change."""
     known = certificate.pem
 
     def configuration(pem: Pem) -> Any:
-        return grpc.ssl_server_certificate_configuration([(pem.key, pem.cert)], pem.client_ca or None)
+        return grpc.ssl_server_certificate_configuration(
+            [(pem.key, pem.cert)], pem.client_ca or None
+        )
 
     def current() -> Any:
         nonlocal known
@@ -21,4 +24,6 @@ def credentials_of(certificate: Certificate) -> Any:
         known = certificate.pem
         return configuration(known)
 
-    return grpc.dynamic_ssl_server_credentials(configuration(known), current, bool(certificate.files.client_ca))
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(known), current, bool(certificate.files.client_ca)
+    )

@@ -1,7 +1,9 @@
-"""Those that follow a shard's rows by `synchronize_embedding`: for each, which ids have changed since it was told.
+"""Those that follow a shard's rows by `synchronize_embedding`: for each, which ids have changed
+since it was told.
 
-The document has a set of updated keys for each replica, and one call clears them all; here each follower has its own, and what it
-was told last comes again if it did not hear it. The shard's log has one place for all of them, which is emptied into their sets.
+The document has a set of updated keys for each replica, and one call clears them all; here each
+follower has its own, and what it was told last comes again if it did not hear it. The shard's log
+has one place for all of them, which is emptied into their sets.
 """
 
 import time
@@ -22,7 +24,8 @@ _SNAPSHOTS: Final = 7  # that place of the log is theirs; those from 0 on are re
 
 
 class Follower:
-    """serial: of what it was told last.  told: the ids in that.  confirmed: what it is known to have."""
+    """serial: of what it was told last.  told: the ids in that.  confirmed: what it is known to
+    have."""
 
     def __init__(self, heard_s: float) -> None:
         self.heard_s, self.serial, self.confirmed, self.count = heard_s, 0, 0, 0
@@ -34,7 +37,8 @@ class Follower:
         self.count += ids.size
 
     def heard(self, serial: int | None) -> bool:
-        """It asks, and has heard `serial`. None: it does not say, so it has heard all. -> False: it must begin anew"""
+        """It asks, and has heard `serial`. None: it does not say, so it has heard all. -> False: it
+        must begin anew"""
         if serial not in (None, self.serial, self.confirmed):
             return False
         if serial in (None, self.serial):
@@ -82,7 +86,9 @@ class Followers:
     def begin(self, name: str) -> Follower:
         """It has nothing: from now on its changes are kept. Raises DoesNotFit."""
         if self._slot >= _SNAPSHOTS:
-            raise DoesNotFit(f"a shard with {self._slot} replicas has no place for others that follow.")
+            raise DoesNotFit(
+                f"a shard with {self._slot} replicas has no place for others that follow."
+            )
         self.gather()
         if not self._on:
             self._shard.door.follow(self._slot)
@@ -97,7 +103,11 @@ class Followers:
         if not self._on:
             return
         door, now = self._shard.door, self._now()
-        self._each = {name: one for name, one in self._each.items() if now - one.heard_s < FORGET_S and one.count <= IDS_MAX}
+        self._each = {
+            name: one
+            for name, one in self._each.items()
+            if now - one.heard_s < FORGET_S and one.count <= IDS_MAX
+        }
         if not self._each:
             door.unfollow(self._slot)
             self._on = False
@@ -127,4 +137,6 @@ def changed(parameters: Parameters, table: int, ids: Ids) -> Iterator[Any]:
 def weights(parameters: Parameters, part: dict[str, Any]) -> Any:
     """Of a piece's rows: weights alone, as the document has them."""
     spec = parameters.specs[part["table"]]
-    return tensor_of(spec.name, np.ascontiguousarray(part["rows"][:, : spec.dim]), part["ids"].tolist())
+    return tensor_of(
+        spec.name, np.ascontiguousarray(part["rows"][:, : spec.dim]), part["ids"].tolist()
+    )

@@ -1,6 +1,8 @@
-"""`grpc.health.v1.Health` and `grpc.reflection.v1.ServerReflection`, for probes and for tools such as grpcurl.
+"""`grpc.health.v1.Health` and `grpc.reflection.v1.ServerReflection`, for probes and for tools such
+as grpcurl.
 
-Written here, not taken from their packages: those need a newer protobuf than tritonclient and others allow.
+Written here, not taken from their packages: those need a newer protobuf than tritonclient and
+others allow.
 """
 
 import asyncio
@@ -20,7 +22,8 @@ _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
 
 
 class Health:
-    """The server as a whole (""), each service, and each application by its name. Threads: the event loop's."""
+    """The server as a whole (""), each service, and each application by its name. Threads: the
+    event loop's."""
 
     def __init__(self, calls: Calls, services: tuple[str, ...]) -> None:
         self._calls, self._services = calls, services
@@ -66,12 +69,16 @@ class Reflection:
     def __init__(self, calls: Calls, services: tuple[str, ...]) -> None:
         self._calls, self._services = calls, services
         self._response = message("grpc.reflection.v1.ServerReflectionResponse")
-        older = ("grpc.reflection.v1alpha.ServerReflection",)  # the same messages, under the name that older tools call
+        older = (
+            "grpc.reflection.v1alpha.ServerReflection",
+        )  # the same messages, under the name that older tools call
         self.handlers = calls.handlers(REFLECTION, {"ServerReflectionInfo": self.info}, older)
 
     async def info(self, requests: AsyncIterator[Any], call: Call) -> AsyncIterator[Any]:
         async def answer(request: Any) -> Any:
-            return self._response(valid_host=request.host, original_request=request, **about(request, self._services))
+            return self._response(
+                valid_host=request.host, original_request=request, **about(request, self._services)
+            )
 
         async for reply in self._calls.in_order(requests, answer):
             yield reply
@@ -83,15 +90,22 @@ def about(request: Any, services: tuple[str, ...]) -> dict[str, Any]:
     if asked == "list_services":
         return {"list_services_response": {"service": [{"name": name} for name in services]}}
     finders: dict[str, Callable[[str], Any]] = {
-        "file_by_filename": pool().FindFileByName, "file_containing_symbol": pool().FindFileContainingSymbol
-    }  # fmt: skip
+        "file_by_filename": pool().FindFileByName,
+        "file_containing_symbol": pool().FindFileContainingSymbol,
+    }
     if asked not in finders:
         return _refusal(grpc.StatusCode.UNIMPLEMENTED, "no message here has extensions")
     try:
         file = finders[asked](getattr(request, asked))
     except KeyError:
-        return _refusal(grpc.StatusCode.NOT_FOUND, f"there is no {getattr(request, asked)[:200]!r} here")
-    return {"file_descriptor_response": {"file_descriptor_proto": [each.serialized_pb for each in _with_imports(file)]}}
+        return _refusal(
+            grpc.StatusCode.NOT_FOUND, f"there is no {getattr(request, asked)[:200]!r} here"
+        )
+    return {
+        "file_descriptor_response": {
+            "file_descriptor_proto": [each.serialized_pb for each in _with_imports(file)]
+        }
+    }
 
 
 def _with_imports(file: Any) -> list[Any]:

@@ -1,8 +1,9 @@
-"""`clipper.v1.Mesh`: what changes in the mesh, as it changes. The events of `GET /v1/mesh/watch`, in protobuf.
+"""`clipper.v1.Mesh`: what changes in the mesh, as it changes. The events of `GET /v1/mesh/watch`,
+in protobuf.
 
-The registry's changes come from an iterator that blocks, so each watcher has a thread. It hands over events in pieces, and waits
-while two are on their way: a first telling of 20 000 models does not fill the memory for one who reads slowly; who does not read
-at all is cut off.
+The registry's changes come from an iterator that blocks, so each watcher has a thread. It hands
+over events in pieces, and waits while two are on their way: a first telling of 20 000 models does
+not fill the memory for one who reads slowly; who does not read at all is cut off.
 """
 
 import asyncio
@@ -26,17 +27,21 @@ SERVICE: Final = "clipper.v1.Mesh"
 WATCHERS_MAX: Final = 32
 PIECE_BYTES: Final = 64 << 10
 PIECES_MAX: Final = 2
-STALLED_S: Final = 30.0  # a watcher that takes nothing for so long is cut off; it comes again and begins anew
+STALLED_S: Final = (
+    30.0  # a watcher that takes nothing for so long is cut off; it comes again and begins anew
+)
 _LOOK_S: Final = 0.1
 _log = logging.getLogger(__name__)
 _EVENT, _REPLY = message("clipper.v1.MeshEvent"), message("clipper.v1.WatchReply")
-_KINDS: Final = {value.name: value.number for value in _EVENT.DESCRIPTOR.enum_types_by_name["Kind"].values}
+_KINDS: Final = {
+    value.name: value.number for value in _EVENT.DESCRIPTOR.enum_types_by_name["Kind"].values
+}
 _Watch = Callable[[Callable[[], bool]], Iterator[MeshEvent]]
 
 
 class MeshWatch:
-    """Threads: the event loop's; and one for each who watches. check: refuses a call that does not manage.
-    `close` when no call is under way any more."""
+    """Threads: the event loop's; and one for each who watches. check: refuses a call that does not
+    manage. `close` when no call is under way any more."""
 
     def __init__(self, calls: Calls, mesh: MeshFacade, check: Callable[[Call], object]) -> None:
         self._calls, self._mesh, self._check = calls, mesh, check
@@ -47,9 +52,18 @@ class MeshWatch:
     async def watch(self, request: Any, call: Call) -> AsyncIterator[Any]:
         self._check(call)
         if len(self._open) >= WATCHERS_MAX:
-            raise Overloaded(f"{WATCHERS_MAX} watch the mesh already.", retry_after_s=5, hint="Let one watcher tell the others.")
-        prefix, cut_off = request.prefix, functools.partial(self._cut_off, call.context, asyncio.current_task())
-        watcher = Watcher(lambda stop: self._mesh.watch(prefix, stop=stop), cut_off, self._open.discard)
+            raise Overloaded(
+                f"{WATCHERS_MAX} watch the mesh already.",
+                retry_after_s=5,
+                hint="Let one watcher tell the others.",
+            )
+        prefix, cut_off = (
+            request.prefix,
+            functools.partial(self._cut_off, call.context, asyncio.current_task()),
+        )
+        watcher = Watcher(
+            lambda stop: self._mesh.watch(prefix, stop=stop), cut_off, self._open.discard
+        )
         self._open.add(watcher)
         closing = asyncio.ensure_future(self._calls.closing.wait())
         closing.add_done_callback(watcher.leave)
@@ -63,10 +77,13 @@ class MeshWatch:
             closing.cancel()
 
     def _cut_off(self, context: Any, task: "asyncio.Task[Any] | None") -> None:
-        """It hangs in a write, which ends when there is room. So its task is ended, and the reason waits for room by itself."""
+        """It hangs in a write, which ends when there is room. So its task is ended, and the reason
+        waits for room by itself."""
         if task is not None:
             task.cancel()
-        error = Overloaded(f"nothing was read for {STALLED_S:g} s.", hint="Read as events come; call again.")
+        error = Overloaded(
+            f"nothing was read for {STALLED_S:g} s.", hint="Read as events come; call again."
+        )
         words = asyncio.ensure_future(_end(context, error))
         self._last_words.add(words)
         words.add_done_callback(self._last_words.discard)
@@ -80,7 +97,9 @@ class MeshWatch:
 class Watcher:
     """Of one call. Threads: `start`, `next` and `leave` the event loop's; the rest its own."""
 
-    def __init__(self, watch: _Watch, cut_off: Callable[[], None], gone: Callable[["Watcher"], None]) -> None:
+    def __init__(
+        self, watch: _Watch, cut_off: Callable[[], None], gone: Callable[["Watcher"], None]
+    ) -> None:
         self._watch, self._cut_off, self._gone = watch, cut_off, gone
         self._pieces: asyncio.Queue[Any] = asyncio.Queue()
         self._room = threading.Semaphore(PIECES_MAX)
@@ -177,7 +196,8 @@ def told(event: MeshEvent) -> Any:
 
 
 def _fill(into: Any, record: Any) -> None:
-    """Fields of a message have the names of the record's; messages in it are filled by who calls."""
+    """Fields of a message have the names of the record's; messages in it are filled by who
+    calls."""
     for name in _plain(into.DESCRIPTOR):
         value = getattr(record, name)
         if isinstance(value, tuple):

@@ -1,10 +1,13 @@
-"""Unary gRPC methods that are no services of ours: the payload is a row of bytes, what the model makes of it is the reply.
+"""Unary gRPC methods that are no services of ours: the payload is a row of bytes, what the model
+makes of it is the reply.
 
-Which methods, and where in a payload the id of its model stands, says a table: mesh/data_plane.py. A header `mm-model-id` goes
-first; where it names several models, all are asked, and their replies are concatenated, which protobuf reads as one message.
+Which methods, and where in a payload the id of its model stands, says a table: mesh/data_plane.py.
+A header `mm-model-id` goes first; where it names several models, all are asked, and their replies
+are concatenated, which protobuf reads as one message.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from clipper.errors import BadOutput, InvalidInput
@@ -23,7 +26,8 @@ _OTHERS: Final = "other/other"  # as which methods that are not listed are count
 
 
 class OtherMethods:
-    """What grpcio asks for a method that it does not know (grpc.GenericRpcHandler). Threads: the event loop's."""
+    """What grpcio asks for a method that it does not know (grpc.GenericRpcHandler). Threads: the
+    event loop's."""
 
     def __init__(self, calls: Calls, table: DataPlane) -> None:
         self._calls, self._table, self._models = calls, table, ModelsV2(calls.node)
@@ -56,10 +60,15 @@ class OtherMethods:
             raise InvalidInput(f"the call names no model: {where} would.")
         ids = Ids((found,), True) if ids is None else ids
         targets = [self._checked(target) for target in those_known(ids, self._models.target)]
-        asking = ask_each(lambda target=target: self._one(method, target, payload, call) for target in targets)  # type: ignore[misc]
+        asking = ask_each(partial(self._one, method, target, payload, call) for target in targets)
         await self._calls.done([future for each in asking for future in each.futures])
         by_name = {target.name: each for target, each in zip(targets, asking, strict=True)}
-        return b"".join(those_known(Ids(tuple(t.name for t in targets), ids.required), lambda name: _reply(name, by_name[name])))
+        return b"".join(
+            those_known(
+                Ids(tuple(t.name for t in targets), ids.required),
+                lambda name: _reply(name, by_name[name]),
+            )
+        )
 
     def _checked(self, target: Target) -> Target:
         taken = input_of(target.question)
@@ -72,16 +81,27 @@ class OtherMethods:
         slo_us = self._calls.slo_us(call, None, target.question.slo_us)
         call.asking()
         row = method.with_id(payload, target.name)
-        asking = Asking([predict(target.question, row, None, slo_us, 0, None, call.request_id)], target.question, False)
+        asking = Asking(
+            [predict(target.question, row, None, slo_us, 0, None, call.request_id)],
+            target.question,
+            False,
+        )
         call.asked(target.question, asking.futures)
         return asking
 
     def named(self, service: str, method: str, payload: bytes) -> bytes:
-        """The payload of a method of ours, with the id where that has it, if the table says that it stands elsewhere."""
+        """The payload of a method of ours, with the id where that has it, if the table says that it
+        stands elsewhere."""
         name = f"{service}/{method}"
-        if name != _INFER or (found := self._table.of(name)) is None or not (id := found.id_of(payload)):
+        if (
+            name != _INFER
+            or (found := self._table.of(name)) is None
+            or not (id := found.id_of(payload))
+        ):
             return payload
-        return payload if found.id_extraction_path == _MODEL_NAME else inject(payload, _MODEL_NAME, id)
+        return (
+            payload if found.id_extraction_path == _MODEL_NAME else inject(payload, _MODEL_NAME, id)
+        )
 
 
 def _reply(name: str, asking: Asking) -> bytes:

@@ -1,5 +1,6 @@
-"""A shard's gRPC asks its own shard as a worker would, by a connection to its door. So a push that comes by gRPC is checked, told
-from its repetition, and held until replicas have it, by the same code as any other.
+"""A shard's gRPC asks its own shard as a worker would, by a connection to its door. So a push that
+comes by gRPC is checked, told from its repetition, and held until replicas have it, by the same
+code as any other.
 """
 
 import asyncio
@@ -8,7 +9,16 @@ import os
 from typing import Any
 
 from clipper.errors import ClipperError, ShardAway
-from clipper.params.frames import DTYPES, HEAD_BYTES, Head, Kind, packed, read_head, refusal, unpacked
+from clipper.params.frames import (
+    DTYPES,
+    HEAD_BYTES,
+    Head,
+    Kind,
+    packed,
+    read_head,
+    refusal,
+    unpacked,
+)
 from clipper.params.parameters import Ids, Piece
 
 _LIMIT = 1 << 20  # read ahead
@@ -32,11 +42,15 @@ class OwnDoor:
             reader, self._writer = await asyncio.open_unix_connection(rest, limit=_LIMIT)
         else:
             host, _, port = rest.rpartition(":")
-            reader, self._writer = await asyncio.open_connection(host.strip("[]"), int(port), limit=_LIMIT)
+            reader, self._writer = await asyncio.open_connection(
+                host.strip("[]"), int(port), limit=_LIMIT
+            )
         self._hearing = asyncio.ensure_future(self._hear(reader))
         said = await self.call("hello", token=self._token, protocol=1)
         if said.get("pid") != os.getpid():
-            raise ShardAway(f"{self._name}: process {said.get('pid')} listens at {self._address} now.")
+            raise ShardAway(
+                f"{self._name}: process {said.get('pid')} listens at {self._address} now."
+            )
 
     async def call(self, name: str, **fields: Any) -> Piece:
         """Raises what the shard refuses with, and ShardAway when it has ended."""
@@ -44,7 +58,9 @@ class OwnDoor:
 
     async def pull(self, table: int, ids: Ids, dtype: str) -> bytes:
         """The rows of n ids, and up to 7 bytes more. Raises as `call`."""
-        return await self._ask(Head(Kind.PULL, dtype=DTYPES[dtype], table=table, rows=ids.size), ids.tobytes())
+        return await self._ask(
+            Head(Kind.PULL, dtype=DTYPES[dtype], table=table, rows=ids.size), ids.tobytes()
+        )
 
     async def _ask(self, head: Head, body: bytes) -> bytes:
         if self._gone:
@@ -54,7 +70,9 @@ class OwnDoor:
         future: asyncio.Future[tuple[Head, bytes]] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
         try:
-            self._writer.writelines((head._replace(id=number, payload_bytes=len(body)).packed(), body))
+            self._writer.writelines(
+                (head._replace(id=number, payload_bytes=len(body)).packed(), body)
+            )
             await self._writer.drain()
             head, answer = await future
         except OSError as error:

@@ -1,7 +1,7 @@
 """A shard that is asked by gRPC too: a thread with an event loop, beside the shard's own.
 
-`python -m clipper.frontend.grpc_shard` is `clipper.params.standby` with that. It stands here, above `params`, which knows nothing
-of gRPC; a supervisor starts it by its name.
+`python -m clipper.frontend.grpc_shard` is `clipper.params.standby` with that. It stands here, above
+`params`, which knows nothing of gRPC; a supervisor starts it by its name.
 """
 
 import asyncio
@@ -41,14 +41,17 @@ Method = Callable[[Any, Call], Awaitable[Any]]
 
 
 class ShardGrpc:
-    """The document's service of one shard. start(), stop(). Threads: those from one; the rest is its own."""
+    """The document's service of one shard. start(), stop(). Threads: those from one; the rest is
+    its own."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard, place = shard, shard.place
         self._wanted = grpc_address(place.settings, place.number)
         self.address = ""
         self._access = _access_of(place.settings, place.token)
-        self._door = OwnDoor(place.listen or place.addresses[place.number], place.token, f"shard {place.number}")
+        self._door = OwnDoor(
+            place.listen or place.addresses[place.number], place.token, f"shard {place.number}"
+        )
         self._service = ParamsService(shard, self._door)
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="clipper-shard-grpc", daemon=True)
@@ -108,7 +111,9 @@ class ShardGrpc:
         except RuntimeError as error:
             await self._door.close()
             hint = "Choose another params.grpc."
-            raise AddressInUse(f"cannot listen on {self._wanted}, of params.grpc: {error}.", hint=hint) from None
+            raise AddressInUse(
+                f"cannot listen on {self._wanted}, of params.grpc: {error}.", hint=hint
+            ) from None
         self.address = f"{self._wanted.rpartition(':')[0]}:{port}"
         await self._server.start()
         self._gathering = asyncio.ensure_future(self._gather())
@@ -139,10 +144,16 @@ class ShardGrpc:
         names = {method.name: method.name for method in methods_of(SERVICE)}
         names |= ALIASES
         kinds = {method.name: method for method in methods_of(SERVICE)}
-        unary = {alias: self._unary(kinds[name], self._service.methods[name]) for alias, name in names.items()}
+        unary = {
+            alias: self._unary(kinds[name], self._service.methods[name])
+            for alias, name in names.items()
+        }
         yield grpc.method_handlers_generic_handler(SERVICE, unary)
         (check,) = [method for method in methods_of(HEALTH) if method.name == "Check"]
-        health = {"Check": self._unary(check, self._check, open_to_all=True), "Watch": self._stream(HEALTH, self._watch)}
+        health = {
+            "Check": self._unary(check, self._check, open_to_all=True),
+            "Watch": self._stream(HEALTH, self._watch),
+        }
         yield grpc.method_handlers_generic_handler(HEALTH, health)
         told = {"ServerReflectionInfo": self._stream(REFLECTION, self._reflect)}
         for name in (REFLECTION, _OLDER):
@@ -165,7 +176,9 @@ class ShardGrpc:
                 return await abort(context, error, whose)
 
         kinds = message(kind.output_type.full_name)
-        return grpc.unary_unary_rpc_method_handler(serve, response_serializer=kinds.SerializeToString)
+        return grpc.unary_unary_rpc_method_handler(
+            serve, response_serializer=kinds.SerializeToString
+        )
 
     def _stream(self, service: str, run: Callable[[Any, Any], AsyncIterator[Any]]) -> Any:
         (kind,) = [method for method in methods_of(service) if method.server_streaming]
@@ -180,8 +193,14 @@ class ShardGrpc:
             except Exception as error:
                 await abort(context, error)
 
-        make = grpc.stream_stream_rpc_method_handler if kind.client_streaming else grpc.unary_stream_rpc_method_handler
-        return make(serve, response_serializer=message(kind.output_type.full_name).SerializeToString)
+        make = (
+            grpc.stream_stream_rpc_method_handler
+            if kind.client_streaming
+            else grpc.unary_stream_rpc_method_handler
+        )
+        return make(
+            serve, response_serializer=message(kind.output_type.full_name).SerializeToString
+        )
 
     def _admit(self, call: Call) -> None:
         """NotAllowed."""
@@ -189,7 +208,10 @@ class ShardGrpc:
         if self._access.keys is not None:
             self._access.keys.check(given)
         elif not hmac.compare_digest(given, f"Bearer {self._shard.place.token}".encode()):
-            hint = "Send metadata: authorization, Bearer and the token of the set (params.token; shards.json has it)."
+            hint = (
+                "Send metadata: authorization, Bearer and the token of the set (params.token;"
+                " shards.json has it)."
+            )
             raise NotAllowed("the token is missing or wrong.", hint=hint)
 
     # -- health, reflection
@@ -218,7 +240,9 @@ class ShardGrpc:
     async def _reflect(self, requests: AsyncIterator[Any], _: Any) -> AsyncIterator[Any]:
         response = message("grpc.reflection.v1.ServerReflectionResponse")
         async for request in requests:
-            yield response(valid_host=request.host, original_request=request, **about(request, _SERVICES))
+            yield response(
+                valid_host=request.host, original_request=request, **about(request, _SERVICES)
+            )
 
 
 def _access_of(settings: ParamsSettings, token: str) -> Access:

@@ -1,4 +1,5 @@
-"""Tensors of the parameter server's gRPC messages as arrays, and back. What comes in is nobody's word: everything is checked."""
+"""Tensors of the parameter server's gRPC messages as arrays, and back. What comes in is nobody's
+word: everything is checked."""
 
 import math
 from collections.abc import Iterable
@@ -14,39 +15,68 @@ F32 = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 RANK_MAX: Final = 32
 _TENSOR: Final = message("Tensor")
-_NAMES: Final = {value.number: value.name for value in _TENSOR.DESCRIPTOR.enum_types_by_name["DataType"].values}
+_NAMES: Final = {
+    value.number: value.name for value in _TENSOR.DESCRIPTOR.enum_types_by_name["DataType"].values
+}
 _FLOATS: Final = {"FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
-_NUMBERS: Final = {np.dtype(kind): number for number, name in _NAMES.items() if (kind := _FLOATS.get(name))}
+_NUMBERS: Final = {
+    np.dtype(kind): number for number, name in _NAMES.items() if (kind := _FLOATS.get(name))
+}
 
 
 def values_in(tensor: Any) -> F32:
     """Its numbers, as f32 in its shape: a view where they are that already. Raises InvalidInput."""
     kind, shape = _NAMES.get(tensor.data_type, str(tensor.data_type)), tuple(tensor.dim)
     if kind not in _FLOATS:
-        hint = "BOOL is what a tensor says that says nothing: set data_type." if kind == "BOOL" else ""
-        raise InvalidInput(f"tensor {tensor.name!r} is of {kind}, where {', '.join(_FLOATS)} are possible.", hint=hint)
+        hint = (
+            "BOOL is what a tensor says that says nothing: set data_type." if kind == "BOOL" else ""
+        )
+        raise InvalidInput(
+            f"tensor {tensor.name!r} is of {kind}, where {', '.join(_FLOATS)} are possible.",
+            hint=hint,
+        )
     if len(shape) > RANK_MAX or any(n < 0 for n in shape):
-        raise InvalidInput(f"tensor {tensor.name!r}: dim is {list(shape)[:RANK_MAX]}, up to {RANK_MAX} numbers from 0.")
+        raise InvalidInput(
+            f"tensor {tensor.name!r}: dim is {list(shape)[:RANK_MAX]}, up to {RANK_MAX} numbers"
+            " from 0."
+        )
     dtype = np.dtype(_FLOATS[kind])
     if math.prod(shape) * dtype.itemsize != len(tensor.content):
         size = f"{len(tensor.content)} bytes of content are not {list(shape)} of {kind}"
-        raise InvalidInput(f"tensor {tensor.name!r}: {size}.", hint="Content is row-major, little-endian.")
+        raise InvalidInput(
+            f"tensor {tensor.name!r}: {size}.", hint="Content is row-major, little-endian."
+        )
     with np.errstate(over="ignore"):  # infinity: refused with a better word where it matters
-        found: F32 = np.frombuffer(tensor.content, dtype).reshape(shape).astype(np.float32, copy=False)
+        found: F32 = (
+            np.frombuffer(tensor.content, dtype).reshape(shape).astype(np.float32, copy=False)
+        )
     return found
 
 
 def ids_in(numbers: Any) -> Ids:
     """i64[n] of a repeated field."""
-    return np.array(numbers[:], np.int64)  # of the slice, a list: three times as quick as of the field
+    return np.array(
+        numbers[:], np.int64
+    )  # of the slice, a list: three times as quick as of the field
 
 
 def tensor_of(name: str, values: npt.NDArray[Any], ids: Iterable[int] = ()) -> Any:
     """A Tensor of f16, f32 or f64."""
-    return _TENSOR(name=name, data_type=_NUMBERS[values.dtype], dim=values.shape, content=values.tobytes(), indices=ids)
+    return _TENSOR(
+        name=name,
+        data_type=_NUMBERS[values.dtype],
+        dim=values.shape,
+        content=values.tobytes(),
+        indices=ids,
+    )
 
 
 def tensor_of_bytes(name: str, kind: str, shape: tuple[int, ...], content: bytes) -> Any:
     """A Tensor of FP16 or FP32. content: as long as it must be, or padded."""
     dtype = np.dtype(_FLOATS[kind])
-    return _TENSOR(name=name, data_type=_NUMBERS[dtype], dim=shape, content=content[: math.prod(shape) * dtype.itemsize])
+    return _TENSOR(
+        name=name,
+        data_type=_NUMBERS[dtype],
+        dim=shape,
+        content=content[: math.prod(shape) * dtype.itemsize],
+    )

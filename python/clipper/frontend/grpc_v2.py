@@ -1,4 +1,5 @@
-"""The Open Inference Protocol over gRPC: `inference.GRPCInferenceService`. What it says is in v2_models."""
+"""The Open Inference Protocol over gRPC: `inference.GRPCInferenceService`. What it says is in
+v2_models."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
@@ -25,11 +26,19 @@ class InferenceService:
         self._calls, self._node = calls, calls.node
         self._models, self._repository = ModelsV2(calls.node), Repository(calls.node)
         each = {
-            "ServerLive": self.live, "ServerReady": self.ready, "ServerMetadata": self.server, "ModelReady": self.model_ready,
-            "ModelMetadata": self.metadata, "ModelConfig": self.config, "ModelStatistics": self.statistics,
-            "ModelInfer": self.infer, "RepositoryIndex": self.index, "RepositoryModelLoad": self.load,
-            "RepositoryModelUnload": self.unload, "ModelStreamInfer": self.stream,
-        }  # fmt: skip
+            "ServerLive": self.live,
+            "ServerReady": self.ready,
+            "ServerMetadata": self.server,
+            "ModelReady": self.model_ready,
+            "ModelMetadata": self.metadata,
+            "ModelConfig": self.config,
+            "ModelStatistics": self.statistics,
+            "ModelInfer": self.infer,
+            "RepositoryIndex": self.index,
+            "RepositoryModelLoad": self.load,
+            "RepositoryModelUnload": self.unload,
+            "ModelStreamInfer": self.stream,
+        }
         self.handlers = calls.handlers(SERVICE, each)
 
     async def live(self, request: Any, call: Call) -> Any:
@@ -43,21 +52,29 @@ class InferenceService:
 
     async def model_ready(self, request: Any, call: Call) -> Any:
         target = self._models.target(request.name, request.version)
-        return _response("ModelReady")(ready=await self._calls.work(lambda: self._models.is_ready(target)))
+        return _response("ModelReady")(
+            ready=await self._calls.work(lambda: self._models.is_ready(target))
+        )
 
     async def metadata(self, request: Any, call: Call) -> Any:
-        return _response("ModelMetadata")(**self._models.metadata(self._models.target(request.name, request.version)))
+        return _response("ModelMetadata")(
+            **self._models.metadata(self._models.target(request.name, request.version))
+        )
 
     async def config(self, request: Any, call: Call) -> Any:
         found = self._models.config(self._models.target(request.name, request.version))
         return _response("ModelConfig")(config=found)
 
     async def statistics(self, request: Any, call: Call) -> Any:
-        found = await self._calls.work(lambda: self._models.statistics(request.name, request.version))
+        found = await self._calls.work(
+            lambda: self._models.statistics(request.name, request.version)
+        )
         return _response("ModelStatistics")(**found)
 
     async def index(self, request: Any, call: Call) -> Any:
-        return _response("RepositoryIndex")(models=await self._calls.work(lambda: self._models.index(request.ready)))
+        return _response("RepositoryIndex")(
+            models=await self._calls.work(lambda: self._models.index(request.ready))
+        )
 
     async def load(self, request: Any, call: Call) -> Any:
         load = self._repository.load_named if self._calls.manages(call) else self._models.load
@@ -82,7 +99,9 @@ class InferenceService:
         def slo_us_of(target: Target, rows: Any) -> int:
             given_ms = timeout_ms(asked)
             named_us = models.slo_us(target, rows, given_ms)
-            return self._calls.slo_us(call, None if until_deadline and given_ms is None else named_us, named_us)
+            return self._calls.slo_us(
+                call, None if until_deadline and given_ms is None else named_us, named_us
+            )
 
         if (ids := ids_in(call.context.invocation_metadata() or ())) is not None:
             return await self._infer_several(Several(models, ids, asked), slo_us_of, call)
@@ -90,14 +109,18 @@ class InferenceService:
         rows = models.rows(target, asked)
         slo_us = slo_us_of(target, rows)
         if models.is_array(rows):
-            asking = await self._calls.work(lambda: models.ask(target, rows, asked, slo_us, call.request_id, call.trace))
+            asking = await self._calls.work(
+                lambda: models.ask(target, rows, asked, slo_us, call.request_id, call.trace)
+            )
         else:
             asking = models.ask(target, rows, asked, slo_us, call.request_id, call.trace)
         await self._calls.done(asking.futures)
         outputs, parameters = asking.inferred()
         return v2_rpc.encode(target.name, target.answered_version, asked.id, outputs, parameters)
 
-    async def _infer_several(self, several: Several, slo_us_of: Callable[[Target, Any], int], call: Call) -> Any:
+    async def _infer_several(
+        self, several: Several, slo_us_of: Callable[[Target, Any], int], call: Call
+    ) -> Any:
         if several.is_array:
             await self._calls.work(lambda: several.ask(slo_us_of, call.request_id, call.trace))
         else:
@@ -112,7 +135,9 @@ class InferenceService:
             try:
                 found = await self._infer(request, call, False)
             except Exception as error:
-                return _response("ModelStreamInfer")(error_message=text_of(known(error)), infer_response={"id": request.id})
+                return _response("ModelStreamInfer")(
+                    error_message=text_of(known(error)), infer_response={"id": request.id}
+                )
             if request.parameters["triton_enable_empty_final_response"].bool_param:
                 found.parameters[_FINAL].bool_param = True
             return _response("ModelStreamInfer")(infer_response=found)

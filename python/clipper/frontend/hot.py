@@ -1,15 +1,18 @@
-"""The door: plain queries are answered by threads that never take the GIL (clipper_core.http_door), all else by Python.
+"""The door: plain queries are answered by threads that never take the GIL (clipper_core.http_door),
+all else by Python.
 
-What is plain: `POST /api/APP/predict` (and the original's `POST /APP/predict`) with the body `{"input": [...]}` and nothing
-beside, or an infer request of one row, as JSON or binary; in the plainest of HTTP, of an application with one model that does
-not learn itself, a policy that does not learn, no decider, no roles, numbers for input, and predictions that no tables are read
-for. What was answered here waits for feedback in a table of the core. The table of routes is made anew at every
-change of the catalog, before whoever made the change hears that it is made. The answers are the same to the byte, and
-so are the counts: the door adds to the very counters of serving/tally and metrics.
+What is plain: `POST /api/APP/predict` (and the original's `POST /APP/predict`) with the body
+`{"input": [...]}` and nothing beside, or an infer request of one row, as JSON or binary; in the
+plainest of HTTP, of an application with one model that does not learn itself, a policy that does
+not learn, no decider, no roles, numbers for input, and predictions that no tables are read for.
+What was answered here waits for feedback in a table of the core. The table of routes is made anew
+at every change of the catalog, before whoever made the change hears that it is made. The answers
+are the same to the byte, and so are the counts: the door adds to the very counters of serving/tally
+and metrics.
 
-Whatever else comes on a connection, the connection comes here with it (frontend/http.py); and back, when it has been plain for a
-while. A query that ends in anything but a prediction that is written as it stands has its response made here, from its future, as
-any other.
+Whatever else comes on a connection, the connection comes here with it (frontend/http.py); and back,
+when it has been plain for a while. A query that ends in anything but a prediction that is written
+as it stands has its response made here, from its future, as any other.
 """
 
 import asyncio
@@ -46,7 +49,14 @@ from clipper_core.http_route import HotRoute, HotTable
 
 _log = logging.getLogger(__name__)
 _POLICIES = (Ensemble, Fixed)
-_FOREIGN = (b"transfer-encoding", b"content-encoding", b"expect", b"traceparent", b"clipper-deadline-ms", b"origin")
+_FOREIGN = (
+    b"transfer-encoding",
+    b"content-encoding",
+    b"expect",
+    b"traceparent",
+    b"clipper-deadline-ms",
+    b"origin",
+)
 _UNREAD = ("any", "bool", "f16", "str", "bytes")  # inputs that the core does not read from JSON
 _INFER = "/v2/models/{}/infer"
 _INFER_VERSION = "/v2/models/{}/versions/{}/infer"
@@ -55,15 +65,24 @@ _MODELS_MAX = 1000  # versions that have routes of their own; the others are Pyt
 
 
 class Subject:
-    """Whose question a route is, and how Python answers it. Called for what `Future.extra` is to be of a query that ends here.
+    """Whose question a route is, and how Python answers it. Called for what `Future.extra` is to be
+    of a query that ends here.
 
     name, version: of infer: as it was asked.
     """
 
     __slots__ = ("form", "name", "path", "pattern", "question", "version")
 
-    def __init__(self, question: Question, form: str, pattern: str, name: str, version: str = "") -> None:
-        self.question, self.form, self.pattern, self.name, self.version = question, form, pattern, name, version
+    def __init__(
+        self, question: Question, form: str, pattern: str, name: str, version: str = ""
+    ) -> None:
+        self.question, self.form, self.pattern, self.name, self.version = (
+            question,
+            form,
+            pattern,
+            name,
+            version,
+        )
         self.path = pattern.format(name, version).encode()
 
     @property
@@ -72,7 +91,11 @@ class Subject:
         if self.form != "infer":
             return to_json([str(model) for model in self.question.models])
         version = self.target.answered_version
-        head = {"model_name": self.name, **({"model_version": version} if version else {}), "id": ""}
+        head = {
+            "model_name": self.name,
+            **({"model_version": version} if version else {}),
+            "id": "",
+        }
         return to_json(head).removesuffix(b'""}')
 
     @property
@@ -121,18 +144,30 @@ class _Elsewhere:
 
 
 class Hot:
-    """The door of one listener, and its threads. Threads: rebuild any; open, look, drain: the event loop's; stop: one."""
+    """The door of one listener, and its threads. Threads: rebuild any; open, look, drain: the event
+    loop's; stop: one."""
 
-    def __init__(self, node: Node, routes: Routes, counts: HttpCounts, engines: Sequence[Engine]) -> None:
+    def __init__(
+        self, node: Node, routes: Routes, counts: HttpCounts, engines: Sequence[Engine]
+    ) -> None:
         http = node.config.http
         self._node, self._routes, self.counts = node, routes, counts
         self.door = Door(
-            engines, http.workers, secrets.token_hex(6).encode(), header_s=http.header_s, idle_s=http.idle_s,
-            connections_max=http.connections_max, header_bytes_max=http.header_bytes_max, body_bytes_max=http.body_bytes_max,
-            pipeline_max=http.pipeline_max, unsent_bytes_max=http.unsent_bytes_max, finish=finish,
-        )  # fmt: skip
+            engines,
+            http.workers,
+            secrets.token_hex(6).encode(),
+            header_s=http.header_s,
+            idle_s=http.idle_s,
+            connections_max=http.connections_max,
+            header_bytes_max=http.header_bytes_max,
+            body_bytes_max=http.body_bytes_max,
+            pipeline_max=http.pipeline_max,
+            unsent_bytes_max=http.unsent_bytes_max,
+            finish=finish,
+        )
         self._threads = [
-            threading.Thread(target=self.door.run, args=(i,), name="clipper-http-door", daemon=True) for i in range(http.workers)
+            threading.Thread(target=self.door.run, args=(i,), name="clipper-http-door", daemon=True)
+            for i in range(http.workers)
         ]
         self._table = HotTable({})
         self._untyped: list[Question] = []
@@ -144,7 +179,9 @@ class Hot:
         self._listener: socket.socket
         self._end_following: Callable[[], None] = lambda: None
 
-    def open(self, loop: asyncio.AbstractEventLoop, service: Service, listener: socket.socket) -> None:
+    def open(
+        self, loop: asyncio.AbstractEventLoop, service: Service, listener: socket.socket
+    ) -> None:
         """Listen; `service` has what is not plain."""
         self._loop, self._service, self._listener = loop, service, listener
         service.door, service.is_plain = self.door, self._is_plain
@@ -169,7 +206,9 @@ class Hot:
                 self._add(routes, question, "old_predict", "/{}/predict", name)
                 self._add(routes, question, "infer", _INFER, name)
             for model in [model for model in view.models() if not model.retired_us][:_MODELS_MAX]:
-                question = self._node.question_for(PredictionRequest(None, candidate_models=(str(model.id),)))
+                question = self._node.question_for(
+                    PredictionRequest(None, candidate_models=(str(model.id),))
+                )
                 self._add(routes, question, "infer", _INFER_VERSION, model.name, str(model.version))
                 if model.name not in view.applications and view.model(model.name).id == model.id:
                     self._add(routes, question, "infer", _INFER, model.name)
@@ -177,7 +216,13 @@ class Hot:
             self.door.set_table(self._table)
 
     def _add(
-        self, routes: dict[bytes, HotRoute], question: Question, form: str, pattern: str, name: str, version: str = ""
+        self,
+        routes: dict[bytes, HotRoute],
+        question: Question,
+        form: str,
+        pattern: str,
+        name: str,
+        version: str = "",
     ) -> None:
         lineup = question.lineup
         if not is_hot(question) or lineup is None:
@@ -188,7 +233,12 @@ class Hot:
         if dtype == "any":
             self._untyped.append(question)
         subject = Subject(question, form, pattern, name, version)
-        if dtype in _UNREAD or core.similar is not None or core.watch is not None or (form == "infer" and core.shape == (-1,)):
+        if (
+            dtype in _UNREAD
+            or core.similar is not None
+            or core.watch is not None
+            or (form == "infer" and core.shape == (-1,))
+        ):
             return
         if self._leads_to(subject.path) != pattern:
             return
@@ -196,13 +246,26 @@ class Hot:
         of_model = tally.of(model)
         self._hot.append(question)
         window = question.window
-        owner = 0 if window is None else window.owner(question.learner, Plan((model,)), question.node)
+        owner = (
+            0 if window is None else window.owner(question.learner, Plan((model,)), question.node)
+        )
         counts = (tally.asked, tally.answered, tally.step("all"), of_model.used, of_model.wins)
         row = self.counts.row("POST", pattern)
         routes[subject.path] = HotRoute(
-            core, form, question.node, subject.before, question.slo_us, question.confidence_min, counts, tally.duration, row.ok,
-            row.durations, subject, None if window is None else window.direct, owner,
-        )  # fmt: skip
+            core,
+            form,
+            question.node,
+            subject.before,
+            question.slo_us,
+            question.confidence_min,
+            counts,
+            tally.duration,
+            row.ok,
+            row.durations,
+            subject,
+            None if window is None else window.direct,
+            owner,
+        )
 
     def _leads_to(self, path: bytes) -> str:
         request = Request("POST", path, b"", {}, b"")
@@ -221,8 +284,14 @@ class Hot:
     def look(self) -> None:
         """Every so often."""
         self.door.sweep()
-        if any(core.describe_input() != "any" for question in self._untyped for core in question.cores.values()):
-            self.rebuild(self._node.catalog.view)  # a model that had no type yet has one: from its first row
+        if any(
+            core.describe_input() != "any"
+            for question in self._untyped
+            for core in question.cores.values()
+        ):
+            self.rebuild(
+                self._node.catalog.view
+            )  # a model that had no type yet has one: from its first row
         elif not all(map(is_hot, self._hot)):
             self.rebuild(self._node.catalog.view)  # a container that learns itself has come
 
@@ -236,7 +305,9 @@ class Hot:
                 self._answer(item)
 
     def _adopt(self, handed: Handed) -> None:
-        make = functools.partial(Connection, self._service, handed.data, handed.age_s, handed.returns)
+        make = functools.partial(
+            Connection, self._service, handed.data, handed.age_s, handed.returns
+        )
         line = socket.socket(fileno=handed.fd)
         task = self._loop.create_task(self._connect(make, line))
         self._adopting.add(task)

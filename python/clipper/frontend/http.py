@@ -1,21 +1,24 @@
 """HTTP/1.1: bytes to requests and responses to bytes, and what a stranger may not do.
 
-Where queries come in, the door (frontend/hot.py) reads first; what is not plain comes here with its connection. This is the one
-place that knows all of HTTP, and every error.
+Where queries come in, the door (frontend/hot.py) reads first; what is not plain comes here with its
+connection. This is the one place that knows all of HTTP, and every error.
 
-Our own protocol class on uvloop, with httptools (llhttp) to read. A framework costs four to ten times the CPU of a query; and
-what matters here is what is refused. llhttp, without any of its leniencies, refuses what two readers of one message could take
-for different messages: Content-Length with Transfer-Encoding, two of either, signs and commas in a length, folded headers, a bare
-LF or CR, blanks before a colon. What it lets pass and we do not: Transfer-Encoding in HTTP/1.0, and a request without Host or
-with two. Everything a client can make grow has a bound (`[http]`), and everything it can delay a time: one look over all
-connections every so often, instead of timers for each.
+Our own protocol class on uvloop, with httptools (llhttp) to read. A framework costs four to ten
+times the CPU of a query; and what matters here is what is refused. llhttp, without any of its
+leniencies, refuses what two readers of one message could take for different messages:
+Content-Length with Transfer-Encoding, two of either, signs and commas in a length, folded headers,
+a bare LF or CR, blanks before a colon. What it lets pass and we do not: Transfer-Encoding in
+HTTP/1.0, and a request without Host or with two. Everything a client can make grow has a bound
+(`[http]`), and everything it can delay a time: one look over all connections every so often,
+instead of timers for each.
 
-A connection keeps its requests in order: each has an `Exchange`, and responses leave from the front of the queue. A request
-is handled at once, on the loop's thread, unless its body is large or its handler asks for a worker thread. What one connection
-can have done in one turn of the loop is bounded (`PIECE_BYTES` read, `http.pipeline_max` requests, `http.unsent_bytes_max` of
-responses): the rest waits until the others had their turn, or until the client has taken what it was sent. A client that hangs
-up cancels its queries. A connection that is refused is read on for a moment, or the client's kernel would throw the response
-away.
+A connection keeps its requests in order: each has an `Exchange`, and responses leave from the front
+of the queue. A request is handled at once, on the loop's thread, unless its body is large or its
+handler asks for a worker thread. What one connection can have done in one turn of the loop is
+bounded (`PIECE_BYTES` read, `http.pipeline_max` requests, `http.unsent_bytes_max` of responses):
+the rest waits until the others had their turn, or until the client has taken what it was sent. A
+client that hangs up cancels its queries. A connection that is refused is read on for a moment, or
+the client's kernel would throw the response away.
 """
 
 import asyncio
@@ -51,16 +54,20 @@ from clipper_core.http_door import Door
 
 _log = logging.getLogger(__name__)
 _LINGER_S = 2.0
-_TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)  # Python 3.11 does not name it; 25: Linux
+_TCP_NOTSENT_LOWAT = getattr(
+    socket, "TCP_NOTSENT_LOWAT", 25
+)  # Python 3.11 does not name it; 25: Linux
 _WORKER_FROM = 1 << 20  # bytes of a body whose JSON would hold up the others
 PIECE_BYTES = 16 << 10  # that the parser is fed at once
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _IDLE, _HEAD, _BODY = range(3)
-_PLAIN_FOR_RETURN = 2  # requests in a row of the door's kind, before it has the connection back; twice as many each time
+# requests in a row of the door's kind, before it has the connection back; twice as many each time
+_PLAIN_FOR_RETURN = 2
 
 
 def _bound_unsent(transport: asyncio.Transport, bytes_max: int) -> None:
-    """Have the kernel keep no more bytes that are not sent: it would take megabytes for a client that does not read."""
+    """Have the kernel keep no more bytes that are not sent: it would take megabytes for a client
+    that does not read."""
     sock = transport.get_extra_info("socket")
     if sock is not None:
         with contextlib.suppress(OSError):  # another system, or no TCP
@@ -76,30 +83,44 @@ class _Methods(dict[bytes, str]):
 
 
 _METHODS = _Methods()
-_canonical: dict[bytes, bytes] = {}  # header names as clients write them -> ours, or empty: few, and bounded
+_canonical: dict[
+    bytes, bytes
+] = {}  # header names as clients write them -> ours, or empty: few, and bounded
 
 
 class Service:
-    """What the connections of one listener share. handle: Request -> Outcome; it may raise.  now_s, date: of the last look.
-    exporter: where spans go, if anywhere.  own_user: only processes of this server's user, and of root, are served."""
+    """What the connections of one listener share. handle: Request -> Outcome; it may raise.  now_s,
+    date: of the last look. exporter: where spans go, if anywhere.  own_user: only processes of this
+    server's user, and of root, are served.
+    """
 
     def __init__(
-        self, settings: HttpSettings, handle: Callable[[Request], Outcome], ear: Ear, run: Callable[..., Any],
-        counts: HttpCounts | None = None, exporter: Exporter | None = None, own_user: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        settings: HttpSettings,
+        handle: Callable[[Request], Outcome],
+        ear: Ear,
+        run: Callable[..., Any],
+        counts: HttpCounts | None = None,
+        exporter: Exporter | None = None,
+        own_user: bool = False,
+    ) -> None:
         self.exporter, self.own_user = exporter, own_user
         self.settings, self.handle, self.ear, self.run = settings, handle, ear, run
         self.counts = HttpCounts("") if counts is None else counts
         self.connections: set[Connection] = set()
         self.door: Door | None = None
-        self.is_plain: Callable[[Request], bool] = lambda request: False  # whether the door might have answered it
+        self.is_plain: Callable[[Request], bool] = lambda request: (
+            False
+        )  # whether the door might have answered it
         self.draining = False
         self.now_s = 0.0
         self.date = b""
 
     def trace_for(self, headers: dict[bytes, bytes]) -> Trace | None:
         sample = None if self.exporter is None else self.exporter.sample
-        return begin_trace(sample, headers.get(b"traceparent", b""), headers.get(b"tracestate", b""))
+        return begin_trace(
+            sample, headers.get(b"traceparent", b""), headers.get(b"tracestate", b"")
+        )
 
     def changed(self) -> None:
         """A connection came or went."""
@@ -124,10 +145,12 @@ class Service:
 
 
 class Connection(asyncio.Protocol):
-    """One client. Threads: the loop's. data: what the door has read of it, `age_s` ago.  returns: how often the door has had it
-    back."""
+    """One client. Threads: the loop's. data: what the door has read of it, `age_s` ago.  returns:
+    how often the door has had it back."""
 
-    def __init__(self, service: Service, data: bytes = b"", age_s: float = 0.0, returns: int = 0) -> None:
+    def __init__(
+        self, service: Service, data: bytes = b"", age_s: float = 0.0, returns: int = 0
+    ) -> None:
         self.service = service
         self._data, self._age_s, self._returns = data, age_s, returns
         self._plain = 0
@@ -136,7 +159,9 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._parser = httptools.HttpRequestParser(self)
         self._open: deque[Exchange] = deque()
-        self._parsed: deque[Exchange | ClipperError] = deque()  # requests, or the refusal of one, that wait for their turn
+        self._parsed: deque[Exchange | ClipperError] = (
+            deque()
+        )  # requests, or the refusal of one, that wait for their turn
         self._kept = b""  # received and not parsed
         self._is_posted = False  # whether `_advance` will be called
         self._turn_requests = self._turn_bytes = 0
@@ -173,10 +198,16 @@ class Connection(asyncio.Protocol):
         service.changed()
         if service.is_full():
             hint = "See http.connections_max."
-            self._refuse(Refused(503, "too many connections are open.", hint, ((b"retry-after", b"1"),)))
-        elif service.own_user and not is_own_user(*map(transport.get_extra_info, ("peername", "sockname"))):
+            self._refuse(
+                Refused(503, "too many connections are open.", hint, ((b"retry-after", b"1"),))
+            )
+        elif service.own_user and not is_own_user(
+            *map(transport.get_extra_info, ("peername", "sockname"))
+        ):
             hint = "Set http.token, or http.tokens_file, and send Authorization: Bearer TOKEN."
-            self._refuse(Refused(403, "without a token, only the server's own user may manage it.", hint))
+            self._refuse(
+                Refused(403, "without a token, only the server's own user may manage it.", hint)
+            )
         data, self._data = self._data, b""
         if data:
             self.data_received(data)
@@ -197,7 +228,8 @@ class Connection(asyncio.Protocol):
         self._kept = b""
 
     def eof_received(self) -> bool:
-        """The client is gone, as far as anybody can tell: the transport closes, and that cancels what it asked."""
+        """The client is gone, as far as anybody can tell: the transport closes, and that cancels
+        what it asked."""
         return False
 
     def pause_writing(self) -> None:
@@ -214,7 +246,11 @@ class Connection(asyncio.Protocol):
 
     def _regulate(self) -> None:
         """A client that does not read, or asks without end, is not read."""
-        wanted = self.full or bool(self._parsed or self._kept) or len(self._open) >= self.service.settings.pipeline_max
+        wanted = (
+            self.full
+            or bool(self._parsed or self._kept)
+            or len(self._open) >= self.service.settings.pipeline_max
+        )
         if wanted != self._paused and not self.gone and not self._transport.is_closing():
             self._paused = wanted
             (self._transport.pause_reading if wanted else self._transport.resume_reading)()
@@ -231,9 +267,12 @@ class Connection(asyncio.Protocol):
         self._read(data)
 
     def _read(self, data: bytes) -> None:
-        """Parse piece by piece. When a request is complete and more follows, the others have their turn first."""
+        """Parse piece by piece. When a request is complete and more follows, the others have their
+        turn first."""
         at, messages = 0, self._messages
-        while at < len(data) and not (self._deaf or self._parsed or self._must_wait() or messages != self._messages):
+        while at < len(data) and not (
+            self._deaf or self._parsed or self._must_wait() or messages != self._messages
+        ):
             at += self._feed(data[at : at + PIECE_BYTES])
         self._kept = b"" if self._deaf else data[at:]
         if self._kept or self._parsed:
@@ -243,7 +282,8 @@ class Connection(asyncio.Protocol):
             self._return()
 
     def _must_wait(self) -> bool:
-        """Whether the client's next request has to wait: for its responses to leave, or for the turns of others."""
+        """Whether the client's next request has to wait: for its responses to leave, or for the
+        turns of others."""
         settings = self.service.settings
         return (
             self.full
@@ -273,7 +313,8 @@ class Connection(asyncio.Protocol):
         self._go_on()
 
     def _feed(self, data: bytes) -> int:
-        """Parse; returns how many of the bytes were used: not all, when another protocol was offered."""
+        """Parse; returns how many of the bytes were used: not all, when another protocol was
+        offered."""
         messages, body_bytes = self._messages, self._body_bytes
         was_reading = self._phase != _IDLE
         used = len(data)
@@ -289,8 +330,13 @@ class Connection(asyncio.Protocol):
             self._refuse(Refused(400, f"the request is no HTTP/1.1: {error}."))
         finally:
             self._feeding = False
-        if was_reading and self._phase != _IDLE and (messages, body_bytes) == (self._messages, self._body_bytes):
-            self._fed_bytes += used  # of a head, or of what is in a body beside it: trailers, and what is said of chunks
+        if (
+            was_reading
+            and self._phase != _IDLE
+            and (messages, body_bytes) == (self._messages, self._body_bytes)
+        ):
+            # of a head, or of what is in a body beside it: trailers, and what is said of chunks
+            self._fed_bytes += used
             if self._fed_bytes > self.service.settings.header_bytes_max:
                 self._refuse_head()
         elif self._phase == _BODY:
@@ -298,10 +344,12 @@ class Connection(asyncio.Protocol):
         return used
 
     def _decline(self) -> None:
-        """Read a request that offers another protocol once more, without the offer, which nobody has to accept.
+        """Read a request that offers another protocol once more, without the offer, which nobody
+        has to accept.
 
-        The parser has stopped at the end of its head, body or no body. It is given the same head again, header by header, so
-        that everything that is refused without an offer is refused with one.
+        The parser has stopped at the end of its head, body or no body. It is given the same head
+        again, header by header, so that everything that is refused without an offer is refused with
+        one.
         """
         self._upgrade = False
         if self._deaf:
@@ -310,7 +358,11 @@ class Connection(asyncio.Protocol):
         if method == b"CONNECT":
             self._refuse(Refused(405, "this is no proxy.", headers=((b"allow", b"GET, POST"),)))
             return
-        headers = [b"%s: %s\r\n" % header for header in self._raw_headers if header[0].lower() != b"upgrade"]
+        headers = [
+            b"%s: %s\r\n" % header
+            for header in self._raw_headers
+            if header[0].lower() != b"upgrade"
+        ]
         head = b"%s %s HTTP/%s\r\n%s\r\n" % (method, self._url, version, b"".join(headers))
         self._parser = httptools.HttpRequestParser(self)
         try:
@@ -356,7 +408,12 @@ class Connection(asyncio.Protocol):
         if self._head_bytes + len(self._url) > settings.header_bytes_max:
             self._refuse_head()
         elif self._parser.get_http_version() not in ("1.0", "1.1"):  # none at all is read as 0.9
-            self._refuse(Refused(400, "the request line has no version that is spoken here: HTTP/1.0 or HTTP/1.1."))
+            self._refuse(
+                Refused(
+                    400,
+                    "the request line has no version that is spoken here: HTTP/1.0 or HTTP/1.1.",
+                )
+            )
         elif self._hosts != 1 and (self._hosts or self._parser.get_http_version() != "1.0"):
             self._refuse(Refused(400, f"the request has {self._hosts} Host headers: it needs one."))
         elif b"transfer-encoding" in self._headers and self._parser.get_http_version() == "1.0":
@@ -393,7 +450,9 @@ class Connection(asyncio.Protocol):
             path, _, query = path.partition(b"?")
         if path[:1] != b"/":
             path = _origin_form(path)
-        request = Request(_METHODS[self._parser.get_method()], path, query, self._headers, self._body)
+        request = Request(
+            _METHODS[self._parser.get_method()], path, query, self._headers, self._body
+        )
         if self.service.exporter is not None or b"traceparent" in self._headers:
             request.trace = self.service.trace_for(self._headers)
         self._body = b""
@@ -455,11 +514,23 @@ class Connection(asyncio.Protocol):
             self._return()
 
     def _return(self) -> None:
-        """To the door, between two requests, if it has only been asked what the door could have answered for a while."""
+        """To the door, between two requests, if it has only been asked what the door could have
+        answered for a while."""
         door, transport = self.service.door, self._transport
-        if self._plain < _PLAIN_FOR_RETURN << min(self._returns, 20) or self.is_busy or self.full or self._paused:
+        if (
+            self._plain < _PLAIN_FOR_RETURN << min(self._returns, 20)
+            or self.is_busy
+            or self.full
+            or self._paused
+        ):
             return
-        if door is None or self.gone or self._deaf or self.service.draining or transport.is_closing():
+        if (
+            door is None
+            or self.gone
+            or self._deaf
+            or self.service.draining
+            or transport.is_closing()
+        ):
             return
         if transport.get_write_buffer_size():
             return
@@ -488,7 +559,8 @@ class Connection(asyncio.Protocol):
         self.flush()
 
     def _end(self) -> None:
-        """No more responses. The client may still be sending: its kernel would drop what it has not read if we closed now."""
+        """No more responses. The client may still be sending: its kernel would drop what it has not
+        read if we closed now."""
         self.gone = self._deaf = True
         for exchange in self._open:
             exchange.cancel()
@@ -505,7 +577,8 @@ class Connection(asyncio.Protocol):
             self._transport.write_eof()
 
     def _refuse(self, error: ClipperError) -> None:
-        """The last response: what follows on this connection cannot be understood, or will not be read."""
+        """The last response: what follows on this connection cannot be understood, or will not be
+        read."""
         if self.gone or self._deaf:
             return
         self._deaf = True
@@ -518,11 +591,19 @@ class Connection(asyncio.Protocol):
 
     def _refuse_head(self) -> None:
         most = self.service.settings.header_bytes_max
-        self._refuse(Refused(431, f"request line and headers have more than {most} bytes.", "See http.header_bytes_max."))
+        self._refuse(
+            Refused(
+                431,
+                f"request line and headers have more than {most} bytes.",
+                "See http.header_bytes_max.",
+            )
+        )
 
     def _refuse_body(self) -> None:
         most = self.service.settings.body_bytes_max
-        self._refuse(TooLarge(f"the body has more than {most} bytes.", hint="See http.body_bytes_max."))
+        self._refuse(
+            TooLarge(f"the body has more than {most} bytes.", hint="See http.body_bytes_max.")
+        )
 
     # -- time
 
@@ -553,8 +634,16 @@ class Connection(asyncio.Protocol):
                 self._transport.close()
         elif self._phase == _HEAD:
             if now_s - self._since_s > settings.header_s:
-                self._refuse(Refused(408, f"the headers did not arrive within {settings.header_s:g} s.", "See http.header_s."))
-        elif (late_s := now_s - self._since_s - settings.header_s) > 0 and self._body_bytes < late_s * settings.body_bytes_s_min:
+                self._refuse(
+                    Refused(
+                        408,
+                        f"the headers did not arrive within {settings.header_s:g} s.",
+                        "See http.header_s.",
+                    )
+                )
+        elif (
+            late_s := now_s - self._since_s - settings.header_s
+        ) > 0 and self._body_bytes < late_s * settings.body_bytes_s_min:
             slow = f"the body came with less than {settings.body_bytes_s_min} bytes a second."
             self._refuse(Refused(408, slow, "See http.body_bytes_s_min."))
 
@@ -562,7 +651,9 @@ class Connection(asyncio.Protocol):
 def _unreadable(error: BaseException) -> ClipperError:
     """What a request is refused with whose reading raised `error`."""
     if isinstance(error, MemoryError):
-        return OutOfMemory("no memory for the request.", hint="Send it again, or less in one request.")
+        return OutOfMemory(
+            "no memory for the request.", hint="Send it again, or less in one request."
+        )
     _log.exception("reading a request failed", exc_info=error)
     return Refused(400, "the request cannot be read.")
 
@@ -578,4 +669,8 @@ def _learn_name(name: bytes) -> bytes:
 def _origin_form(target: bytes) -> bytes:
     """The path of `http://host/path`, as proxies write it; anything else stays what it is."""
     scheme, found, rest = target.partition(b"://")
-    return b"/" + rest.partition(b"/")[2] if found and scheme.lower() in (b"http", b"https") else target
+    return (
+        b"/" + rest.partition(b"/")[2]
+        if found and scheme.lower() in (b"http", b"https")
+        else target
+    )

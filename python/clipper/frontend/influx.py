@@ -1,4 +1,5 @@
-"""Metrics that are pushed: every so often, in InfluxDB's line protocol, by a thread of their own."""
+"""Metrics that are pushed: every so often, in InfluxDB's line protocol, by a thread of their
+own."""
 
 import logging
 import threading
@@ -14,9 +15,12 @@ _log = logging.getLogger(__name__)
 
 
 class InfluxPush:
-    """Threads: start and stop from one. collect: as Metrics.collect. What is not taken is dropped: the next push has it all."""
+    """Threads: start and stop from one. collect: as Metrics.collect. What is not taken is dropped:
+    the next push has it all."""
 
-    def __init__(self, settings: InfluxSettings, collect: Callable[[], Samples], version: str) -> None:
+    def __init__(
+        self, settings: InfluxSettings, collect: Callable[[], Samples], version: str
+    ) -> None:
         """ConfigError for an address that is none."""
         self._collect, self._settings = collect, settings
         self._counts: Counter[str] = Counter({"exported": 0, "dropped": 0})
@@ -26,9 +30,16 @@ class InfluxPush:
         if settings.token:
             headers["authorization"] = f"Token {settings.token}"
         self._poster = Poster(
-            "influx.url", settings.url, headers, settings.ca, settings.timeout_s, settings.tries_max, self._stopping, self._tell,
+            "influx.url",
+            settings.url,
+            headers,
+            settings.ca,
+            settings.timeout_s,
+            settings.tries_max,
+            self._stopping,
+            self._tell,
             8086,
-        )  # fmt: skip
+        )
         self._thread = threading.Thread(target=self._run, name="clipper-influx", daemon=True)
 
     def collect(self, into: Samples) -> None:

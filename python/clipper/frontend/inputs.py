@@ -32,7 +32,9 @@ class Inputs:
             return known[1]
         type_ = input_of(question)
         read = reader_for(type_)
-        if question.name and type_.dtype != "any":  # an untyped model has its type from its first row on
+        if (
+            question.name and type_.dtype != "any"
+        ):  # an untyped model has its type from its first row on
             self._known[question.name] = question, read
         return read
 
@@ -73,12 +75,17 @@ def reader_for(type_: InputType) -> Read:
     return read
 
 
-def _of_numbers(decoder: "msgspec.json.Decoder[Any]", dtype: "np.dtype[Any]", text: Any, at: str) -> Any:
+def _of_numbers(
+    decoder: "msgspec.json.Decoder[Any]", dtype: "np.dtype[Any]", text: Any, at: str
+) -> Any:
     """The numbers, nested as `decoder` has it. To JSON 2.0 is the integer 2."""
     try:
         return read_json(decoder, text, at)
     except InvalidInput:
-        if dtype.kind in "iu" and (value := _with_integers(read_json(_ANYTHING, text, at))) is not None:
+        if (
+            dtype.kind in "iu"
+            and (value := _with_integers(read_json(_ANYTHING, text, at))) is not None
+        ):
             return read_json(decoder, msgspec.json.encode(value), at)
         raise
 
@@ -94,8 +101,8 @@ def _with_integers(value: Any) -> Any:
 
 
 def straight_reader(type_: InputType) -> Callable[[Any], Any] | None:
-    """JSON text -> the row, or None for what is anything else than such a row: then the general way says why. None for types
-    that have no such reader."""
+    """JSON text -> the row, or None for what is anything else than such a row: then the general way
+    says why. None for types that have no such reader."""
     if type_.dtype in ("any", "str", "bytes", "bool", "f16"):
         return None
     read = RowReader(type_.dtype, (-1,) if type_.variable else type_.shape).read
@@ -108,7 +115,9 @@ def straight_reader(type_: InputType) -> Callable[[Any], Any] | None:
 
 
 def numpy_dtype(type_: InputType) -> "np.dtype[Any]":
-    return np.dtype("?" if type_.dtype == "bool" else f"{type_.dtype[0]}{int(type_.dtype[1:]) // 8}")
+    return np.dtype(
+        "?" if type_.dtype == "bool" else f"{type_.dtype[0]}{int(type_.dtype[1:]) // 8}"
+    )
 
 
 def items_of(text: Any, at: str) -> "list[msgspec.Raw]":

@@ -1,4 +1,5 @@
-"""Where HTTP listens: one thread with an event loop for all listeners, worker threads for what blocks, and their end."""
+"""Where HTTP listens: one thread with an event loop for all listeners, worker threads for what
+blocks, and their end."""
 
 import asyncio
 import contextlib
@@ -40,24 +41,35 @@ Handle = Callable[[Request], Outcome]
 class Listeners:
     """HTTP on some addresses. Threads: start, drain and stop from one; the rest is its own.
 
-    each: (key of [http] that holds the address, the address, what handles requests there).  counts: alike.  certificates: of
-    those that speak TLS, by that key, with where to count.  hot: the door, where queries come in.  own_user: keys of the
-    listeners that only processes of this server's user, and of root, may use.
+    each: (key of [http] that holds the address, the address, what handles requests there).  counts:
+    alike.  certificates: of those that speak TLS, by that key, with where to count.  hot: the door,
+    where queries come in.  own_user: keys of the listeners that only processes of this server's
+    user, and of root, may use.
     """
 
     def __init__(
-        self, settings: HttpSettings, each: Sequence[tuple[str, str, Handle]], make_ear: Callable[[Any], Ear],
-        counts: Sequence[HttpCounts], certificates: Mapping[str, tuple[Certificate, TlsCounts]] | None = None,
-        exporter: Exporter | None = None, hot: Hot | None = None, own_user: Collection[str] = (),
-    ) -> None:  # fmt: skip
+        self,
+        settings: HttpSettings,
+        each: Sequence[tuple[str, str, Handle]],
+        make_ear: Callable[[Any], Ear],
+        counts: Sequence[HttpCounts],
+        certificates: Mapping[str, tuple[Certificate, TlsCounts]] | None = None,
+        exporter: Exporter | None = None,
+        hot: Hot | None = None,
+        own_user: Collection[str] = (),
+    ) -> None:
         self._own_user = [key in own_user for key, _, _ in each]
         self._settings, self._exporter, self._hot = settings, exporter, hot
         self._make_ear, self._counts = make_ear, counts
         self._sockets = _bind_all(each, settings.backlog)
         self.addresses = [_address_of(listener) for listener, _ in self._sockets]
         self._loop = uvloop.new_event_loop()
-        self._pools = {pool: ThreadPoolExecutor(_WORKERS, f"clipper-http-{pool.value}") for pool in Pool}
-        self._waiting = dict.fromkeys(Pool, 0)  # the loop's: work that was handed in and has not been answered
+        self._pools = {
+            pool: ThreadPoolExecutor(_WORKERS, f"clipper-http-{pool.value}") for pool in Pool
+        }
+        self._waiting = dict.fromkeys(
+            Pool, 0
+        )  # the loop's: work that was handed in and has not been answered
         self._services: list[Service] = []
         self._certificates = [(certificates or {}).get(key) for key, _, _ in each]
         self._doors: list[TlsDoor] = []
@@ -95,7 +107,9 @@ class Listeners:
     async def _listen(self, ear: Ear) -> None:
         each = zip(self._sockets, self._counts, self._certificates, self._own_user, strict=True)
         for (listener, handle), counts, certificate, own_user in each:
-            service = Service(self._settings, handle, ear, self._run_on_worker, counts, self._exporter, own_user)
+            service = Service(
+                self._settings, handle, ear, self._run_on_worker, counts, self._exporter, own_user
+            )
             self._services.append(service)
             if self._hot is not None and counts is self._hot.counts:
                 self._hot.open(self._loop, service, listener)
@@ -104,11 +118,16 @@ class Listeners:
             if certificate is not None:
                 factory = door = TlsDoor(service, *certificate)
                 self._doors.append(door)
-            server = await self._loop.create_server(factory, sock=listener, backlog=self._settings.backlog)
+            server = await self._loop.create_server(
+                factory, sock=listener, backlog=self._settings.backlog
+            )
             self._servers.append(server)
 
     def _look(self) -> None:
-        now_s, date = self._loop.time(), email.utils.formatdate(wall_time_us() / 1e6, usegmt=True).encode()
+        now_s, date = (
+            self._loop.time(),
+            email.utils.formatdate(wall_time_us() / 1e6, usegmt=True).encode(),
+        )
         for service in self._services:
             service.look(now_s, date)
         for door in self._doors:
@@ -123,7 +142,11 @@ class Listeners:
     def _run_on_worker(self, work: Work, exchange: Exchange) -> None:
         pool = work.pool
         if pool is not Pool.QUERIES and self._waiting[pool] >= _WORKERS + _WAITING_MAX:
-            exchange.fail(Overloaded(f"{_WAITING_MAX} calls of management wait already.", retry_after_s=_RETRY_S))
+            exchange.fail(
+                Overloaded(
+                    f"{_WAITING_MAX} calls of management wait already.", retry_after_s=_RETRY_S
+                )
+            )
             return
         self._waiting[pool] += 1
 
@@ -177,7 +200,9 @@ class Listeners:
             listener.close()
 
     def _leave(self, until_s: float) -> None:
-        busy = any(service.connections for service in self._services) or (self._hot is not None and self._hot.is_busy)
+        busy = any(service.connections for service in self._services) or (
+            self._hot is not None and self._hot.is_busy
+        )
         if self._loop.time() < until_s and busy:
             self._loop.call_later(0.005, self._leave, until_s)
         else:
@@ -188,9 +213,14 @@ def _factory(service: Service) -> Callable[[], asyncio.Protocol]:
     return lambda: Connection(service)
 
 
-def _bind_all(each: Sequence[tuple[str, str, Handle]], backlog: int) -> list[tuple[socket.socket, Handle]]:
+def _bind_all(
+    each: Sequence[tuple[str, str, Handle]], backlog: int
+) -> list[tuple[socket.socket, Handle]]:
     with contextlib.ExitStack() as bound:
-        found = [(bound.enter_context(_bind(key, address, backlog)), handle) for key, address, handle in each]
+        found = [
+            (bound.enter_context(_bind(key, address, backlog)), handle)
+            for key, address, handle in each
+        ]
         bound.pop_all()
         return found
 
@@ -208,7 +238,11 @@ def _bind(key: str, address: str, backlog: int) -> socket.socket:
         listener.close()
         hint = f"Stop what listens there, or choose another http.{key}; port 0 takes any free one."
         kind = ConfigError if isinstance(error, socket.gaierror) else AddressInUse
-        why = f"it is taken{held_by(address)}" if error.errno == errno.EADDRINUSE else error.strerror or error
+        why = (
+            f"it is taken{held_by(address)}"
+            if error.errno == errno.EADDRINUSE
+            else error.strerror or error
+        )
         raise kind(f"cannot listen on http.{key} = {address!r}: {why}.", hint=hint) from None
     return listener
 

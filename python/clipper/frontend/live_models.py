@@ -1,9 +1,11 @@
-"""Models from a Redis Stream, deployed while serving: "model as data". docs/streams.md is for users.
+"""Models from a Redis Stream, deployed while serving: "model as data". docs/streams.md is for
+users.
 
-An entry is a descriptor and bytes. Bytes are looked at before anything else happens: their size, their SHA-256, and then, in a
-process that is thrown away, their format, what they ask for, and whether they load. Only then are they deployed as the next
-version, beside the one that serves; the link to the latest moves when the new version's containers are connected. A bad model
-never gets so far, and is told in the dead letters.
+An entry is a descriptor and bytes. Bytes are looked at before anything else happens: their size,
+their SHA-256, and then, in a process that is thrown away, their format, what they ask for, and
+whether they load. Only then are they deployed as the next version, beside the one that serves; the
+link to the latest moves when the new version's containers are connected. A bad model never gets so
+far, and is told in the dead letters.
 """
 
 import hashlib
@@ -39,9 +41,27 @@ from clipper.types import VERSION_MAX, InputType, Model, VersionedModel, check_n
 
 _log = logging.getLogger(__name__)
 _AGAIN_S: Final = 0.5
-_FIELDS: Final = ("id", "name", "version", "kind", "input", "output", "sha256", "data", "key", "chunks", "replicas")
+_FIELDS: Final = (
+    "id",
+    "name",
+    "version",
+    "kind",
+    "input",
+    "output",
+    "sha256",
+    "data",
+    "key",
+    "chunks",
+    "replicas",
+)
 _CHUNKS_MAX: Final = 65_536
-_LATER = (StoreError, ShuttingDown, OutOfMemory, Overloaded, ConnectionError)  # what another try may mend
+_LATER = (
+    StoreError,
+    ShuttingDown,
+    OutOfMemory,
+    Overloaded,
+    ConnectionError,
+)  # what another try may mend
 
 
 class Deploys(Protocol):
@@ -55,7 +75,8 @@ class Deploys(Protocol):
 
 
 class Descriptor(msgspec.Struct, frozen=True):
-    """What an entry says of its model. version: None for the next.  key, chunks: where the bytes are, if not in `data`."""
+    """What an entry says of its model. version: None for the next.  key, chunks: where the bytes
+    are, if not in `data`."""
 
     name: str
     kind: str
@@ -80,10 +101,15 @@ def descriptor_of(fields: Mapping[bytes, bytes]) -> Descriptor:
         name = raw.decode("utf-8", "replace")
         if name not in _FIELDS:
             guess = did_you_mean(name[:64], _FIELDS) or "."
-            raise InvalidInput(f"unknown field {name[:64]!r}{guess}", hint=f"Fields: {', '.join(_FIELDS)}.")
+            raise InvalidInput(
+                f"unknown field {name[:64]!r}{guess}", hint=f"Fields: {', '.join(_FIELDS)}."
+            )
         texts[name] = "" if name == "data" else value[:512].decode("utf-8", "replace")
     if missing := [name for name in ("name", "kind", "sha256") if not texts.get(name)]:
-        raise InvalidInput(f"field {missing[0]!r} is missing.", hint="A model has a name, a kind and the sha256 of its bytes.")
+        raise InvalidInput(
+            f"field {missing[0]!r} is missing.",
+            hint="A model has a name, a kind and the sha256 of its bytes.",
+        )
     try:
         check_name(texts["name"], "model")
         for name in ("input", "output"):
@@ -93,14 +119,26 @@ def descriptor_of(fields: Mapping[bytes, bytes]) -> Descriptor:
     if texts["kind"] not in KINDS:
         raise InvalidInput(f"kind is {texts['kind']!r}: one of {', '.join(KINDS)} is needed.")
     if ("data" in texts) == ("key" in texts):
-        raise InvalidInput("a model has its bytes in `data`, or `key` names where they are: one of the two.")
-    version = None if texts.get("version", "auto") == "auto" else _whole(texts, "version", VERSION_MAX)
+        raise InvalidInput(
+            "a model has its bytes in `data`, or `key` names where they are: one of the two."
+        )
+    version = (
+        None if texts.get("version", "auto") == "auto" else _whole(texts, "version", VERSION_MAX)
+    )
     replicas = _whole(texts, "replicas", 1024) if "replicas" in texts else None
     chunks = _whole(texts, "chunks", _CHUNKS_MAX) if "chunks" in texts else 0
     return Descriptor(
-        texts["name"], texts["kind"], texts["sha256"].lower(), version, texts.get("input", ""), texts.get("output", "any"),
-        replicas, fields.get(b"data"), texts.get("key", ""), chunks,
-    )  # fmt: skip
+        texts["name"],
+        texts["kind"],
+        texts["sha256"].lower(),
+        version,
+        texts.get("input", ""),
+        texts.get("output", "any"),
+        replicas,
+        fields.get(b"data"),
+        texts.get("key", ""),
+        chunks,
+    )
 
 
 def _whole(texts: Mapping[str, str], name: str, most: int) -> int:
@@ -113,11 +151,17 @@ def _whole(texts: Mapping[str, str], name: str, most: int) -> int:
 class ModelUpdates(Follower[Descriptor]):
     """A running stream of models, as `server.models_from()` gives it. Threads: any."""
 
-    def __init__(self, server: Deploys, settings: ModelStreamSettings, consumer: str, load_s: float) -> None:
+    def __init__(
+        self, server: Deploys, settings: ModelStreamSettings, consumer: str, load_s: float
+    ) -> None:
         stream = settings.stream
-        names = Names(stream, settings.group, stream + ".deployed", stream + ".refused", 10_000, 10_000)
+        names = Names(
+            stream, settings.group, stream + ".deployed", stream + ".refused", 10_000, 10_000
+        )
         check_names(names)
-        super().__init__(f"models-{stream}", Group(settings.url, names, consumer, settings.claim_s), 1)
+        super().__init__(
+            f"models-{stream}", Group(settings.url, names, consumer, settings.claim_s), 1
+        )
         self.settings = settings
         self._server = server
         self._load_s = load_s
@@ -139,28 +183,46 @@ class ModelUpdates(Follower[Descriptor]):
                 self._pause(_AGAIN_S)
         _log.info("stream %s: %s is the latest, from entry %s", self.name, model.id, entry.id)
         took_ms = round(1000 * (time.monotonic() - began))
-        flat: Flat = ["name", model.name, "version", model.version, "input", str(model.input), "sha256", item.sha256,
-                "entry", entry.id, "took_ms", took_ms]  # fmt: skip
+        flat: Flat = [
+            "name",
+            model.name,
+            "version",
+            model.version,
+            "input",
+            str(model.input),
+            "sha256",
+            item.sha256,
+            "entry",
+            entry.id,
+            "took_ms",
+            took_ms,
+        ]
         self._retire_old(model)
         return Outcome(entry.id, "answer", flat)
 
     def _update(self, item: Descriptor) -> Model:
-        """The version that serves these bytes now; deployed unless it is there: an entry may be delivered twice."""
+        """The version that serves these bytes now; deployed unless it is there: an entry may be
+        delivered twice."""
         artifact = Artifact(item.kind, self._bytes(item), self.settings.trusted)
         known = self._known(item, artifact.sha256(item.name))
         if known is not None:
             return known
         found = check(artifact, item.name, self._load_s, lambda: self._is_over)
         id_ = self._server.deploy(
-            item.name, artifact, version=item.version, input=item.input or found.input, output=item.output,
+            item.name,
+            artifact,
+            version=item.version,
+            input=item.input or found.input,
+            output=item.output,
             replicas=item.replicas or self.settings.replicas,
-        ).name  # fmt: skip
+        ).name
         model = self._server.catalog.view.model(id_)
         self._mine_deployed[model.id] = model.target
         return model
 
     def _known(self, item: Descriptor, sha256: str) -> Model | None:
-        """The latest version, or the one that is asked for, if it has these bytes. Raises: AlreadyExists when it has others."""
+        """The latest version, or the one that is asked for, if it has these bytes. Raises:
+        AlreadyExists when it has others."""
         try:
             model = self._server.catalog.view.model(VersionedModel(item.name, item.version))
         except Unknown:
@@ -168,7 +230,10 @@ class ModelUpdates(Follower[Descriptor]):
         if model.sha256 == sha256:
             return model
         if item.version is not None:
-            raise AlreadyExists(f"model '{model.id}' exists already with other bytes.", hint="Leave the version out.")
+            raise AlreadyExists(
+                f"model '{model.id}' exists already with other bytes.",
+                hint="Leave the version out.",
+            )
         return None
 
     def _bytes(self, item: Descriptor) -> bytes:
@@ -178,19 +243,32 @@ class ModelUpdates(Follower[Descriptor]):
         if data is None:
             sizes = self._asked(lambda redis: [redis.strlen(key) for key in item.keys])
             if sum(sizes) <= most:
-                pieces: Sequence[bytes | None] = self._asked(lambda redis: [redis.get(key) for key in item.keys])
-                if lost := [key for key, piece in zip(item.keys, pieces, strict=True) if piece is None]:
-                    raise PackagingError(f"key {lost[0]!r}, which is to hold the bytes of model {item.name!r}, is not there.")
+                pieces: Sequence[bytes | None] = self._asked(
+                    lambda redis: [redis.get(key) for key in item.keys]
+                )
+                if lost := [
+                    key for key, piece in zip(item.keys, pieces, strict=True) if piece is None
+                ]:
+                    raise PackagingError(
+                        f"key {lost[0]!r}, which is to hold the bytes of model {item.name!r}, is"
+                        " not there."
+                    )
                 data = b"".join(piece for piece in pieces if piece is not None)
         size = sum(sizes) if data is None else len(data)
         if data is None or size > most:
-            raise TooLarge(f"model {item.name!r} has {size} bytes; at most {most} are taken.", hint="Raise bytes_max.")
+            raise TooLarge(
+                f"model {item.name!r} has {size} bytes; at most {most} are taken.",
+                hint="Raise bytes_max.",
+            )
         if hashlib.sha256(data).hexdigest() != item.sha256:
-            raise PackagingError(f"the bytes of model {item.name!r} have another SHA-256 than its descriptor says.")
+            raise PackagingError(
+                f"the bytes of model {item.name!r} have another SHA-256 than its descriptor says."
+            )
         return data
 
     def _asked(self, fn: Any) -> Any:
-        """Raises: PackagingError for a key that holds no bytes; ConnectionError while Redis is away."""
+        """Raises: PackagingError for a key that holds no bytes; ConnectionError while Redis is
+        away."""
         found = self._group.ask(lambda redis: self._or_refused(fn, redis))
         if found is None:
             raise ConnectionError(self._group.trouble or "the stream is closed")
@@ -204,12 +282,18 @@ class ModelUpdates(Follower[Descriptor]):
             return fn(redis)
         except Exception as error:
             if str(error).startswith("WRONGTYPE"):
-                return PackagingError("the key that is to hold the bytes is no string.", hint="Use SET, or redis-cli -x SET.")
+                return PackagingError(
+                    "the key that is to hold the bytes is no string.",
+                    hint="Use SET, or redis-cli -x SET.",
+                )
             raise
 
     def _retire_old(self, latest: Model) -> None:
-        """Retire the versions this stream deployed that are more than `keep` behind, unless an application names them."""
-        mine = sorted(id_ for id_ in self._mine_deployed if id_.name == latest.name and id_ != latest.id)
+        """Retire the versions this stream deployed that are more than `keep` behind, unless an
+        application names them."""
+        mine = sorted(
+            id_ for id_ in self._mine_deployed if id_.name == latest.name and id_ != latest.id
+        )
         for id_ in mine[: max(0, len(mine) - self.settings.keep)]:
             try:
                 self._server.retire(id_)

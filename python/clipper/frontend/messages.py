@@ -1,4 +1,5 @@
-"""Requests and responses, without sockets. A handler takes a `Request` and returns what is to become of it: an `Outcome`."""
+"""Requests and responses, without sockets. A handler takes a `Request` and returns what is to
+become of it: an `Outcome`."""
 
 import http
 import itertools
@@ -13,7 +14,15 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from clipper.errors import ClipperError, InvalidInput, ModelFailed, OutOfMemory, Overloaded, ShuttingDown, TooLarge
+from clipper.errors import (
+    ClipperError,
+    InvalidInput,
+    ModelFailed,
+    OutOfMemory,
+    Overloaded,
+    ShuttingDown,
+    TooLarge,
+)
 from clipper.foreign_text import last_line
 from clipper.frontend.bodies import Body
 from clipper.metrics.http_counts import now_ns
@@ -33,14 +42,34 @@ _numbers = itertools.count(1)
 class Request:
     """One request, read in full, at `began_ns` of the monotonic clock. Threads: one at a time.
 
-    headers: those of `KNOWN_HEADERS`, by lower-case name.  route: the pattern that was found for it.  params: what its `{...}`
-    stand for.  actor: who manages, by a token of their own.
+    headers: those of `KNOWN_HEADERS`, by lower-case name.  route: the pattern that was found for
+    it.  params: what its `{...}` stand for.  actor: who manages, by a token of their own.
     """
 
-    __slots__ = ("_id", "actor", "began_ns", "body", "headers", "method", "params", "path", "query", "route", "trace")
+    __slots__ = (
+        "_id",
+        "actor",
+        "began_ns",
+        "body",
+        "headers",
+        "method",
+        "params",
+        "path",
+        "query",
+        "route",
+        "trace",
+    )
 
-    def __init__(self, method: str, path: bytes, query: bytes, headers: Headers, body: bytes | bytearray) -> None:
-        self.method, self.path, self.query, self.headers, self.body = method, path, query, headers, body
+    def __init__(
+        self, method: str, path: bytes, query: bytes, headers: Headers, body: bytes | bytearray
+    ) -> None:
+        self.method, self.path, self.query, self.headers, self.body = (
+            method,
+            path,
+            query,
+            headers,
+            body,
+        )
         self.params: tuple[str, ...] = ()
         self.route = self.actor = ""
         self.trace: Any = None  # a Trace, if there is one
@@ -63,24 +92,54 @@ class Request:
 
 KNOWN_HEADERS: Final = frozenset(
     (
-        b"accept", b"authorization", b"clipper-actor", b"clipper-deadline-ms", b"content-encoding", b"content-length",
-        b"content-type", b"expect", b"host", b"if-none-match", b"inference-header-content-length", b"last-event-id",
-        b"mm-model-id", b"mm-required", b"mm-vmodel-id", b"origin", b"traceparent", b"tracestate", b"transfer-encoding",
+        b"accept",
+        b"authorization",
+        b"clipper-actor",
+        b"clipper-deadline-ms",
+        b"content-encoding",
+        b"content-length",
+        b"content-type",
+        b"expect",
+        b"host",
+        b"if-none-match",
+        b"inference-header-content-length",
+        b"last-event-id",
+        b"mm-model-id",
+        b"mm-required",
+        b"mm-vmodel-id",
+        b"origin",
+        b"traceparent",
+        b"tracestate",
+        b"transfer-encoding",
         b"x-request-id",
     )
-)  # fmt: skip
-REPEATED: Final = frozenset((b"mm-model-id", b"mm-vmodel-id"))  # each is one more, as with a comma between them
+)
+REPEATED: Final = frozenset(
+    (b"mm-model-id", b"mm-vmodel-id")
+)  # each is one more, as with a comma between them
 
 
 class Response:
-    """headers: further ones, names and values without CR, LF or NUL.  id: X-Request-Id, when it is not the request's own."""
+    """headers: further ones, names and values without CR, LF or NUL.  id: X-Request-Id, when it is
+    not the request's own."""
 
     __slots__ = ("body", "content_type", "headers", "id", "status")
 
     def __init__(
-        self, status: int, body: bytes, content_type: bytes = JSON, headers: Sequence[tuple[bytes, bytes]] = (), id: bytes = b""
+        self,
+        status: int,
+        body: bytes,
+        content_type: bytes = JSON,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        id: bytes = b"",
     ) -> None:
-        self.status, self.body, self.content_type, self.headers, self.id = status, body, content_type, headers, id
+        self.status, self.body, self.content_type, self.headers, self.id = (
+            status,
+            body,
+            content_type,
+            headers,
+            id,
+        )
 
 
 class Later:
@@ -93,26 +152,39 @@ class Later:
 
 
 class Streamed:
-    """A response whose body is written bit by bit, as long as it takes. begin: called on the event loop once the head has left.
+    """A response whose body is written bit by bit, as long as it takes. begin: called on the event
+    loop once the head has left.
 
-    endless: it has no end of its own, and is ended when the server drains; others are waited for. The rest as a Response's.
+    endless: it has no end of its own, and is ended when the server drains; others are waited for.
+    The rest as a Response's.
     """
 
     __slots__ = ("begin", "content_type", "endless", "headers", "id", "status")
 
     def __init__(
-        self, begin: "Callable[[Body], None]", content_type: bytes, headers: Sequence[tuple[bytes, bytes]] = (), *,
-        endless: bool = False, status: int = 200, id: bytes = b"",
-    ) -> None:  # fmt: skip
-        self.begin, self.content_type, self.headers, self.endless = begin, content_type, headers, endless
+        self,
+        begin: "Callable[[Body], None]",
+        content_type: bytes,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        *,
+        endless: bool = False,
+        status: int = 200,
+        id: bytes = b"",
+    ) -> None:
+        self.begin, self.content_type, self.headers, self.endless = (
+            begin,
+            content_type,
+            headers,
+            endless,
+        )
         self.status, self.id = status, id
 
 
 class Pool(Enum):
     """Whose threads a piece of work runs on. No pool waits for another.
 
-    QUERIES: queries, feedback and what a monitor asks for.  LOOKS: reads by management.  CHANGES: what management changes;
-    such a call may take as long as a deployment.
+    QUERIES: queries, feedback and what a monitor asks for.  LOOKS: reads by management.  CHANGES:
+    what management changes; such a call may take as long as a deployment.
     """
 
     QUERIES = "work"
@@ -121,7 +193,8 @@ class Pool(Enum):
 
 
 class Work:
-    """What would hold up the event loop: run on a thread of its pool, it has an outcome of its own."""
+    """What would hold up the event loop: run on a thread of its pool, it has an outcome of its
+    own."""
 
     __slots__ = ("pool", "run")
 
@@ -134,9 +207,12 @@ Handler = Callable[[Request], Outcome]
 
 
 class Refused(ClipperError):
-    """What HTTP itself refuses, with a status that no error of ours has. headers: as a Response's."""
+    """What HTTP itself refuses, with a status that no error of ours has. headers: as a
+    Response's."""
 
-    def __init__(self, status: int, message: str, hint: str = "", headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+    def __init__(
+        self, status: int, message: str, hint: str = "", headers: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
         super().__init__(message, hint=hint)
         self.status, self.headers = status, headers
 
@@ -148,7 +224,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if hasattr(value, "quantile"):  # a histogram
-        shares = {f"p{100 * q:g}": value.quantile(q) for q in (0.5, 0.9, 0.99, 0.999)} if value.count else {}
+        shares = (
+            {f"p{100 * q:g}": value.quantile(q) for q in (0.5, 0.9, 0.99, 0.999)}
+            if value.count
+            else {}
+        )
         return {"count": value.count, "mean": value.mean, "max": value.max, **shares}
     return str(value)
 
@@ -162,7 +242,8 @@ def answer_json(value: Any, status: int = 200) -> Response:
 
 
 def read_json(decoder: "msgspec.json.Decoder[Any]", text: Any, at: str = "$") -> Any:
-    """What `text` says. InvalidInput that names the byte where it is no JSON, or the member that is not what it should be."""
+    """What `text` says. InvalidInput that names the byte where it is no JSON, or the member that is
+    not what it should be."""
     try:
         return decoder.decode(text)
     except msgspec.ValidationError as error:
@@ -179,10 +260,12 @@ def read_json(decoder: "msgspec.json.Decoder[Any]", text: Any, at: str = "$") ->
 
 
 def problem(error: Exception, request_id: bytes, content_type: bytes = PROBLEM) -> Response:
-    """The one error body: RFC 9457, and `error`, which clients of the Open Inference Protocol read. What is not an error of ours
-    is said to be internal, without its words: they may hold paths."""
+    """The one error body: RFC 9457, and `error`, which clients of the Open Inference Protocol read.
+    What is not an error of ours is said to be internal, without its words: they may hold paths."""
     if isinstance(error, MemoryError) and not isinstance(error, ClipperError):
-        error = OutOfMemory("no memory for the request.", hint="Send it again, or less in one request.")
+        error = OutOfMemory(
+            "no memory for the request.", hint="Send it again, or less in one request."
+        )
     if not isinstance(error, ClipperError):
         error = ClipperError("an internal error; the server's log has it under this request's id.")
     status = error.status if isinstance(error, Refused) else error.rest_status
@@ -220,7 +303,8 @@ def _phrase(status: int) -> str:
 
 
 def without_traceback(error: Exception) -> Exception:
-    """A model's failure as a client may read it: its last line, not the traceback with the paths of its files."""
+    """A model's failure as a client may read it: its last line, not the traceback with the paths of
+    its files."""
     if isinstance(error, ModelFailed):
         return ModelFailed(f"the model failed: {last_line(error.message)}.")
     return error
@@ -228,23 +312,48 @@ def without_traceback(error: Exception) -> Exception:
 
 # -- the bytes of a response
 
-_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in http.HTTPStatus}
+_LINES = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode()
+    for status in http.HTTPStatus
+}
 _BODILESS = frozenset((204, 304))
 
 
 def head_of(
-    response: Response | Streamed, request_id: bytes, date: bytes, close: bool, trace: bytes = b"", *, chunked: bool = True
+    response: Response | Streamed,
+    request_id: bytes,
+    date: bytes,
+    close: bool,
+    trace: bytes = b"",
+    *,
+    chunked: bool = True,
 ) -> bytes:
-    """trace: the value of traceparent, if there is to be one.  chunked: how a streamed body ends; else: when we close."""
-    line = _LINES.get(response.status) or b"HTTP/1.1 %d %s\r\n" % (response.status, _phrase(response.status).encode())
-    extra = b"".join([b"%s: %s\r\n" % (name, value) for name, value in response.headers]) if response.headers else b""
-    if extra and (b"\0" in extra or extra.count(b"\r\n") != len(response.headers) or extra.count(b"\n") != len(response.headers)):
+    """trace: the value of traceparent, if there is to be one.  chunked: how a streamed body ends;
+    else: when we close."""
+    line = _LINES.get(response.status) or b"HTTP/1.1 %d %s\r\n" % (
+        response.status,
+        _phrase(response.status).encode(),
+    )
+    extra = (
+        b"".join([b"%s: %s\r\n" % (name, value) for name, value in response.headers])
+        if response.headers
+        else b""
+    )
+    if extra and (
+        b"\0" in extra
+        or extra.count(b"\r\n") != len(response.headers)
+        or extra.count(b"\n") != len(response.headers)
+    ):
         raise ValueError("a header of a response holds CR, LF or NUL")
     if isinstance(response, Streamed):
         framing = b"transfer-encoding: chunked\r\n" if chunked else b""
         extra = b"content-type: %s\r\n%s%s" % (response.content_type, framing, extra)
     elif response.status not in _BODILESS:
-        extra = b"content-type: %s\r\ncontent-length: %d\r\n%s" % (response.content_type, len(response.body), extra)
+        extra = b"content-type: %s\r\ncontent-length: %d\r\n%s" % (
+            response.content_type,
+            len(response.body),
+            extra,
+        )
     last = b"connection: close\r\n\r\n" if close else b"\r\n"
     if trace:
         last = b"traceparent: %s\r\n%s" % (trace, last)
@@ -252,34 +361,46 @@ def head_of(
 
 
 def inflate(body: bytes | bytearray, encoding: bytes, size_max: int) -> bytes | bytearray:
-    """The body without its Content-Encoding: gzip, deflate or identity. TooLarge above `size_max`; Refused for another coding."""
+    """The body without its Content-Encoding: gzip, deflate or identity. TooLarge above `size_max`;
+    Refused for another coding."""
     encoding = encoding.strip().lower()
     if encoding in (b"", b"identity"):
         return body
     bits = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}.get(encoding)
     if bits is None:
-        raise Refused(415, "the Content-Encoding of this request is not known here.", "Use gzip, deflate, or none.")
+        raise Refused(
+            415,
+            "the Content-Encoding of this request is not known here.",
+            "Use gzip, deflate, or none.",
+        )
     inflater = zlib.decompressobj(bits)
     try:
         plain = inflater.decompress(body, size_max + 1)
     except zlib.error:
-        raise InvalidInput(f"the body is not what its Content-Encoding says: {encoding.decode()}.") from None
+        raise InvalidInput(
+            f"the body is not what its Content-Encoding says: {encoding.decode()}."
+        ) from None
     if len(plain) > size_max:
-        raise TooLarge(f"the body has more than {size_max} bytes when decompressed.", hint="See http.body_bytes_max.")
+        raise TooLarge(
+            f"the body has more than {size_max} bytes when decompressed.",
+            hint="See http.body_bytes_max.",
+        )
     if not inflater.eof or inflater.unused_data:
         raise InvalidInput(f"the body is not one complete stream of {encoding.decode()}.")
     return plain
 
 
 def settled(outcome: Outcome) -> Outcome:
-    """The outcome, with its work done on the calling thread, which is one for queries; work of another pool is left to that."""
+    """The outcome, with its work done on the calling thread, which is one for queries; work of
+    another pool is left to that."""
     while isinstance(outcome, Work) and outcome.pool is Pool.QUERIES:
         outcome = outcome.run()
     return outcome
 
 
 def inflating(handle: Handler, size_max: int) -> Handler:
-    """A handler that is given bodies without their Content-Encoding; decompressing them is a worker thread's.
+    """A handler that is given bodies without their Content-Encoding; decompressing them is a worker
+    thread's.
 
     Whoever may not ask must be refused before: a small body can become one of `size_max` bytes.
     """
@@ -299,5 +420,8 @@ def inflating(handle: Handler, size_max: int) -> Handler:
 
 
 def on_worker(verb: Callable[[Request], Response]) -> Callable[[Request], Outcome]:
-    """Make a handler of management that may take its time: neither the listener's loop nor a query waits for it."""
-    return lambda request: Work(lambda: verb(request), Pool.LOOKS if request.method in ("GET", "HEAD") else Pool.CHANGES)
+    """Make a handler of management that may take its time: neither the listener's loop nor a query
+    waits for it."""
+    return lambda request: Work(
+        lambda: verb(request), Pool.LOOKS if request.method in ("GET", "HEAD") else Pool.CHANGES
+    )

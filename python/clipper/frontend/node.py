@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 class Node:
     """Threads: any.
 
-    question: an application by name (UnknownApplication).  question_for: of a request that names its models itself.
-    set_application: makes or changes one, as `ClipperServer.app`.  stats: `ClipperServer.stats`.  closed: whether it is closing.
-    scale: as `ClipperServer.scale`.  mesh: `ClipperServer.mesh`; None where it is none of a mesh.  params: the set of shards
-    whose tables its models use, if there is one.
+    question: an application by name (UnknownApplication).  question_for: of a request that names
+    its models itself. set_application: makes or changes one, as `ClipperServer.app`.  stats:
+    `ClipperServer.stats`.  closed: whether it is closing. scale: as `ClipperServer.scale`.  mesh:
+    `ClipperServer.mesh`; None where it is none of a mesh.  params: the set of shards whose tables
+    its models use, if there is one.
     """
 
     version: str
@@ -51,7 +52,8 @@ class Node:
         return bool(question.links) or any(str(id) in running for id in question.models)
 
     def store(self) -> str:
-        """What is to be known of the store: that it is away, and how old the copy is; empty when there is nothing."""
+        """What is to be known of the store: that it is away, and how old the copy is; empty when
+        there is nothing."""
         store = self.stats().get("store")
         if store is None or store["connected"]:
             return ""
@@ -60,9 +62,9 @@ class Node:
         return f"{store['name']} is away for {store['away_s']:.0f} s; {copy}"
 
     def unready(self) -> list[str]:
-        """The applications none of whose models has a container now; "the server is closing" when it is. Of a node of a mesh,
-        that it has not entered it, cannot load models yet, or leaves; not that its store has gone since: what is loaded is asked
-        without it."""
+        """The applications none of whose models has a container now; "the server is closing" when
+        it is. Of a node of a mesh, that it has not entered it, cannot load models yet, or leaves;
+        not that its store has gone since: what is loaded is asked without it."""
         if self.closed():
             return ["the server is closing"]
         stats = self.stats()
@@ -74,7 +76,9 @@ class Node:
         if self.mesh is not None and (waiting := _awaited(self.mesh)):
             return [waiting]
         running = self.running()
-        return sorted(name for name in self.catalog.view.applications if not self.is_ready(name, running))
+        return sorted(
+            name for name in self.catalog.view.applications if not self.is_ready(name, running)
+        )
 
 
 def _awaited(mesh: MeshFacade) -> str:
@@ -82,4 +86,10 @@ def _awaited(mesh: MeshFacade) -> str:
     here = next((one for one in mesh.instances() if one.id == mesh.instance), None)
     if here is None:
         return ""
-    return "the node leaves its mesh" if here.stopping else "" if here.types else "the processes that hold models"
+    return (
+        "the node leaves its mesh"
+        if here.stopping
+        else ""
+        if here.types
+        else "the processes that hold models"
+    )

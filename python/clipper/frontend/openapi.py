@@ -1,9 +1,10 @@
-"""What a listener's routes take and give, as OpenAPI 3.1. Pure: descriptions in, one document out; frontend/described.py and
-manage/described.py have the descriptions, frontend/description.py serves the document.
+"""What a listener's routes take and give, as OpenAPI 3.1. Pure: descriptions in, one document out;
+frontend/described.py and manage/described.py have the descriptions, frontend/description.py serves
+the document.
 
-JSON Schemas come from msgspec, for the types that the handlers themselves read and write; where a member is raw JSON (an input is
-read as its application's type), or what is allowed hangs together, the description says so by hand. Errors have one schema,
-whatever the route.
+JSON Schemas come from msgspec, for the types that the handlers themselves read and write; where a
+member is raw JSON (an input is read as its application's type), or what is allowed hangs together,
+the description says so by hand. Errors have one schema, whatever the route.
 """
 
 import http
@@ -26,10 +27,11 @@ _EXAMPLE_NUMBERS_MAX = 64
 class About(msgspec.Struct, frozen=True, kw_only=True):
     """What a route does, for who reads the description.
 
-    id: operationId.  says, more: a line, and a paragraph.  names: of what the `{}` of the pattern stand for.  query, headers:
-    schemas of parameters.  takes: schema of the body, or a type; None: there is none.  needs_body: it cannot be left out.
-    gives: schema or type of a good answer; None: it has no body.  status: of it.  others: of other good answers, or of bad ones
-    that are no problem body.  media: of a good answer; further ones in `also`.  errors: statuses of problems.
+    id: operationId.  says, more: a line, and a paragraph.  names: of what the `{}` of the pattern
+    stand for.  query, headers: schemas of parameters.  takes: schema of the body, or a type; None:
+    there is none.  needs_body: it cannot be left out. gives: schema or type of a good answer; None:
+    it has no body.  status: of it.  others: of other good answers, or of bad ones that are no
+    problem body.  media: of a good answer; further ones in `also`.  errors: statuses of problems.
     """
 
     id: str
@@ -53,8 +55,8 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Problem(msgspec.Struct):
-    """RFC 9457, and `error`, which clients of the Open Inference Protocol read. `hint`: the next step.  `request_id`: as
-    X-Request-Id of the response, and in the server's log."""
+    """RFC 9457, and `error`, which clients of the Open Inference Protocol read. `hint`: the next
+    step.  `request_id`: as X-Request-Id of the response, and in the server's log."""
 
     error: str
     type: str
@@ -84,7 +86,11 @@ class Document:
         self._schema_of(Problem)
 
     def require_bearer(self) -> None:
-        self._schemes["bearer"] = {"type": "http", "scheme": "bearer", "description": "the value of http.token"}
+        self._schemes["bearer"] = {
+            "type": "http",
+            "scheme": "bearer",
+            "description": "the value of http.token",
+        }
 
     def schema(self, name: str, schema: Schema) -> Schema:
         """Keep `schema` under `name`; -> a reference to it."""
@@ -108,7 +114,10 @@ class Document:
             "servers": [{"url": self._server}],
             "tags": [{"name": tag} for tag in self._tags],
             "paths": self._paths,
-            "components": {"schemas": dict(sorted(self._schemas.items())), "responses": self._problems},
+            "components": {
+                "schemas": dict(sorted(self._schemas.items())),
+                "responses": self._problems,
+            },
         }
         if self._schemes:
             found["components"]["securitySchemes"] = self._schemes
@@ -118,7 +127,11 @@ class Document:
     # -- one operation
 
     def _operation(self, about: About) -> dict[str, Any]:
-        found: dict[str, Any] = {"operationId": about.id, "summary": about.says, "tags": [about.tag]}
+        found: dict[str, Any] = {
+            "operationId": about.id,
+            "summary": about.says,
+            "tags": [about.tag],
+        }
         if about.more:
             found["description"] = about.more
         if about.old:
@@ -154,7 +167,10 @@ class Document:
         found: dict[str, Any] = {"description": http.HTTPStatus(status).phrase}
         if gives is not None:
             schema = {} if gives is msgspec.UNSET else self._schema_of(gives)
-            found["content"] = {about.media: {"schema": schema}, **{media: {} for media in about.also}}
+            found["content"] = {
+                about.media: {"schema": schema},
+                **{media: {} for media in about.also},
+            }
         if status in _COME_AGAIN:
             found["headers"] = {"Retry-After": _RETRY_AFTER}
         if about.links and status == about.status:
@@ -162,11 +178,15 @@ class Document:
         return found
 
     def _bad(self, phrase: str, come_again: bool = False) -> dict[str, Any]:
-        """Under /v2 a problem is application/json, for the sake of its clients; before a route is known, it is not."""
+        """Under /v2 a problem is application/json, for the sake of its clients; before a route is
+        known, it is not."""
         name = phrase.replace(" ", "").replace("-", "")
         if name not in self._problems:
             content = {"schema": {"$ref": f"{_REF}Problem"}}
-            self._problems[name] = {"description": phrase, "content": {_OWN_MEDIA: content, _JSON: content}}
+            self._problems[name] = {
+                "description": phrase,
+                "content": {_OWN_MEDIA: content, _JSON: content},
+            }
             if come_again:
                 self._problems[name]["headers"] = {"Retry-After": _RETRY_AFTER}
         return {"$ref": f"#/components/responses/{name}"}
@@ -174,16 +194,26 @@ class Document:
     def _schema_of(self, thing: Any) -> Schema:
         if isinstance(thing, dict):
             return thing
-        (schema,), components = msgspec.json.schema_components([thing], ref_template=_REF + "{name}")
+        (schema,), components = msgspec.json.schema_components(
+            [thing], ref_template=_REF + "{name}"
+        )
         self._schemas |= {name: _without_titles(found) for name, found in components.items()}
         return schema
 
 
-_RETRY_AFTER = {"description": "seconds after which another try may succeed", "schema": {"type": "integer", "minimum": 1}}
+_RETRY_AFTER = {
+    "description": "seconds after which another try may succeed",
+    "schema": {"type": "integer", "minimum": 1},
+}
 
 
 def document(
-    title: str, version: str, about: str, table: Table, routes: Iterable[tuple[str, str]] | None = None, bearer: bool = False
+    title: str,
+    version: str,
+    about: str,
+    table: Table,
+    routes: Iterable[tuple[str, str]] | None = None,
+    bearer: bool = False,
 ) -> Document:
     """Of the `routes` that `table` describes; of all it describes, without any."""
     found = Document(title, version, about)
@@ -198,7 +228,10 @@ def document(
 def named(pattern: str, names: Sequence[str]) -> str:
     """`/api/{}`, ("application",) -> `/api/{application}`."""
     if pattern.count("{}") != len(names):
-        raise ValueError(f"{pattern} has {pattern.count('{}')} places, and {len(names)} names: {', '.join(names)}.")
+        raise ValueError(
+            f"{pattern} has {pattern.count('{}')} places, and {len(names)} names:"
+            f" {', '.join(names)}."
+        )
     return pattern.format(*(f"{{{name}}}" for name in names))
 
 
@@ -212,9 +245,17 @@ def _path_schema(name: str) -> Schema:
     if name == "version":
         return {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}
     if name == "model_version":
-        return {"type": "string", "pattern": f"^{NAME_GRAMMAR}(:[1-9][0-9]{{0,8}})?$", "description": "`svm`, or `svm:3`"}
+        return {
+            "type": "string",
+            "pattern": f"^{NAME_GRAMMAR}(:[1-9][0-9]{{0,8}})?$",
+            "description": "`svm`, or `svm:3`",
+        }
     if name == "exact_version":
-        return {"type": "string", "pattern": f"^{NAME_GRAMMAR}:[1-9][0-9]{{0,8}}$", "description": "`svm:3`"}
+        return {
+            "type": "string",
+            "pattern": f"^{NAME_GRAMMAR}:[1-9][0-9]{{0,8}}$",
+            "description": "`svm:3`",
+        }
     return {"type": "string", "pattern": f"^{NAME_GRAMMAR}$"}
 
 
@@ -230,9 +271,12 @@ def _without_titles(schema: Schema) -> Schema:
 
 
 def members(kind: type[msgspec.Struct], **instead: Schema) -> Schema:
-    """An object's schema by the fields of a struct; `instead`: of fields whose type does not say enough."""
+    """An object's schema by the fields of a struct; `instead`: of fields whose type does not say
+    enough."""
     fields = msgspec.structs.fields(kind)
-    properties = {one.encode_name: instead.get(one.name) or msgspec.json.schema(one.type) for one in fields}
+    properties = {
+        one.encode_name: instead.get(one.name) or msgspec.json.schema(one.type) for one in fields
+    }
     found: Schema = {"type": "object", "properties": properties}
     if required := [one.encode_name for one in fields if one.required]:
         found["required"] = required
@@ -243,12 +287,20 @@ def members(kind: type[msgspec.Struct], **instead: Schema) -> Schema:
 
 def only(schema: Schema, *names: str, required: Sequence[str] = ()) -> Schema:
     """The same object with these members alone."""
-    return {**schema, "properties": {name: schema["properties"][name] for name in names}, "required": list(required or names)}
+    return {
+        **schema,
+        "properties": {name: schema["properties"][name] for name in names},
+        "required": list(required or names),
+    }
 
 
 def list_of(member: str, item: Any, most: int | None = None) -> Schema:
     """An object whose one member is an array."""
-    array: Schema = {"type": "array", "items": item, **({"maxItems": most} if most is not None else {})}
+    array: Schema = {
+        "type": "array",
+        "items": item,
+        **({"maxItems": most} if most is not None else {}),
+    }
     return {"type": "object", "properties": {member: array}, "required": [member]}
 
 

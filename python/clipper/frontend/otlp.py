@@ -1,7 +1,9 @@
-"""Spans as OTLP/HTTP has them: `ExportTraceServiceRequest` of opentelemetry-proto, in protobuf, written by hand.
+"""Spans as OTLP/HTTP has them: `ExportTraceServiceRequest` of opentelemetry-proto, in protobuf,
+written by hand.
 
-Eight kinds of message with some twenty fields are all that is needed, and who has installed clipper by itself has no protobuf.
-The tests read it back with opentelemetry-proto's own classes. Source: opentelemetry-proto, trace/v1/trace.proto.
+Eight kinds of message with some twenty fields are all that is needed, and who has installed clipper
+by itself has no protobuf. The tests read it back with opentelemetry-proto's own classes. Source:
+opentelemetry-proto, trace/v1/trace.proto.
 """
 
 import struct
@@ -46,11 +48,19 @@ def encode(spans: Iterable[Span], resource: Mapping[str, str], version: str) -> 
 
 
 def _span(span: Span) -> bytes:
-    parts = [_bytes(1, bytes.fromhex(span.trace_id)), _bytes(2, bytes.fromhex(span.span_id)), _text(3, span.state)]
+    parts = [
+        _bytes(1, bytes.fromhex(span.trace_id)),
+        _bytes(2, bytes.fromhex(span.span_id)),
+        _text(3, span.state),
+    ]
     parts += [_bytes(4, bytes.fromhex(span.parent_id)), _text(5, span.name), _whole(6, span.kind)]
     parts += [_fixed64(7, span.begin_ns), _fixed64(8, span.end_ns), _attributes(9, span.attributes)]
     for link in span.links:
-        parts.append(_message(13, _bytes(1, bytes.fromhex(link.trace_id)) + _bytes(2, bytes.fromhex(link.span_id))))
+        parts.append(
+            _message(
+                13, _bytes(1, bytes.fromhex(link.trace_id)) + _bytes(2, bytes.fromhex(link.span_id))
+            )
+        )
     if span.error:
         parts.append(_message(15, _text(2, span.error) + _whole(3, _ERROR)))
     parts.append(_tag(16, _FIXED32) + struct.pack("<I", 1))  # sampled
@@ -58,7 +68,12 @@ def _span(span: Span) -> bytes:
 
 
 def _attributes(field: int, attributes: Mapping[str, Attribute]) -> bytes:
-    return b"".join([_message(field, _text(1, key) + _message(2, _value(value))) for key, value in attributes.items()])
+    return b"".join(
+        [
+            _message(field, _text(1, key) + _message(2, _value(value)))
+            for key, value in attributes.items()
+        ]
+    )
 
 
 def _value(value: Attribute) -> bytes:

@@ -1,4 +1,5 @@
-"""Which user of this host holds the other end of a TCP connection over loopback, as the kernel tells it."""
+"""Which user of this host holds the other end of a TCP connection over loopback, as the kernel
+tells it."""
 
 import os
 import socket
@@ -14,28 +15,46 @@ _HEAD: Final = struct.Struct("=IHHII")  # of a message: length, type, flags, seq
 _REQUEST: Final = struct.Struct("=BBBBI")  # family, protocol, extensions, padding, states
 _PORTS: Final = struct.Struct("!HH")
 _COOKIE: Final = struct.Struct("=III")  # interface, cookie
-_FOUND: Final = struct.Struct("=BBBB48xIIIII")  # family, state, timer, retransmits, the socket, expires, queues, user, inode
+_FOUND: Final = struct.Struct(
+    "=BBBB48xIIIII"
+)  # family, state, timer, retransmits, the socket, expires, queues, user, inode
 
 
 def user_of(client: tuple[Any, ...], server: tuple[Any, ...]) -> int | None:
-    """The user id of the process that holds the client's end; None when the kernel does not say, or the client has closed it.
+    """The user id of the process that holds the client's end; None when the kernel does not say, or
+    the client has closed it.
 
-    client, server: the addresses of both ends, as `socket.getpeername` and `getsockname` give them on the server's side.
-    A socket that its process has closed has no owner any more, and the kernel would say that it is root's: only a connection
-    that is established counts.
+    client, server: the addresses of both ends, as `socket.getpeername` and `getsockname` give them
+    on the server's side. A socket that its process has closed has no owner any more, and the kernel
+    would say that it is root's: only a connection that is established counts.
     """
     family = socket.AF_INET6 if ":" in client[0] else socket.AF_INET
     try:
-        ends = b"".join(socket.inet_pton(family, end[0]).ljust(16, b"\0") for end in (client, server))
+        ends = b"".join(
+            socket.inet_pton(family, end[0]).ljust(16, b"\0") for end in (client, server)
+        )
         about = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, 1 << _ESTABLISHED)
-        body = about + _PORTS.pack(client[1], server[1]) + ends + _COOKIE.pack(0, _NO_COOKIE, _NO_COOKIE)
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as kernel:
+        body = (
+            about
+            + _PORTS.pack(client[1], server[1])
+            + ends
+            + _COOKIE.pack(0, _NO_COOKIE, _NO_COOKIE)
+        )
+        with socket.socket(
+            socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG
+        ) as kernel:
             kernel.settimeout(1.0)
-            kernel.send(_HEAD.pack(_HEAD.size + len(body), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0) + body)
+            kernel.send(
+                _HEAD.pack(_HEAD.size + len(body), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0)
+                + body
+            )
             answer = kernel.recv(4096)
     except OSError:
         return None
-    if len(answer) < _HEAD.size + _FOUND.size or _HEAD.unpack_from(answer)[1] != _SOCK_DIAG_BY_FAMILY:
+    if (
+        len(answer) < _HEAD.size + _FOUND.size
+        or _HEAD.unpack_from(answer)[1] != _SOCK_DIAG_BY_FAMILY
+    ):
         return None
     _, state, _, _, _, _, _, user, inode = _FOUND.unpack_from(answer, _HEAD.size)
     return int(user) if state == _ESTABLISHED and inode else None

@@ -1,4 +1,5 @@
-"""Posts to another server, from a thread that may wait: one connection each, tried again while there is hope."""
+"""Posts to another server, from a thread that may wait: one connection each, tried again while
+there is hope."""
 
 import http.client
 import random
@@ -24,9 +25,17 @@ class Poster:
     """
 
     def __init__(
-        self, setting: str, url: str, headers: Mapping[str, str], ca: str, timeout_s: float, tries_max: int,
-        stopping: threading.Event, tell: Callable[[str], None], port: int = 80,
-    ) -> None:  # fmt: skip
+        self,
+        setting: str,
+        url: str,
+        headers: Mapping[str, str],
+        ca: str,
+        timeout_s: float,
+        tries_max: int,
+        stopping: threading.Event,
+        tell: Callable[[str], None],
+        port: int = 80,
+    ) -> None:
         """ConfigError for an address that is none."""
         split = urllib.parse.urlsplit(url)
         try:
@@ -34,11 +43,18 @@ class Poster:
         except ValueError:
             split = urllib.parse.urlsplit("")
         if split.scheme not in ("http", "https") or not split.hostname:
-            raise ConfigError(f"{setting}: {url!r} is no address.", hint=f"Write http://HOST:{port}.")
+            raise ConfigError(
+                f"{setting}: {url!r} is no address.", hint=f"Write http://HOST:{port}."
+            )
         self._host, self._headers = split.hostname, dict(headers)
         self._path = (split.path or "/") + (f"?{split.query}" if split.query else "")
         self._tls: ssl.SSLContext | None = client_context(ca) if split.scheme == "https" else None
-        self._timeout_s, self._tries_max, self._stopping, self._tell = timeout_s, tries_max, stopping, tell
+        self._timeout_s, self._tries_max, self._stopping, self._tell = (
+            timeout_s,
+            tries_max,
+            stopping,
+            tell,
+        )
 
     def send(self, body: bytes) -> str:
         """-> "exported", "refused" by who got it, or "dropped" when it was never taken."""
@@ -55,13 +71,16 @@ class Poster:
         return "dropped"
 
     def _post(self, body: bytes) -> tuple[float | None, str]:
-        """-> after how long to try again (None: not at all), and why it was not taken, if it was not."""
+        """-> after how long to try again (None: not at all), and why it was not taken, if it was
+        not."""
         timeout_s = min(self._timeout_s, _LAST_S) if self._stopping.is_set() else self._timeout_s
         line: http.client.HTTPConnection
         if self._tls is None:
             line = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
         else:
-            line = http.client.HTTPSConnection(self._host, self._port, timeout=timeout_s, context=self._tls)
+            line = http.client.HTTPSConnection(
+                self._host, self._port, timeout=timeout_s, context=self._tls
+            )
         try:
             line.request("POST", self._path, body, self._headers)
             response = line.getresponse()

@@ -1,4 +1,5 @@
-"""Fields of a stream entry <-> queries, feedback and answers. Pure: bytes in, values out. docs/streams.md is the scheme.
+"""Fields of a stream entry <-> queries, feedback and answers. Pure: bytes in, values out.
+docs/streams.md is the scheme.
 
 Every refusal is an InvalidInput that says which field is wrong: it goes to the dead letters.
 """
@@ -16,17 +17,29 @@ from clipper.types import Answer, InputType
 Fields = Mapping[bytes, bytes]
 Flat = list[str | bytes | int | float]  # name, value, name, value, ...
 
-OWN: Final = "q."  # fields that begin so belong to who wrote the record: they come back with the answer
+OWN: Final = (
+    "q."  # fields that begin so belong to who wrote the record: they come back with the answer
+)
 _INPUT: Final = ("input", "text", "data", "dtype", "shape")
 _RECORD: Final = (*_INPUT, "id", "user", "context", "slo_ms")
-_FEEDBACK: Final = (*_INPUT, "id", "prediction", "user", "context", "label", "correct", "score", "weight")
+_FEEDBACK: Final = (
+    *_INPUT,
+    "id",
+    "prediction",
+    "user",
+    "context",
+    "label",
+    "correct",
+    "score",
+    "weight",
+)
 _NAME_CHARS_MAX: Final = 512
 _OWN_MAX: Final = 100
 
 
 class Record(msgspec.Struct, frozen=True, eq=False):
-    """A query from a stream. id: the record's own, or "".  binary: array outputs go back as bytes, as the input came.
-    own: the fields that come back with the answer."""
+    """A query from a stream. id: the record's own, or "".  binary: array outputs go back as bytes,
+    as the input came. own: the fields that come back with the answer."""
 
     input: Any
     id: str = ""
@@ -38,7 +51,8 @@ class Record(msgspec.Struct, frozen=True, eq=False):
 
 
 class Told(msgspec.Struct, frozen=True, eq=False):
-    """Feedback from a stream: about the record `id`, the prediction `prediction`, or an `input`; one of label, correct, score."""
+    """Feedback from a stream: about the record `id`, the prediction `prediction`, or an `input`;
+    one of label, correct, score."""
 
     id: str = ""
     prediction: str = ""
@@ -56,8 +70,18 @@ def record_of(fields: Fields) -> Record:
     slo_ms = _number(texts, "slo_ms") if "slo_ms" in texts else None
     own = tuple((name, value) for name, value in texts.items() if name.startswith(OWN))
     if len(own) > _OWN_MAX:
-        raise InvalidInput(f"{len(own)} fields begin with {OWN!r}; at most {_OWN_MAX} are possible.")
-    return Record(_input_of(texts), _text(texts, "id"), _user_of(texts), slo_ms, "dtype" in texts, own, _context_of(texts))
+        raise InvalidInput(
+            f"{len(own)} fields begin with {OWN!r}; at most {_OWN_MAX} are possible."
+        )
+    return Record(
+        _input_of(texts),
+        _text(texts, "id"),
+        _user_of(texts),
+        slo_ms,
+        "dtype" in texts,
+        own,
+        _context_of(texts),
+    )
 
 
 def told_of(fields: Fields) -> Told:
@@ -81,18 +105,37 @@ def told_of(fields: Fields) -> Told:
 
 def answer_fields(answer: Answer, record: Record, entry: str) -> Flat:
     """The fields of an answer, flat as XADD takes them."""
-    flat: Flat = ["id", record.id or entry, "entry", entry, *output_fields(answer.output, record.binary)]
+    flat: Flat = [
+        "id",
+        record.id or entry,
+        "entry",
+        entry,
+        *output_fields(answer.output, record.binary),
+    ]
     flat += ["confidence", f"{answer.confidence:.6g}", "agreement", f"{answer.agreement:.6g}"]
     flat += ["default", int(answer.is_default)]
     if answer.reason:
         flat += ["reason", answer.reason]
-    flat += ["models", ",".join(map(str, answer.models)), "missing", ",".join(map(str, answer.missing))]
+    flat += [
+        "models",
+        ",".join(map(str, answer.models)),
+        "missing",
+        ",".join(map(str, answer.missing)),
+    ]
     if answer.qualifiers:
-        flat += ["qualifiers", msgspec.json.encode({str(model): said for model, said in answer.qualifiers.items()})]
+        flat += [
+            "qualifiers",
+            msgspec.json.encode({str(model): said for model, said in answer.qualifiers.items()}),
+        ]
     if answer.decided_by not in ("", "all"):
         flat += ["decided_by", answer.decided_by]
     if answer.set:
-        flat += ["set", msgspec.json.encode([x.tolist() if isinstance(x, np.ndarray | np.generic) else x for x in answer.set])]
+        flat += [
+            "set",
+            msgspec.json.encode(
+                [x.tolist() if isinstance(x, np.ndarray | np.generic) else x for x in answer.set]
+            ),
+        ]
     flat += ["latency_us", answer.latency_us, "prediction", answer.id]
     for name, value in record.own:
         flat += [name, value]
@@ -100,13 +143,21 @@ def answer_fields(answer: Answer, record: Record, entry: str) -> Flat:
 
 
 def output_fields(output: Any, binary: bool = False) -> Flat:
-    """`output` as JSON; bytes as `data`; an array, where `binary` is asked for, as `data`, `dtype`, `shape`."""
+    """`output` as JSON; bytes as `data`; an array, where `binary` is asked for, as `data`, `dtype`,
+    `shape`."""
     if isinstance(output, bytes | bytearray | memoryview):
         return ["data", bytes(output), "dtype", "bytes"]
     if isinstance(output, np.ndarray):
         if binary:
             shape = ",".join(map(str, output.shape))
-            return ["data", output.tobytes(), "dtype", str(InputType(InputType.infer(output).dtype)), "shape", shape]
+            return [
+                "data",
+                output.tobytes(),
+                "dtype",
+                str(InputType(InputType.infer(output).dtype)),
+                "shape",
+                shape,
+            ]
         output = output.tolist()
     elif isinstance(output, np.generic):
         output = output.item()
@@ -117,7 +168,8 @@ def output_fields(output: Any, binary: bool = False) -> Flat:
 
 
 def _known(fields: Fields, known: Collection[str]) -> dict[str, bytes]:
-    """The fields by name. A name that means nothing is refused: a slip must not pass for a default."""
+    """The fields by name. A name that means nothing is refused: a slip must not pass for a
+    default."""
     texts = {}
     for raw, value in fields.items():
         name = raw.decode("utf-8", "replace")
@@ -135,7 +187,9 @@ def _text(fields: Mapping[str, bytes], name: str) -> str:
     except UnicodeDecodeError:
         raise InvalidInput(f"field {name!r} is not UTF-8 text.") from None
     if len(text) > _NAME_CHARS_MAX:
-        raise InvalidInput(f"field {name!r} has {len(text)} characters; at most {_NAME_CHARS_MAX} are possible.")
+        raise InvalidInput(
+            f"field {name!r} has {len(text)} characters; at most {_NAME_CHARS_MAX} are possible."
+        )
     return text
 
 
@@ -151,7 +205,9 @@ def _number(fields: Mapping[str, bytes], name: str) -> float:
     try:
         return float(fields[name])
     except ValueError:
-        raise InvalidInput(f"field {name!r} is {_shown(fields[name])}: a number is needed.") from None
+        raise InvalidInput(
+            f"field {name!r} is {_shown(fields[name])}: a number is needed."
+        ) from None
 
 
 def _json(fields: Mapping[str, bytes], name: str) -> Any:
@@ -159,31 +215,41 @@ def _json(fields: Mapping[str, bytes], name: str) -> Any:
         return msgspec.json.decode(fields[name])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         hint = "Strings have quotes in JSON, as in '\"yes\"'."
-        raise InvalidInput(f"field {name!r} is {_shown(fields[name])}, which is no JSON: {error}.", hint=hint) from None
+        raise InvalidInput(
+            f"field {name!r} is {_shown(fields[name])}, which is no JSON: {error}.", hint=hint
+        ) from None
 
 
 def _input_of(fields: Mapping[str, bytes]) -> Any:
     given = [name for name in ("input", "text", "data") if name in fields]
     if len(given) != 1:
         found = " and ".join(given) or "none"
-        raise InvalidInput(f"a record has one of the fields input (JSON), text and data (bytes); this has {found}.")
+        raise InvalidInput(
+            f"a record has one of the fields input (JSON), text and data (bytes); this has {found}."
+        )
     if given[0] != "data" and (lost := [name for name in ("dtype", "shape") if name in fields]):
         raise InvalidInput(f"field {lost[0]!r} belongs to `data`, not to `{given[0]}`.")
     if given[0] == "text":
         try:
             return fields["text"].decode()
         except UnicodeDecodeError:
-            raise InvalidInput("field 'text' is not UTF-8 text.", hint="Bytes go into `data`.") from None
+            raise InvalidInput(
+                "field 'text' is not UTF-8 text.", hint="Bytes go into `data`."
+            ) from None
     if given[0] == "data":
         return _array(fields)
     value = _json(fields, "input")
     if value is None or isinstance(value, dict | bool):
-        raise InvalidInput(f"field 'input' is {_shown(fields['input'])}: a number, a string or an array of numbers is needed.")
+        raise InvalidInput(
+            f"field 'input' is {_shown(fields['input'])}: a number, a string or an array of numbers"
+            " is needed."
+        )
     return value
 
 
 def _array(fields: Mapping[str, bytes]) -> Any:
-    """`data` by its `dtype` and `shape`: the array's bytes in C order, little-endian. Without dtype: bytes as they are."""
+    """`data` by its `dtype` and `shape`: the array's bytes in C order, little-endian. Without
+    dtype: bytes as they are."""
     data = fields["data"]
     if "dtype" not in fields:
         return data
@@ -194,11 +260,21 @@ def _array(fields: Mapping[str, bytes]) -> Any:
     if type_.dtype == "bytes":
         return data
     if type_.dtype in ("str", "any") or type_.shape or type_.variable:
-        raise InvalidInput(f"field 'dtype' is {str(type_)!r}: an element type such as f32 is needed; dimensions go into `shape`.")
-    dtype = np.dtype("?") if type_.dtype == "bool" else np.dtype(f"<{type_.dtype[0]}{int(type_.dtype[1:]) // 8}")
+        raise InvalidInput(
+            f"field 'dtype' is {str(type_)!r}: an element type such as f32 is needed; dimensions go"
+            " into `shape`."
+        )
+    dtype = (
+        np.dtype("?")
+        if type_.dtype == "bool"
+        else np.dtype(f"<{type_.dtype[0]}{int(type_.dtype[1:]) // 8}")
+    )
     shape = _shape(fields) if "shape" in fields else (len(data) // dtype.itemsize,)
     if len(data) != prod(shape) * dtype.itemsize:
-        raise InvalidInput(f"`data` has {len(data)} bytes; {type_.dtype} of shape {shape} has {prod(shape) * dtype.itemsize}.")
+        raise InvalidInput(
+            f"`data` has {len(data)} bytes; {type_.dtype} of shape {shape} has"
+            f" {prod(shape) * dtype.itemsize}."
+        )
     return np.frombuffer(data, dtype).reshape(shape)
 
 

@@ -1,6 +1,8 @@
-"""Models loaded and unloaded as the Open Inference Protocol has it, on the address of management: containers come and go.
+"""Models loaded and unloaded as the Open Inference Protocol has it, on the address of management:
+containers come and go.
 
-The record of a model, its versions and who links it stay; queries of an unloaded model end as those without a container do.
+The record of a model, its versions and who links it stay; queries of an unloaded model end as those
+without a container do.
 """
 
 import time
@@ -25,8 +27,8 @@ class Repository:
         routes.add("POST", "/v2/repository/models/{}/unload", on_worker(self.unload))
 
     def load(self, request: Request) -> Response:
-        """Starts a container of the latest version where there is none, and answers once it is connected. DeployFailed when that
-        takes longer than `server.load_s`."""
+        """Starts a container of the latest version where there is none, and answers once it is
+        connected. DeployFailed when that takes longer than `server.load_s`."""
         self.load_named(request.params[0])
         return answer_json({})
 
@@ -38,11 +40,15 @@ class Repository:
         while str(model.id) not in self._node.running():
             if time.monotonic() >= until or self._node.closed():
                 load_s = self._node.config.server.load_s
-                raise DeployFailed(f"no container of '{model.id}' connected within {load_s:g} s.", hint="See server.load_s.")
+                raise DeployFailed(
+                    f"no container of '{model.id}' connected within {load_s:g} s.",
+                    hint="See server.load_s.",
+                )
             time.sleep(_LOOK_S)
 
     def unload(self, request: Request) -> Response:
-        """Stops the containers of every version; whoever links the model has its default from then on."""
+        """Stops the containers of every version; whoever links the model has its default from then
+        on."""
         self.unload_named(request.params[0])
         return answer_json({})
 

@@ -1,6 +1,8 @@
-"""The applications over HTTP: ask, tell what was right, look. And the routes of the original Clipper, for its clients.
+"""The applications over HTTP: ask, tell what was right, look. And the routes of the original
+Clipper, for its clients.
 
-`POST /api/APP/predict` and `/feedback`, one or many; `GET /api` and `/api/APP`. Errors: frontend/messages.py.
+`POST /api/APP/predict` and `/feedback`, one or many; `GET /api` and `/api/APP`. Errors:
+frontend/messages.py.
 """
 
 import functools
@@ -81,8 +83,10 @@ class _OldUpdate(msgspec.Struct):
 
 
 class Predicted(msgspec.Struct):
-    """The answer to one query, as JSON has it. `id`: for feedback. The last three only where there is something to say:
-    what models said beside, which step decided (of an application with a decider), the set that holds the truth."""
+    """The answer to one query, as JSON has it. `id`: for feedback. The last three only where there
+    is something to say: what models said beside, which step decided (of an application with a
+    decider), the set that holds the truth.
+    """
 
     id: str
     output: Any
@@ -133,9 +137,14 @@ class Rest:
     def _about(self, name: str) -> dict[str, Any]:
         record, question = self._node.catalog.view.application(name), self._node.question(name)
         return {
-            "name": name, "input": str(record.input), "models": [str(id) for id in question.models], "slo_ms": record.slo_ms,
-            "default": record.default, "policy": record.policy, "confidence_min": record.confidence_min,
-        }  # fmt: skip
+            "name": name,
+            "input": str(record.input),
+            "models": [str(id) for id in question.models],
+            "slo_ms": record.slo_ms,
+            "default": record.default,
+            "policy": record.policy,
+            "confidence_min": record.confidence_min,
+        }
 
     # -- asking
 
@@ -149,10 +158,22 @@ class Rest:
             if body.input is not _NOTHING:
                 raise InvalidInput("a request has `input` or `inputs`, not both.")
             texts = items_of(body.inputs, "$.inputs")
-            futures = self._ask_all(question, texts, "$.inputs", user, slo_us, salt, body.context, request_id, request.trace)
+            futures = self._ask_all(
+                question,
+                texts,
+                "$.inputs",
+                user,
+                slo_us,
+                salt,
+                body.context,
+                request_id,
+                request.trace,
+            )
             return _outcome(futures, functools.partial(_many_predicted, futures, question))
         if body.input is _NOTHING:
-            raise InvalidInput("the request lacks `input`.", hint='Write {"input": ...} or {"inputs": [...]}.')
+            raise InvalidInput(
+                "the request lacks `input`.", hint='Write {"input": ...} or {"inputs": [...]}.'
+            )
         row, trace = read(body.input, "$.input"), request.trace
         if trace is not None:
             trace.asking()
@@ -170,24 +191,50 @@ class Rest:
         if (body.input is _NOTHING) == (body.inputs is _NOTHING):
             raise InvalidInput("a request has `input` or `inputs`, one of the two.")
         slo_us = question.slo_us if body.slo_ms is None else self._node.slo_us(body.slo_ms, 0)
-        texts, at = ([body.input], "$.input") if body.inputs is _NOTHING else (items_of(body.inputs, "$.inputs"), "$.inputs")
+        texts, at = (
+            ([body.input], "$.input")
+            if body.inputs is _NOTHING
+            else (items_of(body.inputs, "$.inputs"), "$.inputs")
+        )
         id = request.given_id.decode("ascii")
-        futures = self._ask_all(question, texts, at, body.user, slo_us, salt_of(body.salt), body.context, id, request.trace)
+        futures = self._ask_all(
+            question,
+            texts,
+            at,
+            body.user,
+            slo_us,
+            salt_of(body.salt),
+            body.context,
+            id,
+            request.trace,
+        )
 
         def tell(future: Future) -> bytes:
             return to_json(_predicted(answer_of(future, question)))
 
-        return AnswerStream(futures, tell, request.id, self._node.config.http.heartbeat_s).response()
+        return AnswerStream(
+            futures, tell, request.id, self._node.config.http.heartbeat_s
+        ).response()
 
     def _ask_all(
-        self, question: Question, texts: Sequence[Any], at: str, user: str | None, slo_us: int, salt: int = 0,
-        context: Any = None, request_id: str = "", trace: Trace | None = None,
-    ) -> list[Future]:  # fmt: skip
+        self,
+        question: Question,
+        texts: Sequence[Any],
+        at: str,
+        user: str | None,
+        slo_us: int,
+        salt: int = 0,
+        context: Any = None,
+        request_id: str = "",
+        trace: Trace | None = None,
+    ) -> list[Future]:
         """A query for each. All are read before the first is asked."""
         most = self._node.config.http.queries_max
         if len(texts) > most:
             hint = "See http.queries_max; POST /v2/models/NAME/infer takes arrays of any length."
-            raise InvalidInput(f"`{at}` has {len(texts)} inputs, at most {most} are taken.", hint=hint)
+            raise InvalidInput(
+                f"`{at}` has {len(texts)} inputs, at most {most} are taken.", hint=hint
+            )
         read = self._inputs.reader(question)
         if not texts:
             features_of(context)
@@ -210,19 +257,29 @@ class Rest:
             return Work(lambda: answer_json({"counted": observe(question, *single)}))
         items = body.feedback
         if body != _Told(feedback=items):
-            raise InvalidInput("a request has `feedback`, or the members of one feedback, not both.")
+            raise InvalidInput(
+                "a request has `feedback`, or the members of one feedback, not both."
+            )
         told = [self._checked(question, item) for item in items]
         return Work(lambda: self._tell_all(question, items, told))
 
     def _checked(self, question: Question, item: _Feedback) -> tuple[Any, ...]:
         """What `observe` takes."""
-        row = None if item.input is _NOTHING else self._inputs.reader(question)(item.input, "$.input")
+        row = (
+            None if item.input is _NOTHING else self._inputs.reader(question)(item.input, "$.input")
+        )
         truth = truth_of(item.label, item.correct, item.score)
         return item.id, row, item.user, truth, weight_of(item.weight), item.context
 
-    def _tell_all(self, question: Question, items: list[_Feedback], told: list[tuple[Any, ...]]) -> Response:
-        if all(item.id is not None and item.label is not None and item.weight == 1 for item in items):
-            counted = observe_many(question, [item.id or "" for item in items], [item.label for item in items])
+    def _tell_all(
+        self, question: Question, items: list[_Feedback], told: list[tuple[Any, ...]]
+    ) -> Response:
+        if all(
+            item.id is not None and item.label is not None and item.weight == 1 for item in items
+        ):
+            counted = observe_many(
+                question, [item.id or "" for item in items], [item.label for item in items]
+            )
             return answer_json(msgspec.structs.asdict(counted))
         counts = {"counted": 0, "duplicates": 0, "unknown": 0}
         for each in told:
@@ -244,14 +301,21 @@ class Rest:
             futures = self._ask_all(question, texts, "$.input_batch", None, question.slo_us)
             return _outcome(futures, functools.partial(_old_many, futures))
         if body.input is _NOTHING:
-            raise InvalidInput("the request lacks `input`.", hint='Write {"input": ...} or {"input_batch": [...]}.')
-        future = predict(question, self._inputs.reader(question)(body.input, "$.input"), None, question.slo_us, 0)
+            raise InvalidInput(
+                "the request lacks `input`.", hint='Write {"input": ...} or {"input_batch": [...]}.'
+            )
+        future = predict(
+            question, self._inputs.reader(question)(body.input, "$.input"), None, question.slo_us, 0
+        )
         return _outcome((future,), functools.partial(old_one, future))
 
     def _pinned(self, question: Question, version: str) -> Question:
         """The application with one version of its (first) model, current or not."""
         if not question.models:
-            raise InvalidInput(f"application {question.name!r} links no model, so it has no version {version[:20]!r}.")
+            raise InvalidInput(
+                f"application {question.name!r} links no model, so it has no version"
+                f" {version[:20]!r}."
+            )
         model = f"{question.models[0].name}:{version}"
         return self._node.question_for(PredictionRequest(None, question.name, (model,)))
 
@@ -286,7 +350,9 @@ def _reading(read: Any, text: bytes | bytearray, kind: Any) -> Any:
         if unknown:
             guess = did_you_mean(unknown, kind.__struct_fields__) or "."
             known = ", ".join(kind.__struct_fields__)
-            raise InvalidInput(f"unknown member {unknown!r}{guess}", hint=f"Members: {known}.") from None
+            raise InvalidInput(
+                f"unknown member {unknown!r}{guess}", hint=f"Members: {known}."
+            ) from None
         raise
 
 
@@ -299,11 +365,19 @@ def _outcome(futures: Sequence[Future], make: Callable[[], Response]) -> Outcome
 
 def _predicted(answer: Answer) -> Predicted:
     return Predicted(
-        answer.id, answer.output, answer.confidence, answer.is_default, answer.reason,
-        [_name_of(model) for model in answer.models], [_name_of(model) for model in answer.missing] if answer.missing else [],
-        answer.agreement, answer.latency_us, _qualifiers(answer) if answer.qualifiers else msgspec.UNSET,
-        answer.decided_by if answer.decided_by not in ("", "all") else msgspec.UNSET, answer.set or msgspec.UNSET,
-    )  # fmt: skip
+        answer.id,
+        answer.output,
+        answer.confidence,
+        answer.is_default,
+        answer.reason,
+        [_name_of(model) for model in answer.models],
+        [_name_of(model) for model in answer.missing] if answer.missing else [],
+        answer.agreement,
+        answer.latency_us,
+        _qualifiers(answer) if answer.qualifiers else msgspec.UNSET,
+        answer.decided_by if answer.decided_by not in ("", "all") else msgspec.UNSET,
+        answer.set or msgspec.UNSET,
+    )
 
 
 def _qualifiers(answer: Answer) -> dict[str, Qualifiers]:
@@ -316,7 +390,8 @@ def one_predicted(future: Future, question: Question) -> Response:
 
 
 def _many_predicted(futures: Sequence[Future], question: Question) -> Response:
-    """Queries without an answer are told as their reason; when there is no answer at all, so is the request."""
+    """Queries without an answer are told as their reason; when there is no answer at all, so is the
+    request."""
     answers, refused = [], None
     for future in futures:
         try:
@@ -331,7 +406,11 @@ def _many_predicted(futures: Sequence[Future], question: Question) -> Response:
 
 def _old_body(future: Future) -> dict[str, Any]:
     answer: Answer = future.result(0)
-    body = {"query_id": int(answer.id.rpartition("-")[2], 16), "output": answer.output, "default": answer.is_default}
+    body = {
+        "query_id": int(answer.id.rpartition("-")[2], 16),
+        "output": answer.output,
+        "default": answer.is_default,
+    }
     return {**body, "default_explanation": answer.reason} if answer.is_default else body
 
 

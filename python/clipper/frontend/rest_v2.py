@@ -1,4 +1,5 @@
-"""The Open Inference Protocol over HTTP: routes, headers and status codes. What it says is in v2_models, its bytes are in v2."""
+"""The Open Inference Protocol over HTTP: routes, headers and status codes. What it says is in
+v2_models, its bytes are in v2."""
 
 from typing import Any
 
@@ -6,7 +7,17 @@ import msgspec
 
 from clipper.errors import InvalidInput
 from clipper.frontend import v2
-from clipper.frontend.messages import BINARY, JSON, Later, Outcome, Request, Response, Work, answer_json, read_json
+from clipper.frontend.messages import (
+    BINARY,
+    JSON,
+    Later,
+    Outcome,
+    Request,
+    Response,
+    Work,
+    answer_json,
+    read_json,
+)
 from clipper.frontend.node import Node
 from clipper.frontend.routes import Routes
 from clipper.frontend.several import Several, ids_in
@@ -53,7 +64,11 @@ class RestV2:
     def ready(self, request: Request) -> Outcome:
         def look() -> Response:
             waiting = self._node.unready()
-            body = {"live": True, "ready": not waiting, **({"waiting_for": waiting} if waiting else {})}
+            body = {
+                "live": True,
+                "ready": not waiting,
+                **({"waiting_for": waiting} if waiting else {}),
+            }
             if store := self._node.store():
                 body["store"] = store
             return answer_json(body) if not waiting else _unavailable(body)
@@ -101,34 +116,60 @@ class RestV2:
     # -- asking
 
     def infer(self, request: Request) -> Outcome:
-        if "," in request.params[0] or b"mm-model-id" in request.headers or b"mm-vmodel-id" in request.headers:
+        if (
+            "," in request.params[0]
+            or b"mm-model-id" in request.headers
+            or b"mm-vmodel-id" in request.headers
+        ):
             return self._infer_several(request)
         target = self._target(request)
-        asked = v2.decode(request.body, request.headers.get(b"inference-header-content-length", b""))
+        asked = v2.decode(
+            request.body, request.headers.get(b"inference-header-content-length", b"")
+        )
         rows = self._models.rows(target, asked)
         slo_us = self._models.slo_us(target, rows, _slo_ms(asked, request))
         id = request.given_id.decode("ascii")
         if self._models.is_array(rows):
-            return Work(lambda: _later(self._models.ask(target, rows, asked, slo_us, "", request.trace), target, asked))
+            return Work(
+                lambda: _later(
+                    self._models.ask(target, rows, asked, slo_us, "", request.trace), target, asked
+                )
+            )
         asking = self._models.ask(target, rows, asked, slo_us, id, request.trace)
         if all(future.done() for future in asking.futures):
             return inferred(asking, target, asked)
         return _later(asking, target, asked)
 
     def _infer_several(self, request: Request) -> Outcome:
-        """`/v2/models/m1,m2/infer`, or those of the headers, whatever the path says; with `mm-required` all must be known."""
+        """`/v2/models/m1,m2/infer`, or those of the headers, whatever the path says; with
+        `mm-required` all must be known."""
         if len(request.params) > 1:
-            raise InvalidInput("several models have no version in common.", hint="Leave it out: /v2/models/m1,m2/infer")
-        named = [(name.decode(), value) for name, value in request.headers.items() if name.startswith(b"mm-")]
-        path = [("mm-model-id", request.params[0])] if {name for name, _ in named} <= {"mm-required"} else []
+            raise InvalidInput(
+                "several models have no version in common.",
+                hint="Leave it out: /v2/models/m1,m2/infer",
+            )
+        named = [
+            (name.decode(), value)
+            for name, value in request.headers.items()
+            if name.startswith(b"mm-")
+        ]
+        path = (
+            [("mm-model-id", request.params[0])]
+            if {name for name, _ in named} <= {"mm-required"}
+            else []
+        )
         ids = ids_in([*named, *path])
         assert ids is not None
-        asked = v2.decode(request.body, request.headers.get(b"inference-header-content-length", b""))
+        asked = v2.decode(
+            request.body, request.headers.get(b"inference-header-content-length", b"")
+        )
         several = Several(self._models, ids, asked)
         slo_ms, id = _slo_ms(asked, request), request.given_id.decode("ascii")
 
         def ask() -> Later:
-            several.ask(lambda target, rows: self._models.slo_us(target, rows, slo_ms), id, request.trace)
+            several.ask(
+                lambda target, rows: self._models.slo_us(target, rows, slo_ms), id, request.trace
+            )
             return Later(several.futures, lambda: _response(*several.body()))
 
         return Work(ask) if several.is_array else ask()
@@ -148,7 +189,9 @@ def _slo_ms(asked: v2.InferRequest, request: Request) -> float | None:
     try:
         return float(text) if text else None
     except ValueError:
-        raise InvalidInput(f"Clipper-Deadline-Ms {text[:20].decode('ascii', 'replace')!r} is no number.") from None
+        raise InvalidInput(
+            f"Clipper-Deadline-Ms {text[:20].decode('ascii', 'replace')!r} is no number."
+        ) from None
 
 
 def _later(asking: Asking, target: Target, asked: v2.InferRequest) -> Later:
@@ -157,7 +200,11 @@ def _later(asking: Asking, target: Target, asked: v2.InferRequest) -> Later:
 
 def inferred(asking: Asking, target: Target, asked: v2.InferRequest) -> Response:
     outputs, parameters = asking.inferred()
-    return _response(*v2.encode(target.name, target.answered_version, asked.id, outputs, asked.binary, parameters))
+    return _response(
+        *v2.encode(
+            target.name, target.answered_version, asked.id, outputs, asked.binary, parameters
+        )
+    )
 
 
 def _response(body: bytes, head_size: int) -> Response:

@@ -14,8 +14,9 @@ _REMEMBERED_BYTES_MAX = 512  # of a path; longer ones are looked up each time
 class Routes:
     """Threads: any, once all routes are added. `{}` in a pattern stands for one segment of a path.
 
-    `add("GET", "/api/{}", handler)`; HEAD goes with GET, OPTIONS with all. `find` leaves what the `{}` stood for in
-    `request.params`, and the pattern in `request.route`. A fixed segment wins over `{}`.
+    `add("GET", "/api/{}", handler)`; HEAD goes with GET, OPTIONS with all. `find` leaves what the
+    `{}` stood for in `request.params`, and the pattern in `request.route`. A fixed segment wins
+    over `{}`.
     """
 
     def __init__(self) -> None:
@@ -41,12 +42,15 @@ class Routes:
         return iter(self._patterns)
 
     def find(self, request: Request) -> Handler:
-        """The handler. Refused: 404 for a path that is none of ours, 405 with Allow for a method that is none of its."""
+        """The handler. Refused: 404 for a path that is none of ours, 405 with Allow for a method
+        that is none of its."""
         key = request.method, request.path
         known = self._known.get(key)
         if known is None:
             known = self._search(request.method, request.path)
-            if len(self._known) >= _REMEMBERED_MAX:  # paths of clients: whoever makes many up costs a search, not memory
+            if (
+                len(self._known) >= _REMEMBERED_MAX
+            ):  # paths of clients: whoever makes many up costs a search, not memory
                 self._known.clear()
             if len(request.path) <= _REMEMBERED_BYTES_MAX:
                 self._known[key] = known
@@ -57,19 +61,35 @@ class Routes:
         segments = _segments(path)
         found = self._root.match(segments, ())
         if found is None:
-            raise Refused(404, f"there is nothing at {_shown(path)}{self._guess(segments)}", "GET / lists what there is.")
+            raise Refused(
+                404,
+                f"there is nothing at {_shown(path)}{self._guess(segments)}",
+                "GET / lists what there is.",
+            )
         node, params = found
         handler = node.handlers.get("GET" if method == "HEAD" else method)
         if handler is None:
             allow = ", ".join(node.allowed())
             if method == "OPTIONS":
                 raise Refused(204, "", headers=((b"allow", allow.encode()),))
-            raise Refused(405, f"{_shown(path)} does not take {method}.", f"It takes {allow}.", ((b"allow", allow.encode()),))
+            raise Refused(
+                405,
+                f"{_shown(path)} does not take {method}.",
+                f"It takes {allow}.",
+                ((b"allow", allow.encode()),),
+            )
         return handler, params, node.pattern
 
     def _guess(self, segments: list[str]) -> str:
-        fixed = {part for _, pattern in self._patterns for part in pattern.split("/") if part and part != "{}"}
-        wrong = next((segment for segment in segments[:1] + segments[-1:] if segment not in fixed), "")
+        fixed = {
+            part
+            for _, pattern in self._patterns
+            for part in pattern.split("/")
+            if part and part != "{}"
+        }
+        wrong = next(
+            (segment for segment in segments[:1] + segments[-1:] if segment not in fixed), ""
+        )
         return (did_you_mean(wrong, fixed) if wrong else "") or "."
 
 
@@ -81,11 +101,17 @@ class _Node:
         self.handlers: dict[str, Handler] = {}
         self.pattern = ""
 
-    def match(self, segments: list[str], params: tuple[str, ...]) -> "tuple[_Node, tuple[str, ...]] | None":
+    def match(
+        self, segments: list[str], params: tuple[str, ...]
+    ) -> "tuple[_Node, tuple[str, ...]] | None":
         if not segments:
             return (self, params) if self.handlers else None
         first, rest = segments[0], segments[1:]
-        if first in self.below and first != "{}" and (found := self.below[first].match(rest, params)):
+        if (
+            first in self.below
+            and first != "{}"
+            and (found := self.below[first].match(rest, params))
+        ):
             return found
         if "{}" in self.below and first:
             return self.below["{}"].match(rest, (*params, first))

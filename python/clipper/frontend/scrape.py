@@ -1,4 +1,5 @@
-"""`GET /metrics`: Prometheus' text, OpenMetrics for who accepts it, InfluxDB's lines for `?format=influx`."""
+"""`GET /metrics`: Prometheus' text, OpenMetrics for who accepts it, InfluxDB's lines for
+`?format=influx`."""
 
 import time
 import urllib.parse
@@ -36,13 +37,17 @@ class Scrape:
         return Response(200, write(samples), CONTENT_TYPES[format])
 
     def _slos_s(self) -> Mapping[str, float]:
-        return {name: app.slo_us / 1e6 for name, app in self._node.catalog.view.applications.items()}
+        return {
+            name: app.slo_us / 1e6 for name, app in self._node.catalog.view.applications.items()
+        }
 
     def _shares(self) -> Mapping[str, Mapping[str, float]]:
         found = {}
         for name in self._node.catalog.view.applications:
             try:
-                found[name] = ApplicationHandle(name, self._node.question, self._node.config.limits.slo_ms_max).shares()
+                found[name] = ApplicationHandle(
+                    name, self._node.question, self._node.config.limits.slo_ms_max
+                ).shares()
             except ClipperError:  # gone meanwhile, or a policy of somebody's own that fails
                 continue
             time.sleep(0)
@@ -55,9 +60,14 @@ def format_of(request: Request) -> str:
     if asked:
         if asked[-1] not in CONTENT_TYPES:
             guess = did_you_mean(asked[-1], CONTENT_TYPES) or "."
-            raise InvalidInput(f"unknown format {asked[-1][:40]!r}{guess}", hint=f"Formats: {', '.join(CONTENT_TYPES)}.")
+            raise InvalidInput(
+                f"unknown format {asked[-1][:40]!r}{guess}",
+                hint=f"Formats: {', '.join(CONTENT_TYPES)}.",
+            )
         return asked[-1]
-    return "openmetrics" if _prefers_openmetrics(request.headers.get(b"accept", b"")) else "prometheus"
+    return (
+        "openmetrics" if _prefers_openmetrics(request.headers.get(b"accept", b"")) else "prometheus"
+    )
 
 
 def _prefers_openmetrics(accept: bytes) -> bool:

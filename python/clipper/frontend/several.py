@@ -1,9 +1,12 @@
-"""Several models in one request: all are asked at once, and their answers come back as one, in the order of their ids.
+"""Several models in one request: all are asked at once, and their answers come back as one, in the
+order of their ids.
 
-The ids stand in headers: `mm-model-id`, repeated or with commas between them, or `mm-vmodel-id`; `-bin` forms hold UTF-8. A model
-that is not known is left out, and asking none but such is UnknownModel; with `mm-required: true` any such is. Protobuf answers
-are concatenated, which for protobuf merges them: lists one behind the other, of the rest the last. In JSON, and for the Open
-Inference Protocol, that is one list of outputs; each says in its parameters which model it is of. Source: model-mesh.
+The ids stand in headers: `mm-model-id`, repeated or with commas between them, or `mm-vmodel-id`;
+`-bin` forms hold UTF-8. A model that is not known is left out, and asking none but such is
+UnknownModel; with `mm-required: true` any such is. Protobuf answers are concatenated, which for
+protobuf merges them: lists one behind the other, of the rest the last. In JSON, and for the Open
+Inference Protocol, that is one list of outputs; each says in its parameters which model it is of.
+Source: model-mesh.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -40,7 +43,8 @@ _A = TypeVar("_A", bound=Asks)
 
 
 def ids_in(headers: Iterable[tuple[str, str | bytes]]) -> Ids | None:
-    """Those of a request's headers, whose names are in lower case; None when it names none. InvalidInput for what are no ids."""
+    """Those of a request's headers, whose names are in lower case; None when it names none.
+    InvalidInput for what are no ids."""
     names: list[str] = []
     kinds, required = set(), False
     for header, value in headers:
@@ -55,7 +59,9 @@ def ids_in(headers: Iterable[tuple[str, str | bytes]]) -> Ids | None:
     if len(kinds) > 1:
         raise InvalidInput(f"a request has {_MODEL} or {_VMODEL}; this one has both.")
     if len(names) > IDS_MAX:
-        raise InvalidInput(f"a request names {len(names)} models: up to {IDS_MAX} are asked at once.")
+        raise InvalidInput(
+            f"a request names {len(names)} models: up to {IDS_MAX} are asked at once."
+        )
     return Ids(tuple(names), required) if names else None
 
 
@@ -74,7 +80,8 @@ def _checked(name: str, header: str) -> str:
 
 
 def those_known(ids: Ids, of: Callable[[str], _T]) -> list[_T]:
-    """What `of` says of each, in order. What is missing is left out; UnknownModel if it may not be, or if nothing is left."""
+    """What `of` says of each, in order. What is missing is left out; UnknownModel if it may not be,
+    or if nothing is left."""
     found: list[_T] = []
     missing: UnknownModel | None = None
     for name in ids.names:
@@ -103,7 +110,8 @@ def ask_each(asks: Iterable[Callable[[], _A]]) -> list[_A]:
 
 
 class Several:
-    """One request of the Open Inference Protocol to several models: `ask()`, wait for `futures`, `response()` or `body()`."""
+    """One request of the Open Inference Protocol to several models: `ask()`, wait for `futures`,
+    `response()` or `body()`."""
 
     def __init__(self, models: ModelsV2, ids: Ids, asked: v2.InferRequest) -> None:
         """UnknownModel; InvalidInput for a tensor that one of them does not take."""
@@ -121,7 +129,9 @@ class Several:
     def futures(self) -> list[Future]:
         return [future for asking in self._asking for future in asking.futures]
 
-    def ask(self, slo_us: Callable[[Target, Any], int], id: str = "", trace: Trace | None = None) -> None:
+    def ask(
+        self, slo_us: Callable[[Target, Any], int], id: str = "", trace: Trace | None = None
+    ) -> None:
         """slo_us: of a target and its rows."""
         times = [slo_us(target, rows) for target, rows in self._found]
         ask = self._models.ask
@@ -131,10 +141,17 @@ class Several:
         )
 
     def _inferred(self) -> list[tuple[Target, Inferred]]:
-        """A model may have gone since it was asked: that is missing too. Any other error is that of the request."""
-        by_name = {target.name: (target, asking) for (target, _), asking in zip(self._found, self._asking, strict=True)}
+        """A model may have gone since it was asked: that is missing too. Any other error is that of
+        the request."""
+        by_name = {
+            target.name: (target, asking)
+            for (target, _), asking in zip(self._found, self._asking, strict=True)
+        }
         names = tuple(target.name for target, _ in self._found)
-        return those_known(Ids(names, self._ids.required), lambda name: (by_name[name][0], by_name[name][1].inferred()))
+        return those_known(
+            Ids(names, self._ids.required),
+            lambda name: (by_name[name][0], by_name[name][1].inferred()),
+        )
 
     def response(self) -> Any:
         """A ModelInferResponse: what the models' own would be when concatenated."""
@@ -142,7 +159,9 @@ class Several:
 
         joined: Any = None
         for target, (outputs, parameters) in self._inferred():
-            one = v2_rpc.encode(target.name, target.answered_version, self._asked.id, outputs, parameters)
+            one = v2_rpc.encode(
+                target.name, target.answered_version, self._asked.id, outputs, parameters
+            )
             one.outputs[0].parameters["model_name"].string_param = target.name
             if joined is None:
                 joined = one
@@ -158,8 +177,14 @@ class Several:
         for target, (outputs, parameters) in self._inferred():
             name, version, said = target.name, target.answered_version, said | parameters
             tensor, tail = v2.tensor(outputs, self._asked.binary)
-            tensors.append({**tensor, "parameters": {"model_name": name, **tensor.get("parameters", {})}})
+            tensors.append(
+                {**tensor, "parameters": {"model_name": name, **tensor.get("parameters", {})}}
+            )
             tails.append(tail)
-        head = {"model_name": name, **({"model_version": version} if version else {}), "id": self._asked.id}
+        head = {
+            "model_name": name,
+            **({"model_version": version} if version else {}),
+            "id": self._asked.id,
+        }
         text = to_json({**head, **({"parameters": said} if said else {}), "outputs": tensors})
         return b"".join((text, *tails)), len(text) if self._asked.binary else 0

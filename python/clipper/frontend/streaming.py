@@ -42,12 +42,14 @@ class Streaming:
     _streams: tuple[_Running, ...] = ()
 
     def stream(self: Serves, app: str, url: str, **settings: Any) -> Stream:
-        """Score the records of a Redis Stream by application `app`, and write the answers to another.
+        """Score the records of a Redis Stream by application `app`, and write the answers to
+        another.
 
-        settings: source, answers, refused, group, feedback, in_flight_max, patience_s, claim_s, ... (`[streams.NAME]` in
-        docs/operating.md; docs/streams.md has the fields of records and answers). Each record is answered exactly once by all
-        servers of one group together, whatever dies. -> a handle with stats() and stop(); Redis need not be there yet.
-        Raises UnknownApplication, InvalidInput, ConfigError (no Redis URL, no package redis).
+        settings: source, answers, refused, group, feedback, in_flight_max, patience_s, claim_s, ...
+        (`[streams.NAME]` in docs/operating.md; docs/streams.md has the fields of records and
+        answers). Each record is answered exactly once by all servers of one group together,
+        whatever dies. -> a handle with stats() and stop(); Redis need not be there yet. Raises
+        UnknownApplication, InvalidInput, ConfigError (no Redis URL, no package redis).
         """
         self._check_open()
         chosen = settings_of(StreamSettings, {"app": app, "url": url, **settings})
@@ -56,11 +58,13 @@ class Streaming:
         return started
 
     def models_from(self: Serves, url: str, **settings: Any) -> ModelUpdates:
-        """Deploy the models of a Redis Stream, ONNX or skops bytes with a descriptor, as the next versions, while serving.
+        """Deploy the models of a Redis Stream, ONNX or skops bytes with a descriptor, as the next
+        versions, while serving.
 
-        settings: stream, group, keep, trusted, bytes_max, replicas, claim_s (`[model_streams.NAME]`). Queries go to the old
-        version until the new one's containers are connected. What is no sound model is refused to `STREAM.refused`.
-        -> a handle with stats() and stop(). Raises InvalidInput, ConfigError.
+        settings: stream, group, keep, trusted, bytes_max, replicas, claim_s
+        (`[model_streams.NAME]`). Queries go to the old version until the new one's containers are
+        connected. What is no sound model is refused to `STREAM.refused`. -> a handle with stats()
+        and stop(). Raises InvalidInput, ConfigError.
         """
         self._check_open()
         chosen = settings_of(ModelStreamSettings, {"url": url, **settings})
@@ -88,7 +92,10 @@ def settings_of(kind: type[_T], given: dict[str, Any]) -> _T:
     keys = kind.__struct_fields__
     if unknown := sorted(set(given) - set(keys)):
         guess = did_you_mean(unknown[0], keys) or "."
-        raise InvalidInput(f"unknown setting {unknown[0]!r} of a stream{guess}", hint=f"Settings: {', '.join(keys)}.")
+        raise InvalidInput(
+            f"unknown setting {unknown[0]!r} of a stream{guess}",
+            hint=f"Settings: {', '.join(keys)}.",
+        )
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:

@@ -1,8 +1,10 @@
-"""Records scored from a Redis Stream to another, and feedback learned from a third. docs/streams.md is for users.
+"""Records scored from a Redis Stream to another, and feedback learned from a third. docs/streams.md
+is for users.
 
-At least once in, exactly one answer out: see group.py. The reader submits a record as soon as it has it; the settler waits for
-the answers in the order of the records, and writes those that are there together. Predictions of others are never behind
-these: what a stream waits for, its own two threads wait for.
+At least once in, exactly one answer out: see group.py. The reader submits a record as soon as it
+has it; the settler waits for the answers in the order of the records, and writes those that are
+there together. Predictions of others are never behind these: what a stream waits for, its own two
+threads wait for.
 """
 
 import contextlib
@@ -27,7 +29,8 @@ _PREDICTIONS_MAX: Final = 65_536
 
 
 class Asked(msgspec.Struct, eq=False):
-    """A record in flight. future: of an Answer; None while the application cannot be asked, `trouble` says why."""
+    """A record in flight. future: of an Answer; None while the application cannot be asked,
+    `trouble` says why."""
 
     record: Record
     future: Any
@@ -57,8 +60,16 @@ class Answered:
 class Scoring(Follower[Asked]):
     """Records in, answers out."""
 
-    def __init__(self, app: ApplicationHandle, settings: StreamSettings, group: Group, answered: Answered | None) -> None:
-        super().__init__(f"stream-{app.name}", group, settings.in_flight_max, settings.deliveries_max)
+    def __init__(
+        self,
+        app: ApplicationHandle,
+        settings: StreamSettings,
+        group: Group,
+        answered: Answered | None,
+    ) -> None:
+        super().__init__(
+            f"stream-{app.name}", group, settings.in_flight_max, settings.deliveries_max
+        )
         self._app = app
         self._patience_s = settings.patience_s
         self._intake = Intake(settings.in_flight_max)
@@ -73,10 +84,13 @@ class Scoring(Follower[Asked]):
         return asked
 
     def _ask(self, asked: Asked) -> None:
-        """Raises: InvalidInput when the record is at fault; what else the application says is its own trouble."""
+        """Raises: InvalidInput when the record is at fault; what else the application says is its
+        own trouble."""
         record, asked.asked_s = asked.record, time.monotonic()
         try:
-            asked.future = self._app.predict(record.input, record.user, record.slo_ms, context=record.context, id=record.id)
+            asked.future = self._app.predict(
+                record.input, record.user, record.slo_ms, context=record.context, id=record.id
+            )
         except InvalidInput:
             raise
         except ClipperError as error:
@@ -94,11 +108,15 @@ class Scoring(Follower[Asked]):
                 if answer is None:
                     return None
                 self._intake.told(late(item.future, answer))
-                if not untried(item.future, answer) or (time.monotonic() >= item.until_s and not self._stopping):
+                if not untried(item.future, answer) or (
+                    time.monotonic() >= item.until_s and not self._stopping
+                ):
                     return self._answer(entry, item.record, answer)
             if self._stopping and (self._is_over or item.future is None):
                 return None
-            self._pause(max(0.0, item.asked_s + _AGAIN_S - time.monotonic()))  # who was asked about long ago need not wait
+            self._pause(
+                max(0.0, item.asked_s + _AGAIN_S - time.monotonic())
+            )  # who was asked about long ago need not wait
             self._ask(item)
 
     def _result(self, future: Any) -> Answer | None:
@@ -118,7 +136,14 @@ class Scoring(Follower[Asked]):
 class Learning(Follower[Told]):
     """Feedback in: about a record by its id, about a prediction by its id, or with the input."""
 
-    def __init__(self, app: ApplicationHandle, group: Group, records: Names, answered: Answered, deliveries_max: int) -> None:
+    def __init__(
+        self,
+        app: ApplicationHandle,
+        group: Group,
+        records: Names,
+        answered: Answered,
+        deliveries_max: int,
+    ) -> None:
         super().__init__(f"feedback-{app.name}", group, 1024, deliveries_max)
         self._app = app
         self._records = records
@@ -134,17 +159,26 @@ class Learning(Follower[Told]):
                 return Outcome(entry.id, "drop", id=item.id)
             except (InvalidInput, UnknownPrediction):
                 raise
-            except (ClipperError, ConnectionError) as error:  # the journal is full, the store or Redis away: try again
+            except (
+                ClipperError,
+                ConnectionError,
+            ) as error:  # the journal is full, the store or Redis away: try again
                 if self._stopping:
                     return None
                 self._say(str(error))
                 self._pause(10 * _AGAIN_S)
 
     def _learn(self, told: Told) -> None:
-        """Raises: InvalidInput, UnknownPrediction for what will never do; ClipperError, ConnectionError for what may, later."""
+        """Raises: InvalidInput, UnknownPrediction for what will never do; ClipperError,
+        ConnectionError for what may, later."""
         if told.id and self._is_known(told.id):
             return
-        truth: dict[str, Any] = {"label": told.label, "correct": told.correct, "score": told.score, "weight": told.weight}
+        truth: dict[str, Any] = {
+            "label": told.label,
+            "correct": told.correct,
+            "score": told.score,
+            "weight": told.weight,
+        }
         if told.input is not None:
             self._app.feedback(input=told.input, user=told.user, context=told.context, **truth)
             return
@@ -156,9 +190,13 @@ class Learning(Follower[Told]):
         record = self._record(told.id) if told.id else None
         if record is None:
             hint = "Give the `input` with the feedback."
-            raise UnknownPrediction(f"no record {told.id or told.prediction!r} is known any more.", hint=hint)
+            raise UnknownPrediction(
+                f"no record {told.id or told.prediction!r} is known any more.", hint=hint
+            )
         context = record.context if told.context is None else told.context
-        self._app.feedback(input=record.input, user=told.user or record.user, context=context, **truth)
+        self._app.feedback(
+            input=record.input, user=told.user or record.user, context=context, **truth
+        )
 
     def _is_known(self, id: str) -> bool:
         """Whether feedback about this record has been learned from before."""
@@ -168,7 +206,8 @@ class Learning(Follower[Told]):
         return found[0] is not None
 
     def _record(self, id: str) -> Record | None:
-        """The record of that id, from its stream: any server of the group can learn about it. ConnectionError: Redis is away."""
+        """The record of that id, from its stream: any server of the group can learn about it.
+        ConnectionError: Redis is away."""
         found = self._group.ask(lambda redis: self._found(redis, id))
         if found is None:
             raise ConnectionError(self._group.trouble)
@@ -181,7 +220,14 @@ class Learning(Follower[Told]):
         if score is not None:
             ms = str(int(score))
             entries = redis.xrange(self._records.source, ms, ms, count=10_000)
-            return next((fields for _, fields in entries if fields.get(b"id", b"").decode("utf-8", "replace") == id), {})
+            return next(
+                (
+                    fields
+                    for _, fields in entries
+                    if fields.get(b"id", b"").decode("utf-8", "replace") == id
+                ),
+                {},
+            )
         if not all(part.isdecimal() for part in id.split("-")):
             return {}
         entries = redis.xrange(self._records.source, id, id, count=1)
@@ -196,9 +242,14 @@ class Stream:
         self.settings = settings
         refused = settings.refused or settings.source + ".refused"
         names = Names(
-            settings.source, settings.group, settings.answers, refused, settings.answers_max, settings.refused_max,
+            settings.source,
+            settings.group,
+            settings.answers,
+            refused,
+            settings.answers_max,
+            settings.refused_max,
             settings.ids_max,
-        )  # fmt: skip
+        )
         check_names(names)
         answered = Answered() if settings.feedback else None
         group = Group(settings.url, names, consumer, settings.claim_s)
@@ -206,7 +257,9 @@ class Stream:
         self._learning: Learning | None = None
         if answered is not None:
             source = settings.feedback
-            told = msgspec.structs.replace(names, source=source, answers=source + ".learned", refused=source + ".refused")
+            told = msgspec.structs.replace(
+                names, source=source, answers=source + ".learned", refused=source + ".refused"
+            )
             check_names(told)
             group = Group(settings.url, told, consumer, settings.claim_s)
             self._learning = Learning(app, group, names, answered, settings.deliveries_max)
@@ -218,15 +271,17 @@ class Stream:
         return self
 
     def stats(self) -> dict[str, Any]:
-        """What became of the records: `read`, `answered`, `refused`, `duplicates` (a second entry with the same `id`),
-        `settled_elsewhere` (another server was first), `reclaimed` (from a server that fell silent), `trimmed` (lost before
-        they were read: the source is kept too short), `in_flight`, `room`, `reconnects`, `trouble`; `feedback`: the same."""
+        """What became of the records: `read`, `answered`, `refused`, `duplicates` (a second entry
+        with the same `id`), `settled_elsewhere` (another server was first), `reclaimed` (from a
+        server that fell silent), `trimmed` (lost before they were read: the source is kept too
+        short), `in_flight`, `room`, `reconnects`, `trouble`; `feedback`: the same.
+        """
         found = self._scoring.stats()
         return found if self._learning is None else {**found, "feedback": self._learning.stats()}
 
     def stop(self, drain_s: float = 5.0) -> None:
-        """Read no more; what was read has `drain_s` seconds to be answered. What is left goes to the others of the group, or
-        to the next start. Idempotent."""
+        """Read no more; what was read has `drain_s` seconds to be answered. What is left goes to
+        the others of the group, or to the next start. Idempotent."""
         if self._learning is not None:
             self._learning.stop(drain_s)
         self._scoring.stop(drain_s)

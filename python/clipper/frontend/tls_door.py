@@ -1,8 +1,11 @@
-"""TLS in front of a Connection of http.py: to the connection it is the transport, to the event loop the protocol.
+"""TLS in front of a Connection of http.py: to the connection it is the transport, to the event loop
+the protocol.
 
-The loop's own TLS would do the same and hide what must be seen: a handshake has a time (`http.header_s`) and counts among the
-connections (`http.connections_max`) before it is done, a client that speaks plain HTTP is told so in words it understands, and
-each connection takes the certificate that is current when it comes. The bytes go through OpenSSL in memory, as they would there.
+The loop's own TLS would do the same and hide what must be seen: a handshake has a time
+(`http.header_s`) and counts among the connections (`http.connections_max`) before it is done, a
+client that speaks plain HTTP is told so in words it understands, and each connection takes the
+certificate that is current when it comes. The bytes go through OpenSSL in memory, as they would
+there.
 """
 
 import asyncio
@@ -53,7 +56,9 @@ class Tls(asyncio.Protocol, asyncio.Transport):
         self._is_first = True
         self._since_s = door.service.now_s
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = door.certificate.context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._tls = door.certificate.context.wrap_bio(
+            self._incoming, self._outgoing, server_side=True
+        )
 
     # -- the wire
 
@@ -61,7 +66,10 @@ class Tls(asyncio.Protocol, asyncio.Transport):
         self._wire = transport
         door = self._door
         door.waiting.add(self)
-        if len(door.waiting) + len(door.service.connections) > door.service.settings.connections_max:
+        if (
+            len(door.waiting) + len(door.service.connections)
+            > door.service.settings.connections_max
+        ):
             self._end("full")
             transport.abort()
 
@@ -74,7 +82,8 @@ class Tls(asyncio.Protocol, asyncio.Transport):
             self._inner.connection_lost(error)
 
     def eof_received(self) -> bool:
-        """The client is gone, with a farewell or without: HTTP tells by itself where a message ends."""
+        """The client is gone, with a farewell or without: HTTP tells by itself where a message
+        ends."""
         if self._inner is not None:
             return self._inner.eof_received()
         return False
@@ -90,7 +99,10 @@ class Tls(asyncio.Protocol, asyncio.Transport):
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
-        is_plain, self._is_first = self._is_first and data[:1].isalpha(), False  # TLS begins with the byte 0x16
+        is_plain, self._is_first = (
+            self._is_first and data[:1].isalpha(),
+            False,
+        )  # TLS begins with the byte 0x16
         if is_plain:
             self._tell_plainly()
             return
@@ -144,12 +156,17 @@ class Tls(asyncio.Protocol, asyncio.Transport):
         self._door.counts.count(outcome)
 
     def _tell_plainly(self) -> None:
-        error = Refused(400, "this address speaks TLS, and the request came without.", "Write https:// instead of http://.")
+        error = Refused(
+            400,
+            "this address speaks TLS, and the request came without.",
+            "Write https:// instead of http://.",
+        )
         response = problem(error, b"-")
         self._wire.write(head_of(response, b"-", self._door.service.date, True) + response.body)
         self._end("plain")
         self._since_s = self._door.service.now_s
-        self._wire.write_eof()  # closed only later: what the client still sends would take the answer away
+        # closed only later: what the client still sends would take the answer away
+        self._wire.write_eof()
 
     def look(self, now_s: float) -> None:
         """While there is no handshake yet, or none any more."""
@@ -181,7 +198,9 @@ class Tls(asyncio.Protocol, asyncio.Transport):
 
     def _farewell(self) -> None:
         self._closing = True
-        with contextlib.suppress(ssl.SSLError):  # it wants the client's farewell; nobody waits for that
+        with contextlib.suppress(
+            ssl.SSLError
+        ):  # it wants the client's farewell; nobody waits for that
             self._tls.unwrap()
         self._flush()
 

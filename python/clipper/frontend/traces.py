@@ -1,8 +1,10 @@
-"""W3C Trace Context: read from `traceparent` and `tracestate`, answered in both, told in the log; and what a traced request did.
+"""W3C Trace Context: read from `traceparent` and `tracestate`, answered in both, told in the log;
+and what a traced request did.
 
-The answer's names the same trace, a span of our own and the caller's flags. A request whose caller samples it leaves a line in
-the log, with its duration; others cost the look for the header. Where spans are exported (exporter.py), a sampled request also
-notes when it asked whom; the spans are made of that later, on another thread. Source: w3.org/TR/trace-context.
+The answer's names the same trace, a span of our own and the caller's flags. A request whose caller
+samples it leaves a line in the log, with its duration; others cost the look for the header. Where
+spans are exported (exporter.py), a sampled request also notes when it asked whom; the spans are
+made of that later, on another thread. Source: w3.org/TR/trace-context.
 """
 
 import logging
@@ -25,19 +27,27 @@ _next_bits = random.Random().getrandbits  # seeded by the system; ids of traces 
 
 
 class Ask(tuple[str, int, int, Sequence[Future]]):
-    """An application ("" for models by name), when asking it began and ended, by the monotonic clock, and its futures."""
+    """An application ("" for models by name), when asking it began and ended, by the monotonic
+    clock, and its futures."""
 
     __slots__ = ()
 
 
 class Trace:
-    """trace_id: the caller's, or a new one; parent_id: the caller's, or empty; span_id: ours; hexadecimal. sampled: whether it is
-    recorded. state: the caller's tracestate, or empty. asks: what a sampled request asked, in order. Threads: one at a time."""
+    """trace_id: the caller's, or a new one; parent_id: the caller's, or empty; span_id: ours;
+    hexadecimal. sampled: whether it is recorded. state: the caller's tracestate, or empty. asks:
+    what a sampled request asked, in order. Threads: one at a time.
+    """
 
     __slots__ = ("_began_ns", "asks", "parent_id", "sampled", "span_id", "state", "trace_id")
 
     def __init__(self, trace_id: str, parent_id: str, sampled: bool, state: bytes = b"") -> None:
-        self.trace_id, self.parent_id, self.sampled, self.state = trace_id, parent_id, sampled, state
+        self.trace_id, self.parent_id, self.sampled, self.state = (
+            trace_id,
+            parent_id,
+            sampled,
+            state,
+        )
         self.span_id = new_id(64)
         self.asks: list[Ask] = []
         self._began_ns = 0
@@ -69,39 +79,57 @@ def new_id(bits: int) -> str:
 
 
 def trace_of(header: bytes, state: bytes = b"") -> Trace | None:
-    """None for what is no traceparent: it counts as absent. A later version may have more at its end, and only there. A
-    tracestate that is none counts as empty."""
+    """None for what is no traceparent: it counts as absent. A later version may have more at its
+    end, and only there. A tracestate that is none counts as empty."""
     found = _FORM.fullmatch(header)
     if found is None:
         return None
     version, trace_id, parent_id, flags, more = found.groups()
-    if version == b"ff" or (version == b"00" and more) or not trace_id.strip(b"0") or not parent_id.strip(b"0"):
+    if (
+        version == b"ff"
+        or (version == b"00" and more)
+        or not trace_id.strip(b"0")
+        or not parent_id.strip(b"0")
+    ):
         return None
-    return Trace(trace_id.decode(), parent_id.decode(), bool(int(flags, 16) & 1), state_of(state) if state else b"")
+    return Trace(
+        trace_id.decode(),
+        parent_id.decode(),
+        bool(int(flags, 16) & 1),
+        state_of(state) if state else b"",
+    )
 
 
 def state_of(header: bytes) -> bytes:
-    """The members of a tracestate that are in order, as many as fit; none when one is not, or comes twice."""
+    """The members of a tracestate that are in order, as many as fit; none when one is not, or comes
+    twice."""
     members = [member.strip(b" \t") for member in header.split(b",")]
     members = [member for member in members if member]
     keys = {member.partition(b"=")[0] for member in members}
-    if len(members) > _MEMBERS_MAX or len(keys) < len(members) or not all(map(_MEMBER.fullmatch, members)):
+    if (
+        len(members) > _MEMBERS_MAX
+        or len(keys) < len(members)
+        or not all(map(_MEMBER.fullmatch, members))
+    ):
         return b""
     while members and len(b",".join(members)) > _STATE_BYTES_MAX:
         members.pop()
     return b",".join(members)
 
 
-Sample = Callable[[Trace, bool], bool]  # a trace, and whether it is a caller's -> whether it is recorded
+Sample = Callable[
+    [Trace, bool], bool
+]  # a trace, and whether it is a caller's -> whether it is recorded
 
 
 def sampler_named(name: str, share: float) -> Sample:
     """As OTEL_TRACES_SAMPLER has it."""
     bound = round(share * (1 << 64))
     by_itself: dict[str, Callable[[Trace], bool]] = {
-        "always_on": lambda trace: True, "always_off": lambda trace: False,
+        "always_on": lambda trace: True,
+        "always_off": lambda trace: False,
         "traceidratio": lambda trace: int(trace.trace_id[16:], 16) < bound,
-    }  # fmt: skip
+    }
     rule = by_itself[name.removeprefix("parentbased_")]
     if name.startswith("parentbased_"):
         return lambda trace, of_caller: trace.sampled if of_caller else rule(trace)
@@ -109,7 +137,8 @@ def sampler_named(name: str, share: float) -> Sample:
 
 
 def begin_trace(sample: Sample | None, parent: bytes, state: bytes) -> Trace | None:
-    """The trace of a request. sample: None: nothing is exported; then there is only the caller's."""
+    """The trace of a request. sample: None: nothing is exported; then there is only the
+    caller's."""
     trace = trace_of(parent, state) if parent else None
     if sample is None:
         return trace
@@ -121,15 +150,23 @@ def begin_trace(sample: Sample | None, parent: bytes, state: bytes) -> Trace | N
 
 
 def log_request(trace: Trace, request: Request, response: Response | Streamed, id: bytes) -> None:
-    """The line of a request that its caller samples; the fields are those of a JSON log (`server.log_format`)."""
+    """The line of a request that its caller samples; the fields are those of a JSON log
+    (`server.log_format`)."""
     if not trace.parent_id or not _log.isEnabledFor(logging.INFO):
         return
     took_ms = (now_ns() - request.began_ns) / 1e6
     about = {
-        "request_id": id.decode(), "route": request.route, "method": request.method, "status": response.status,
-        "duration_ms": round(took_ms, 3), **trace.about(), **subject_of(request),
-    }  # fmt: skip
-    _log.info("%s %s: %d in %.1f ms", request.method, request.route, response.status, took_ms, extra=about)
+        "request_id": id.decode(),
+        "route": request.route,
+        "method": request.method,
+        "status": response.status,
+        "duration_ms": round(took_ms, 3),
+        **trace.about(),
+        **subject_of(request),
+    }
+    _log.info(
+        "%s %s: %d in %.1f ms", request.method, request.route, response.status, took_ms, extra=about
+    )
 
 
 def subject_of(request: Request) -> dict[str, str]:

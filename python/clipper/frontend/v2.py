@@ -1,9 +1,12 @@
-"""The Open Inference Protocol, version 2, as bytes: infer requests to tensors, tensors to infer responses. No sockets, no models.
+"""The Open Inference Protocol, version 2, as bytes: infer requests to tensors, tensors to infer
+responses. No sockets, no models.
 
-A tensor travels as JSON (`data`, flat or nested, row-major) or, by the binary extension, behind the JSON head: little-endian,
-packed, in the order of the tensors. The head's length (`Inference-Header-Content-Length`) says which it is, not the Content-Type:
-clients are careless with that one. Binary tensors are read where they lie in the body, and written as the arrays' own memory.
-Source: kserve.github.io, "Open Inference Protocol", and Triton's extensions `binary_tensor_data` and `schedule_policy`.
+A tensor travels as JSON (`data`, flat or nested, row-major) or, by the binary extension, behind the
+JSON head: little-endian, packed, in the order of the tensors. The head's length
+(`Inference-Header-Content-Length`) says which it is, not the Content-Type: clients are careless
+with that one. Binary tensors are read where they lie in the body, and written as the arrays' own
+memory. Source: kserve.github.io, "Open Inference Protocol", and Triton's extensions
+`binary_tensor_data` and `schedule_policy`.
 """
 
 import math
@@ -20,14 +23,26 @@ from clipper.frontend.messages import read_json, to_json
 from clipper.types import InputType
 
 DATATYPES: Final[dict[str, str]] = {
-    "BOOL": "?", "UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8", "INT8": "i1", "INT16": "<i2", "INT32": "<i4",
-    "INT64": "<i8", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8",
-}  # fmt: skip
+    "BOOL": "?",
+    "UINT8": "u1",
+    "UINT16": "<u2",
+    "UINT32": "<u4",
+    "UINT64": "<u8",
+    "INT8": "i1",
+    "INT16": "<i2",
+    "INT32": "<i4",
+    "INT64": "<i8",
+    "FP16": "<f2",
+    "FP32": "<f4",
+    "FP64": "<f8",
+}
 _OF_DTYPE: Final = {np.dtype(code): name for name, code in DATATYPES.items()}
 _OF_OURS: Final = {"bool": "BOOL", "str": "BYTES", "bytes": "BYTES"}
 _RANK_MAX: Final = 8
 _ELEMENTS_MAX: Final = 1 << 31
-EMPTY_ROWS_MAX: Final = 4096  # dimensions of a tensor without elements, multiplied where they are not 0
+EMPTY_ROWS_MAX: Final = (
+    4096  # dimensions of a tensor without elements, multiplied where they are not 0
+)
 INPUT, OUTPUT = "input", "output"
 
 
@@ -87,7 +102,8 @@ _STRAIGHT = {
 
 
 def decode(body: bytes | bytearray, head_bytes: bytes = b"") -> InferRequest:
-    """An infer request. head_bytes: the header Inference-Header-Content-Length, when there is one. Raises InvalidInput."""
+    """An infer request. head_bytes: the header Inference-Header-Content-Length, when there is one.
+    Raises InvalidInput."""
     head_size = _head_size(body, head_bytes)
     head: _Head = read_json(_HEAD, memoryview(body)[:head_size] if head_size < len(body) else body)
     at = head_size
@@ -98,15 +114,28 @@ def decode(body: bytes | bytearray, head_bytes: bytes = b"") -> InferRequest:
         if size is None:
             values = _from_json(tensor, shape, f"$.inputs[{i}].data")
         else:
-            if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(body) - at:
+            if (
+                not isinstance(size, int)
+                or isinstance(size, bool)
+                or not 0 <= size <= len(body) - at
+            ):
                 left = len(body) - at
-                raise InvalidInput(f"tensor {tensor.name!r} has binary_data_size {size!r}: {left} bytes are left in the body.")
-            values = from_binary(tensor.name, tensor.datatype, shape, memoryview(body)[at : at + size])
+                raise InvalidInput(
+                    f"tensor {tensor.name!r} has binary_data_size {size!r}: {left} bytes are left"
+                    " in the body."
+                )
+            values = from_binary(
+                tensor.name, tensor.datatype, shape, memoryview(body)[at : at + size]
+            )
             at += size
         inputs.append(Tensor(tensor.name, tensor.datatype, shape, values))
     if at != len(body):
-        raise InvalidInput(f"{len(body) - at} bytes follow the last tensor: no binary_data_size speaks of them.")
-    return InferRequest(head.id, head.parameters, inputs, wants_binary(head.outputs, head.parameters))
+        raise InvalidInput(
+            f"{len(body) - at} bytes follow the last tensor: no binary_data_size speaks of them."
+        )
+    return InferRequest(
+        head.id, head.parameters, inputs, wants_binary(head.outputs, head.parameters)
+    )
 
 
 def _head_size(body: bytes | bytearray, text: bytes) -> int:
@@ -114,7 +143,10 @@ def _head_size(body: bytes | bytearray, text: bytes) -> int:
         return len(body)
     if not text.isdigit() or len(text) > 12 or int(text) > len(body):
         shown = text[:20].decode("ascii", "replace")
-        raise InvalidInput(f"Inference-Header-Content-Length {shown!r} is no length within a body of {len(body)} bytes.")
+        raise InvalidInput(
+            f"Inference-Header-Content-Length {shown!r} is no length within a body of {len(body)}"
+            " bytes."
+        )
     return int(text)
 
 
@@ -130,16 +162,29 @@ def wants_binary(outputs: Iterable[Wanted], parameters: Mapping[str, Any]) -> bo
     return bool(parameters.get("binary_data_output", False))
 
 
-def checked_shape(name: str, datatype: str, dims: Iterable[int], parameters: Mapping[str, Any]) -> tuple[int, ...]:
-    """The shape of a tensor; InvalidInput for one that no tensor has, and for what is not taken here."""
+def checked_shape(
+    name: str, datatype: str, dims: Iterable[int], parameters: Mapping[str, Any]
+) -> tuple[int, ...]:
+    """The shape of a tensor; InvalidInput for one that no tensor has, and for what is not taken
+    here."""
     if "shared_memory_region" in parameters:
-        raise InvalidInput("tensors in shared memory are not taken here.", hint="Send them in the body.")
+        raise InvalidInput(
+            "tensors in shared memory are not taken here.", hint="Send them in the body."
+        )
     if datatype not in DATATYPES and datatype != "BYTES":
         known = ", ".join((*DATATYPES, "BYTES"))
-        raise InvalidInput(f"tensor {name[:64]!r} has datatype {datatype[:20]!r}.", hint=f"Known: {known}.")
+        raise InvalidInput(
+            f"tensor {name[:64]!r} has datatype {datatype[:20]!r}.", hint=f"Known: {known}."
+        )
     shape = tuple(dims)
-    elements_max = _ELEMENTS_MAX if all(shape) else EMPTY_ROWS_MAX  # rows without elements cost a sender no bytes
-    if len(shape) > _RANK_MAX or any(n < 0 for n in shape) or math.prod(n for n in shape if n) > elements_max:
+    elements_max = (
+        _ELEMENTS_MAX if all(shape) else EMPTY_ROWS_MAX
+    )  # rows without elements cost a sender no bytes
+    if (
+        len(shape) > _RANK_MAX
+        or any(n < 0 for n in shape)
+        or math.prod(n for n in shape if n) > elements_max
+    ):
         raise InvalidInput(f"tensor {name[:64]!r} cannot have the shape {shape[:20]}.")
     return shape
 
@@ -173,7 +218,9 @@ def _numbers(tensor: _Tensor, at: str) -> Any:
             with np.errstate(over="raise"):
                 return np.array(read_json(_FLAT[dtype.kind], text, at), dtype)
         values = np.asarray(read_json(_ANYTHING, text, at))
-        if values.size and not (values.dtype.kind == dtype.kind or (values.dtype.kind in "iu" and dtype.kind in "iuf")):
+        if values.size and not (
+            values.dtype.kind == dtype.kind or (values.dtype.kind in "iu" and dtype.kind in "iuf")
+        ):
             raise InvalidInput(f"`{at}` holds what is no {tensor.datatype}.")
         with np.errstate(over="raise"):
             cast = values.ravel().astype(dtype)
@@ -189,12 +236,15 @@ def _numbers(tensor: _Tensor, at: str) -> Any:
 def _flattened(values: Any) -> list[Any]:
     flat = values if isinstance(values, list) else [values]
     while any(isinstance(value, list) for value in flat):
-        flat = [inner for value in flat for inner in (value if isinstance(value, list) else [value])]
+        flat = [
+            inner for value in flat for inner in (value if isinstance(value, list) else [value])
+        ]
     return flat
 
 
 def from_binary(name: str, datatype: str, shape: tuple[int, ...], data: memoryview) -> Any:
-    """Packed, little-endian bytes as an array of `shape` that lies in them; a list of bytes for BYTES."""
+    """Packed, little-endian bytes as an array of `shape` that lies in them; a list of bytes for
+    BYTES."""
     count = math.prod(shape)
     if datatype == "BYTES":
         return _strings(name, data, count)
@@ -214,11 +264,15 @@ def _strings(name: str, data: memoryview, count: int) -> list[bytes]:
     while at < len(data):
         size = int.from_bytes(data[at : at + 4], "little") if len(data) - at >= 4 else -1
         if size < 0 or size > len(data) - at - 4:
-            raise InvalidInput(f"tensor {name!r}: its element {len(values)} goes beyond its binary data.")
+            raise InvalidInput(
+                f"tensor {name!r}: its element {len(values)} goes beyond its binary data."
+            )
         values.append(bytes(data[at + 4 : at + 4 + size]))
         at += 4 + size
     if len(values) != count:
-        raise InvalidInput(f"tensor {name!r} has {len(values)} elements of binary data: its shape takes {count}.")
+        raise InvalidInput(
+            f"tensor {name!r} has {len(values)} elements of binary data: its shape takes {count}."
+        )
     return values
 
 
@@ -226,21 +280,27 @@ def _strings(name: str, data: memoryview, count: int) -> list[bytes]:
 
 
 def rows_of(request: InferRequest, type_: InputType) -> Any:
-    """The queries of a request for what takes inputs of `type_`: an array (n, *shape), or a list. The first dimension is how
-    many; one row may come without it. InvalidInput for other shapes."""
+    """The queries of a request for what takes inputs of `type_`: an array (n, *shape), or a list.
+    The first dimension is how many; one row may come without it. InvalidInput for other shapes."""
     if len(request.inputs) != 1:
-        raise InvalidInput(f"the request has {len(request.inputs)} inputs: one tensor is taken, {INPUT!r}.")
+        raise InvalidInput(
+            f"the request has {len(request.inputs)} inputs: one tensor is taken, {INPUT!r}."
+        )
     (tensor,) = request.inputs
     values = _strings_or_array(tensor, type_)
     if isinstance(values, list):
         if len(tensor.shape) > 1 and math.prod(tensor.shape[1:]) != 1:
-            raise InvalidInput(f"tensor {tensor.name!r} has shape {list(tensor.shape)}: [n] or [n, 1] is taken.")
+            raise InvalidInput(
+                f"tensor {tensor.name!r} has shape {list(tensor.shape)}: [n] or [n, 1] is taken."
+            )
         rows: Any = values
     elif type_.dtype == "any":
         rows = values if values.ndim else values[None]
     elif type_.variable:
         if values.ndim not in (1, 2):
-            raise InvalidInput(f"tensor {tensor.name!r} has shape {list(tensor.shape)}: [n, length] is taken.")
+            raise InvalidInput(
+                f"tensor {tensor.name!r} has shape {list(tensor.shape)}: [n, length] is taken."
+            )
         rows = values if values.ndim == 2 else values[None]
     elif values.ndim and values.shape[1:] == type_.shape:
         rows = values
@@ -248,17 +308,22 @@ def rows_of(request: InferRequest, type_: InputType) -> Any:
         rows = values[None]
     else:
         taken = ", ".join(map(str, (-1, *type_.shape)))
-        raise InvalidInput(f"tensor {tensor.name!r} has shape {list(tensor.shape)}: [{taken}] is taken.")
+        raise InvalidInput(
+            f"tensor {tensor.name!r} has shape {list(tensor.shape)}: [{taken}] is taken."
+        )
     if not len(rows):
         raise InvalidInput(f"tensor {tensor.name!r} holds no rows.")
     return rows
 
 
 def _strings_or_array(tensor: Tensor, type_: InputType) -> Any:
-    """A list of str or bytes for a model of these, else an array; what does not fit is InvalidInput."""
+    """A list of str or bytes for a model of these, else an array; what does not fit is
+    InvalidInput."""
     is_text = tensor.datatype == "BYTES"
     if is_text != (type_.dtype in ("str", "bytes")) and type_.dtype != "any":
-        raise InvalidInput(f"tensor {tensor.name!r} is {tensor.datatype}: {datatype_of(type_)} is taken ({type_}).")
+        raise InvalidInput(
+            f"tensor {tensor.name!r} is {tensor.datatype}: {datatype_of(type_)} is taken ({type_})."
+        )
     if not is_text:
         return tensor.values
     if type_.dtype == "bytes":
@@ -279,7 +344,9 @@ def described(name: str, type_: InputType) -> list[dict[str, Any]]:
     """A tensor as metadata has it; nothing when its type is not known yet."""
     if type_.dtype == "any":
         return []
-    shape = [-1, -1] if type_.variable and type_.dtype not in ("str", "bytes") else [-1, *type_.shape]
+    shape = (
+        [-1, -1] if type_.variable and type_.dtype not in ("str", "bytes") else [-1, *type_.shape]
+    )
     return [{"name": name, "datatype": datatype_of(type_), "shape": shape}]
 
 
@@ -289,10 +356,14 @@ def described(name: str, type_: InputType) -> list[dict[str, Any]]:
 def encode(
     model: str, version: str, id: str, outputs: Any, binary: bool, parameters: Mapping[str, Any]
 ) -> tuple[bytes, int]:
-    """-> the body, and the length of its JSON head when binary data follows, else 0. outputs: an array (n, ...) or a list of n.
-    BadOutput when they are no tensor."""
+    """-> the body, and the length of its JSON head when binary data follows, else 0. outputs: an
+    array (n, ...) or a list of n. BadOutput when they are no tensor."""
     described, data = tensor(outputs, binary)
-    head: dict[str, Any] = {"model_name": model, **({"model_version": version} if version else {}), "id": id}
+    head: dict[str, Any] = {
+        "model_name": model,
+        **({"model_version": version} if version else {}),
+        "id": id,
+    }
     if parameters:
         head["parameters"] = parameters
     text = to_json({**head, "outputs": [described]})
@@ -304,7 +375,11 @@ def tensor(outputs: Any, binary: bool) -> tuple[dict[str, Any], bytes]:
     datatype, shape, values = tensor_of(outputs)
     described: dict[str, Any] = {"name": OUTPUT, "datatype": datatype, "shape": shape}
     if not binary:
-        described["data"] = values.ravel().tolist() if isinstance(values, np.ndarray) else [_as_text(value) for value in values]
+        described["data"] = (
+            values.ravel().tolist()
+            if isinstance(values, np.ndarray)
+            else [_as_text(value) for value in values]
+        )
         return described, b""
     data = to_binary(values)
     return {**described, "parameters": {"binary_data_size": len(data)}}, data
@@ -312,22 +387,33 @@ def tensor(outputs: Any, binary: bool) -> tuple[dict[str, Any], bytes]:
 
 def to_binary(values: Any) -> bytes:
     """What `tensor_of` gave, packed and little-endian."""
-    return values.tobytes() if isinstance(values, np.ndarray) else b"".join(map(_with_length, values))
+    return (
+        values.tobytes() if isinstance(values, np.ndarray) else b"".join(map(_with_length, values))
+    )
 
 
 def tensor_of(outputs: Any) -> tuple[str, list[int], Any]:
-    """-> datatype, shape, and a contiguous little-endian array or a list of str and bytes. BadOutput for what is no tensor."""
+    """-> datatype, shape, and a contiguous little-endian array or a list of str and bytes.
+    BadOutput for what is no tensor."""
     if isinstance(outputs, list) and all(isinstance(value, str | bytes) for value in outputs):
         return "BYTES", [len(outputs)], outputs
     try:
         array = np.asarray(outputs)
     except ValueError:
-        raise BadOutput("the outputs differ in shape: no tensor can hold them.", hint="Ask for one row at a time.") from None
+        raise BadOutput(
+            "the outputs differ in shape: no tensor can hold them.",
+            hint="Ask for one row at a time.",
+        ) from None
     datatype = _OF_DTYPE.get(array.dtype)
-    if datatype is not None and array.flags.c_contiguous and array.dtype.isnative:  # of the kinds that most models give
+    if (
+        datatype is not None and array.flags.c_contiguous and array.dtype.isnative
+    ):  # of the kinds that most models give
         return datatype, list(array.shape), array
     if array.dtype.newbyteorder("<") not in _OF_DTYPE:
-        raise BadOutput("the outputs are of several kinds: no tensor can hold them.", hint="Ask for one row at a time.")
+        raise BadOutput(
+            "the outputs are of several kinds: no tensor can hold them.",
+            hint="Ask for one row at a time.",
+        )
     array = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     return _OF_DTYPE[array.dtype], list(array.shape), array
 
@@ -336,7 +422,9 @@ def _as_text(value: str | bytes) -> str:
     try:
         return value if isinstance(value, str) else value.decode()
     except UnicodeDecodeError:
-        raise BadOutput("an output is no text: JSON cannot hold it.", hint="Ask for binary data.") from None
+        raise BadOutput(
+            "an output is no text: JSON cannot hold it.", hint="Ask for binary data."
+        ) from None
 
 
 def _with_length(value: str | bytes) -> bytes:

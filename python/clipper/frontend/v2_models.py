@@ -1,7 +1,9 @@
-"""What the Open Inference Protocol says and asks, whatever brought it here: HTTP (rest_v2) or gRPC (grpc_v2).
+"""What the Open Inference Protocol says and asks, whatever brought it here: HTTP (rest_v2) or gRPC
+(grpc_v2).
 
-What it calls a model is an application here, or, by its own name, a model. A tensor of up to 32 rows is as many queries, each by
-the application's SLO. More rows are one array, which has a minute unless `parameters.timeout` or a deadline says otherwise.
+What it calls a model is an application here, or, by its own name, a model. A tensor of up to 32
+rows is as many queries, each by the application's SLO. More rows are one array, which has a minute
+unless `parameters.timeout` or a deadline says otherwise.
 """
 
 from collections.abc import Sequence
@@ -22,14 +24,21 @@ from clipper.serving.ear import Future
 from clipper.serving.processor import Question, predict
 from clipper.types import Answer, InputType, Model, PredictionRequest
 
-EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "schedule_policy", "statistics"]
+EXTENSIONS = [
+    "binary_tensor_data",
+    "model_configuration",
+    "model_repository",
+    "schedule_policy",
+    "statistics",
+]
 _SINGLY_MAX = 32
 _THE_VERSION = "1"  # of an application, in statistics: it has none, and perf_analyzer looks for one
 _NOTHING = {"count": 0, "ns": 0}
 
 
 class Target(NamedTuple):
-    """An application, or a model as a question of its own. version: of a model, as asked; empty when none was named."""
+    """An application, or a model as a question of its own. version: of a model, as asked; empty
+    when none was named."""
 
     question: Question
     name: str
@@ -37,7 +46,9 @@ class Target(NamedTuple):
 
     @property
     def answered_version(self) -> str:
-        return self.version or (str(self.question.models[0].version) if not self.question.name else "")
+        return self.version or (
+            str(self.question.models[0].version) if not self.question.name else ""
+        )
 
 
 class Inferred(NamedTuple):
@@ -48,7 +59,8 @@ class Inferred(NamedTuple):
 
 
 class Asking(msgspec.Struct):
-    """Queries under way; `inferred()` once all `futures` are done. It raises the error that stands for the answer."""
+    """Queries under way; `inferred()` once all `futures` are done. It raises the error that stands
+    for the answer."""
 
     futures: Sequence[Future]
     question: Question
@@ -57,11 +69,17 @@ class Asking(msgspec.Struct):
     def inferred(self) -> Inferred:
         if self.is_array:
             many = answers_of(self.futures[0], self.question)
-            said = {"default": True, "reason": "; ".join(many.reasons)} if many.is_default.any() else {}
+            said = (
+                {"default": True, "reason": "; ".join(many.reasons)}
+                if many.is_default.any()
+                else {}
+            )
             return Inferred(many.outputs, said)
         answers = [answer_of(future, self.question) for future in self.futures]
         reasons = dict.fromkeys(answer.reason for answer in answers if answer.is_default)
-        parameters: dict[str, Any] = {"default": True, "reason": "; ".join(reasons)} if reasons else {}
+        parameters: dict[str, Any] = (
+            {"default": True, "reason": "; ".join(reasons)} if reasons else {}
+        )
         if len(answers) == 1:
             parameters |= {"prediction_id": answers[0].id, "confidence": answers[0].confidence}
             parameters |= _beside(answers[0])
@@ -80,12 +98,27 @@ class ModelsV2:
         if not version and name in view.applications:
             return Target(self._node.question(name), name, "")
         if name not in view.versions:
-            if self._node.mesh is not None and name not in view.applications and version in ("", _THE_VERSION):
-                return Target(self._node.question_for(PredictionRequest(None, candidate_models=(name,))), name, version)
+            if (
+                self._node.mesh is not None
+                and name not in view.applications
+                and version in ("", _THE_VERSION)
+            ):
+                return Target(
+                    self._node.question_for(PredictionRequest(None, candidate_models=(name,))),
+                    name,
+                    version,
+                )
             if name in view.applications:
-                raise UnknownVersion(f"application {name!r} has no version {version[:20]!r}.", hint="Ask it without one.")
-            raise UnknownModel.named(name[:200], {*view.applications, *(model.name for model in view.models())})
-        asked = PredictionRequest(None, candidate_models=(f"{name}:{version}" if version else name,))
+                raise UnknownVersion(
+                    f"application {name!r} has no version {version[:20]!r}.",
+                    hint="Ask it without one.",
+                )
+            raise UnknownModel.named(
+                name[:200], {*view.applications, *(model.name for model in view.models())}
+            )
+        asked = PredictionRequest(
+            None, candidate_models=(f"{name}:{version}" if version else name,)
+        )
         return Target(self._node.question_for(asked), name, version)
 
     # -- about the server
@@ -98,28 +131,52 @@ class ModelsV2:
         running = self._node.running()
         names = self._node.catalog.view.applications
         rows = [_row(name, "", self._node.is_ready(name, running)) for name in sorted(names)]
-        rows += [_row(m.name, str(m.version), str(m.id) in running) for m in self._node.catalog.view.models()]
+        rows += [
+            _row(m.name, str(m.version), str(m.id) in running)
+            for m in self._node.catalog.view.models()
+        ]
         return [row for row in rows if not only_ready or row["state"] == "READY"]
 
     def load(self, name: str) -> None:
-        """Whoever asks for what is there has it. Forbidden otherwise: containers cost memory, and that is for management."""
+        """Whoever asks for what is there has it. Forbidden otherwise: containers cost memory, and
+        that is for management."""
         target = self.target(name)
         if not self.is_ready(target):
-            hint = "Management does: POST /v2/repository/models/NAME/load where http.admin is, or gRPC with http.token."
-            raise Forbidden(f"{name!r} has no container, and none is started for who asks queries.", hint=hint)
+            hint = (
+                "Management does: POST /v2/repository/models/NAME/load where http.admin is, or gRPC"
+                " with http.token."
+            )
+            raise Forbidden(
+                f"{name!r} has no container, and none is started for who asks queries.", hint=hint
+            )
 
     def unload(self, name: str) -> None:
         self.target(name)
-        hint = "Management does: POST /v2/repository/models/NAME/unload where http.admin is, or gRPC with http.token."
-        raise Forbidden(f"{name!r} is not unloaded for who asks queries: others ask it too.", hint=hint)
+        hint = (
+            "Management does: POST /v2/repository/models/NAME/unload where http.admin is, or gRPC"
+            " with http.token."
+        )
+        raise Forbidden(
+            f"{name!r} is not unloaded for who asks queries: others ask it too.", hint=hint
+        )
 
     # -- about a model
 
     def metadata(self, target: Target) -> dict[str, Any]:
         question, name, version = target
         known = self._node.catalog.view.versions.get(name, ())
-        versions = [version] if version else [] if question.name else [str(m.version) for m in known if not m.retired_us]
-        body: dict[str, Any] = {"name": name, **({"versions": versions} if versions else {}), "platform": "clipper"}
+        versions = (
+            [version]
+            if version
+            else []
+            if question.name
+            else [str(m.version) for m in known if not m.retired_us]
+        )
+        body: dict[str, Any] = {
+            "name": name,
+            **({"versions": versions} if versions else {}),
+            "platform": "clipper",
+        }
         inputs, outputs = self._tensors(question)
         return {**body, "inputs": inputs, "outputs": outputs}
 
@@ -146,14 +203,28 @@ class ModelsV2:
         first = self._first(target.question)
         size_max = first.batching.size_max if first is not None else 1
         inputs, outputs = (
-            [{"name": t["name"], "data_type": _config_type(t["datatype"]), "dims": t["shape"][1:]} for t in tensors]
+            [
+                {
+                    "name": t["name"],
+                    "data_type": _config_type(t["datatype"]),
+                    "dims": t["shape"][1:],
+                }
+                for t in tensors
+            ]
             for tensors in self._tensors(target.question)
         )
-        about = {"name": target.name, "platform": "clipper", "backend": "clipper", "max_batch_size": size_max}
+        about = {
+            "name": target.name,
+            "platform": "clipper",
+            "backend": "clipper",
+            "max_batch_size": size_max,
+        }
         return {**about, "input": inputs, "output": outputs}
 
     def is_ready(self, target: Target) -> bool:
-        if target.question.meshed is not None or target.question.links:  # it is loaded when it is asked
+        if (
+            target.question.meshed is not None or target.question.links
+        ):  # it is loaded when it is asked
             return True
         running = self._node.running()
         return any(str(id) in running for id in target.question.models)
@@ -182,32 +253,61 @@ class ModelsV2:
         return len(rows) > _SINGLY_MAX
 
     def slo_us(self, target: Target, rows: Any, slo_ms: float | None) -> int:
-        """slo_ms: of the request; None: the application's, or an array's minute. InvalidInput for one out of range."""
+        """slo_ms: of the request; None: the application's, or an array's minute. InvalidInput for
+        one out of range."""
         if self.is_array(rows):
             return array_slo_in_us(slo_ms, self._node.config.limits.slo_ms_max)
         return self._node.slo_us(slo_ms, target.question.slo_us)
 
     def ask(
-        self, target: Target, rows: Any, asked: v2.InferRequest, slo_us: int, id: str = "", trace: Trace | None = None
+        self,
+        target: Target,
+        rows: Any,
+        asked: v2.InferRequest,
+        slo_us: int,
+        id: str = "",
+        trace: Trace | None = None,
     ) -> Asking:
         """id: of the request; that in `asked` when there is none."""
         question, user, salt = target.question, _user(asked), _whole(asked, "salt", 0)
         context = _context(asked)
         if trace is not None:
             trace.asking()
-        asking = self._ask(question, rows, user, slo_us, salt, context, id or (asked.id if fits_id(asked.id) else ""))
+        asking = self._ask(
+            question,
+            rows,
+            user,
+            slo_us,
+            salt,
+            context,
+            id or (asked.id if fits_id(asked.id) else ""),
+        )
         if trace is not None:
             trace.asked(question.name, asking.futures)
         return asking
 
     def _ask(
-        self, question: Question, rows: Any, user: str | None, slo_us: int, salt: int, context: Any, id: str
+        self,
+        question: Question,
+        rows: Any,
+        user: str | None,
+        slo_us: int,
+        salt: int,
+        context: Any,
+        id: str,
     ) -> Asking:
         if self.is_array(rows):
             if context is not None:
-                raise InvalidInput(f"an array of more than {_SINGLY_MAX} rows has no context.", hint="Send fewer rows at once.")
+                raise InvalidInput(
+                    f"an array of more than {_SINGLY_MAX} rows has no context.",
+                    hint="Send fewer rows at once.",
+                )
             return Asking([predict_array(question, rows, user, slo_us, salt)], question, True)
-        return Asking([predict(question, row, user, slo_us, salt, context, id) for row in rows], question, False)
+        return Asking(
+            [predict(question, row, user, slo_us, salt, context, id) for row in rows],
+            question,
+            False,
+        )
 
 
 def timeout_ms(asked: v2.InferRequest) -> float | None:
@@ -232,12 +332,15 @@ def _context(asked: v2.InferRequest) -> Any:
         try:
             context = msgspec.json.decode(context)
         except msgspec.DecodeError as error:
-            raise InvalidInput(f"parameters.context is no JSON: {error}.", hint="Write '[0.5, 2]'.") from None
+            raise InvalidInput(
+                f"parameters.context is no JSON: {error}.", hint="Write '[0.5, 2]'."
+            ) from None
     return context
 
 
 def _beside(answer: Answer) -> dict[str, Any]:
-    """What there is to say of an answer, as parameters, which are no objects: qualifiers are their JSON."""
+    """What there is to say of an answer, as parameters, which are no objects: qualifiers are their
+    JSON."""
     said: dict[str, Any] = {}
     if answer.request_id:
         said["request_id"] = answer.request_id
@@ -246,7 +349,9 @@ def _beside(answer: Answer) -> dict[str, Any]:
     if answer.set:
         said["set"] = to_json(answer.set).decode()
     if answer.qualifiers:
-        said["qualifiers"] = to_json({str(model): given for model, given in answer.qualifiers.items()}).decode()
+        said["qualifiers"] = to_json(
+            {str(model): given for model, given in answer.qualifiers.items()}
+        ).decode()
     return said
 
 
@@ -261,7 +366,11 @@ def _user(asked: v2.InferRequest) -> str | None:
 
 
 def _row(name: str, version: str, is_ready: bool) -> dict[str, Any]:
-    state = {"state": "READY", "reason": ""} if is_ready else {"state": "UNAVAILABLE", "reason": "no container is connected"}
+    state = (
+        {"state": "READY", "reason": ""}
+        if is_ready
+        else {"state": "UNAVAILABLE", "reason": "no container is connected"}
+    )
     return {"name": name, **({"version": version} if version else {}), **state}
 
 
@@ -286,7 +395,10 @@ def _of_model(id: str, row: dict[str, Any]) -> dict[str, Any]:
     spent_ns = round(latency.count * latency.mean * 1000) if latency.count else 0
     told = {
         "success": {"count": evaluated + hits, "ns": spent_ns},
-        "queue": {"count": evaluated + hits, "ns": 0},  # perf_analyzer takes the version whose count moves
+        "queue": {
+            "count": evaluated + hits,
+            "ns": 0,
+        },  # perf_analyzer takes the version whose count moves
         "fail": {"count": sum(row["ended"].values()) - evaluated, "ns": 0},
         "cache_hit": {"count": hits, "ns": 0},
         "cache_miss": {"count": row["evaluated"], "ns": 0},
@@ -294,9 +406,24 @@ def _of_model(id: str, row: dict[str, Any]) -> dict[str, Any]:
     return _statistics(name, version, row["evaluated"], row["batches"], told)
 
 
-def _statistics(name: str, version: str, inferences: int, executions: int, told: dict[str, Any]) -> dict[str, Any]:
-    keys = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
+def _statistics(
+    name: str, version: str, inferences: int, executions: int, told: dict[str, Any]
+) -> dict[str, Any]:
+    keys = (
+        "success",
+        "fail",
+        "queue",
+        "compute_input",
+        "compute_infer",
+        "compute_output",
+        "cache_hit",
+        "cache_miss",
+    )
     return {
-        "name": name, "version": version, "last_inference": 0, "inference_count": inferences, "execution_count": executions,
+        "name": name,
+        "version": version,
+        "last_inference": 0,
+        "inference_count": inferences,
+        "execution_count": executions,
         "inference_stats": {key: told.get(key, _NOTHING) for key in keys},
-    }  # fmt: skip
+    }

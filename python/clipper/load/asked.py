@@ -1,4 +1,5 @@
-"""What the queries of a load ask: rows made up by the application's input type, those of a file, or one that was given."""
+"""What the queries of a load ask: rows made up by the application's input type, those of a file, or
+one that was given."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -15,7 +16,9 @@ ROWS_MAX = 1_000_000
 MADE_UP = 5000
 _WORDS = ("to", "be", "or", "not", "that", "is", "the", "question")
 _VARIABLE = 16  # numbers of a row of any length
-_HINT = "Give --input FILE (.npy, .json, .jsonl, .csv) or one input as JSON, as --input '[1, 2, 3]'."
+_HINT = (
+    "Give --input FILE (.npy, .json, .jsonl, .csv) or one input as JSON, as --input '[1, 2, 3]'."
+)
 
 
 def rows_of(text: str, type_: InputType, seed: int = 1) -> list[Any]:
@@ -30,7 +33,10 @@ def rows_of(text: str, type_: InputType, seed: int = 1) -> list[Any]:
     except json.JSONDecodeError:
         if type_.dtype in ("str", "any") and text[:1] not in "[{":
             return [text]
-        raise InvalidInput(f"--input {text[:60]!r} is neither JSON nor a file that can be read as inputs.", hint=_HINT) from None
+        raise InvalidInput(
+            f"--input {text[:60]!r} is neither JSON nor a file that can be read as inputs.",
+            hint=_HINT,
+        ) from None
 
 
 def _take(make: Callable[[np.random.Generator], Any], seed: int) -> list[Any]:
@@ -44,7 +50,10 @@ def _made_up(type_: InputType, rng: np.random.Generator) -> Any:
     if type_.dtype == "any":
         raise InvalidInput("the application takes any input, so none can be made up.", hint=_HINT)
     if type_.dtype == "str":
-        return " ".join(_WORDS[int(i)] for i in rng.integers(0, len(_WORDS), 8)) + f" {int(rng.integers(0, 1 << 30))}"
+        return (
+            " ".join(_WORDS[int(i)] for i in rng.integers(0, len(_WORDS), 8))
+            + f" {int(rng.integers(0, 1 << 30))}"
+        )
     if type_.dtype == "bytes":
         import base64
 
@@ -82,6 +91,10 @@ def _read(path: Path) -> Iterator[Any]:
         for number, line in zip(range(ROWS_MAX), path.read_text().splitlines(), strict=False):
             if line.strip():
                 try:
-                    yield line if path.suffix == ".txt" else json.loads(f"[{line}]" if path.suffix == ".csv" else line)
+                    yield (
+                        line
+                        if path.suffix == ".txt"
+                        else json.loads(f"[{line}]" if path.suffix == ".csv" else line)
+                    )
                 except ValueError as error:
                     raise ValueError(f"line {number + 1}: {error}") from None

@@ -1,4 +1,5 @@
-"""Charts as SVG: lines and dots over linear or logarithmic axes, for pages that need no script and no network."""
+"""Charts as SVG: lines and dots over linear or logarithmic axes, for pages that need no script and
+no network."""
 
 import html
 import math
@@ -41,31 +42,54 @@ class Chart:
 
     def svg(self) -> str:
         """Empty for a chart without points."""
-        points = [point for one in self.series for point in one.points if all(map(math.isfinite, point))]
+        points = [
+            point for one in self.series for point in one.points if all(map(math.isfinite, point))
+        ]
         if not points:
             return ""
         xs = _Scale(self.x, [x for x, _ in points], _LEFT, WIDTH - _RIGHT)
-        ys = _Scale(self.y, [y for _, y in points] + [at for _, at in self.rules], HEIGHT - _BOTTOM, _TOP)
+        ys = _Scale(
+            self.y, [y for _, y in points] + [at for _, at in self.rules], HEIGHT - _BOTTOM, _TOP
+        )
         parts = [*self._frame(xs, ys), *self._rules(ys)]
         for one in self.series:
             parts += _drawn(one, xs, ys)
         label = html.escape(self.title, quote=True)
-        return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+        return (
+            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img"'
+            f' aria-label="{label}">{"".join(parts)}</svg>'
+        )
 
     def _frame(self, xs: "_Scale", ys: "_Scale") -> list[str]:
         bottom, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
         parts = []
         for value, text in ys.ticks():
             y = ys.at(value)
-            parts.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{html.escape(text)}</text>')
+            parts.append(
+                f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            )
+            parts.append(
+                f'<text class="tick" x="{_LEFT - 6}" y="{y + 4:.1f}"'
+                f' text-anchor="end">{html.escape(text)}</text>'
+            )
         for value, text in xs.ticks():
             x = xs.at(value)
-            parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{bottom}"/>')
-            parts.append(f'<text class="tick" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{html.escape(text)}</text>')
+            parts.append(
+                f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{bottom}"/>'
+            )
+            parts.append(
+                f'<text class="tick" x="{x:.1f}" y="{bottom + 16}"'
+                f' text-anchor="middle">{html.escape(text)}</text>'
+            )
         middle = (_LEFT + right) / 2
-        parts.append(f'<text class="axis" x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{html.escape(self.x.title)}</text>')
-        at = f'x="14" y="{(bottom + _TOP) / 2}" text-anchor="middle" transform="rotate(-90 14 {(bottom + _TOP) / 2})"'
+        parts.append(
+            f'<text class="axis" x="{middle}" y="{HEIGHT - 8}"'
+            f' text-anchor="middle">{html.escape(self.x.title)}</text>'
+        )
+        at = (
+            f'x="14" y="{(bottom + _TOP) / 2}" text-anchor="middle" transform="rotate(-90 14'
+            f' {(bottom + _TOP) / 2})"'
+        )
         parts.append(f'<text class="axis" {at}>{html.escape(self.y.title)}</text>')
         return parts
 
@@ -73,13 +97,19 @@ class Chart:
         parts = []
         for text, at in self.rules:
             y = ys.at(at)
-            parts.append(f'<line class="rule" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            parts.append(
+                f'<line class="rule" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            )
             place = f'x="{WIDTH - _RIGHT - 4}" y="{y - 5:.1f}" text-anchor="end"'
             parts.append(f'<text class="rule" {place}>{html.escape(text)}</text>')
         return parts
 
     def legend(self) -> str:
-        names = [f'<span class="{one.colour}">&#9632; {html.escape(one.name)}</span>' for one in self.series if one.points]
+        names = [
+            f'<span class="{one.colour}">&#9632; {html.escape(one.name)}</span>'
+            for one in self.series
+            if one.points
+        ]
         return " ".join(names)
 
 
@@ -105,7 +135,9 @@ class _Scale:
 
     def ticks(self) -> list[tuple[float, str]]:
         if self.axis.ticks:
-            return [(value, text) for value, text in self.axis.ticks if self.low <= value <= self.high]
+            return [
+                (value, text) for value, text in self.axis.ticks if self.low <= value <= self.high
+            ]
         if self.axis.log:
             found = [m * 10.0**e for e in range(-6, 9) for m in (1, 2, 5)]
             inside = [value for value in found if self.low <= value <= self.high]
@@ -123,7 +155,13 @@ def _round_step(step: float) -> float:
 
 
 def short(value: float) -> str:
-    return f"{value / 1e6:g} M" if abs(value) >= 1e6 else f"{value:g}" if value == 0 or abs(value) >= 1e-3 else f"{value:.0e}"
+    return (
+        f"{value / 1e6:g} M"
+        if abs(value) >= 1e6
+        else f"{value:g}"
+        if value == 0 or abs(value) >= 1e-3
+        else f"{value:.0e}"
+    )
 
 
 def _drawn(one: Series, xs: _Scale, ys: _Scale) -> list[str]:
@@ -134,5 +172,9 @@ def _drawn(one: Series, xs: _Scale, ys: _Scale) -> list[str]:
         dots = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in points)
         return [f'<path class="dots {one.colour}" d="{dots}"/>'] if dots else []
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    marks = [f'<circle class="{one.colour}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in points] if len(points) <= 40 else []
+    marks = (
+        [f'<circle class="{one.colour}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in points]
+        if len(points) <= 40
+        else []
+    )
     return [f'<polyline class="{one.colour}" points="{line}"/>', *marks]

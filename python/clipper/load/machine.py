@@ -9,8 +9,13 @@ from clipper.types import VERSION
 
 
 def machine() -> dict[str, str]:
-    """cpu, cores (that we may use), load, python, clipper, and the commit when this is a working copy."""
-    models = [line.split(":", 1)[1].strip() for line in _read("/proc/cpuinfo").splitlines() if line.startswith("model name")]
+    """cpu, cores (that we may use), load, python, clipper, and the commit when this is a working
+    copy."""
+    models = [
+        line.split(":", 1)[1].strip()
+        for line in _read("/proc/cpuinfo").splitlines()
+        if line.startswith("model name")
+    ]
     found = {
         "cpu": models[0] if models else platform.machine(),
         "cores": str(len(os.sched_getaffinity(0))),

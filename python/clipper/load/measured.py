@@ -1,4 +1,5 @@
-"""What became of queries that were sent at their own times: when each was due, sent and answered, and how."""
+"""What became of queries that were sent at their own times: when each was due, sent and answered,
+and how."""
 
 import math
 from array import array
@@ -15,8 +16,10 @@ _LAG_MS = 1.0  # p99 of the generator's own lateness that says little about anyt
 
 
 class Outcome(IntEnum):
-    """ok: a model's answer.  missing: one, without some model that was asked.  default: the application's own.  refused: for lack
-    of time or room (429, 503).  error: anything else.  unanswered: nothing came within the patience."""
+    """ok: a model's answer.  missing: one, without some model that was asked.  default: the
+    application's own.  refused: for lack of time or room (429, 503).  error: anything else.
+    unanswered: nothing came within the patience.
+    """
 
     OK = 0
     MISSING = 1
@@ -28,8 +31,8 @@ class Outcome(IntEnum):
 
 @dataclass
 class Measured:
-    """One rate for one while. rate: wanted, a second.  slo_ms: the application's, or what was asked for.  Times are seconds
-    since the start. Threads: one until it is over."""
+    """One rate for one while. rate: wanted, a second.  slo_ms: the application's, or what was asked
+    for.  Times are seconds since the start. Threads: one until it is over."""
 
     rate: float
     seconds: float
@@ -120,7 +123,10 @@ class Measured:
             "late": int(np.sum(answers > self.slo_ms)),
             "slo_ms": self.slo_ms,
             "goodput_per_s": round(self.goodput(), 2),
-            "latency_ms": quantiles(answers) | {"max": _rounded(float(answers.max()) if len(answers) else math.nan)},
+            "latency_ms": (
+                quantiles(answers)
+                | {"max": _rounded(float(answers.max()) if len(answers) else math.nan)}
+            ),
             "errors": dict(self.errors.most_common()),
             "generator": {
                 "behind": self.is_behind(),
@@ -133,7 +139,9 @@ class Measured:
 
 
 def _between_ms(begun_s: "array[float]", ended_s: "array[float]") -> NDArray[np.float64]:
-    found: NDArray[np.float64] = np.array(ended_s, np.float64) * 1000 - np.array(begun_s, np.float64) * 1000
+    found: NDArray[np.float64] = (
+        np.array(ended_s, np.float64) * 1000 - np.array(begun_s, np.float64) * 1000
+    )
     return found
 
 

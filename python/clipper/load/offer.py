@@ -35,8 +35,8 @@ class Target(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """seconds: of each rate.  steady: queries come evenly instead of by chance (Poisson).  patience_s: for answers, after the
-    last query.  slo_ms: what is late."""
+    """seconds: of each rate.  steady: queries come evenly instead of by chance (Poisson).
+    patience_s: for answers, after the last query.  slo_ms: what is late."""
 
     seconds: float
     slo_ms: float
@@ -50,9 +50,13 @@ MakeTarget = Callable[[], Target]
 
 
 def offer(target: MakeTarget, plan: Plan, rate: float, tell: Tell) -> Measured:
-    """One rate. Ctrl-C ends it early, with what was measured so far. Raises NoServer, ClipperError, InvalidInput."""
+    """One rate. Ctrl-C ends it early, with what was measured so far. Raises NoServer, ClipperError,
+    InvalidInput."""
     if rate * plan.seconds > QUERIES_MAX:
-        raise InvalidInput(f"{rate:g} a second for {plan.seconds:g} s are more than {QUERIES_MAX} queries.", hint="Take less.")
+        raise InvalidInput(
+            f"{rate:g} a second for {plan.seconds:g} s are more than {QUERIES_MAX} queries.",
+            hint="Take less.",
+        )
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -71,7 +75,9 @@ async def _offer(target: Target, plan: Plan, rate: float, tell: Tell) -> Measure
     return measured
 
 
-async def _run(target: Target, plan: Plan, measured: Measured, stopping: asyncio.Event, tell: Tell) -> None:
+async def _run(
+    target: Target, plan: Plan, measured: Measured, stopping: asyncio.Event, tell: Tell
+) -> None:
     times = (evenly if plan.steady else _by_chance(plan.seed))(measured.rate, plan.seconds)
     zero_s = time.perf_counter() + 0.01
     cpu_s = time.process_time()
@@ -86,13 +92,19 @@ async def _run(target: Target, plan: Plan, measured: Measured, stopping: asyncio
         measured.cpu_s = time.process_time() - cpu_s
         measured.interrupted = stopping.is_set()
         until = time.perf_counter() + plan.patience_s
-        while Outcome.UNANSWERED in measured.outcomes and time.perf_counter() < until and not stopping.is_set():
+        while (
+            Outcome.UNANSWERED in measured.outcomes
+            and time.perf_counter() < until
+            and not stopping.is_set()
+        ):
             await asyncio.sleep(0.005)
     finally:
         telling.cancel()
 
 
-def _by_chance(seed: int) -> Callable[[float, float], "np.ndarray[tuple[int], np.dtype[np.float64]]"]:
+def _by_chance(
+    seed: int,
+) -> Callable[[float, float], "np.ndarray[tuple[int], np.dtype[np.float64]]"]:
     return lambda rate, seconds: arrivals(rate, seconds, seed)
 
 
@@ -146,8 +158,10 @@ class Found:
 
 
 def search_rate(target: MakeTarget, plan: Plan, first: float, most: float, tell: Tell) -> Found:
-    """The highest rate at which 99 of 100 queries get a model's answer within plan.slo_ms, to 5 %: doubled until it fails, then
-    halved in between. A generator that falls behind bounds it from above: what lies there is not known."""
+    """The highest rate at which 99 of 100 queries get a model's answer within plan.slo_ms, to 5 %:
+    doubled until it fails, then halved in between. A generator that falls behind bounds it from
+    above: what lies there is not known.
+    """
 
     def measure(rate: float) -> Measured:
         time.sleep(_PAUSE_S)
@@ -156,7 +170,9 @@ def search_rate(target: MakeTarget, plan: Plan, first: float, most: float, tell:
     return bisected(measure, plan.slo_ms, first, most)
 
 
-def bisected(measure: Callable[[float], Measured], slo_ms: float, first: float, most: float) -> Found:
+def bisected(
+    measure: Callable[[float], Measured], slo_ms: float, first: float, most: float
+) -> Found:
     steps: list[Measured] = []
     low, high, rate = 0.0, 0.0, first
     why = f"it was not tried beyond {most:g} a second"
@@ -169,12 +185,20 @@ def bisected(measure: Callable[[float], Measured], slo_ms: float, first: float, 
         if step.holds(slo_ms):
             low = rate
         elif step.is_behind():
-            high, why = rate, f"the generator itself could not keep {rate:.0f} a second: the server may take more"
+            high, why = (
+                rate,
+                (
+                    f"the generator itself could not keep {rate:.0f} a second: the server may take"
+                    " more"
+                ),
+            )
         else:
             high, why = rate, f"p99 or the outcomes are not within the SLO at {rate:.0f} a second"
         if low >= most or (high and high <= max(low, 1.0) * _FINE) or (high and high < 1.0):
             break
-        rate = min(low * 2, most) if not high else _rounded((low * high) ** 0.5 if low else high / 4)
+        rate = (
+            min(low * 2, most) if not high else _rounded((low * high) ** 0.5 if low else high / 4)
+        )
     return Found(low, steps, why)
 
 

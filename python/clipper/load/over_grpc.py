@@ -1,4 +1,5 @@
-"""Queries over gRPC, by clipper.v1.Applications: as many at a time as are due, over a few channels."""
+"""Queries over gRPC, by clipper.v1.Applications: as many at a time as are due, over a few
+channels."""
 
 import asyncio
 import base64
@@ -18,16 +19,26 @@ from clipper.types import InputType
 _METHOD = "/clipper.v1.Applications/Predict"
 _UNDER_WAY_MAX = 20_000
 _PATIENCE_S = 10.0
-_WRONG = [grpc.StatusCode[name] for name in ("UNAUTHENTICATED", "INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED")]
+_WRONG = [
+    grpc.StatusCode[name]
+    for name in ("UNAUTHENTICATED", "INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED")
+]
 
 
 class GrpcTarget:
-    """Threads: the event loop's. address: HOST:PORT.  type_: of the application's inputs.  fresh: as of HttpTarget."""
+    """Threads: the event loop's. address: HOST:PORT.  type_: of the application's inputs.  fresh:
+    as of HttpTarget."""
 
     def __init__(
-        self, address: str, application: str, rows: Sequence[Any], type_: InputType, channels: int, fresh: bool = True,
+        self,
+        address: str,
+        application: str,
+        rows: Sequence[Any],
+        type_: InputType,
+        channels: int,
+        fresh: bool = True,
         key: str = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.url = f"grpc://{address}/{application}"
         self._address = address
         self._channels: list[Any] = []
@@ -41,7 +52,8 @@ class GrpcTarget:
         self._zero_s = 0.0
 
     async def open(self) -> None:
-        """All channels; then one query, whose answer tells whether the rest makes sense. Raises NoServer, ClipperError."""
+        """All channels; then one query, whose answer tells whether the rest makes sense. Raises
+        NoServer, ClipperError."""
         read = message("clipper.v1.Prediction").FromString
         for number in range(self._count):
             own = [("clipper.channel", number), ("grpc.use_local_subchannel_pool", 1)]
@@ -57,14 +69,21 @@ class GrpcTarget:
             await self._calls[0](self._requests[0], metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             if error.code() in _WRONG:
-                raise ClipperError(f"{self.url} does not take the queries: {error.details()}", hint="See --input.") from None
+                raise ClipperError(
+                    f"{self.url} does not take the queries: {error.details()}", hint="See --input."
+                ) from None
 
     def count_in(self, measured: Measured, zero_s: float) -> None:
         self._measured, self._zero_s = measured, zero_s
 
     def ask(self, number: int) -> None:
         if len(self._tasks) >= _UNDER_WAY_MAX:
-            self._finish(self._measured, number, Outcome.ERROR, f"more than {_UNDER_WAY_MAX} calls are under way")
+            self._finish(
+                self._measured,
+                number,
+                Outcome.ERROR,
+                f"more than {_UNDER_WAY_MAX} calls are under way",
+            )
             return
         task = asyncio.get_running_loop().create_task(self._ask(self._measured, number))
         self._tasks.add(task)
@@ -77,11 +96,17 @@ class GrpcTarget:
             request += _salted(self._salt + number) if self._salt else b""
             said = await call(request, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
-            refused = any(key == "grpc-retry-pushback-ms" for key, _ in error.trailing_metadata() or ())
+            refused = any(
+                key == "grpc-retry-pushback-ms" for key, _ in error.trailing_metadata() or ()
+            )
             outcome = Outcome.REFUSED if refused else Outcome.ERROR
-            self._finish(measured, number, outcome, f"{error.code().name} {(error.details() or '')[:200]}")
+            self._finish(
+                measured, number, outcome, f"{error.code().name} {(error.details() or '')[:200]}"
+            )
             return
-        outcome = Outcome.DEFAULT if said.default else Outcome.MISSING if said.missing else Outcome.OK
+        outcome = (
+            Outcome.DEFAULT if said.default else Outcome.MISSING if said.missing else Outcome.OK
+        )
         self._finish(measured, number, outcome)
 
     def _finish(self, measured: Measured, number: int, outcome: Outcome, error: str = "") -> None:
@@ -106,7 +131,9 @@ def _request(application: str, row: Any, type_: InputType) -> bytes:
         value = {"number": float(row)}
     else:
         value = {"numbers": {"values": _flat(row)}}
-    data: bytes = message("clipper.v1.PredictRequest")(application=application, input=value).SerializeToString()
+    data: bytes = message("clipper.v1.PredictRequest")(
+        application=application, input=value
+    ).SerializeToString()
     return data
 
 

@@ -1,5 +1,5 @@
-"""Queries over HTTP: connections kept alive, one query at a time on each, opened as they are needed. What finds none free waits
-for one; when no more may be opened, that is counted."""
+"""Queries over HTTP: connections kept alive, one query at a time on each, opened as they are
+needed. What finds none free waits for one; when no more may be opened, that is counted."""
 
 import asyncio
 import secrets
@@ -33,33 +33,52 @@ _read_problem: Any = msgspec.json.Decoder(dict[str, Any]).decode
 
 def salt() -> int:
     """The first of as many as a run needs, which none before had, of SALT_DIGITS digits."""
-    return int(10 ** (SALT_DIGITS - 1)) * (1 + secrets.randbelow(8)) + secrets.randbelow(10**6) * 10**8
+    return (
+        int(10 ** (SALT_DIGITS - 1)) * (1 + secrets.randbelow(8)) + secrets.randbelow(10**6) * 10**8
+    )
 
 
 class HttpTarget:
-    """Threads: the event loop's. url: of one application's `predict`, `http://HOST:PORT/api/NAME/predict`.  fresh: each query has
-    a salt of its own, so that no cache answers it.  tls: for https."""
+    """Threads: the event loop's. url: of one application's `predict`,
+    `http://HOST:PORT/api/NAME/predict`.  fresh: each query has a salt of its own, so that no cache
+    answers it.  tls: for https."""
 
     def __init__(
-        self, url: str, rows: Sequence[Any], connections: int, headers: Sequence[tuple[str, str]] = (), fresh: bool = True,
+        self,
+        url: str,
+        rows: Sequence[Any],
+        connections: int,
+        headers: Sequence[tuple[str, str]] = (),
+        fresh: bool = True,
         tls: ssl.SSLContext | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         split = urllib.parse.urlsplit(url)
         try:
             port = split.port
         except ValueError:
             port = 0
         if split.scheme not in ("http", "https") or not split.hostname or port == 0:
-            raise InvalidInput(f"{url!r} is no address of a server.", hint="Write http://HOST:PORT.")
+            raise InvalidInput(
+                f"{url!r} is no address of a server.", hint="Write http://HOST:PORT."
+            )
         self._host = split.hostname
         self._tls = tls or ssl.create_default_context() if split.scheme == "https" else None
         self._port = port or (443 if self._tls else 80)
         self.url = url
         more = "".join(f"{name}: {value}\r\n" for name, value in headers)
-        head = f"POST {split.path} HTTP/1.1\r\nHost: {split.netloc}\r\nContent-Type: application/json\r\n{more}"
-        bodies = [msgspec.json.encode({"input": row})[:-1] + (b',"salt":' if fresh else b"}") for row in rows]
+        head = (
+            f"POST {split.path} HTTP/1.1\r\nHost: {split.netloc}\r\nContent-Type:"
+            f" application/json\r\n{more}"
+        )
+        bodies = [
+            msgspec.json.encode({"input": row})[:-1] + (b',"salt":' if fresh else b"}")
+            for row in rows
+        ]
         more_bytes = SALT_DIGITS + 1 if fresh else 0
-        self._requests = [f"{head}Content-Length: {len(body) + more_bytes}\r\n\r\n".encode() + body for body in bodies]
+        self._requests = [
+            f"{head}Content-Length: {len(body) + more_bytes}\r\n\r\n".encode() + body
+            for body in bodies
+        ]
         self._salt = salt() if fresh else 0
         self._most = connections
         self._free: deque[_Line] = deque()
@@ -71,12 +90,19 @@ class HttpTarget:
         self._closed = False
 
     async def open(self) -> None:
-        """All connections; then one query, whose answer tells whether the rest makes sense. Raises NoServer, ClipperError."""
+        """All connections; then one query, whose answer tells whether the rest makes sense. Raises
+        NoServer, ClipperError."""
         try:
             await asyncio.gather(*(self._connect() for _ in range(min(self._most, _FIRST))))
         except OSError as error:
-            hint = "Start one with: clipper up --http HOST:PORT   Or name another: --to http://HOST:PORT"
-            raise NoServer(f"no server answers at {self._host}:{self._port}: {error.strerror or error}.", hint=hint) from None
+            hint = (
+                "Start one with: clipper up --http HOST:PORT   Or name another: --to"
+                " http://HOST:PORT"
+            )
+            raise NoServer(
+                f"no server answers at {self._host}:{self._port}: {error.strerror or error}.",
+                hint=hint,
+            ) from None
         first = Measured(1, 1, 1e9)
         self.count_in(first, time.perf_counter())
         self.ask(first.sent(0, 0))
@@ -86,7 +112,9 @@ class HttpTarget:
                 break
         wrong = next((text for text in first.errors if text.startswith("4")), "")
         if wrong:
-            raise ClipperError(f"{self.url} does not take the queries: {wrong}", hint="See --input.")
+            raise ClipperError(
+                f"{self.url} does not take the queries: {wrong}", hint="See --input."
+            )
 
     def count_in(self, measured: Measured, zero_s: float) -> None:
         self._measured, self._zero_s = measured, zero_s
@@ -159,7 +187,16 @@ class HttpTarget:
             except msgspec.MsgspecError:
                 self._finish(number, Outcome.ERROR, "200 without the members of an answer")
                 return
-            self._finish(number, Outcome.DEFAULT if said.default else Outcome.MISSING if said.missing else Outcome.OK)
+            self._finish(
+                number,
+                (
+                    Outcome.DEFAULT
+                    if said.default
+                    else Outcome.MISSING
+                    if said.missing
+                    else Outcome.OK
+                ),
+            )
         elif status in (429, 503):
             self._finish(number, Outcome.REFUSED, f"{status} {_told(body)}")
         else:

@@ -1,11 +1,12 @@
 """An open loop: each query is due at its own time, whatever became of those before.
 
-A generator that waits for answers before it asks again asks less of a slow server, and so measures nothing of its slowness
-("coordinated omission", Tene 2015). Here the times are fixed before anything is sent, latency counts from them, and how late the
-generator itself was is told beside it.
+A generator that waits for answers before it asks again asks less of a slow server, and so measures
+nothing of its slowness ("coordinated omission", Tene 2015). Here the times are fixed before
+anything is sent, latency counts from them, and how late the generator itself was is told beside it.
 
-An event loop rounds its timers to milliseconds, which is more than many answers take, and a loop that spins takes the core that
-the server may need. A timerfd wakes the loop within some 50 us of any moment, and costs one system call each time.
+An event loop rounds its timers to milliseconds, which is more than many answers take, and a loop
+that spins takes the core that the server may need. A timerfd wakes the loop within some 50 us of
+any moment, and costs one system call each time.
 """
 
 import asyncio
@@ -25,7 +26,8 @@ _TFD_TIMER_ABSTIME = 1
 
 
 def arrivals(rate: float, seconds: float, seed: int, burst: float = 1.0) -> NDArray[np.float64]:
-    """Arrival times in seconds, Poisson at `rate` a second. burst b > 1: in 1/b of every 200 ms, b times as dense."""
+    """Arrival times in seconds, Poisson at `rate` a second. burst b > 1: in 1/b of every 200 ms, b
+    times as dense."""
     rng = np.random.default_rng(seed)
     gaps = rng.exponential(1 / (rate * burst), size=int(rate * seconds * 1.2) + 100)
     busy = np.cumsum(gaps)  # time within the busy spells
@@ -40,11 +42,17 @@ def evenly(rate: float, seconds: float) -> NDArray[np.float64]:
 
 
 class _TimerSpec(ctypes.Structure):
-    _fields_ = (("interval_s", ctypes.c_long), ("interval_ns", ctypes.c_long), ("s", ctypes.c_long), ("ns", ctypes.c_long))
+    _fields_ = (
+        ("interval_s", ctypes.c_long),
+        ("interval_ns", ctypes.c_long),
+        ("s", ctypes.c_long),
+        ("ns", ctypes.c_long),
+    )
 
 
 class Alarm:
-    """A timerfd: it can be read once `time.perf_counter()` has reached what it was set to. Threads: one."""
+    """A timerfd: it can be read once `time.perf_counter()` has reached what it was set to. Threads:
+    one."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -62,8 +70,11 @@ class Alarm:
         os.close(self.fd)
 
 
-async def pace(dues: Iterator[float], send: Callable[[float], None], stopping: asyncio.Event) -> None:
-    """Call `send(due)` at each of `dues`, in seconds of time.perf_counter; return after the last, or once `stopping` is set."""
+async def pace(
+    dues: Iterator[float], send: Callable[[float], None], stopping: asyncio.Event
+) -> None:
+    """Call `send(due)` at each of `dues`, in seconds of time.perf_counter; return after the last,
+    or once `stopping` is set."""
     loop, alarm = asyncio.get_running_loop(), Alarm()
     over: asyncio.Future[None] = loop.create_future()
     due = next(dues, None)

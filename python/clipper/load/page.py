@@ -1,4 +1,5 @@
-"""A report as one HTML file that needs neither network nor script: what was run, figures, charts, and where."""
+"""A report as one HTML file that needs neither network nor script: what was run, figures, charts,
+and where."""
 
 import html
 import math
@@ -31,42 +32,65 @@ svg{width:100%;height:auto;display:block}.dim,.tick,.axis{color:var(--dim);fill:
 circle.a,span.a{fill:var(--a);color:var(--a)}circle.b,span.b{fill:var(--b);color:var(--b)}
 circle.c,span.c{fill:var(--c);color:var(--c)}circle.d,span.d{fill:var(--d);color:var(--d)}
 .bad{color:var(--bad)}span{margin-right:.8rem}
-"""
+"""  # noqa: E501
 
 
-def page(title: str, command: str, said: Sequence[str], table: Sequence[Sequence[str]], charts: Sequence[Chart],
-         where: Mapping[str, str]) -> str:  # fmt: skip
+def page(
+    title: str,
+    command: str,
+    said: Sequence[str],
+    table: Sequence[Sequence[str]],
+    charts: Sequence[Chart],
+    where: Mapping[str, str],
+) -> str:
     """said: sentences above the figures.  table: the first row is its head."""
     head, *rows = table
-    cells = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    cells = "".join(
+        f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows
+    )
     top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-    drawn = "".join(f"<h2>{html.escape(one.title)}</h2><p>{one.legend()}</p>{svg}" for one in charts if (svg := one.svg()))
+    drawn = "".join(
+        f"<h2>{html.escape(one.title)}</h2><p>{one.legend()}</p>{svg}"
+        for one in charts
+        if (svg := one.svg())
+    )
     facts = " · ".join(f"{key} {value}" for key, value in where.items())
     when = time.strftime("%Y-%m-%d %H:%M")
     lines = "".join(f"<p>{html.escape(line)}</p>" for line in said)
     return (
-        '<!doctype html><html lang="en"><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{_STYLE}</style><h1>{html.escape(title)}</h1>"
-        f"<pre>$ {html.escape(command)}</pre>{lines}"
-        f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{cells}</tbody></table></div>{drawn}'
-        f'<p class="dim">{when} · {html.escape(facts)}</p></html>\n'
+        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport"'
+        f' content="width=device-width,initial-scale=1"><title>{html.escape(title)}</title><style>{_STYLE}</style><h1>{html.escape(title)}</h1><pre>$'  # noqa: E501
+        f" {html.escape(command)}</pre>{lines}<div"
+        f' class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{cells}</tbody></table></div>{drawn}<p'  # noqa: E501
+        f' class="dim">{when} · {html.escape(facts)}</p></html>\n'
     )
 
 
 def charts_of(steps: Sequence[Measured]) -> list[Chart]:
-    """Of several rates, how p99 grows; of the last (or only) one, latency over time and its distribution."""
+    """Of several rates, how p99 grows; of the last (or only) one, latency over time and its
+    distribution."""
     charts = [rates_chart(steps)] if len(steps) > 1 else []
-    shown = max(steps, key=lambda step: (step.holds(step.slo_ms), step.rate)) if len(steps) > 1 else steps[0]
+    shown = (
+        max(steps, key=lambda step: (step.holds(step.slo_ms), step.rate))
+        if len(steps) > 1
+        else steps[0]
+    )
     of = f" at {shown.rate:g} a second" if len(steps) > 1 else ""
     return [*charts, time_chart(shown, of), tail_chart(steps)]
 
 
 def rates_chart(steps: Sequence[Measured]) -> Chart:
-    """Failures count as answers that never came: beyond what a server can take, the line leaves the chart."""
+    """Failures count as answers that never came: beyond what a server can take, the line leaves the
+    chart."""
     ordered = sorted(steps, key=lambda step: step.rate)
-    points = {share: [(step.rate, quantile(step.strict_ms(), share)) for step in ordered] for share in (0.5, 0.99)}
-    series = [Series(f"p{100 * share:g}", points[share], colour) for share, colour in ((0.5, "a"), (0.99, "b"))]
+    points = {
+        share: [(step.rate, quantile(step.strict_ms(), share)) for step in ordered]
+        for share in (0.5, 0.99)
+    }
+    series = [
+        Series(f"p{100 * share:g}", points[share], colour)
+        for share, colour in ((0.5, "a"), (0.99, "b"))
+    ]
     x = Axis("queries a second", log=True)
     return Chart("Latency by rate", x, Axis("ms", log=True), series, [_slo(steps[0])])
 
@@ -80,8 +104,15 @@ def time_chart(step: Measured, of: str) -> Chart:
     lines = []
     for share, colour in ((0.5, "a"), (0.99, "b")):
         values = [quantile(latency[(at == i) & answered], share) for i in range(_BINS)]
-        lines.append(Series(f"p{100 * share:g}", [*zip(middle.tolist(), values, strict=True)], colour))
-    dots = Series("each answer", [*zip(due[answered].tolist(), latency[answered].tolist(), strict=True)], "d", dots=True)
+        lines.append(
+            Series(f"p{100 * share:g}", [*zip(middle.tolist(), values, strict=True)], colour)
+        )
+    dots = Series(
+        "each answer",
+        [*zip(due[answered].tolist(), latency[answered].tolist(), strict=True)],
+        "d",
+        dots=True,
+    )
     x = Axis("seconds since the start, when the query was due", least=0.0)
     return Chart(f"Latency over time{of}", x, Axis("ms", log=True), [dots, *lines], [_slo(step)])
 
@@ -92,8 +123,14 @@ def tail_chart(steps: Sequence[Measured]) -> Chart:
     for step, colour in zip(steps[-4:], "abcd", strict=False):
         answers = np.sort(step.answers_ms())
         n = len(answers)
-        places = np.concatenate([np.linspace(0, n - 1, 200), n - np.geomspace(1, max(n, 1), 200)]).astype(int)
-        points = [(math.log10(n / max(n - i, 1)), float(answers[i])) for i in np.unique(places).tolist() if 0 <= i < n]
+        places = np.concatenate(
+            [np.linspace(0, n - 1, 200), n - np.geomspace(1, max(n, 1), 200)]
+        ).astype(int)
+        points = [
+            (math.log10(n / max(n - i, 1)), float(answers[i]))
+            for i in np.unique(places).tolist()
+            if 0 <= i < n
+        ]
         series.append(Series(f"{step.rate:g} a second", points, colour))
     nines = [(float(n), f"99{'.' if n > 2 else ''}{'9' * (n - 2)} %") for n in range(2, 6)]
     ticks = [(0.0, "0 %"), (math.log10(2), "50 %"), (1.0, "90 %"), *nines]
@@ -107,8 +144,20 @@ def _slo(step: Measured) -> tuple[str, float]:
 
 # -- the same figures for a shell and a page
 
-HEAD = ("rate", "sent/s", *(f"p{100 * share:g}" for share in SHARES), "max", "ok", "missing", "default", "refused", "error",
-        "unanswered", "late", "goodput/s")  # fmt: skip
+HEAD = (
+    "rate",
+    "sent/s",
+    *(f"p{100 * share:g}" for share in SHARES),
+    "max",
+    "ok",
+    "missing",
+    "default",
+    "refused",
+    "error",
+    "unanswered",
+    "late",
+    "goodput/s",
+)
 
 
 def row_of(step: Measured) -> list[str]:
@@ -116,7 +165,14 @@ def row_of(step: Measured) -> list[str]:
     times = [milliseconds(quantile(answers, share)) for share in (*SHARES, 1.0)]
     kinds = [str(counts[kind.name.lower()]) for kind in Outcome]
     late = str(int(np.sum(answers > step.slo_ms)))
-    return [f"{step.rate:g}", f"{step.total / step.lasted_s:.1f}", *times, *kinds, late, f"{step.goodput():.1f}"]
+    return [
+        f"{step.rate:g}",
+        f"{step.total / step.lasted_s:.1f}",
+        *times,
+        *kinds,
+        late,
+        f"{step.goodput():.1f}",
+    ]
 
 
 def remarks(steps: Sequence[Measured]) -> list[str]:
@@ -128,16 +184,27 @@ def remarks(steps: Sequence[Measured]) -> list[str]:
         if step.is_behind():
             late, most = milliseconds(quantile(lag, 0.99)), milliseconds(float(lag.max()))
             busy = f"it used {step.cpu_s / step.lasted_s:.0%} of a core"
-            found.append(f"{at}the generator itself was late: p99 {late}, at most {most}; {busy}. Latency counts that too: take "
-                         "the figures for an upper bound, ask for less, or generate on another machine.")  # fmt: skip
+            found.append(
+                f"{at}the generator itself was late: p99 {late}, at most {most}; {busy}. Latency "
+                "counts that too: take "
+                "the figures for an upper bound, ask for less, or generate on "
+                "another machine."
+            )
         if step.waited > step.total // 100:
-            found.append(f"{at}{step.waited} queries waited for a free connection, which their latency has: raise --connections.")
+            found.append(
+                f"{at}{step.waited} queries waited for a free connection, which their latency has:"
+                " raise --connections."
+            )
         if step.interrupted:
-            found.append(f"{at}it was interrupted after {step.lasted_s:.1f} s of {step.seconds:g} s.")
+            found.append(
+                f"{at}it was interrupted after {step.lasted_s:.1f} s of {step.seconds:g} s."
+            )
         found += [f"{at}{count} x {what}" for what, count in step.errors.most_common(5)]
     rest = len(found) - _REMARKS_MAX
     return [*found[:_REMARKS_MAX], f"and {rest} more remarks: see -o json"] if rest > 0 else found
 
 
 def milliseconds(value: float) -> str:
-    return "-" if not math.isfinite(value) else f"{value:.2f} ms" if value < 100 else f"{value:.0f} ms"
+    return (
+        "-" if not math.isfinite(value) else f"{value:.2f} ms" if value < 100 else f"{value:.0f} ms"
+    )

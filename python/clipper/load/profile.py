@@ -1,8 +1,10 @@
-"""How long a model takes for batches of 1, 2, 4, ... rows, the line through that, and what an SLO and a rate need.
+"""How long a model takes for batches of 1, 2, 4, ... rows, the line through that, and what an SLO
+and a rate need.
 
-The model runs in a container of its own, on a server of its own, with static batching: a batch waits until it is whole, and goes
-alone. The times are those that a batcher sees, from sending a batch to its reply: the engine's own figures, which are whole
-microseconds, so that one time is right to some 30 us, and medians to less.
+The model runs in a container of its own, on a server of its own, with static batching: a batch
+waits until it is whole, and goes alone. The times are those that a batcher sees, from sending a
+batch to its reply: the engine's own figures, which are whole microseconds, so that one time is
+right to some 30 us, and medians to less.
 """
 
 import functools
@@ -52,7 +54,10 @@ class Line:
     error: float
 
     def __str__(self) -> str:
-        return f"{self.base_ms:.3g} ms + {self.row_ms * 1000:.3g} us a row (off by {self.error:.0%} on average)"
+        return (
+            f"{self.base_ms:.3g} ms + {self.row_ms * 1000:.3g} us a row (off by {self.error:.0%} on"
+            " average)"
+        )
 
 
 @dataclass(frozen=True)
@@ -68,10 +73,19 @@ Tell = Callable[[int, int, int], None]  # batch, turn, of so many
 
 
 def profile(
-    target: Any, input: str, text: str, most: int, code: Sequence[str], seconds: float, tell: Tell, slo_ms: float = 0.0
+    target: Any,
+    input: str,
+    text: str,
+    most: int,
+    code: Sequence[str],
+    seconds: float,
+    tell: Tell,
+    slo_ms: float = 0.0,
 ) -> list[Point]:
-    """Deploy `target` on a server of its own and measure it. input: its type, if it does not say so itself; text: what rows
-    (asked.rows_of); most: the largest batch; seconds: at each size. Ctrl-C ends with what there is. Raises as deploy does."""
+    """Deploy `target` on a server of its own and measure it. input: its type, if it does not say so
+    itself; text: what rows (asked.rows_of); most: the largest batch; seconds: at each size. Ctrl-C
+    ends with what there is. Raises as deploy does.
+    """
     from clipper.config import load
     from clipper.server import ClipperServer
 
@@ -93,14 +107,18 @@ def _repeated(rows: Sequence[Any], type_: InputType, most: int) -> Any:
     return np.array(many, f"{kind}{type_.dtype[1:]}" if kind else "bool")
 
 
-def _measured(server: Any, model: Any, rows: Any, most: int, seconds: float, tell: Tell, slo_ms: float) -> list[Point]:
+def _measured(
+    server: Any, model: Any, rows: Any, most: int, seconds: float, tell: Tell, slo_ms: float
+) -> list[Point]:
     points: list[Point] = []
     size = 1
     try:
         while size <= most:
             times = _times(server, model, rows[:size], seconds, functools.partial(tell, size))
             points.append(Point(size, quantile(times, 0.5), quantile(times, 0.99), len(times)))
-            if points[-1].p50_ms > _TOO_LONG_S * 1000 or (slo_ms and points[-1].p50_ms > 2 * slo_ms):
+            if points[-1].p50_ms > _TOO_LONG_S * 1000 or (
+                slo_ms and points[-1].p50_ms > 2 * slo_ms
+            ):
                 break
             size *= 2
     except KeyboardInterrupt:
@@ -109,7 +127,9 @@ def _measured(server: Any, model: Any, rows: Any, most: int, seconds: float, tel
     return points
 
 
-def _times(server: Any, model: Any, rows: Any, seconds: float, tell: Callable[[int, int], None]) -> Any:
+def _times(
+    server: Any, model: Any, rows: Any, seconds: float, tell: Callable[[int, int], None]
+) -> Any:
     """Of each turn, in ms."""
     found: list[float] = []
     began_s = time.monotonic()
@@ -120,7 +140,9 @@ def _times(server: Any, model: Any, rows: Any, seconds: float, tell: Callable[[i
         _ask(model, rows)
         then_us, then = mean_us, count
         until_s = time.monotonic() + 1.0
-        while count == then and time.monotonic() < until_s:  # the figures follow the answer by a moment
+        while (
+            count == then and time.monotonic() < until_s
+        ):  # the figures follow the answer by a moment
             mean_us, count = _seen(server, len(rows))
         if count != then + 1:
             continue  # it went as two batches, or as a part of one
@@ -129,38 +151,53 @@ def _times(server: Any, model: Any, rows: Any, seconds: float, tell: Callable[[i
             found.append(max(took_us, 1.0) / 1000)
             tell(turn + 1, _TURNS_MAX)
     if not found:
-        raise ClipperError(f"batches of {len(rows)} rows were never sent as one.", hint="Try a smaller --batch-max.")
+        raise ClipperError(
+            f"batches of {len(rows)} rows were never sent as one.",
+            hint="Try a smaller --batch-max.",
+        )
     return np.array(found)
 
 
 def _ask(model: Any, rows: Any) -> None:
     slo_ms = _PATIENCE_S * 1000
-    future = model.predict_many(rows, slo_ms=slo_ms) if len(rows) > 1 else model.predict(rows[0], slo_ms=slo_ms)
+    future = (
+        model.predict_many(rows, slo_ms=slo_ms)
+        if len(rows) > 1
+        else model.predict(rows[0], slo_ms=slo_ms)
+    )
     future.result(_PATIENCE_S)
 
 
 def _seen(server: Any, size: int) -> tuple[float, int]:
     """The engine's mean for a batch of that size, and of how many."""
     replicas = server.stats()["models"]["profiled:1"]["replicas"]
-    found = [(us, n) for one in replicas for least, us, n in one.get("profile", ()) if least == size]
+    found = [
+        (us, n) for one in replicas for least, us, n in one.get("profile", ()) if least == size
+    ]
     return found[0] if found else (0.0, 0)
 
 
 def seen_by(stats: Mapping[str, Any]) -> list[Point]:
-    """What a running server has seen of a model, by sizes from a power of two up to the next: recent means, as p50 and p99."""
+    """What a running server has seen of a model, by sizes from a power of two up to the next:
+    recent means, as p50 and p99."""
     sums: dict[int, tuple[float, int]] = {}
     for replica in stats.get("replicas", ()):
         for least, us, n in replica.get("profile", ()):
             total, count = sums.get(least, (0.0, 0))
             sums[least] = total + us * n, count + n
-    return [Point(size, total / n / 1000, total / n / 1000, n) for size, (total, n) in sorted(sums.items()) if n]
+    return [
+        Point(size, total / n / 1000, total / n / 1000, n)
+        for size, (total, n) in sorted(sums.items())
+        if n
+    ]
 
 
 # -- what follows
 
 
 def line_through(points: Sequence[Point]) -> Line:
-    """Least squares of what is off, as a share: a batch of one counts as much as one of a thousand. Neither part is negative."""
+    """Least squares of what is off, as a share: a batch of one counts as much as one of a thousand.
+    Neither part is negative."""
     if not points:
         raise InvalidInput("nothing was measured.")
     x = np.array([point.batch for point in points], float)
@@ -177,13 +214,14 @@ def line_through(points: Sequence[Point]) -> Line:
 
 
 def advice(name: str, points: Sequence[Point], slo_ms: float, rate: float = 0.0) -> Advice:
-    """The batch that serves most among those of which two fit into the SLO (a query waits for the batch before it, and then for
-    its own), and the replicas that `rate` rows a second need at 80 % of what they can."""
+    """The batch that serves most among those of which two fit into the SLO (a query waits for the
+    batch before it, and then for its own), and the replicas that `rate` rows a second need at 80 %
+    of what they can."""
     one = points[0]
     if one.p50_ms > slo_ms:
         said = (
-            f"{name} needs {one.p50_ms:.3g} ms for one row; the SLO is {slo_ms:g} ms, so every answer will be the default. "
-            "Raise slo_ms, or lower the cost."
+            f"{name} needs {one.p50_ms:.3g} ms for one row; the SLO is {slo_ms:g} ms, so every"
+            " answer will be the default. Raise slo_ms, or lower the cost."
         )
         return Advice(0, 0, said)
     fitting = [point for point in points if 2 * point.p99_ms <= slo_ms]

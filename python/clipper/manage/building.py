@@ -1,4 +1,5 @@
-"""How far a deployment is, and the environments that models run in: each is built in a thread of its own, while others serve."""
+"""How far a deployment is, and the environments that models run in: each is built in a thread of
+its own, while others serve."""
 
 import logging
 import threading
@@ -24,8 +25,8 @@ FAILED: Final = "failed"
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """Where a version is: packing, building environment or image, starting, loading, warm; or failed.  since_s: on the
-    monotonic clock."""
+    """Where a version is: packing, building environment or image, starting, loading, warm; or
+    failed.  since_s: on the monotonic clock."""
 
     stage: str
     detail: str = ""
@@ -33,11 +34,14 @@ class Stage(msgspec.Struct, frozen=True):
 
 
 class Building:
-    """Threads: any. models: -> all that are in service or being deployed.  done: called in a thread of the building, with what
-    went wrong or ""."""
+    """Threads: any. models: -> all that are in service or being deployed.  done: called in a thread
+    of the building, with what went wrong or ""."""
 
     def __init__(
-        self, models: Callable[[], Iterable[Model]], environments: Environments, done: Callable[[Model, str], None]
+        self,
+        models: Callable[[], Iterable[Model]],
+        environments: Environments,
+        done: Callable[[Model, str], None],
     ) -> None:
         self._models, self._environments, self._done = models, environments, done
         self._changed = threading.Condition()
@@ -68,7 +72,8 @@ class Building:
     # -- environments
 
     def interpreter(self, model: Model) -> str:
-        """The Python that a model's containers run; "" while it is yet to be built, which then begins.
+        """The Python that a model's containers run; "" while it is yet to be built, which then
+        begins.
 
         Raises: InvalidInput when it cannot be known what to build.
         """
@@ -78,7 +83,9 @@ class Building:
         with self._changed:
             if model.id not in self._threads:
                 self._stages[model.id] = Stage(BUILDING, "", time.monotonic())
-                thread = threading.Thread(target=self._build, args=(model, lines), name="clipper-environment", daemon=True)
+                thread = threading.Thread(
+                    target=self._build, args=(model, lines), name="clipper-environment", daemon=True
+                )
                 self._threads[model.id] = thread
                 thread.start()
         return ""
@@ -92,11 +99,15 @@ class Building:
         began, error = time.monotonic(), ""
         _log.info("model %s: building its environment", model.id, extra={"model": str(model.id)})
         try:
-            self._environments.build(lines, model.python, lambda text: self.enter(model.id, BUILDING, text))
+            self._environments.build(
+                lines, model.python, lambda text: self.enter(model.id, BUILDING, text)
+            )
         except (ClipperError, OSError) as failure:
             error = f"no environment for model '{model.id}': {failure}"
         took_s = time.monotonic() - began
-        _log.info("model %s: environment %s in %.1f s", model.id, "failed" if error else "built", took_s)
+        _log.info(
+            "model %s: environment %s in %.1f s", model.id, "failed" if error else "built", took_s
+        )
         with self._changed:
             thread = self._threads.pop(model.id)
         try:
@@ -129,4 +140,6 @@ class Building:
 
 def needs_environment(model: Model) -> bool:
     """Whether its processes run another Python than the server's."""
-    return bool(model.target and (model.requirements or model.python) and model.deployer in ("", "process"))
+    return bool(
+        model.target and (model.requirements or model.python) and model.deployer in ("", "process")
+    )

@@ -1,9 +1,10 @@
-"""A running server from elsewhere: the verbs of operations.py over its management address, with the same names and errors.
+"""A running server from elsewhere: the verbs of operations.py over its management address, with the
+same names and errors.
 
-    server = clipper.connect()                       # the only server of this user on this host
-    server = clipper.connect("https://10.0.0.7:8081", token="...", ca="ca.pem")
-    server.deploy("svm", "svm.onnx")
-    server.promote("svm:2")
+server = clipper.connect()                       # the only server of this user on this host
+server = clipper.connect("https://10.0.0.7:8081", token="...", ca="ca.pem")
+server.deploy("svm", "svm.onnx")
+server.promote("svm:2")
 """
 
 import contextlib
@@ -25,7 +26,14 @@ import numpy as np
 from clipper.deploy.artifact import artifact_of, is_data, is_registered
 from clipper.deploy.deployers import ENGINES
 from clipper.deploy.environments import lines_of
-from clipper.errors import ClipperError, Forbidden, InvalidInput, NoServer, NotAllowed, PackagingError
+from clipper.errors import (
+    ClipperError,
+    Forbidden,
+    InvalidInput,
+    NoServer,
+    NotAllowed,
+    PackagingError,
+)
 from clipper.manage.running import the_one
 from clipper.tls import client_context, fingerprint_of
 from clipper.types import Answer, VersionedModel
@@ -42,16 +50,22 @@ _BUILD_S = 3600.0  # an environment may take its time; server.build_s ends it
 
 
 def connect(
-    url: str | None = None, token: str | None = None, *, ca: str | None = None, cert: tuple[str, str] | None = None,
-    timeout_s: float = 120.0, state: str = "",
-) -> "Client":  # fmt: skip
-    """A client of the server that is managed at `url` (None: CLIPPER_URL; else the server of this user on this host, that of
-    `state` if there are several). token: http.token of the server (None: CLIPPER_ADMIN_TOKEN). Nothing is sent yet.
+    url: str | None = None,
+    token: str | None = None,
+    *,
+    ca: str | None = None,
+    cert: tuple[str, str] | None = None,
+    timeout_s: float = 120.0,
+    state: str = "",
+) -> "Client":
+    """A client of the server that is managed at `url` (None: CLIPPER_URL; else the server of this
+    user on this host, that of `state` if there are several). token: http.token of the server (None:
+    CLIPPER_ADMIN_TOKEN). Nothing is sent yet.
 
-    Of https: ca: a PEM file of who signed the server's certificate (None: CLIPPER_CA, else whom this host trusts); cert: the
-    PEM files of one's own certificate and its key, for one that asks for it (None: CLIPPER_CERT, CLIPPER_KEY).
-    Raises NoServer when there is none here, or it is not clear which; InvalidInput for a URL that cannot be; ConfigError for a
-    file that is none.
+    Of https: ca: a PEM file of who signed the server's certificate (None: CLIPPER_CA, else whom
+    this host trusts); cert: the PEM files of one's own certificate and its key, for one that asks
+    for it (None: CLIPPER_CERT, CLIPPER_KEY). Raises NoServer when there is none here, or it is not
+    clear which; InvalidInput for a URL that cannot be; ConfigError for a file that is none.
     """
     ca = os.environ.get(_CA, "") if ca is None else ca
     cert = (os.environ.get(_CERT, ""), os.environ.get(_KEY, "")) if cert is None else cert
@@ -64,7 +78,8 @@ def connect(
 
 
 class Trust(NamedTuple):
-    """Of https. pinned: the PEM file of the one certificate to accept; empty: what `ca` or this host trusts, by the name."""
+    """Of https. pinned: the PEM file of the one certificate to accept; empty: what `ca` or this
+    host trusts, by the name."""
 
     ca: str = ""
     cert: str = ""
@@ -76,21 +91,40 @@ _TRUST = Trust()
 
 
 class Client:
-    """Threads: any, one request at a time a client. Each verb is that of `ClipperServer.manage`; a change returns
-    `{"verb", "said", "dry_run", "changed": [{"key", "before", "after"}]}`, as one with dry_run=True would."""
+    """Threads: any, one request at a time a client. Each verb is that of `ClipperServer.manage`; a
+    change returns `{"verb", "said", "dry_run", "changed": [{"key", "before", "after"}]}`, as one
+    with dry_run=True would.
+    """
 
-    def __init__(self, url: str, token: str = "", timeout_s: float = 120.0, trust: Trust = _TRUST) -> None:
+    def __init__(
+        self, url: str, token: str = "", timeout_s: float = 120.0, trust: Trust = _TRUST
+    ) -> None:
         split = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
         if split.scheme not in ("http", "https") or not split.hostname:
-            raise InvalidInput(f"url={url!r} is no address of a server.", hint="Write http://HOST:PORT or https://HOST:PORT.")
+            raise InvalidInput(
+                f"url={url!r} is no address of a server.",
+                hint="Write http://HOST:PORT or https://HOST:PORT.",
+            )
         self._trust = trust
-        self._tls = client_context(*trust[:3], pinned=bool(trust.pinned)) if split.scheme == "https" else None
+        self._tls = (
+            client_context(*trust[:3], pinned=bool(trust.pinned))
+            if split.scheme == "https"
+            else None
+        )
         try:
             self._port = split.port or (443 if self._tls else 80)
         except ValueError:
-            raise InvalidInput(f"url={url!r} has no port from 1 to 65535.", hint="Write http://HOST:PORT.") from None
-        self.url, self._host, self._timeout_s = f"{split.scheme}://{split.netloc}", split.hostname, timeout_s
-        self.headers = {"Clipper-Actor": _actor()} | ({"Authorization": f"Bearer {token}"} if token else {})
+            raise InvalidInput(
+                f"url={url!r} has no port from 1 to 65535.", hint="Write http://HOST:PORT."
+            ) from None
+        self.url, self._host, self._timeout_s = (
+            f"{split.scheme}://{split.netloc}",
+            split.hostname,
+            timeout_s,
+        )
+        self.headers = {"Clipper-Actor": _actor()} | (
+            {"Authorization": f"Bearer {token}"} if token else {}
+        )
 
     @property
     def tls(self) -> ssl.SSLContext:
@@ -100,7 +134,8 @@ class Client:
     # -- looking
 
     def about(self) -> dict[str, Any]:
-        """The server itself: version, process, where queries come in over HTTP and gRPC, its state."""
+        """The server itself: version, process, where queries come in over HTTP and gRPC, its
+        state."""
         return self._object("GET", "/admin/about")
 
     def stats(self) -> dict[str, Any]:
@@ -116,7 +151,8 @@ class Client:
         return self._object("GET", f"/admin/models/{_quoted(model)}/stats")
 
     def models(self, name: str = "") -> list[dict[str, Any]]:
-        """Each version in service: its record, whether it is the `latest`, who links it, how many replicas it has."""
+        """Each version in service: its record, whether it is the `latest`, who links it, how many
+        replicas it has."""
         return self._list("models", "/admin/models" + (f"/{_quoted(name)}" if name else ""))
 
     def applications(self) -> list[dict[str, Any]]:
@@ -130,13 +166,17 @@ class Client:
         return self._list("lines", f"/admin/models/{_quoted(model)}/logs?replica={replica}")
 
     def ps(self) -> list[dict[str, Any]]:
-        """Each version in service as it runs: state, replicas, memory, queue, batch and why, the last error and what to do."""
+        """Each version in service as it runs: state, replicas, memory, queue, batch and why, the
+        last error and what to do."""
         return self._list("models", "/admin/ps")
 
     def follow(self, model: str, after: str = "") -> dict[str, Any]:
-        """What all containers of a model wrote since `after`, which is what this said the time before: `model`, `replicas` (each
-        with `replica`, `lines`, and how many were `lost` in between), `after`."""
-        return self._object("GET", f"/admin/models/{_quoted(model)}/follow?after={urllib.parse.quote(after)}")
+        """What all containers of a model wrote since `after`, which is what this said the time
+        before: `model`, `replicas` (each with `replica`, `lines`, and how many were `lost` in
+        between), `after`."""
+        return self._object(
+            "GET", f"/admin/models/{_quoted(model)}/follow?after={urllib.parse.quote(after)}"
+        )
 
     def history(self, count: int = 100) -> list[dict[str, Any]]:
         """The last changes, the oldest first: number, time_us, actor, verb, changed."""
@@ -147,7 +187,8 @@ class Client:
         return self._object("GET", f"/openapi.json?of={'management' if management else 'queries'}")
 
     def stream(self) -> "Stream":
-        """What the dashboard is told: events (name, content), as they come. Close it. Raises NoServer, NotAllowed."""
+        """What the dashboard is told: events (name, content), as they come. Close it. Raises
+        NoServer, NotAllowed."""
         return self.events("/admin/stream")
 
     def events(self, path: str) -> "Stream":
@@ -180,25 +221,36 @@ class Client:
         return MeshClient(self)
 
     def ask(self, method: str, path: str, members: dict[str, Any] | None = None) -> dict[str, Any]:
-        """One request: the object it is answered with, {} for none. The error that the server raised."""
+        """One request: the object it is answered with, {} for none. The error that the server
+        raised."""
         return self._object(method, path, members)
 
     # -- models
 
-    def deploy(self, name: str, model: str | os.PathLike[str], *, dry_run: bool = False, **settings: Any) -> dict[str, Any]:
-        """Deploy "module:attribute" of the server's host, or a model's file of this one: .onnx, .skops, .ubj, .txt, .pt. One that
-        may hold pickles (.pkl, .joblib, .pt2, a folder of MLflow) is not sent: the server reads it by its path, on this host.
+    def deploy(
+        self, name: str, model: str | os.PathLike[str], *, dry_run: bool = False, **settings: Any
+    ) -> dict[str, Any]:
+        """Deploy "module:attribute" of the server's host, or a model's file of this one: .onnx,
+        .skops, .ubj, .txt, .pt. One that may hold pickles (.pkl, .joblib, .pt2, a folder of MLflow)
+        is not sent: the server reads it by its path, on this host.
 
-        settings: as of ClipperServer.deploy, but for `similar`; trusted: of a skops file; requirements: a file of this host, or
-        lines. Functions are not sent: what they are
-        pickled in would be run by whoever receives it. Deploy them in the server's process, or from a module.
+        settings: as of ClipperServer.deploy, but for `similar`; trusted: of a skops file;
+        requirements: a file of this host, or lines. Functions are not sent: what they are pickled
+        in would be run by whoever receives it. Deploy them in the server's process, or from a
+        module.
         """
         if not isinstance(model, str | os.PathLike):
-            hint = 'Put it into a module and deploy "module:attribute", or save it as .onnx or .skops.'
+            hint = (
+                'Put it into a module and deploy "module:attribute", or save it as .onnx or .skops.'
+            )
             raise PackagingError(f"a {type(model).__name__} is not sent to a server.", hint=hint)
         if is_data(model):
             artifact = artifact_of(model)
-            settings |= {"model": _here(model)} if artifact.is_code else {"data": artifact.data, "kind": artifact.kind}
+            settings |= (
+                {"model": _here(model)}
+                if artifact.is_code
+                else {"data": artifact.data, "kind": artifact.kind}
+            )
         else:
             settings["model"] = str(model)
         if requirements := settings.get("requirements"):
@@ -209,20 +261,30 @@ class Client:
         return patient._change(f"/admin/models/{_quoted(name)}/deploy", dry_run, settings)
 
     def stages(self, name: str) -> list[dict[str, Any]]:
-        """How far each version of a model is that was deployed or started there: version, stage, detail, for_s."""
+        """How far each version of a model is that was deployed or started there: version, stage,
+        detail, for_s."""
         return self._list("stages", f"/admin/models/{_quoted(name)}/stages")
 
-    def promote(self, model: str, application: str | None = None, *, dry_run: bool = False) -> dict[str, Any]:
+    def promote(
+        self, model: str, application: str | None = None, *, dry_run: bool = False
+    ) -> dict[str, Any]:
         """Make this version the latest; with `application`, link that one to this version alone."""
-        return self._change(f"/admin/models/{_quoted(model)}/promote", dry_run, {"application": application})
+        return self._change(
+            f"/admin/models/{_quoted(model)}/promote", dry_run, {"application": application}
+        )
 
     def rollback(self, model: str, *, dry_run: bool = False) -> dict[str, Any]:
         """Make the version before the latest the latest."""
         return self._change(f"/admin/models/{_quoted(model)}/rollback", dry_run, {})
 
-    def scale(self, model: str, replicas: int | tuple[int, int], *, dry_run: bool = False) -> dict[str, Any]:
-        """Run so many containers of a version, or within (least, most) as many as the load asks for."""
-        return self._change(f"/admin/models/{_quoted(model)}/scale", dry_run, {"replicas": replicas})
+    def scale(
+        self, model: str, replicas: int | tuple[int, int], *, dry_run: bool = False
+    ) -> dict[str, Any]:
+        """Run so many containers of a version, or within (least, most) as many as the load asks
+        for."""
+        return self._change(
+            f"/admin/models/{_quoted(model)}/scale", dry_run, {"replicas": replicas}
+        )
 
     def retire(self, model: str, *, force: bool = False, dry_run: bool = False) -> dict[str, Any]:
         """Take a version out of service for good."""
@@ -231,7 +293,12 @@ class Client:
     # -- applications
 
     def set_application(
-        self, name: str, models: Sequence[str] | None = None, *, dry_run: bool = False, **settings: Any
+        self,
+        name: str,
+        models: Sequence[str] | None = None,
+        *,
+        dry_run: bool = False,
+        **settings: Any,
     ) -> dict[str, Any]:
         """Make an application, or change what is named of it; settings as of ClipperServer.app."""
         members = settings if models is None else {**settings, "models": list(models)}
@@ -240,31 +307,64 @@ class Client:
     def remove_application(self, name: str, *, dry_run: bool = False) -> dict[str, Any]:
         return self._change(f"/admin/applications/{_quoted(name)}/remove", dry_run, {})
 
-    def link(self, application: str, model: str, role: str = "", *, dry_run: bool = False) -> dict[str, Any]:
-        """Let an application ask one more model, perhaps in a role: `shadow`, `challenger(share=0.1)`."""
-        return self._change(f"/admin/applications/{_quoted(application)}/link", dry_run, {"model": model, "role": role})
+    def link(
+        self, application: str, model: str, role: str = "", *, dry_run: bool = False
+    ) -> dict[str, Any]:
+        """Let an application ask one more model, perhaps in a role: `shadow`,
+        `challenger(share=0.1)`."""
+        return self._change(
+            f"/admin/applications/{_quoted(application)}/link",
+            dry_run,
+            {"model": model, "role": role},
+        )
 
     def unlink(self, application: str, model: str, *, dry_run: bool = False) -> dict[str, Any]:
-        return self._change(f"/admin/applications/{_quoted(application)}/unlink", dry_run, {"model": model})
+        return self._change(
+            f"/admin/applications/{_quoted(application)}/unlink", dry_run, {"model": model}
+        )
 
-    def challenge(self, application: str, model: str, share: float = 0.1, *, dry_run: bool = False) -> dict[str, Any]:
+    def challenge(
+        self, application: str, model: str, share: float = 0.1, *, dry_run: bool = False
+    ) -> dict[str, Any]:
         """Let a model alone answer a share of an application's queries."""
-        return self._change(f"/admin/applications/{_quoted(application)}/challenge", dry_run, {"model": model, "share": share})
+        return self._change(
+            f"/admin/applications/{_quoted(application)}/challenge",
+            dry_run,
+            {"model": model, "share": share},
+        )
 
-    def shadow(self, application: str, model: str, share: float = 1.0, *, dry_run: bool = False) -> dict[str, Any]:
+    def shadow(
+        self, application: str, model: str, share: float = 1.0, *, dry_run: bool = False
+    ) -> dict[str, Any]:
         """Ask a model beside an application's queries, and never use what it says."""
-        return self._change(f"/admin/applications/{_quoted(application)}/shadow", dry_run, {"model": model, "share": share})
+        return self._change(
+            f"/admin/applications/{_quoted(application)}/shadow",
+            dry_run,
+            {"model": model, "share": share},
+        )
 
     # -- rollouts
 
-    def rollout(self, application: str, model: str, *, dry_run: bool = False, **settings: Any) -> dict[str, Any]:
-        """Let a version take over an application's queries stage by stage while its guards hold. settings: canary ("5%"), stages
-        ("5,25,50,100", or [0.05, 1.0]), hold ("60s"), guard ("p99<20ms, error<1%"), error_rate."""
-        return self._change(f"/admin/applications/{_quoted(application)}/rollout", dry_run, {"model": model, **settings})
+    def rollout(
+        self, application: str, model: str, *, dry_run: bool = False, **settings: Any
+    ) -> dict[str, Any]:
+        """Let a version take over an application's queries stage by stage while its guards hold.
+        settings: canary ("5%"), stages ("5,25,50,100", or [0.05, 1.0]), hold ("60s"), guard
+        ("p99<20ms, error<1%"), error_rate."""
+        return self._change(
+            f"/admin/applications/{_quoted(application)}/rollout",
+            dry_run,
+            {"model": model, **settings},
+        )
 
     def rollouts(self, application: str = "") -> list[dict[str, Any]]:
-        """The last rollout of each application, or of one: its record, figures, and what it waits for."""
-        where = f"/admin/applications/{_quoted(application)}/rollout" if application else "/admin/rollouts"
+        """The last rollout of each application, or of one: its record, figures, and what it waits
+        for."""
+        where = (
+            f"/admin/applications/{_quoted(application)}/rollout"
+            if application
+            else "/admin/rollouts"
+        )
         return self._list("rollouts", where)
 
     def pause_rollout(self, application: str, *, dry_run: bool = False) -> dict[str, Any]:
@@ -283,7 +383,9 @@ class Client:
         return self._move_rollout(application, "promote", dry_run)
 
     def _move_rollout(self, application: str, verb: str, dry_run: bool) -> dict[str, Any]:
-        return self._change(f"/admin/applications/{_quoted(application)}/rollout/{verb}", dry_run, {})
+        return self._change(
+            f"/admin/applications/{_quoted(application)}/rollout/{verb}", dry_run, {}
+        )
 
     # -- the state as one file
 
@@ -293,7 +395,9 @@ class Client:
 
     def import_state(self, state: bytes, *, dry_run: bool = False) -> dict[str, Any]:
         """Add what `export_state` gave to this server. It runs code that is in there."""
-        return self._object("POST", "/admin/import" + ("?dry_run=true" if dry_run else ""), body=state)
+        return self._object(
+            "POST", "/admin/import" + ("?dry_run=true" if dry_run else ""), body=state
+        )
 
     # -- asking
 
@@ -301,16 +405,28 @@ class Client:
         """One query, answered by its deadline; settings: user, context, slo_ms, salt."""
         said = self.predict_plainly(application, input, **settings)
         return Answer(
-            said["output"], said["confidence"], said["default"], said["reason"], _models(said["models"]),
-            _models(said["missing"]), said["latency_us"], said["id"], said["agreement"],
-        )  # fmt: skip
+            said["output"],
+            said["confidence"],
+            said["default"],
+            said["reason"],
+            _models(said["models"]),
+            _models(said["missing"]),
+            said["latency_us"],
+            said["id"],
+            said["agreement"],
+        )
 
     def predict_plainly(self, application: str, input: Any, **settings: Any) -> dict[str, Any]:
         """The answer as the members of JSON: see docs/http.md."""
-        return self._object("POST", f"/admin/applications/{_quoted(application)}/predict", {"input": input, **settings})
+        return self._object(
+            "POST",
+            f"/admin/applications/{_quoted(application)}/predict",
+            {"input": input, **settings},
+        )
 
     def feedback(self, application: str, id: str, **truth: Any) -> bool:
-        """What was right, of the answer of that id: label, correct, or score; weight. False: it had come before."""
+        """What was right, of the answer of that id: label, correct, or score; weight. False: it had
+        come before."""
         path = f"/admin/applications/{_quoted(application)}/feedback"
         return bool(self._object("POST", path, {"id": id, **truth})["counted"])
 
@@ -324,7 +440,11 @@ class Client:
         return found
 
     def _object(
-        self, method: str, path: str, members: dict[str, Any] | None = None, body: bytes | None = None
+        self,
+        method: str,
+        path: str,
+        members: dict[str, Any] | None = None,
+        body: bytes | None = None,
     ) -> dict[str, Any]:
         body = body if members is None else _body(members)
         status, said = self._ask(method, path, body)
@@ -334,7 +454,9 @@ class Client:
             found = None
         if not isinstance(found, dict):
             hint = "See server.admin_address."
-            raise NoServer(f"what answers at {self.url} is no Clipper server (status {status}).", hint=hint)
+            raise NoServer(
+                f"what answers at {self.url} is no Clipper server (status {status}).", hint=hint
+            )
         if status >= 400:
             raise _error(status, found, self.url)
         return found
@@ -360,12 +482,17 @@ class Client:
             yield
         except TimeoutError:
             hint = "It may be done all the same: see clipper history."
-            raise NoServer(f"{self.url} has not answered within {self._timeout_s:g} s.", hint=hint) from None
+            raise NoServer(
+                f"{self.url} has not answered within {self._timeout_s:g} s.", hint=hint
+            ) from None
         except ssl.SSLError as error:
             raise _untrusted(self.url, error) from None
         except (OSError, http.client.HTTPException) as error:
             why = getattr(error, "strerror", "") or str(error) or type(error).__name__
-            hint = f"Start one with: clipper up --admin {self._host}:{self._port}   Or name another: --url, or CLIPPER_URL."
+            hint = (
+                f"Start one with: clipper up --admin {self._host}:{self._port}   Or name another:"
+                " --url, or CLIPPER_URL."
+            )
             raise NoServer(f"no server answers at {self.url}: {why}.", hint=hint) from None
 
     def _line(self) -> Any:
@@ -373,7 +500,9 @@ class Client:
 
         if self._tls is None:
             return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
-        return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout_s, context=self._tls)
+        return http.client.HTTPSConnection(
+            self._host, self._port, timeout=self._timeout_s, context=self._tls
+        )
 
     def _check_pinned(self, line: Any) -> None:
         """Before anything is sent, the token above all."""
@@ -384,7 +513,10 @@ class Client:
         except (OSError, ValueError):
             expected = ""
         if hashlib.sha256(line.sock.getpeercert(True)).hexdigest() != expected:
-            raise NoServer(f"{self.url} shows another certificate than {self._trust.pinned}.", hint="Name it: --url, and --ca.")
+            raise NoServer(
+                f"{self.url} shows another certificate than {self._trust.pinned}.",
+                hint="Name it: --url, and --ca.",
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -395,8 +527,12 @@ class Client:
 
 def _untrusted(url: str, error: ssl.SSLError) -> NoServer:
     if isinstance(error, ssl.SSLCertVerificationError):
-        hint = "Name who signed it: --ca FILE, or CLIPPER_CA; and the server as its certificate does."
-        return NoServer(f"the certificate of {url} is not trusted: {error.verify_message}.", hint=hint)
+        hint = (
+            "Name who signed it: --ca FILE, or CLIPPER_CA; and the server as its certificate does."
+        )
+        return NoServer(
+            f"the certificate of {url} is not trusted: {error.verify_message}.", hint=hint
+        )
     why = (error.reason or str(error)).lower().replace("_", " ")
     hint = "Is it http:// there? If it asks for a certificate: CLIPPER_CERT and CLIPPER_KEY."
     return NoServer(f"no TLS with {url}: {why}.", hint=hint)
@@ -426,7 +562,9 @@ def _models(names: list[str]) -> tuple[VersionedModel, ...]:
 
 def _body(members: dict[str, Any]) -> bytes:
     try:
-        return msgspec.json.encode({name: _plain(value) for name, value in members.items()}, enc_hook=_plain)
+        return msgspec.json.encode(
+            {name: _plain(value) for name, value in members.items()}, enc_hook=_plain
+        )
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidInput(f"this cannot be sent as JSON: {error}.") from None
 
@@ -438,7 +576,9 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("JSON has no NaN and no infinities")
-    if value is None or isinstance(value, bool | int | float | str | bytes | list | tuple | dict | msgspec.Struct):
+    if value is None or isinstance(
+        value, bool | int | float | str | bytes | list | tuple | dict | msgspec.Struct
+    ):
         return value
     raise TypeError(f"a {type(value).__name__} is no JSON")
 
@@ -454,7 +594,10 @@ def _classes(root: type[ClipperError] = ClipperError) -> Iterator[type[ClipperEr
 
 def _stream_refused(status: int, text: bytes, url: str) -> ClipperError:
     if status == 404:
-        return ClipperError(f"{url} has no readings to watch.", hint="Start it with http.dashboard = true, or see: clipper ps")
+        return ClipperError(
+            f"{url} has no readings to watch.",
+            hint="Start it with http.dashboard = true, or see: clipper ps",
+        )
     try:
         said = msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.MsgspecError:
@@ -464,11 +607,20 @@ def _stream_refused(status: int, text: bytes, url: str) -> ClipperError:
 
 def _error(status: int, said: dict[str, Any], url: str) -> ClipperError:
     slug = str(said.get("type", "")).rpartition(":")[2]
-    message, hint = str(said.get("detail") or said.get("error") or f"status {status}"), str(said.get("hint", ""))
+    message, hint = (
+        str(said.get("detail") or said.get("error") or f"status {status}"),
+        str(said.get("hint", "")),
+    )
     if status in (401, 403) and slug != Forbidden.slug:
-        return NotAllowed(f"{url}: {message}", hint=f"Give a token of that server: --token, or {_TOKEN}.")
+        return NotAllowed(
+            f"{url}: {message}", hint=f"Give a token of that server: --token, or {_TOKEN}."
+        )
     if slug.startswith("http-"):
         return ClipperError(f"{url}: {message}", hint=hint)
-    known = (kind for kind in _classes() if kind.__module__.startswith(_KNOWN) and vars(kind).get("slug") == slug)
+    known = (
+        kind
+        for kind in _classes()
+        if kind.__module__.startswith(_KNOWN) and vars(kind).get("slug") == slug
+    )
     kind = next(known, ClipperError)
     return kind(message, hint=hint)

@@ -1,6 +1,8 @@
-"""The models and applications that a file declares: what becomes of them at the start, and when the file is changed.
+"""The models and applications that a file declares: what becomes of them at the start, and when the
+file is changed.
 
-A file only adds and changes: what it does not name any more runs on, until somebody retires or removes it.
+A file only adds and changes: what it does not name any more runs on, until somebody retires or
+removes it.
 """
 
 from collections.abc import Iterator
@@ -21,13 +23,18 @@ _AT_START = ("server", "limits", "batching", "feedback", "http", "streams", "mod
 
 @contextmanager
 def declared(config: Config, section: str, name: str) -> Iterator[None]:
-    """Errors say which model or application of the configuration they are about, and where it is declared."""
+    """Errors say which model or application of the configuration they are about, and where it is
+    declared."""
     try:
         yield
     except ClipperError as error:
-        places = [origin for key, origin in config.origins.items() if key.startswith(f"{section}.{name}.")]
+        places = [
+            origin for key, origin in config.origins.items() if key.startswith(f"{section}.{name}.")
+        ]
         where = f"{places[0]}: " if places else ""
-        message = f"{where}{'model' if section == 'models' else 'application'} {name!r}: {error.message}"
+        message = (
+            f"{where}{'model' if section == 'models' else 'application'} {name!r}: {error.message}"
+        )
         error.args = (message, *error.args[1:])
         raise
 
@@ -35,13 +42,24 @@ def declared(config: Config, section: str, name: str) -> Iterator[None]:
 def model_settings(wanted: ModelSettings) -> dict[str, Any]:
     """As ClipperServer.deploy takes them."""
     return {
-        "replicas": replicas_of(wanted), "input": wanted.input or None, "wait": False, "batching": wanted.batching,
-        "reads": wanted.reads or None, "tolerance": wanted.tolerance, "cache": wanted.cache, "retry_singly": wanted.retry_singly,
+        "replicas": replicas_of(wanted),
+        "input": wanted.input or None,
+        "wait": False,
+        "batching": wanted.batching,
+        "reads": wanted.reads or None,
+        "tolerance": wanted.tolerance,
+        "cache": wanted.cache,
+        "retry_singly": wanted.retry_singly,
         "warmup": wanted.warmup,
-        "version": wanted.version or None, "requirements": wanted.requirements, "python": wanted.python,
-        "deployer": wanted.deployer, "memory_mib": wanted.memory_mib, "cpus": wanted.cpus, "gpus": wanted.gpus,
+        "version": wanted.version or None,
+        "requirements": wanted.requirements,
+        "python": wanted.python,
+        "deployer": wanted.deployer,
+        "memory_mib": wanted.memory_mib,
+        "cpus": wanted.cpus,
+        "gpus": wanted.gpus,
         "code": wanted.code,
-    }  # fmt: skip
+    }
 
 
 def replicas_of(wanted: ModelSettings) -> int | tuple[int, int]:
@@ -51,22 +69,32 @@ def replicas_of(wanted: ModelSettings) -> int | tuple[int, int]:
 def application_settings(app: ApplicationSettings) -> dict[str, Any]:
     """As ClipperServer.app takes them."""
     return {
-        "slo_ms": app.slo_ms, "default": app.default, "policy": app.policy, "decider": app.decider,
-        "confidence_min": app.confidence_min, "roles": roles_in(app.roles), "missing": app.missing, "coverage": app.coverage,
+        "slo_ms": app.slo_ms,
+        "default": app.default,
+        "policy": app.policy,
+        "decider": app.decider,
+        "confidence_min": app.confidence_min,
+        "roles": roles_in(app.roles),
+        "missing": app.missing,
+        "coverage": app.coverage,
         "context_table": app.context_table,
         **({"input": app.input} if app.input else {}),
-    }  # fmt: skip
+    }
 
 
 def declare_again(server: Server, old: Config, new: Config) -> list[str]:
-    """Do what a file says now and did not say before (old: all it ever said). -> what was done, and what cannot be, a line
-    each."""
+    """Do what a file says now and did not say before (old: all it ever said). -> what was done, and
+    what cannot be, a line each."""
     said: list[str] = []
     with acting(_ACTOR, ""):
         for kind, names in (("model", new.models), ("application", new.apps)):
             for name in names:
                 try:
-                    said += _model(server, name, old, new) if kind == "model" else _application(server, name, old, new)
+                    said += (
+                        _model(server, name, old, new)
+                        if kind == "model"
+                        else _application(server, name, old, new)
+                    )
                 except ClipperError as error:
                     said.append(f"{kind} {name} stays as it is: {error}")
     return said
@@ -76,7 +104,13 @@ def _model(server: Server, name: str, old: Config, new: Config) -> Iterator[str]
     wanted, before = new.models[name], old.models.get(name)
     if wanted == before:
         return
-    if before and msgspec.structs.replace(wanted, replicas=before.replicas, replicas_max=before.replicas_max) == before:
+    if (
+        before
+        and msgspec.structs.replace(
+            wanted, replicas=before.replicas, replicas_max=before.replicas_max
+        )
+        == before
+    ):
         server.scale(name, replicas_of(wanted))
         yield f"model {name} has other replicas"
         return
@@ -92,16 +126,24 @@ def _application(server: Server, name: str, old: Config, new: Config) -> Iterato
 
 
 def said_by_both(old: Config, new: Config) -> Config:
-    """The new one, with what only the old one declares: a file that an editor has half written forgets nothing."""
-    return msgspec.structs.replace(new, models={**old.models, **new.models}, apps={**old.apps, **new.apps})
+    """The new one, with what only the old one declares: a file that an editor has half written
+    forgets nothing."""
+    return msgspec.structs.replace(
+        new, models={**old.models, **new.models}, apps={**old.apps, **new.apps}
+    )
 
 
 def left(old: Config, new: Config) -> Iterator[str]:
     """What a change of the file does not end, and what it does not change."""
     for name in old.models.keys() - new.models.keys():
-        yield f"model {name} is not declared any more, and runs on. To end it: clipper retire {name}"
+        yield (
+            f"model {name} is not declared any more, and runs on. To end it: clipper retire {name}"
+        )
     for name in old.apps.keys() - new.apps.keys():
-        yield f"application {name} is not declared any more, and stays. To delete it: clipper app remove {name}"
+        yield (
+            f"application {name} is not declared any more, and stays. To delete it: clipper app"
+            f" remove {name}"
+        )
     for section in _AT_START:
         if getattr(old, section) != getattr(new, section):
             yield f"[{section}] has changed: that holds from the next start on"

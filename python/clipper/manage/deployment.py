@@ -1,7 +1,8 @@
-"""Models of a server and the containers that run them: started, followed, restarted, drained, stopped.
+"""Models of a server and the containers that run them: started, followed, restarted, drained,
+stopped.
 
-A version is numbered and packed at once, and becomes the latest only when its containers are connected: until then queries go
-on to the one before.
+A version is numbered and packed at once, and becomes the latest only when its containers are
+connected: until then queries go on to the one before.
 """
 
 import dataclasses
@@ -26,8 +27,25 @@ from clipper.deploy.environments import Environments
 from clipper.deploy.needs import needs_of
 from clipper.deploy.package import pack
 from clipper.deploy.restarts import RestartPolicy
-from clipper.errors import DeployFailed, InvalidInput, ShardAway, ShuttingDown, TypeConflict, UnknownModel
-from clipper.manage.building import FAILED, IMAGE, LOADING, PACKING, STARTING, WARM, Building, Stage, needs_environment
+from clipper.errors import (
+    DeployFailed,
+    InvalidInput,
+    ShardAway,
+    ShuttingDown,
+    TypeConflict,
+    UnknownModel,
+)
+from clipper.manage.building import (
+    FAILED,
+    IMAGE,
+    LOADING,
+    PACKING,
+    STARTING,
+    WARM,
+    Building,
+    Stage,
+    needs_environment,
+)
 from clipper.manage.tables import make_tables
 from clipper.mesh.node import Mesh
 from clipper.serving.containers import Containers, Hello, Seat
@@ -47,14 +65,17 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _DRAIN_POLL_S = 0.002
 _QUIET_S = 0.025
-_APART = {"PYTHONPATH": "", "PYTHONNOUSERSITE": "1"}  # an environment of its own sees nothing of ours
+_APART = {
+    "PYTHONPATH": "",
+    "PYTHONNOUSERSITE": "1",
+}  # an environment of its own sees nothing of ours
 INCIDENTS_MAX = 200
 INCIDENT_CHARS_MAX = 500
 
 
 class Incident(msgspec.Struct, frozen=True):
-    """Something that happened to a container. event: `started`, `exited`, `restarting`, `failed`, `stopped` or `stuck`.
-    last: the last line that it wrote."""
+    """Something that happened to a container. event: `started`, `exited`, `restarting`, `failed`,
+    `stopped` or `stuck`. last: the last line that it wrote."""
 
     time_us: int
     model: str
@@ -86,7 +107,9 @@ class Deployment:
         self._address = address
         self._closed = False
         self.teaching = Teaching(
-            config.feedback.teach_rows_max, config.feedback.inputs_bytes_max, config.limits.frame_bytes_max
+            config.feedback.teach_rows_max,
+            config.feedback.inputs_bytes_max,
+            config.limits.frame_bytes_max,
         )
         self.containers = Containers(
             engines,
@@ -103,10 +126,15 @@ class Deployment:
         self._looked_at = -1  # queries ever issued, when a look found no container with a batch
         self._changing = threading.Lock()  # how many replicas a model has
         self._deployer = Deployers(
-            self._on_replica, restart_policy(config.server), config.docker, Owner(folder.run, str(folder.folder or ""))
+            self._on_replica,
+            restart_policy(config.server),
+            config.docker,
+            Owner(folder.run, str(folder.folder or "")),
         )
         self._failures: dict[VersionedModel, str] = {}
-        environments = Environments(folder.environments, config.server.pip_args, config.server.build_s)
+        environments = Environments(
+            folder.environments, config.server.pip_args, config.server.build_s
+        )
         self._building = Building(self._in_service, environments, self._built)
         self.incidents: deque[Incident] = deque(maxlen=INCIDENTS_MAX)
         self.mesh: Mesh | None = None
@@ -130,7 +158,8 @@ class Deployment:
             self._fail(model.id, str(error))
 
     def follow(self, before: Sequence[Model]) -> None:
-        """Serve what the catalog says now, where `before` is what it said at the start: a store that was away has told."""
+        """Serve what the catalog says now, where `before` is what it said at the start: a store
+        that was away has told."""
         now, known = self.catalog.models(), {model.id: model for model in before}
         for gone in known.keys() - {model.id for model in now}:
             with self._changing:
@@ -197,7 +226,8 @@ class Deployment:
         return (self._running.get(model.id) or self._running.ensure(model)).core
 
     def scale(self, name: str | VersionedModel, replicas: int | tuple[int, int]) -> None:
-        """Start or stop containers until `replicas` of a version run, or within these bounds as many as the load asks for."""
+        """Start or stop containers until `replicas` of a version run, or within these bounds as
+        many as the load asks for."""
         least, most = replica_bounds(str(name), replicas, self.config.limits.replicas_max)
         with self._changing:
             model = self.catalog.view.model(name)
@@ -206,15 +236,21 @@ class Deployment:
             self._scale_to(model, count)
 
     def _scale_to(self, model: Model, count: int) -> None:
-        """Under `_changing`. Numbers from `count` on are drained, then stopped; those below it are started."""
-        mine = [s for s in self._deployer.list() if (s.name, s.version) == (model.name, model.version)]
-        for number in sorted(s.replica for s in mine if s.replica >= count and s.state != "stopped"):
+        """Under `_changing`. Numbers from `count` on are drained, then stopped; those below it are
+        started."""
+        mine = [
+            s for s in self._deployer.list() if (s.name, s.version) == (model.name, model.version)
+        ]
+        for number in sorted(
+            s.replica for s in mine if s.replica >= count and s.state != "stopped"
+        ):
             self.containers.drain(model.id, number)
             self._deployer.stop(model.name, model.version, number)
         self._start_replicas(_replace(model, replicas=count))
 
     def retire(self, name: str | VersionedModel, *, force: bool = False) -> None:
-        """Take a version out of service for good. StillLinked while an application needs it, unless by `force`."""
+        """Take a version out of service for good. StillLinked while an application needs it, unless
+        by `force`."""
         model = self.catalog.retire_model(name, force=force)
         self._await_quiet(model.id)
         with self._changing:
@@ -226,12 +262,17 @@ class Deployment:
             self._building.sweep()
 
     def _await_quiet(self, id_: VersionedModel) -> None:
-        """Wait until nothing has been queued or in flight for a moment, at most `drain_s`: a thread that looked the model up
-        just before it was retired is yet to ask."""
+        """Wait until nothing has been queued or in flight for a moment, at most `drain_s`: a thread
+        that looked the model up just before it was retired is yet to ask."""
         running = self._running.get(id_)
         until = time.monotonic() + self.config.server.drain_s
         quiet = time.monotonic()
-        while running and self.containers.of(id_) and quiet < until and time.monotonic() - quiet < _QUIET_S:
+        while (
+            running
+            and self.containers.of(id_)
+            and quiet < until
+            and time.monotonic() - quiet < _QUIET_S
+        ):
             time.sleep(_DRAIN_POLL_S)
             queued = running.core.engine.model_counts(running.core.index)["queued"]
             replicas = [replica.engine.replica(replica.conn) for replica in self.containers.of(id_)]
@@ -249,41 +290,68 @@ class Deployment:
     # -- looking in
 
     def stats(self) -> dict[str, dict[str, Any]]:
-        """Of each model: its counters, replicas, how many are `wanted` and how many it `has`, its own
-        `accuracy`, rows of feedback that were dropped (`untaught`), since when, how long they took, by `name:version`."""
-        by_place = {(row["engine"], row["index"]): row for row in self._engines.snapshot()["models"]}
+        """Of each model: its counters, replicas, how many are `wanted` and how many it `has`, its
+        own `accuracy`, rows of feedback that were dropped (`untaught`), since when, how long they
+        took, by `name:version`.
+        """
+        by_place = {
+            (row["engine"], row["index"]): row for row in self._engines.snapshot()["models"]
+        }
         models = {}
         started = self._deployer.list()
         for running in self._running:
             counters = by_place.get(self._engines.place_of(running.core))
-            if counters is None or not (running.model.target or self._is_known(running.model.id)):  # it comes just now
+            if counters is None or not (
+                running.model.target or self._is_known(running.model.id)
+            ):  # it comes just now
                 continue
             replicas = self._replica_stats(running, started)
             wanted = self._scaling.wanted(running.model.id, running.model.replicas)
             has = sum(replica["state"] == "ready" for replica in replicas)
             near = running.core.similar
             models[str(running.model.id)] = {
-                **counters, "since_us": running.model.created_us, "duration_us": duration(counters["latency_us"]),
-                "replicas": replicas, "wanted": wanted, "has": has,
-                "output": self._output_of(running.model), "accuracy": _accuracy(replicas),
+                **counters,
+                "since_us": running.model.created_us,
+                "duration_us": duration(counters["latency_us"]),
+                "replicas": replicas,
+                "wanted": wanted,
+                "has": has,
+                "output": self._output_of(running.model),
+                "accuracy": _accuracy(replicas),
                 "stage": self._building.stage_of(running.model.id).stage,
-                "untaught": self.teaching.untaught(running.model.id) + sum(r.get("untaught", 0) for r in replicas),
+                "untaught": self.teaching.untaught(running.model.id)
+                + sum(r.get("untaught", 0) for r in replicas),
                 **({"similar": near.stats()} if near is not None else {}),
-                **({"followed": running.core.watch.stats()} if running.core.watch is not None else {}),
-            }  # fmt: skip
+                **(
+                    {"followed": running.core.watch.stats()}
+                    if running.core.watch is not None
+                    else {}
+                ),
+            }
         return models
 
     def _output_of(self, model: Model) -> str:
-        """The type of its output, as registered, or as the warm-up of a container told; else "any"."""
+        """The type of its output, as registered, or as the warm-up of a container told; else
+        "any"."""
         told = (replica.hello.gives for replica in self.containers.of(model.id))
-        return model.output if model.output != "any" else next((gives for gives in told if gives), "any")
+        return (
+            model.output
+            if model.output != "any"
+            else next((gives for gives in told if gives), "any")
+        )
 
     def _is_known(self, id_: VersionedModel) -> bool:
-        """To the catalog: a model that dialled in is served a moment before others can ask for it."""
-        return any(model.version == id_.version for model in self.catalog.view.versions.get(id_.name, ()))
+        """To the catalog: a model that dialled in is served a moment before others can ask for
+        it."""
+        return any(
+            model.version == id_.version for model in self.catalog.view.versions.get(id_.name, ())
+        )
 
-    def _replica_stats(self, running: Running, started: Sequence[ReplicaStatus]) -> list[dict[str, Any]]:
-        # by number and pid: two started elsewhere may have one number, and in containers of their own one pid, too
+    def _replica_stats(
+        self, running: Running, started: Sequence[ReplicaStatus]
+    ) -> list[dict[str, Any]]:
+        # by number and pid: two started elsewhere may have one number, and in containers of their
+        # own one pid, too
         rows: dict[tuple[int, int, int], dict[str, Any]] = {}
         for replica in self.containers.of(running.model.id):
             batcher = replica.engine.replica(replica.conn)
@@ -304,25 +372,43 @@ class Deployment:
     # -- records and containers
 
     def _record(
-        self, name: str, model: Any, version: int | None, code: Sequence[str], input: str | InputType | None
+        self,
+        name: str,
+        model: Any,
+        version: int | None,
+        code: Sequence[str],
+        input: str | InputType | None,
     ) -> Model:
         chosen = self._next_version(name) if version is None else version
         if not isinstance(chosen, int) or not 1 <= chosen <= VERSION_MAX:
-            raise InvalidInput(f"version={version!r} of model {name!r}: a whole number from 1, or None for the next.")
+            raise InvalidInput(
+                f"version={version!r} of model {name!r}: a whole number from 1, or None for the"
+                " next."
+            )
         id_ = VersionedModel(name, chosen)
-        if id_ in self._running.ids() or any(known.id == id_ for known in self.catalog.view.versions.get(name, ())):
+        if id_ in self._running.ids() or any(
+            known.id == id_ for known in self.catalog.view.versions.get(name, ())
+        ):
             self.catalog.refuse_existing(id_)
         self._building.enter(id_, PACKING)
         try:
             places = [code] if isinstance(code, str) else code
-            package = pack(model, name, chosen, self._dir.models, places, self.config.server.no_pickle)
+            package = pack(
+                model, name, chosen, self._dir.models, places, self.config.server.no_pickle
+            )
         except BaseException:
             self._building.forget(id_)
             raise
         type_ = type_of(input or package.input or "any")
         return Model(
-            name, chosen, type_, target=package.target, sha256=package.sha256, code=package.code, tables=package.tables
-        )  # fmt: skip
+            name,
+            chosen,
+            type_,
+            target=package.target,
+            sha256=package.sha256,
+            code=package.code,
+            tables=package.tables,
+        )
 
     def _next_version(self, name: str) -> int:
         taken = [model.version for model in self.catalog.view.versions.get(name, ())]
@@ -337,9 +423,18 @@ class Deployment:
         python = self._building.interpreter(model) if own else sys.executable
         if not python:
             return  # _built() comes back
-        alive = {(s.name, s.version, s.replica) for s in self._deployer.list() if s.state not in ("stopped", "failed")}
+        alive = {
+            (s.name, s.version, s.replica)
+            for s in self._deployer.list()
+            if s.state not in ("stopped", "failed")
+        }
         tables, secrets = self._told_of_tables(model)
-        spec = dataclasses.replace(self._spec(model), python=python, env={**(_APART if own else {}), **tables}, secrets=secrets)
+        spec = dataclasses.replace(
+            self._spec(model),
+            python=python,
+            env={**(_APART if own else {}), **tables},
+            secrets=secrets,
+        )
         for number in range(model.replicas):
             if (model.name, model.version, number) not in alive:
                 self._deployer.start(spec, number)
@@ -381,19 +476,27 @@ class Deployment:
 
     def _spec(self, model: Model) -> ContainerSpec:
         cores = os.cpu_count() or 1
-        threads = self.config.server.model_threads or int(model.cpus) or max(1, cores // max(1, model.replicas))
+        threads = (
+            self.config.server.model_threads
+            or int(model.cpus)
+            or max(1, cores // max(1, model.replicas))
+        )
         needs = needs_of(model) if model.deployer in ENGINES else None
-        return spec_of(model, connect=self._address(), token=self._token, threads=threads, needs=needs)
+        return spec_of(
+            model, connect=self._address(), token=self._token, threads=threads, needs=needs
+        )
 
     def wait_ready(self, names: Collection[str] | None, timeout_s: float | None) -> None:
-        """Wait until the replicas of models that are in service are connected, of these names or of all."""
+        """Wait until the replicas of models that are in service are connected, of these names or of
+        all."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         for model in self.catalog.view.models():
             if model.target and model.replicas and (names is None or model.name in names):
                 self._await_replicas(model, until)
 
     def _await_replicas(self, model: Model, until_s: float | None = None) -> None:
-        """Wait for the containers of a version: until `until_s`, or for server.load_s after its environment or image is built."""
+        """Wait for the containers of a version: until `until_s`, or for server.load_s after its
+        environment or image is built."""
         load_s = self.config.server.load_s
         if until_s is None:
             self._building.wait(model.id)
@@ -403,7 +506,9 @@ class Deployment:
         def failed() -> bool:
             return model.id in self._failures
 
-        while not self.containers.wait_for(model.id, model.replicas, min(1.0, max(0.0, until - time.monotonic())), failed):
+        while not self.containers.wait_for(
+            model.id, model.replicas, min(1.0, max(0.0, until - time.monotonic())), failed
+        ):
             if failure := self._failures.get(model.id):
                 raise DeployFailed(failure)
             if until_s is None and self._building.stage_of(model.id).stage == IMAGE:
@@ -411,11 +516,14 @@ class Deployment:
             if time.monotonic() >= until:
                 waited_s = load_s if until_s is None else time.monotonic() - began
                 raise DeployFailed(
-                    f"model '{model.id}' did not connect within {waited_s:g} s. Its last lines:\n{self._last_lines(model)}",
+                    f"model '{model.id}' did not connect within {waited_s:g} s. Its last"
+                    f" lines:\n{self._last_lines(model)}",
                     hint="Raise server.load_s if it is slow to load." if until_s is None else "",
                 )
             if self._closed:
-                raise ShuttingDown("this server is closed.", hint="Start another with clipper.start().")
+                raise ShuttingDown(
+                    "this server is closed.", hint="Start another with clipper.start()."
+                )
 
     def _last_lines(self, model: Model) -> str:
         try:
@@ -434,17 +542,29 @@ class Deployment:
         if issued == self._looked_at and not any(one.model.replicas_max for one in self._running):
             return {}
         models = self.stats()
-        busy = any(replica.get("in_flight") for row in models.values() for replica in row["replicas"])
+        busy = any(
+            replica.get("in_flight") for row in models.values() for replica in row["replicas"]
+        )
         self._looked_at = -1 if busy else issued
         running = [one.model for one in self._running if str(one.model.id) in models]
-        return {m.id: Look(m.replicas if m.replicas_max else 0, m.replicas_max, models[str(m.id)]) for m in running}
+        return {
+            m.id: Look(m.replicas if m.replicas_max else 0, m.replicas_max, models[str(m.id)])
+            for m in running
+        }
 
     def _follow(self, id_: VersionedModel, count: int, why: str) -> None:
         with self._changing:
             running = self._running.get(id_)
-            if running is None or not running.model.target or not running.model.replicas_max or self._closed:
+            if (
+                running is None
+                or not running.model.target
+                or not running.model.replicas_max
+                or self._closed
+            ):
                 return
-            _log.info("model %s: %d replicas from now on (%s)", id_, count, why, extra={"model": str(id_)})
+            _log.info(
+                "model %s: %d replicas from now on (%s)", id_, count, why, extra={"model": str(id_)}
+            )
             self._scale_to(running.model, count)
 
     def _restart(self, id_: VersionedModel, number: int, pid: int) -> None:
@@ -454,7 +574,14 @@ class Deployment:
         stuck_s = self.config.server.stuck_s
         stuck = f"with a batch for {stuck_s:g} s; it {what}"
         self.incidents.append(Incident(wall_time_us(), str(id_), number, "stuck", stuck))
-        _log.warning("container %s/%d is stuck with a batch for %g s; it %s", id_, number, stuck_s, what, extra=about)
+        _log.warning(
+            "container %s/%d is stuck with a batch for %g s; it %s",
+            id_,
+            number,
+            stuck_s,
+            what,
+            extra=about,
+        )
 
     def _expect(self, id_: VersionedModel, when_us: int) -> None:
         running = self._running.get(id_)
@@ -466,7 +593,9 @@ class Deployment:
             return
         if self.containers.of(id_):
             self._building.enter(id_, WARM)
-        self._expected.connected(id_, [replica.hello.replica for replica in self.containers.of(id_)])
+        self._expected.connected(
+            id_, [replica.hello.replica for replica in self.containers.of(id_)]
+        )
 
     def _on_replica(self, event: ReplicaEvent) -> None:
         id_ = VersionedModel(event.name, event.version)
@@ -481,22 +610,41 @@ class Deployment:
             self._expected.failed(id_, event.replica)
         elif event.kind is EventKind.STOPPED:
             self._expected.stopped(id_, event.replica)
-        level = logging.INFO if event.kind in (EventKind.STARTED, EventKind.STOPPED) else logging.WARNING
+        level = (
+            logging.INFO
+            if event.kind in (EventKind.STARTED, EventKind.STOPPED)
+            else logging.WARNING
+        )
         about = {"model": str(id_), "replica": event.replica, "event": str(event.kind)}
-        last = next((line for line in reversed(event.log_tail) if line.strip()), "")[:INCIDENT_CHARS_MAX]
+        last = next((line for line in reversed(event.log_tail) if line.strip()), "")[
+            :INCIDENT_CHARS_MAX
+        ]
         said = f"{event.detail}. Its last line: {_printable(last)}" if last else event.detail
         _log.log(level, "container %s/%d %s %s", id_, event.replica, event.kind, said, extra=about)
-        self.incidents.append(Incident(wall_time_us(), str(id_), event.replica, str(event.kind), event.detail, last))
+        self.incidents.append(
+            Incident(wall_time_us(), str(id_), event.replica, str(event.kind), event.detail, last)
+        )
         if event.kind is EventKind.FAILED:
             lines = "\n".join(event.log_tail)
-            unable = f"container {id_}/{event.replica} does not stay up: {event.detail}. Its last lines:\n{lines}"
-            self._failures[id_] = unable if event.pid else f"container {id_}/{event.replica} was not started: {event.detail}"
+            unable = (
+                f"container {id_}/{event.replica} does not stay up: {event.detail}. Its last"
+                f" lines:\n{lines}"
+            )
+            self._failures[id_] = (
+                unable
+                if event.pid
+                else f"container {id_}/{event.replica} was not started: {event.detail}"
+            )
             self._building.enter(id_, FAILED, event.detail)
             self.containers.notify()
 
     def _seat_of(self, hello: Hello) -> Seat:
         running = self._running.get(hello.id)
-        meshed = self.mesh.seat(hello.name, hello.version, hello.input) if running is None and self.mesh is not None else None
+        meshed = (
+            self.mesh.seat(hello.name, hello.version, hello.input)
+            if running is None and self.mesh is not None
+            else None
+        )
         if meshed is not None:
             return meshed
         if running is None:
@@ -506,14 +654,26 @@ class Deployment:
         return self._running.seat(running)
 
     def _admit(self, hello: Hello) -> Running:
-        """A container that was started elsewhere, with a model of its own: the model is added (MISSION A5)."""
+        """A container that was started elsewhere, with a model of its own: the model is added
+        (MISSION A5)."""
         known = self.catalog.view.versions.get(hello.name, ())
         if any(model.version == hello.version for model in known):
-            raise InvalidInput(f"model '{hello.id}' was retired.", hint="Start the container with a new version.")
+            raise InvalidInput(
+                f"model '{hello.id}' was retired.", hint="Start the container with a new version."
+            )
         if not 1 <= hello.version <= VERSION_MAX:
-            raise InvalidInput(f"version {hello.version} of model {hello.name!r}: a version is a whole number from 1.")
-        record = Model(hello.name, hello.version, type_of(hello.input), str(type_of(hello.output)), replicas=0,
-                       batching=self.config.batching)  # fmt: skip
+            raise InvalidInput(
+                f"version {hello.version} of model {hello.name!r}: a version is a whole number"
+                " from 1."
+            )
+        record = Model(
+            hello.name,
+            hello.version,
+            type_of(hello.input),
+            str(type_of(hello.output)),
+            replicas=0,
+            batching=self.config.batching,
+        )
         running = self._running.ensure(record)
         try:
             self.catalog.register(record)
@@ -531,7 +691,9 @@ def _accuracy(replicas: Sequence[dict[str, Any]]) -> float | None:
 
 def _printable(text: str) -> str:
     """What a container wrote, without control characters: a log may be read on a terminal."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
 
 
 def _replace(record: Any, **changes: Any) -> Any:

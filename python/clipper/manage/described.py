@@ -1,4 +1,5 @@
-"""What management's routes do, for GET /openapi.json: of a verb, by its signature and its docstring."""
+"""What management's routes do, for GET /openapi.json: of a verb, by its signature and its
+docstring."""
 
 import inspect
 import re
@@ -18,10 +19,17 @@ from clipper.store.history import ENTRIES_MAX, Changed
 from clipper.types import NAME_GRAMMAR, VERSION, VERSION_MAX, Batching
 
 MANAGEMENT = "management"
-_DRY_RUN: Schema = {"type": "boolean", "description": "make every check of the real thing, and write nothing"}
+_DRY_RUN: Schema = {
+    "type": "boolean",
+    "description": "make every check of the real thing, and write nothing",
+}
 _REHEARSED = {"dry_run": _DRY_RUN}
 _ACTOR: Schema = {"type": "string", "description": "who asks, for the history"}
-_MODEL: Schema = {"type": "string", "pattern": f"^{NAME_GRAMMAR}(:[1-9][0-9]{{0,8}})?$", "description": "`svm`, or `svm:3`"}
+_MODEL: Schema = {
+    "type": "string",
+    "pattern": f"^{NAME_GRAMMAR}(:[1-9][0-9]{{0,8}})?$",
+    "description": "`svm`, or `svm:3`",
+}
 _REPLICAS: Schema = {
     "anyOf": [
         {"type": "integer", "minimum": 0, "maximum": 64},
@@ -31,15 +39,17 @@ _REPLICAS: Schema = {
 }
 _SHARE: Schema = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
 _INPUT: Schema = {
-    "type": "string", "examples": ["f64[3]"],
-    "pattern": "^((bool|[iu](8|16|32|64)|f(16|32|64))(\\[([1-9][0-9]{0,4}(,[1-9][0-9]{0,4}){0,3}|\\*)\\])?|str|bytes|any)$",
+    "type": "string",
+    "examples": ["f64[3]"],
+    "pattern": "^((bool|[iu](8|16|32|64)|f(16|32|64))(\\[([1-9][0-9]{0,4}(,[1-9][0-9]{0,4}){0,3}|\\*)\\])?|str|bytes|any)$",  # noqa: E501
     "description": "the type of one input",
-}  # fmt: skip
+}
 _ROLE = "^(primary|(challenger|shadow|canary|decoy)(\\(share=0?\\.[0-9]{0,5}[1-9]\\))?)$"
 _POLICY: Schema = {
-    "type": "string", "description": "a name, or with settings, as `exp3(eta=0.05)`, or `package.module:Class`",
+    "type": "string",
+    "description": "a name, or with settings, as `exp3(eta=0.05)`, or `package.module:Class`",
     "pattern": f"^({'|'.join(sorted(POLICIES))})$",
-}  # fmt: skip
+}
 
 
 def of_management() -> Table:
@@ -59,29 +69,47 @@ def _verbs() -> Table:
     for method, pattern, verb, names in VERBS:
         function = getattr(Operations, verb)
         says, more = _said(function)
-        takes = {name: _argument(verb, name, type_) for name, type_ in arguments_of(function).items() if name not in names}
+        takes = {
+            name: _argument(verb, name, type_)
+            for name, type_ in arguments_of(function).items()
+            if name not in names
+        }
         looks = method == "GET"
         found[method, pattern] = About(
-            id=_camel(verb) if names or "{}" not in pattern else verb, says=says, more=more, tag=MANAGEMENT,
-            names=tuple(_place(verb, name) for name in names), query=takes if looks else {"dry_run": _DRY_RUN},
-            takes=None if looks else _object(takes, needed_by(function, names)), needs_body=bool(needed_by(function, names)),
-            gives=_given(verb, function), errors=(404,) if looks else (404, 409, 503),
+            id=_camel(verb) if names or "{}" not in pattern else verb,
+            says=says,
+            more=more,
+            tag=MANAGEMENT,
+            names=tuple(_place(verb, name) for name in names),
+            query=takes if looks else {"dry_run": _DRY_RUN},
+            takes=None if looks else _object(takes, needed_by(function, names)),
+            needs_body=bool(needed_by(function, names)),
+            gives=_given(verb, function),
+            errors=(404,) if looks else (404, 409, 503),
             headers={} if looks else {"Clipper-Actor": _ACTOR},
-        )  # fmt: skip
+        )
     if ("GET", "/admin/models/{}") in found:
         about = found["GET", "/admin/models/{}"]
-        found["GET", "/admin/models"] = msgspec.structs.replace(found["GET", "/admin/models"], query={})
-        found["GET", "/admin/models/{}"] = msgspec.structs.replace(about, id="modelsNamed", says="Each version of one model.")
+        found["GET", "/admin/models"] = msgspec.structs.replace(
+            found["GET", "/admin/models"], query={}
+        )
+        found["GET", "/admin/models/{}"] = msgspec.structs.replace(
+            about, id="modelsNamed", says="Each version of one model."
+        )
     if ("GET", "/admin/applications/{}/rollout") in found:
         about = found["GET", "/admin/applications/{}/rollout"]
-        found["GET", "/admin/applications/{}/rollout"] = msgspec.structs.replace(about, id="rolloutOf", says="Its last rollout.")
+        found["GET", "/admin/applications/{}/rollout"] = msgspec.structs.replace(
+            about, id="rolloutOf", says="Its last rollout."
+        )
     return found
 
 
 def _said(function: Any) -> tuple[str, str]:
     text = " ".join((inspect.getdoc(function) or "").split())
     first, _, rest = text.partition(". ")
-    return first.removesuffix(".").partition(":")[0] if len(first) > 90 else first.removesuffix("."), text if rest else ""
+    return (
+        first.removesuffix(".").partition(":")[0] if len(first) > 90 else first.removesuffix(".")
+    ), (text if rest else "")
 
 
 def _camel(verb: str) -> str:
@@ -110,33 +138,70 @@ CHANGE: Schema = members(
 
 
 def _object(properties: Mapping[str, Schema], needed: list[str]) -> Schema:
-    found: Schema = {"type": "object", "properties": dict(properties), "additionalProperties": False}
+    found: Schema = {
+        "type": "object",
+        "properties": dict(properties),
+        "additionalProperties": False,
+    }
     return {**found, "required": needed} if needed else found
 
 
 def _argument(verb: str, name: str, type_: Any) -> Schema:
-    return _ARGUMENTS.get(f"{verb}.{name}") or _ARGUMENTS.get(name) or msgspec.json.schema(Any if type_ is bytes else type_)
+    return (
+        _ARGUMENTS.get(f"{verb}.{name}")
+        or _ARGUMENTS.get(name)
+        or msgspec.json.schema(Any if type_ is bytes else type_)
+    )
 
 
 _ARGUMENTS: Mapping[str, Schema] = {
     "application": {"type": ["string", "null"], "pattern": f"^{NAME_GRAMMAR}$"},
-    "batching": {"anyOf": [{"enum": [*get_args(get_type_hints(Batching)["mode"])]}, {"type": "object"}, {"type": "null"}]},
-    "deploy.model": {"type": "string", "description": "`module:attribute`, or an .onnx or .skops file on the server's host"},
-    "rollouts.application": {"type": "string", "pattern": f"^({NAME_GRAMMAR})?$", "description": "of one; else of all"},
+    "batching": {
+        "anyOf": [
+            {"enum": [*get_args(get_type_hints(Batching)["mode"])]},
+            {"type": "object"},
+            {"type": "null"},
+        ]
+    },
+    "deploy.model": {
+        "type": "string",
+        "description": "`module:attribute`, or an .onnx or .skops file on the server's host",
+    },
+    "rollouts.application": {
+        "type": "string",
+        "pattern": f"^({NAME_GRAMMAR})?$",
+        "description": "of one; else of all",
+    },
     "canary": {
         "anyOf": [
-            {"type": "string", "pattern": "^[1-9]%$"}, {"type": "number", "minimum": 0.01, "maximum": 0.09}, {"type": "null"},
+            {"type": "string", "pattern": "^[1-9]%$"},
+            {"type": "number", "minimum": 0.01, "maximum": 0.09},
+            {"type": "null"},
         ],
         "description": "the first share: in per cent as a string, or a number",
     },
     "count": {"type": "integer", "minimum": 1, "maximum": ENTRIES_MAX},
-    "data": {"type": "string", "contentEncoding": "base64", "description": "the bytes of a file of this `kind`"},
-    "error_rate": {"type": "number", "minimum": 1e-6, "maximum": 0.5, "description": "of the tests behind the guard"},
+    "data": {
+        "type": "string",
+        "contentEncoding": "base64",
+        "description": "the bytes of a file of this `kind`",
+    },
+    "error_rate": {
+        "type": "number",
+        "minimum": 1e-6,
+        "maximum": 0.5,
+        "description": "of the tests behind the guard",
+    },
     "guard": {
-        "type": "string", "pattern": "^(error<[1-9]%|p99<[1-9][0-9]ms)(, reward>=-[1-9]%)?$",
+        "type": "string",
+        "pattern": "^(error<[1-9]%|p99<[1-9][0-9]ms)(, reward>=-[1-9]%)?$",
         "description": "see docs/managing.md",
     },
-    "hold": {"type": "string", "pattern": "^[1-9][0-9]{0,2}(ms|s|m)$", "description": "how long each stage lasts at least"},
+    "hold": {
+        "type": "string",
+        "pattern": "^[1-9][0-9]{0,2}(ms|s|m)$",
+        "description": "how long each stage lasts at least",
+    },
     "input": _INPUT,
     "kind": {"enum": ["onnx", "skops"]},
     "model": _MODEL,
@@ -144,7 +209,8 @@ _ARGUMENTS: Mapping[str, Schema] = {
     "replicas": _REPLICAS,
     "share": _SHARE,
     "stages": {
-        "type": ["string", "null"], "pattern": "^(1[0-9],)?([2-4][0-9],)?([5-9][0-9],)?100$",
+        "type": ["string", "null"],
+        "pattern": "^(1[0-9],)?([2-4][0-9],)?([5-9][0-9],)?100$",
         "description": "shares, in per cent, as `5,25,50,100`",
     },
     "version": {"type": ["integer", "null"], "minimum": 1, "maximum": VERSION_MAX},
@@ -166,7 +232,11 @@ _ARGUMENTS: Mapping[str, Schema] = {
 _SETTINGS: Mapping[str, Schema] = {
     "input": _INPUT,
     "policy": _POLICY,
-    "decider": {"type": "string", "pattern": "^(all|first|majority)$", "description": "see docs/selection.md"},
+    "decider": {
+        "type": "string",
+        "pattern": "^(all|first|majority)$",
+        "description": "see docs/selection.md",
+    },
     "missing": {"enum": ["mean", "skip"]},
     "slo_ms": {"type": "number", "exclusiveMinimum": 0, "maximum": 60_000},
     "confidence_min": {"type": "number", "minimum": 0, "maximum": 1},
@@ -179,13 +249,18 @@ _SETTINGS: Mapping[str, Schema] = {
             {"type": "array", "items": {"type": "string"}},
             {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
         ],
-        "description": "the answer when nobody is heard: a number, a string, or an array, nested as need be",
+        "description": (
+            "the answer when nobody is heard: a number, a string, or an array, nested as need be"
+        ),
     },
     "roles": {
         "type": "object",
         "patternProperties": {
             f"^{NAME_GRAMMAR}$": {"type": "string", "pattern": _ROLE},
-            f"^{NAME_GRAMMAR}:[1-9][0-9]{{0,8}}$": {"type": "string", "pattern": _ROLE.replace("|decoy", "")},
+            f"^{NAME_GRAMMAR}:[1-9][0-9]{{0,8}}$": {
+                "type": "string",
+                "pattern": _ROLE.replace("|decoy", ""),
+            },
         },
         "additionalProperties": False,
         "description": "what models that are no primaries are for, and what of their share",
@@ -194,20 +269,42 @@ _SETTINGS: Mapping[str, Schema] = {
 
 
 def _applications() -> Table:
-    settings = {name: _SETTINGS.get(name) or msgspec.json.schema(type_) for name, type_ in settings_types.items()}
+    settings = {
+        name: _SETTINGS.get(name) or msgspec.json.schema(type_)
+        for name, type_ in settings_types.items()
+    }
     settings.pop("created_us", None)
     body = _object({"models": {"type": ["array", "null"], "items": _MODEL}, **settings}, [])
 
     def about(id: str, says: str, query: Mapping[str, Schema] = _REHEARSED, **more: Any) -> About:
-        more = {"needs_body": False, "headers": {"Clipper-Actor": _ACTOR}, "errors": (404, 409, 503), **more}
+        more = {
+            "needs_body": False,
+            "headers": {"Clipper-Actor": _ACTOR},
+            "errors": (404, 409, 503),
+            **more,
+        }
         return About(id=id, says=says, tag=MANAGEMENT, names=("name",), query=query, **more)
 
-    record: Schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    record: Schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}},
+        "required": ["name"],
+    }
     at = "/admin/applications/{}"
     return {
-        ("POST", f"{at}/set"): about("setApplication", "Make one, or change what is named", takes=body, gives=CHANGE),
-        ("PUT", at): about("putApplication", "Make one, or set what is named", takes=body, gives=record, others={201: record}),
-        ("PATCH", at): about("patchApplication", "Change what is named of one that exists", takes=body, gives=record),
+        ("POST", f"{at}/set"): about(
+            "setApplication", "Make one, or change what is named", takes=body, gives=CHANGE
+        ),
+        ("PUT", at): about(
+            "putApplication",
+            "Make one, or set what is named",
+            takes=body,
+            gives=record,
+            others={201: record},
+        ),
+        ("PATCH", at): about(
+            "patchApplication", "Change what is named of one that exists", takes=body, gives=record
+        ),
         ("DELETE", at): about("deleteApplication", "Delete one", query={}, gives=None, status=204),
     }
 
@@ -216,13 +313,23 @@ def _moving() -> Table:
     state: Schema = {"type": "object"}
     return {
         ("GET", "/admin/export"): About(
-            id="exportState", says="The state as one file", tag=MANAGEMENT, gives=state, errors=(503,)
+            id="exportState",
+            says="The state as one file",
+            tag=MANAGEMENT,
+            gives=state,
+            errors=(503,),
         ),
         ("POST", "/admin/import"): About(
-            id="importState", says="Add what an export gave", tag=MANAGEMENT, takes=_EXPORTED, gives=CHANGE,
-            query={"dry_run": _DRY_RUN}, headers={"Clipper-Actor": _ACTOR}, errors=(409, 503),
+            id="importState",
+            says="Add what an export gave",
+            tag=MANAGEMENT,
+            takes=_EXPORTED,
+            gives=CHANGE,
+            query={"dry_run": _DRY_RUN},
+            headers={"Clipper-Actor": _ACTOR},
+            errors=(409, 503),
         ),
-    }  # fmt: skip
+    }
 
 
 _EXPORTED: Schema = {"type": "object"}
@@ -231,7 +338,10 @@ _EXPORTED: Schema = {"type": "object"}
 def _asking() -> Table:
     """As the query listener has it."""
     asked = of_applications()
-    return {("POST", f"/admin/applications/{{}}/{verb}"): asked["POST", f"/api/{{}}/{verb}"] for verb in ("predict", "feedback")}
+    return {
+        ("POST", f"/admin/applications/{{}}/{verb}"): asked["POST", f"/api/{{}}/{verb}"]
+        for verb in ("predict", "feedback")
+    }
 
 
 def _looking() -> Table:
@@ -239,14 +349,28 @@ def _looking() -> Table:
     settings = _object({"settings": {"type": "array", "items": {"type": "object"}}}, ["settings"])
     text: Schema = {"type": "string"}
     return {
-        ("GET", "/dashboard"): About(id="dashboard", says="The page", tag=MANAGEMENT, gives=text, media="text/html"),
+        ("GET", "/dashboard"): About(
+            id="dashboard", says="The page", tag=MANAGEMENT, gives=text, media="text/html"
+        ),
         ("GET", "/dashboard/{}"): About(
-            id="dashboardFile", says="Its files", tag=MANAGEMENT, names=("name",), gives=text, media="text/javascript",
-            also=("text/css", "text/plain", "text/html", "image/svg+xml"), errors=(404,),
+            id="dashboardFile",
+            says="Its files",
+            tag=MANAGEMENT,
+            names=("name",),
+            gives=text,
+            media="text/javascript",
+            also=("text/css", "text/plain", "text/html", "image/svg+xml"),
+            errors=(404,),
         ),
         ("GET", "/admin/stream"): About(
-            id="stream", says="What happens, as server-sent events without an end", tag=MANAGEMENT, gives={},
-            media="text/event-stream", errors=(503,),
+            id="stream",
+            says="What happens, as server-sent events without an end",
+            tag=MANAGEMENT,
+            gives={},
+            media="text/event-stream",
+            errors=(503,),
         ),
-        ("GET", "/admin/configuration"): About(id="configuration", says="What is set", tag=MANAGEMENT, gives=settings),
-    }  # fmt: skip
+        ("GET", "/admin/configuration"): About(
+            id="configuration", says="What is set", tag=MANAGEMENT, gives=settings
+        ),
+    }

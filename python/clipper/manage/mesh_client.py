@@ -1,4 +1,5 @@
-"""The mesh of a running server from elsewhere: `clipper.connect().mesh`, with the verbs, types and errors of `server.mesh`."""
+"""The mesh of a running server from elsewhere: `clipper.connect().mesh`, with the verbs, types and
+errors of `server.mesh`."""
 
 import contextlib
 import urllib.parse
@@ -20,14 +21,17 @@ _T = TypeVar("_T")
 class Asks(Protocol):
     """What is needed of manage.client.Client."""
 
-    def ask(self, method: str, path: str, members: dict[str, Any] | None = None) -> dict[str, Any]: ...
+    def ask(
+        self, method: str, path: str, members: dict[str, Any] | None = None
+    ) -> dict[str, Any]: ...
 
     def events(self, path: str) -> Any: ...
 
 
 class MeshClient:
-    """Threads: any, as Client. What MeshFacade says of each verb holds here; a path is one of the server's host. With `dry_run` a
-    change is checked, and nothing is written; what it returns, or raises, is what it would."""
+    """Threads: any, as Client. What MeshFacade says of each verb holds here; a path is one of the
+    server's host. With `dry_run` a change is checked, and nothing is written; what it returns, or
+    raises, is what it would."""
 
     def __init__(self, client: Asks) -> None:
         self._client = client
@@ -45,14 +49,35 @@ class MeshClient:
     # -- models
 
     def register(
-        self, id: str, path: str, type: str = "", key: str = "", *, input: str = "", output: str = "", load_now: bool = False,
-        sync: bool = False, used_ms: int = 0, policy: Policy = Policy(), owner: str = "", dry_run: bool = False,  # noqa: B008
-    ) -> ModelStatus:  # fmt: skip
-        """Make a model known; type: guessed from the path when empty. AlreadyExists when it is known as another."""
+        self,
+        id: str,
+        path: str,
+        type: str = "",
+        key: str = "",
+        *,
+        input: str = "",
+        output: str = "",
+        load_now: bool = False,
+        sync: bool = False,
+        used_ms: int = 0,
+        policy: Policy = Policy(),  # noqa: B008 - immutable
+        owner: str = "",
+        dry_run: bool = False,
+    ) -> ModelStatus:
+        """Make a model known; type: guessed from the path when empty. AlreadyExists when it is
+        known as another."""
         members = {
-            "path": path, "type": type, "key": key, "input": input, "output": output, "load_now": load_now, "sync": sync,
-            "used_ms": used_ms, "policy": policy, "owner": owner,
-        }  # fmt: skip
+            "path": path,
+            "type": type,
+            "key": key,
+            "input": input,
+            "output": output,
+            "load_now": load_now,
+            "sync": sync,
+            "used_ms": used_ms,
+            "policy": policy,
+            "owner": owner,
+        }
         return self._ask(ModelStatus, "PUT", _model(id) + _rehearsed(dry_run), members)
 
     def unregister(self, id: str, *, dry_run: bool = False) -> None:
@@ -68,7 +93,9 @@ class MeshClient:
 
     def ensure_loaded(self, id: str, *, sync: bool = False, used_ms: int = 0) -> ModelStatus:
         """Load it if no copy is. UnknownModel."""
-        return self._ask(ModelStatus, "POST", f"{_model(id)}/load", {"sync": sync, "used_ms": used_ms})
+        return self._ask(
+            ModelStatus, "POST", f"{_model(id)}/load", {"sync": sync, "used_ms": used_ms}
+        )
 
     def models(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[ModelStatus]:
         """By id, those after `after`."""
@@ -81,15 +108,37 @@ class MeshClient:
     # -- v-models
 
     def set_vmodel(
-        self, id: str, target: str, *, owner: str = "", update_only: bool = False, model: Info | None = None,
-        auto_delete: bool = False, load_now: bool = False, force: bool = False, sync: bool = False, expected: str = "",
-        share: float = 0.0, give_up_s: float = 0.0, dry_run: bool = False,
-    ) -> VModelStatus:  # fmt: skip
-        """Make a v-model, or let it stand for another model. Forbidden, StoreConflict, UnknownModel, AlreadyExists."""
+        self,
+        id: str,
+        target: str,
+        *,
+        owner: str = "",
+        update_only: bool = False,
+        model: Info | None = None,
+        auto_delete: bool = False,
+        load_now: bool = False,
+        force: bool = False,
+        sync: bool = False,
+        expected: str = "",
+        share: float = 0.0,
+        give_up_s: float = 0.0,
+        dry_run: bool = False,
+    ) -> VModelStatus:
+        """Make a v-model, or let it stand for another model. Forbidden, StoreConflict,
+        UnknownModel, AlreadyExists."""
         members = {
-            "target": target, "owner": owner, "update_only": update_only, "model": model, "auto_delete": auto_delete,
-            "load_now": load_now, "force": force, "sync": sync, "expected": expected, "share": share, "give_up_s": give_up_s,
-        }  # fmt: skip
+            "target": target,
+            "owner": owner,
+            "update_only": update_only,
+            "model": model,
+            "auto_delete": auto_delete,
+            "load_now": load_now,
+            "force": force,
+            "sync": sync,
+            "expected": expected,
+            "share": share,
+            "give_up_s": give_up_s,
+        }
         return self._ask(VModelStatus, "PUT", _vmodel(id) + _rehearsed(dry_run), members)
 
     def delete_vmodel(self, id: str, owner: str = "", *, dry_run: bool = False) -> None:
@@ -116,8 +165,11 @@ class MeshClient:
         """Those that live, by id."""
         return msgspec.convert(self._said("GET", "/v1/mesh/instances")["instances"], list[Instance])
 
-    def watch(self, prefix: str = "", *, stop: Callable[[], bool] = lambda: False) -> Iterator[MeshEvent]:
-        """What is there, then SYNC, then changes, until the server goes (NoServer) or `stop()` is true when one comes."""
+    def watch(
+        self, prefix: str = "", *, stop: Callable[[], bool] = lambda: False
+    ) -> Iterator[MeshEvent]:
+        """What is there, then SYNC, then changes, until the server goes (NoServer) or `stop()` is
+        true when one comes."""
         with _known():
             stream = self._client.events("/v1/mesh/watch" + _query(prefix=prefix))
         try:
@@ -130,15 +182,21 @@ class MeshClient:
 
     # -- inside
 
-    def _said(self, method: str, path: str, members: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _said(
+        self, method: str, path: str, members: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         with _known():
             return self._client.ask(method, path, members)
 
-    def _ask(self, kind: type[_T], method: str, path: str, members: dict[str, Any] | None = None) -> _T:
+    def _ask(
+        self, kind: type[_T], method: str, path: str, members: dict[str, Any] | None = None
+    ) -> _T:
         return msgspec.convert(self._said(method, path, members), kind)
 
     def _listed(self, member: str, kind: type[_T], prefix: str, after: str, limit: int) -> list[_T]:
-        found = self._said("GET", f"/v1/mesh/{member}{_query(prefix=prefix, after=after, limit=limit)}")
+        found = self._said(
+            "GET", f"/v1/mesh/{member}{_query(prefix=prefix, after=after, limit=limit)}"
+        )
         return [msgspec.convert(one, kind) for one in found[member]]
 
 
@@ -148,9 +206,15 @@ def _known() -> Iterator[None]:
     try:
         yield
     except ClipperError as error:
-        if f"there is nothing at '{_AT}" not in error.message and "has no readings to watch" not in error.message:
+        if (
+            f"there is nothing at '{_AT}" not in error.message
+            and "has no readings to watch" not in error.message
+        ):
             raise
-        hint = "Start it with [mesh] enabled = true, or clipper.start(mesh=True); or name another: --url."
+        hint = (
+            "Start it with [mesh] enabled = true, or clipper.start(mesh=True); or name another:"
+            " --url."
+        )
         raise NoServer("that server is no node of a mesh.", hint=hint) from None
 
 

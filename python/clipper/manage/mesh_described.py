@@ -12,14 +12,27 @@ MESH = "mesh"
 _TEXT: Schema = {"type": "string"}
 _OWNER: Schema = {"type": "string", "description": "only if that is its owner"}
 _CHANGES: dict[str, Any] = {
-    "query": {"dry_run": {"type": "boolean", "description": "check, answer what it would be, and write nothing"}},
+    "query": {
+        "dry_run": {
+            "type": "boolean",
+            "description": "check, answer what it would be, and write nothing",
+        }
+    },
     "headers": {"Clipper-Actor": {"type": "string", "description": "who asks, for the history"}},
 }
 _PREFIX: Schema = {"type": "string", "description": "those whose ids begin so"}
 _PAGED = {
     "prefix": _PREFIX,
-    "after": {"type": "string", "description": "those that come after this id: `next` of the answer before"},
-    "limit": {"type": "integer", "minimum": 1, "maximum": LIST_MAX, "description": "so many at most"},
+    "after": {
+        "type": "string",
+        "description": "those that come after this id: `next` of the answer before",
+    },
+    "limit": {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": LIST_MAX,
+        "description": "so many at most",
+    },
 }
 
 
@@ -53,56 +66,115 @@ def _about(id: str, says: str, more: str = "", **rest: Any) -> About:
     return About(id=id, says=says, more=more, tag=MESH, names=names, **rest)
 
 
-def of_mesh(registering: type[msgspec.Struct], loading: type[msgspec.Struct], setting: type[msgspec.Struct]) -> Table:
+def of_mesh(
+    registering: type[msgspec.Struct], loading: type[msgspec.Struct], setting: type[msgspec.Struct]
+) -> Table:
     """By what the bodies of its changes are."""
     model, vmodel = "/v1/mesh/models/{}", "/v1/mesh/vmodels/{}"
     return {
-        ("GET", "/v1/mesh"): _about("meshStats", "What this node counts", named=False, gives=Counts),
+        ("GET", "/v1/mesh"): _about(
+            "meshStats", "What this node counts", named=False, gives=Counts
+        ),
         ("GET", "/v1/mesh/instances"): _about(
-            "meshInstances", "The nodes that live, and how full they are", named=False, gives=Instances, errors=(503,),
+            "meshInstances",
+            "The nodes that live, and how full they are",
+            named=False,
+            gives=Instances,
+            errors=(503,),
         ),
         ("GET", "/v1/mesh/models"): _about(
-            "meshModels", "Models, by id", named=False, query=_PAGED, gives=ModelPage, errors=(503,),
+            "meshModels",
+            "Models, by id",
+            named=False,
+            query=_PAGED,
+            gives=ModelPage,
+            errors=(503,),
         ),
-        ("GET", model): _about("meshModel", "The state of a model and of each copy", gives=ModelStatus, errors=(404, 503)),
+        ("GET", model): _about(
+            "meshModel",
+            "The state of a model and of each copy",
+            gives=ModelStatus,
+            errors=(404, 503),
+        ),
         ("PUT", model): _about(
-            "registerMeshModel", "Make a model known, to be loaded when it is asked",
+            "registerMeshModel",
+            "Make a model known, to be loaded when it is asked",
             "The same once more changes nothing; another path, type or key is a conflict.",
-            takes=registering, gives=ModelStatus, errors=(409, 429, 503, 504), **_CHANGES,
+            takes=registering,
+            gives=ModelStatus,
+            errors=(409, 429, 503, 504),
+            **_CHANGES,
         ),
         ("DELETE", model): _about(
-            "unregisterMeshModel", "Forget a model; its copies are unloaded", gives=None, status=204, errors=(409, 503),
+            "unregisterMeshModel",
+            "Forget a model; its copies are unloaded",
+            gives=None,
+            status=204,
+            errors=(409, 503),
             **_CHANGES,
         ),
         ("POST", f"{model}/load"): _about(
-            "loadMeshModel", "Have it loaded, if no copy is", takes=loading, needs_body=False, gives=ModelStatus,
+            "loadMeshModel",
+            "Have it loaded, if no copy is",
+            takes=loading,
+            needs_body=False,
+            gives=ModelStatus,
             errors=(404, 429, 503, 504),
         ),
         ("GET", f"{model}/explain"): _about(
-            "explainMeshModel", "Why it is where it is, and what happens next", gives=Explanation, errors=(404, 503),
+            "explainMeshModel",
+            "Why it is where it is, and what happens next",
+            gives=Explanation,
+            errors=(404, 503),
         ),
         ("GET", "/v1/mesh/vmodels"): _about(
-            "meshVModels", "V-models, by id", named=False, query=_PAGED, gives=VModelPage, errors=(503,),
+            "meshVModels",
+            "V-models, by id",
+            named=False,
+            query=_PAGED,
+            gives=VModelPage,
+            errors=(503,),
         ),
         ("GET", vmodel): _about(
-            "meshVModel", "What a v-model stands for", query={"owner": _OWNER}, gives=VModelStatus, errors=(404, 503)
+            "meshVModel",
+            "What a v-model stands for",
+            query={"owner": _OWNER},
+            gives=VModelStatus,
+            errors=(404, 503),
         ),
         ("PUT", vmodel): _about(
-            "setMeshVModel", "Make one, or let it stand for another model",
-            "The switch comes when the target serves as well as the active one does.", takes=setting, gives=VModelStatus,
-            errors=(403, 404, 409, 429, 503, 504), **_CHANGES,
+            "setMeshVModel",
+            "Make one, or let it stand for another model",
+            "The switch comes when the target serves as well as the active one does.",
+            takes=setting,
+            gives=VModelStatus,
+            errors=(403, 404, 409, 429, 503, 504),
+            **_CHANGES,
         ),
         ("DELETE", vmodel): _about(
-            "deleteMeshVModel", "Delete one", gives=None, status=204, errors=(403, 503),
+            "deleteMeshVModel",
+            "Delete one",
+            gives=None,
+            status=204,
+            errors=(403, 503),
             **{**_CHANGES, "query": {"owner": _OWNER, **_CHANGES["query"]}},
         ),
         ("POST", f"{vmodel}/rollback"): _about(
-            "rollbackMeshVModel", "Back to the model before", gives=VModelStatus, errors=(404, 409, 503), **_CHANGES,
+            "rollbackMeshVModel",
+            "Back to the model before",
+            gives=VModelStatus,
+            errors=(404, 409, 503),
+            **_CHANGES,
         ),
         ("GET", "/v1/mesh/watch"): _about(
-            "watchMesh", "What there is, then what changes, as server-sent events without an end",
-            "Events `put`, `delete`, `reset`: changes were missed, read again; `sync`: what there was has been told.",
-            named=False, query={"prefix": _PREFIX}, gives=_TEXT, media="text/event-stream", errors=(503,),
+            "watchMesh",
+            "What there is, then what changes, as server-sent events without an end",
+            "Events `put`, `delete`, `reset`: changes were missed, read again; `sync`: what "
+            "there was has been told.",
+            named=False,
+            query={"prefix": _PREFIX},
+            gives=_TEXT,
+            media="text/event-stream",
+            errors=(503,),
         ),
-    }  # fmt: skip
-
+    }

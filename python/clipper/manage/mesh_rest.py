@@ -1,8 +1,10 @@
-"""The mesh over HTTP, where management listens: what clipper.mesh.facade does, as routes. docs/mesh.md is for users.
+"""The mesh over HTTP, where management listens: what clipper.mesh.facade does, as routes.
+docs/mesh.md is for users.
 
-A change is entered in the history as made by who asks (`Clipper-Actor`, or whose token it is); `?dry_run=true` rehearses it: it
-is checked, answered as it would be, and not written. Whoever waits for a load (`sync`) holds one of the listener's few worker
-threads: two may, further ones are told to come again.
+A change is entered in the history as made by who asks (`Clipper-Actor`, or whose token it is);
+`?dry_run=true` rehearses it: it is checked, answered as it would be, and not written. Whoever waits
+for a load (`sync`) holds one of the listener's few worker threads: two may, further ones are told
+to come again.
 """
 
 import contextlib
@@ -142,7 +144,9 @@ class MeshManagement:
     def load(self, request: Request) -> Response:
         asked = read_json(_LOADING, request.body or b"{}")
         with self._waiting(asked.sync):
-            return answer_json(self._mesh.ensure_loaded(request.params[0], sync=asked.sync, used_ms=asked.used_ms))
+            return answer_json(
+                self._mesh.ensure_loaded(request.params[0], sync=asked.sync, used_ms=asked.used_ms)
+            )
 
     def set_vmodel(self, request: Request) -> Response:
         asked = read_json(_SETTING, request.body or b"{}")
@@ -164,7 +168,10 @@ class MeshManagement:
             yield
             return
         if not self._places.acquire(blocking=False):
-            raise Overloaded(f"{WAITING_MAX} wait for loads already.", hint="Ask without `sync`, and then for the status.")
+            raise Overloaded(
+                f"{WAITING_MAX} wait for loads already.",
+                hint="Ask without `sync`, and then for the status.",
+            )
         try:
             yield
         finally:
@@ -195,7 +202,9 @@ def _found(status: _S) -> _S:
     return status
 
 
-def _page(kind: Callable[[list[Any], str], Any], listing: Callable[..., list[Any]], request: Request) -> Response:
+def _page(
+    kind: Callable[[list[Any], str], Any], listing: Callable[..., list[Any]], request: Request
+) -> Response:
     asked = read_query(request, {"prefix": str, "after": str, "limit": int})
     limit = asked.get("limit", 1000)
     if not 1 <= limit <= LIST_MAX:

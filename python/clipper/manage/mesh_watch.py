@@ -1,7 +1,9 @@
-"""What changes in the mesh, told to whoever watches: server-sent events, one a change, without an end.
+"""What changes in the mesh, told to whoever watches: server-sent events, one a change, without an
+end.
 
-The registry's changes come from an iterator that blocks, so each watcher has a thread; what it writes waits for room, so that a
-first telling of 20 000 models neither fills the memory here nor loses the client.
+The registry's changes come from an iterator that blocks, so each watcher has a thread; what it
+writes waits for room, so that a first telling of 20 000 models neither fills the memory here nor
+loses the client.
 """
 
 import asyncio
@@ -20,7 +22,9 @@ from clipper.mesh.facade import MeshEvent, MeshFacade
 
 WATCHERS_MAX: Final = 32
 CHUNK_BYTES: Final = 64 << 10
-STALLED_S: Final = 30.0  # a watcher that takes nothing for so long is cut off; it comes again and begins anew
+STALLED_S: Final = (
+    30.0  # a watcher that takes nothing for so long is cut off; it comes again and begins anew
+)
 HEARTBEAT_S: Final = 10.0
 _LOOK_S: Final = 0.1
 _log = logging.getLogger(__name__)
@@ -38,21 +42,29 @@ class Watchers:
         """Refused when there are as many as there may be."""
         if len(self._open) >= WATCHERS_MAX:
             hint = "Let one watcher tell the others."
-            raise Refused(503, f"{WATCHERS_MAX} watch the mesh already.", hint, ((b"retry-after", b"5"),))
+            raise Refused(
+                503, f"{WATCHERS_MAX} watch the mesh already.", hint, ((b"retry-after", b"5"),)
+            )
         return Streamed(lambda body: self._begin(body, prefix), CONTENT_TYPE, HEADERS, endless=True)
 
     def _begin(self, body: Body, prefix: str) -> None:
-        watcher = Watcher(body, lambda stop: self._mesh.watch(prefix, stop=stop), self._open.discard)
+        watcher = Watcher(
+            body, lambda stop: self._mesh.watch(prefix, stop=stop), self._open.discard
+        )
         with self._lock:
             self._open.add(watcher)
         watcher.start()
 
 
 class Watcher:
-    """Of one response. Threads: `start` and what the body calls, the event loop's; the rest its own."""
+    """Of one response. Threads: `start` and what the body calls, the event loop's; the rest its
+    own."""
 
     def __init__(
-        self, body: Body, watch: Callable[[Callable[[], bool]], Iterator[MeshEvent]], leave: Callable[["Watcher"], None]
+        self,
+        body: Body,
+        watch: Callable[[Callable[[], bool]], Iterator[MeshEvent]],
+        leave: Callable[["Watcher"], None],
     ) -> None:
         self._body, self._watch, self._leave = body, watch, leave
         self._room = threading.Event()
@@ -80,7 +92,9 @@ class Watcher:
         held, is_synced = bytearray(), False
         try:
             for event in self._watch(self._is_over):
-                held += encode_event(to_json(event), name=event.kind.lower().encode(), id=event.revision)
+                held += encode_event(
+                    to_json(event), name=event.kind.lower().encode(), id=event.revision
+                )
                 is_synced = is_synced or event.kind == "SYNC"
                 if is_synced or len(held) >= CHUNK_BYTES:
                     self._send(bytes(held))

@@ -1,6 +1,8 @@
-"""The state of a server as one file, and into another: models with what they are packed in, applications, what was learned.
+"""The state of a server as one file, and into another: models with what they are packed in,
+applications, what was learned.
 
-It is JSON. Learned states go as they are in the store, so what was learned in the last `feedback.write_ms` may not be in it.
+It is JSON. Learned states go as they are in the store, so what was learned in the last
+`feedback.write_ms` may not be in it.
 """
 
 import hashlib
@@ -23,8 +25,8 @@ _SCHEMA: Final = "clipper.state/1"
 
 
 class State(msgspec.Struct, frozen=True):
-    """models: those in service.  latest: of each name, when it is not the highest.  learned: by key of the store.  files: what
-    models are packed in, by name."""
+    """models: those in service.  latest: of each name, when it is not the highest.  learned: by key
+    of the store.  files: what models are packed in, by name."""
 
     schema: str
     created_us: int
@@ -37,7 +39,8 @@ class State(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a server keeps things. models: the folder of packed ones.  resume: serves a model of the catalog."""
+    """Where a server keeps things. models: the folder of packed ones.  resume: serves a model of
+    the catalog."""
 
     store: Store
     models: Path
@@ -49,14 +52,21 @@ def read(text: bytes) -> State:
     try:
         state = msgspec.json.decode(text, type=State)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise InvalidInput(f"this is no exported state: {error}.", hint="Write one with: clipper export state FILE") from None
+        raise InvalidInput(
+            f"this is no exported state: {error}.", hint="Write one with: clipper export state FILE"
+        ) from None
     if state.schema != _SCHEMA:
-        raise InvalidInput(f"an exported state of kind {state.schema[:40]!r}: this server reads {_SCHEMA!r}.")
+        raise InvalidInput(
+            f"an exported state of kind {state.schema[:40]!r}: this server reads {_SCHEMA!r}."
+        )
     for model in state.models:
         if model.sha256:
             data = state.files.get(Path(model.target).name)
             if data is None or hashlib.sha256(data).hexdigest() != model.sha256:
-                raise InvalidInput(f"model '{model.id}' of this exported state is missing or damaged.", hint="Export it again.")
+                raise InvalidInput(
+                    f"model '{model.id}' of this exported state is missing or damaged.",
+                    hint="Export it again.",
+                )
     return state
 
 
@@ -66,8 +76,16 @@ def exported(catalog: Catalog, place: Place) -> State:
     models = [msgspec.structs.replace(model, target=_movable(model)) for model in view.models()]
     names = {model.name for model in models}
     highest = {name: max(model.version for model in models if model.name == name) for name in names}
-    latest = {name: view.model(name).version for name in names if view.model(name).version != highest[name]}
-    files = {Path(model.target).name: Path(model.target).read_bytes() for model in view.models() if model.sha256}
+    latest = {
+        name: view.model(name).version
+        for name in names
+        if view.model(name).version != highest[name]
+    }
+    files = {
+        Path(model.target).name: Path(model.target).read_bytes()
+        for model in view.models()
+        if model.sha256
+    }
     learned = {record.key: record.value for record in place.store.range(LEARNED)[0]}
     applications = [msgspec.Raw(encode(app)) for app in catalog.applications()]
     return State(_SCHEMA, wall_time_us(), models, latest, applications, learned, files)
@@ -81,12 +99,25 @@ def missing(state: State, catalog: Catalog) -> list[Model]:
     """The models that are not there yet. AlreadyExists when one is there that is another."""
     found = []
     for model in state.models:
-        mine = next((one for one in catalog.view.versions.get(model.name, ()) if one.version == model.version), None)
+        mine = next(
+            (
+                one
+                for one in catalog.view.versions.get(model.name, ())
+                if one.version == model.version
+            ),
+            None,
+        )
         if mine is None:
             found.append(model)
-        elif (mine.sha256, _movable(mine), mine.input) != (model.sha256, model.target, model.input) or mine.retired_us:
+        elif (mine.sha256, _movable(mine), mine.input) != (
+            model.sha256,
+            model.target,
+            model.input,
+        ) or mine.retired_us:
             what = "was retired here" if mine.retired_us else "is another one here"
-            raise AlreadyExists(f"model '{model.id}' {what}.", hint="Import into a server without it.")
+            raise AlreadyExists(
+                f"model '{model.id}' {what}.", hint="Import into a server without it."
+            )
     return found
 
 
@@ -111,4 +142,6 @@ def applications_of(state: State) -> list[Application]:
     try:
         return [application_in(bytes(record)) for record in state.applications]
     except (msgspec.MsgspecError, ValueError, LookupError, TypeError) as error:
-        raise InvalidInput(f"an application of this exported state cannot be read: {error}.") from None
+        raise InvalidInput(
+            f"an application of this exported state cannot be read: {error}."
+        ) from None

@@ -1,7 +1,8 @@
-"""What can be done to a running server, one function a verb: in this process, over HTTP (rest.py) and from a shell the same.
+"""What can be done to a running server, one function a verb: in this process, over HTTP (rest.py)
+and from a shell the same.
 
-Each change takes effect through the catalog, whose entry of it in the history carries the verb and who asked. A rehearsal
-(`dry_run`) makes all checks of the real thing and writes nothing.
+Each change takes effect through the catalog, whose entry of it in the history carries the verb and
+who asked. A rehearsal (`dry_run`) makes all checks of the real thing and writes nothing.
 """
 
 import os
@@ -24,7 +25,15 @@ from clipper.manage.moving import Place, State, applications_of, bring, exported
 from clipper.manage.moving import read as read_state
 from clipper.manage.overview import followed, processes
 from clipper.manage.rolling import Rolling, tell
-from clipper.manage.rollout import ERROR_RATE, GUARD, HOLD_S, checked_guard, checked_rate, seconds_of, stages_of
+from clipper.manage.rollout import (
+    ERROR_RATE,
+    GUARD,
+    HOLD_S,
+    checked_guard,
+    checked_rate,
+    seconds_of,
+    stages_of,
+)
 from clipper.manage.tables import check_read
 from clipper.serving.reads import said_of
 from clipper.serving.scaling import replica_bounds
@@ -58,7 +67,8 @@ class Server(Protocol):
 
 
 class Change(msgspec.Struct):
-    """What a verb did, or would do. said: in a line.  changed: the records, before and after; empty: it was so already."""
+    """What a verb did, or would do. said: in a line.  changed: the records, before and after;
+    empty: it was so already."""
 
     verb: str
     said: str = ""
@@ -70,15 +80,26 @@ class Operations:
     """Threads: any. actor: who does it, for the history.  dry_run: see above."""
 
     def __init__(
-        self, server: Server, place: Place, rolling: Rolling, actor: str, *, dry_run: bool = False, lock: Any = None
+        self,
+        server: Server,
+        place: Place,
+        rolling: Rolling,
+        actor: str,
+        *,
+        dry_run: bool = False,
+        lock: Any = None,
     ) -> None:
         self._server, self._place, self._rolling = server, place, rolling
         self.actor, self.dry_run = actor, dry_run
-        self._linking = lock or threading.Lock()  # links and roles are read, changed and written back
+        self._linking = (
+            lock or threading.Lock()
+        )  # links and roles are read, changed and written back
 
     def by(self, actor: str, *, dry_run: bool = False) -> Self:
         """The same operations, done by another."""
-        return type(self)(self._server, self._place, self._rolling, actor, dry_run=dry_run, lock=self._linking)
+        return type(self)(
+            self._server, self._place, self._rolling, actor, dry_run=dry_run, lock=self._linking
+        )
 
     @contextmanager
     def _doing(self, verb: str) -> Iterator[Change]:
@@ -90,11 +111,21 @@ class Operations:
     # -- looking
 
     def about(self) -> dict[str, Any]:
-        """The server itself: version, process, where queries come in over HTTP (a URL) and gRPC (or empty), its state."""
-        server, state, http = self._server, self._server.config.server.state, self._server.config.http
+        """The server itself: version, process, where queries come in over HTTP (a URL) and gRPC (or
+        empty), its state."""
+        server, state, http = (
+            self._server,
+            self._server.config.server.state,
+            self._server.config.http,
+        )
         url = f"{scheme_of(query_tls(http))}://{server.http_address}" if server.http_address else ""
         addresses = {"http": url, "grpc": server.grpc_address}
-        return {"version": VERSION, "pid": os.getpid(), **addresses, "state": shown(state) or "memory"}
+        return {
+            "version": VERSION,
+            "pid": os.getpid(),
+            **addresses,
+            "state": shown(state) or "memory",
+        }
 
     def stats(self) -> dict[str, Any]:
         """As ClipperServer.stats."""
@@ -113,17 +144,23 @@ class Operations:
         return found
 
     def stages(self, name: str) -> list[dict[str, Any]]:
-        """How far each version of a model is that was deployed or started here: `version`, `stage`, `detail`, for how long
-        (`for_s`)."""
+        """How far each version of a model is that was deployed or started here: `version`, `stage`,
+        `detail`, for how long (`for_s`)."""
         check_name_of(name, "model")
         now_s = time.monotonic()
         return [
-            {"version": id_.version, "stage": one.stage, "detail": one.detail, "for_s": round(now_s - one.since_s, 3)}
+            {
+                "version": id_.version,
+                "stage": one.stage,
+                "detail": one.detail,
+                "for_s": round(now_s - one.since_s, 3),
+            }
             for id_, one in self._server.stages(name).items()
         ]
 
     def models(self, name: str = "") -> list[dict[str, Any]]:
-        """Each version in service: its record, whether it is the `latest`, who links it, how many replicas it has."""
+        """Each version in service: its record, whether it is the `latest`, who links it, how many
+        replicas it has."""
         catalog = self._server.catalog
         found = catalog.versions(parsed(name).name) if name else catalog.models()
         stats = self._server.stats()["models"]
@@ -141,11 +178,13 @@ class Operations:
         }
 
     def ps(self) -> list[dict[str, Any]]:
-        """Each version in service as it runs: state, replicas, memory, queue, batch and why, the last error and what to do."""
+        """Each version in service as it runs: state, replicas, memory, queue, batch and why, the
+        last error and what to do."""
         return processes(self._server)
 
     def follow(self, model: str, after: str = "") -> dict[str, Any]:
-        """What the containers of a model wrote since `after`, which is what this said the time before."""
+        """What the containers of a model wrote since `after`, which is what this said the time
+        before."""
         return followed(self._server, model, after)
 
     def applications(self) -> list[dict[str, Any]]:
@@ -160,7 +199,8 @@ class Operations:
         return list(self._server.logs(model, replica))
 
     def history(self, count: int = 100) -> list[dict[str, Any]]:
-        """The last changes, the oldest first: number, time_us, actor, verb, changed (records before and after)."""
+        """The last changes, the oldest first: number, time_us, actor, verb, changed (records before
+        and after)."""
         if not 1 <= count <= ENTRIES_MAX:
             raise InvalidInput(f"count={count}: 1 to {ENTRIES_MAX}.")
         return [plain(entry) for entry in entries(self._place.store, count)]
@@ -197,36 +237,68 @@ class Operations:
         promote: bool = True,
         wait: bool = True,
     ) -> Change:
-        """As ClipperServer.deploy. model: "module:attribute", or a model's file or folder on the server's host; or such a file's
-        bytes in `data`, and its `kind`; those that may hold pickles are not taken as bytes. reads: columns of the input by table;
-        no function, which the server would run."""
+        """As ClipperServer.deploy. model: "module:attribute", or a model's file or folder on the
+        server's host; or such a file's bytes in `data`, and its `kind`; those that may hold pickles
+        are not taken as bytes. reads: columns of the input by table; no function, which the server
+        would run."""
         thing = Artifact(kind, data, trusted) if data else model
         settings: dict[str, Any] = {
-            "output": output, "replicas": replicas, "batching": batching, "cache": cache, "finite": finite,
-            "retry_singly": retry_singly, "warmup": warmup, "row_by_row": row_by_row,
-            "requirements": requirements, "python": python, "deployer": deployer,
-            "memory_mib": memory_mib, "cpus": cpus, "gpus": gpus, "reads": reads or None, "tolerance": tolerance,
-        }  # fmt: skip
+            "output": output,
+            "replicas": replicas,
+            "batching": batching,
+            "cache": cache,
+            "finite": finite,
+            "retry_singly": retry_singly,
+            "warmup": warmup,
+            "row_by_row": row_by_row,
+            "requirements": requirements,
+            "python": python,
+            "deployer": deployer,
+            "memory_mib": memory_mib,
+            "cpus": cpus,
+            "gpus": gpus,
+            "reads": reads or None,
+            "tolerance": tolerance,
+        }
         if not data and not model:
-            raise InvalidInput(f"deploy of {name!r} lacks what to run.", hint='Give "module:attribute", or a file.')
+            raise InvalidInput(
+                f"deploy of {name!r} lacks what to run.", hint='Give "module:attribute", or a file.'
+            )
         if not data and not is_data(model) and ":" not in model:
             hint = f'Give "module:attribute", a folder of MLflow, or a file: {", ".join(ENDINGS)}.'
             raise InvalidInput(f"cannot deploy {model!r}.", hint=hint)
         if isinstance(thing, Artifact) and thing.is_code:
             hint = "Deploy it by its path on the server's host, or save it in a safer format."
-            raise PackagingError(f"bytes of kind {kind!r} may hold pickles, and are not taken from a socket.", hint=hint)
+            raise PackagingError(
+                f"bytes of kind {kind!r} may hold pickles, and are not taken from a socket.",
+                hint=hint,
+            )
         with self._doing("deploy") as change:
             if self.dry_run:
                 id_ = self._rehearse(name, thing, version, input, promote, settings)
             else:
-                more = {"version": version, "input": input or None, "code": code, "wait": wait, "promote": promote}
+                more = {
+                    "version": version,
+                    "input": input or None,
+                    "code": code,
+                    "wait": wait,
+                    "promote": promote,
+                }
                 handle = self._server.deploy(name, thing, **settings, **more)
                 id_ = VersionedModel.parse(handle.name)
-        change.said = f"deployed {id_}{'' if promote else f', behind the latest: clipper promote {id_}'}"
+        change.said = (
+            f"deployed {id_}{'' if promote else f', behind the latest: clipper promote {id_}'}"
+        )
         return change
 
     def _rehearse(
-        self, name: str, thing: Any, version: int | None, input: str, promote: bool, settings: dict[str, Any]
+        self,
+        name: str,
+        thing: Any,
+        version: int | None,
+        input: str,
+        promote: bool,
+        settings: dict[str, Any],
     ) -> VersionedModel:
         """What can be said of a deployment without starting a container."""
         catalog, config = self._server.catalog, self._server.config
@@ -237,42 +309,60 @@ class Operations:
         chosen = version if version is not None else max(taken, default=0) + 1
         target = thing if isinstance(thing, str) else f"({thing.kind})"
         record = Model(
-            name, chosen, type_of(input or "any"), settings["output"], least, target=target, replicas_max=most,
-            reads=said_of(name, settings["reads"]) if settings["reads"] else {}, tolerance=settings["tolerance"],
-        )  # fmt: skip
+            name,
+            chosen,
+            type_of(input or "any"),
+            settings["output"],
+            least,
+            target=target,
+            replicas_max=most,
+            reads=said_of(name, settings["reads"]) if settings["reads"] else {},
+            tolerance=settings["tolerance"],
+        )
         check_read(record, has_tables=bool(config.server.params))
         return catalog.register(record, promote=promote).id
 
     def promote(self, model: str, application: str | None = None) -> Change:
-        """Make this version the latest, which all ask who link the model without a version; with `application`, link that one
-        to this version alone."""
+        """Make this version the latest, which all ask who link the model without a version; with
+        `application`, link that one to this version alone."""
         catalog = self._server.catalog
         with self._doing("promote") as change:
             found = catalog.promote(model, application)
         where = f" for {application}" if application else ""
-        change.said = f"{found.id} is {found.name}{where} now" if change.changed else f"{found.id} is {found.name}{where} already"
+        change.said = (
+            f"{found.id} is {found.name}{where} now"
+            if change.changed
+            else f"{found.id} is {found.name}{where} already"
+        )
         return change
 
     def rollback(self, model: str) -> Change:
-        """Make the version before the latest the latest: the highest below it that is in service."""
+        """Make the version before the latest the latest: the highest below it that is in
+        service."""
         catalog = self._server.catalog
         now = catalog.latest(parsed(model).name)
         below = [other for other in catalog.versions(now.name) if other.version < now.version]
         if not below:
             served = ", ".join(str(other.id) for other in catalog.versions(now.name))
             hint = f"In service: {served}. To choose one: clipper promote NAME:VERSION."
-            raise UnknownVersion(f"model {now.name!r} has no version below {now.version} in service to go back to.", hint=hint)
+            raise UnknownVersion(
+                f"model {now.name!r} has no version below {now.version} in service to go back to.",
+                hint=hint,
+            )
         with self._doing("rollback") as change:
             catalog.promote(below[-1].id)
         change.said = f"{below[-1].id} is {now.name} now; it was {now.id}"
         return change
 
     def scale(self, model: str, replicas: int | tuple[int, int]) -> Change:
-        """Run so many containers of a version, or within (least, most) as many as the load asks for."""
+        """Run so many containers of a version, or within (least, most) as many as the load asks
+        for."""
         with self._doing("scale") as change:
             id_ = self._server.catalog.view.model(model).id
             if self.dry_run:
-                least, most = replica_bounds(model, replicas, self._server.config.limits.replicas_max)
+                least, most = replica_bounds(
+                    model, replicas, self._server.config.limits.replicas_max
+                )
                 self._server.catalog.set_replicas(id_, least, most)
             else:
                 self._server.scale(id_, replicas)
@@ -294,14 +384,21 @@ class Operations:
     # -- applications
 
     def set_application(
-        self, name: str, models: tuple[str, ...] | None = None, settings: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        models: tuple[str, ...] | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> Change:
         """Make an application, or change what is named of it; settings as of ClipperServer.app."""
         known = name in self._server.catalog.view.applications
         given = dict(settings or {})
         with self._doing("set") as change:
             self._server.app(name, models, **given)
-        change.said = f"{'changed' if known else 'made'} application {name}" if change.changed else f"{name} is so already"
+        change.said = (
+            f"{'changed' if known else 'made'} application {name}"
+            if change.changed
+            else f"{name} is so already"
+        )
         return change
 
     def remove_application(self, name: str) -> Change:
@@ -313,8 +410,8 @@ class Operations:
         return change
 
     def link(self, application: str, model: str, role: str = "") -> Change:
-        """Let an application ask one more model; in a role, as `shadow` or `challenger(share=0.1)`, or as one of those that
-        answer."""
+        """Let an application ask one more model; in a role, as `shadow` or `challenger(share=0.1)`,
+        or as one of those that answer."""
         return self._link("link", application, model, role)
 
     def challenge(self, application: str, model: str, share: float = 0.1) -> Change:
@@ -322,8 +419,11 @@ class Operations:
         return self._link("challenge", application, model, f"challenger(share={share:g})")
 
     def shadow(self, application: str, model: str, share: float = 1.0) -> Change:
-        """Ask a model beside an application's queries, or a share of them, and never use what it says."""
-        return self._link("shadow", application, model, f"shadow(share={share:g})" if share != 1.0 else "shadow")
+        """Ask a model beside an application's queries, or a share of them, and never use what it
+        says."""
+        return self._link(
+            "shadow", application, model, f"shadow(share={share:g})" if share != 1.0 else "shadow"
+        )
 
     def _link(self, verb: str, application: str, model: str, role: str) -> Change:
         catalog = self._server.catalog
@@ -333,8 +433,13 @@ class Operations:
             app = catalog.application(application)
             links = app.models if wanted in app.models else (*app.models, wanted)
             roles = {name: text for name, text in app.roles.items() if name != str(wanted)}
-            self._server.app(application, links, roles={**roles, str(wanted): role} if role else roles)
-        change.said = f"{application} asks {wanted}{f' as {role}' if role else ''}{'' if change.changed else ' already'}"
+            self._server.app(
+                application, links, roles={**roles, str(wanted): role} if role else roles
+            )
+        change.said = (
+            f"{application} asks"
+            f" {wanted}{f' as {role}' if role else ''}{'' if change.changed else ' already'}"
+        )
         return change
 
     def unlink(self, application: str, model: str) -> Change:
@@ -345,39 +450,59 @@ class Operations:
             app = catalog.application(application)
             if wanted not in app.models:
                 linked = ", ".join(map(str, app.models)) or "none"
-                raise UnknownModel(f"application {app.name!r} does not link '{wanted}'.", hint=f"Linked: {linked}.")
+                raise UnknownModel(
+                    f"application {app.name!r} does not link '{wanted}'.", hint=f"Linked: {linked}."
+                )
             roles = {name: text for name, text in app.roles.items() if name != str(wanted)}
-            self._server.app(application, tuple(link for link in app.models if link != wanted), roles=roles)
+            self._server.app(
+                application, tuple(link for link in app.models if link != wanted), roles=roles
+            )
         change.said = f"{application} does not ask {wanted} any more"
         return change
 
     # -- rollouts
 
     def rollout(
-        self, application: str, model: str, *, canary: str | float | None = None, stages: str | list[Any] | None = None,
-        hold: str | float = HOLD_S, guard: str = GUARD, error_rate: float = ERROR_RATE,
-    ) -> Change:  # fmt: skip
-        """Let a version take over an application's queries, stage by stage while the guards hold, or not at all.
+        self,
+        application: str,
+        model: str,
+        *,
+        canary: str | float | None = None,
+        stages: str | list[Any] | None = None,
+        hold: str | float = HOLD_S,
+        guard: str = GUARD,
+        error_rate: float = ERROR_RATE,
+    ) -> Change:
+        """Let a version take over an application's queries, stage by stage while the guards hold,
+        or not at all.
 
-        canary: the first share. stages: all shares, "5,25,50,100" in per cent or [0.05, 0.25, 0.5, 1.0].  hold: how long each
-        lasts at least, "60s" or seconds.  guard: see docs/managing.md.  error_rate: with which a version that keeps to its guards
-        is reverted all the same.
+        canary: the first share. stages: all shares, "5,25,50,100" in per cent or [0.05, 0.25, 0.5,
+        1.0].  hold: how long each lasts at least, "60s" or seconds.  guard: see docs/managing.md.
+        error_rate: with which a version that keeps to its guards is reverted all the same.
         """
         catalog = self._server.catalog
         shares, held_s = stages_of(canary, stages), seconds_of(hold)
         guarded, rate = checked_guard(guard), checked_rate(error_rate)
         with self._linking, self._doing("rollout") as change:
             self._rolling.check(catalog.view.model(parsed(model)).id)
-            new = catalog.begin_rollout(application, model, stages=shares, hold_s=held_s, guard=guarded, error_rate=rate)
+            new = catalog.begin_rollout(
+                application, model, stages=shares, hold_s=held_s, guard=guarded, error_rate=rate
+            )
         grows = " -> ".join(f"{share:.4g}" for share in shares)
-        change.said = f"{application} asks {new.model} instead of {new.control}, for a share of its queries: {grows}"
+        change.said = (
+            f"{application} asks {new.model} instead of {new.control}, for a share of its queries:"
+            f" {grows}"
+        )
         return change
 
     def rollouts(self, application: str = "") -> list[dict[str, Any]]:
-        """The last rollout of each application (or of one): its record, the figures of its stage, and what it waits for."""
+        """The last rollout of each application (or of one): its record, the figures of its stage,
+        and what it waits for."""
         view = self._server.catalog.view
         names = [view.application(application).name] if application else sorted(view.rollouts)
-        return [self._rolling.status(view.rollouts[name]) for name in names if name in view.rollouts]
+        return [
+            self._rolling.status(view.rollouts[name]) for name in names if name in view.rollouts
+        ]
 
     def pause_rollout(self, application: str) -> Change:
         """Let it grow no more until it is resumed; a broken guard reverts it all the same."""
@@ -397,7 +522,11 @@ class Operations:
 
     def _move_rollout(self, verb: str, application: str, state: str) -> Change:
         def move(now: Rollout) -> Rollout:
-            return now if now.state == state else msgspec.structs.replace(now, state=state, reason=f"{verb}, by {self.actor}")
+            return (
+                now
+                if now.state == state
+                else msgspec.structs.replace(now, state=state, reason=f"{verb}, by {self.actor}")
+            )
 
         with self._linking, self._doing(f"rollout {verb}") as change:
             new = self._server.catalog.move_rollout(f"rollout {verb}", application, move)
@@ -414,14 +543,19 @@ class Operations:
         return exported(self._server.catalog, self._place)
 
     def import_state(self, text: bytes) -> Change:
-        """Add what `export_state` gave, as JSON. InvalidInput; AlreadyExists when a version here is another one."""
+        """Add what `export_state` gave, as JSON. InvalidInput; AlreadyExists when a version here is
+        another one."""
         catalog, state = self._server.catalog, read_state(text)
         apps, new = applications_of(state), missing(state, self._server.catalog)
         with self._doing("import") as change:
             if not self.dry_run:
                 bring(state, catalog, self._place)
                 for app in apps:
-                    settings = {key: getattr(app, key) for key in app.__struct_fields__ if key not in _OF_THE_RECORD}
+                    settings = {
+                        key: getattr(app, key)
+                        for key in app.__struct_fields__
+                        if key not in _OF_THE_RECORD
+                    }
                     self._server.app(app.name, app.models, **settings)
         names = ", ".join([*(str(model.id) for model in new), *(app.name for app in apps)])
         change.said = f"imported {names or 'nothing'}"
@@ -438,7 +572,11 @@ def record_of(record: msgspec.Struct) -> dict[str, Any]:
 
 
 def application_row(app: Application) -> dict[str, Any]:
-    return {**record_of(app), "input": str(app.input), "models": [str(model) for model in app.models]}
+    return {
+        **record_of(app),
+        "input": str(app.input),
+        "models": [str(model) for model in app.models],
+    }
 
 
 def parsed(model: str) -> VersionedModel:

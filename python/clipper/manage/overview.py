@@ -26,44 +26,71 @@ class Server(Protocol):
 
 
 def processes(server: Server) -> list[dict[str, Any]]:
-    """A row a version in service: name, version, latest, roles (by application), state, ready and wanted replicas, rss_bytes,
-    queued, batch (the largest that a replica takes now), why, error and next (the command that helps), both perhaps empty."""
+    """A row a version in service: name, version, latest, roles (by application), state, ready and
+    wanted replicas, rss_bytes, queued, batch (the largest that a replica takes now), why, error and
+    next (the command that helps), both perhaps empty.
+    """
     view, stats = server.catalog.view, server.stats()["models"]
-    return [_row(server, model, stats.get(str(model.id), {}), view.linking(model)) for model in server.catalog.models()]
+    return [
+        _row(server, model, stats.get(str(model.id), {}), view.linking(model))
+        for model in server.catalog.models()
+    ]
 
 
 def troubles(server: Server, stats: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
-    """By `name:version`: its state, what is wrong, and the command that helps; both perhaps empty. stats: those of models."""
+    """By `name:version`: its state, what is wrong, and the command that helps; both perhaps empty.
+    stats: those of models."""
     view, found = server.catalog.view, {}
     for model in view.models():
         row = stats.get(str(model.id), {})
-        state = _state(row.get("replicas", []), row.get("has", 0), row.get("wanted", 0), row.get("stage", ""))
+        state = _state(
+            row.get("replicas", []), row.get("has", 0), row.get("wanted", 0), row.get("stage", "")
+        )
         found[str(model.id)] = (state, *_trouble(server, model, row, view.linking(model), state))
     return found
 
 
-def _row(server: Server, model: Model, row: Mapping[str, Any], apps: Sequence[Application]) -> dict[str, Any]:
+def _row(
+    server: Server, model: Model, row: Mapping[str, Any], apps: Sequence[Application]
+) -> dict[str, Any]:
     replicas: list[dict[str, Any]] = row.get("replicas", [])
     is_latest = server.catalog.view.model(model.name).id == model.id
     state = _state(replicas, row.get("has", 0), row.get("wanted", 0), row.get("stage", ""))
     error, command = _trouble(server, model, row, apps, state)
     return {
-        "name": model.name, "version": model.version, "latest": is_latest, "roles": {app.name: _role(app, model) for app in apps},
-        "state": state, "ready": row.get("has", 0), "wanted": row.get("wanted", 0), "rss_bytes": sum(map(_rss, replicas)),
-        "queued": row.get("queued", 0), "batch": max((one.get("limit", 0) for one in replicas), default=0),
-        "why": _why(model, row, apps), "error": error, "next": command,
-    }  # fmt: skip
+        "name": model.name,
+        "version": model.version,
+        "latest": is_latest,
+        "roles": {app.name: _role(app, model) for app in apps},
+        "state": state,
+        "ready": row.get("has", 0),
+        "wanted": row.get("wanted", 0),
+        "rss_bytes": sum(map(_rss, replicas)),
+        "queued": row.get("queued", 0),
+        "batch": max((one.get("limit", 0) for one in replicas), default=0),
+        "why": _why(model, row, apps),
+        "error": error,
+        "next": command,
+    }
 
 
 def _role(app: Application, model: Model) -> str:
-    return next((app.roles[key] for key in (str(model.id), model.name) if key in app.roles), "primary")
+    return next(
+        (app.roles[key] for key in (str(model.id), model.name) if key in app.roles), "primary"
+    )
 
 
 def _state(replicas: Sequence[Mapping[str, Any]], has: int, wanted: int, stage: str) -> str:
     states = {
-        "suspect" if one.get("suspect") else "ejected" if one.get("ejected") else str(one["state"]) for one in replicas
+        "suspect" if one.get("suspect") else "ejected" if one.get("ejected") else str(one["state"])
+        for one in replicas
     }
-    named = (("failed", "failed"), ("backoff", "failing"), ("suspect", "not responding"), ("ejected", "failing"))
+    named = (
+        ("failed", "failed"),
+        ("backoff", "failing"),
+        ("suspect", "not responding"),
+        ("ejected", "failing"),
+    )
     for state, said in named:
         if state in states:
             return said
@@ -75,11 +102,14 @@ def _state(replicas: Sequence[Mapping[str, Any]], has: int, wanted: int, stage: 
 
 
 def _rss(replica: Mapping[str, Any]) -> int:
-    """Of a process that was started here; elsewhere, and in a container with numbers of its own (1), it means another."""
+    """Of a process that was started here; elsewhere, and in a container with numbers of its own
+    (1), it means another."""
     if "restart_count" not in replica or replica.get("pid", 0) <= 1:
         return 0
     try:
-        return int(Path(f"/proc/{replica['pid']}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path(f"/proc/{replica['pid']}/statm").read_text().split()[1]) * os.sysconf(
+            "SC_PAGE_SIZE"
+        )
     except (OSError, ValueError, IndexError):
         return 0
 
@@ -96,12 +126,21 @@ def _why(model: Model, row: Mapping[str, Any], apps: Sequence[Application]) -> s
 
 def _trouble(
     server: Server, model: Model, row: Mapping[str, Any], apps: Sequence[Application], state: str
-) -> tuple[str, str]:  # fmt: skip
+) -> tuple[str, str]:
     """What is wrong, and the command that helps."""
     replicas = row.get("replicas", [])
-    broken = [one for one in replicas if one["state"] in ("failed", "backoff") or one.get("restart_count")]
+    broken = [
+        one for one in replicas if one["state"] in ("failed", "backoff") or one.get("restart_count")
+    ]
     if broken:
-        worst = max(broken, key=lambda one: (one["state"] == "failed", one["state"] == "backoff", one.get("restart_count", 0)))
+        worst = max(
+            broken,
+            key=lambda one: (
+                one["state"] == "failed",
+                one["state"] == "backoff",
+                one.get("restart_count", 0),
+            ),
+        )
         said = _said_last(server, model, int(worst["number"]))
         exits = worst.get("detail") or f"restarted {worst.get('restart_count', 0)} times"
         return f"{said} ({exits})" if said else str(exits), f"clipper logs {model.id}"
@@ -112,17 +151,30 @@ def _trouble(
         worst = max(ejected, key=lambda one: int(one["failures"]))
         said = _said_last(server, model, int(worst["number"]), errors_only=True)
         why = f"replica {worst['number']} is ejected: its model failed {worst['failures']} batches"
-        return f"{why}{': ' + said if said else ''}", f"clipper logs {model.id} --replica {worst['number']}"
+        return (
+            f"{why}{': ' + said if said else ''}",
+            f"clipper logs {model.id} --replica {worst['number']}",
+        )
     failed = sum(row.get("ended", {}).get(kind, 0) for kind in ("MODEL_ERROR", "BAD_OUTPUT"))
     if failed:
         numbers = [int(one["number"]) for one in replicas if "restart_count" in one]
-        said = next((text for number in numbers if (text := _said_last(server, model, number, errors_only=True))), "")
+        said = next(
+            (
+                text
+                for number in numbers
+                if (text := _said_last(server, model, number, errors_only=True))
+            ),
+            "",
+        )
         return f"{failed} queries failed{': ' + said if said else ''}", f"clipper logs {model.id}"
     one_us = one_row_us(replicas)
     tight = [app for app in apps if one_us > app.slo_ms * 1000]
     if tight:
         app = min(tight, key=lambda app: app.slo_ms)
-        return f"one row takes {one_us / 1000:.3g} ms, the SLO of {app.name} is {app.slo_ms:g} ms", f"clipper profile {model.id}"
+        return (
+            f"one row takes {one_us / 1000:.3g} ms, the SLO of {app.name} is {app.slo_ms:g} ms",
+            f"clipper profile {model.id}",
+        )
     if not replicas and not model.target:
         return "", "clipper-container serve"
     return "", ""
@@ -147,13 +199,17 @@ def _said_last(server: Server, model: Model, number: int, errors_only: bool = Fa
 
 
 def followed(server: Server, model: str, after: str) -> dict[str, Any]:
-    """What the containers of a model wrote after `after`, which is what this said the time before, or empty: `replicas` (number,
-    lines, how many were lost in between), and `after` for the next time. A container's restart goes on counting."""
+    """What the containers of a model wrote after `after`, which is what this said the time before,
+    or empty: `replicas` (number, lines, how many were lost in between), and `after` for the next
+    time. A container's restart goes on counting.
+    """
     id_ = server.catalog.view.model(model).id
     known = _read_after(after)
     row = server.stats()["models"].get(str(id_), {})
     rows, marks = [], []
-    for number in sorted({int(one["number"]) for one in row.get("replicas", []) if "restart_count" in one}):
+    for number in sorted(
+        {int(one["number"]) for one in row.get("replicas", []) if "restart_count" in one}
+    ):
         try:
             lines = server.logs(id_, number)
         except UnknownModel:
@@ -172,4 +228,6 @@ def _read_after(after: str) -> dict[str, int]:
         pairs = [mark.split(":") for mark in after.split(",") if mark]
         return {key: int(total) for key, total in pairs}
     except ValueError:
-        raise InvalidInput(f"after={after[:60]!r} is none that was handed out.", hint="Begin without it.") from None
+        raise InvalidInput(
+            f"after={after[:60]!r} is none that was handed out.", hint="Begin without it."
+        ) from None

@@ -1,9 +1,9 @@
-"""Management over HTTP: a route for each verb of operations.py, on a listener of its own. Who may is frontend/admin.py's.
+"""Management over HTTP: a route for each verb of operations.py, on a listener of its own. Who may
+is frontend/admin.py's.
 
-What a verb takes comes as members of a JSON object, or, of a GET, as parameters of the query; `?dry_run=true` rehearses any
-change.
-`Clipper-Actor` says who asks, for the history: it is believed of whoever has the token that all share; a token of one's own
-says by itself whose it is.
+What a verb takes comes as members of a JSON object, or, of a GET, as parameters of the query;
+`?dry_run=true` rehearses any change. `Clipper-Actor` says who asks, for the history: it is believed
+of whoever has the token that all share; a token of one's own says by itself whose it is.
 """
 
 import inspect
@@ -55,9 +55,19 @@ VERBS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("POST", "/admin/applications/{}/rollout/abort", "abort_rollout", ("application",)),
     ("POST", "/admin/applications/{}/rollout/promote", "promote_rollout", ("application",)),
 )
-lists = {"models": "models", "applications": "applications", "history": "history", "logs": "lines", "stages": "stages"}
+lists = {
+    "models": "models",
+    "applications": "applications",
+    "history": "history",
+    "logs": "lines",
+    "stages": "stages",
+}
 lists |= {"rollouts": "rollouts", "ps": "models"}
-settings_types = {key: type_ for key, type_ in get_type_hints(Application).items() if key not in ("name", "models")}
+settings_types = {
+    key: type_
+    for key, type_ in get_type_hints(Application).items()
+    if key not in ("name", "models")
+}
 settings_types["input"] = str
 _OBJECT: "msgspec.json.Decoder[dict[str, Any]]" = msgspec.json.Decoder(dict[str, Any])
 _FLAG = {"dry_run": bool}
@@ -79,13 +89,21 @@ class Management:
             ("DELETE", "", self.delete_application),
         ):
             routes.add(method, f"/admin/applications/{{}}{suffix}", on_worker(handler))
-        routes.add("GET", "/admin/export", on_worker(lambda request: answer_json(self._operations.export_state())))
+        routes.add(
+            "GET",
+            "/admin/export",
+            on_worker(lambda request: answer_json(self._operations.export_state())),
+        )
         routes.add("POST", "/admin/import", on_worker(self.import_state))
-        rest = Rest(self._node)  # for who manages, there need be no other listener to try an application
+        rest = Rest(
+            self._node
+        )  # for who manages, there need be no other listener to try an application
         routes.add("POST", "/admin/applications/{}/predict", rest.predict)
         routes.add("POST", "/admin/applications/{}/feedback", rest.feedback)
 
-    def _calling(self, verb: str, names: tuple[str, ...], looks: bool) -> Callable[[Request], Response]:
+    def _calling(
+        self, verb: str, names: tuple[str, ...], looks: bool
+    ) -> Callable[[Request], Response]:
         takes = arguments_of(getattr(Operations, verb))
 
         needed = needed_by(getattr(Operations, verb), names)
@@ -94,9 +112,13 @@ class Management:
             flags = _flags(request, takes if looks else _FLAG, names)
             given = flags if looks else read_members(request, takes, names)
             if lacking := [name for name in needed if name not in given]:
-                raise InvalidInput(f"the request lacks `{lacking[0]}`.", hint=f"Members: {', '.join(takes)}.")
+                raise InvalidInput(
+                    f"the request lacks `{lacking[0]}`.", hint=f"Members: {', '.join(takes)}."
+                )
             operations = self._by(request, not looks and flags.get("dry_run", False))
-            result = getattr(operations, verb)(**dict(zip(names, request.params, strict=True)), **given)
+            result = getattr(operations, verb)(
+                **dict(zip(names, request.params, strict=True)), **given
+            )
             return answer_json({lists[verb]: result} if verb in lists else result)
 
         return call
@@ -129,7 +151,6 @@ class Management:
         self._by(request, False).remove_application(request.params[0])
         return Response(204, b"")
 
-
     def import_state(self, request: Request) -> Response:
         operations = self._by(request, _flags(request, _FLAG).get("dry_run", False))
         return answer_json(operations.import_state(bytes(request.body)))
@@ -147,22 +168,33 @@ def actor_of(request: Request) -> str:
 def arguments_of(verb: Callable[..., Any]) -> dict[str, Any]:
     """The types of what a verb takes, by name."""
     hints = get_type_hints(verb)
-    return {name: _over_the_wire(hints[name]) for name in inspect.signature(verb).parameters if name != "self"}
+    return {
+        name: _over_the_wire(hints[name])
+        for name in inspect.signature(verb).parameters
+        if name != "self"
+    }
 
 
 def needed_by(verb: Callable[..., Any], names: tuple[str, ...]) -> list[str]:
     """What a verb cannot do without, and the path does not name."""
     parameters = inspect.signature(verb).parameters.values()
-    return [one.name for one in parameters if one.default is inspect.Parameter.empty and one.name not in ("self", *names)]
+    return [
+        one.name
+        for one in parameters
+        if one.default is inspect.Parameter.empty and one.name not in ("self", *names)
+    ]
 
 
 def _over_the_wire(type_: Any) -> Any:
     """JSON has no tuples of two kinds: (least, most) and a number are told apart by what comes."""
-    return Any if isinstance(type_, types.UnionType) and tuple[int, int] in get_args(type_) else type_
+    return (
+        Any if isinstance(type_, types.UnionType) and tuple[int, int] in get_args(type_) else type_
+    )
 
 
 def read_members(request: Request, takes: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """The members of the body as a verb takes them. InvalidInput for one it does not know, lacks, or of another type."""
+    """The members of the body as a verb takes them. InvalidInput for one it does not know, lacks,
+    or of another type."""
     given = read_json(_OBJECT, request.body or b"{}")
     found = {name: _converted(name, value, takes, names) for name, value in given.items()}
     if isinstance(found.get("replicas"), list):
@@ -170,11 +202,15 @@ def read_members(request: Request, takes: dict[str, Any], names: tuple[str, ...]
     return found
 
 
-def _converted(name: str, value: Any, takes: dict[str, Any], names: tuple[str, ...], strict: bool = True) -> Any:
+def _converted(
+    name: str, value: Any, takes: dict[str, Any], names: tuple[str, ...], strict: bool = True
+) -> Any:
     known = [other for other in takes if other not in names]
     if name not in known:
         guess = did_you_mean(name, known) or "."
-        raise InvalidInput(f"unknown member {name!r}{guess}", hint=f"Members: {', '.join(known) or 'none'}.")
+        raise InvalidInput(
+            f"unknown member {name!r}{guess}", hint=f"Members: {', '.join(known) or 'none'}."
+        )
     try:
         return msgspec.convert(value, takes[name], strict=strict)
     except msgspec.ValidationError as error:
@@ -188,14 +224,17 @@ def _flags(request: Request, takes: dict[str, Any], names: tuple[str, ...] = ())
 
 
 def read_query(request: Request, takes: dict[str, Any]) -> dict[str, Any]:
-    """The parameters of the query, of the types that `takes` names. InvalidInput for another one."""
+    """The parameters of the query, of the types that `takes` names. InvalidInput for another
+    one."""
     return _flags(request, takes)
 
 
 def _settings(request: Request) -> dict[str, Any]:
     settings: dict[str, Any] = read_json(_OBJECT, request.body or b"{}")
     if settings.pop("name", request.params[0]) != request.params[0]:
-        raise InvalidInput("the body names another application than the path.", hint="Leave `name` out.")
+        raise InvalidInput(
+            "the body names another application than the path.", hint="Leave `name` out."
+        )
     for key in settings.keys() & settings_types.keys():
         try:
             settings[key] = msgspec.convert(settings[key], settings_types[key])
@@ -205,8 +244,11 @@ def _settings(request: Request) -> dict[str, Any]:
 
 
 def _models_of(settings: dict[str, Any]) -> tuple[str, ...] | None:
-    """Taken out of `settings`. None leaves the links as they are; a new application begins with none."""
+    """Taken out of `settings`. None leaves the links as they are; a new application begins with
+    none."""
     models = settings.pop("models", None)
-    if models is not None and not (isinstance(models, list) and all(isinstance(model, str) for model in models)):
+    if models is not None and not (
+        isinstance(models, list) and all(isinstance(model, str) for model in models)
+    ):
         raise InvalidInput("`models` is a list of names, as ['svm', 'rf:3'].")
     return None if models is None else tuple(models)

@@ -1,8 +1,9 @@
 """Rollouts as they go: looked at a few times a second, moved by what manage/rollout.py decides.
 
-The stage is a record of the catalog, so it outlives the server. After a start a rollout takes no queries until both versions are
-connected here, and counts anew; then a version without a container is a broken one. Servers that share a store judge each by the
-queries of its own: who sees a regression first reverts for all.
+The stage is a record of the catalog, so it outlives the server. After a start a rollout takes no
+queries until both versions are connected here, and counts anew; then a version without a container
+is a broken one. Servers that share a store judge each by the queries of its own: who sees a
+regression first reverts for all.
 """
 
 import logging
@@ -30,12 +31,16 @@ _NOTHING: Final = Figures(Counts(), Counts())
 class Rolling:
     """Threads: any. is_connected: whether a container of a version is."""
 
-    def __init__(self, catalog: Catalog, questions: Questions, is_connected: Callable[[VersionedModel], bool]) -> None:
+    def __init__(
+        self, catalog: Catalog, questions: Questions, is_connected: Callable[[VersionedModel], bool]
+    ) -> None:
         self._catalog, self._questions, self._is_connected = catalog, questions, is_connected
         self._changed = threading.Condition()
         self._open = False
         self._closing = False
-        self._connected: set[tuple[str, int]] = set()  # rollouts, by application and when they began
+        self._connected: set[tuple[str, int]] = (
+            set()
+        )  # rollouts, by application and when they began
         self._thread = threading.Thread(target=self._run, name="clipper-rolling", daemon=True)
         self._end: Callable[[], None] = lambda: None
         questions.let_roll(lambda rollout: _name(rollout) in self._connected)
@@ -96,7 +101,9 @@ class Rolling:
         verb = {"advance": "grow", "promote": "promote"}.get(step.kind, step.kind)
         with acting(f"rollout of {rollout.application}", f"rollout {verb}"):
             new = self._catalog.move_rollout(
-                f"rollout {verb}", rollout.application, lambda now: moved(now, step) if _same(now, rollout) else now
+                f"rollout {verb}",
+                rollout.application,
+                lambda now: moved(now, step) if _same(now, rollout) else now,
             )
         if not _same(new, rollout):
             tell(new)
@@ -107,7 +114,9 @@ class Rolling:
         """NoReplica for a version that could not answer."""
         if not self._is_connected(model):
             hint = f"See clipper models {model.name}; to start one: clipper scale {model} 1"
-            raise NoReplica(f"no container of '{model}' is connected: it could not answer.", hint=hint)
+            raise NoReplica(
+                f"no container of '{model}' is connected: it could not answer.", hint=hint
+            )
 
     def step(self, rollout: Rollout) -> Step:
         """What the figures of now call for."""
@@ -127,10 +136,16 @@ class Rolling:
         row |= {key: str(getattr(rollout, key)) for key in ("model", "link", "control")}
         row |= {"share": rollout.share, "guards": [], "new": None, "before": None}
         if rollout.is_open:
-            row |= {"waits": step.reason, "guards": [msgspec.structs.asdict(one) for one in step.verdicts]}
+            row |= {
+                "waits": step.reason,
+                "guards": [msgspec.structs.asdict(one) for one in step.verdicts],
+            }
         if stage is not None and stage.is_of(rollout):
             figures = stage.figures()
-            row |= {"new": msgspec.structs.asdict(figures.new), "before": msgspec.structs.asdict(figures.before)}
+            row |= {
+                "new": msgspec.structs.asdict(figures.new),
+                "before": msgspec.structs.asdict(figures.before),
+            }
         return row
 
 
@@ -150,7 +165,11 @@ def why_gone(view: View, rollout: Rollout) -> str:
     try:
         asks = view.model(rollout.link).id
         view.model(rollout.model)
-        return f"'{rollout.link}' is {asks} now" if asks != rollout.control else f"{rollout.model} is out of service"
+        return (
+            f"'{rollout.link}' is {asks} now"
+            if asks != rollout.control
+            else f"{rollout.model} is out of service"
+        )
     except ClipperError as error:
         return error.message.rstrip(".")
 
@@ -158,6 +177,18 @@ def why_gone(view: View, rollout: Rollout) -> str:
 def tell(rollout: Rollout) -> None:
     """The log, of a move."""
     level = logging.WARNING if rollout.state in ("reverted", "aborted") else logging.INFO
-    what = rollout.state if not rollout.is_open else f"{rollout.state} at {rollout.share:.4g} of the queries"
+    what = (
+        rollout.state
+        if not rollout.is_open
+        else f"{rollout.state} at {rollout.share:.4g} of the queries"
+    )
     about = {"application": rollout.application, "model": str(rollout.model), "event": "rollout"}
-    _log.log(level, "rollout of %s in %s: %s (%s)", rollout.model, rollout.application, what, rollout.reason, extra=about)
+    _log.log(
+        level,
+        "rollout of %s in %s: %s (%s)",
+        rollout.model,
+        rollout.application,
+        what,
+        rollout.reason,
+        extra=about,
+    )

@@ -1,12 +1,14 @@
-"""What a rollout does next: a record, what was counted, and the time, to one step. Nothing here acts; manage/rolling.py moves.
+"""What a rollout does next: a record, what was counted, and the time, to one step. Nothing here
+acts; manage/rolling.py moves.
 
     begin -> stage 0 --(held, and every guard holds)--> stage 1 -> ... -> the last --> promoted
                   \\______________ a guard is broken: reverted; the ground is gone: aborted _______/
 
-Growing takes time (`hold_s`) and evidence (each guard has enough observations to hold); shrinking takes evidence alone, which of
-a clear regression is a handful of answers. The error rate is that of the whole rollout: it is shared out over stages and guards,
-so that a version that keeps to its guards is reverted with at most that probability, however long it takes.
-A paused rollout does not grow. It is reverted all the same.
+Growing takes time (`hold_s`) and evidence (each guard has enough observations to hold); shrinking
+takes evidence alone, which of a clear regression is a handful of answers. The error rate is that of
+the whole rollout: it is shared out over stages and guards, so that a version that keeps to its
+guards is reverted with at most that probability, however long it takes. A paused rollout does not
+grow. It is reverted all the same.
 """
 
 import re
@@ -31,22 +33,30 @@ _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0,
 
 
 class Step(msgspec.Struct, frozen=True):
-    """kind: stay, or what becomes of the record.  reason: of it, for a person.  verdicts: of the guards, in their order."""
+    """kind: stay, or what becomes of the record.  reason: of it, for a person.  verdicts: of the
+    guards, in their order."""
 
     kind: Literal["stay", "advance", "promote", "revert", "abort"]
     reason: str
     verdicts: tuple[Verdict, ...] = ()
 
 
-def decide(rollout: Rollout, figures: Figures, now_us: int, counting_us: int, gone: str = "") -> Step:
-    """counting_us: since when the figures are counted.  gone: why the rollout has no ground any more, if so."""
+def decide(
+    rollout: Rollout, figures: Figures, now_us: int, counting_us: int, gone: str = ""
+) -> Step:
+    """counting_us: since when the figures are counted.  gone: why the rollout has no ground any
+    more, if so."""
     if not rollout.is_open:
         return Step("stay", f"it is {rollout.state}")
     if gone:
         return Step("abort", gone)
     guards = guards_in(rollout.guard)
     verdicts = verdicts_of(rollout, guards, figures)
-    broken = [f"{verdict.guard} is broken: {verdict.said}" for verdict in verdicts if verdict.outcome == "broken"]
+    broken = [
+        f"{verdict.guard} is broken: {verdict.said}"
+        for verdict in verdicts
+        if verdict.outcome == "broken"
+    ]
     if broken:
         return Step("revert", "; ".join(broken), verdicts)
     if rollout.state == "paused":
@@ -54,9 +64,15 @@ def decide(rollout: Rollout, figures: Figures, now_us: int, counting_us: int, go
     left_s = rollout.hold_s - (now_us - max(rollout.stage_us, counting_us)) / 1e6
     if left_s > 0:
         return Step("stay", f"it is held for {left_s:.0f} s more", verdicts)
-    waiting = [f"{verdict.guard} is undecided: {verdict.said}" for verdict in verdicts if verdict.outcome == "undecided"]
+    waiting = [
+        f"{verdict.guard} is undecided: {verdict.said}"
+        for verdict in verdicts
+        if verdict.outcome == "undecided"
+    ]
     if waiting or not figures.new.answers:
-        return Step("stay", "; ".join(waiting) or "the new version has answered nothing yet", verdicts)
+        return Step(
+            "stay", "; ".join(waiting) or "the new version has answered nothing yet", verdicts
+        )
     said = "; ".join(verdict.said for verdict in verdicts) or f"{figures.new.answers} answers"
     last = rollout.stage == len(rollout.stages) - 1
     return Step("promote" if last else "advance", said, verdicts)
@@ -82,8 +98,8 @@ def moved(rollout: Rollout, step: Step) -> Rollout:
 
 
 def stages_of(canary: str | float | None, stages: str | Sequence[Any] | None) -> tuple[float, ...]:
-    """Shares, ascending: texts are per cent ("5%", "5,25,50,100"), numbers are shares (0.05). Without stages, those of STAGES
-    above the first."""
+    """Shares, ascending: texts are per cent ("5%", "5,25,50,100"), numbers are shares (0.05).
+    Without stages, those of STAGES above the first."""
     first = () if canary is None else (_share(canary),)
     each: tuple[float, ...]
     if stages is None:
@@ -94,17 +110,24 @@ def stages_of(canary: str | float | None, stages: str | Sequence[Any] | None) ->
     found = first + (each[1:] if first and each and each[0] == first[0] else each)
     if not 1 <= len(found) <= _STAGES_MAX or any(one >= other for one, other in pairwise(found)):
         said = ", ".join(f"{share:.4g}" for share in found) or "none"
-        raise InvalidInput(f"stages of a rollout grow, and are at most {_STAGES_MAX}; these: {said}.", hint="Write 5,25,50,100.")
+        raise InvalidInput(
+            f"stages of a rollout grow, and are at most {_STAGES_MAX}; these: {said}.",
+            hint="Write 5,25,50,100.",
+        )
     return found
 
 
 def _share(value: Any) -> float:
     try:
-        share = float(value.strip().removesuffix("%")) / 100 if isinstance(value, str) else float(value)
+        share = (
+            float(value.strip().removesuffix("%")) / 100 if isinstance(value, str) else float(value)
+        )
     except (TypeError, ValueError):
         share = 0.0
     if not 0 < share <= 1:
-        raise InvalidInput(f"{value!r} is no share of the queries.", hint='Write "5%", or 0.05 for a number.')
+        raise InvalidInput(
+            f"{value!r} is no share of the queries.", hint='Write "5%", or 0.05 for a number.'
+        )
     return share
 
 
@@ -116,7 +139,9 @@ def seconds_of(value: str | float) -> float:
     except (TypeError, ValueError):
         seconds = -1.0
     if not 0 <= seconds <= HOLD_S_MAX:
-        raise InvalidInput(f"{value!r} is no time to hold a stage.", hint="Write 60s, 5m or 1h: up to 30 days.")
+        raise InvalidInput(
+            f"{value!r} is no time to hold a stage.", hint="Write 60s, 5m or 1h: up to 30 days."
+        )
     return seconds
 
 

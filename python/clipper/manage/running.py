@@ -1,7 +1,8 @@
-"""Which servers of this user run on this host, and where they are managed: each says so in its private folder.
+"""Which servers of this user run on this host, and where they are managed: each says so in its
+private folder.
 
-The folder is its owner's alone (mode 0700), so the token in it is, too; it goes with the server, and a lock in it tells a server
-that lives from one that was killed.
+The folder is its owner's alone (mode 0700), so the token in it is, too; it goes with the server,
+and a lock in it tells a server that lives from one that was killed.
 """
 
 import contextlib
@@ -19,9 +20,9 @@ _HINT = "Start one with: clipper up   Or name one: --url http://HOST:PORT, or CL
 
 
 class Running(msgspec.Struct, frozen=True):
-    """url: of management.  queries: of the applications, or empty; grpc: alike, HOST:PORT.  state: its absolute folder, or a URL,
-    or empty.  certificate: the PEM file of the one to expect at `url`, or empty.  ends_by_signal: in good order, for it is
-    `clipper up`."""
+    """url: of management.  queries: of the applications, or empty; grpc: alike, HOST:PORT.  state:
+    its absolute folder, or a URL, or empty.  certificate: the PEM file of the one to expect at
+    `url`, or empty.  ends_by_signal: in good order, for it is `clipper up`."""
 
     url: str
     pid: int
@@ -36,7 +37,9 @@ class Running(msgspec.Struct, frozen=True):
 def announce(folder: Path, running: Running) -> None:
     """Say in the server's private folder where it is managed."""
     path = folder / f"{_FILE}.new"
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+    with open(
+        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb"
+    ) as file:
         file.write(msgspec.json.encode(running))
     path.rename(folder / _FILE)
 
@@ -46,7 +49,11 @@ def running() -> list[Running]:
     found = []
     for path in Path(tempfile.gettempdir()).glob(f"clipper-*/{_FILE}"):
         with contextlib.suppress(OSError, msgspec.MsgspecError):
-            if path.stat().st_uid == os.getuid() and path.parent.stat().st_uid == os.getuid() and _lives(path.parent):
+            if (
+                path.stat().st_uid == os.getuid()
+                and path.parent.stat().st_uid == os.getuid()
+                and _lives(path.parent)
+            ):
                 found.append(msgspec.json.decode(path.read_bytes(), type=Running))
     return sorted(found, key=lambda one: one.pid)
 
@@ -63,23 +70,35 @@ def _lives(folder: Path) -> bool:
 
 
 def the_one(state: str = "") -> Running:
-    """The server that runs on `state`; without, the only one. NoServer when there is none, or when it is not clear which."""
+    """The server that runs on `state`; without, the only one. NoServer when there is none, or when
+    it is not clear which."""
     found = running()
     wanted = state_named(state)
     fitting = [one for one in found if one.state == wanted] if wanted else found
     if len(fitting) == 1:
         return fitting[0]
     if len(fitting) > 1:
-        choices = "; ".join(f"{one.url} (process {one.pid}{', state ' + one.state if one.state else ''})" for one in fitting)
-        raise NoServer(f"{len(fitting)} servers of yours run here: {choices}.", hint="Choose: --url URL, or CLIPPER_URL.")
+        choices = "; ".join(
+            f"{one.url} (process {one.pid}{', state ' + one.state if one.state else ''})"
+            for one in fitting
+        )
+        raise NoServer(
+            f"{len(fitting)} servers of yours run here: {choices}.",
+            hint="Choose: --url URL, or CLIPPER_URL.",
+        )
     where = f" on the state {wanted}" if wanted else ""
     others = f" Others run: {', '.join(one.url for one in found)}." if found else ""
     raise NoServer(f"no server of yours runs here{where}.{others}", hint=_HINT)
 
 
 def state_named(state: str) -> str:
-    """A state as it is announced: a folder by its absolute path, everything else as it is written."""
+    """A state as it is announced: a folder by its absolute path, everything else as it is
+    written."""
     if not state or state == "memory" or "://" in state:
         return "" if state.startswith("memory") else state
     kind, colon, rest = state.partition(":")
-    return f"sqlite:{Path(rest).absolute()}" if kind == "sqlite" and colon else str(Path(state).absolute())
+    return (
+        f"sqlite:{Path(rest).absolute()}"
+        if kind == "sqlite" and colon
+        else str(Path(state).absolute())
+    )

@@ -1,4 +1,5 @@
-"""A server's own readings, second by second, as a client reads them: server-sent events over one connection."""
+"""A server's own readings, second by second, as a client reads them: server-sent events over one
+connection."""
 
 import contextlib
 import http.client
@@ -15,9 +16,12 @@ LINE_BYTES_MAX = 16 << 20
 
 
 class Stream:
-    """Iterate it once: (name of the event, what it says). NoServer when the server goes. Threads: one; `hang_up` is for any."""
+    """Iterate it once: (name of the event, what it says). NoServer when the server goes. Threads:
+    one; `hang_up` is for any."""
 
-    def __init__(self, url: str, line: http.client.HTTPConnection, response: http.client.HTTPResponse) -> None:
+    def __init__(
+        self, url: str, line: http.client.HTTPConnection, response: http.client.HTTPResponse
+    ) -> None:
         self._url, self._line, self._response = url, line, response
         self._socket = line.sock
         if self._socket is not None:

@@ -1,4 +1,5 @@
-"""A server and its tables of parameters: what `ClipperServer` inherits. docs/params.md says what they are."""
+"""A server and its tables of parameters: what `ClipperServer` inherits. docs/params.md says what
+they are."""
 
 import logging
 from collections.abc import Mapping
@@ -32,10 +33,13 @@ class Tabled:
 
     @property
     def params(self) -> "Client":
-        """A client of the set of shards whose tables this server's models use: one request at a time, so a worker makes its own.
-        NotAllowed without `params=`."""
+        """A client of the set of shards whose tables this server's models use: one request at a
+        time, so a worker makes its own. NotAllowed without `params=`."""
         if self._tables is None:
-            raise NotAllowed("this server has no tables of parameters.", hint="Start it by clipper.start(params='FOLDER').")
+            raise NotAllowed(
+                "this server has no tables of parameters.",
+                hint="Start it by clipper.start(params='FOLDER').",
+            )
         return self._tables.client
 
     def _open_tables(self) -> None:
@@ -56,39 +60,52 @@ class Tabled:
     def _context_rows(self, application: str, table: str) -> "UserRows | None":
         """Of an application that takes its users' vectors from a table."""
         if self._tables is None:
-            what = "application %r: no table %r, since this server has no tables of parameters; its queries go without a context"
+            what = (
+                "application %r: no table %r, since this server has no tables of parameters; its"
+                " queries go without a context"
+            )
             _log.warning(what, application, table)
             return None
         return self._tables.users(application, table)
 
     def _check_context(self, name: str, settings: Mapping[str, Any]) -> None:
-        """Whether the table that an application is to take contexts from can be. Raises DoesNotFit, UnknownTable, ShardAway."""
+        """Whether the table that an application is to take contexts from can be. Raises DoesNotFit,
+        UnknownTable, ShardAway."""
         table = settings.get("context_table")
         if not table:
             return
         if not isinstance(table, str):
-            raise InvalidInput(f"context_table={table!r:.60} of application {name!r}: the name of a table.")
+            raise InvalidInput(
+                f"context_table={table!r:.60} of application {name!r}: the name of a table."
+            )
         known = self.catalog.view.applications.get(name, Application(name))
         policy = settings.get("policy", known.policy)
         if not takes_context(policy_named(policy)):
-            why = f"context_table={table!r}: policy {policy!r} of application {name!r} takes no context."
+            why = (
+                f"context_table={table!r}: policy {policy!r} of application {name!r} takes no"
+                " context."
+            )
             raise DoesNotFit(why, hint="Choose one that does: policy='linucb'.")
         if self._tables is None:
             hint = "Start it by clipper.start(params='FOLDER')."
-            raise DoesNotFit(f"application {name!r}: context_table={table!r}, and this server has no tables.", hint=hint)
+            raise DoesNotFit(
+                f"application {name!r}: context_table={table!r}, and this server has no tables.",
+                hint=hint,
+            )
         self._tables.check_users(name, table)
 
 
 def check_read(model: Model, *, has_tables: bool) -> None:
-    """Whether a model can read the tables that it says. Raises DoesNotFit where there are none, and what check_reads raises."""
+    """Whether a model can read the tables that it says. Raises DoesNotFit where there are none, and
+    what check_reads raises."""
     check_reads(model)
     if model.reads and not has_tables:
         raise DoesNotFit(f"model '{model.id}' reads tables, and this server has none.", hint=_HINT)
 
 
 def make_tables(tables: "ServedSet | None", model: Model, *, networked: bool = False) -> None:
-    """Those that a model declares. Raises DoesNotFit where it cannot have any, what check_read and ServedSet.make raise.
-    networked: containers of an engine share a network with the shards."""
+    """Those that a model declares. Raises DoesNotFit where it cannot have any, what check_read and
+    ServedSet.make raise. networked: containers of an engine share a network with the shards."""
     check_read(model, has_tables=tables is not None)
     if not model.tables:
         return
@@ -98,6 +115,11 @@ def make_tables(tables: "ServedSet | None", model: Model, *, networked: bool = F
     if model.deployer in _ENGINES:
         why = tables.out_of_reach or ("" if networked else "it has no network.")
         if why:
-            hint = "Set params.address to HOST:PORT, and server.address to tcp://HOST:PORT; or deployer='process'."
-            raise DoesNotFit(f"{what}; a container of {model.deployer} does not reach them: {why}", hint=hint)
+            hint = (
+                "Set params.address to HOST:PORT, and server.address to tcp://HOST:PORT; or"
+                " deployer='process'."
+            )
+            raise DoesNotFit(
+                f"{what}; a container of {model.deployer} does not reach them: {why}", hint=hint
+            )
     tables.make(f"model '{model.id}'", model.tables)

@@ -1,8 +1,9 @@
-"""Requests and answers between a node and its model hosts, and between nodes: a length (u32, little endian), a map of msgpack.
+"""Requests and answers between a node and its model hosts, and between nodes: a length (u32, little
+endian), a map of msgpack.
 
-{"n": 7, "verb": "load", ...} asks; {"n": 7, "ok": true, ...} or {"n": 7, "ok": false, "fault": ..., "why": ...} answers, in
-any order; {"event": ...} asks for nothing. Who dials says {"verb": "hello", "token": ..., ...} first.
-Threads: all of a channel is its event loop's.
+{"n": 7, "verb": "load", ...} asks; {"n": 7, "ok": true, ...} or {"n": 7, "ok": false, "fault": ...,
+"why": ...} answers, in any order; {"event": ...} asks for nothing. Who dials says {"verb": "hello",
+"token": ..., ...} first. Threads: all of a channel is its event loop's.
 """
 
 import asyncio
@@ -22,7 +23,8 @@ from clipper.serving.address import Listener, listen
 
 FRAME_BYTES_MAX: Final = 1 << 20
 HELLO_S: Final = 5.0
-ELSEWHERE: Final = "elsewhere"  # the fault of a refusal that says nothing against who refuses: look at the record again
+# the fault of a refusal that says nothing against who refuses: look at the record again
+ELSEWHERE: Final = "elsewhere"
 REQUESTS_MAX: Final = 65_536  # unanswered, of either side
 _LENGTH_BYTES: Final = 4
 _log = logging.getLogger(__name__)
@@ -32,7 +34,8 @@ Serve = Callable[[str, Message], Awaitable[Message]]
 
 
 class Failed(Exception):
-    """The other side says no. fault: `artifact`, `host`, or `none` and ELSEWHERE: it was not tried."""
+    """The other side says no. fault: `artifact`, `host`, or `none` and ELSEWHERE: it was not
+    tried."""
 
     def __init__(self, why: str, fault: str = "host") -> None:
         super().__init__(why)
@@ -48,7 +51,8 @@ async def _refuse(verb: str, _: Message) -> Message:
 
 
 class Channel:
-    """serve: answers the other side's requests, or raises Failed.  heard: is told its events.  closed: set at the end."""
+    """serve: answers the other side's requests, or raises Failed.  heard: is told its events.
+    closed: set at the end."""
 
     def __init__(
         self,
@@ -73,7 +77,9 @@ class Channel:
             raise Failed(f"{REQUESTS_MAX} requests wait for an answer already", "none")
         number = next(self._numbers)
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(lambda one: one.cancelled() or one.exception())  # who asked may have been cancelled
+        answer.add_done_callback(
+            lambda one: one.cancelled() or one.exception()
+        )  # who asked may have been cancelled
         try:
             self.say({"n": number, "verb": verb, **fields})
             async with asyncio.timeout(timeout_s):
@@ -142,7 +148,12 @@ class Channel:
             found = {"n": number, "ok": False, "fault": failure.fault, "why": failure.why[:4096]}
         except Exception as error:
             _log.exception("the mesh could not answer %r", verb)
-            found = {"n": number, "ok": False, "fault": "host", "why": f"{type(error).__name__}: {error}"[:4096]}
+            found = {
+                "n": number,
+                "ok": False,
+                "fault": "host",
+                "why": f"{type(error).__name__}: {error}"[:4096],
+            }
         with contextlib.suppress(OSError, Failed):
             if not self.closed.is_set():
                 self.say(found)
@@ -165,7 +176,8 @@ async def read(reader: asyncio.StreamReader) -> Message:
 
 
 async def dial(address: str, hello: Message, serve: Serve = _refuse) -> Channel:
-    """Dial `unix:/path` or `tcp:host:port`, and say hello; the channel runs until either side closes it. Raises Lost."""
+    """Dial `unix:/path` or `tcp:host:port`, and say hello; the channel runs until either side
+    closes it. Raises Lost."""
     try:
         async with asyncio.timeout(HELLO_S):
             if address.startswith("unix:"):
@@ -182,7 +194,8 @@ async def dial(address: str, hello: Message, serve: Serve = _refuse) -> Channel:
 
 
 async def is_gone(address: str) -> bool:
-    """Whether surely nobody listens at `unix:/path` or `tcp:host:port`: the connection is refused."""
+    """Whether surely nobody listens at `unix:/path` or `tcp:host:port`: the connection is
+    refused."""
     try:
         async with asyncio.timeout(HELLO_S):
             if address.startswith("unix:"):
@@ -199,10 +212,18 @@ async def is_gone(address: str) -> bool:
 
 
 class Door:
-    """A listening socket whose callers say hello with the token. came: is given each channel once it is let in, before it runs.
-    address: `unix:/path`, `tcp:host:port`, or empty: a socket `name` in the directory."""
+    """A listening socket whose callers say hello with the token. came: is given each channel once
+    it is let in, before it runs. address: `unix:/path`, `tcp:host:port`, or empty: a socket `name`
+    in the directory."""
 
-    def __init__(self, address: str, token: str, came: Callable[[Channel], None], directory: Path, name: str = "") -> None:
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        came: Callable[[Channel], None],
+        directory: Path,
+        name: str = "",
+    ) -> None:
         address = f"unix:{directory / name}.sock" if not address else address.replace("tcp:", "", 1)
         self._listener: Listener = listen(address, directory)
         self._token, self._came = token.encode(), came
@@ -226,7 +247,9 @@ class Door:
         try:
             async with asyncio.timeout(HELLO_S):
                 hello = await read(reader)
-            if hello.get("verb") != "hello" or not hmac.compare_digest(str(hello.get("token", "")).encode(), self._token):
+            if hello.get("verb") != "hello" or not hmac.compare_digest(
+                str(hello.get("token", "")).encode(), self._token
+            ):
                 raise ValueError("it gave no hello, or a wrong token")
         except (EOFError, OSError, TimeoutError, ValueError) as error:
             _log.warning("who dialled into the mesh's channel is turned away: %s", error)

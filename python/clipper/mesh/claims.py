@@ -1,8 +1,10 @@
-"""Changes of a model's record that instances race for: each takes the record as read and gives the one to write, or why not.
+"""Changes of a model's record that instances race for: each takes the record as read and gives the
+one to write, or why not.
 
-A claim is written, if the record is still as it was read, before its instance begins to load. Who loses the race reads again, and
-finds that there are copies enough: so one decision makes one load, however many requests asked for it. What a dead instance had
-claimed does not count, and goes with the next change.
+A claim is written, if the record is still as it was read, before its instance begins to load. Who
+loses the race reads again, and finds that there are copies enough: so one decision makes one load,
+however many requests asked for it. What a dead instance had claimed does not count, and goes with
+the next change.
 """
 
 from collections.abc import Container
@@ -38,7 +40,14 @@ def loaded_copies(model: MeshModel, alive: Container[object]) -> tuple[str, ...]
 
 
 def claimed(
-    model: MeshModel, me: str, now_ms: int, *, alive: Container[object], copies: int, settings: MeshSettings, size_bytes: int = 0
+    model: MeshModel,
+    me: str,
+    now_ms: int,
+    *,
+    alive: Container[object],
+    copies: int,
+    settings: MeshSettings,
+    size_bytes: int = 0,
 ) -> MeshModel | Refused:
     """`me` will load it, as one of at most `copies`."""
     if me in model.copies:
@@ -49,11 +58,20 @@ def claimed(
     failed = model.failures.get(me)
     if failed is not None and failures.blocked_until(failed, settings) > now_ms:
         return Refused(f"{me} failed to load it: {failed.why}")
-    return changed(model, copies={**held, me: Copy(now_ms, 0, size_bytes)}, used_ms=max(model.used_ms, now_ms))
+    return changed(
+        model, copies={**held, me: Copy(now_ms, 0, size_bytes)}, used_ms=max(model.used_ms, now_ms)
+    )
 
 
 def completed(
-    model: MeshModel, me: str, now_ms: int, *, size_bytes: int, input: str = "", output: str = "", concurrency: int = 0
+    model: MeshModel,
+    me: str,
+    now_ms: int,
+    *,
+    size_bytes: int,
+    input: str = "",
+    output: str = "",
+    concurrency: int = 0,
 ) -> MeshModel | Refused:
     """`me` has loaded it. Refused: its claim is gone, and so must the copy."""
     copy = model.copies.get(me)
@@ -74,8 +92,11 @@ def completed(
     )
 
 
-def failed(model: MeshModel, me: str, now_ms: int, *, why: str, fault: Fault, crashed: bool = False) -> MeshModel:
-    """`me` could not load it: no claim, and a failure that keeps it from trying again soon. crashed: see Failure."""
+def failed(
+    model: MeshModel, me: str, now_ms: int, *, why: str, fault: Fault, crashed: bool = False
+) -> MeshModel:
+    """`me` could not load it: no claim, and a failure that keeps it from trying again soon.
+    crashed: see Failure."""
     return changed(
         model,
         copies={i: copy for i, copy in model.copies.items() if i != me},
@@ -87,10 +108,16 @@ def released(model: MeshModel, me: str, used_ms: int = 0) -> MeshModel:
     """`me` gives its copy up, or its claim."""
     if me not in model.copies:
         return model
-    return changed(model, copies={i: copy for i, copy in model.copies.items() if i != me}, used_ms=max(model.used_ms, used_ms))
+    return changed(
+        model,
+        copies={i: copy for i, copy in model.copies.items() if i != me},
+        used_ms=max(model.used_ms, used_ms),
+    )
 
 
-def released_if_spare(model: MeshModel, me: str, *, alive: Container[object], keep: int, used_ms: int = 0) -> MeshModel | Refused:
+def released_if_spare(
+    model: MeshModel, me: str, *, alive: Container[object], keep: int, used_ms: int = 0
+) -> MeshModel | Refused:
     """The same, if `keep` others that live have it loaded; at least one."""
     others = [instance for instance in loaded_copies(model, alive) if instance != me]
     if len(others) < max(keep, 1):
@@ -109,7 +136,9 @@ def without(model: MeshModel, instance: str) -> MeshModel:
     )
 
 
-def without_gone(model: MeshModel, instance: str, *, alive: Container[object]) -> MeshModel | Refused:
+def without_gone(
+    model: MeshModel, instance: str, *, alive: Container[object]
+) -> MeshModel | Refused:
     """The same, unless the instance lives after all."""
     return Refused(f"{instance} lives") if instance in alive else without(model, instance)
 

@@ -1,13 +1,15 @@
-"""Which unary gRPC methods are passed on, and where in their payloads the id of the model stands: a table in a JSON file.
+"""Which unary gRPC methods are passed on, and where in their payloads the id of the model stands: a
+table in a JSON file.
 
     {"rpcConfigs": {"tensorflow.serving.PredictionService/Predict": {"idExtractionPath": [1, 1]},
                     "my.Service/Ask": {"idInjectionPath": [2], "vModelId": false}},
      "allowOtherRpcs": false}
 
-idExtractionPath: the field that holds the id, where no header names it; without one, calls need the header `mm-model-id`.
-idInjectionPath: the field that gets the id before the model sees the payload. allowOtherRpcs: methods that are not listed pass
-too, by the header. vModelId changes nothing here: models and v-models share their names. Source: model-mesh's data-plane
-configuration; its files are taken as they are.
+idExtractionPath: the field that holds the id, where no header names it; without one, calls need the
+header `mm-model-id`. idInjectionPath: the field that gets the id before the model sees the payload.
+allowOtherRpcs: methods that are not listed pass too, by the header. vModelId changes nothing here:
+models and v-models share their names. Source: model-mesh's data-plane configuration; its files are
+taken as they are.
 """
 
 import logging
@@ -34,7 +36,8 @@ class Method(msgspec.Struct, frozen=True, rename="camel"):
     v_model_id: bool = False
 
     def id_of(self, payload: bytes) -> str:
-        """The id that stands in the payload; empty when none does. InvalidInput for what is no message."""
+        """The id that stands in the payload; empty when none does. InvalidInput for what is no
+        message."""
         return (extract(payload, self.id_extraction_path) or "") if self.id_extraction_path else ""
 
     def with_id(self, payload: bytes, id: str) -> bytes:
@@ -57,11 +60,15 @@ def parse(text: bytes) -> _File:
     except msgspec.DecodeError as error:
         raise InvalidInput(f"{error}.") from None
     if len(found.rpc_configs) > _METHODS_MAX:
-        raise InvalidInput(f"{len(found.rpc_configs)} methods are listed: up to {_METHODS_MAX} can be.")
+        raise InvalidInput(
+            f"{len(found.rpc_configs)} methods are listed: up to {_METHODS_MAX} can be."
+        )
     for name, method in found.rpc_configs.items():
         service, slash, last = name.partition("/")
         if not service or not slash or not last or "/" in last:
-            raise InvalidInput(f"{name[:100]!r} is no method.", hint="It is package.Service/Method.")
+            raise InvalidInput(
+                f"{name[:100]!r} is no method.", hint="It is package.Service/Method."
+            )
         for path in (method.id_extraction_path, method.id_injection_path):
             if path:
                 field_path(path)
@@ -78,7 +85,9 @@ class DataPlane:
             self._stamp = self._stat()
             self._table = parse(self._path.read_bytes())
         except (OSError, InvalidInput) as error:
-            raise ConfigError(f"mesh.data_plane = {path!r}: {_why(error)}", hint=getattr(error, "hint", "")) from None
+            raise ConfigError(
+                f"mesh.data_plane = {path!r}: {_why(error)}", hint=getattr(error, "hint", "")
+            ) from None
 
     def of(self, method: str) -> Method | None:
         """Of a method, `package.Service/Name`; None for one that is not passed on."""

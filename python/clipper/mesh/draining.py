@@ -16,9 +16,11 @@ MIGRATING_MAX: Final = 16  # models moved at once
 
 
 class Draining(Parts):
-    def drain(self, progress: Callable[[MigrationProgress], None] | None = None) -> MigrationProgress:
-        """Take no more models, and have those used lately loaded elsewhere, within `mesh.drain_s`; then give them up here.
-        What is left stays until close()."""
+    def drain(
+        self, progress: Callable[[MigrationProgress], None] | None = None
+    ) -> MigrationProgress:
+        """Take no more models, and have those used lately loaded elsewhere, within `mesh.drain_s`;
+        then give them up here. What is left stays until close()."""
         self._check_open()
         found: MigrationProgress = self._do(self._drain(progress or (lambda _: None)))
         return found
@@ -34,7 +36,11 @@ class Draining(Parts):
             await self.run_away(self.registry.publish, self.here())
         except ClipperError:  # nobody else can be told, and nobody could claim
             return MigrationProgress(0, 0, 0, 0)
-        resident = {id: (r.size_bytes, r.used_ms) for id in self.local.held if (r := self.local.residents.get(id))}
+        resident = {
+            id: (r.size_bytes, r.used_ms)
+            for id in self.local.held
+            if (r := self.local.residents.get(id))
+        }
         mine = [(id, self.registry.models.get(id)) for id in resident]
         view = upkeep.View(self._id, self.instances(), mine, resident)
         moves = [move for move in upkeep.migration(view, now_ms()) if move.wait]
@@ -43,7 +49,9 @@ class Draining(Parts):
         self._done, self._failed_moves, total = 0, 0, len(moves)
 
         def now() -> MigrationProgress:
-            return MigrationProgress(total, self._done, self._failed_moves, total - self._done - self._failed_moves)
+            return MigrationProgress(
+                total, self._done, self._failed_moves, total - self._done - self._failed_moves
+            )
 
         gate = asyncio.Semaphore(MIGRATING_MAX)
 
@@ -73,7 +81,11 @@ class Draining(Parts):
         copies = 1 + len(loaded_copies(record, self.registry.alive()))
         try:
             await self.supply.load(
-                move.model, move.used_ms, copies=copies, until_s=self.settings.drain_s + 1.0, exclude=(self._id,)
+                move.model,
+                move.used_ms,
+                copies=copies,
+                until_s=self.settings.drain_s + 1.0,
+                exclude=(self._id,),
             )
         except (Failed, ClipperError, TimeoutError):
             return False

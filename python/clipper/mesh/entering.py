@@ -1,7 +1,9 @@
-"""The start of a node whose store is away: nothing of the mesh is there before its store, and what asks for it is told why.
+"""The start of a node whose store is away: nothing of the mesh is there before its store, and what
+asks for it is told why.
 
-Whoever hears first of the store (clipper.store.kept) calls `enter`, and again while that raises StoreError; when `mesh.enter_s`
-is over before, the node gives up, and is no node until it is started anew.
+Whoever hears first of the store (clipper.store.kept) calls `enter`, and again while that raises
+StoreError; when `mesh.enter_s` is over before, the node gives up, and is no node until it is
+started anew.
 """
 
 import logging
@@ -28,14 +30,20 @@ class Entering(Parts):
         _log.warning(away, self.instance, self.store.name, self.settings.enter_s)
 
     def enter(self) -> None:
-        """The store is there. Returns when models can be loaded here, or when it has given up; StoreError when the store is gone
-        again, ShuttingDown when the node is closed meanwhile. Once it is in the mesh, this does nothing."""
+        """The store is there. Returns when models can be loaded here, or when it has given up;
+        StoreError when the store is gone again, ShuttingDown when the node is closed meanwhile.
+        Once it is in the mesh, this does nothing.
+        """
         if self._late_s is None or self._begun.is_set():
             return
         if self._stopping:  # its loop may have ended
             raise ShuttingDown("this node has left the mesh.", hint="Ask another.")
         if self._do(self._enter_late()):
-            _log.warning("the mesh: %s is in it, after %.1f s", self.instance, time.monotonic() - self._late_s)
+            _log.warning(
+                "the mesh: %s is in it, after %.1f s",
+                self.instance,
+                time.monotonic() - self._late_s,
+            )
             self.ground.link_again()
 
     async def _enter_late(self) -> bool:
@@ -63,7 +71,10 @@ class Entering(Parts):
         if self._hears:  # it may succeed; if not, that is known soon
             self._loop.call_later(1.0, self._give_up)
             return
-        self.given_up = f"the store {self.store.name} did not come within {self.settings.enter_s:g} s (mesh.enter_s)"
+        self.given_up = (
+            f"the store {self.store.name} did not come within {self.settings.enter_s:g} s"
+            " (mesh.enter_s)"
+        )
         _log.error("the mesh: %s gives up: %s", self.instance, self.given_up)
 
     @property
@@ -77,10 +88,18 @@ class Entering(Parts):
 
     def _check_open(self) -> None:
         if awaits := self.awaits:
-            hint = "Look at its log." if self.given_up else "It enters by itself; ask again, or another node."
-            raise StoreError(f"the node {self.instance} is not in its mesh: it awaits {awaits}.", hint=hint)
+            hint = (
+                "Look at its log."
+                if self.given_up
+                else "It enters by itself; ask again, or another node."
+            )
+            raise StoreError(
+                f"the node {self.instance} is not in its mesh: it awaits {awaits}.", hint=hint
+            )
         if self._stopping or not self._begun.is_set():
-            raise ShuttingDown("this node is not in the mesh.", hint="Start another with clipper.start(mesh=True).")
+            raise ShuttingDown(
+                "this node is not in the mesh.", hint="Start another with clipper.start(mesh=True)."
+            )
 
     @abstractmethod
     def _start_threads(self) -> None: ...

@@ -1,7 +1,8 @@
-"""What management asks of the mesh and what it hears: the face of `mesh.node.Mesh`, for the doors that stand before it.
+"""What management asks of the mesh and what it hears: the face of `mesh.node.Mesh`, for the doors
+that stand before it.
 
-Everything here is plain data, fit for JSON by msgspec. Errors: UnknownModel, AlreadyExists, StillLinked, Forbidden, InvalidInput,
-Overloaded, DeadlineExceeded, StoreError.
+Everything here is plain data, fit for JSON by msgspec. Errors: UnknownModel, AlreadyExists,
+StillLinked, Forbidden, InvalidInput, Overloaded, DeadlineExceeded, StoreError.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +28,8 @@ class Info(msgspec.Struct, frozen=True):
 
 
 class CopyStatus(msgspec.Struct, frozen=True):
-    """One copy, or one instance where loading failed. since_ms: wall clock; of its claim, its load or its failure."""
+    """One copy, or one instance where loading failed. since_ms: wall clock; of its claim, its load
+    or its failure."""
 
     instance: str
     state: CopyState
@@ -37,8 +39,8 @@ class CopyStatus(msgspec.Struct, frozen=True):
 
 
 class ModelStatus(msgspec.Struct, frozen=True):
-    """errors: why loads failed, newest first.  copies: newest first.  info: its record; None when there is none.
-    used_ms: last use that is known here, wall clock; 0: never."""
+    """errors: why loads failed, newest first.  copies: newest first.  info: its record; None when
+    there is none. used_ms: last use that is known here, wall clock; 0: never."""
 
     id: str
     status: Status
@@ -49,7 +51,8 @@ class ModelStatus(msgspec.Struct, frozen=True):
 
 
 class VModelStatus(msgspec.Struct, frozen=True):
-    """active, target: ids; `_status` of each.  share: of the queries that ask the target while a split was asked for."""
+    """active, target: ids; `_status` of each.  share: of the queries that ask the target while a
+    split was asked for."""
 
     id: str
     status: VStatus
@@ -65,7 +68,8 @@ class VModelStatus(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What placement says of one instance for one model. rank: 0 is the best; -1: not possible, because of `why`."""
+    """What placement says of one instance for one model. rank: 0 is the best; -1: not possible,
+    because of `why`."""
 
     instance: str
     ok: bool
@@ -82,8 +86,8 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """Why a model is where it is. verdicts: were a copy placed now.  history: this node's decisions, newest last.
-    next: what happens next, in a sentence."""
+    """Why a model is where it is. verdicts: were a copy placed now.  history: this node's
+    decisions, newest last. next: what happens next, in a sentence."""
 
     id: str
     status: Status
@@ -93,8 +97,8 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 class MeshEvent(msgspec.Struct, frozen=True):
-    """A change of the registry. record: what is there now, None when it is gone.  RESET: changes were missed, read again.
-    SYNC: what was there at first has been told."""
+    """A change of the registry. record: what is there now, None when it is gone.  RESET: changes
+    were missed, read again. SYNC: what was there at first has been told."""
 
     kind: Literal["PUT", "DELETE", "SYNC", "RESET"]
     of: Literal["model", "vmodel", "instance", ""]
@@ -104,7 +108,8 @@ class MeshEvent(msgspec.Struct, frozen=True):
 
 
 class MigrationProgress(msgspec.Struct, frozen=True):
-    """Of a drain. done + failed + left = total: models that had been used lately and were held here."""
+    """Of a drain. done + failed + left = total: models that had been used lately and were held
+    here."""
 
     total: int
     done: int
@@ -135,14 +140,15 @@ class MeshFacade(Protocol):
         policy: Policy = ...,
         owner: str = "",
     ) -> ModelStatus:
-        """Make a model known; type: guessed from the path when empty. The same again is no error; AlreadyExists when it differs.
-        sync: with load_now, wait until it is loaded or has failed. used_ms: last use, wall clock; 0: an hour ago, so that a model
-        nobody has asked yet takes no room from those in use."""
+        """Make a model known; type: guessed from the path when empty. The same again is no error;
+        AlreadyExists when it differs. sync: with load_now, wait until it is loaded or has failed.
+        used_ms: last use, wall clock; 0: an hour ago, so that a model nobody has asked yet takes no
+        room from those in use."""
         ...
 
     def unregister(self, id: str) -> None:
-        """Forget a model; its copies are unloaded by and by. Absent: no error. StillLinked while a v-model or an
-        application names it."""
+        """Forget a model; its copies are unloaded by and by. Absent: no error. StillLinked while a
+        v-model or an application names it."""
         ...
 
     def status(self, id: str) -> ModelStatus:
@@ -169,9 +175,10 @@ class MeshFacade(Protocol):
         share: float = 0.0,
         give_up_s: float = 0.0,
     ) -> VModelStatus:
-        """Make a v-model, or let it stand for another model: the switch comes when the target serves as well as the active one
-        does. model: registers the target. expected: only if this is its target now. Errors: Forbidden (another owner's),
-        StoreConflict (expected), UnknownModel, AlreadyExists."""
+        """Make a v-model, or let it stand for another model: the switch comes when the target
+        serves as well as the active one does. model: registers the target. expected: only if this
+        is its target now. Errors: Forbidden (another owner's), StoreConflict (expected),
+        UnknownModel, AlreadyExists."""
         ...
 
     def delete_vmodel(self, id: str, owner: str = "") -> None:
@@ -190,7 +197,9 @@ class MeshFacade(Protocol):
         """By id, those after `after`."""
         ...
 
-    def vmodels(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[VModelStatus]: ...
+    def vmodels(
+        self, prefix: str = "", after: str = "", limit: int = 1000
+    ) -> list[VModelStatus]: ...
 
     def instances(self) -> list[Instance]:
         """Those that live, by id."""
@@ -199,13 +208,17 @@ class MeshFacade(Protocol):
     def explain(self, id: str) -> Explanation: ...
 
     def watch(self, prefix: str = "", *, stop: Callable[[], bool] = ...) -> Iterator[MeshEvent]:
-        """What is there whose id starts with `prefix`, then SYNC, then changes, until this node stops or `stop()` is true."""
+        """What is there whose id starts with `prefix`, then SYNC, then changes, until this node
+        stops or `stop()` is true."""
         ...
 
     def stats(self) -> Mapping[str, Any]:
         """Counters and gauges of this node; never a row a model. Histograms as Snapshots."""
         ...
 
-    def drain(self, progress: Callable[[MigrationProgress], None] | None = None) -> MigrationProgress:
-        """Take no more models, and have those used lately loaded elsewhere, within `mesh.drain_s`."""
+    def drain(
+        self, progress: Callable[[MigrationProgress], None] | None = None
+    ) -> MigrationProgress:
+        """Take no more models, and have those used lately loaded elsewhere, within
+        `mesh.drain_s`."""
         ...

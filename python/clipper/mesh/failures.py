@@ -1,9 +1,10 @@
 """What follows from loads that failed: where not to try again, until when, and whose fault it was.
 
-A failure blocks its instance for that model: ten minutes when the artifact was to blame, since it will not have changed; less
-when the host was, and longer each time. The count outlives the block, and a load that succeeds ends it. A model has failed when
-enough instances have tried; two that blame the artifact are enough. One that ended a process in which it was alone has failed at
-once, everywhere, for a time that doubles.
+A failure blocks its instance for that model: ten minutes when the artifact was to blame, since it
+will not have changed; less when the host was, and longer each time. The count outlives the block,
+and a load that succeeds ends it. A model has failed when enough instances have tried; two that
+blame the artifact are enough. One that ended a process in which it was alone has failed at once,
+everywhere, for a time that doubles.
 """
 
 from collections import deque
@@ -16,7 +17,9 @@ from clipper.settings.mesh import MeshSettings
 
 ARTIFACT_TRIES: Final = 2  # instances that blame the artifact before it is believed
 FIRST_SHARE: Final = 1 / 60  # of failure_s: the first block after a fault of the host
-SUSPECT_MODELS: Final = 3  # different models that failed in an instance by its own fault, before it is left alone
+SUSPECT_MODELS: Final = (
+    3  # different models that failed in an instance by its own fault, before it is left alone
+)
 SUSPECT_MS: Final = 30_000  # the first quarantine; each further one is twice as long
 WINDOW_MS: Final = 600_000
 
@@ -35,7 +38,8 @@ def _pause_ms(count: int, settings: MeshSettings) -> int:
 
 
 def has_crashed(model: MeshModel) -> bool:
-    """Whether it has lately ended a process that held no other model: it is loaded into such a one again."""
+    """Whether it has lately ended a process that held no other model: it is loaded into such a one
+    again."""
     return any(failure.crashed for failure in model.failures.values())
 
 
@@ -48,7 +52,9 @@ def blocked(model: MeshModel, now_ms: int, settings: MeshSettings) -> frozenset[
     """The instances that do not try this model now."""
     if not model.failures:
         return frozenset()
-    return frozenset(i for i, failure in model.failures.items() if blocked_until(failure, settings) > now_ms)
+    return frozenset(
+        i for i, failure in model.failures.items() if blocked_until(failure, settings) > now_ms
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +66,11 @@ class Failed:
     fault: Fault
 
 
-def verdict(model: MeshModel, now_ms: int, settings: MeshSettings, places: int = 0) -> Failed | None:
-    """Whether the model has failed for now: nobody tries it before retry_ms. places: instances that there are, where it is
-    known: more cannot try."""
+def verdict(
+    model: MeshModel, now_ms: int, settings: MeshSettings, places: int = 0
+) -> Failed | None:
+    """Whether the model has failed for now: nobody tries it before retry_ms. places: instances that
+    there are, where it is known: more cannot try."""
     if not model.failures:
         return None
     crashes = [failure for failure in model.failures.values() if failure.crashed]
@@ -71,7 +79,9 @@ def verdict(model: MeshModel, now_ms: int, settings: MeshSettings, places: int =
         until_ms = last.time_ms + _pause_ms(sum(failure.count for failure in crashes), settings)
         if until_ms > now_ms:
             return Failed(last.why, until_ms, last.fault)
-    standing = [failure for failure in model.failures.values() if blocked_until(failure, settings) > now_ms]
+    standing = [
+        failure for failure in model.failures.values() if blocked_until(failure, settings) > now_ms
+    ]
     artifact = [failure for failure in standing if failure.fault == "artifact"]
     tries = min(settings.tries, places or settings.tries)
     if len(artifact) < min(ARTIFACT_TRIES, tries) and len(standing) < tries:
@@ -82,11 +92,19 @@ def verdict(model: MeshModel, now_ms: int, settings: MeshSettings, places: int =
 
 
 def noted(
-    failures: Mapping[str, Failure], instance: str, now_ms: int, why: str, fault: Fault, crashed: bool = False
+    failures: Mapping[str, Failure],
+    instance: str,
+    now_ms: int,
+    why: str,
+    fault: Fault,
+    crashed: bool = False,
 ) -> dict[str, Failure]:
     """The failures with one more."""
     before = failures.get(instance)
-    return {**failures, instance: Failure(now_ms, why[:500], fault, before.count + 1 if before else 1, crashed)}
+    return {
+        **failures,
+        instance: Failure(now_ms, why[:500], fault, before.count + 1 if before else 1, crashed),
+    }
 
 
 @dataclass(slots=True)
@@ -97,7 +115,8 @@ class _Record:
 
 
 class Quarantine:
-    """Instances that fail models by their own fault, told from bad models by how many fail: placement takes them last.
+    """Instances that fail models by their own fault, told from bad models by how many fail:
+    placement takes them last.
 
     Threads: one at a time. A load that succeeds there clears it.
     """

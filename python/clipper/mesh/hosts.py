@@ -1,9 +1,11 @@
-"""The processes that hold this node's models: started, asked, ended, and started again when they die (docs/hosts.md).
+"""The processes that hold this node's models: started, asked, ended, and started again when they
+die (docs/hosts.md).
 
-A host dials the socket that it is told, and gives the token of its start. It is alive as long as that connection is: then
-all the models that it held are gone, and `lost` is told which host it was. A host that does not answer, or says that it is
-FAILING, is killed, and so replaced. Which models were at work when it ended is read from a file that it maps: `blamed`.
-Threads: all on the mesh's event loop.
+A host dials the socket that it is told, and gives the token of its start. It is alive as long as
+that connection is: then all the models that it held are gone, and `lost` is told which host it was.
+A host that does not answer, or says that it is FAILING, is killed, and so replaced. Which models
+were at work when it ended is read from a file that it maps: `blamed`. Threads: all on the mesh's
+event loop.
 """
 
 import asyncio
@@ -37,7 +39,8 @@ _log = logging.getLogger(__name__)
 
 
 class Died(Lost):
-    """The process of a host ended before it answered. blamed: the models that were at work in it then."""
+    """The process of a host ended before it answered. blamed: the models that were at work in it
+    then."""
 
     def __init__(self, why: str, blamed: frozenset[str]) -> None:
         super().__init__(why)
@@ -75,25 +78,51 @@ class ModelHost(Protocol):
 
     async def unload(self, model: str, timeout_s: float) -> None: ...
     async def predict_size(self, model: MeshModel) -> int: ...
-    async def serve(self, model: str, address: str, token: str, replica: int, timeout_s: float) -> None: ...
+    async def serve(
+        self, model: str, address: str, token: str, replica: int, timeout_s: float
+    ) -> None: ...
     async def leave(self, model: str, address: str, timeout_s: float) -> None: ...
 
 
 def host_command(
-    control: str, name: str, capacity_mib: int, loading_max: int, load_s: float, runtimes: Sequence[str] = ()
+    control: str,
+    name: str,
+    capacity_mib: int,
+    loading_max: int,
+    load_s: float,
+    runtimes: Sequence[str] = (),
 ) -> Sequence[str]:
     """The command line of a host. It holds no secret."""
-    words = [sys.executable, "-X", "faulthandler", "-m", "clipper_container", "host", "--control", control]
-    words += ["--token-env", TOKEN_ENV, "--name", name, "--load-s", f"{load_s:g}", "--die-with-parent", str(os.getpid())]
+    words = [
+        sys.executable,
+        "-X",
+        "faulthandler",
+        "-m",
+        "clipper_container",
+        "host",
+        "--control",
+        control,
+    ]
+    words += [
+        "--token-env",
+        TOKEN_ENV,
+        "--name",
+        name,
+        "--load-s",
+        f"{load_s:g}",
+        "--die-with-parent",
+        str(os.getpid()),
+    ]
     words += ["--capacity-mib", str(capacity_mib)] if capacity_mib else []
     words += [word for runtime in runtimes for word in ("--runtime", runtime)]
     return words + (["--loading-max", str(loading_max)] if loading_max else [])
 
 
 class Host:
-    """One of them. command: control address -> command line.  ready, lost: called at each start and death;
-    left: (model, address, why), when a connection that it had let in has ended unasked.  silence_s: it is replaced when it has
-    not answered for so long.  blamed: the models that were at work when it last died."""
+    """One of them. command: control address -> command line.  ready, lost: called at each start and
+    death; left: (model, address, why), when a connection that it had let in has ended unasked.
+    silence_s: it is replaced when it has not answered for so long.  blamed: the models that were at
+    work when it last died."""
 
     def __init__(
         self,
@@ -170,7 +199,12 @@ class Host:
             lived_s = asyncio.get_running_loop().time() - began
             pause_s = PAUSE_S_MIN if lived_s > START_S else min(2 * pause_s, PAUSE_S_MAX)
             tail = "\n".join([*self.lines][-10:])
-            _log.warning("the model host %s has ended; the next starts in %.1f s. Its last lines:\n%s", self.name, pause_s, tail)
+            _log.warning(
+                "the model host %s has ended; the next starts in %.1f s. Its last lines:\n%s",
+                self.name,
+                pause_s,
+                tail,
+            )
             await asyncio.sleep(pause_s)
 
     async def _life(self) -> None:
@@ -184,7 +218,9 @@ class Host:
         loop.add_reader(pidfd, ended.set)
         loop.add_reader(out, self._read_lines, out)
         try:
-            if await _first(self._dialled, ended, timeout_s=START_S) and await self._become_ready(ended):
+            if await _first(self._dialled, ended, timeout_s=START_S) and await self._become_ready(
+                ended
+            ):
                 was_ready = True
                 self.is_ready.set()
                 self._ready(self)
@@ -217,11 +253,14 @@ class Host:
             if self._stopping or closed.is_set() or ended.is_set():
                 return
             if why := await self._why_replaced():
-                _log.error("the model host %s (pid %d) %s: it is replaced", self.name, self.pid, why)
+                _log.error(
+                    "the model host %s (pid %d) %s: it is replaced", self.name, self.pid, why
+                )
                 return
 
     async def _why_replaced(self) -> str:
-        """Empty: it goes on. It is asked twice: when this process stood still itself, the first answer may be overdue."""
+        """Empty: it goes on. It is asked twice: when this process stood still itself, the first
+        answer may be overdue."""
         for _ in range(2):
             try:
                 status = await self.look(self._silence_s / 2)
@@ -240,7 +279,9 @@ class Host:
         with contextlib.suppress(OSError):
             data = self._work_file.read_bytes()
             slots = (data[at : at + WORK_SLOT_BYTES] for at in range(0, len(data), WORK_SLOT_BYTES))
-            return frozenset(slot[1 : 1 + slot[0]].decode("utf-8", "replace") for slot in slots if slot[0])
+            return frozenset(
+                slot[1 : 1 + slot[0]].decode("utf-8", "replace") for slot in slots if slot[0]
+            )
         return frozenset()
 
     def _spawn(self) -> int:
@@ -283,7 +324,9 @@ class Host:
         until = asyncio.get_running_loop().time() + START_S
         while not ended.is_set() and asyncio.get_running_loop().time() < until:
             try:
-                self.status = msgspec.convert(await self._request("status", _ASK_S), HostStatus, strict=False)
+                self.status = msgspec.convert(
+                    await self._request("status", _ASK_S), HostStatus, strict=False
+                )
             except (Failed, msgspec.ValidationError) as failure:
                 _log.warning("the model host %s does not say how it is: %s", self.name, failure)
                 return False
@@ -296,7 +339,11 @@ class Host:
 
     def _hear(self, message: Message) -> None:
         if message.get("event") == "left":
-            self._left(str(message.get("model", "")), str(message.get("address", "")), str(message.get("why", "")))
+            self._left(
+                str(message.get("model", "")),
+                str(message.get("address", "")),
+                str(message.get("why", "")),
+            )
 
     # -- asked
 
@@ -307,7 +354,9 @@ class Host:
 
     async def look(self, timeout_s: float = _ASK_S) -> HostStatus:
         """Ask how it is, but for its list of models."""
-        self.status = msgspec.convert(await self._request("status", timeout_s, brief=True), HostStatus, strict=False)
+        self.status = msgspec.convert(
+            await self._request("status", timeout_s, brief=True), HostStatus, strict=False
+        )
         return self.status
 
     async def load(self, model: MeshModel, timeout_s: float) -> Loaded:
@@ -315,7 +364,9 @@ class Host:
         asked |= {"input": model.input, "output": model.output}
         over, channel = self._over, self._channel
         try:
-            found = await self._request("load", timeout_s + _ASK_S, timeout_ms=int(timeout_s * 1000), **asked)
+            found = await self._request(
+                "load", timeout_s + _ASK_S, timeout_ms=int(timeout_s * 1000), **asked
+            )
         except Lost as lost:
             if over is None or channel is None or not channel.closed.is_set():
                 raise
@@ -331,7 +382,9 @@ class Host:
         found = await self._request("predict_size", _ASK_S, **asked)
         return int(found.get("size_bytes", 0))
 
-    async def serve(self, model: str, address: str, token: str, replica: int, timeout_s: float) -> None:
+    async def serve(
+        self, model: str, address: str, token: str, replica: int, timeout_s: float
+    ) -> None:
         asked = {"model": model, "address": address, "token": token, "replica": replica}
         await self._request("serve", timeout_s + 1.0, timeout_ms=int(timeout_s * 1000), **asked)
 
@@ -340,7 +393,8 @@ class Host:
 
 
 async def started(host: Host) -> Host:
-    """Start it, and wait until it is ready. Failed when that takes longer than START_S; then nothing is left of it."""
+    """Start it, and wait until it is ready. Failed when that takes longer than START_S; then
+    nothing is left of it."""
     await host.start()
     try:
         async with asyncio.timeout(START_S):

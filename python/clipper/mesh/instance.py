@@ -1,8 +1,9 @@
 """The models of this node: what is loaded, what loads, what waits to, and what goes to make room.
 
-Each load is claimed in the registry before it begins, and completed, failed or released there after; so whatever happens here,
-the others know of every copy. Who is to go is decided by mesh/paging.py, whose turn it is by mesh/loads.py. Threads: all on
-the mesh's event loop; what waits for the store is run elsewhere.
+Each load is claimed in the registry before it begins, and completed, failed or released there
+after; so whatever happens here, the others know of every copy. Who is to go is decided by
+mesh/paging.py, whose turn it is by mesh/loads.py. Threads: all on the mesh's event loop; what waits
+for the store is run elsewhere.
 """
 
 import asyncio
@@ -36,7 +37,8 @@ Note = Callable[[str, str, str], None]
 
 
 class Elsewhere(Failed):
-    """It is not for this node to load: others hold it, or it may not now. Look at the record again."""
+    """It is not for this node to load: others hold it, or it may not now. Look at the record
+    again."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why, ELSEWHERE)
@@ -62,7 +64,8 @@ class Held:
 
 @dataclass(slots=True)
 class _Job:
-    """A load on its way. copies: how many there may be with this one; 0: it was claimed before, and is loaded again."""
+    """A load on its way. copies: how many there may be with this one; 0: it was claimed before, and
+    is loaded again."""
 
     copies: int
     done: "asyncio.Future[None]"
@@ -70,8 +73,10 @@ class _Job:
 
 
 class LocalModels:
-    """me: this instance's id.  number: of the replicas that it lends.  run: calls a function elsewhere, and awaits it.
-    note: (model, what, why), for whoever asks later.  isolation: of models that were at work when a host ended."""
+    """me: this instance's id.  number: of the replicas that it lends.  run: calls a function
+    elsewhere, and awaits it. note: (model, what, why), for whoever asks later.  isolation: of
+    models that were at work when a host ended.
+    """
 
     def __init__(
         self,
@@ -99,18 +104,23 @@ class LocalModels:
         self.stopping = False  # it takes no more models
         self.closed = False
         self.counts = MeshCounts()
-        self.paged_out: Callable[[MeshModel, int], None] = lambda record, used_ms: None  # made room here; with its last use
+        self.paged_out: Callable[[MeshModel, int], None] = lambda record, used_ms: (
+            None
+        )  # made room here; with its last use
 
     @property
     def loading_max(self) -> int:
-        return self._settings.loading_max or max(1, sum(host.status.loading_max for host in self._hosts))
+        return self._settings.loading_max or max(
+            1, sum(host.status.loading_max for host in self._hosts)
+        )
 
     @property
     def types(self) -> tuple[str, ...]:
         return tuple(sorted({type for host in self._hosts for type in host.types}))
 
     def host_of(self, model: MeshModel) -> ModelHost:
-        """They are spread by id, so that all cores are used, and a host that ends takes its share only."""
+        """They are spread by id, so that all cores are used, and a host that ends takes its share
+        only."""
         return self._hosts[crc32(model.id.encode()) % len(self._hosts)]
 
     def spawn(self, work: Any) -> "asyncio.Task[Any]":
@@ -128,7 +138,8 @@ class LocalModels:
     # -- loading
 
     async def load(self, id: str, used_ms: int, *, waiting: bool, copies: int = 1) -> None:
-        """It is loaded here when this returns. copies: how many there may be with it. Failed; Elsewhere: others have it."""
+        """It is loaded here when this returns. copies: how many there may be with it. Failed;
+        Elsewhere: others have it."""
         if id in self.held:
             return
         job = self._jobs.get(id)
@@ -145,10 +156,15 @@ class LocalModels:
         if self.stopping:
             raise Failed(f"{self.me} is stopping", "none")
         job = self._jobs[id] = _Job(copies, asyncio.get_running_loop().create_future(), why)
-        job.done.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait any more
+        job.done.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # nobody may wait any more
         gone = self.queue.push(Load(id, used_ms, now_ms(), waiting))
         if gone is not None:
-            self._finish(gone.model, Failed(f"{len(self.queue)} loads wait in {self.me}, as many as may", "none"))
+            self._finish(
+                gone.model,
+                Failed(f"{len(self.queue)} loads wait in {self.me}, as many as may", "none"),
+            )
         self._pump()
         return job
 
@@ -190,7 +206,11 @@ class LocalModels:
             raise Elsewhere(f"model {id!r} is registered no more")
         host = self.host_of(record)
         if record.type not in host.types:
-            raise Failed(f"no runtime of {self.me} opens type {record.type!r}; there are: {', '.join(self.types)}", "none")
+            raise Failed(
+                f"no runtime of {self.me} opens type {record.type!r}; there are:"
+                f" {', '.join(self.types)}",
+                "none",
+            )
         size = record.size_bytes or await self._guess(host, record)
         record = await self._claim(record, job, size)
         try:
@@ -202,10 +222,14 @@ class LocalModels:
             await self._not_loaded(record, error)
             raise
         self.times.add(record.type, found.took_ms)
-        self.residents.churn_ms = min(CHURN * self.times.mean_ms(record.type), self._settings.load_s * 1000)
+        self.residents.churn_ms = min(
+            CHURN * self.times.mean_ms(record.type), self._settings.load_s * 1000
+        )
         size = found.size_bytes or size
         told: dict[str, Any] = {"size_bytes": size, "input": found.input, "output": found.output}
-        done = await self.run(self._registry.change, id, lambda m: claims.completed(m, self.me, now_ms(), **told))
+        done = await self.run(
+            self._registry.change, id, lambda m: claims.completed(m, self.me, now_ms(), **told)
+        )
         if isinstance(done, claims.Refused):
             self.residents.remove(id)
             await self._unload(host, id)
@@ -217,7 +241,11 @@ class LocalModels:
         self.held[id] = Held(done, host, now_ms(), found.concurrency)
         queued_ms = began_ms - load.since_ms
         self.counts.loaded(now_ms() - load.since_ms, queued_ms, found.took_ms, size)
-        self._note(id, "loaded", f"{size} bytes in {found.took_ms:.0f} ms, after {queued_ms} ms in the queue{job.why}")
+        self._note(
+            id,
+            "loaded",
+            f"{size} bytes in {found.took_ms:.0f} ms, after {queued_ms} ms in the queue{job.why}",
+        )
 
     async def _guess(self, host: ModelHost, record: MeshModel) -> int:
         """Of a model that has never been measured."""
@@ -236,7 +264,9 @@ class LocalModels:
         def step(m: MeshModel, alive: Container[object]) -> MeshModel | claims.Refused:
             if me in m.copies:  # of a load whose end could not be told to the store
                 return m
-            return claims.claimed(m, me, now_ms(), alive=alive, copies=job.copies, settings=settings, size_bytes=size)
+            return claims.claimed(
+                m, me, now_ms(), alive=alive, copies=job.copies, settings=settings, size_bytes=size
+            )
 
         found = await self.run(self._registry.change_copies, record.id, step)
         if isinstance(found, claims.Refused):
@@ -249,7 +279,9 @@ class LocalModels:
             self.counts.failed("refused")
             raise Failed(f"{self.me} has no room: {room.why}", "none")
         leaving = [self._begin_leaving(id) for id in room.evict]
-        self.residents.add(record.id, size, load.used_ms, now_ms(), loading=True, pinned=record.policy.pinned)
+        self.residents.add(
+            record.id, size, load.used_ms, now_ms(), loading=True, pinned=record.policy.pinned
+        )
         for held in leaving:
             await self._end_leaving(held, f"to make room for {record.id}")
             if (copy := held[1]) is not None:
@@ -259,7 +291,10 @@ class LocalModels:
         """It has turned out larger than was thought."""
         if self.residents.used_bytes <= self.residents.capacity_bytes:
             return
-        churn_ms, self.residents.churn_ms = self.residents.churn_ms, 0.0  # memory is taken already: whoever can go, goes
+        churn_ms, self.residents.churn_ms = (
+            self.residents.churn_ms,
+            0.0,
+        )  # memory is taken already: whoever can go, goes
         room = self.residents.room_for(0, now_ms(), now_ms())
         self.residents.churn_ms = churn_ms
         if isinstance(room, Refused):
@@ -269,7 +304,8 @@ class LocalModels:
             await self._end_leaving(held, f"{but} is larger than was thought")
 
     async def _in_host(self, host: ModelHost, record: MeshModel) -> tuple[ModelHost, Loaded]:
-        """-> where it is, and what the host says of it. Where it may have ended a host, it is loaded into one of its own."""
+        """-> where it is, and what the host says of it. Where it may have ended a host, it is
+        loaded into one of its own."""
         isolation, id = self._isolation, record.id
         alone = isolation is not None and (isolation.is_suspect(id) or failures.has_crashed(record))
         try:
@@ -289,12 +325,16 @@ class LocalModels:
         try:
             return own, await own.load(record, self._settings.load_s)
         except Died:
-            raise Crashed(f"it ends the process that loads it, in {self.me}, where it was alone") from None
+            raise Crashed(
+                f"it ends the process that loads it, in {self.me}, where it was alone"
+            ) from None
         except Lost:
             raise self._host_ended(id) from None
 
     def _host_ended(self, id: str) -> Failed:
-        return Failed(f"the model host of {self.me} died, or did not answer, while it loaded {id!r}")
+        return Failed(
+            f"the model host of {self.me} died, or did not answer, while it loaded {id!r}"
+        )
 
     async def _release_alone(self, id: str) -> None:
         if self._isolation is not None:
@@ -309,10 +349,19 @@ class LocalModels:
         def step(model: MeshModel) -> MeshModel:
             if isinstance(error, Failed) and error.fault in ("artifact", "host"):
                 fault: Fault = "artifact" if error.fault == "artifact" else "host"
-                return claims.failed(model, me, now_ms(), why=error.why, fault=fault, crashed=isinstance(error, Crashed))
+                return claims.failed(
+                    model,
+                    me,
+                    now_ms(),
+                    why=error.why,
+                    fault=fault,
+                    crashed=isinstance(error, Crashed),
+                )
             return claims.released(model, me)
 
-        with contextlib.suppress(UnknownModel, StoreError):  # what is not released now is by the janitor
+        with contextlib.suppress(
+            UnknownModel, StoreError
+        ):  # what is not released now is by the janitor
             await self.run(self._registry.change, record.id, step)
 
     # -- serving
@@ -356,18 +405,22 @@ class LocalModels:
         return id, self.held.pop(id, None), resident.used_ms if resident else 0
 
     async def _end_leaving(self, leaving: tuple[str, Held | None, int], why: str) -> None:
-        """First the others hear that it goes, so that they ask elsewhere; then it answers what it has."""
+        """First the others hear that it goes, so that they ask elsewhere; then it answers what it
+        has."""
         id, held, used_ms = leaving
         if held is None:
             return
         self.counts.unloaded(now_ms() - (used_ms or held.loaded_ms))
         self._note(id, "unloaded", why)
         with contextlib.suppress(UnknownModel, StoreError):
-            await self.run(self._registry.change, id, lambda m: claims.released(m, self.me, used_ms))
+            await self.run(
+                self._registry.change, id, lambda m: claims.released(m, self.me, used_ms)
+            )
         await self._unload(held.host, id)
 
     async def drop(self, id: str, why: str) -> None:
-        """Its record is gone, or somebody else's claim took the place of this one's: only the memory is left to free."""
+        """Its record is gone, or somebody else's claim took the place of this one's: only the
+        memory is left to free."""
         _, held, _ = self._begin_leaving(id)
         if held is not None:
             self._note(id, "unloaded", why)
@@ -390,13 +443,18 @@ class LocalModels:
         return lost
 
     async def crashed(self, id: str, why: str) -> None:
-        """It was held alone, and its host has ended: it is loaded no more for a while, wherever it is asked."""
+        """It was held alone, and its host has ended: it is loaded no more for a while, wherever it
+        is asked."""
         self._begin_leaving(id)
         await self._release_alone(id)
         self._note(id, "unloaded", why)
         with contextlib.suppress(UnknownModel, StoreError):
             await self.run(
-                self._registry.change, id, lambda m: claims.failed(m, self.me, now_ms(), why=why, fault="artifact", crashed=True)
+                self._registry.change,
+                id,
+                lambda m: claims.failed(
+                    m, self.me, now_ms(), why=why, fault="artifact", crashed=True
+                ),
             )
 
     def load_again(self, id: str, used_ms: int) -> None:

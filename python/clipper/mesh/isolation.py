@@ -1,8 +1,10 @@
-"""Models that were at work when a model host ended: each is held by a host of its own, until it is known which of them did it.
+"""Models that were at work when a model host ended: each is held by a host of its own, until it is
+known which of them did it.
 
-A host that holds many models cannot say which one ended it, only which were at work. So each of these is loaded into a host that
-holds nothing else, and queries that it had not answered are asked there again. If that host ends as well, the model did it: its
-load has failed. If not, the model goes back after a while. Threads: all on the mesh's event loop.
+A host that holds many models cannot say which one ended it, only which were at work. So each of
+these is loaded into a host that holds nothing else, and queries that it had not answered are asked
+there again. If that host ends as well, the model did it: its load has failed. If not, the model
+goes back after a while. Threads: all on the mesh's event loop.
 """
 
 import asyncio
@@ -29,10 +31,14 @@ class _Suspect:
 
 
 class Isolation:
-    """start: starts a host by name, -> when it is ready; Failed.  acquit: (model, its host), told that it has not ended the host
-    within its probation; the model is to be loaded elsewhere, and then `release` is to be called."""
+    """start: starts a host by name, -> when it is ready; Failed.  acquit: (model, its host), told
+    that it has not ended the host within its probation; the model is to be loaded elsewhere, and
+    then `release` is to be called.
+    """
 
-    def __init__(self, start: Callable[[str], Awaitable[Host]], acquit: Callable[[str, Host], None]) -> None:
+    def __init__(
+        self, start: Callable[[str], Awaitable[Host]], acquit: Callable[[str, Host], None]
+    ) -> None:
         self._start, self._acquit = start, acquit
         self._suspects: OrderedDict[str, _Suspect] = OrderedDict()
         self._places = asyncio.Semaphore(ALONE_MAX)
@@ -54,11 +60,14 @@ class Isolation:
             self._suspects.move_to_end(model)
             suspect.times += not suspect.is_alone
             suspect.is_alone = True
-        for model in [model for model, one in self._suspects.items() if one.host is None][: -SUSPECTS_MAX or None]:
+        for model in [model for model, one in self._suspects.items() if one.host is None][
+            : -SUSPECTS_MAX or None
+        ]:
             del self._suspects[model]
 
     async def host_of(self, model: str, wait_s: float) -> Host:
-        """A host that holds nothing else. Failed when it does not start, or no place is free in time."""
+        """A host that holds nothing else. Failed when it does not start, or no place is free in
+        time."""
         suspect = self._suspects.setdefault(model, _Suspect(1, True))
         if suspect.host is not None:
             return suspect.host
@@ -66,7 +75,9 @@ class Isolation:
             async with asyncio.timeout(wait_s):
                 await self._places.acquire()
         except TimeoutError:
-            raise Failed(f"{ALONE_MAX} models are held alone already, as many as may", "none") from None
+            raise Failed(
+                f"{ALONE_MAX} models are held alone already, as many as may", "none"
+            ) from None
         try:
             host = suspect.host = await self._start(f"alone-{next(self._numbers)}")
         except BaseException:
@@ -94,4 +105,10 @@ class Isolation:
             self._places.release()
 
     async def close(self) -> None:
-        await asyncio.gather(*(self.release(model) for model, suspect in tuple(self._suspects.items()) if suspect.host))
+        await asyncio.gather(
+            *(
+                self.release(model)
+                for model, suspect in tuple(self._suspects.items())
+                if suspect.host
+            )
+        )

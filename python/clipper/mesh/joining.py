@@ -1,4 +1,5 @@
-"""The doors of a server to the mesh: what `ClipperServer` inherits, and what a node of the mesh stands on."""
+"""The doors of a server to the mesh: what `ClipperServer` inherits, and what a node of the mesh
+stands on."""
 
 import time
 from collections.abc import Sequence
@@ -25,7 +26,9 @@ from clipper.types import Batching, Model, PredictionRequest, VersionedModel
 
 NO_POLICY: Final = Policy()
 FOREVER_S: Final = 1e9
-LANE_ROWS: Final = 2048  # waiting in one lane of a meshed model: there are many, and each takes memory
+LANE_ROWS: Final = (
+    2048  # waiting in one lane of a meshed model: there are many, and each takes memory
+)
 
 
 class Serves(Protocol):
@@ -53,7 +56,12 @@ class Ground:
     """A server, as a node of the mesh sees it. Threads: any."""
 
     def __init__(
-        self, server: Serves, engines: Engines, running: RunningModels, questions: Questions, containers: Containers
+        self,
+        server: Serves,
+        engines: Engines,
+        running: RunningModels,
+        questions: Questions,
+        containers: Containers,
     ) -> None:
         self._server, self._engines, self._running = server, engines, running
         self._questions, self._containers = questions, containers
@@ -72,10 +80,14 @@ class Ground:
 
     def question(self, record: Model, why: Any) -> tuple[Question, Question]:
         settings = self._server.config.mesh
-        core = self._running.unlisted(record, min(LANE_ROWS, self._server.config.limits.queue_rows_max))
+        core = self._running.unlisted(
+            record, min(LANE_ROWS, self._server.config.limits.queue_rows_max)
+        )
         slo_us = int(settings.deadline_ms * 1000)
         question = self._questions.alone(core, Meshed(record, why), slo_us)
-        return question, msgspec.structs.replace(question, slo_us=slo_us + int(settings.load_s * 1e6))
+        return question, msgspec.structs.replace(
+            question, slo_us=slo_us + int(settings.load_s * 1e6)
+        )
 
     def replicas(self, id: VersionedModel) -> Sequence[Replica]:
         return self._containers.of(id)
@@ -95,7 +107,11 @@ class Ground:
 
     def linking(self, id: str) -> Sequence[str]:
         view = self._server.catalog.view
-        return [app.name for app in view.applications.values() if any(link.name == id for link in app.models)]
+        return [
+            app.name
+            for app in view.applications.values()
+            if any(link.name == id for link in app.models)
+        ]
 
     def link_again(self) -> None:
         self._server.catalog.refresh_listeners()
@@ -112,9 +128,12 @@ class Joining:
 
     @property
     def mesh(self) -> Mesh:
-        """Models that are loaded when they are asked: docs/mesh.md. NotAllowed without `mesh=True`."""
+        """Models that are loaded when they are asked: docs/mesh.md. NotAllowed without
+        `mesh=True`."""
         if self._mesh is None:
-            raise NotAllowed("this server is no node of a mesh.", hint="Start it by clipper.start(mesh=True).")
+            raise NotAllowed(
+                "this server is no node of a mesh.", hint="Start it by clipper.start(mesh=True)."
+            )
         return self._mesh
 
     def register_model(
@@ -130,18 +149,35 @@ class Joining:
         sync: bool = False,
         policy: Policy = NO_POLICY,
     ) -> ModelStatus:
-        """Make a model known to the mesh: `server.register_model("m1", "models/m1.onnx")`. It is loaded when it is asked.
+        """Make a model known to the mesh: `server.register_model("m1", "models/m1.onnx")`. It is
+        loaded when it is asked.
 
-        type: `onnx`, `skops`, `python` ("module:attribute"), `packed`, or another that a runtime opens; by the path's ending when
-        empty. input, output: `f32[64]`, ...; as its first copy says when empty.  load_now: at once; sync: and wait for it. The
-        same registration again is no error; AlreadyExists when it differs.
+        type: `onnx`, `skops`, `python` ("module:attribute"), `packed`, or another that a runtime
+        opens; by the path's ending when empty. input, output: `f32[64]`, ...; as its first copy
+        says when empty.  load_now: at once; sync: and wait for it. The same registration again is
+        no error; AlreadyExists when it differs.
         """
         self._check_open()
-        return self.mesh.register(id, path, type, key, input=input, output=output, load_now=load_now, sync=sync, policy=policy)
+        return self.mesh.register(
+            id,
+            path,
+            type,
+            key,
+            input=input,
+            output=output,
+            load_now=load_now,
+            sync=sync,
+            policy=policy,
+        )
 
-    def predict(self: Serves, name: str, x: Any, slo_ms: float | None = None, salt: int = 0) -> Future:
-        """Ask one model by its name, of the catalog or of the mesh; -> the Future of an Answer. UnknownModel, InvalidInput."""
-        return self.schedule_prediction(PredictionRequest(x, candidate_models=(name,), slo_ms=slo_ms, salt=salt))
+    def predict(
+        self: Serves, name: str, x: Any, slo_ms: float | None = None, salt: int = 0
+    ) -> Future:
+        """Ask one model by its name, of the catalog or of the mesh; -> the Future of an Answer.
+        UnknownModel, InvalidInput."""
+        return self.schedule_prediction(
+            PredictionRequest(x, candidate_models=(name,), slo_ms=slo_ms, salt=salt)
+        )
 
     def _meshed_model(self: Serves, name: str) -> MeshedModel:
         route = self._mesh.routes.route(name) if self._mesh is not None else None

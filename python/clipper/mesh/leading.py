@@ -1,7 +1,9 @@
-"""Looks at the whole, again and again, and what follows from them: mesh/upkeep.py says what is to be done, here it is done.
+"""Looks at the whole, again and again, and what follows from them: mesh/upkeep.py says what is to
+be done, here it is done.
 
-Rates and the janitor are every node's; the reaper and the v-models are the leader's, who was elected in the store and writes only
-while it still stands there. Threads: all on the mesh's event loop.
+Rates and the janitor are every node's; the reaper and the v-models are the leader's, who was
+elected in the store and writes only while it still stands there. Threads: all on the mesh's event
+loop.
 """
 
 import asyncio
@@ -40,8 +42,12 @@ class Leading(Parts):
         """For election, with the lease of this life."""
         lease = self.registry.lease
         if lease is not None:
-            self._candidate = await self.run_away(self.registry.store.elect, ELECTION, self._id.encode(), lease)
-            self._candidate.on_change(lambda leads: self._tell(self.vmodels_moved) if leads else None)
+            self._candidate = await self.run_away(
+                self.registry.store.elect, ELECTION, self._id.encode(), lease
+            )
+            self._candidate.on_change(
+                lambda leads: self._tell(self.vmodels_moved) if leads else None
+            )
 
     async def _resign(self) -> None:
         candidate, self._candidate = self._candidate, None
@@ -56,7 +62,11 @@ class Leading(Parts):
 
     def _view(self, mine: Any, usage: Any = None) -> upkeep.View:
         local = self.local
-        resident = {id: (r.size_bytes, r.used_ms) for id in local.residents if (r := local.residents.get(id))}
+        resident = {
+            id: (r.size_bytes, r.used_ms)
+            for id in local.residents
+            if (r := local.residents.get(id))
+        }
         return upkeep.View(
             self._id,
             self.instances(),
@@ -70,7 +80,8 @@ class Leading(Parts):
         )
 
     async def _look_at_rates(self) -> None:
-        """More copies of what is used much. Each model's holders look; the one that has held it longest acts."""
+        """More copies of what is used much. Each model's holders look; the one that has held it
+        longest acts."""
         usage = self.uses.look(now_ms())
         self.rate = sum(one.rate for one in usage.values())
         mine = [(id, record) for id in usage if (record := self._led_here(id)) is not None]
@@ -88,9 +99,15 @@ class Leading(Parts):
         if self.registry.is_fenced:
             return
         models = self.registry.models
-        mine = [(m.id, m) for m in models.values() if self._id in m.copies or self._id in m.failures]
+        mine = [
+            (m.id, m) for m in models.values() if self._id in m.copies or self._id in m.failures
+        ]
         known = {id for id, _ in mine}
-        mine += [(id, m) for id in self.local.held if id not in known and (m := models.get(id)) is not None]
+        mine += [
+            (id, m)
+            for id in self.local.held
+            if id not in known and (m := models.get(id)) is not None
+        ]
         usage = {id: self.uses.last(id, now_ms()) for id in self.local.held}
         for action in upkeep.janitor(self._view(mine, usage), now_ms(), self.settings):
             await self._act(action)
@@ -101,17 +118,32 @@ class Leading(Parts):
             return
         models = self.registry.models
         every = [
-            (m.id, m) for m in models.values()
+            (m.id, m)
+            for m in models.values()
             if m.copies or m.failures or m.policy.copies_min or m.policy.pinned or m.auto_delete
-        ]  # fmt: skip
-        idle = sorted((m for m in models.values() if not m.copies), key=lambda m: -m.used_ms)[:WAKING_MAX]
-        loaded, failing = sum(bool(m.loaded) for _, m in every), sum(bool(m.failures) for _, m in every)
+        ]
+        idle = sorted((m for m in models.values() if not m.copies), key=lambda m: -m.used_ms)[
+            :WAKING_MAX
+        ]
+        loaded, failing = (
+            sum(bool(m.loaded) for _, m in every),
+            sum(bool(m.failures) for _, m in every),
+        )
         self.seen = {"loaded_somewhere": loaded, "failing": failing}
         view = self._view(every)
         view = upkeep.View(
-            view.me, view.instances, every, view.resident, view.loading, {}, self.registry.vmodels.values(), models.get, idle,
-            view.constraints, view.seen,
-        )  # fmt: skip
+            view.me,
+            view.instances,
+            every,
+            view.resident,
+            view.loading,
+            {},
+            self.registry.vmodels.values(),
+            models.get,
+            idle,
+            view.constraints,
+            view.seen,
+        )
         for action in upkeep.reaper(view, now_ms(), self.settings):
             if not self.is_leader:
                 return
@@ -139,15 +171,29 @@ class Leading(Parts):
             case upkeep.Forget(instance, model, why, gone) if gone:
                 self.notes.note(model, f"{instance} forgotten", why)
                 forget = functools.partial(claims.without_gone, instance=instance)
-                await self.run_away(self.registry.change_copies, model, lambda record, alive: forget(record, alive=alive))
+                await self.run_away(
+                    self.registry.change_copies,
+                    model,
+                    lambda record, alive: forget(record, alive=alive),
+                )
             case upkeep.Forget(instance, model, why):
                 if instance != self._id or not (model in local.held or local.is_loading(model)):
                     self.notes.note(model, f"{instance} forgotten", why)
-                    await self.run_away(change, model, lambda record: claims.without(record, instance))
+                    await self.run_away(
+                        change, model, lambda record: claims.without(record, instance)
+                    )
             case upkeep.ExpireFailure(model, _):
-                await self.run_away(change, model, lambda record: claims.without_failures(record, now_ms(), self.settings))
+                await self.run_away(
+                    change,
+                    model,
+                    lambda record: claims.without_failures(record, now_ms(), self.settings),
+                )
             case upkeep.Publish(model, used_ms):
-                await self.run_away(change, model, lambda record: claims.changed(record, used_ms=max(record.used_ms, used_ms)))
+                await self.run_away(
+                    change,
+                    model,
+                    lambda record: claims.changed(record, used_ms=max(record.used_ms, used_ms)),
+                )
             case upkeep.LetGo(model):
                 if await self.run_away(self.registry.let_go, model):
                     self.notes.note(model, "unregistered", "no v-model names it any more")
@@ -157,15 +203,20 @@ class Leading(Parts):
                 _log.error("the mesh's record %r cannot be used: %s", key, why)
 
     def _paged_out(self, record: MeshModel, used_ms: int) -> None:
-        """It made room for another; where others have room it is loaded there, before somebody asks."""
+        """It made room for another; where others have room it is loaded there, before somebody
+        asks."""
         load = upkeep.evicted(record, self._id, self.instances(), now_ms(), self.settings)
         if load is not None and not self._stopping:
             self.notes.note(load.model, "wanted elsewhere", load.why)
             self.local.spawn(self._load_quietly(load.model, used_ms, load.copies, {self._id}))
 
-    async def _load_quietly(self, model: str, used_ms: int, copies: int, exclude: Collection[str] = ()) -> None:
+    async def _load_quietly(
+        self, model: str, used_ms: int, copies: int, exclude: Collection[str] = ()
+    ) -> None:
         try:
-            await self.supply.load(model, used_ms, copies=copies, until_s=self.settings.load_s * 2, exclude=exclude)
+            await self.supply.load(
+                model, used_ms, copies=copies, until_s=self.settings.load_s * 2, exclude=exclude
+            )
         except (Failed, ClipperError, TimeoutError) as error:
             self.notes.note(model, "no further copy", str(error))
 
@@ -175,7 +226,9 @@ class Leading(Parts):
         used_ms = resident.used_ms if resident else 0
 
         def step(record: MeshModel, alive: Container[object]) -> MeshModel | claims.Refused:
-            return claims.released_if_spare(record, me, alive=alive, keep=max(1, record.policy.copies_min), used_ms=used_ms)
+            return claims.released_if_spare(
+                record, me, alive=alive, keep=max(1, record.policy.copies_min), used_ms=used_ms
+            )
 
         found = await self.run_away(self.registry.change_copies, model, step)
         if not isinstance(found, claims.Refused):
@@ -188,14 +241,22 @@ class Leading(Parts):
 
     def vmodels_moved(self) -> None:
         """One has been set, or may go on: the leader looks until all are settled."""
-        if self.is_leader and (self._stepping is None or self._stepping.done()) and not self._stopping:
+        if (
+            self.is_leader
+            and (self._stepping is None or self._stepping.done())
+            and not self._stopping
+        ):
             self._stepping = self.local.spawn(self._step_vmodels())
 
     def let_go_later(self, changes: Sequence[Change[VModel]]) -> None:
         """Of models that were to go with these, where they have: before the reaper comes round."""
-        ids = set[str]().union(*(vmodels.named(change.before) - vmodels.named(change.after) for change in changes))
+        ids = set[str]().union(
+            *(vmodels.named(change.before) - vmodels.named(change.after) for change in changes)
+        )
         if ids:
-            self._loop.call_later(vmodels.LINGER_MS / 1000, lambda: self.local.spawn(self._let_go(ids)))
+            self._loop.call_later(
+                vmodels.LINGER_MS / 1000, lambda: self.local.spawn(self._let_go(ids))
+            )
 
     async def _let_go(self, ids: Collection[str]) -> None:
         for id in ids:
@@ -215,7 +276,9 @@ class Leading(Parts):
                 return
             await asyncio.sleep(STEP_S)
 
-    async def _step(self, vmodel: VModel, step: vmodels.VStep, loads: dict[str, "asyncio.Task[None]"]) -> None:
+    async def _step(
+        self, vmodel: VModel, step: vmodels.VStep, loads: dict[str, "asyncio.Task[None]"]
+    ) -> None:
         if isinstance(step, vmodels.LoadTarget):
             task = loads.get(step.model)
             if task is None or task.done():
@@ -226,8 +289,8 @@ class Leading(Parts):
             await self._write_step(vmodel)
 
     async def _write_step(self, seen: VModel) -> None:
-        """If it is still what the decision was made about; decided again on what the transaction reads, since the mirror may
-        know of a v-model before it knows of its target."""
+        """If it is still what the decision was made about; decided again on what the transaction
+        reads, since the mirror may know of a v-model before it knows of its target."""
         view = self._view(())
         took: vmodels.VStep
 
@@ -239,7 +302,11 @@ class Leading(Parts):
             took = upkeep.step_of(before, replace(view, read=read), now_ms(), self.settings)
             if isinstance(took, vmodels.Switch):
                 return vmodels.switched(before, read, now_ms())
-            return vmodels.failed(before, took.why) if isinstance(took, vmodels.Fail) else vmodels.VChange(before)
+            return (
+                vmodels.failed(before, took.why)
+                if isinstance(took, vmodels.Fail)
+                else vmodels.VChange(before)
+            )
 
         try:
             await self.run_away(self.registry.change_vmodel, seen.id, decide, self._candidate)

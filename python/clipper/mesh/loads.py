@@ -5,14 +5,17 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
-SEED_MS: Final = 3000.0  # what a load is assumed to take at least while none of its type has been seen, or a third of its limit
+# what a load is assumed to take at least while none of its type has been seen, or a third of its
+# limit
+SEED_MS: Final = 3000.0
 FEW: Final = 20  # samples up to which the spread is trusted less
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A model that shall become resident here. used_ms: its last use, the order among those nobody waits for. waiting: a
-    request waits for it; those come first, in the order in which they began to wait."""
+    """A model that shall become resident here. used_ms: its last use, the order among those nobody
+    waits for. waiting: a request waits for it; those come first, in the order in which they began
+    to wait."""
 
     model: str
     used_ms: int
@@ -22,9 +25,11 @@ class Load:
 
 
 class LoadQueue:
-    """Loads by priority: those a request waits for, longest waiting first; then the most recently used.
+    """Loads by priority: those a request waits for, longest waiting first; then the most recently
+    used.
 
-    Threads: one at a time. Bounded: a request that waits takes the place of the least recently used load that nobody waits for.
+    Threads: one at a time. Bounded: a request that waits takes the place of the least recently used
+    load that nobody waits for.
     """
 
     def __init__(self, loads_max: int = 10_000) -> None:
@@ -46,7 +51,8 @@ class LoadQueue:
         return self._waiting
 
     def push(self, load: Load) -> Load | None:
-        """Queue it, or raise the one that is there. What has no place now: nothing, `load` itself, or one that gave way."""
+        """Queue it, or raise the one that is there. What has no place now: nothing, `load` itself,
+        or one that gave way."""
         held = self._loads.get(load.model)
         if held is not None:
             self._put(
@@ -63,7 +69,10 @@ class LoadQueue:
         if len(self._loads) >= self.loads_max:
             if not load.waiting or self._waiting == len(self._loads):
                 return load
-            gone = min((held for held in self._loads.values() if not held.waiting), key=lambda held: held.used_ms)
+            gone = min(
+                (held for held in self._loads.values() if not held.waiting),
+                key=lambda held: held.used_ms,
+            )
             self.drop(gone.model)
         self._put(load)
         return gone
@@ -109,9 +118,20 @@ class LoadQueue:
         self._waiting += load.waiting - (held.waiting if held else False)
         self._loads[load.model] = load
         self._count += 1
-        heapq.heappush(self._heap, (not load.waiting, load.since_ms if load.waiting else -load.used_ms, self._count, "", load))
+        heapq.heappush(
+            self._heap,
+            (
+                not load.waiting,
+                load.since_ms if load.waiting else -load.used_ms,
+                self._count,
+                "",
+                load,
+            ),
+        )
         if len(self._heap) > 64 + 2 * len(self._loads):
-            self._heap = [entry for entry in self._heap if self._loads.get(entry[-1].model) is entry[-1]]
+            self._heap = [
+                entry for entry in self._heap if self._loads.get(entry[-1].model) is entry[-1]
+            ]
             heapq.heapify(self._heap)
 
 
@@ -150,7 +170,8 @@ class LoadTimes:
         return seen.mean if seen else self._seed_ms
 
     def assumed_ms(self, type: str) -> float:
-        """Time after which a load is taken to have succeeded: the mean and five deviations, three when many are known."""
+        """Time after which a load is taken to have succeeded: the mean and five deviations, three
+        when many are known."""
         seen = self._types.get(type)
         if seen is None:
             return self._seed_ms

@@ -1,8 +1,9 @@
 """Names that the mirrors do not know, looked up in the store itself, on a thread of its own.
 
-A query for such a name may be the first after a registration at another node, of which this node has not heard yet. The store
-may hang, so an event loop waits for it only briefly, and not again until the store has answered: there the name is unknown
-until it has been looked up. Another thread waits for a moment.
+A query for such a name may be the first after a registration at another node, of which this node
+has not heard yet. The store may hang, so an event loop waits for it only briefly, and not again
+until the store has answered: there the name is unknown until it has been looked up. Another thread
+waits for a moment.
 """
 
 import asyncio
@@ -13,11 +14,13 @@ from typing import Final
 
 LOOKUPS_MAX: Final = 64  # names that are being looked up, or wait to be; others are unknown
 WAIT_S: Final = 0.25  # of a thread that asks, for the store
-LOOP_WAIT_S: Final = 0.05  # of an event loop, which serves others meanwhile; not at all after a look-up that took longer
+# of an event loop, which serves others meanwhile; not at all after a look-up that took longer
+LOOP_WAIT_S: Final = 0.05
 
 
 class Lookups:
-    """find: looks a name up in the store, and makes it known where names are looked up in memory. Threads: any."""
+    """find: looks a name up in the store, and makes it known where names are looked up in memory.
+    Threads: any."""
 
     def __init__(self, find: Callable[[str], None]) -> None:
         self._find = find
@@ -32,7 +35,8 @@ class Lookups:
         self._pool.submit(lambda: None)
 
     def look_up(self, name: str) -> None:
-        """Have the name looked up, once at a time. Waits at most WAIT_S, in a thread with an event loop at most LOOP_WAIT_S."""
+        """Have the name looked up, once at a time. Waits at most WAIT_S, in a thread with an event
+        loop at most LOOP_WAIT_S."""
         with self._guard:
             pending = self._pending.get(name)
             if pending is None:

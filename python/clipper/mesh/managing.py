@@ -1,4 +1,5 @@
-"""The verbs of management (clipper.mesh.facade): registrations, v-models, what is where and why. Threads: any."""
+"""The verbs of management (clipper.mesh.facade): registrations, v-models, what is where and why.
+Threads: any."""
 
 import contextlib
 import os
@@ -9,7 +10,15 @@ from heapq import nsmallest
 from pathlib import PurePath
 from typing import Any, Final, Literal
 
-from clipper.errors import AlreadyExists, ClipperError, DeadlineExceeded, InvalidInput, Overloaded, StillLinked, UnknownModel
+from clipper.errors import (
+    AlreadyExists,
+    ClipperError,
+    DeadlineExceeded,
+    InvalidInput,
+    Overloaded,
+    StillLinked,
+    UnknownModel,
+)
 from clipper.mesh import failures, placement, vmodels
 from clipper.mesh.channel import Failed
 from clipper.mesh.facade import (
@@ -45,14 +54,17 @@ class Managing(Parts):
 
     @property
     def other_history(self) -> str:
-        """Why nothing is taken from the store, which is not the one that it was; empty while it is."""
+        """Why nothing is taken from the store, which is not the one that it was; empty while it
+        is."""
         return self.registry.other_history if self._begun.is_set() else ""
 
     def take_store(self, *, restore: bool) -> int:
-        """Say which holds of a store that has lost its history, and of what the nodes remember; -> how many records were written.
+        """Say which holds of a store that has lost its history, and of what the nodes remember; ->
+        how many records were written.
 
-        restore: what this node knows and the store does not is written back. Without it, those models and v-models are
-        unregistered, on all nodes. Does nothing to a store that is the one that it was.
+        restore: what this node knows and the store does not is written back. Without it, those
+        models and v-models are unregistered, on all nodes. Does nothing to a store that is the one
+        that it was.
         """
         self._check_open()
         return self.registry.take_store(restore) if self.registry.other_history else 0
@@ -83,10 +95,14 @@ class Managing(Parts):
             return self.ensure_loaded(id, sync=sync, used_ms=used_ms)
         return self.status(id)
 
-    def _record(self, id: str, info: Info, used_ms: int, load_now: bool, owner: str = "") -> MeshModel:
+    def _record(
+        self, id: str, info: Info, used_ms: int, load_now: bool, owner: str = ""
+    ) -> MeshModel:
         checked(id, "model")
         if self.ground.is_taken(id):
-            raise AlreadyExists(f"{id!r} is a model or an application of the catalog.", hint="Choose another id.")
+            raise AlreadyExists(
+                f"{id!r} is a model or an application of the catalog.", hint="Choose another id."
+            )
         kind, path = info.type or type_of(info.path), info.path
         if kind != "python" and "://" not in path:
             path = os.path.abspath(path)
@@ -97,13 +113,24 @@ class Managing(Parts):
                 raise InvalidInput(str(error)) from None
         used = used_ms or (now_ms() - HOUR_MS * (1 if load_now else 6))
         return MeshModel(
-            id, kind, path, info.key, info.input or "any", info.output or "any", info.policy, now_ms(), owner, used_ms=used
+            id,
+            kind,
+            path,
+            info.key,
+            info.input or "any",
+            info.output or "any",
+            info.policy,
+            now_ms(),
+            owner,
+            used_ms=used,
         )
 
     def unregister(self, id: str) -> None:
         self._check_open()
         if apps := self.ground.linking(id):
-            raise StillLinked(f"model {id!r} is asked by application {apps[0]!r}.", hint="Unlink it there first.")
+            raise StillLinked(
+                f"model {id!r} is asked by application {apps[0]!r}.", hint="Unlink it there first."
+            )
         if self.registry.unregister(id) and not is_rehearsed():
             self._tell(self.notes.note, id, "unregistered", "by management")
 
@@ -116,17 +143,27 @@ class Managing(Parts):
             return ModelStatus(id, "NOT_FOUND")
         alive = self.registry.alive()
         copies = [
-            CopyStatus(i, "LOADED" if copy.loaded_ms else "LOADING", copy.loaded_ms or copy.claimed_ms, copy.size_bytes)
+            CopyStatus(
+                i,
+                "LOADED" if copy.loaded_ms else "LOADING",
+                copy.loaded_ms or copy.claimed_ms,
+                copy.size_bytes,
+            )
             for i, copy in record.copies.items()
             if i in alive
         ]
         failing: CopyState = "LOADING_FAILED"
-        failed = [CopyStatus(i, failing, failure.time_ms, 0, failure.why) for i, failure in record.failures.items()]
+        failed = [
+            CopyStatus(i, failing, failure.time_ms, 0, failure.why)
+            for i, failure in record.failures.items()
+        ]
         newest = sorted((*copies, *failed), key=lambda copy: -copy.since_ms)
         route = self.routes.get(id)
         used_ms = max(record.used_ms, route.used_ms if route else 0)
         errors = tuple(copy.why for copy in newest if copy.why)
-        return ModelStatus(id, self._state_of(record, copies), errors, tuple(newest), record, used_ms)
+        return ModelStatus(
+            id, self._state_of(record, copies), errors, tuple(newest), record, used_ms
+        )
 
     def _state_of(self, record: MeshModel, copies: Sequence[CopyStatus]) -> Status:
         if any(copy.state == "LOADED" for copy in copies):
@@ -141,7 +178,10 @@ class Managing(Parts):
     def ensure_loaded(self, id: str, *, sync: bool = False, used_ms: int = 0) -> ModelStatus:
         self._check_open()
         if self.registry.read(id) is None:
-            raise UnknownModel(f"no model {id!r} is registered.", hint="Register it: server.register_model(id, path).")
+            raise UnknownModel(
+                f"no model {id!r} is registered.",
+                hint="Register it: server.register_model(id, path).",
+            )
         self._tell(self._touch, id, used_ms or now_ms())
         self._do(self._ensure(id, used_ms or now_ms(), sync))
         return self.status(id)
@@ -160,7 +200,9 @@ class Managing(Parts):
         except Elsewhere:
             raise UnknownModel(f"no model {id!r} is registered any more.") from None
         except TimeoutError:
-            raise DeadlineExceeded(f"model {id!r} was not loaded within {limit_s:g} s.", hint="Ask for its status.") from None
+            raise DeadlineExceeded(
+                f"model {id!r} was not loaded within {limit_s:g} s.", hint="Ask for its status."
+            ) from None
         except Failed as failure:
             if failure.fault == "none":
                 raise Overloaded(f"model {id!r} is not loaded: {failure.why}") from None
@@ -170,11 +212,16 @@ class Managing(Parts):
         try:
             await self.supply.load(id, used_ms, until_s=limit_s)
         except (Failed, TimeoutError, ClipperError) as error:
-            self.notes.note(id, "not loaded", getattr(error, "why", "") or str(error) or "it took too long")
+            self.notes.note(
+                id, "not loaded", getattr(error, "why", "") or str(error) or "it took too long"
+            )
 
     def models(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[ModelStatus]:
         self._check_open()
-        return [self._status_of(id, self.registry.models.get(id)) for id in _page(self.registry.models, prefix, after, limit)]
+        return [
+            self._status_of(id, self.registry.models.get(id))
+            for id in _page(self.registry.models, prefix, after, limit)
+        ]
 
     # -- v-models
 
@@ -197,16 +244,31 @@ class Managing(Parts):
         self._check_open()
         checked(id, "v-model")
         if self.ground.is_taken(id):
-            raise AlreadyExists(f"{id!r} is a model or an application of the catalog.", hint="Choose another id.")
+            raise AlreadyExists(
+                f"{id!r} is a model or an application of the catalog.", hint="Choose another id."
+            )
         info = self._record(target, model, 0, load_now, owner) if model is not None else None
         now = now_ms()
         give_up_ms = now + int(give_up_s * 1000) if give_up_s else 0
 
-        def decide(before: VModel | None, read: Callable[[str], MeshModel | None]) -> vmodels.VChange:
+        def decide(
+            before: VModel | None, read: Callable[[str], MeshModel | None]
+        ) -> vmodels.VChange:
             return vmodels.set_target(
-                id, before, target, read, now, owner=owner, update_only=update_only, info=info, auto_delete=auto_delete,
-                force=force, expected=expected, share=share, give_up_ms=give_up_ms,
-            )  # fmt: skip
+                id,
+                before,
+                target,
+                read,
+                now,
+                owner=owner,
+                update_only=update_only,
+                info=info,
+                auto_delete=auto_delete,
+                force=force,
+                expected=expected,
+                share=share,
+                give_up_ms=give_up_ms,
+            )
 
         after = self.registry.change_vmodel(id, decide)
         if is_rehearsed():
@@ -238,7 +300,9 @@ class Managing(Parts):
 
     def delete_vmodel(self, id: str, owner: str = "") -> None:
         self._check_open()
-        self.registry.change_vmodel(id, lambda before, read: vmodels.delete(before, read, now_ms(), owner=owner))
+        self.registry.change_vmodel(
+            id, lambda before, read: vmodels.delete(before, read, now_ms(), owner=owner)
+        )
 
     def vmodel_status(self, id: str, owner: str = "") -> VModelStatus:
         self._check_open()
@@ -252,14 +316,25 @@ class Managing(Parts):
         if vmodel.target != vmodel.active:
             target = self._status_of(vmodel.target, self.registry.read(vmodel.target)).status
         return VModelStatus(
-            id, vmodel.status(), vmodel.active, vmodel.target, active, target, vmodel.owner, vmodel.share, vmodel.previous,
-            vmodel.why, vmodel.since_ms,
-        )  # fmt: skip
+            id,
+            vmodel.status(),
+            vmodel.active,
+            vmodel.target,
+            active,
+            target,
+            vmodel.owner,
+            vmodel.share,
+            vmodel.previous,
+            vmodel.why,
+            vmodel.since_ms,
+        )
 
     def rollback_vmodel(self, id: str) -> VModelStatus:
         self._check_open()
 
-        def decide(before: VModel | None, read: Callable[[str], MeshModel | None]) -> vmodels.VChange:
+        def decide(
+            before: VModel | None, read: Callable[[str], MeshModel | None]
+        ) -> vmodels.VChange:
             if before is None:
                 raise vmodels.UnknownVModel.named(id, ())
             return vmodels.rollback(before, read, now_ms())
@@ -281,24 +356,37 @@ class Managing(Parts):
         self._check_open()
         record = self.registry.read(id)
         if record is None:
-            return Explanation(id, "NOT_FOUND", (), self.notes.of(id), "Nothing: no such model is registered.")
+            return Explanation(
+                id, "NOT_FOUND", (), self.notes.of(id), "Nothing: no such model is registered."
+            )
         found = placement.explain(
-            record, self.instances(), now_ms(), constraints=self.supply.constraints, seen=self.local.times,
+            record,
+            self.instances(),
+            now_ms(),
+            constraints=self.supply.constraints,
+            seen=self.local.times,
             exclude=failures.blocked(record, now_ms(), self.settings),
-        )  # fmt: skip
+        )
         verdicts = tuple(Verdict(one.instance, one.ok, one.why, one.rank - 1) for one in found)
         status = self._status_of(id, record)
-        return Explanation(id, status.status, verdicts, self.notes.of(id), self._next(record, status))
+        return Explanation(
+            id, status.status, verdicts, self.notes.of(id), self._next(record, status)
+        )
 
     def _next(self, record: MeshModel, status: ModelStatus) -> str:
         failed = self._failed(record)
         if status.status == "LOADED":
             copies = ", ".join(copy.instance for copy in status.copies if copy.state == "LOADED")
-            return f"It is served by {copies}, until it is the one of least worth where room is needed."
+            return (
+                f"It is served by {copies}, until it is the one of least worth where room is"
+                " needed."
+            )
         if status.status == "LOADING":
             return "It is being loaded; queries that came meanwhile are served then."
         if failed is not None:
-            return f"It is tried again in {max(0, failed.retry_ms - now_ms()) // 1000} s: {failed.why}"
+            return (
+                f"It is tried again in {max(0, failed.retry_ms - now_ms()) // 1000} s: {failed.why}"
+            )
         return "It is loaded when it is asked."
 
     # -- events
@@ -319,8 +407,10 @@ class Managing(Parts):
         self._watchers.add(heard)
         try:
             mirrors: tuple[tuple[Of, Mirror[Any]], ...] = (
-                ("model", registry.models), ("vmodel", registry.vmodels), ("instance", registry.instances)
-            )  # fmt: skip
+                ("model", registry.models),
+                ("vmodel", registry.vmodels),
+                ("instance", registry.instances),
+            )
             for of, mirror in mirrors:
                 for id in sorted(id for id in mirror if id.startswith(prefix)):
                     if (record := mirror.record(id)) is not None:
@@ -366,7 +456,10 @@ def type_of(path: str) -> str:
         found = "python"
     if found is None:
         endings = ", ".join(sorted(TYPES))
-        raise InvalidInput(f"the type of {path!r} cannot be told by its name.", hint=f"Give type=; endings are known: {endings}.")
+        raise InvalidInput(
+            f"the type of {path!r} cannot be told by its name.",
+            hint=f"Give type=; endings are known: {endings}.",
+        )
     return found
 
 

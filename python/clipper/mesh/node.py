@@ -1,8 +1,9 @@
 """One node of the mesh: its thread, its parts, and how they hear of each other.
 
-Everything slow happens on one event loop in the thread `clipper-mesh`; what waits for the store is run by a few threads more.
-Queries never come here: they wait in a lane, and routing.py tells of the first. Facts come in from mirrors of the
-registry, from the engine (which replicas came and went), from hosts and from the other nodes.
+Everything slow happens on one event loop in the thread `clipper-mesh`; what waits for the store is
+run by a few threads more. Queries never come here: they wait in a lane, and routing.py tells of the
+first. Facts come in from mirrors of the registry, from the engine (which replicas came and went),
+from hosts and from the other nodes.
 """
 
 import asyncio
@@ -46,7 +47,9 @@ from clipper.types import VERSION, Batching, Model, VersionedModel
 
 STORE_THREADS: Final = 4
 RETRY_S: Final = 0.2
-NAME_LEASES: Final = 2.0  # times the lease, until a node of the same name that does not answer is taken to live
+NAME_LEASES: Final = (
+    2.0  # times the lease, until a node of the same name that does not answer is taken to live
+)
 SILENT_S: Final = 3.0  # of the store: names are not looked up in it
 LOOK_S: Final = 0.05  # until a row that was on its way is in its lane
 FOREVER_S: Final = 1e9
@@ -71,8 +74,9 @@ class Ground(Protocol):
     def batching(self) -> Batching: ...
 
     def question(self, record: Model, why: Callable[[], str]) -> tuple[Question, Question]:
-        """A question to this model alone, with a core model of its own that no list shows, and the same for queries that come
-        while it is not loaded, which have more time. why: it has no replica."""
+        """A question to this model alone, with a core model of its own that no list shows, and the
+        same for queries that come while it is not loaded, which have more time. why: it has no
+        replica."""
         ...
 
     def replicas(self, id: VersionedModel) -> Sequence[Replica]: ...
@@ -82,7 +86,8 @@ class Ground(Protocol):
         ...
 
     def close(self, question: Question, seconds: float) -> None:
-        """No replica of its model comes for so long: queries that are due earlier, those that wait too, end at once."""
+        """No replica of its model comes for so long: queries that are due earlier, those that wait
+        too, end at once."""
         ...
 
     def forget(self, question: Question) -> None:
@@ -103,10 +108,17 @@ class Ground(Protocol):
 
 
 class Mesh(Entering, Tending, Managing, Draining):
-    """A node of the mesh, as `server.mesh`: see clipper.mesh.facade. Threads: any; but one of its own may not wait for it."""
+    """A node of the mesh, as `server.mesh`: see clipper.mesh.facade. Threads: any; but one of its
+    own may not wait for it."""
 
     def __init__(
-        self, settings: MeshSettings, store: Store, ground: Ground, folder: Path, *, hosts: "MakeHosts | None" = None
+        self,
+        settings: MeshSettings,
+        store: Store,
+        ground: Ground,
+        folder: Path,
+        *,
+        hosts: "MakeHosts | None" = None,
     ) -> None:
         self.settings, self.ground, self._folder = settings, ground, folder
         self.store = store
@@ -114,9 +126,14 @@ class Mesh(Entering, Tending, Managing, Draining):
         self._make_hosts = hosts or _hosts
         self._lookups = Lookups(self._find_in_store)
         self.routes = Routes(
-            ground.question, self._core_record, self._missed, ground.batching, replaced=self._replaced, look_up=self._look_up,
+            ground.question,
+            self._core_record,
+            self._missed,
+            ground.batching,
+            replaced=self._replaced,
+            look_up=self._look_up,
             is_failing=self._is_failing,
-        )  # fmt: skip
+        )
         self.notes = Notes()
         self.uses = Uses()
         self._pool = ThreadPoolExecutor(STORE_THREADS, "clipper-mesh-store")
@@ -134,8 +151,8 @@ class Mesh(Entering, Tending, Managing, Draining):
     # -- life
 
     def start(self) -> "Mesh":
-        """Enter the mesh. Returns when models can be loaded here; hosts that are not ready by then are tried on. StoreError while
-        the store is away."""
+        """Enter the mesh. Returns when models can be loaded here; hosts that are not ready by then
+        are tried on. StoreError while the store is away."""
         self._start_threads()
         self._do(self._begin())
         return self
@@ -198,21 +215,45 @@ class Mesh(Entering, Tending, Managing, Draining):
 
     def _check_stays(self) -> None:
         if self._stopping:
-            raise ShuttingDown("this node is closed.", hint="Start another with clipper.start(mesh=True).")
+            raise ShuttingDown(
+                "this node is closed.", hint="Start another with clipper.start(mesh=True)."
+            )
 
     def _make_parts(self, token: str) -> None:
         self.hosts = self._make_hosts(self, [f"host-{n}" for n in range(self.settings.hosts)])
-        self.peers = Peers(self._id, self.settings.peers, token, self._folder, self._answer, self.hear, self._peer_address)
+        self.peers = Peers(
+            self._id,
+            self.settings.peers,
+            token,
+            self._folder,
+            self._answer,
+            self.hear,
+            self._peer_address,
+        )
         self.isolation = Isolation(self._start_alone, self._acquitted)
         self.local = LocalModels(
-            self._id, self.number, self.registry, self.settings, self.hosts, 0, self.run_away, self.notes.note, self.isolation
+            self._id,
+            self.number,
+            self.registry,
+            self.settings,
+            self.hosts,
+            0,
+            self.run_away,
+            self.notes.note,
+            self.isolation,
         )
         self.local.paged_out = self._paged_out
         self.recovery = Recovery(self._id, self.local, self.isolation)
         self.supply = Supply(
-            self.local, self.peers, self.registry, self.settings, self.here, lambda: (self.ground.address, self.ground.token),
-            self._close_route, self.notes,
-        )  # fmt: skip
+            self.local,
+            self.peers,
+            self.registry,
+            self.settings,
+            self.here,
+            lambda: (self.ground.address, self.ground.token),
+            self._close_route,
+            self.notes,
+        )
 
     def _tell_of_changes(self) -> None:
         registry = self.registry
@@ -238,17 +279,21 @@ class Mesh(Entering, Tending, Managing, Draining):
         self.local.residents.capacity_bytes = self.settings.capacity_mib << 20 or said
 
     async def _enter(self) -> None:
-        """Be an instance. What an earlier life of the same name had claimed is not there any more."""
+        """Be an instance. What an earlier life of the same name had claimed is not there any
+        more."""
         if self.settings.name:
             await self._until_name_is_free()
             mine = [model.id for model in self.registry.models.values() if self._id in model.copies]
             for id in mine:
-                await self.run_away(self.registry.change, id, lambda model: claims.without(model, self._id))
+                await self.run_away(
+                    self.registry.change, id, lambda model: claims.without(model, self._id)
+                )
         await self.run_away(self.registry.enter, self.here())
         await self._stand()
 
     async def _until_name_is_free(self) -> None:
-        """Of a node of this name that was killed, the record lives as long as its lease. AlreadyExists where it goes on."""
+        """Of a node of this name that was killed, the record lives as long as its lease.
+        AlreadyExists where it goes on."""
         until = self._loop.time() + NAME_LEASES * self.settings.lease_s
         while (other := await self.run_away(self.registry.living, self.here())) is not None:
             if await is_gone(other.peers):
@@ -263,7 +308,9 @@ class Mesh(Entering, Tending, Managing, Draining):
         async with self._life:
             if self._begun.is_set():
                 await self._leave()
-        rest = asyncio.all_tasks() - {asyncio.current_task()}  # whoever waits for one in another thread is told
+        rest = asyncio.all_tasks() - {
+            asyncio.current_task()
+        }  # whoever waits for one in another thread is told
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
@@ -305,12 +352,15 @@ class Mesh(Entering, Tending, Managing, Draining):
 
     async def run_away(self, function: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
         """Call what waits for the store, on another thread."""
-        return await self._loop.run_in_executor(self._pool, functools.partial(function, *args, **keywords))
+        return await self._loop.run_in_executor(
+            self._pool, functools.partial(function, *args, **keywords)
+        )
 
     # -- queries
 
     def question(self, name: str) -> Question | None:
-        """For a query that is about to be asked; None: the mesh knows no such name. At most 10 us when it was asked before."""
+        """For a query that is about to be asked; None: the mesh knows no such name. At most 10 us
+        when it was asked before."""
         return self.routes.question(name)
 
     def link(self, name: str) -> Route | None:
@@ -327,7 +377,8 @@ class Mesh(Entering, Tending, Managing, Draining):
         return record is not None and bool(record.failures)
 
     def _look_up(self, id: str) -> None:
-        """A name that the mirrors do not know is asked of the store, by another thread; not while the store does not answer."""
+        """A name that the mirrors do not know is asked of the store, by another thread; not while
+        the store does not answer."""
         if not self._begun.is_set():
             if self.awaits:
                 self._check_open()
@@ -346,7 +397,9 @@ class Mesh(Entering, Tending, Managing, Draining):
 
     def _close_route(self, route: Route, seconds: float) -> None:
         self.ground.close(route.question, seconds)
-        self._loop.call_later(seconds, self._reopen, route.id)  # no reference: it may be unregistered by then
+        self._loop.call_later(
+            seconds, self._reopen, route.id
+        )  # no reference: it may be unregistered by then
 
     def _reopen(self, id: str) -> None:
         route = self.routes.get(id)
@@ -356,11 +409,13 @@ class Mesh(Entering, Tending, Managing, Draining):
     # -- replicas
 
     def seat(self, name: str, version: int, input: str) -> Seat | None:
-        """Where a copy that dials in is served, whose rows are of type `input`; None: it is not of the mesh."""
+        """Where a copy that dials in is served, whose rows are of type `input`; None: it is not of
+        the mesh."""
         return self.routes.seat(name, version, input)
 
     def renew_untyped(self, route: Route) -> None:
-        """Of a model whose rows nobody has stated: keep the type of rows that had an output, and forget one that had none.
+        """Of a model whose rows nobody has stated: keep the type of rows that had an output, and
+        forget one that had none.
 
         So a first query of a wrong shape does not decide which queries are refused from then on.
         """
@@ -379,7 +434,8 @@ class Mesh(Entering, Tending, Managing, Draining):
             self.ground.disconnect(VersionedModel(id, MESH_VERSION), number)
 
     def _replaced(self, route: Route) -> None:
-        """Its model has another queue: who waits in this one is told, and applications take the new one. Threads: any."""
+        """Its model has another queue: who waits in this one is told, and applications take the new
+        one. Threads: any."""
         self.ground.close(route.question, FOREVER_S)
         if self.ground.linking(route.id):
             self._tell(self._link_again)
@@ -392,7 +448,9 @@ class Mesh(Entering, Tending, Managing, Draining):
         return True
 
     def _count_replicas(self, id: VersionedModel) -> None:
-        route = self.routes.came_or_went(id.name, {replica.hello.replica for replica in self.ground.replicas(id)})
+        route = self.routes.came_or_went(
+            id.name, {replica.hello.replica for replica in self.ground.replicas(id)}
+        )
         if route is None or self._stopping:
             return
         if route.served:
@@ -402,13 +460,16 @@ class Mesh(Entering, Tending, Managing, Draining):
             self._loop.call_later(LOOK_S, self._look_after, route)
 
     def _look_after(self, route: Route) -> None:
-        """Its last replica has gone: rows that were sent to it, or came just then, wait for another."""
+        """Its last replica has gone: rows that were sent to it, or came just then, wait for
+        another."""
         if not route.served and not route.told and route.core.waiting and not self._stopping:
             route.told = True
             self.supply.miss(route)
 
     def _host_ready(self, host: Host) -> None:
-        _log.info("the model host %s is ready (pid %d): %s", host.name, host.pid, ", ".join(host.types))
+        _log.info(
+            "the model host %s is ready (pid %d): %s", host.name, host.pid, ", ".join(host.types)
+        )
 
     def _host_lost(self, host: Host) -> None:
         if not self._stopping:
@@ -472,7 +533,8 @@ class Mesh(Entering, Tending, Managing, Draining):
                 self._widen(route, record)
 
     def _forget(self, id: str) -> None:
-        """It is registered no more: who waits for it is told, and what it takes here is given back."""
+        """It is registered no more: who waits for it is told, and what it takes here is given
+        back."""
         route = self.routes.forget(id)
         self.supply.forget(id)
         if route is not None:
@@ -505,7 +567,8 @@ class Mesh(Entering, Tending, Managing, Draining):
         self.vmodels_moved()
 
     def follow_vmodel(self, id: str) -> None:
-        """Queries go by what the mirror says of it now, and never again by what it said before. Threads: any."""
+        """Queries go by what the mirror says of it now, and never again by what it said before.
+        Threads: any."""
         with self._following:
             vmodel = self.registry.vmodels.get(id)
             self.routes.alias(id, None if vmodel is None else alias_of(vmodel))
@@ -525,7 +588,8 @@ class Mesh(Entering, Tending, Managing, Draining):
             self.ground.disconnect(VersionedModel(id, MESH_VERSION), gone.number)
 
     async def _reclaim(self, id: str) -> None:
-        """Others took this node for dead, and its copy with it: it counts again, unless there are copies enough by now."""
+        """Others took this node for dead, and its copy with it: it counts again, unless there are
+        copies enough by now."""
         resident = self.local.residents.get(id)
         if id not in self.local.held or resident is None:
             return
@@ -533,8 +597,20 @@ class Mesh(Entering, Tending, Managing, Draining):
 
         def step(model: MeshModel, alive: Container[object]) -> MeshModel | claims.Refused:
             copies = max(1, model.policy.copies_min)
-            found = claims.claimed(model, me, now_ms(), alive=alive, copies=copies, settings=self.settings, size_bytes=size)
-            return found if isinstance(found, claims.Refused) else claims.completed(found, me, now_ms(), size_bytes=size)
+            found = claims.claimed(
+                model,
+                me,
+                now_ms(),
+                alive=alive,
+                copies=copies,
+                settings=self.settings,
+                size_bytes=size,
+            )
+            return (
+                found
+                if isinstance(found, claims.Refused)
+                else claims.completed(found, me, now_ms(), size_bytes=size)
+            )
 
         try:
             found = await self.run_away(self.registry.change_copies, id, step)
@@ -578,11 +654,18 @@ def _hosts(mesh: Mesh, names: Sequence[str]) -> list[Host]:
     each_mib = settings.capacity_mib // settings.hosts
 
     def command(name: str) -> Callable[[str], Sequence[str]]:
-        return lambda control: host_command(control, name, each_mib, settings.loading_max, settings.load_s, settings.runtimes)
+        return lambda control: host_command(
+            control, name, each_mib, settings.loading_max, settings.load_s, settings.runtimes
+        )
 
     return [
         Host(
-            name, mesh._folder, command(name), mesh._host_ready, mesh._host_lost, mesh._host_left,
+            name,
+            mesh._folder,
+            command(name),
+            mesh._host_ready,
+            mesh._host_lost,
+            mesh._host_left,
             silence_s=settings.host_silence_s,
         )
         for name in names

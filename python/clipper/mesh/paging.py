@@ -1,18 +1,21 @@
 """Which models stay in one instance's memory: a weighted LRU that knows what a model is worth.
 
-Worth is demand times what a reload costs, by bytes held. Demand is a count of uses that halves by and by: halved at once, this
-would be LRU; never, LFU. Half-lives are counted in uses, `USES` for each model that is here, so that a small memory forgets as
-fast as it turns over; where little is used, by the clock. Since all counts halve alike, their order changes only when one is
-used: with time t in half-lives and `weight` = log2(sum of 2 ** t over a model's uses), the model of least
+Worth is demand times what a reload costs, by bytes held. Demand is a count of uses that halves by
+and by: halved at once, this would be LRU; never, LFU. Half-lives are counted in uses, `USES` for
+each model that is here, so that a small memory forgets as fast as it turns over; where little is
+used, by the clock. Since all counts halve alike, their order changes only when one is used: with
+time t in half-lives and `weight` = log2(sum of 2 ** t over a model's uses), the model of least
 
     worth = weight + log2(cost) - log2(size)
 
-goes first, and this number is constant between a model's uses. A heap holds it; uses only raise it, so that a stale entry is too
-low and is found out when it comes up. Weights of models that have gone are kept for a while: one that returns is no stranger.
+goes first, and this number is constant between a model's uses. A heap holds it; uses only raise it,
+so that a stale entry is too low and is found out when it comes up. Weights of models that have gone
+are kept for a while: one that returns is no stranger.
 
-Given up: exact LRU, which forgets a model used every minute for one used once. Beside it, and beside rules that know the future:
-`python -m bench mesh-sim`. Source: LRFU (Lee et al., 2001) for the weight, GreedyDual-Size-Frequency (Cherkasova, 1998) for cost
-and size, TinyLFU (Einziger et al., 2017) for counting time in uses.
+Given up: exact LRU, which forgets a model used every minute for one used once. Beside it, and
+beside rules that know the future: `python -m bench mesh-sim`. Source: LRFU (Lee et al., 2001) for
+the weight, GreedyDual-Size-Frequency (Cherkasova, 1998) for cost and size, TinyLFU (Einziger et
+al., 2017) for counting time in uses.
 """
 
 import bisect
@@ -22,7 +25,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-USES: Final = 20.0  # uses, for each model that is here, in which demand halves; more is better while demand stays as it is
+# uses, for each model that is here, in which demand halves; more is better while demand stays as it
+# is
+USES: Final = 20.0
 HALF_LIFE_MS: Final = 6 * 3_600_000.0  # in which it halves whatever is used
 CHURN_MS: Final = 200.0  # after a load, in which those that waited for it are answered
 FEW: Final = 8  # models, below which they count as many
@@ -48,7 +53,8 @@ class Refused:
 
 @dataclass(slots=True)
 class Resident:
-    """A model that holds memory here. added_ms: since when; since its load ended, if that was told.  worth: see above."""
+    """A model that holds memory here. added_ms: since when; since its load ended, if that was told.
+    worth: see above."""
 
     size_bytes: int
     used_ms: int
@@ -64,9 +70,10 @@ class Resident:
 class Residents:
     """The models of one instance, what each holds, and who goes first.
 
-    Threads: one at a time. capacity_bytes: never exceeded by `add` after `room_for`. models_max: at most so many.
-    churn_ms: one that became resident more recently is not evicted, or two large ones that are both waited for could chase each
-    other out for ever, before either has answered; pinned models and those still loading never are. Iteration gives ids.
+    Threads: one at a time. capacity_bytes: never exceeded by `add` after `room_for`. models_max: at
+    most so many. churn_ms: one that became resident more recently is not evicted, or two large ones
+    that are both waited for could chase each other out for ever, before either has answered; pinned
+    models and those still loading never are. Iteration gives ids.
     """
 
     def __init__(
@@ -135,7 +142,8 @@ class Residents:
         loading: bool = False,
         cost_ms: float = 0.0,
     ) -> None:
-        """It holds this much from now on; loading: reserved for it, not to be evicted before `loaded`. cost_ms: of a reload."""
+        """It holds this much from now on; loading: reserved for it, not to be evicted before
+        `loaded`. cost_ms: of a reload."""
         self.remove(model)
         self._pass(now_ms, 1)
         weight = _sum(self._ghosts.pop(model, -math.inf), self._lives_at(used_ms))
@@ -201,15 +209,20 @@ class Residents:
 
     # -- who goes
 
-    def room_for(self, size_bytes: int, used_ms: int, now_ms: int, *, waiting: bool = True) -> Room | Refused:
-        """What must go before a model of this size can come. waiting: a request waits for it; else it must be worth more than
-        what goes, by its last use. Nothing is changed."""
+    def room_for(
+        self, size_bytes: int, used_ms: int, now_ms: int, *, waiting: bool = True
+    ) -> Room | Refused:
+        """What must go before a model of this size can come. waiting: a request waits for it; else
+        it must be worth more than what goes, by its last use. Nothing is changed."""
         need = self.used_bytes + size_bytes - self.capacity_bytes
         crowd = len(self._models) + 1 - self.models_max
         if need <= 0 and crowd <= 0:
             return Room()
         if size_bytes > self.capacity_bytes:
-            return Refused(f"it needs {size_bytes} bytes, and all memory here is {self.capacity_bytes}", never=True)
+            return Refused(
+                f"it needs {size_bytes} bytes, and all memory here is {self.capacity_bytes}",
+                never=True,
+            )
         chosen: list[str] = []
         passed: list[str] = []
         freed = 0
@@ -229,7 +242,8 @@ class Residents:
         return Room(tuple(self._needed(chosen, freed - need, len(chosen) - crowd)))
 
     def _needed(self, chosen: list[str], spare_bytes: int, spare_count: int) -> list[str]:
-        """Without those that the larger ones after them made needless; the worthiest are spared first."""
+        """Without those that the larger ones after them made needless; the worthiest are spared
+        first."""
         kept = []
         for model in reversed(chosen):
             size = self._models[model].size_bytes
@@ -244,8 +258,8 @@ class Residents:
         pinned = sum(held.size_bytes for held in self._models.values() if held.pinned)
         loading = sum(held.size_bytes for held in self._models.values() if held.loading)
         return (
-            f"{need} bytes are missing and {freed} can be freed: {pinned} are pinned, {loading} loading, "
-            f"and the others came or were used too recently to go"
+            f"{need} bytes are missing and {freed} can be freed: {pinned} are pinned, {loading}"
+            " loading, and the others came or were used too recently to go"
         )
 
     def _pass(self, now_ms: int, uses: float) -> None:

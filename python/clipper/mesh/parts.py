@@ -65,7 +65,9 @@ class Parts(ABC):
     def follow_vmodel(self, id: str) -> None: ...
 
     @abstractmethod
-    def run_away(self, function: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> Awaitable[T]: ...
+    def run_away(
+        self, function: Callable[P, T], *args: P.args, **keywords: P.kwargs
+    ) -> Awaitable[T]: ...
 
     def instances(self) -> list[Instance]:
         """Those that live, by id."""

@@ -1,8 +1,10 @@
-"""The other nodes, as this one talks to them: one channel to each, dialled when it is first needed, and a door for theirs.
+"""The other nodes, as this one talks to them: one channel to each, dialled when it is first needed,
+and a door for theirs.
 
-Verbs: `lend` {model, address, token, load, used_ms, copies}: serve that model to the server at `address`, and load it first
-if need be; `unlend` {model, address}; `load` {model, used_ms, copies}; `explain` {model}.  Events: `digest`
-{used: [[model, used_ms, count], ...]}, what of theirs was asked here.  Threads: all on the mesh's event loop.
+Verbs: `lend` {model, address, token, load, used_ms, copies}: serve that model to the server at
+`address`, and load it first if need be; `unlend` {model, address}; `load` {model, used_ms, copies};
+`explain` {model}.  Events: `digest` {used: [[model, used_ms, count], ...]}, what of theirs was
+asked here.  Threads: all on the mesh's event loop.
 """
 
 import asyncio
@@ -15,14 +17,20 @@ from clipper.mesh.channel import Channel, Door, Lost, Message, Serve, dial
 
 
 class Peers:
-    """address_of: where an instance listens, by its id; empty when it is not known.  serve: answers their requests.
-    heard: is told their events."""
+    """address_of: where an instance listens, by its id; empty when it is not known.  serve: answers
+    their requests. heard: is told their events."""
 
     def __init__(
         self, me: str, address: str, token: str, folder: Path, serve: Serve,
         heard: Callable[[Message], None], address_of: Callable[[str], str],
     ) -> None:  # fmt: skip
-        self._me, self._token, self._serve, self._address_of, self._heard = me, token, serve, address_of, heard
+        self._me, self._token, self._serve, self._address_of, self._heard = (
+            me,
+            token,
+            serve,
+            address_of,
+            heard,
+        )
         self._door = Door(address, token, self._came, folder, "peers")
         self._channels: dict[str, Channel] = {}
         self._dialling: dict[str, asyncio.Lock] = {}
@@ -71,5 +79,7 @@ class Peers:
             address = self._address_of(instance)
             if not address:
                 raise Lost(f"instance {instance!r} is not there")
-            channel = self._channels[instance] = await dial(address, {"token": self._token, "instance": self._me})
+            channel = self._channels[instance] = await dial(
+                address, {"token": self._token, "instance": self._me}
+            )
             return channel

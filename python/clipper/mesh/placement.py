@@ -1,11 +1,14 @@
-"""Where a model shall be loaded: an order of the instances, a shortlist of the best, and a draw among it.
+"""Where a model shall be loaded: an order of the instances, a shortlist of the best, and a draw
+among it.
 
-Hard conditions come first: the type's required labels, memory enough at all, not stopping, not there already, not failed there.
-Then the order: no longer to be replaced by a newer version, room left, another zone and host than its copies, fewer models; where
-there is no room, the one whose models have waited longest. Nearly equal instances make a shortlist, those much busier than the
-least busy leave it, and chance decides, since all nodes decide by records that are up to two seconds old and must not all agree.
-Numbers: model-mesh's, but for what is too busy. Its 100 queries a minute send all loads of a full mesh to the few instances with
-the fewest queries, which then throw out what they need: ten simulated nodes hit 59 % with it, and 65 % without. Its shortlist
+Hard conditions come first: the type's required labels, memory enough at all, not stopping, not
+there already, not failed there. Then the order: no longer to be replaced by a newer version, room
+left, another zone and host than its copies, fewer models; where there is no room, the one whose
+models have waited longest. Nearly equal instances make a shortlist, those much busier than the
+least busy leave it, and chance decides, since all nodes decide by records that are up to two
+seconds old and must not all agree. Numbers: model-mesh's, but for what is too busy. Its 100 queries
+a minute send all loads of a full mesh to the few instances with the fewest queries, which then
+throw out what they need: ten simulated nodes hit 59 % with it, and 65 % without. Its shortlist
 looked at the wrong record; ours is tested for that.
 """
 
@@ -24,7 +27,9 @@ from clipper.mesh.records import Instance, MeshModel
 
 DEFAULT: Final = "_default"  # the constraint of types that have none
 FULL_SHARE: Final = 0.05  # of capacity: an instance with less left is full
-LRU_WINDOW_MS: Final = 45_000  # full ones whose oldest model is about as old are as good; or 10 % of its age
+LRU_WINDOW_MS: Final = (
+    45_000  # full ones whose oldest model is about as old are as good; or 10 % of its age
+)
 LRU_SHARE: Final = 0.10
 PREFERRED_MS: Final = 120_000  # the same window for instances with preferred labels
 PREFERRED_SHARE: Final = 0.25
@@ -32,7 +37,9 @@ FREE_SHARE: Final = 0.25  # of the best's free memory
 MODELS_FEW: Final = 10
 MODELS_RATIO: Final = 1.25
 BUSY_RATE: Final = 6000.0  # queries a minute; instances below are never too busy (see above)
-UPGRADE_MS: Final = 20 * 60_000  # after a newer version appeared, instances of the older are about to go
+UPGRADE_MS: Final = (
+    20 * 60_000
+)  # after a newer version appeared, instances of the older are about to go
 QUEUED_FEW: Final = 2
 RETRY_MS: Final = 1000
 DRAWN: Final = 12  # of a longer shortlist, so many are looked at
@@ -70,7 +77,8 @@ def constraint_of(type: str, constraints: Constraints) -> Constraint:
 
 
 class Field(Sequence[Instance]):
-    """The instances in placement's order, kept in order as their records change: for many choices between two changes.
+    """The instances in placement's order, kept in order as their records change: for many choices
+    between two changes.
 
     Threads: one at a time.
     """
@@ -89,7 +97,8 @@ class Field(Sequence[Instance]):
 
     @classmethod
     def of(cls, instances: Sequence[Instance]) -> "Field":
-        """These, as they are when they are one already. (By type: isinstance of an abstract class costs ten times as much.)"""
+        """These, as they are when they are one already. (By type: isinstance of an abstract class
+        costs ten times as much.)"""
         return instances if type(instances) is Field else cls(instances)
 
     def __len__(self) -> int:
@@ -144,12 +153,15 @@ class Field(Sequence[Instance]):
         if held is not None:
             self.put(
                 msgspec.structs.replace(
-                    held, used_bytes=min(held.used_bytes + size_bytes, held.capacity_bytes), queued=held.queued + 1
+                    held,
+                    used_bytes=min(held.used_bytes + size_bytes, held.capacity_bytes),
+                    queued=held.queued + 1,
                 )
             )
 
     def replaced(self, now_ms: int) -> frozenset[str]:
-        """The instances that are about to make way for those of a newer version with the same labels."""
+        """The instances that are about to make way for those of a newer version with the same
+        labels."""
         if len(self._versions) > 1:
             if not 0 <= now_ms - self._replaced_ms < RETRY_MS:
                 self._replaced_ms = now_ms
@@ -186,16 +198,27 @@ def _generation(instance: Instance) -> tuple[str, tuple[str, ...], int, bool]:
 
 
 def _replaced(instances: Iterable[Instance], now_ms: int) -> frozenset[str]:
-    """Those of another version than the newest of their labels, while that is young and has room."""
+    """Those of another version than the newest of their labels, while that is young and has
+    room."""
     groups: dict[frozenset[str], dict[str, list[Instance]]] = {}
     for instance in instances:
-        groups.setdefault(frozenset(instance.labels), {}).setdefault(instance.version, []).append(instance)
+        groups.setdefault(frozenset(instance.labels), {}).setdefault(instance.version, []).append(
+            instance
+        )
     found: set[str] = set()
     for versions in groups.values():
-        first = {version: min(i.started_ms for i in members) for version, members in versions.items()}
+        first = {
+            version: min(i.started_ms for i in members) for version, members in versions.items()
+        }
         newest = max(first, key=lambda version: first[version])
-        if len(first) > 1 and now_ms - first[newest] < UPGRADE_MS and not all(map(is_full, versions[newest])):
-            found.update(i.id for version, members in versions.items() if version != newest for i in members)
+        if (
+            len(first) > 1
+            and now_ms - first[newest] < UPGRADE_MS
+            and not all(map(is_full, versions[newest]))
+        ):
+            found.update(
+                i.id for version, members in versions.items() if version != newest for i in members
+            )
     return frozenset(found)
 
 
@@ -227,19 +250,31 @@ def choose(
     used_ms: int = 0,
     size_bytes: int = 0,
 ) -> Choice | Refusal:
-    """An instance for one more copy, beside those in `model.copies`. Pass a Field when there are many choices to make.
+    """An instance for one more copy, beside those in `model.copies`. Pass a Field when there are
+    many choices to make.
 
-    exclude: where it was tried, or failed.  avoid: only if there is no other (quarantine).  prefer_local: taken if it is on the
-    shortlist.  used_ms: last use, 0: now; what was used long ago may go to busy places.  size_bytes: 0: as the record says.
+    exclude: where it was tried, or failed.  avoid: only if there is no other (quarantine).
+    prefer_local: taken if it is on the shortlist.  used_ms: last use, 0: now; what was used long
+    ago may go to busy places.  size_bytes: 0: as the record says.
     """
     field = Field.of(instances)
     constraint = constraint_of(model.type, constraints)
-    wish = _Wish(model, constraint, size_bytes or model.size_bytes, exclude, field.replaced(now_ms), now_ms, used_ms or now_ms)
+    wish = _Wish(
+        model,
+        constraint,
+        size_bytes or model.size_bytes,
+        exclude,
+        field.replaced(now_ms),
+        now_ms,
+        used_ms or now_ms,
+    )
     prefers = (*constraint.preferred, *model.policy.prefers)
     ordered: Sequence[Instance] = field
     if model.copies or prefers or avoid:
         ordered = _narrowed(field, wish, avoid, prefers)
-    found = _shortlist(ordered, wish, rng) or (_shortlist(ordered, replace(wish, evicting=True), rng))
+    found = _shortlist(ordered, wish, rng) or (
+        _shortlist(ordered, replace(wish, evicting=True), rng)
+    )
     if not found:
         return _refusal(field, wish, max(RETRY_MS, int(seen.mean_ms(model.type))))
     found = _not_too_busy(found, wish)
@@ -250,7 +285,8 @@ def choose(
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """What is to be placed. evicting: even where something must go for it, and no room is left anywhere."""
+    """What is to be placed. evicting: even where something must go for it, and no room is left
+    anywhere."""
 
     model: MeshModel
     constraint: Constraint
@@ -274,8 +310,11 @@ class _Wish:
         return not self.why_not(instance)
 
 
-def _narrowed(field: Field, wish: _Wish, avoid: Collection[str], prefers: tuple[str, ...]) -> list[Instance]:
-    """Those that fit, and of them those not in quarantine, in other zones, on other hosts, preferred; each if there are any."""
+def _narrowed(
+    field: Field, wish: _Wish, avoid: Collection[str], prefers: tuple[str, ...]
+) -> list[Instance]:
+    """Those that fit, and of them those not in quarantine, in other zones, on other hosts,
+    preferred; each if there are any."""
     found = [i for i in field if not wish.why_not(i)]
     holders = [holder for id in wish.model.copies if (holder := field.get(id))]
     zones, hosts = {h.zone for h in holders}, {h.host for h in holders if h.host}
@@ -303,23 +342,36 @@ def _shortlist(ordered: Sequence[Instance], wish: _Wish, rng: Random) -> list[In
         return []
     best = ordered[first]
     full, outgoing = is_full(best), best.id in wish.replaced
-    most = _as_good(best, wish, LRU_WINDOW_MS, LRU_SHARE) if full else max(MODELS_FEW, int(MODELS_RATIO * best.models))
+    most = (
+        _as_good(best, wish, LRU_WINDOW_MS, LRU_SHARE)
+        if full
+        else max(MODELS_FEW, int(MODELS_RATIO * best.models))
+    )
     least_free = 0 if full else FREE_SHARE * best.free_bytes
 
     def as_good(instance: Instance) -> bool:
         first = instance.lru_ms if full else instance.models
-        return first <= most and is_full(instance) == full and (instance.id in wish.replaced) == outgoing
+        return (
+            first <= most
+            and is_full(instance) == full
+            and (instance.id in wish.replaced) == outgoing
+        )
 
-    end = bisect.bisect_left(ordered, True, lo=first + 1, key=lambda instance: not as_good(instance))
+    end = bisect.bisect_left(
+        ordered, True, lo=first + 1, key=lambda instance: not as_good(instance)
+    )
     places: Iterable[int] = range(first, end)
     if end - first > DRAWN:
         places = (first, *rng.sample(range(first + 1, end), DRAWN - 1))
     drawn = [ordered[n] for n in places]
-    return [instance for instance in drawn if instance.free_bytes >= least_free and wish.fits(instance)]
+    return [
+        instance for instance in drawn if instance.free_bytes >= least_free and wish.fits(instance)
+    ]
 
 
 def _not_too_busy(found: list[Instance], wish: _Wish) -> list[Instance]:
-    """Without those whose rate is far above the least, and those whose queue of loads is longer by more than a few."""
+    """Without those whose rate is far above the least, and those whose queue of loads is longer by
+    more than a few."""
     since = max(0, wish.now_ms - wish.used_ms)
     times = next((times for within_ms, times in TOLERATED if since <= within_ms), math.inf)
     least = min(instance.rate for instance in found)
@@ -334,7 +386,10 @@ def _told(chosen: Instance, wish: _Wish, count: int, local: bool) -> str:
         if is_full(chosen)
         else (f"{chosen.free_bytes >> 20} MiB are free beside {chosen.models} models")
     )
-    return f"{what}; {'the query came in there' if local else f'drawn among {count}' if count > 1 else 'the best'}"
+    return (
+        f"{what};"
+        f" {'the query came in there' if local else f'drawn among {count}' if count > 1 else 'the best'}"  # noqa: E501
+    )
 
 
 def _refusal(field: Field, wish: _Wish, retry_ms: int) -> Refusal:
@@ -342,7 +397,9 @@ def _refusal(field: Field, wish: _Wish, retry_ms: int) -> Refusal:
     if not field:
         return Refusal("no instance lives", RETRY_MS)
     reasons = {instance.id: wish.why_not(instance) for instance in field}
-    grave = all(unfit(wish.model, i, wish.constraint, wish.size_bytes) and not i.stopping for i in field)
+    grave = all(
+        unfit(wish.model, i, wish.constraint, wish.size_bytes) and not i.stopping for i in field
+    )
     shown = "; ".join(f"{id}: {why}" for id, why in sorted(reasons.items())[:5])
     more = f"; and {len(reasons) - 5} more" if len(reasons) > 5 else ""
     return Refusal(f"no instance can hold it. {shown}{more}", 0 if grave else retry_ms)
@@ -359,12 +416,23 @@ def explain(
     avoid: Collection[str] = (),
     size_bytes: int = 0,
 ) -> list[Verdict]:
-    """What `choose` thinks of each instance, best first; those with `ok` are what it would draw among. seen: as for `choose`."""
+    """What `choose` thinks of each instance, best first; those with `ok` are what it would draw
+    among. seen: as for `choose`."""
     field = Field.of(instances)
     constraint = constraint_of(model.type, constraints)
-    wish = _Wish(model, constraint, size_bytes or model.size_bytes, exclude, field.replaced(now_ms), now_ms, now_ms)
+    wish = _Wish(
+        model,
+        constraint,
+        size_bytes or model.size_bytes,
+        exclude,
+        field.replaced(now_ms),
+        now_ms,
+        now_ms,
+    )
     ordered = _narrowed(field, wish, avoid, (*constraint.preferred, *model.policy.prefers))
-    found = _shortlist(ordered, wish, Random(0)) or _shortlist(ordered, replace(wish, evicting=True), Random(0))
+    found = _shortlist(ordered, wish, Random(0)) or _shortlist(
+        ordered, replace(wish, evicting=True), Random(0)
+    )
     listed = {i.id for i in found}
     drawn = {i.id for i in _not_too_busy(found, wish)} if found else set()
     told, rank = [], -1
@@ -383,6 +451,10 @@ def explain(
         elif instance.id in wish.replaced:
             why = "an instance of a newer version will replace it"
         else:
-            why = "others are better, it is full" if is_full(instance, wish.size_bytes) else f"it has {instance.models} models"
+            why = (
+                "others are better, it is full"
+                if is_full(instance, wish.size_bytes)
+                else f"it has {instance.models} models"
+            )
         told.append(Verdict(instance.id, instance.id in drawn, why, rank))
     return sorted(told, key=lambda verdict: (verdict.rank < 0, verdict.rank))

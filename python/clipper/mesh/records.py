@@ -1,8 +1,9 @@
 """What the mesh knows of models, v-models and instances, as records of the store.
 
-Keys: `mesh/model/ID`, `mesh/vmodel/ID`, `mesh/instance/ID` (leased: it goes with its node). Times are milliseconds of the wall
-clock, since several hosts read them; sizes are bytes. Hot values (precise use, rates, queues) are not here: they
-travel between nodes in digests. Source: seeds' model-mesh slides, "etcd Registry"; research on its records.
+Keys: `mesh/model/ID`, `mesh/vmodel/ID`, `mesh/instance/ID` (leased: it goes with its node). Times
+are milliseconds of the wall clock, since several hosts read them; sizes are bytes. Hot values
+(precise use, rates, queues) are not here: they travel between nodes in digests. Source: seeds'
+model-mesh slides, "etcd Registry"; research on its records.
 """
 
 from typing import Final, Literal, TypeVar
@@ -20,9 +21,10 @@ VStatus = Literal["NOT_FOUND", "DEFINED", "TRANSITIONING", "TRANSITION_FAILED"]
 
 
 class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a user asks for one model. copies_max 0: as many as the load asks for.  pinned: never evicted.
-    slo_ms: what queueing is held against; 0: the mesh's.  concurrency: batches at once in one copy; 0: what its runtime says.
-    requires, prefers: labels of instances, beside those of its type."""
+    """What a user asks for one model. copies_max 0: as many as the load asks for.  pinned: never
+    evicted. slo_ms: what queueing is held against; 0: the mesh's.  concurrency: batches at once in
+    one copy; 0: what its runtime says. requires, prefers: labels of instances, beside those of its
+    type."""
 
     copies_min: int = 0
     copies_max: int = 0
@@ -34,7 +36,8 @@ class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Copy(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One instance's claim on a model: written before it loads, completed when it has. loaded_ms 0: loading."""
+    """One instance's claim on a model: written before it loads, completed when it has. loaded_ms 0:
+    loading."""
 
     claimed_ms: int
     loaded_ms: int = 0
@@ -42,8 +45,8 @@ class Copy(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A load that failed in an instance. count: how often in a row.  crashed: it ended, or hung, a process that held no other
-    model, be it at a query after the load."""
+    """A load that failed in an instance. count: how often in a row.  crashed: it ended, or hung, a
+    process that held no other model, be it at a query after the load."""
 
     time_ms: int
     why: str = ""
@@ -53,11 +56,13 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class MeshModel(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A model that can be loaded anywhere its type allows. Immutable but for `copies` and what follows.
+    """A model that can be loaded anywhere its type allows. Immutable but for `copies` and what
+    follows.
 
-    type: its runtime, `onnx`, `skops`, `python`, ...  path: of the artifact.  key: what else its runtime needs to open it.
-    input, output: types of a row, `any` until a copy has said them.  refs: v-models that name it.  auto_delete: unregister it
-    soon after refs come to 0.  used_ms: last use, lazily written.  size_bytes: as last measured, 0 while unknown.
+    type: its runtime, `onnx`, `skops`, `python`, ...  path: of the artifact.  key: what else its
+    runtime needs to open it. input, output: types of a row, `any` until a copy has said them.
+    refs: v-models that name it.  auto_delete: unregister it soon after refs come to 0.  used_ms:
+    last use, lazily written.  size_bytes: as last measured, 0 while unknown.
     """
 
     id: str
@@ -79,7 +84,12 @@ class MeshModel(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def loaded(self) -> tuple[str, ...]:
         """The instances where it can be asked, longest loaded first."""
-        return tuple(sorted((i for i, copy in self.copies.items() if copy.loaded_ms), key=lambda i: self.copies[i].loaded_ms))
+        return tuple(
+            sorted(
+                (i for i, copy in self.copies.items() if copy.loaded_ms),
+                key=lambda i: self.copies[i].loaded_ms,
+            )
+        )
 
     def status(self) -> Status:
         """What is known of all its copies together."""
@@ -91,10 +101,12 @@ class MeshModel(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class VModel(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A name that stands for a model, and may come to stand for another. In steady state target equals active.
+    """A name that stands for a model, and may come to stand for another. In steady state target
+    equals active.
 
-    share: of the queries that ask the target while a split was asked for, 0 to 1.  previous: the active one before, for a
-    rollback.  failed, why: the target could not be loaded; the active one goes on.  force: switch without waiting.
+    share: of the queries that ask the target while a split was asked for, 0 to 1.  previous: the
+    active one before, for a rollback.  failed, why: the target could not be loaded; the active one
+    goes on.  force: switch without waiting.
     """
 
     id: str
@@ -116,9 +128,10 @@ class VModel(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Instance(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A node as the others see it, published when it has changed enough. peers: where nodes talk to it, `unix:/path` or
-    `tcp:host:port`.  containers: where model hosts of others may dial in to serve it.  number: of the node, unique, for the
-    replicas it lends.  lru_ms: last use of its least recently used model.  rate: queries a minute over its copies.
+    """A node as the others see it, published when it has changed enough. peers: where nodes talk to
+    it, `unix:/path` or `tcp:host:port`.  containers: where model hosts of others may dial in to
+    serve it.  number: of the node, unique, for the replicas it lends.  lru_ms: last use of its
+    least recently used model.  rate: queries a minute over its copies.
     """
 
     id: str

@@ -19,9 +19,11 @@ class Recovery:
         self._me, self._local, self._isolation = me, local, isolation
 
     def host_lost(self, host: Host) -> None:
-        """Load its models again where they were: the claims stand, and those who wait are served as soon as it can.
+        """Load its models again where they were: the claims stand, and those who wait are served as
+        soon as it can.
 
-        Those that were at work are loaded each into a host of its own. One that was in such a host has failed.
+        Those that were at work are loaded each into a host of its own. One that was in such a host
+        has failed.
         """
         alone = self._isolation.is_alone_in(host)
         if not alone:
@@ -31,10 +33,13 @@ class Recovery:
                 why = f"it ended, or hung, its process in {self._me}, where it was alone"
                 self._local.spawn(self._local.crashed(id, why))
             else:
-                self._local.spawn(self._load_again(None if id in host.blamed else host.is_ready, id, held.lent))
+                self._local.spawn(
+                    self._load_again(None if id in host.blamed else host.is_ready, id, held.lent)
+                )
 
     def acquit(self, id: str, host: Host) -> None:
-        """It has ended no process for a while: load it where models of its id are, and end its own host."""
+        """It has ended no process for a while: load it where models of its id are, and end its own
+        host."""
         for _, held in self._local.host_lost(host):
             self._local.spawn(self._move_back(id, held.lent))
 

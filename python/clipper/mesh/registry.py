@@ -1,8 +1,9 @@
-"""What the mesh knows in common, in the store: changed by transactions on one record, read from mirrors in memory.
+"""What the mesh knows in common, in the store: changed by transactions on one record, read from
+mirrors in memory.
 
-Whoever changes a record does so by a pure step from what was read to what is to be (mesh/claims.py), and again if somebody was
-faster: so of two instances that claim a model at once one finds the other's claim. Threads: any; what changes waits for the
-store.
+Whoever changes a record does so by a pure step from what was read to what is to be
+(mesh/claims.py), and again if somebody was faster: so of two instances that claim a model at once
+one finds the other's claim. Threads: any; what changes waits for the store.
 """
 
 import contextlib
@@ -18,14 +19,35 @@ from clipper.clock import wall_time_us
 from clipper.errors import AlreadyExists, Overloaded, StillLinked, StoreError, UnknownModel
 from clipper.mesh import vmodels
 from clipper.mesh.claims import Refused
-from clipper.mesh.records import INSTANCES, MODELS, VMODELS, Instance, MeshModel, VModel, decode, encode
+from clipper.mesh.records import (
+    INSTANCES,
+    MODELS,
+    VMODELS,
+    Instance,
+    MeshModel,
+    VModel,
+    decode,
+    encode,
+)
 from clipper.mesh.vmodels import VChange
 from clipper.settings.mesh import MeshSettings
-from clipper.store import ABSENT, Candidate, Compare, Delete, Lease, Mirror, Put, Record, Store, history
+from clipper.store import (
+    ABSENT,
+    Candidate,
+    Compare,
+    Delete,
+    Lease,
+    Mirror,
+    Put,
+    Record,
+    Store,
+    history,
+)
 from clipper.types import check_name
 
 TOKEN: Final = "mesh/token"
-HISTORY: Final = "mesh/history"  # made up by the first node of a mesh; a store without it, or with another, is not the one it was
+# made up by the first node of a mesh; a store without it, or with another, is not the one it was
+HISTORY: Final = "mesh/history"
 HELD: Final = "mesh/held"  # the store was found empty by nodes that go on by what they remember
 NUMBER: Final = "mesh/number"
 _TRIES: Final = 1000
@@ -33,7 +55,9 @@ _SAME: Final = ("type", "path", "key", "policy")  # what makes two registrations
 _log = logging.getLogger(__name__)
 
 Step = Callable[[MeshModel], MeshModel | Refused]
-CopiesStep = Callable[[MeshModel, Container[object]], MeshModel | Refused]  # with the holders that live
+CopiesStep = Callable[
+    [MeshModel, Container[object]], MeshModel | Refused
+]  # with the holders that live
 Decide = Callable[[VModel | None, Callable[[str], MeshModel | None]], VChange]
 
 
@@ -42,7 +66,8 @@ def now_ms() -> int:
 
 
 class Registry:
-    """`models`, `vmodels`, `instances`: what is known here, by id. A store that is away leaves them as they are."""
+    """`models`, `vmodels`, `instances`: what is known here, by id. A store that is away leaves them
+    as they are."""
 
     def __init__(self, store: Store, settings: MeshSettings) -> None:
         self.store, self.settings = store, settings
@@ -70,7 +95,8 @@ class Registry:
     # -- this node
 
     def token(self) -> str:
-        """What nodes of one store show each other. From now on this node knows the store's history."""
+        """What nodes of one store show each other. From now on this node knows the store's
+        history."""
         with contextlib.suppress(StoreError):  # StoreConflict: another was first
             self.store.put_if(TOKEN, secrets.token_urlsafe(24).encode(), ABSENT)
         made_up = Put(HISTORY, secrets.token_hex(16).encode())
@@ -78,7 +104,10 @@ class Registry:
         found, known = self.store.get(TOKEN), self.store.get(HISTORY)
         if found is None:
             raise StoreError(f"store {self.store.name} does not keep {TOKEN!r}.")
-        self._token, self._history = found.value.decode(), known.value.decode() if known is not None else ""
+        self._token, self._history = (
+            found.value.decode(),
+            known.value.decode() if known is not None else "",
+        )
         return self._token
 
     def number(self) -> int:
@@ -99,15 +128,21 @@ class Registry:
             self.store.txn((Compare(record.key, record.revision),), (Delete(record.key),))
 
     def enter(self, instance: Instance) -> None:
-        """This node is there, as long as its lease lives. AlreadyExists while another of its name is."""
+        """This node is there, as long as its lease lives. AlreadyExists while another of its name
+        is."""
         lease = self.store.lease(self.settings.lease_s).keeping()
         try:
             record = self.store.get(INSTANCES + instance.id)
             if record is not None and decode(record.value, Instance).number != instance.number:
                 raise is_taken(decode(record.value, Instance))
-            same = Compare(INSTANCES + instance.id, record.revision if record is not None else ABSENT)
+            same = Compare(
+                INSTANCES + instance.id, record.revision if record is not None else ABSENT
+            )
             if not self.store.txn((same,), (Put(same.key, encode(instance), lease.id),)).ok:
-                raise StoreError(f"another node has entered as {instance.id!r} at the same time.", hint="It is tried again.")
+                raise StoreError(
+                    f"another node has entered as {instance.id!r} at the same time.",
+                    hint="It is tried again.",
+                )
         except BaseException:
             with contextlib.suppress(StoreError):
                 lease.revoke()
@@ -131,7 +166,8 @@ class Registry:
         return self.lease is None or not self.lease.alive
 
     def alive(self) -> Collection[str]:
-        """Ids of the instances that live, as far as is known here; this one among them while it holds its lease."""
+        """Ids of the instances that live, as far as is known here; this one among them while it
+        holds its lease."""
         found = set(self.instances)
         if self._me and not self.is_fenced:
             found.add(self._me)
@@ -140,9 +176,11 @@ class Registry:
     # -- a store that is not the one that it was
 
     def _accept(self) -> None:
-        """Whether what the store says now goes on from what it said before. StoreError when not: nothing is taken from it.
+        """Whether what the store says now goes on from what it said before. StoreError when not:
+        nothing is taken from it.
 
-        The token, and the numbers that live, are written again, so that a node that starts now finds them.
+        The token, and the numbers that live, are written again, so that a node that starts now
+        finds them.
         """
         if not self._history:  # this node has entered meanwhile, and does not know what was before
             found = self.store.get(HISTORY)
@@ -158,27 +196,43 @@ class Registry:
         what = "has lost its history" if found is None else "has another history"
         if not self.other_history:
             _log.error(
-                "the store %s %s: %d models and %d v-models stay as they were, until server.mesh.take_store() says which holds",
-                self.store.name, what, len(self.models), len(self.vmodels),
-            )  # fmt: skip
+                "the store %s %s: %d models and %d v-models stay as they were, until "
+                "server.mesh.take_store() says which holds",
+                self.store.name,
+                what,
+                len(self.models),
+                len(self.vmodels),
+            )
         self.other_history = f"the store {self.store.name} {what}"
-        raise StoreError(f"{self.other_history}.", hint="server.mesh.take_store(restore=True) writes back what is known here.")
+        raise StoreError(
+            f"{self.other_history}.",
+            hint="server.mesh.take_store(restore=True) writes back what is known here.",
+        )
 
     def _keep_number(self) -> None:
         """No number that lives is given again."""
-        highest = max((instance.number for instance in self.instances.values()), default=0) if self._me else 0
+        highest = (
+            max((instance.number for instance in self.instances.values()), default=0)
+            if self._me
+            else 0
+        )
         record = self.store.get(NUMBER)
         if highest > int(record.value if record is not None else 0):
             self.store.update(NUMBER, lambda value: str(max(int(value or b"0"), highest)).encode())
 
     def take_store(self, restore: bool) -> int:
-        """From now on the store holds again, for all nodes; -> records written. restore: write back what is known here and is
-        not there; else what is not there is unregistered."""
+        """From now on the store holds again, for all nodes; -> records written. restore: write back
+        what is known here and is not there; else what is not there is unregistered."""
         written = 0
         for mirror, prefix in ((self.models, MODELS), (self.vmodels, VMODELS)) if restore else ():
             for key, record in mirror.records().items():
-                written += self.store.txn((Compare(prefix + key, ABSENT),), (Put(prefix + key, record.value),)).ok
-        self.store.txn((), (Put(TOKEN, self._token.encode()), Put(HISTORY, self._history.encode()), Delete(HELD)))
+                written += self.store.txn(
+                    (Compare(prefix + key, ABSENT),), (Put(prefix + key, record.value),)
+                ).ok
+        self.store.txn(
+            (),
+            (Put(TOKEN, self._token.encode()), Put(HISTORY, self._history.encode()), Delete(HELD)),
+        )
         return written
 
     # -- models
@@ -193,8 +247,10 @@ class Registry:
         return None if record is None else decode(record.value, MeshModel)
 
     def register(self, model: MeshModel) -> MeshModel:
-        """-> as it is registered, be it before. AlreadyExists when that differs; Overloaded when there are too many. It has its
-        entry in the history, as has what `unregister` and `change_vmodel` do; in a rehearsal nothing is written."""
+        """-> as it is registered, be it before. AlreadyExists when that differs; Overloaded when
+        there are too many. It has its entry in the history, as has what `unregister` and
+        `change_vmodel` do; in a rehearsal nothing is written.
+        """
         checked(check_name, model.id, "model")
         for _ in range(_TRIES):
             record = self.store.get(MODELS + model.id)
@@ -207,7 +263,9 @@ class Registry:
                 continue
             if len(self.models) >= self.settings.models_max:
                 hint = "Raise mesh.models_max, or unregister some."
-                raise Overloaded(f"{len(self.models)} models are registered, as many as there may be.", hint=hint)
+                raise Overloaded(
+                    f"{len(self.models)} models are registered, as many as there may be.", hint=hint
+                )
             free = (Compare(MODELS + model.id, ABSENT), Compare(VMODELS + model.id, ABSENT))
             ops = (Put(MODELS + model.id, encode(model)),)
             entry = self._entry("mesh register", ops, {})
@@ -230,7 +288,10 @@ class Registry:
         if model.refs:
             names = sorted(v.id for v in self.vmodels.values() if model.id in (v.active, v.target))
             which = ", ".join(names[:5]) or "a v-model"
-            raise StillLinked(f"model {model.id!r} is what {which} stands for.", hint="Delete that, or let it stand for another.")
+            raise StillLinked(
+                f"model {model.id!r} is what {which} stands for.",
+                hint="Delete that, or let it stand for another.",
+            )
         return True
 
     def _remove(self, id: str, may_go: Callable[[MeshModel], bool], verb: str) -> bool:
@@ -240,15 +301,24 @@ class Registry:
                 return False
             ops = (Delete(MODELS + id),)
             entry = self._entry(verb, ops, {record.key: record})
-            if entry is None or self.store.txn((Compare(MODELS + id, record.revision),), (*ops, entry)).ok:
+            if (
+                entry is None
+                or self.store.txn((Compare(MODELS + id, record.revision),), (*ops, entry)).ok
+            ):
                 return True
         raise _contended(id)
 
     def _keep(self, record: Record, known: MeshModel) -> MeshModel | None:
-        """Registered by itself, it goes with no v-model any more. None: it has been changed meanwhile."""
+        """Registered by itself, it goes with no v-model any more. None: it has been changed
+        meanwhile."""
         kept = msgspec.structs.replace(known, auto_delete=False)
         same = Compare(record.key, record.revision)
-        return kept if history.is_rehearsed() or self.store.txn((same,), (Put(record.key, encode(kept)),)).ok else None
+        return (
+            kept
+            if history.is_rehearsed()
+            or self.store.txn((same,), (Put(record.key, encode(kept)),)).ok
+            else None
+        )
 
     def change(self, id: str, step: Step) -> MeshModel | Refused:
         """`step`, until it was written as the record was when it decided. UnknownModel."""
@@ -257,15 +327,22 @@ class Registry:
     def change_copies(self, id: str, step: CopiesStep) -> MeshModel | Refused:
         """As `change`, for a step that depends on which holders of the model live.
 
-        The step is also given the holders that the store has a record of, and its result is written only if this is still so.
-        The mirror of the instances cannot decide it: it may not know yet of a node that has just entered, or has just died.
+        The step is also given the holders that the store has a record of, and its result is written
+        only if this is still so. The mirror of the instances cannot decide it: it may not know yet
+        of a node that has just entered, or has just died.
         """
 
         def decide(model: MeshModel) -> tuple[MeshModel | Refused, Sequence[Compare]]:
             holders = {instance: self.store.get(INSTANCES + instance) for instance in model.copies}
-            alive = frozenset(instance for instance, record in holders.items() if record is not None)
+            alive = frozenset(
+                instance for instance, record in holders.items() if record is not None
+            )
             guards = [
-                Compare(INSTANCES + instance, record.created_revision if record is not None else ABSENT, "created_revision")
+                Compare(
+                    INSTANCES + instance,
+                    record.created_revision if record is not None else ABSENT,
+                    "created_revision",
+                )
                 for instance, record in holders.items()
             ]
             return step(model, alive), guards
@@ -283,12 +360,16 @@ class Registry:
                 raise UnknownModel(f"no model {id!r} is registered.")
             before = decode(known.value, MeshModel)
             after, guards = decide(before)
-            if isinstance(after, Refused) or after is before:  # nothing to write would say that it is old
+            if (
+                isinstance(after, Refused) or after is before
+            ):  # nothing to write would say that it is old
                 if _is_newest(self.store, known.key, known.revision):
                     return after
                 known = None
                 continue
-            if self.store.txn((Compare(known.key, known.revision), *guards), (Put(known.key, encode(after)),)).ok:
+            if self.store.txn(
+                (Compare(known.key, known.revision), *guards), (Put(known.key, encode(after)),)
+            ).ok:
                 return after
             known = None
         raise _contended(id)
@@ -304,21 +385,27 @@ class Registry:
             return found
         return None if record is None else decode(record.value, VModel)
 
-    def change_vmodel(self, id: str, decide: Decide, leader: Candidate | None = None, verb: str = "set") -> VModel | None:
-        """What `decide` makes of it, if all that it has read is as it was; leader: and this one still stands for election.
-        verb: for the history. AlreadyExists for the id of a model."""
+    def change_vmodel(
+        self, id: str, decide: Decide, leader: Candidate | None = None, verb: str = "set"
+    ) -> VModel | None:
+        """What `decide` makes of it, if all that it has read is as it was; leader: and this one
+        still stands for election. verb: for the history. AlreadyExists for the id of a model."""
         for _ in range(_TRIES):
             seen: dict[str, Record | None] = {MODELS + id: None}
             found = seen[VMODELS + id] = self.store.get(VMODELS + id)
             before = decode(found.value, VModel) if found else None
             if before is None and self.store.get(MODELS + id) is not None:
-                raise AlreadyExists(f"{id!r} is a model.", hint="Choose another name for the v-model.")
+                raise AlreadyExists(
+                    f"{id!r} is a model.", hint="Choose another name for the v-model."
+                )
             change = decide(before, lambda model, seen=seen: self._seen(model, seen))  # type: ignore[misc]
             ops = self._ops(id, before, change)
             if not ops or (entry := self._vmodel_entry(verb, ops, seen, change, leader)) is None:
                 return change.vmodel
             guards = [leader.guard] if leader is not None else []
-            same = (Compare(key, record.revision if record else ABSENT) for key, record in seen.items())
+            same = (
+                Compare(key, record.revision if record else ABSENT) for key, record in seen.items()
+            )
             if self.store.txn([*guards, *same], [*ops, entry]).ok:
                 return change.vmodel
         raise _contended(id)
@@ -338,16 +425,25 @@ class Registry:
     # -- the history
 
     def _vmodel_entry(
-        self, verb: str, ops: Sequence[Put | Delete], seen: Mapping[str, Record | None], change: VChange, leader: Candidate | None
+        self,
+        verb: str,
+        ops: Sequence[Put | Delete],
+        seen: Mapping[str, Record | None],
+        change: VChange,
+        leader: Candidate | None,
     ) -> Put | None:
         before = {key: record for key, record in seen.items() if record is not None}
         if leader is None:
-            return self._entry(f"mesh vmodel {verb if change.vmodel is not None else 'delete'}", ops, before)
+            return self._entry(
+                f"mesh vmodel {verb if change.vmodel is not None else 'delete'}", ops, before
+            )
         verb = "failed" if change.vmodel is not None and change.vmodel.failed else "switched"
         with history.acting(f"the mesh (node {self._me})", f"mesh vmodel {verb}"):
             return self._entry("", ops, before)
 
-    def _entry(self, verb: str, ops: Sequence[Put | Delete], before: Mapping[str, Record]) -> Put | None:
+    def _entry(
+        self, verb: str, ops: Sequence[Put | Delete], before: Mapping[str, Record]
+    ) -> Put | None:
         """None: this is a rehearsal."""
         number = 0 if history.is_rehearsed() else self._numbers.next()
         return history.enter(number, wall_time_us(), verb, ops, before, "", history.MESH)
@@ -355,7 +451,8 @@ class Registry:
 
 def is_taken(other: Instance) -> AlreadyExists:
     return AlreadyExists(
-        f"a node named {other.id!r} is in this mesh already (host {other.host or 'unknown'}, since {other.started_ms}).",
+        f"a node named {other.id!r} is in this mesh already (host {other.host or 'unknown'}, since"
+        f" {other.started_ms}).",
         hint="Give this one another mesh.name, or stop that one.",
     )
 
@@ -368,11 +465,16 @@ def _is_newest(store: Store, key: str, revision: int) -> bool:
 def _same(known: MeshModel, asked: MeshModel) -> MeshModel:
     differs = [name for name in _SAME if getattr(known, name) != getattr(asked, name)]
     if differs:
-        said = ", ".join(f"{name} {getattr(known, name)!r}, not {getattr(asked, name)!r}" for name in differs)
+        said = ", ".join(
+            f"{name} {getattr(known, name)!r}, not {getattr(asked, name)!r}" for name in differs
+        )
         hint = "Register it under another id, or unregister this one first."
         raise AlreadyExists(f"model {known.id!r} is registered with {said}."[:1000], hint=hint)
     return known
 
 
 def _contended(id: str) -> StoreError:
-    return StoreError(f"the record of {id!r} was changed by others {_TRIES} times in a row.", hint="Try again later.")
+    return StoreError(
+        f"the record of {id!r} was changed by others {_TRIES} times in a row.",
+        hint="Try again later.",
+    )

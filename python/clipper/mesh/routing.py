@@ -1,8 +1,9 @@
 """Queries on their way into the mesh: from a name to the core model whose lane they wait in.
 
-A meshed model has a core model, made when it is first asked here, with a lane as any model's; its replicas are the copies that
-serve this node. While there is none a query waits in the lane, and the mesh's thread is told once. So a query costs a look into
-a dict and three stores; nothing here waits, and a hit takes no lock. Threads: any, but for what says otherwise.
+A meshed model has a core model, made when it is first asked here, with a lane as any model's; its
+replicas are the copies that serve this node. While there is none a query waits in the lane, and the
+mesh's thread is told once. So a query costs a look into a dict and three stores; nothing here
+waits, and a hit takes no lock. Threads: any, but for what says otherwise.
 """
 
 import contextlib
@@ -42,20 +43,40 @@ class Alias(msgspec.Struct, frozen=True):
 class Route:
     """One model as this node asks it.
 
-    question: to a copy that is there.  cold: while there is none; a query of it that states no deadline has the time of a load as
-    well.  used_ms: last use, wall clock.  asked: queries since they were last counted.  waited: those of them that came while
-    nobody served it.  served: a replica is attached.  told: the mesh's thread knows that there is none.
-    lenders: numbers of the instances whose copies serve it.  why: it is not served.  ended: why it was given up.
-    type_known: the type of its rows was registered, or said by a copy, or has had an output; else it is that of the first row.
-    successor: the route that replaced it.
+    question: to a copy that is there.  cold: while there is none; a query of it that states no
+    deadline has the time of a load as well.  used_ms: last use, wall clock.  asked: queries since
+    they were last counted.  waited: those of them that came while nobody served it.  served: a
+    replica is attached.  told: the mesh's thread knows that there is none. lenders: numbers of the
+    instances whose copies serve it.  why: it is not served.  ended: why it was given up.
+    type_known: the type of its rows was registered, or said by a copy, or has had an output; else
+    it is that of the first row. successor: the route that replaced it.
     """
 
     __slots__ = (
-        "__weakref__", "_is_failing", "asked", "cold", "core", "ended", "id", "lenders", "listed", "question", "record",
-        "served", "successor", "told", "touched", "type_known", "used_ms", "waited", "why",
-    )  # fmt: skip
+        "__weakref__",
+        "_is_failing",
+        "asked",
+        "cold",
+        "core",
+        "ended",
+        "id",
+        "lenders",
+        "listed",
+        "question",
+        "record",
+        "served",
+        "successor",
+        "told",
+        "touched",
+        "type_known",
+        "used_ms",
+        "waited",
+        "why",
+    )
 
-    def __init__(self, record: Model, make: "Make", touched: "Touched", is_failing: Callable[[str], bool]) -> None:
+    def __init__(
+        self, record: Model, make: "Make", touched: "Touched", is_failing: Callable[[str], bool]
+    ) -> None:
         self.id, self.record, self.touched = record.name, record, touched
         self._is_failing = is_failing
         self.why = ""
@@ -66,8 +87,12 @@ class Route:
         self.successor: Route | None = None
         self.type_known = record.input.dtype != "any"
         self.ended = ended = [UNREGISTERED]
-        ref = weakref.ref(self)  # no circle of route and question: the core model goes with the last of them
-        self.question, self.cold = make(record, lambda: ended[0] if (route := ref()) is None else route.reason())
+        ref = weakref.ref(
+            self
+        )  # no circle of route and question: the core model goes with the last of them
+        self.question, self.cold = make(
+            record, lambda: ended[0] if (route := ref()) is None else route.reason()
+        )
         self.core: Any = self.question.cores[record.id]
 
     def reason(self) -> str:
@@ -75,8 +100,8 @@ class Route:
         return "" if self.served else self.why or "it was not loaded by the deadline"
 
     def current_question(self) -> Question:
-        """Return the question for a query that states no deadline. It has more time while the model has to be loaded first,
-        unless loads of it have lately failed."""
+        """Return the question for a query that states no deadline. It has more time while the model
+        has to be loaded first, unless loads of it have lately failed."""
         return self.question if self.served or self._is_failing(self.id) else self.cold
 
     def queue_ms(self) -> float:
@@ -88,7 +113,9 @@ class Route:
         """A query comes."""
         self.used_ms = wall_time_us() // 1000
         self.asked += 1
-        if not self.listed:  # after it was counted: whoever takes the list clears this before he reads the count
+        if (
+            not self.listed
+        ):  # after it was counted: whoever takes the list clears this before he reads the count
             self.listed = True
             self.touched.routes.append(self)
         if not self.served:
@@ -99,7 +126,8 @@ class Route:
 
 
 class Touched:
-    """Routes that were asked since they were last taken. missed: told of a query that nobody serves here yet."""
+    """Routes that were asked since they were last taken. missed: told of a query that nobody serves
+    here yet."""
 
     def __init__(self, missed: Callable[[Route], None]) -> None:
         self.routes: list[Route] = []
@@ -116,8 +144,8 @@ class Touched:
 
 
 class MeshedModel:
-    """A model of the mesh by itself, as a `Model` of the catalog is: `server.model("m1")`. Every call loads it where it is not.
-    Threads: any."""
+    """A model of the mesh by itself, as a `Model` of the catalog is: `server.model("m1")`. Every
+    call loads it where it is not. Threads: any."""
 
     __slots__ = ("_route", "name")
 
@@ -126,8 +154,8 @@ class MeshedModel:
         self.name = route.id
 
     def predict(self, x: Any, slo_ms: float | None = None, salt: int = 0) -> Future:
-        """-> the Future of its output. slo_ms: when not given, a second, and the time of a load where it has to be loaded first.
-        Raises InvalidInput, Overloaded."""
+        """-> the Future of its output. slo_ms: when not given, a second, and the time of a load
+        where it has to be loaded first. Raises InvalidInput, Overloaded."""
         self._route.touch()
         if slo_ms is None and not self._route.served:
             slo_ms = self._route.current_question().slo_us / 1000
@@ -153,10 +181,11 @@ class MeshedModel:
 class Routes:
     """From names to routes.
 
-    make: (record, why it is not served) -> the question of a model, with its core, and that of one to be loaded first.
-    find_record: an id's, as known in memory; None when there is none.  look_up: has a name looked up elsewhere, by `add` or
-    `alias`, and may return before.  missed: see Touched.
-    replaced: told of a route whose model has a new one.  is_failing: whether loads of a model have lately failed.
+    make: (record, why it is not served) -> the question of a model, with its core, and that of one
+    to be loaded first. find_record: an id's, as known in memory; None when there is none.  look_up:
+    has a name looked up elsewhere, by `add` or `alias`, and may return before.  missed: see
+    Touched. replaced: told of a route whose model has a new one.  is_failing: whether loads of a
+    model have lately failed.
     """
 
     def __init__(
@@ -190,7 +219,8 @@ class Routes:
         return self._routes.get(id)
 
     def question(self, name: str) -> Question | None:
-        """Of a model or v-model, for a query that is about to be asked; None when the mesh has none of this name."""
+        """Of a model or v-model, for a query that is about to be asked; None when the mesh has none
+        of this name."""
         route = self.route(name)
         if route is None:
             return None
@@ -217,7 +247,9 @@ class Routes:
             known_s = self._absent.get(name)
             if known_s is not None and time.monotonic() - known_s < ABSENT_S:
                 return None
-            self._look_up(name)  # raises where this node is not in its mesh: then nothing is known of the name
+            self._look_up(
+                name
+            )  # raises where this node is not in its mesh: then nothing is known of the name
             if len(self._absent) >= ABSENT_MAX:
                 self._absent.clear()
             self._absent[name] = time.monotonic()
@@ -226,7 +258,8 @@ class Routes:
         return self.add(record)
 
     def link(self, name: str) -> Route | None:
-        """Of a model, for an application that asks it; nothing is counted. A v-model has none: an application names models."""
+        """Of a model, for an application that asks it; nothing is counted. A v-model has none: an
+        application names models."""
         return None if name in self._aliases else self._routes.get(name) or self._first(name)
 
     def add(self, record: Model) -> Route:
@@ -234,11 +267,14 @@ class Routes:
         with self._guard:
             route = self._routes.get(record.name)
             if route is None:
-                route = self._routes[record.name] = Route(record, self._make, self.touched, self._is_failing)
+                route = self._routes[record.name] = Route(
+                    record, self._make, self.touched, self._is_failing
+                )
             return route
 
     def forget(self, id: str) -> Route | None:
-        """It is registered no more. Its lanes are given back once nobody has the route, and its queries are answered."""
+        """It is registered no more. Its lanes are given back once nobody has the route, and its
+        queries are answered."""
         with self._guard:
             route = self._routes.pop(id, None)
         if route is not None:
@@ -279,8 +315,9 @@ class Routes:
     def seat(self, name: str, version: int, input: str) -> Seat | None:
         """Where a copy of a meshed model is served here; None: it is none of the mesh's.
 
-        input: the type of rows that the copy takes. Hosts convert numbers, so that only the shape has to be the same; where the
-        queue was made for rows of another shape, by a first query that nobody could check then, it is replaced.
+        input: the type of rows that the copy takes. Hosts convert numbers, so that only the shape
+        has to be the same; where the queue was made for rows of another shape, by a first query
+        that nobody could check then, it is replaced.
         """
         if version != MESH_VERSION:
             return None

@@ -1,4 +1,5 @@
-"""How many copies of a model there should be, from what is known of its use and of the instances."""
+"""How many copies of a model there should be, from what is known of its use and of the
+instances."""
 
 import math
 from collections.abc import Container, Sequence
@@ -21,7 +22,10 @@ TIGHT_SHARE: Final = 0.05  # of memory that is free: above it, nothing is unload
 IDLE_SHARE: Final = 0.10  # of the cache's age, unused: the second copy goes
 IDLE_MS_MAX: Final = 10 * HOUR_MS
 SETTLED_MS: Final = 30 * 60_000  # since a copy was loaded, before one of more than two goes
-CALM_MS: Final = (10 * 60_000, 5 * HOUR_MS)  # without heavy use, at least and at most, before one of more than two goes
+CALM_MS: Final = (
+    10 * 60_000,
+    5 * HOUR_MS,
+)  # without heavy use, at least and at most, before one of more than two goes
 CALM_SHARE: Final = 2 / 3  # of the limit, which those that stay would keep to
 
 
@@ -42,7 +46,9 @@ def wanted(
     constraint: Constraint = NO_CONSTRAINT,
 ) -> int:
     """How many copies there should be, loading ones counted. assumed_ms: of `LoadTimes`."""
-    return decide(model, usage, instances, now_ms, settings, assumed_ms=assumed_ms, constraint=constraint).copies
+    return decide(
+        model, usage, instances, now_ms, settings, assumed_ms=assumed_ms, constraint=constraint
+    ).copies
 
 
 def decide(
@@ -69,15 +75,21 @@ def decide(
         return Wanted(held, "none is loaded yet" if held else "it is loaded when it is asked")
     more = _more(model, usage, cluster, loaded, now_ms, settings, assumed_ms)
     if more.copies > held:
-        return Wanted(min(more.copies, most), more.why if most > held else f"{more.why}, and there are no more places")
-    if held == loaded > max(least, 1) and (fewer := _fewer(model, usage, cluster, loaded, now_ms, settings)):
+        return Wanted(
+            min(more.copies, most),
+            more.why if most > held else f"{more.why}, and there are no more places",
+        )
+    if held == loaded > max(least, 1) and (
+        fewer := _fewer(model, usage, cluster, loaded, now_ms, settings)
+    ):
         return fewer
     return more
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The instances that could hold a model: ids of all that live; how many could; memory; the oldest model's last use."""
+    """The instances that could hold a model: ids of all that live; how many could; memory; the
+    oldest model's last use."""
 
     alive: Container[object]
     places: int
@@ -86,7 +98,9 @@ class Cluster:
     lru_ms: int
 
     @classmethod
-    def of(cls, model: MeshModel, instances: Sequence[Instance], constraint: Constraint) -> "Cluster":
+    def of(
+        cls, model: MeshModel, instances: Sequence[Instance], constraint: Constraint
+    ) -> "Cluster":
         fit = [i for i in instances if not unfit(model, i, constraint, model.size_bytes)]
         return cls(
             instances if type(instances) is Field else frozenset(i.id for i in instances),
@@ -106,9 +120,12 @@ class Cluster:
 
 
 def limit_of(model: MeshModel, usage: Usage, settings: MeshSettings) -> float:
-    """Queries a minute that one copy may have: by setting, or less by its concurrency and time for a query."""
+    """Queries a minute that one copy may have: by setting, or less by its concurrency and time for
+    a query."""
     if model.policy.concurrency and usage.service_ms > 0:
-        return min(settings.rate_per_copy, 0.9 * model.policy.concurrency * 60_000 / usage.service_ms)
+        return min(
+            settings.rate_per_copy, 0.9 * model.policy.concurrency * 60_000 / usage.service_ms
+        )
     return settings.rate_per_copy
 
 
@@ -130,7 +147,13 @@ def may_grow(model: MeshModel, usage: Usage, settings: MeshSettings) -> bool:
 
 
 def _more(
-    model: MeshModel, usage: Usage, cluster: Cluster, loaded: int, now_ms: int, settings: MeshSettings, assumed_ms: float
+    model: MeshModel,
+    usage: Usage,
+    cluster: Cluster,
+    loaded: int,
+    now_ms: int,
+    settings: MeshSettings,
+    assumed_ms: float,
 ) -> Wanted:
     held, limit = len(alive_copies(model, cluster.alive)), limit_of(model, usage, settings)
     begun_ms = max(copy.claimed_ms for copy in model.copies.values())
@@ -140,31 +163,54 @@ def _more(
     if usage.rate >= limit * loaded:
         asked = math.ceil(usage.rate / limit + 1e-9)
         at_once = max(AT_ONCE, math.ceil(cluster.places / 3))
-        return Wanted(min(max(asked, held + 1), held + at_once), f"{usage.rate:.0f} queries a minute, {limit:.0f} a copy")
+        return Wanted(
+            min(max(asked, held + 1), held + at_once),
+            f"{usage.rate:.0f} queries a minute, {limit:.0f} a copy",
+        )
     slo_ms = model.policy.slo_ms or settings.deadline_ms
     if usage.queue_ms > QUEUE_SHARE * slo_ms:
         busy = usage.rate / 60_000 * usage.service_ms / max(model.policy.concurrency, 1)
         asked = max(held + 1, math.ceil(busy / BUSY_SHARE))
-        why = f"rows wait {usage.queue_ms:.0f} ms for a free copy, and {slo_ms:.0f} ms are all they have"
+        why = (
+            f"rows wait {usage.queue_ms:.0f} ms for a free copy, and {slo_ms:.0f} ms are all they"
+            " have"
+        )
         return Wanted(min(asked, held + AT_ONCE), why)
-    if held == 1 and usage.regular and (cluster.free_share > 1 - FULL_SHARE or cluster.age_ms(now_ms) > SECOND_AGE_MS):
+    if (
+        held == 1
+        and usage.regular
+        and (cluster.free_share > 1 - FULL_SHARE or cluster.age_ms(now_ms) > SECOND_AGE_MS)
+    ):
         return Wanted(2, "it is used regularly")
     return Wanted(held, "as many as its use asks for")
 
 
-def _fewer(model: MeshModel, usage: Usage, cluster: Cluster, loaded: int, now_ms: int, settings: MeshSettings) -> Wanted | None:
+def _fewer(
+    model: MeshModel,
+    usage: Usage,
+    cluster: Cluster,
+    loaded: int,
+    now_ms: int,
+    settings: MeshSettings,
+) -> Wanted | None:
     if cluster.free_share > TIGHT_SHARE:
         return None
     age = cluster.age_ms(now_ms)
     if loaded == 2:
         idle = min(IDLE_SHARE * age, IDLE_MS_MAX)
         unused = now_ms - max(usage.used_ms, model.used_ms)
-        return Wanted(1, f"unused for {unused // 1000} s, and memory is short") if unused > idle else None
+        return (
+            Wanted(1, f"unused for {unused // 1000} s, and memory is short")
+            if unused > idle
+            else None
+        )
     calm = min(max(IDLE_SHARE * age, CALM_MS[0]), CALM_MS[1])
     settled = now_ms - max(copy.loaded_ms for copy in model.copies.values()) > SETTLED_MS
     fits = usage.rate <= CALM_SHARE * limit_of(model, usage, settings) * (loaded - 1)
     if settled and fits and usage.waiting <= 1 and now_ms - usage.heavy_ms > calm:
-        return Wanted(loaded - 1, f"{usage.rate:.0f} queries a minute need fewer copies, and memory is short")
+        return Wanted(
+            loaded - 1, f"{usage.rate:.0f} queries a minute need fewer copies, and memory is short"
+        )
     return None
 
 
@@ -177,6 +223,12 @@ def spare(model: MeshModel, instances: Sequence[Instance]) -> str:
     zones = [held.zone for held in holders]
 
     def burden(held: Instance) -> tuple[bool, bool, float, float, str]:
-        return held.stopping, zones.count(held.zone) > 1, -held.free_bytes / max(held.capacity_bytes, 1), held.rate, held.id
+        return (
+            held.stopping,
+            zones.count(held.zone) > 1,
+            -held.free_bytes / max(held.capacity_bytes, 1),
+            held.rate,
+            held.id,
+        )
 
     return max(holders, key=burden).id

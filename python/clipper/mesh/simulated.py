@@ -1,4 +1,5 @@
-"""What a simulated mesh is made of: a store and its mirrors on virtual time, and one query. No decision is made here."""
+"""What a simulated mesh is made of: a store and its mirrors on virtual time, and one query. No
+decision is made here."""
 
 import heapq
 from collections.abc import Callable
@@ -54,7 +55,8 @@ class Query:
 
 
 class Mirror:
-    """The registry as one node knows it, or as all do where they share one. on_model, on_gone: told what has changed."""
+    """The registry as one node knows it, or as all do where they share one. on_model, on_gone: told
+    what has changed."""
 
     def __init__(self, make: Callable[[str], MeshModel]) -> None:
         self._make = make
@@ -105,8 +107,9 @@ class Mirror:
 
 @dataclass(eq=False)
 class Store:
-    """Records with transactions that take time, and mirrors that hear of them later. A change is a function of the record as it
-    is when the transaction commits: what a loop of compare-and-set comes to.
+    """Records with transactions that take time, and mirrors that hear of them later. A change is a
+    function of the record as it is when the transaction commits: what a loop of compare-and-set
+    comes to.
 
     down_until_ms: nothing commits before. cut: nodes that cannot reach it.
     """
@@ -140,11 +143,16 @@ class Store:
     def reachable(self, node: str) -> bool:
         return not self.down and node not in self.cut
 
-    def commit(self, node: str, model: str, change: Change, then: Then, still: Callable[[], bool]) -> None:
-        """Change a model's record in a while, tried until the store is there; given up when `still` says no."""
+    def commit(
+        self, node: str, model: str, change: Change, then: Then, still: Callable[[], bool]
+    ) -> None:
+        """Change a model's record in a while, tried until the store is there; given up when `still`
+        says no."""
         self.clock.after(self.commit_ms, self._commit, node, model, change, then, still)
 
-    def _commit(self, node: str, model: str, change: Change, then: Then, still: Callable[[], bool]) -> None:
+    def _commit(
+        self, node: str, model: str, change: Change, then: Then, still: Callable[[], bool]
+    ) -> None:
         if not still():
             return
         if not self.reachable(node):
@@ -187,6 +195,8 @@ class Store:
         for mirror, nodes in self.mirrors.values():
             self.clock.after(self.lag_ms, self._deliver, put, mirror, nodes, told)
 
-    def _deliver(self, put: Callable[[Mirror, Any], None], mirror: Mirror, nodes: set[str], told: Any) -> None:
+    def _deliver(
+        self, put: Callable[[Mirror, Any], None], mirror: Mirror, nodes: set[str], told: Any
+    ) -> None:
         if len(nodes) > 1 or not nodes <= self.cut:
             put(mirror, told)

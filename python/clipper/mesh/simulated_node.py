@@ -1,6 +1,7 @@
 """One simulated node: the mesh's own decisions, with effects that are events on a virtual clock.
 
-What a real node does by sockets and processes is here a delay and a function; what it decides it decides by the same functions.
+What a real node does by sockets and processes is here a delay and a function; what it decides it
+decides by the same functions.
 """
 
 from collections.abc import Collection
@@ -25,7 +26,8 @@ AGAIN_MS: Final = 500  # a query that waits looks again, whatever it hears
 
 
 class Node:
-    """Threads: one. The node's life is its epoch: what was begun in an earlier one has no effect."""
+    """Threads: one. The node's life is its epoch: what was begun in an earlier one has no
+    effect."""
 
     def __init__(self, world: "Simulation", number: int, mirror: Mirror) -> None:
         self.world, self.number, self.mirror = world, number, mirror
@@ -65,11 +67,17 @@ class Node:
             return
         if not query.model:
             vmodel = self.mirror.vmodels.get(query.name)
-            query.model = query.name if vmodel is None else resolve(vmodel, self.rng.random(), self._is_loaded)
+            query.model = (
+                query.name
+                if vmodel is None
+                else resolve(vmodel, self.rng.random(), self._is_loaded)
+            )
         model = self.mirror.read(query.model)
         holders = model.copies and claims.loaded_copies(model, self.mirror.field)
         if holders and self.unreachable:
-            holders = tuple(i for i in holders if self.unreachable.get(i, 0) <= self.world.clock.now_ms)
+            holders = tuple(
+                i for i in holders if self.unreachable.get(i, 0) <= self.world.clock.now_ms
+            )
         if not holders:
             self._wait(query)
             return
@@ -81,12 +89,16 @@ class Node:
         holder = nodes[holders[0]]
         if len(holders) > 1:
             first, second = self.rng.sample(holders, 2)
-            calm = nodes[first].busy.get(query.model, 0.0) <= nodes[second].busy.get(query.model, 0.0)
+            calm = nodes[first].busy.get(query.model, 0.0) <= nodes[second].busy.get(
+                query.model, 0.0
+            )
             holder = nodes[first if calm else second]
         if not self.world.reach(self, holder):
             self.unreachable[holder.id] = self.world.clock.now_ms + self.world.plan.lease_ms
             self.world.clock.after(self.world.plan.hop_ms, self.ask, query)
-        elif not holder.serve(query):  # it is not there any longer: ask again when the registry says so
+        elif not holder.serve(
+            query
+        ):  # it is not there any longer: ask again when the registry says so
             self.world.clock.after(2 * self.world.plan.lag_ms + 1, self.ask, query)
 
     def _look_later(self, query: Query) -> None:
@@ -114,7 +126,9 @@ class Node:
         end = begin + self.world.plan.service_ms
         self.busy[query.model] = end
         self.residents.touch(query.model, now)
-        self.uses.note(query.model, now, waited_ms=begin - now, served_ms=self.world.plan.service_ms)
+        self.uses.note(
+            query.model, now, waited_ms=begin - now, served_ms=self.world.plan.service_ms
+        )
         self.served += 1
         if end > query.deadline_ms:
             self.world.clock.at(query.deadline_ms, self.world.refuse, query, "queued too long")
@@ -183,7 +197,9 @@ class Node:
         if epoch == self.epoch and id in self.waiting:
             self.wake(id)
 
-    def _choose(self, model: MeshModel, exclude: Collection[str]) -> placement.Choice | placement.Refusal:
+    def _choose(
+        self, model: MeshModel, exclude: Collection[str]
+    ) -> placement.Choice | placement.Refusal:
         now, plan = self.world.clock.now_ms, self.world.plan
         size = model.size_bytes or self.world.size_of(model.id)
         found = placement.choose(
@@ -199,7 +215,13 @@ class Node:
             size_bytes=size,
         )
         if isinstance(found, placement.Choice):
-            self.world.laws.placed(self.world.nodes[found.instance], self.mirror, size, {*exclude, *model.failures}, model)
+            self.world.laws.placed(
+                self.world.nodes[found.instance],
+                self.mirror,
+                size,
+                {*exclude, *model.failures},
+                model,
+            )
             self.mirror.field.place(found.instance, size)
         return found
 
@@ -207,10 +229,15 @@ class Node:
 
     def add_copy(self, id: str, copies: int) -> None:
         """One more copy somewhere, until there are so many: for scaling, policies, v-models."""
-        model, gone = self.mirror.read(id), {i for i, until in self.unreachable.items() if until > self.world.clock.now_ms}
+        model, gone = (
+            self.mirror.read(id),
+            {i for i, until in self.unreachable.items() if until > self.world.clock.now_ms},
+        )
         found = self._choose(model, gone)
         if isinstance(found, placement.Choice):
-            self.world.clock.after(self.world.plan.hop_ms, self._send, id, found.instance, copies, False, self.epoch)
+            self.world.clock.after(
+                self.world.plan.hop_ms, self._send, id, found.instance, copies, False, self.epoch
+            )
 
     def _send(self, id: str, to: str, copies: int, waiting: bool, epoch: int) -> None:
         if epoch != self.epoch:
@@ -241,7 +268,9 @@ class Node:
         else:
             self.claiming.add(id)
             self.askers[id] = {asker: None}
-            self.world.claim(self, id, copies, partial(self._claimed, id, waiting, self.epoch), self.still())
+            self.world.claim(
+                self, id, copies, partial(self._claimed, id, waiting, self.epoch), self.still()
+            )
 
     def still(self) -> "partial[bool]":
         """Whether this life of the node goes on."""
@@ -269,7 +298,11 @@ class Node:
     def _give_up(self, id: str) -> None:
         """A claim that comes to nothing."""
         self.world.store.commit(
-            self.id, id, lambda model: claims.released(model, self.id), lambda _: self._answer(id), self.still()
+            self.id,
+            id,
+            lambda model: claims.released(model, self.id),
+            lambda _: self._answer(id),
+            self.still(),
         )
 
     def pump(self) -> None:
@@ -288,10 +321,17 @@ class Node:
                 self.evict(gone)
             self.loading[load.model] = now
             self.residents.add(
-                load.model, load.size_bytes, max(load.used_ms, 1), now, loading=True, pinned=self._pinned(load.model)
+                load.model,
+                load.size_bytes,
+                max(load.used_ms, 1),
+                now,
+                loading=True,
+                pinned=self._pinned(load.model),
             )
             self.world.count("loads")
-            self.world.clock.after(self.world.load_ms(load.model), self._loaded, load.model, self.epoch)
+            self.world.clock.after(
+                self.world.load_ms(load.model), self._loaded, load.model, self.epoch
+            )
 
     def _pump_again(self, epoch: int) -> None:
         if epoch == self.epoch and self.alive:
@@ -311,7 +351,13 @@ class Node:
         self.busy.pop(id, None)
         self.world.count("evictions")
         used_ms = held.used_ms if held else 0
-        self.world.store.commit(self.id, id, lambda model: claims.released(model, self.id, used_ms), lambda _: None, self.still())
+        self.world.store.commit(
+            self.id,
+            id,
+            lambda model: claims.released(model, self.id, used_ms),
+            lambda _: None,
+            self.still(),
+        )
 
     def _loaded(self, id: str, epoch: int) -> None:
         """A load has ended, one way or the other."""
@@ -329,10 +375,14 @@ class Node:
         else:
             self.residents.remove(id)
             change = partial(_failed, self.id, now, *fault)
-        self.world.store.commit(self.id, id, change, partial(self._recorded, id, fault), self.still())
+        self.world.store.commit(
+            self.id, id, change, partial(self._recorded, id, fault), self.still()
+        )
         self.pump()
 
-    def _recorded(self, id: str, fault: tuple[str, Fault] | None, result: MeshModel | Refused) -> None:
+    def _recorded(
+        self, id: str, fault: tuple[str, Fault] | None, result: MeshModel | Refused
+    ) -> None:
         if isinstance(result, Refused):
             self.residents.remove(id)
         if fault is not None or isinstance(result, Refused):
@@ -366,15 +416,23 @@ class Node:
         now, record = self.world.clock.now_ms, self.record()
         if not self.world.store.reachable(self.id):
             return
-        if always or upkeep.worth_publishing(self.told, record, self.told_ms, now, self.world.plan.settings):
+        if always or upkeep.worth_publishing(
+            self.told, record, self.told_ms, now, self.world.plan.settings
+        ):
             self.told, self.told_ms = record, now
             self.world.store.put_instance(record)
 
     def view(self, usage: dict[str, Usage] | None = None) -> upkeep.View:
-        resident = {id: (held.size_bytes, held.used_ms) for id, held in self.residents.items() if not held.loading}
+        resident = {
+            id: (held.size_bytes, held.used_ms)
+            for id, held in self.residents.items()
+            if not held.loading
+        }
         pending = {*self.loading, *self.claiming, *(id for id in self.askers if id in self.queue)}
         mine = self.world.of_instance(self, resident, usage)
-        return upkeep.View(self.id, self.mirror.field, mine, resident, pending, usage or {}, seen=self.times)
+        return upkeep.View(
+            self.id, self.mirror.field, mine, resident, pending, usage or {}, seen=self.times
+        )
 
     def look_at_rates(self) -> None:
         plan, now = self.world.plan, self.world.clock.now_ms
@@ -395,13 +453,23 @@ class Node:
             self.world.count(f"janitor: {type(action).__name__}")
             match action:
                 case upkeep.Forget(instance, model):
-                    self._change(model, lambda record, instance=instance: claims.released(record, instance))
+                    self._change(
+                        model, lambda record, instance=instance: claims.released(record, instance)
+                    )
                 case upkeep.Unload(model, _, spare):
                     self._unload(model, spare)
                 case upkeep.ExpireFailure(model):
-                    self._change(model, lambda record: claims.without_failures(record, now, self.world.plan.settings))
+                    self._change(
+                        model,
+                        lambda record: claims.without_failures(
+                            record, now, self.world.plan.settings
+                        ),
+                    )
                 case upkeep.Publish(model, used_ms):
-                    self._change(model, lambda record, used_ms=used_ms: claims.changed(record, used_ms=used_ms))
+                    self._change(
+                        model,
+                        lambda record, used_ms=used_ms: claims.changed(record, used_ms=used_ms),
+                    )
                 case _:
                     self.world.check(False, f"{self.id}: {action}")
 
@@ -412,7 +480,9 @@ class Node:
         if not spare:
             self._drop(id)
             return
-        keep = partial(claims.released_if_spare, me=self.id, alive=self.world.store.instances, keep=1)
+        keep = partial(
+            claims.released_if_spare, me=self.id, alive=self.world.store.instances, keep=1
+        )
 
         def gone(result: MeshModel | Refused) -> None:
             if isinstance(result, MeshModel):
@@ -429,13 +499,19 @@ class Node:
         for load in [self.queue.drop(id) for id in list(self.askers) if id in self.queue]:
             if load is not None:
                 self._give_up(load.model)
-        self._drain_on(self.epoch, self.world.clock.now_ms + int(1000 * self.world.plan.settings.drain_s))
+        self._drain_on(
+            self.epoch, self.world.clock.now_ms + int(1000 * self.world.plan.settings.drain_s)
+        )
 
     def _drain_on(self, epoch: int, until_ms: int) -> None:
         if epoch != self.epoch:
             return
-        moves = [move for move in upkeep.migration(self.view(), self.world.clock.now_ms) if move.wait]
-        if (not moves and not self.loading and not self.waiting) or self.world.clock.now_ms >= until_ms:
+        moves = [
+            move for move in upkeep.migration(self.view(), self.world.clock.now_ms) if move.wait
+        ]
+        if (
+            not moves and not self.loading and not self.waiting
+        ) or self.world.clock.now_ms >= until_ms:
             self.world.laws.left(self, self.world.clock.now_ms < until_ms)
             self.world.leave(self)
             return

@@ -15,9 +15,10 @@ FaultKind = Literal["kill", "outage", "cut", "split", "slow", "corrupt", "stop"]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What goes wrong, from when, and for how long. kill, stop (graceful), cut (no store), split (nobody): of the node `number`;
-    one that was killed or stopped begins anew afterwards. outage: of the store. slow: loads take ten times as long. corrupt:
-    artifacts of models whose number is `number`, modulo 17."""
+    """What goes wrong, from when, and for how long. kill, stop (graceful), cut (no store), split
+    (nobody): of the node `number`; one that was killed or stopped begins anew afterwards. outage:
+    of the store. slow: loads take ten times as long. corrupt: artifacts of models whose number is
+    `number`, modulo 17."""
 
     kind: FaultKind
     at_ms: int
@@ -27,8 +28,8 @@ class Fault:
 
 @dataclass(frozen=True)
 class Plan:
-    """A world. share: of all models' bytes, that the instances' memory comes to.  rate_per_s: queries of the whole mesh.
-    shared_mirror: all nodes read one."""
+    """A world. share: of all models' bytes, that the instances' memory comes to.  rate_per_s:
+    queries of the whole mesh. shared_mirror: all nodes read one."""
 
     instances: int = 5
     models: int = 200
@@ -65,7 +66,8 @@ class Plan:
 
 @dataclass
 class Report:
-    """What came of it. waits: queries that had to wait for a load, by the bound in ms up to which they did; the last: longer."""
+    """What came of it. waits: queries that had to wait for a load, by the bound in ms up to which
+    they did; the last: longer."""
 
     queries: int = 0
     hits: int = 0
@@ -95,7 +97,12 @@ def some_faults(seed: int, plan: Plan) -> Plan:
     rng, last = Random(seed), 1000 * plan.seconds
     kinds: tuple[FaultKind, ...] = ("kill", "outage", "cut", "split", "slow", "corrupt", "stop")
     faults = tuple(
-        Fault(rng.choice(kinds), int(rng.random() * last), int(rng.uniform(200, last / 3)), rng.randrange(1000))
+        Fault(
+            rng.choice(kinds),
+            int(rng.random() * last),
+            int(rng.uniform(200, last / 3)),
+            rng.randrange(1000),
+        )
         for _ in range(rng.randrange(1, 7))
     )
     return replace(plan, faults=faults, seed=seed)

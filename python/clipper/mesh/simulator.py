@@ -1,8 +1,10 @@
-"""The mesh on virtual time: nodes that decide by the mesh's own functions, a store, queries by zipf, and faults by seed.
+"""The mesh on virtual time: nodes that decide by the mesh's own functions, a store, queries by
+zipf, and faults by seed.
 
-What must always hold is checked as it happens, and `settle` checks what must hold once faults have ended; a run with violations
-says so in its report, with the seed that brings it back. Large runs let all nodes share one mirror of the registry; small ones
-give each its own, so that what one knows later than another matters.
+What must always hold is checked as it happens, and `settle` checks what must hold once faults have
+ended; a run with violations says so in its report, with the seed that brings it back. Large runs
+let all nodes share one mirror of the registry; small ones give each its own, so that what one knows
+later than another matters.
 """
 
 import bisect
@@ -21,14 +23,23 @@ from clipper.mesh.records import MeshModel, Policy, VModel
 from clipper.mesh.simulated import Change, Clock, Mirror, Query, Store, Then
 from clipper.mesh.simulated_laws import Laws
 from clipper.mesh.simulated_node import Node
-from clipper.mesh.simulated_plan import START_MS, WAITS_MS, Fault, FaultKind, Plan, Report, some_faults
+from clipper.mesh.simulated_plan import (
+    START_MS,
+    WAITS_MS,
+    Fault,
+    FaultKind,
+    Plan,
+    Report,
+    some_faults,
+)
 from clipper.mesh.usage import Usage, together
 
 __all__ = ["START_MS", "Fault", "FaultKind", "Plan", "Report", "Simulation", "some_faults"]
 
 
 class Simulation:
-    """Threads: one. `run` to the plan's end, then `settle`; both may be followed by more of `step`."""
+    """Threads: one. `run` to the plan's end, then `settle`; both may be followed by more of
+    `step`."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -77,7 +88,9 @@ class Simulation:
     def run(self) -> Report:
         """To the end of the plan, and until its last query has ended."""
         self.clock.run(START_MS + int(1000 * self.plan.seconds) + self.plan.deadline_ms + 1)
-        self.check(not self.waiting, f"{len(self.waiting)} queries have not ended by their deadlines")
+        self.check(
+            not self.waiting, f"{len(self.waiting)} queries have not ended by their deadlines"
+        )
         self.report.events = self.clock.done
         return self.report
 
@@ -90,7 +103,14 @@ class Simulation:
         """A model's record as it was registered; made when it is first read."""
         number = int(id[1:])
         policy = Policy(pinned=True) if number < self.plan.pinned else Policy()
-        return MeshModel(id, "onnx", path=f"models/{id}.onnx", policy=policy, registered_ms=START_MS, size_bytes=self.size_of(id))
+        return MeshModel(
+            id,
+            "onnx",
+            path=f"models/{id}.onnx",
+            policy=policy,
+            registered_ms=START_MS,
+            size_bytes=self.size_of(id),
+        )
 
     def size_of(self, id: str) -> int:
         """Log-normal by its id alone, up to ten times what is typical."""
@@ -99,7 +119,10 @@ class Simulation:
         drawn = zlib.crc32(id.encode()) / 2**32
         second = zlib.crc32(id[::-1].encode()) / 2**32
         normal = math.sqrt(-2 * math.log(max(drawn, 1e-9))) * math.cos(2 * math.pi * second)
-        size = min(max(int(self.plan.typical_bytes * math.exp(normal)), 100_000), 10 * self.plan.typical_bytes)
+        size = min(
+            max(int(self.plan.typical_bytes * math.exp(normal)), 100_000),
+            10 * self.plan.typical_bytes,
+        )
         self._sizes[id] = size
         return size
 
@@ -112,12 +135,15 @@ class Simulation:
 
     def reach(self, one: Node, other: Node) -> bool:
         """Whether a message gets there."""
-        return other.alive and (one is other or not (one.id in self.split or other.id in self.split))
+        return other.alive and (
+            one is other or not (one.id in self.split or other.id in self.split)
+        )
 
     def of_instance(
         self, node: Node, resident: dict[str, tuple[int, int]], usage: dict[str, Usage] | None
     ) -> Iterator[tuple[str, MeshModel]]:
-        """For a look at rates, the models used; for the janitor, all that the registry or the memory says are there."""
+        """For a look at rates, the models used; for the janitor, all that the registry or the
+        memory says are there."""
         ids = usage if usage is not None else {*resident, *self.by_instance.get(node.id, ())}
         for id in sorted(ids):
             model = self.store.read(id) if usage is None else node.mirror.read(id)
@@ -133,7 +159,11 @@ class Simulation:
         for id, usage in mine.items():
             held = self.usage.setdefault(id, {})
             held[node.id] = (now, usage)
-            found[id] = usage if len(held) == 1 else together(u for at, u in held.values() if now - at < fresh)
+            found[id] = (
+                usage
+                if len(held) == 1
+                else together(u for at, u in held.values() if now - at < fresh)
+            )
         return found
 
     # -- queries
@@ -192,8 +222,16 @@ class Simulation:
         query.why = why
         self.report.refused[why] += 1
         if self.store.down and query.born_ms > self.store.down_until_ms - self._outage_ms:
-            holders = [i for i, c in self.store.read(query.model).copies.items() if c.loaded_ms and self._could(query, i)]
-            self.check(not holders, f"{query.model} is in {holders}, and a query was refused while the store was away: {why}")
+            holders = [
+                i
+                for i, c in self.store.read(query.model).copies.items()
+                if c.loaded_ms and self._could(query, i)
+            ]
+            self.check(
+                not holders,
+                f"{query.model} is in {holders}, and a query was refused while the store was away:"
+                f" {why}",
+            )
 
     _outage_ms = 0
     _settles = False
@@ -207,12 +245,16 @@ class Simulation:
     def _end(self, query: Query) -> None:
         query.ended_ms = self.clock.now_ms
         self.waiting.discard(query)
-        self.check(query.ended_ms <= query.deadline_ms, f"{query.name} ended {query.ended_ms - query.deadline_ms} ms late")
+        self.check(
+            query.ended_ms <= query.deadline_ms,
+            f"{query.name} ended {query.ended_ms - query.deadline_ms} ms late",
+        )
 
     # -- the life of nodes
 
     def start(self, node: Node) -> None:
-        """As a process of the same name, new or again: what the registry says it holds it has not."""
+        """As a process of the same name, new or again: what the registry says it holds it has
+        not."""
         node.epoch += 1
         node.reset()
         node.alive = True
@@ -226,13 +268,28 @@ class Simulation:
             settings = self.plan.settings
             jitter = self.rng.random()
             self.clock.after(
-                int(1000 * settings.publish_s * jitter) + 1, self._every, settings.publish_s, node, "publish", node.epoch
+                int(1000 * settings.publish_s * jitter) + 1,
+                self._every,
+                settings.publish_s,
+                node,
+                "publish",
+                node.epoch,
             )
             self.clock.after(
-                int(1000 * settings.rate_s * jitter) + 1, self._every, settings.rate_s, node, "look_at_rates", node.epoch
+                int(1000 * settings.rate_s * jitter) + 1,
+                self._every,
+                settings.rate_s,
+                node,
+                "look_at_rates",
+                node.epoch,
             )
             self.clock.after(
-                int(1000 * settings.janitor_s * jitter) + 1, self._every, settings.janitor_s, node, "clean", node.epoch
+                int(1000 * settings.janitor_s * jitter) + 1,
+                self._every,
+                settings.janitor_s,
+                node,
+                "clean",
+                node.epoch,
             )
 
     def _every(self, seconds: float, node: Node, what: str, epoch: int) -> None:
@@ -241,7 +298,8 @@ class Simulation:
             self.clock.after(int(1000 * seconds), self._every, seconds, node, what, epoch)
 
     def _keep(self, node: Node, epoch: int) -> None:
-        """The lease: renewed, or lost; a node that has lost it begins again with the registry when it can."""
+        """The lease: renewed, or lost; a node that has lost it begins again with the registry when
+        it can."""
         if node.epoch != epoch or not node.alive:
             return
         if self.store.reachable(node.id):
@@ -275,7 +333,9 @@ class Simulation:
         self.clock.after(self.plan.lease_ms, self._expire, node, node.epoch)
         for id in list(node.waiting):
             node.mirror.wait_no_more(id, node.id)
-        for query in sorted((q for q in self.waiting if q.entry == node.id), key=lambda q: (q.born_ms, q.name)):
+        for query in sorted(
+            (q for q in self.waiting if q.entry == node.id), key=lambda q: (q.born_ms, q.name)
+        ):
             self._ask_elsewhere(query)
 
     def _ask_elsewhere(self, query: Query) -> None:
@@ -310,7 +370,9 @@ class Simulation:
                     self.start(node)
             case "outage", True:
                 self._outage_ms = fault.for_ms
-                self.store.down_until_ms = max(self.store.down_until_ms, self.clock.now_ms + fault.for_ms)
+                self.store.down_until_ms = max(
+                    self.store.down_until_ms, self.clock.now_ms + fault.for_ms
+                )
             case (("cut" | "split"), True):
                 self.store.cut.add(node.id)
                 if fault.kind == "split":
@@ -343,7 +405,12 @@ class Simulation:
 
     def leader(self) -> Node | None:
         return next(
-            (n for n in self.nodes.values() if n.alive and self.store.reachable(n.id) and n.id in self.store.instances), None
+            (
+                n
+                for n in self.nodes.values()
+                if n.alive and self.store.reachable(n.id) and n.id in self.store.instances
+            ),
+            None,
         )
 
     def _lead(self) -> None:
@@ -354,24 +421,37 @@ class Simulation:
                 vmodel = self.store.vmodels[name]
                 if vmodel.active != vmodel.target:
                     view = upkeep.View(leader.id, leader.mirror.field, read=leader.mirror.read)
-                    self._do_step(leader, vmodel, upkeep.step_of(vmodel, view, self.clock.now_ms, settings))
-            if self.plan.upkeep and (self.clock.now_ms - START_MS) % int(1000 * settings.reaper_s) < 1000:
+                    self._do_step(
+                        leader, vmodel, upkeep.step_of(vmodel, view, self.clock.now_ms, settings)
+                    )
+            if (
+                self.plan.upkeep
+                and (self.clock.now_ms - START_MS) % int(1000 * settings.reaper_s) < 1000
+            ):
                 self.reap(leader)
         self.clock.after(1000, self._lead)
 
     def reap(self, leader: Node) -> None:
         now, settings = self.clock.now_ms, self.plan.settings
-        kept = [(id, m) for id, m in self.store.models.items() if m.copies or m.failures or m.policy.pinned]
+        kept = [
+            (id, m)
+            for id, m in self.store.models.items()
+            if m.copies or m.failures or m.policy.pinned
+        ]
         waking = (m for m in self.store.models.values() if not m.copies and m.used_ms)
         newest = sorted(waking, key=lambda m: -m.used_ms)[:1000] if self.plan.upkeep else []
-        view = upkeep.View(leader.id, leader.mirror.field, kept, read=self.store.read, waking=newest)
+        view = upkeep.View(
+            leader.id, leader.mirror.field, kept, read=self.store.read, waking=newest
+        )
         for action in upkeep.reaper(view, now, settings):
             self.count(f"reaper: {type(action).__name__}")
             match action:
                 case upkeep.Forget(instance, model):
                     self._change(leader, model, partial(claims.without, instance=instance))
                 case upkeep.ExpireFailure(model):
-                    self._change(leader, model, lambda record: claims.without_failures(record, now, settings))
+                    self._change(
+                        leader, model, lambda record: claims.without_failures(record, now, settings)
+                    )
                 case upkeep.Load(model, copies):
                     leader.add_copy(model, copies)
                 case _:
@@ -384,14 +464,17 @@ class Simulation:
         match step:
             case vmodels.Switch() | vmodels.Fail():
                 view = upkeep.View(leader.id, leader.mirror.field, read=self.store.read)
-                self._end_step(vmodel, upkeep.step_of(vmodel, view, self.clock.now_ms, self.plan.settings))
+                self._end_step(
+                    vmodel, upkeep.step_of(vmodel, view, self.clock.now_ms, self.plan.settings)
+                )
             case vmodels.LoadTarget(model, copies):
                 held = claims.alive_copies(self.store.read(model), self.store.instances)
                 for _ in range(copies - len(held)):
                     leader.add_copy(model, copies)
 
     def _end_step(self, vmodel: VModel, step: vmodels.VStep) -> None:
-        """As it is decided by what the transaction reads; another step than one of these writes nothing."""
+        """As it is decided by what the transaction reads; another step than one of these writes
+        nothing."""
         if isinstance(step, vmodels.Switch):
             self._check_switch(vmodel)
             self._write(vmodel.id, vmodels.switched(vmodel, self.store.read, self.clock.now_ms))
@@ -401,10 +484,17 @@ class Simulation:
             self.count("failed switches")
 
     def _check_switch(self, vmodel: VModel) -> None:
-        """Queries that find the active one loaded find the target loaded; a holder that has just died is not known to have."""
+        """Queries that find the active one loaded find the target loaded; a holder that has just
+        died is not known to have."""
         active, target = self.store.read(vmodel.active), self.store.read(vmodel.target)
-        had, has = claims.loaded_copies(active, self.store.instances), claims.loaded_copies(target, self.store.instances)
-        self.check(vmodel.force or not had or bool(has), f"{vmodel.id} switches to {target.id}, which is not loaded")
+        had, has = (
+            claims.loaded_copies(active, self.store.instances),
+            claims.loaded_copies(target, self.store.instances),
+        )
+        self.check(
+            vmodel.force or not had or bool(has),
+            f"{vmodel.id} switches to {target.id}, which is not loaded",
+        )
 
     def _write(self, id: str, change: vmodels.VChange) -> None:
         self.store.put_vmodel(change.vmodel, id)
@@ -412,7 +502,9 @@ class Simulation:
 
     def set_vmodel(self, id: str, target: str, **told: Any) -> None:
         """As a user does."""
-        change = vmodels.set_target(id, self.store.vmodels.get(id), target, self.store.read, self.clock.now_ms, **told)
+        change = vmodels.set_target(
+            id, self.store.vmodels.get(id), target, self.store.read, self.clock.now_ms, **told
+        )
         self._write(id, change)
 
     def _switch_some(self) -> None:
@@ -423,7 +515,12 @@ class Simulation:
             id = f"v{self.rng.randrange(self.plan.vmodels):02}"
             try:
                 if self.rng.random() < 0.2:
-                    self._write(id, vmodels.rollback(self.store.vmodels[id], self.store.read, self.clock.now_ms))
+                    self._write(
+                        id,
+                        vmodels.rollback(
+                            self.store.vmodels[id], self.store.read, self.clock.now_ms
+                        ),
+                    )
                 else:
                     self.set_vmodel(id, self.name(self.rng.randrange(min(self.plan.models, 40))))
             except ClipperError:
@@ -432,7 +529,9 @@ class Simulation:
 
     # -- claims, counts, checks
 
-    def claim(self, node: Node, id: str, copies: int, then: Then, still: Callable[[], bool]) -> None:
+    def claim(
+        self, node: Node, id: str, copies: int, then: Then, still: Callable[[], bool]
+    ) -> None:
         """A claim's transaction, and the law of exact copies."""
 
         def change(model: MeshModel) -> "MeshModel | claims.Refused":
@@ -461,11 +560,13 @@ class Simulation:
 
     def check(self, holds: bool, what: str) -> None:
         if not holds and len(self.report.violations) < 20:
-            self.report.violations.append(f"seed {self.plan.seed}, {self.clock.now_ms - START_MS} ms: {what}")
+            self.report.violations.append(
+                f"seed {self.plan.seed}, {self.clock.now_ms - START_MS} ms: {what}"
+            )
 
     def settle(self, ids: Iterable[str] = ()) -> Report:
-        """Faults end; whoever is dead begins anew; janitor and reaper have their turn. Then memory and registry agree, and each
-        of the models named answers."""
+        """Faults end; whoever is dead begins anew; janitor and reaper have their turn. Then memory
+        and registry agree, and each of the models named answers."""
         self._settles = True
         self.corrupt.clear()
         self.slow = 1.0
@@ -488,18 +589,34 @@ class Simulation:
         self.step(self.plan.deadline_ms + 1)
         for vmodel in self.store.vmodels.values():
             settled = vmodel.active == vmodel.target or vmodel.failed or vmodel.share
-            self.check(bool(settled), f"{vmodel.id} is still on its way from {vmodel.active} to {vmodel.target}")
+            self.check(
+                bool(settled),
+                f"{vmodel.id} is still on its way from {vmodel.active} to {vmodel.target}",
+            )
         for query in asked:
             self.check(not query.why, f"{query.name} is lost: {query.why}")
-        self.check(not self.waiting, f"{len(self.waiting)} queries have not ended by their deadlines")
+        self.check(
+            not self.waiting, f"{len(self.waiting)} queries have not ended by their deadlines"
+        )
         return self.report
 
     def _agree(self) -> None:
         for node in self.nodes.values():
-            self.check(node.residents.used_bytes <= self.plan.capacity_bytes, f"{node.id} holds more than its memory")
+            self.check(
+                node.residents.used_bytes <= self.plan.capacity_bytes,
+                f"{node.id} holds more than its memory",
+            )
             here = {id for id, held in node.residents.items() if not held.loading}
-            told = {id for id, model in self.store.models.items() if node.id in model.copies and model.copies[node.id].loaded_ms}
-            self.check(here == told, f"{node.id} holds {sorted(here - told)[:5]} untold, and has not {sorted(told - here)[:5]}")
+            told = {
+                id
+                for id, model in self.store.models.items()
+                if node.id in model.copies and model.copies[node.id].loaded_ms
+            }
+            self.check(
+                here == told,
+                f"{node.id} holds {sorted(here - told)[:5]} untold, and has not"
+                f" {sorted(told - here)[:5]}",
+            )
         for model in self.store.models.values():
             gone = [instance for instance in model.copies if instance not in self.store.instances]
             self.check(not gone, f"{model.id} is said to be in {gone}, which are gone")

@@ -1,10 +1,13 @@
-"""A string within a protobuf message, read and replaced by the path of its field numbers, without its schema.
+"""A string within a protobuf message, read and replaced by the path of its field numbers, without
+its schema.
 
-Fields that are not on the path are stepped over by their lengths; nothing of them is looked into or copied, but for the one copy
-that an answer with another length needs. The path (5, 1) is field 1 of the message in field 5. Protobuf's own rules hold: of a
-field that comes twice the last counts, messages that come twice are merged, and a field of another wire type is no such field.
-Not known without the schema: a `oneof` that a later member has cleared, and whether a field is repeated (its last one is meant).
-Source: protobuf.dev, "Encoding"; model-mesh's `idExtractionPath` and `idInjectionPath`.
+Fields that are not on the path are stepped over by their lengths; nothing of them is looked into or
+copied, but for the one copy that an answer with another length needs. The path (5, 1) is field 1 of
+the message in field 5. Protobuf's own rules hold: of a field that comes twice the last counts,
+messages that come twice are merged, and a field of another wire type is no such field. Not known
+without the schema: a `oneof` that a later member has cleared, and whether a field is repeated (its
+last one is meant). Source: protobuf.dev, "Encoding"; model-mesh's `idExtractionPath` and
+`idInjectionPath`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,15 +27,22 @@ _Span = tuple[int, int, int]  # of a field: where its length, its value and what
 def field_path(numbers: Sequence[int]) -> tuple[int, ...]:
     """A path that can be one. Raises InvalidInput."""
     path = tuple(numbers)
-    known = all(isinstance(one, int) and not isinstance(one, bool) and 1 <= one <= _FIELD_MAX for one in path)
+    known = all(
+        isinstance(one, int) and not isinstance(one, bool) and 1 <= one <= _FIELD_MAX
+        for one in path
+    )
     if not path or len(path) > _PATH_MAX or not known:
-        hint = f"1 to {_PATH_MAX} numbers, each from 1 to {_FIELD_MAX}: [5, 1] is field 1 of the message in field 5."
+        hint = (
+            f"1 to {_PATH_MAX} numbers, each from 1 to {_FIELD_MAX}: [5, 1] is field 1 of the"
+            " message in field 5."
+        )
         raise InvalidInput(f"{list(path)[:20]} is no path of protobuf fields.", hint=hint)
     return path
 
 
 def extract(message: _Bytes, path: Sequence[int]) -> str | None:
-    """The string at `path`; None when there is none. Raises InvalidInput for bytes that are no message, or no UTF-8."""
+    """The string at `path`; None when there is none. Raises InvalidInput for bytes that are no
+    message, or no UTF-8."""
     found = _last(message, 0, len(message), path)
     if found is None:
         return None
@@ -44,8 +54,8 @@ def extract(message: _Bytes, path: Sequence[int]) -> str | None:
 
 
 def inject(message: _Bytes, path: Sequence[int], value: str) -> bytes:
-    """The message with `value` at `path`, instead of what is there, or added, in messages that are made where they are missing.
-    Raises InvalidInput for bytes that are no message."""
+    """The message with `value` at `path`, instead of what is there, or added, in messages that are
+    made where they are missing. Raises InvalidInput for bytes that are no message."""
     text, view = value.encode(), memoryview(message)
     found = _last(message, 0, len(message), path)
     if found is not None:

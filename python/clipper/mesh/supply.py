@@ -1,8 +1,10 @@
-"""Finding somebody to serve what is asked here: a holder that lends its copy, or a place where one is loaded.
+"""Finding somebody to serve what is asked here: a holder that lends its copy, or a place where one
+is loaded.
 
-A query whose model nobody serves here waits in its lane, and `miss` is told once. Then, until a copy has dialled in or nobody
-waits any more: ask those who hold it, else have it loaded where placement says, else wait and look again. Whoever is asked
-and cannot is left out of the rest of the round. Threads: all on the mesh's event loop.
+A query whose model nobody serves here waits in its lane, and `miss` is told once. Then, until a
+copy has dialled in or nobody waits any more: ask those who hold it, else have it loaded where
+placement says, else wait and look again. Whoever is asked and cannot is left out of the rest of the
+round. Threads: all on the mesh's event loop.
 """
 
 import asyncio
@@ -40,7 +42,9 @@ class Notes:
         self._models: OrderedDict[str, deque[Decision]] = OrderedDict()
 
     def note(self, id: str, what: str, why: str = "") -> None:
-        self._models.setdefault(id, deque(maxlen=DECISIONS_MAX)).append(Decision(now_ms(), what, why))
+        self._models.setdefault(id, deque(maxlen=DECISIONS_MAX)).append(
+            Decision(now_ms(), what, why)
+        )
         self._models.move_to_end(id)
         if len(self._models) > NOTED_MAX:
             self._models.popitem(last=False)
@@ -51,8 +55,8 @@ class Notes:
 
 
 class Supply:
-    """here: -> this node's record, now.  address: where this server's replicas dial in, with its token.  close: (route,
-    seconds) tells the engine that no replica comes for so long."""
+    """here: -> this node's record, now.  address: where this server's replicas dial in, with its
+    token.  close: (route, seconds) tells the engine that no replica comes for so long."""
 
     def __init__(
         self,
@@ -111,11 +115,15 @@ class Supply:
             while not route.served and (first or self._is_wanted(route)):
                 record = await self._read(route.id, first)
                 first = False
-                route = route.successor or route  # one more, should it be replaced again, in the next round
+                route = (
+                    route.successor or route
+                )  # one more, should it be replaced again, in the next round
                 if record is None or self._has_failed(route, record):
                     return
                 try:
-                    if await self._from_holders(route, record, exclude) or await self._placed(route, record, exclude):
+                    if await self._from_holders(route, record, exclude) or await self._placed(
+                        route, record, exclude
+                    ):
                         await _within(attached.wait(), ATTACH_S)
                         continue
                 except ClipperError as error:  # the store is away, or something like it
@@ -151,7 +159,9 @@ class Supply:
         self._close(route, max(0.05, (failed.retry_ms - now_ms()) / 1000))
         return True
 
-    async def _from_holders(self, route: Route, record: MeshModel, exclude: dict[str, bool]) -> bool:
+    async def _from_holders(
+        self, route: Route, record: MeshModel, exclude: dict[str, bool]
+    ) -> bool:
         """Have one that holds it, or is about to, serve this server."""
         alive = self.registry.alive()
         holders = [i for i in loaded_copies(record, alive) if i not in exclude]
@@ -164,12 +174,17 @@ class Supply:
         return False
 
     async def _placed(self, route: Route, record: MeshModel, exclude: dict[str, bool]) -> bool:
-        """Have it loaded. Holders that cannot be reached are as good as dead: there may be a copy beside theirs. One that was
-        reached and refused, because it had not claimed it then, counts as any other."""
-        unreachable = sum(exclude.get(i, False) for i in loaded_copies(record, self.registry.alive()))
+        """Have it loaded. Holders that cannot be reached are as good as dead: there may be a copy
+        beside theirs. One that was reached and refused, because it had not claimed it then, counts
+        as any other."""
+        unreachable = sum(
+            exclude.get(i, False) for i in loaded_copies(record, self.registry.alive())
+        )
         choice = self.choose(record, exclude, route.used_ms)
         if isinstance(choice, placement.Refusal):
-            newest = max(record.failures.values(), key=lambda failure: failure.time_ms, default=None)
+            newest = max(
+                record.failures.values(), key=lambda failure: failure.time_ms, default=None
+            )
             route.why = choice.why if newest is None else f"it could not be loaded: {newest.why}"
             self.notes.note(route.id, "no place for it", choice.why)
             return False
@@ -194,8 +209,11 @@ class Supply:
             used_ms=used_ms,
         )
 
-    async def _lent(self, route: Route, instance: str, exclude: dict[str, bool], *, load: bool, copies: int = 1) -> bool:
-        """Whether that instance serves it here now. If it has no copy: loads one, so that there are at most `copies`."""
+    async def _lent(
+        self, route: Route, instance: str, exclude: dict[str, bool], *, load: bool, copies: int = 1
+    ) -> bool:
+        """Whether that instance serves it here now. If it has no copy: loads one, so that there are
+        at most `copies`."""
         address, token = self._address()
         limit_s = self.settings.load_s + 30.0 if load else 12.0
         try:
@@ -205,7 +223,9 @@ class Supply:
                 await self.local.lend(route.id, address, token)
             else:
                 asked = {"model": route.id, "address": address, "token": token, "load": load}
-                await self.peers.ask(instance, "lend", limit_s, **asked, used_ms=route.used_ms, copies=copies)
+                await self.peers.ask(
+                    instance, "lend", limit_s, **asked, used_ms=route.used_ms, copies=copies
+                )
         except Failed as failure:
             self.notes.note(route.id, f"not by {instance}", failure.why)
             if failure.fault == ELSEWHERE:
@@ -220,24 +240,39 @@ class Supply:
 
     # -- a copy somewhere, whoever asked
 
-    async def load(self, id: str, used_ms: int, *, copies: int = 1, until_s: float = 60.0, exclude: Collection[str] = ()) -> None:
-        """There are `copies` loaded when this returns. Raises Failed; Elsewhere when it is registered no more; TimeoutError."""
+    async def load(
+        self,
+        id: str,
+        used_ms: int,
+        *,
+        copies: int = 1,
+        until_s: float = 60.0,
+        exclude: Collection[str] = (),
+    ) -> None:
+        """There are `copies` loaded when this returns. Raises Failed; Elsewhere when it is
+        registered no more; TimeoutError."""
         tried = set(exclude)
         async with asyncio.timeout(until_s):
             for attempt in itertools.count():
-                record = await self._read(id, not attempt and not exclude)  # what has just left there, the mirror may not know
+                record = await self._read(
+                    id, not attempt and not exclude
+                )  # what has just left there, the mirror may not know
                 if record is None:
                     raise Elsewhere(f"no model {id!r} is registered")
                 alive = self.registry.alive()
                 if len(loaded_copies(record, alive)) >= copies:
                     return
-                if (failed := failures.verdict(record, now_ms(), self.settings, len(alive))) is not None:
+                if (
+                    failed := failures.verdict(record, now_ms(), self.settings, len(alive))
+                ) is not None:
                     raise Failed(failed.why, failed.fault)
                 is_claimed = len(alive_copies(record, alive)) >= copies
                 if is_claimed or not await self._load_once(record, used_ms, copies, tried):
                     await asyncio.sleep(LOOK_S)
 
-    async def _load_once(self, record: MeshModel, used_ms: int, copies: int, tried: set[str]) -> bool:
+    async def _load_once(
+        self, record: MeshModel, used_ms: int, copies: int, tried: set[str]
+    ) -> bool:
         choice = self.choose(record, tried, used_ms, prefer_local=False)
         if isinstance(choice, placement.Refusal):
             if not choice.retry_ms or tried:

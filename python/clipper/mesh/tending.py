@@ -1,4 +1,5 @@
-"""What a node does again and again: tell the others how it is and what was used, and look whether all is as it should be."""
+"""What a node does again and again: tell the others how it is and what was used, and look whether
+all is as it should be."""
 
 import asyncio
 import logging
@@ -91,7 +92,9 @@ class Tending(Leading):
         for id, used_ms, count, *queue_ms in used:
             at_ms = min(int(used_ms), now_ms())
             self.local.residents.touch(str(id), at_ms, int(count))
-            waited_ms = count * float(queue_ms[0]) if queue_ms else 0.0  # a node of an older version says nothing of it
+            waited_ms = (
+                count * float(queue_ms[0]) if queue_ms else 0.0
+            )  # a node of an older version says nothing of it
             self.uses.note(str(id), at_ms, int(count), waited_ms)
 
     @abstractmethod
@@ -122,14 +125,19 @@ class Tending(Leading):
             if (stat.st_mtime_ns, stat.st_size) == self._constraints_at:
                 return
             self._constraints_at = stat.st_mtime_ns, stat.st_size
-            self.supply.constraints = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Constraint])
+            self.supply.constraints = msgspec.json.decode(
+                Path(path).read_bytes(), type=dict[str, Constraint]
+            )
         except (OSError, msgspec.MsgspecError) as error:
             if self._constraints_told != str(error):
                 self._constraints_told = str(error)
-                _log.error("mesh.constraints: %s cannot be read, so those before stay: %s", path, error)
+                _log.error(
+                    "mesh.constraints: %s cannot be read, so those before stay: %s", path, error
+                )
 
     async def _enter_again(self) -> None:
-        """The lease was lost: the others think this node dead. With a new one, what is held here is claimed again."""
+        """The lease was lost: the others think this node dead. With a new one, what is held here is
+        claimed again."""
         try:
             await self._resign()
             await self.run_away(self.registry.enter, self.here())
@@ -144,16 +152,30 @@ class Tending(Leading):
     # -- looking in
 
     def stats(self) -> dict[str, Any]:
-        """Counters and gauges of this node: never a row a model. awaits: why it is not in the mesh yet; then there is no more."""
+        """Counters and gauges of this node: never a row a model. awaits: why it is not in the mesh
+        yet; then there is no more."""
         if not self._begun.is_set():
             return {"instance": self._id, "awaits": self.awaits}
         local, here = self.local, self.here()
         return {
-            "instance": self._id, "instances": len(self.registry.instances), "models_registered": len(self.registry.models),
-            "vmodels": len(self.registry.vmodels), "models_loaded": here.models, "models_asked": len(self.routes),
-            "capacity_bytes": here.capacity_bytes, "used_bytes": here.used_bytes, "lru_ms": here.lru_ms,
-            "loading": here.loading, "queued": here.queued, "misses": self.supply.misses, **local.counts.stats(),
-            "leader": self.is_leader, **(self.seen if self.is_leader else {}), "stale_s": self.registry.models.stale_s,
-            "fenced": self.registry.is_fenced, "stopping": here.stopping, "awaits": "",
+            "instance": self._id,
+            "instances": len(self.registry.instances),
+            "models_registered": len(self.registry.models),
+            "vmodels": len(self.registry.vmodels),
+            "models_loaded": here.models,
+            "models_asked": len(self.routes),
+            "capacity_bytes": here.capacity_bytes,
+            "used_bytes": here.used_bytes,
+            "lru_ms": here.lru_ms,
+            "loading": here.loading,
+            "queued": here.queued,
+            "misses": self.supply.misses,
+            **local.counts.stats(),
+            "leader": self.is_leader,
+            **(self.seen if self.is_leader else {}),
+            "stale_s": self.registry.models.stale_s,
+            "fenced": self.registry.is_fenced,
+            "stopping": here.stopping,
+            "awaits": "",
             "other_history": self.registry.other_history,
-        }  # fmt: skip
+        }

@@ -1,9 +1,11 @@
-"""What one instance, or the leader, should do now: pure looks at a view of the registry that give a list of actions.
+"""What one instance, or the leader, should do now: pure looks at a view of the registry that give a
+list of actions.
 
-`rates` every ten seconds in each instance: more copies of what is used much. `janitor` every few minutes in each: what it holds
-and what the registry says of it are made the same, failures expire, spare copies go. `reaper` in the elected leader: what dead
-instances left behind, copies that a policy demands, v-models on their way, and loads into free memory. A record that cannot be
-read is reported, and never ends the round.
+`rates` every ten seconds in each instance: more copies of what is used much. `janitor` every few
+minutes in each: what it holds and what the registry says of it are made the same, failures expire,
+spare copies go. `reaper` in the elected leader: what dead instances left behind, copies that a
+policy demands, v-models on their way, and loads into free memory. A record that cannot be read is
+reported, and never ends the round.
 """
 
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +27,9 @@ STALE_USE_MS: Final = 6 * HOUR_MS  # last uses in the registry are renewed when 
 FILL_RESERVE: Final = 0.125  # of memory that proactive loads leave free
 FILL_SHARE: Final = 0.5  # of what is free beyond it, in one round
 REPLACE_SHARE: Final = 0.05  # of memory that one round may replace where nothing is free
-NEWER_MS: Final = 20 * 60_000  # than the oldest resident model, at least, to be loaded without a request
+NEWER_MS: Final = (
+    20 * 60_000
+)  # than the oldest resident model, at least, to be loaded without a request
 QUEUED_MAX: Final = 50  # loads that wait for each loader: such instances are left alone
 MIGRATE_MS: Final = HOUR_MS  # an instance that stops waits for models used since
 DOWN_SHARE: Final = 0.05  # of its memory that one round of the janitor may free by giving up copies
@@ -45,7 +49,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Unload:
-    """Give this instance's copy up. spare: only while another is loaded, told by the transaction."""
+    """Give this instance's copy up. spare: only while another is loaded, told by the
+    transaction."""
 
     model: str
     why: str
@@ -54,7 +59,8 @@ class Unload:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """The registry says that `instance` holds the model; it does not. gone: since it is not there, told by the transaction."""
+    """The registry says that `instance` holds the model; it does not. gone: since it is not there,
+    told by the transaction."""
 
     instance: str
     model: str
@@ -104,10 +110,13 @@ Action = Load | Unload | Forget | ExpireFailure | Publish | StepVModel | LetGo |
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a look sees. me: the instance that looks.  mine: models with a claim or failure of it (janitor), models used since the
-    last look (rates), or all that have copies, failures, policies or auto_delete (reaper); pairs of id and record, None: it
-    cannot be read.  resident: what it really holds, id -> (size, last use).  loading: ids that it is loading or has queued.
-    usage: by model.  read: any model's record.  waking: models without copies, most recently used first, for proactive loads."""
+    """What a look sees. me: the instance that looks.  mine: models with a claim or failure of it
+    (janitor), models used since the last look (rates), or all that have copies, failures, policies
+    or auto_delete (reaper); pairs of id and record, None: it cannot be read.  resident: what it
+    really holds, id -> (size, last use).  loading: ids that it is loading or has queued. usage: by
+    model.  read: any model's record.  waking: models without copies, most recently used first, for
+    proactive loads.
+    """
 
     me: str
     instances: Sequence[Instance]
@@ -142,17 +151,28 @@ def janitor(view: View, now_ms: int, settings: MeshSettings) -> list[Action]:
                     continue
                 budget -= size
             actions.append(action)
-    actions += [Unload(id, "the registry does not know it here") for id in view.resident if id not in known]
+    actions += [
+        Unload(id, "the registry does not know it here") for id in view.resident if id not in known
+    ]
     return actions
 
 
 def _kept(
-    view: View, instances: Field, id: str, model: MeshModel | None, now_ms: int, settings: MeshSettings
+    view: View,
+    instances: Field,
+    id: str,
+    model: MeshModel | None,
+    now_ms: int,
+    settings: MeshSettings,
 ) -> Iterator[Action]:
     if model is None:
         yield Broken(id, "its record cannot be read")
         return
-    gone = tuple(i for i, failure in model.failures.items() if failures.forgotten_at(failure, settings) <= now_ms)
+    gone = tuple(
+        i
+        for i, failure in model.failures.items()
+        if failures.forgotten_at(failure, settings) <= now_ms
+    )
     if gone:
         yield ExpireFailure(id, gone)
     held, copy = view.resident.get(id), model.copies.get(view.me)
@@ -173,10 +193,18 @@ def _kept(
         return
     usage = view.usage.get(id, Usage(used_ms))
     decided = scaling.decide(
-        model, usage, instances, now_ms, settings, constraint=constraint_of(model.type, view.constraints),
+        model,
+        usage,
+        instances,
+        now_ms,
+        settings,
+        constraint=constraint_of(model.type, view.constraints),
         assumed_ms=view.seen.assumed_ms(model.type),
-    )  # fmt: skip
-    if decided.copies < len(loaded_copies(model, instances)) and scaling.spare(model, instances) == view.me:
+    )
+    if (
+        decided.copies < len(loaded_copies(model, instances))
+        and scaling.spare(model, instances) == view.me
+    ):
         yield Unload(id, decided.why, spare=True)
 
 
@@ -188,11 +216,18 @@ def rates(view: View, now_ms: int, settings: MeshSettings) -> list[Action]:
         if model is None or usage is None or not scaling.may_grow(model, usage, settings):
             continue
         decided = scaling.decide(
-            model, usage, view.instances, now_ms, settings, constraint=constraint_of(model.type, view.constraints),
+            model,
+            usage,
+            view.instances,
+            now_ms,
+            settings,
+            constraint=constraint_of(model.type, view.constraints),
             assumed_ms=view.seen.assumed_ms(model.type),
-        )  # fmt: skip
+        )
         held = len(alive_copies(model, ids_of(view.instances)))
-        actions += [Load(id, decided.copies, decided.why, used_ms=usage.used_ms)] * (decided.copies - held)
+        actions += [Load(id, decided.copies, decided.why, used_ms=usage.used_ms)] * (
+            decided.copies - held
+        )
     return actions
 
 
@@ -220,7 +255,9 @@ def step_of(vmodel: VModel, view: View, now_ms: int, settings: MeshSettings) -> 
         constraint = constraint_of(target.type, view.constraints)
         places = sum(not unfit(target, i, constraint, target.size_bytes) for i in view.instances)
     active, alive = view.read(vmodel.active), ids_of(view.instances)
-    return vmodels.step(vmodel, active, target, now_ms, alive=alive, settings=settings, places=places)
+    return vmodels.step(
+        vmodel, active, target, now_ms, alive=alive, settings=settings, places=places
+    )
 
 
 def ids_of(instances: Sequence[Instance]) -> Container[object]:
@@ -229,7 +266,12 @@ def ids_of(instances: Sequence[Instance]) -> Container[object]:
 
 
 def _reaped(
-    view: View, instances: Field, id: str, model: MeshModel | None, now_ms: int, settings: MeshSettings
+    view: View,
+    instances: Field,
+    id: str,
+    model: MeshModel | None,
+    now_ms: int,
+    settings: MeshSettings,
 ) -> Iterator[Action]:
     if model is None:
         yield Broken(id, "its record cannot be read")
@@ -241,23 +283,34 @@ def _reaped(
     for instance, copy in model.copies.items():
         if instance not in alive:
             yield Forget(instance, id, "its instance is gone", gone=True)
-        elif not copy.loaded_ms and now_ms - copy.claimed_ms > 2 * LOST_LOADS * settings.load_s * 1000:
+        elif (
+            not copy.loaded_ms
+            and now_ms - copy.claimed_ms > 2 * LOST_LOADS * settings.load_s * 1000
+        ):
             yield Forget(instance, id, "its load has never ended")
     gone = tuple(
-        i for i, failure in model.failures.items()
-        if failures.forgotten_at(failure, settings) <= now_ms or (i not in alive and failure.fault == "host")
-    )  # fmt: skip
+        i
+        for i, failure in model.failures.items()
+        if failures.forgotten_at(failure, settings) <= now_ms
+        or (i not in alive and failure.fault == "host")
+    )
     if gone:
         yield ExpireFailure(id, gone)
     least = max(model.policy.copies_min, int(model.policy.pinned))
-    if least > (held := len(alive_copies(model, instances))) and not failures.verdict(model, now_ms, settings):
+    if least > (held := len(alive_copies(model, instances))) and not failures.verdict(
+        model, now_ms, settings
+    ):
         for _ in range(min(least, len(instances)) - held):
             yield Load(id, least, f"its policy asks for {least}", used_ms=model.used_ms)
 
 
-def _proactive(view: View, instances: Field, now_ms: int, settings: MeshSettings) -> Iterator[Action]:
+def _proactive(
+    view: View, instances: Field, now_ms: int, settings: MeshSettings
+) -> Iterator[Action]:
     """Models that were in use lately and are nowhere loaded, into memory that is free."""
-    fit = [i for i in instances if not i.stopping and i.queued <= QUEUED_MAX * max(i.loading_max, 1)]
+    fit = [
+        i for i in instances if not i.stopping and i.queued <= QUEUED_MAX * max(i.loading_max, 1)
+    ]
     capacity = sum(i.capacity_bytes for i in fit)
     budget = FILL_SHARE * (sum(i.free_bytes for i in fit) - FILL_RESERVE * capacity)
     newer_ms = 0
@@ -273,14 +326,19 @@ def _proactive(view: View, instances: Field, now_ms: int, settings: MeshSettings
             return
         if not model.copies and not model.failures:
             budget -= size
-            yield Load(model.id, 1, "used lately, and there is memory for it", used_ms=model.used_ms)
+            yield Load(
+                model.id, 1, "used lately, and there is memory for it", used_ms=model.used_ms
+            )
 
 
 # -- an instance's own record, and its end
 
 
-def worth_publishing(told: Instance, now: Instance, told_ms: int, now_ms: int, settings: MeshSettings) -> bool:
-    """Whether an instance's record has changed enough for the others to hear of it. told: what they know, since told_ms."""
+def worth_publishing(
+    told: Instance, now: Instance, told_ms: int, now_ms: int, settings: MeshSettings
+) -> bool:
+    """Whether an instance's record has changed enough for the others to hear of it. told: what they
+    know, since told_ms."""
     if now == told:
         return False
     since = now_ms - told_ms
@@ -295,9 +353,11 @@ def worth_publishing(told: Instance, now: Instance, told_ms: int, now_ms: int, s
         or abs(now.capacity_bytes - told.capacity_bytes) > 0.02 * told.capacity_bytes
         or abs(now.lru_ms - told.lru_ms) > max(20_000, age // 16)
         or abs(now.models - told.models) > max(10, 0.15 * told.models)
-        or abs(now.used_bytes - told.used_bytes) > max(0.2 * told.used_bytes, 0.02 * told.capacity_bytes)
+        or abs(now.used_bytes - told.used_bytes)
+        > max(0.2 * told.used_bytes, 0.02 * told.capacity_bytes)
         or abs(now.rate - told.rate) > max(100.0, 0.1 * told.rate)
-        or abs(now.queued + now.loading - told.queued - told.loading) > max(told.loading_max, (told.queued + told.loading) // 2)
+        or abs(now.queued + now.loading - told.queued - told.loading)
+        > max(told.loading_max, (told.queued + told.loading) // 2)
         or static(now) != static(told)
     )
 
@@ -305,7 +365,15 @@ def worth_publishing(told: Instance, now: Instance, told_ms: int, now_ms: int, s
 def static(instance: Instance) -> Instance:
     """Without what changes by itself."""
     return msgspec.structs.replace(
-        instance, capacity_bytes=0, used_bytes=0, models=0, lru_ms=0, loading=0, queued=0, rate=0.0, stopping=False
+        instance,
+        capacity_bytes=0,
+        used_bytes=0,
+        models=0,
+        lru_ms=0,
+        loading=0,
+        queued=0,
+        rate=0.0,
+        stopping=False,
     )
 
 
@@ -323,20 +391,32 @@ def migration(view: View, now_ms: int) -> list[Move]:
     """What an instance that stops holds alone, most recently used first."""
     alive = {i.id for i in view.instances if not i.stopping} - {view.me}
     moves = [
-        Move(id, view.resident[id][1], now_ms - view.resident[id][1] < MIGRATE_MS or model.policy.pinned, view.resident[id][0])
+        Move(
+            id,
+            view.resident[id][1],
+            now_ms - view.resident[id][1] < MIGRATE_MS or model.policy.pinned,
+            view.resident[id][0],
+        )
         for id, model in view.mine
         if model is not None and id in view.resident and not loaded_copies(model, alive)
     ]
     return sorted(moves, key=lambda move: -move.used_ms)
 
 
-def evicted(model: MeshModel, me: str, instances: Sequence[Instance], now_ms: int, settings: MeshSettings) -> Load | None:
-    """A copy elsewhere for what was evicted here, while the others have memory free. model: its record before."""
+def evicted(
+    model: MeshModel, me: str, instances: Sequence[Instance], now_ms: int, settings: MeshSettings
+) -> Load | None:
+    """A copy elsewhere for what was evicted here, while the others have memory free. model: its
+    record before."""
     copy = model.copies.get(me)
-    others = [i for i in instances if i.id != me and not unfit(model, i, NO_CONSTRAINT, model.size_bytes)]
+    others = [
+        i for i in instances if i.id != me and not unfit(model, i, NO_CONSTRAINT, model.size_bytes)
+    ]
     capacity = sum(i.capacity_bytes for i in others)
     if copy is None or not capacity or sum(i.free_bytes for i in others) < 0.05 * capacity:
         return None
-    if now_ms - copy.claimed_ms < 2000 * settings.load_s or loaded_copies(model, {i.id for i in others}):
+    if now_ms - copy.claimed_ms < 2000 * settings.load_s or loaded_copies(
+        model, {i.id for i in others}
+    ):
         return None
     return Load(model.id, 1, f"evicted from {me}, and others have memory", used_ms=model.used_ms)

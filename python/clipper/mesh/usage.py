@@ -1,4 +1,5 @@
-"""How much models are used, counted in one node: what digests tell the others, and what scaling decides by."""
+"""How much models are used, counted in one node: what digests tell the others, and what scaling
+decides by."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ HEAVY_SHARE: Final = 0.75  # of the rate that asks for another copy
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """rate: queries a minute of the model, all copies together.  regular: used now, and 7 to 40 minutes ago.  queue_ms: mean time
-    that rows waited for a free copy.  service_ms: one copy's time for a query, 0 while unknown.  waiting: rows that wait now.
-    heavy_ms: when a copy was last near its limit."""
+    """rate: queries a minute of the model, all copies together.  regular: used now, and 7 to 40
+    minutes ago.  queue_ms: mean time that rows waited for a free copy.  service_ms: one copy's time
+    for a query, 0 while unknown.  waiting: rows that wait now. heavy_ms: when a copy was last near
+    its limit."""
 
     used_ms: int = 0
     rate: float = 0.0
@@ -65,7 +67,14 @@ class Uses:
         self._since_ms = 0
         self._swept_ms = 0
 
-    def note(self, model: str, now_ms: int, count: int = 1, waited_ms: float = 0.0, served_ms: float = 0.0) -> None:
+    def note(
+        self,
+        model: str,
+        now_ms: int,
+        count: int = 1,
+        waited_ms: float = 0.0,
+        served_ms: float = 0.0,
+    ) -> None:
         """`count` queries until now; of them all together, time waiting for a copy, and in one."""
         held = self._models.get(model)
         if held is None:
@@ -93,7 +102,11 @@ class Uses:
         self._used = {}
         if now_ms - self._swept_ms > REGULAR_TO * MINUTE_MS:
             self._swept_ms = now_ms
-            self._models = {m: h for m, h in self._models.items() if now_ms - h.used_ms <= REGULAR_TO * MINUTE_MS}
+            self._models = {
+                m: h
+                for m, h in self._models.items()
+                if now_ms - h.used_ms <= REGULAR_TO * MINUTE_MS
+            }
         return found
 
     def heavy(self, model: str, now_ms: int) -> None:
@@ -105,7 +118,11 @@ class Uses:
     def last(self, model: str, now_ms: int) -> Usage:
         """What is known of it between looks: last use, regularity."""
         held = self._models.get(model)
-        return Usage() if held is None else Usage(held.used_ms, 0.0, self._regular(held), heavy_ms=held.heavy_ms)
+        return (
+            Usage()
+            if held is None
+            else Usage(held.used_ms, 0.0, self._regular(held), heavy_ms=held.heavy_ms)
+        )
 
     def forget(self, model: str) -> None:
         self._models.pop(model, None)

@@ -1,8 +1,10 @@
-"""Names that stand for a model, and the change from one model to another without a query that finds none loaded.
+"""Names that stand for a model, and the change from one model to another without a query that finds
+none loaded.
 
-Each function takes records as read and gives those to write in one transaction, with how often each model is named. An error is
-one for the caller. A v-model whose active model changes waits in `step` until the target has as many loaded copies as the active
-one; its failure leaves the active one in place.
+Each function takes records as read and gives those to write in one transaction, with how often each
+model is named. An error is one for the caller. A v-model whose active model changes waits in `step`
+until the target has as many loaded copies as the active one; its failure leaves the active one in
+place.
 """
 
 from collections.abc import Callable, Container
@@ -11,7 +13,14 @@ from typing import Any, Final
 
 import msgspec
 
-from clipper.errors import AlreadyExists, Forbidden, InvalidInput, StillLinked, Unknown, UnknownModel
+from clipper.errors import (
+    AlreadyExists,
+    Forbidden,
+    InvalidInput,
+    StillLinked,
+    Unknown,
+    UnknownModel,
+)
 from clipper.mesh import failures
 from clipper.mesh.claims import loaded_copies
 from clipper.mesh.records import MeshModel, VModel
@@ -28,8 +37,8 @@ class UnknownVModel(Unknown):
 
 @dataclass(frozen=True, slots=True)
 class VChange:
-    """Records to write together, each if it is still as it was read. vmodel: as it shall be; None: no longer. models: with
-    other counts of references."""
+    """Records to write together, each if it is still as it was read. vmodel: as it shall be; None:
+    no longer. models: with other counts of references."""
 
     vmodel: VModel | None
     models: tuple[MeshModel, ...] = ()
@@ -92,48 +101,91 @@ def set_target(
     share: float = 0.0,
     give_up_ms: int = 0,
 ) -> VChange:
-    """Define it, or change what it stands for. read: a model's record.  info: the target, registered with it if it is not yet.
-    expected: what the target must be now. share: of the queries, to the target, without a switch.  give_up_ms: wall time.
+    """Define it, or change what it stands for. read: a model's record.  info: the target,
+    registered with it if it is not yet. expected: what the target must be now. share: of the
+    queries, to the target, without a switch.  give_up_ms: wall time.
 
-    UnknownModel, UnknownVModel; AlreadyExists when another owns it, or info differs from what is registered; StillLinked when it
-    does not stand for what was expected; InvalidInput.
+    UnknownModel, UnknownVModel; AlreadyExists when another owns it, or info differs from what is
+    registered; StillLinked when it does not stand for what was expected; InvalidInput.
     """
     if not 0.0 <= share <= 1.0:
-        raise InvalidInput(f"v-model {id!r}: share is {share:g}", hint="Give a share of the queries, 0 to 1.")
+        raise InvalidInput(
+            f"v-model {id!r}: share is {share:g}", hint="Give a share of the queries, 0 to 1."
+        )
     if before is None and update_only:
         raise UnknownVModel.named(id, ())
     if before is not None and before.owner != owner:
-        raise AlreadyExists(f"v-model {id!r} belongs to {before.owner or 'nobody'!r}", hint="Take another name.")
+        raise AlreadyExists(
+            f"v-model {id!r} belongs to {before.owner or 'nobody'!r}", hint="Take another name."
+        )
     if expected and (before is None or before.target != expected):
         is_now = before.target if before else "nothing"
-        raise StillLinked(f"v-model {id!r} stands for {is_now!r}, not for {expected!r}", hint="Read it again.")
+        raise StillLinked(
+            f"v-model {id!r} stands for {is_now!r}, not for {expected!r}", hint="Read it again."
+        )
     found = read(target)
     if found is None and info is None:
-        raise UnknownModel(f"v-model {id!r}: no model {target!r}", hint="Register it, or give its path.")
+        raise UnknownModel(
+            f"v-model {id!r}: no model {target!r}", hint="Register it, or give its path."
+        )
     if found is not None and info is not None and not same_model(found, info):
-        raise AlreadyExists(f"model {target!r} is registered with another type, path or key", hint="Take another id.")
+        raise AlreadyExists(
+            f"model {target!r} is registered with another type, path or key",
+            hint="Take another id.",
+        )
     made = found is None
     goal = found or msgspec.structs.replace(info, auto_delete=auto_delete) if info else found
     assert goal is not None
     after = _after(id, before, target, owner, force, share, now_ms, give_up_ms)
     if after == before and not made:
         return VChange(before)
-    return _change(before, after, lambda model: goal if model == target else read(model), now_ms, made=goal if made else None)
+    return _change(
+        before,
+        after,
+        lambda model: goal if model == target else read(model),
+        now_ms,
+        made=goal if made else None,
+    )
 
 
 def _after(
-    id: str, before: VModel | None, target: str, owner: str, force: bool, share: float, now_ms: int, give_up_ms: int
+    id: str,
+    before: VModel | None,
+    target: str,
+    owner: str,
+    force: bool,
+    share: float,
+    now_ms: int,
+    give_up_ms: int,
 ) -> VModel:
     if before is None:
         return VModel(id, target, target, owner, since_ms=now_ms)
     if (before.target, before.share) == (target, share) and not force and not before.failed:
         return before
     if target == before.active:
-        return changed(before, target=target, share=0.0, failed=False, why="", force=False, since_ms=now_ms, give_up_ms=0)
+        return changed(
+            before,
+            target=target,
+            share=0.0,
+            failed=False,
+            why="",
+            force=False,
+            since_ms=now_ms,
+            give_up_ms=0,
+        )
     if force:
         previous = before.active if before.active != target else before.previous
         return VModel(id, target, target, owner, previous=previous, since_ms=now_ms)
-    return changed(before, target=target, share=share, failed=False, why="", force=False, since_ms=now_ms, give_up_ms=give_up_ms)
+    return changed(
+        before,
+        target=target,
+        share=share,
+        failed=False,
+        why="",
+        force=False,
+        since_ms=now_ms,
+        give_up_ms=give_up_ms,
+    )
 
 
 def delete(before: VModel | None, read: Read, now_ms: int, *, owner: str = "") -> VChange:
@@ -141,24 +193,42 @@ def delete(before: VModel | None, read: Read, now_ms: int, *, owner: str = "") -
     if before is None:
         return VChange(None)
     if before.owner != owner:
-        raise Forbidden(f"v-model {before.id!r} is {before.owner or 'nobody'!r}'s", hint="Its owner can delete it.")
+        raise Forbidden(
+            f"v-model {before.id!r} is {before.owner or 'nobody'!r}'s",
+            hint="Its owner can delete it.",
+        )
     return _change(before, None, read, now_ms)
 
 
 def rollback(before: VModel, read: Read, now_ms: int) -> VChange:
-    """Back to the active model before the last switch, or away from a target that is not active yet."""
+    """Back to the active model before the last switch, or away from a target that is not active
+    yet."""
     goal = before.active if before.target != before.active else before.previous
     if not goal:
-        raise InvalidInput(f"v-model {before.id!r} has stood for {before.active!r} only", hint="There is nothing to go back to.")
+        raise InvalidInput(
+            f"v-model {before.id!r} has stood for {before.active!r} only",
+            hint="There is nothing to go back to.",
+        )
     if read(goal) is None:
-        raise UnknownModel(f"v-model {before.id!r}: no model {goal!r} any longer", hint="Register it again, then set it.")
+        raise UnknownModel(
+            f"v-model {before.id!r}: no model {goal!r} any longer",
+            hint="Register it again, then set it.",
+        )
     return set_target(before.id, before, goal, read, now_ms, owner=before.owner)
 
 
 def switched(before: VModel, read: Read, now_ms: int) -> VChange:
-    """The target is the active one. In the transaction that writes it, `step` on what that reads must still say Switch: a copy
-    that was loaded when the decision was made may have been evicted since."""
-    after = VModel(before.id, before.target, before.target, before.owner, previous=before.active, since_ms=now_ms)
+    """The target is the active one. In the transaction that writes it, `step` on what that reads
+    must still say Switch: a copy that was loaded when the decision was made may have been evicted
+    since."""
+    after = VModel(
+        before.id,
+        before.target,
+        before.target,
+        before.owner,
+        previous=before.active,
+        since_ms=now_ms,
+    )
     return _change(before, after, read, now_ms)
 
 
@@ -177,31 +247,52 @@ def step(
     settings: MeshSettings,
     places: int = 0,
 ) -> VStep:
-    """What is next for it. active, target: their records. alive: ids of instances.  places: how many could hold the target, 0:
-    unknown."""
+    """What is next for it. active, target: their records. alive: ids of instances.  places: how
+    many could hold the target, 0: unknown."""
     if vmodel.active == vmodel.target:
         return Wait("it stands for one model", settled=True)
     if target is None:
-        return Wait("its target is gone", settled=True) if vmodel.failed else Fail(f"model {vmodel.target!r} is gone")
+        return (
+            Wait("its target is gone", settled=True)
+            if vmodel.failed
+            else Fail(f"model {vmodel.target!r} is gone")
+        )
     if vmodel.force:
         return Switch("at once, as was asked")
     needed, has = _degree(active, target, now_ms, alive, settings, places)
     if vmodel.share:
-        return Wait("both are loaded", settled=True) if has else LoadTarget(target.id, needed, "queries are split")
+        return (
+            Wait("both are loaded", settled=True)
+            if has
+            else LoadTarget(target.id, needed, "queries are split")
+        )
     if not (active and loaded_copies(active, alive)):
         return Switch("nothing is lost: the active one is not loaded")
     if has >= needed:
         return Switch(f"the target has {has} loaded {'copy' if has == 1 else 'copies'}")
     if vmodel.give_up_ms and now_ms >= vmodel.give_up_ms:
-        return Wait(vmodel.why, settled=True) if vmodel.failed else Fail("its target was not loaded in time")
+        return (
+            Wait(vmodel.why, settled=True)
+            if vmodel.failed
+            else Fail("its target was not loaded in time")
+        )
     over = failures.verdict(target, now_ms, settings, places)
     if over and not has:
-        return Wait(f"{over.why}; again in {max(0, over.retry_ms - now_ms) // 1000} s") if vmodel.failed else Fail(over.why)
+        return (
+            Wait(f"{over.why}; again in {max(0, over.retry_ms - now_ms) // 1000} s")
+            if vmodel.failed
+            else Fail(over.why)
+        )
     return LoadTarget(target.id, needed, f"{has} of {needed} copies are loaded")
 
 
 def _degree(
-    active: MeshModel | None, target: MeshModel, now_ms: int, alive: Container[object], settings: MeshSettings, places: int
+    active: MeshModel | None,
+    target: MeshModel,
+    now_ms: int,
+    alive: Container[object],
+    settings: MeshSettings,
+    places: int,
 ) -> tuple[int, int]:
     """Copies that the target needs, as the active one has; and those it has loaded."""
     asked = max(len(loaded_copies(active, alive)) if active else 1, target.policy.copies_min, 1)
@@ -233,11 +324,18 @@ def is_unnamed(model: MeshModel) -> bool:
 
 
 def is_left_over(model: MeshModel, now_ms: int) -> bool:
-    """It goes now. Not at once: nodes hear of a switch one after another, and until then they ask it."""
+    """It goes now. Not at once: nodes hear of a switch one after another, and until then they ask
+    it."""
     return is_unnamed(model) and now_ms - model.used_ms >= LINGER_MS
 
 
-def _change(before: VModel | None, after: VModel | None, read: Read, now_ms: int, made: MeshModel | None = None) -> VChange:
+def _change(
+    before: VModel | None,
+    after: VModel | None,
+    read: Read,
+    now_ms: int,
+    made: MeshModel | None = None,
+) -> VChange:
     """With the counts of references; one that loses its last was in use until now."""
     was, becomes = named(before), named(after)
     models = []

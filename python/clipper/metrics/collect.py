@@ -1,7 +1,8 @@
-"""From `server.stats()` to samples. The numbers are the core's own, read without stopping anything; here they only get names.
+"""From `server.stats()` to samples. The numbers are the core's own, read without stopping anything;
+here they only get names.
 
-A scrape runs on a worker thread, and lets go of the interpreter's lock between models: the thread that serves HTTP is not kept
-waiting by a hundred of them.
+A scrape runs on a worker thread, and lets go of the interpreter's lock between models: the thread
+that serves HTTP is not kept waiting by a hundred of them.
 """
 
 import platform
@@ -14,7 +15,9 @@ from typing import Any, Protocol
 from clipper.metrics import process
 from clipper.metrics.samples import Cap, Labels, Samples
 
-_ALWAYS = frozenset(("ok", "full", "deadline", "dropped", "no_replica", "replica_lost", "model_error", "bad_output"))
+_ALWAYS = frozenset(
+    ("ok", "full", "deadline", "dropped", "no_replica", "replica_lost", "model_error", "bad_output")
+)
 _PAIRS_A_NAME = 4
 _REST_EACH_S, _REST_S = 0.001, 0.000_05
 
@@ -31,18 +34,27 @@ class Counts(Protocol):
 class Metrics:
     """Threads: any; collections wait for each other.
 
-    stats: `ClipperServer.stats`.  slos_s: each application's SLO.  shares: what each application's policy has learned, by model.
-    names_max: how many models, and how many applications, have series of their own; four times as many pairs of both.
-    beside: what else counts.
+    stats: `ClipperServer.stats`.  slos_s: each application's SLO.  shares: what each application's
+    policy has learned, by model. names_max: how many models, and how many applications, have series
+    of their own; four times as many pairs of both. beside: what else counts.
     """
 
     def __init__(
-        self, version: str, stats: Callable[[], Stats], slos_s: Callable[[], Mapping[str, float]], shares: Callable[[], Shares],
-        names_max: int, beside: Sequence[Counts] = (),
-    ) -> None:  # fmt: skip
+        self,
+        version: str,
+        stats: Callable[[], Stats],
+        slos_s: Callable[[], Mapping[str, float]],
+        shares: Callable[[], Shares],
+        names_max: int,
+        beside: Sequence[Counts] = (),
+    ) -> None:
         self._version = version
         self._stats, self._slos_s, self._shares, self._beside = stats, slos_s, shares, list(beside)
-        self._apps, self._models, self._pairs = Cap(names_max), Cap(names_max), Cap(_PAIRS_A_NAME * names_max)
+        self._apps, self._models, self._pairs = (
+            Cap(names_max),
+            Cap(names_max),
+            Cap(_PAIRS_A_NAME * names_max),
+        )
         self._lock = threading.Lock()
         self._took_s = 0.0
 
@@ -82,7 +94,9 @@ class Metrics:
             apps[(app,)] = of_application(row, app, slos_s.get(app))
             for id, counts in row["models"].items():
                 name = (app, *_name_of(id))
-                pairs[name] = of_pair(counts, name, shares.get(app, {}).get(id), row.get("canaries", {}).get(id, {}))
+                pairs[name] = of_pair(
+                    counts, name, shares.get(app, {}).get(id), row.get("canaries", {}).get(id, {})
+                )
             rest.now_and_then()
         found = self._apps.keep(apps)
         found.add_all(self._pairs.keep(pairs))
@@ -108,22 +122,30 @@ def of_application(row: Mapping[str, Any], app: str, slo_s: float | None) -> Sam
     found.add("clipper_answer_duration_seconds", row["latency_us"], app)
     if slo_s is not None:
         found.add("clipper_slo_seconds", slo_s, app)
-    _add_mean(found, answers["feedback"], "clipper_feedback_total", "clipper_accuracy_ratio", (app,))
+    _add_mean(
+        found, answers["feedback"], "clipper_feedback_total", "clipper_accuracy_ratio", (app,)
+    )
     return found
 
 
-def of_pair(row: Mapping[str, Any], name: Labels, share: float | None, canary: Mapping[str, Any]) -> Samples:
+def of_pair(
+    row: Mapping[str, Any], name: Labels, share: float | None, canary: Mapping[str, Any]
+) -> Samples:
     """A model within an application."""
     found = Samples()
     found.add("clipper_predictions_used_total", row["used"], *name)
     for reason, count in row["missing"].items():
         found.add("clipper_predictions_missing_total", count, *name, reason)
-    _add_mean(found, row["feedback"], "clipper_model_feedback_total", "clipper_model_accuracy_ratio", name)
+    _add_mean(
+        found, row["feedback"], "clipper_model_feedback_total", "clipper_model_accuracy_ratio", name
+    )
     if "mean" in row["agreement"]:
         found.add("clipper_model_agreement_ratio", row["agreement"]["mean"], *name)
     if share is not None:
         found.add("clipper_selection_share", share, *name)
-    for outcome in ("heard", "late", "refused", "failed", "shed", "over_budget") if "observer" in row else ():
+    for outcome in (
+        ("heard", "late", "refused", "failed", "shed", "over_budget") if "observer" in row else ()
+    ):
         found.add("clipper_observer_tasks_total", row["observer"][outcome], *name, outcome)
     psi = (canary.get("drift") or {}).get("psi")
     if psi is not None:
@@ -165,7 +187,8 @@ def _add_followed(found: Samples, row: Mapping[str, Any], name: Labels) -> None:
 
 
 def _add_replicas(found: Samples, rows: Sequence[Mapping[str, Any]], name: Labels) -> None:
-    """restart_count: of those that were started here; the process ids of others mean nothing on this host."""
+    """restart_count: of those that were started here; the process ids of others mean nothing on
+    this host."""
     ours = [row for row in rows if "restart_count" in row]
     limits = [row["limit"] for row in rows if "limit" in row]
     if limits:
@@ -203,7 +226,9 @@ def of_server(stats: Stats, found: Samples) -> None:
     found.add("clipper_journal_records_total", feedback["journal_records"])
 
 
-def _add_mean(found: Samples, mean: Mapping[str, float], weight: str, ratio: str, name: Labels) -> None:
+def _add_mean(
+    found: Samples, mean: Mapping[str, float], weight: str, ratio: str, name: Labels
+) -> None:
     found.add(weight, mean["n"], *name)
     if "mean" in mean:
         found.add(ratio, mean["mean"], *name)

@@ -1,4 +1,5 @@
-"""The dashboard for Grafana, as JSON: `clipper export grafana`. It asks which Prometheus to read when it is imported."""
+"""The dashboard for Grafana, as JSON: `clipper export grafana`. It asks which Prometheus to read
+when it is imported."""
 
 from typing import Any, Final
 
@@ -8,7 +9,10 @@ _MODELS: Final = 'model=~"$model"'
 
 
 def _quantile(q: str, metric: str, which: str, by: str) -> str:
-    return f"histogram_quantile({q}, sum by (le, {by}) (rate({metric}_bucket{{{which}}}[$__rate_interval])))"
+    return (
+        f"histogram_quantile({q}, sum by (le, {by})"
+        f" (rate({metric}_bucket{{{which}}}[$__rate_interval])))"
+    )
 
 
 def _rate(metric: str, which: str, by: str) -> str:
@@ -25,46 +29,91 @@ _MODEL_NAME = "{{model}}:{{version}}"
 # row -> (title, unit, ((expression, legend), ...)), ...
 _PANELS: Final[dict[str, tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]]] = {
     "Applications": (
-        ("Queries", "reqps", ((_rate("clipper_queries_total", _APPS, "application"), "{{application}}"),)),
         (
-            "Answers by outcome", "reqps",
-            ((_rate("clipper_answers_total", _APPS, "application, outcome"), "{{application}} {{outcome}}"),),
+            "Queries",
+            "reqps",
+            ((_rate("clipper_queries_total", _APPS, "application"), "{{application}}"),),
         ),
         (
-            "Latency and SLO", "s",
+            "Answers by outcome",
+            "reqps",
             (
-                (_quantile("0.5", "clipper_answer_duration_seconds", _APPS, "application"), "{{application}} p50"),
-                (_quantile("0.99", "clipper_answer_duration_seconds", _APPS, "application"), "{{application}} p99"),
+                (
+                    _rate("clipper_answers_total", _APPS, "application, outcome"),
+                    "{{application}} {{outcome}}",
+                ),
+            ),
+        ),
+        (
+            "Latency and SLO",
+            "s",
+            (
+                (
+                    _quantile("0.5", "clipper_answer_duration_seconds", _APPS, "application"),
+                    "{{application}} p50",
+                ),
+                (
+                    _quantile("0.99", "clipper_answer_duration_seconds", _APPS, "application"),
+                    "{{application}} p99",
+                ),
                 (f"clipper_slo_seconds{{{_APPS}}}", "{{application}} SLO"),
             ),
         ),
         (
-            "Accuracy, by feedback", "percentunit",
+            "Accuracy, by feedback",
+            "percentunit",
             (
                 (f"clipper_accuracy_ratio{{{_APPS}}}", "{{application}}"),
-                (f"clipper_model_accuracy_ratio{{{_APPS}, {_MODELS}}}", f"{{{{application}}}} {_MODEL_NAME}"),
+                (
+                    f"clipper_model_accuracy_ratio{{{_APPS}, {_MODELS}}}",
+                    f"{{{{application}}}} {_MODEL_NAME}",
+                ),
             ),
         ),
         (
-            "Selection", "percentunit",
-            ((f"clipper_selection_share{{{_APPS}, {_MODELS}}}", f"{{{{application}}}} {_MODEL_NAME}"),),
+            "Selection",
+            "percentunit",
+            (
+                (
+                    f"clipper_selection_share{{{_APPS}, {_MODELS}}}",
+                    f"{{{{application}}}} {_MODEL_NAME}",
+                ),
+            ),
         ),
-        ("Feedback", "reqps", ((_rate("clipper_feedback_total", _APPS, "application"), "{{application}}"),)),
+        (
+            "Feedback",
+            "reqps",
+            ((_rate("clipper_feedback_total", _APPS, "application"), "{{application}}"),),
+        ),
     ),
     "Models": (
         (
-            "Tasks by outcome", "reqps",
-            ((_rate("clipper_tasks_total", _MODELS, "model, version, outcome"), f"{_MODEL_NAME} {{{{outcome}}}}"),),
-        ),
-        (
-            "Latency", "s",
+            "Tasks by outcome",
+            "reqps",
             (
-                (_quantile("0.5", "clipper_task_duration_seconds", _MODELS, "model, version"), f"{_MODEL_NAME} p50"),
-                (_quantile("0.99", "clipper_task_duration_seconds", _MODELS, "model, version"), f"{_MODEL_NAME} p99"),
+                (
+                    _rate("clipper_tasks_total", _MODELS, "model, version, outcome"),
+                    f"{_MODEL_NAME} {{{{outcome}}}}",
+                ),
             ),
         ),
         (
-            "Rows in a batch, on average", "short",
+            "Latency",
+            "s",
+            (
+                (
+                    _quantile("0.5", "clipper_task_duration_seconds", _MODELS, "model, version"),
+                    f"{_MODEL_NAME} p50",
+                ),
+                (
+                    _quantile("0.99", "clipper_task_duration_seconds", _MODELS, "model, version"),
+                    f"{_MODEL_NAME} p99",
+                ),
+            ),
+        ),
+        (
+            "Rows in a batch, on average",
+            "short",
             (
                 (
                     f"{_rate('clipper_batch_rows_sum', _MODELS, 'model, version')} / "
@@ -75,11 +124,13 @@ _PANELS: Final[dict[str, tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...
             ),
         ),
         (
-            "Queue", "short",
+            "Queue",
+            "short",
             ((f"clipper_queue_rows{{{_MODELS}}}", _MODEL_NAME),),
         ),
         (
-            "Cache hits", "percentunit",
+            "Cache hits",
+            "percentunit",
             (
                 (
                     f"{_rate('clipper_cache_hits_total', _MODELS, 'model, version')} / "
@@ -90,47 +141,69 @@ _PANELS: Final[dict[str, tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...
             ),
         ),
         (
-            "Containers", "short",
+            "Containers",
+            "short",
             (
                 (f"clipper_replicas_ready{{{_MODELS}}}", f"{_MODEL_NAME} ready"),
                 (f"clipper_replicas_wanted{{{_MODELS}}}", f"{_MODEL_NAME} wanted"),
-                (f"sum by (model, version) (increase(clipper_container_restarts_total{{{_MODELS}}}[$__rate_interval]))",
-                 f"{_MODEL_NAME} restarts"),
+                (
+                    "sum by (model, version) "
+                    f"(increase(clipper_container_restarts_total{{{_MODELS}}}[$__rate_interval]))",
+                    f"{_MODEL_NAME} restarts",
+                ),
             ),
         ),
     ),
     "Mesh, where there is one": (
         (
-            "Hits", "percentunit",
+            "Hits",
+            "percentunit",
             (
                 (
-                    'sum by (instance) (rate(clipper_mesh_queries_total{outcome="hit"}[$__rate_interval])) / '
+                    "sum by (instance) "
+                    '(rate(clipper_mesh_queries_total{outcome="hit"}[$__rate_interval])) / '
                     "sum by (instance) (rate(clipper_mesh_queries_total[$__rate_interval]))",
                     "{{instance}}",
                 ),
             ),
         ),
         (
-            "Loads by outcome", "ops",
-            ((_rate("clipper_mesh_loads_total", "", "instance, outcome"), "{{instance}} {{outcome}}"),),
-        ),
-        (
-            "Wait for a load", "s",
+            "Loads by outcome",
+            "ops",
             (
-                (_quantile("0.5", "clipper_mesh_load_wait_seconds", "", "instance"), "{{instance}} p50"),
-                (_quantile("0.99", "clipper_mesh_load_wait_seconds", "", "instance"), "{{instance}} p99"),
+                (
+                    _rate("clipper_mesh_loads_total", "", "instance, outcome"),
+                    "{{instance}} {{outcome}}",
+                ),
             ),
         ),
         (
-            "How full", "percentunit",
+            "Wait for a load",
+            "s",
+            (
+                (
+                    _quantile("0.5", "clipper_mesh_load_wait_seconds", "", "instance"),
+                    "{{instance}} p50",
+                ),
+                (
+                    _quantile("0.99", "clipper_mesh_load_wait_seconds", "", "instance"),
+                    "{{instance}} p99",
+                ),
+            ),
+        ),
+        (
+            "How full",
+            "percentunit",
             (("clipper_mesh_used_bytes / clipper_mesh_capacity_bytes", "{{instance}}"),),
         ),
         (
-            "Age of the least recently used model", "s",
+            "Age of the least recently used model",
+            "s",
             (("clipper_mesh_lru_age_seconds", "{{instance}}"),),
         ),
         (
-            "Models", "short",
+            "Models",
+            "short",
             (
                 ("clipper_mesh_models_held", "{{instance}} holds"),
                 ("max(clipper_mesh_models_registered)", "registered"),
@@ -140,52 +213,84 @@ _PANELS: Final[dict[str, tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...
     ),
     "Parameters, where there are shards": (
         (
-            "Rows pulled and pushed", "ops",
+            "Rows pulled and pushed",
+            "ops",
             (
-                (_rate("clipper_params_pulled_rows_total", "", "table, outcome"), "{{table}} pulled, {{outcome}}"),
+                (
+                    _rate("clipper_params_pulled_rows_total", "", "table, outcome"),
+                    "{{table}} pulled, {{outcome}}",
+                ),
                 (_rate("clipper_params_pushed_rows_total", "", "table"), "{{table}} pushed"),
             ),
         ),
         (
-            "Pulls and pushes by shard", "reqps",
+            "Pulls and pushes by shard",
+            "reqps",
             (
                 (_rate("clipper_params_pulls_total", "", "shard"), "{{shard}} pulls"),
                 (_rate("clipper_params_pushes_total", "", "shard"), "{{shard}} pushes"),
             ),
         ),
         (
-            "Skew: the busiest shard beside the mean", "short",
+            "Skew: the busiest shard beside the mean",
+            "short",
             (
                 (_skew("clipper_params_pulled_rows_total"), "rows pulled"),
                 (_skew("clipper_params_pushed_rows_total"), "rows pushed"),
-                ("max(sum by (shard) (clipper_params_rows)) / avg(sum by (shard) (clipper_params_rows))", "rows held"),
+                (
+                    "max(sum by (shard) (clipper_params_rows)) / avg(sum by (shard) "
+                    "(clipper_params_rows))",
+                    "rows held",
+                ),
             ),
         ),
         (
-            "Rows", "short",
+            "Rows",
+            "short",
             (
                 ("sum by (table) (clipper_params_rows)", "{{table}}"),
-                (_rate("clipper_params_evicted_rows_total", "", "table"), "{{table}} evicted a second"),
-                (_rate("clipper_params_expired_rows_total", "", "table"), "{{table}} expired a second"),
+                (
+                    _rate("clipper_params_evicted_rows_total", "", "table"),
+                    "{{table}} evicted a second",
+                ),
+                (
+                    _rate("clipper_params_expired_rows_total", "", "table"),
+                    "{{table}} expired a second",
+                ),
             ),
         ),
         (
-            "How old gradients are, in versions", "short",
+            "How old gradients are, in versions",
+            "short",
             (
-                (_quantile("0.5", "clipper_params_push_lag_versions", "", "shard"), "{{shard}} p50"),
-                (_quantile("0.99", "clipper_params_push_lag_versions", "", "shard"), "{{shard}} p99"),
+                (
+                    _quantile("0.5", "clipper_params_push_lag_versions", "", "shard"),
+                    "{{shard}} p50",
+                ),
+                (
+                    _quantile("0.99", "clipper_params_push_lag_versions", "", "shard"),
+                    "{{shard}} p99",
+                ),
             ),
         ),
         (
-            "Refused", "reqps",
-            ((_rate("clipper_params_refused_total", "", "shard, reason") + " > 0", "{{shard}} {{reason}}"),),
+            "Refused",
+            "reqps",
+            (
+                (
+                    _rate("clipper_params_refused_total", "", "shard, reason") + " > 0",
+                    "{{shard}} {{reason}}",
+                ),
+            ),
         ),
         (
-            "How far replicas are behind", "s",
+            "How far replicas are behind",
+            "s",
             (("clipper_params_replica_lag_seconds", "{{shard}} in {{replica}}"),),
         ),
         (
-            "Lives, snapshots", "s",
+            "Lives, snapshots",
+            "s",
             (
                 ("clipper_params_snapshot_age_seconds", "{{shard}} age of its snapshot"),
                 ("clipper_params_snapshot_seconds", "{{shard}} took for it"),
@@ -193,34 +298,70 @@ _PANELS: Final[dict[str, tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...
             ),
         ),
         (
-            "Memory of shards", "bytes",
-            (("clipper_params_resident_bytes", "{{shard}} process"), ("clipper_params_bytes", "{{shard}} parameters")),
+            "Memory of shards",
+            "bytes",
+            (
+                ("clipper_params_resident_bytes", "{{shard}} process"),
+                ("clipper_params_bytes", "{{shard}} parameters"),
+            ),
         ),
         (
-            "Shards", "short",
+            "Shards",
+            "short",
             (
-                ("sum(clipper_params_shard_up)", "up"), ("sum(clipper_params_shard_ready)", "serve"),
+                ("sum(clipper_params_shard_up)", "up"),
+                ("sum(clipper_params_shard_ready)", "serve"),
                 ("sum(clipper_params_shard_exposed)", "exposed"),
-                ("sum by (shard) (changes(clipper_params_epoch[$__rate_interval]))", "{{shard}} began anew"),
+                (
+                    "sum by (shard) (changes(clipper_params_epoch[$__rate_interval]))",
+                    "{{shard}} began anew",
+                ),
             ),
         ),
     ),
     "Server": (
-        ("HTTP requests", "reqps", ((_rate("clipper_http_requests_total", "", "route, code"), "{{route}} {{code}}"),)),
         (
-            "HTTP p99", "s",
-            ((_quantile("0.99", "clipper_http_request_duration_seconds", 'listener="query"', "route"), "{{route}}"),),
+            "HTTP requests",
+            "reqps",
+            ((_rate("clipper_http_requests_total", "", "route, code"), "{{route}} {{code}}"),),
         ),
         (
-            "gRPC calls", "reqps",
-            ((_rate("clipper_grpc_requests_total", "", "service, method, code"), "{{service}}/{{method}} {{code}}"),),
+            "HTTP p99",
+            "s",
+            (
+                (
+                    _quantile(
+                        "0.99", "clipper_http_request_duration_seconds", 'listener="query"', "route"
+                    ),
+                    "{{route}}",
+                ),
+            ),
         ),
         (
-            "gRPC p99", "s",
-            ((_quantile("0.99", "clipper_grpc_request_duration_seconds", "", "service, method"), "{{service}}/{{method}}"),),
+            "gRPC calls",
+            "reqps",
+            (
+                (
+                    _rate("clipper_grpc_requests_total", "", "service, method, code"),
+                    "{{service}}/{{method}} {{code}}",
+                ),
+            ),
         ),
         (
-            "Memory", "bytes",
+            "gRPC p99",
+            "s",
+            (
+                (
+                    _quantile(
+                        "0.99", "clipper_grpc_request_duration_seconds", "", "service, method"
+                    ),
+                    "{{service}}/{{method}}",
+                ),
+            ),
+        ),
+        (
+            "Memory",
+            "bytes",
             (
                 ("process_resident_memory_bytes and on (instance) clipper_build_info", "server"),
                 ("clipper_cache_bytes", "cache"),
@@ -230,11 +371,18 @@ _PANELS: Final[dict[str, tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...
             ),
         ),
         (
-            "CPU", "short",
-            (("rate(process_cpu_seconds_total[$__rate_interval]) and on (instance) clipper_build_info", "cores of the server"),),
+            "CPU",
+            "short",
+            (
+                (
+                    "rate(process_cpu_seconds_total[$__rate_interval]) and on (instance) "
+                    "clipper_build_info",
+                    "cores of the server",
+                ),
+            ),
         ),
     ),
-}  # fmt: skip
+}
 
 
 def dashboard() -> dict[str, Any]:
@@ -242,19 +390,48 @@ def dashboard() -> dict[str, Any]:
     panels: list[dict[str, Any]] = []
     top = 0
     for row, of_row in _PANELS.items():
-        panels.append({"type": "row", "title": row, "collapsed": False, "gridPos": _place(0, top, 24, 1), "panels": []})
+        panels.append(
+            {
+                "type": "row",
+                "title": row,
+                "collapsed": False,
+                "gridPos": _place(0, top, 24, 1),
+                "panels": [],
+            }
+        )
         for i, (title, unit, queries) in enumerate(of_row):
-            place = _place(_WIDTH * (i % _COLUMNS), top + 1 + _HEIGHT * (i // _COLUMNS), _WIDTH, _HEIGHT)
+            place = _place(
+                _WIDTH * (i % _COLUMNS), top + 1 + _HEIGHT * (i // _COLUMNS), _WIDTH, _HEIGHT
+            )
             panels.append(_panel(title, unit, queries, place))
         top += 1 + _HEIGHT * -(-len(of_row) // _COLUMNS)
     for number, panel in enumerate(panels, 1):
         panel["id"] = number
     return {
-        "__inputs": [{"name": "DS_PROMETHEUS", "label": "Prometheus", "type": "datasource", "pluginId": "prometheus"}],
-        "title": "Clipper", "uid": "clipper", "tags": ["clipper"], "schemaVersion": 38, "refresh": "10s",
-        "time": {"from": "now-30m", "to": "now"}, "timezone": "browser", "editable": True, "panels": panels,
-        "templating": {"list": [_choice("application", "clipper_queries_total"), _choice("model", "clipper_tasks_total")]},
-    }  # fmt: skip
+        "__inputs": [
+            {
+                "name": "DS_PROMETHEUS",
+                "label": "Prometheus",
+                "type": "datasource",
+                "pluginId": "prometheus",
+            }
+        ],
+        "title": "Clipper",
+        "uid": "clipper",
+        "tags": ["clipper"],
+        "schemaVersion": 38,
+        "refresh": "10s",
+        "time": {"from": "now-30m", "to": "now"},
+        "timezone": "browser",
+        "editable": True,
+        "panels": panels,
+        "templating": {
+            "list": [
+                _choice("application", "clipper_queries_total"),
+                _choice("model", "clipper_tasks_total"),
+            ]
+        },
+    }
 
 
 def _place(x: int, y: int, w: int, h: int) -> dict[str, int]:
@@ -264,9 +441,16 @@ def _place(x: int, y: int, w: int, h: int) -> dict[str, int]:
 _SOURCE: Final = {"type": "prometheus", "uid": "${DS_PROMETHEUS}"}
 
 
-def _panel(title: str, unit: str, queries: tuple[tuple[str, str], ...], place: dict[str, int]) -> dict[str, Any]:
+def _panel(
+    title: str, unit: str, queries: tuple[tuple[str, str], ...], place: dict[str, int]
+) -> dict[str, Any]:
     targets: list[dict[str, Any]] = [
-        {"refId": chr(ord("A") + i), "expr": expression, "legendFormat": legend, "datasource": _SOURCE}
+        {
+            "refId": chr(ord("A") + i),
+            "expr": expression,
+            "legendFormat": legend,
+            "datasource": _SOURCE,
+        }
         for i, (expression, legend) in enumerate(queries)
     ]
     field = {"defaults": {"unit": unit, "min": 0}, "overrides": []}
@@ -277,6 +461,14 @@ def _panel(title: str, unit: str, queries: tuple[tuple[str, str], ...], place: d
 def _choice(label: str, metric: str) -> dict[str, Any]:
     query = f"label_values({metric}, {label})"
     return {
-        "name": label, "type": "query", "datasource": _SOURCE, "query": query, "definition": query, "refresh": 2,
-        "multi": True, "includeAll": True, "allValue": ".*", "current": {"text": "All", "value": "$__all"},
-    }  # fmt: skip
+        "name": label,
+        "type": "query",
+        "datasource": _SOURCE,
+        "query": query,
+        "definition": query,
+        "refresh": 2,
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
+        "current": {"text": "All", "value": "$__all"},
+    }

@@ -1,4 +1,5 @@
-"""Calls by method and code, and how long they took: counted on the event loop's thread, read by any."""
+"""Calls by method and code, and how long they took: counted on the event loop's thread, read by
+any."""
 
 from clipper.metrics.http_counts import now_ns
 from clipper.metrics.samples import Samples

@@ -1,4 +1,5 @@
-"""Requests by route and status, and how long they took: counted on the event loop's thread, and by the door; read by any."""
+"""Requests by route and status, and how long they took: counted on the event loop's thread, and by
+the door; read by any."""
 
 import time
 from collections import Counter as Counts
@@ -11,7 +12,8 @@ now_ns = time.monotonic_ns
 
 
 class Row:
-    """Of one method and route. ok: those with 200 that the door answered; the others are in `by_code`."""
+    """Of one method and route. ok: those with 200 that the door answered; the others are in
+    `by_code`."""
 
     __slots__ = ("by_code", "durations", "ok")
 
@@ -26,7 +28,8 @@ class Row:
 
 
 class TlsCounts:
-    """Of the TLS of one listener. ends_s: when its certificate does. Threads: count from one; the rest any."""
+    """Of the TLS of one listener. ends_s: when its certificate does. Threads: count from one; the
+    rest any."""
 
     def __init__(self, listener: str) -> None:
         self.listener = listener
@@ -44,8 +47,9 @@ class TlsCounts:
 
 
 class HttpCounts:
-    """Of one listener. route: a pattern of the routing table; what is none of ours is `_other`, whatever it was, and its method
-    too: clients make up paths without end. Threads: count from one; the rest any."""
+    """Of one listener. route: a pattern of the routing table; what is none of ours is `_other`,
+    whatever it was, and its method too: clients make up paths without end. Threads: count from one;
+    the rest any."""
 
     def __init__(self, listener: str) -> None:
         self.listener = listener

@@ -1,4 +1,5 @@
-"""What a node of the mesh counts, and its samples: under our names, and again under those of model-mesh."""
+"""What a node of the mesh counts, and its samples: under our names, and again under those of
+model-mesh."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -11,8 +12,10 @@ OUTCOMES: Final = ("ok", "artifact", "host", "refused")  # of a load
 
 
 class MeshCounts:
-    """Threads: any. hits, misses: queries that a copy served at once, or that waited for one.  Of loads, in microseconds: waits,
-    from wanted to loaded; queued; took.  ages: of models that were given up, since their last use, alike.  sizes: in bytes."""
+    """Threads: any. hits, misses: queries that a copy served at once, or that waited for one.  Of
+    loads, in microseconds: waits, from wanted to loaded; queued; took.  ages: of models that were
+    given up, since their last use, alike.  sizes: in bytes.
+    """
 
     def __init__(self) -> None:
         self.hits, self.misses, self.unloads = Counter(), Counter(), Counter()
@@ -26,7 +29,11 @@ class MeshCounts:
 
     def loaded(self, wait_ms: float, queued_ms: float, took_ms: float, size_bytes: int) -> None:
         self.loads["ok"].add()
-        for histogram, ms in ((self.waits, wait_ms), (self.queued, queued_ms), (self.took, took_ms)):
+        for histogram, ms in (
+            (self.waits, wait_ms),
+            (self.queued, queued_ms),
+            (self.took, took_ms),
+        ):
             histogram.record(max(0, round(1000 * ms)))
         self.sizes.record(size_bytes)
 
@@ -42,13 +49,20 @@ class MeshCounts:
         """hit_ratio: None before the first query."""
         hits, misses = self.hits.value, self.misses.value
         return {
-            "queries_hit": hits, "queries_missed": misses, "hit_ratio": hits / (hits + misses) if hits + misses else None,
-            "loads": self.loads["ok"].value, "load_failures": self.loads["artifact"].value + self.loads["host"].value,
-            "refusals": self.loads["refused"].value, "evictions": self.unloads.value,
+            "queries_hit": hits,
+            "queries_missed": misses,
+            "hit_ratio": hits / (hits + misses) if hits + misses else None,
+            "loads": self.loads["ok"].value,
+            "load_failures": self.loads["artifact"].value + self.loads["host"].value,
+            "refusals": self.loads["refused"].value,
+            "evictions": self.unloads.value,
             "load_outcomes": {outcome: counter.value for outcome, counter in self.loads.items()},
-            "load_wait_us": self.waits.snapshot(), "load_queue_us": self.queued.snapshot(), "load_us": self.took.snapshot(),
-            "eviction_age_us": self.ages.snapshot(), "model_bytes": self.sizes.snapshot(),
-        }  # fmt: skip
+            "load_wait_us": self.waits.snapshot(),
+            "load_queue_us": self.queued.snapshot(),
+            "load_us": self.took.snapshot(),
+            "eviction_age_us": self.ages.snapshot(),
+            "model_bytes": self.sizes.snapshot(),
+        }
 
 
 # key of the stats -> our name, model-mesh's
@@ -69,9 +83,17 @@ _GAUGES: Final[tuple[tuple[str, str, str], ...]] = (
 )
 _HISTOGRAMS: Final[tuple[tuple[str, str, str], ...]] = (
     ("load_wait_us", "clipper_mesh_load_wait_seconds", "modelmesh_cache_miss_milliseconds"),
-    ("load_queue_us", "clipper_mesh_load_queue_seconds", "modelmesh_loading_queue_delay_milliseconds"),
+    (
+        "load_queue_us",
+        "clipper_mesh_load_queue_seconds",
+        "modelmesh_loading_queue_delay_milliseconds",
+    ),
     ("load_us", "clipper_mesh_load_seconds", "modelmesh_loadmodel_milliseconds"),
-    ("eviction_age_us", "clipper_mesh_eviction_age_seconds", "modelmesh_age_at_eviction_milliseconds"),
+    (
+        "eviction_age_us",
+        "clipper_mesh_eviction_age_seconds",
+        "modelmesh_age_at_eviction_milliseconds",
+    ),
     ("model_bytes", "clipper_mesh_model_bytes", "modelmesh_loaded_model_size_bytes"),
 )
 
@@ -94,7 +116,10 @@ class MeshMetrics:
                 into.add("clipper_mesh_queries_total", stats[key], outcome)
         for outcome, count in stats.get("load_outcomes", {}).items():
             into.add("clipper_mesh_loads_total", count, outcome)
-        for key, name in (("load_failures", "modelmesh_loadmodel_failure"), ("evictions", "clipper_mesh_unloads_total")):
+        for key, name in (
+            ("load_failures", "modelmesh_loadmodel_failure"),
+            ("evictions", "clipper_mesh_unloads_total"),
+        ):
             if key in stats:
                 into.add(name, stats[key])
         self._of_the_node(stats, into)
@@ -103,7 +128,10 @@ class MeshMetrics:
         if stats.get("leader") and "models_registered" in stats:
             into.add("modelmesh_models_managed_total", stats["models_registered"])
         if stats.get("capacity_bytes"):
-            into.add("modelmesh_instance_used_bps", round(10_000 * stats["used_bytes"] / stats["capacity_bytes"]))
+            into.add(
+                "modelmesh_instance_used_bps",
+                round(10_000 * stats["used_bytes"] / stats["capacity_bytes"]),
+            )
         lru_ms = stats.get("lru_ms")
         if lru_ms is not None:
             age_s = max(0.0, wall_time_us() / 1e6 - lru_ms / 1000) if lru_ms else 0.0

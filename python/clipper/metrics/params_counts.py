@@ -10,26 +10,36 @@ from clipper_core.histogram import snapshot_of
 Stats = Mapping[str, Any]
 
 _OF_SHARD: Final = (
-    ("ready", "clipper_params_shard_ready"), ("exposed", "clipper_params_shard_exposed"), ("nbytes", "clipper_params_bytes"),
-    ("resident_bytes", "clipper_params_resident_bytes"), ("variables", "clipper_params_variables"),
-)  # fmt: skip
+    ("ready", "clipper_params_shard_ready"),
+    ("exposed", "clipper_params_shard_exposed"),
+    ("nbytes", "clipper_params_bytes"),
+    ("resident_bytes", "clipper_params_resident_bytes"),
+    ("variables", "clipper_params_variables"),
+)
 _OF_DOOR: Final = (
-    ("epoch", "clipper_params_epoch"), ("version", "clipper_params_version"), ("connections", "clipper_params_connections"),
+    ("epoch", "clipper_params_epoch"),
+    ("version", "clipper_params_version"),
+    ("connections", "clipper_params_connections"),
     ("shared_bytes", "clipper_params_shared_bytes"),
-    ("pulls", "clipper_params_pulls_total"), ("pushes", "clipper_params_pushes_total"),
+    ("pulls", "clipper_params_pulls_total"),
+    ("pushes", "clipper_params_pushes_total"),
     ("repeated", "clipper_params_pushes_repeated_total"),
-)  # fmt: skip
+)
 _OF_TABLE: Final = (
-    ("rows", "clipper_params_rows"), ("nbytes", "clipper_params_table_bytes"), ("applied", "clipper_params_pushed_rows_total"),
-    ("made", "clipper_params_admitted_rows_total"), ("unadmitted", "clipper_params_unadmitted_rows_total"),
-    ("refused", "clipper_params_refused_rows_total"), ("evicted", "clipper_params_evicted_rows_total"),
+    ("rows", "clipper_params_rows"),
+    ("nbytes", "clipper_params_table_bytes"),
+    ("applied", "clipper_params_pushed_rows_total"),
+    ("made", "clipper_params_admitted_rows_total"),
+    ("unadmitted", "clipper_params_unadmitted_rows_total"),
+    ("refused", "clipper_params_refused_rows_total"),
+    ("evicted", "clipper_params_evicted_rows_total"),
     ("expired", "clipper_params_expired_rows_total"),
-)  # fmt: skip
+)
 
 
 class ParamsMetrics:
-    """stats: by shard, what it says of itself, or {"shard": number, "away": why}.  names_max: tables with series of their own.
-    Threads: one at a time."""
+    """stats: by shard, what it says of itself, or {"shard": number, "away": why}.  names_max:
+    tables with series of their own. Threads: one at a time."""
 
     def __init__(self, stats: Callable[[], Sequence[Stats]], names_max: int = 200) -> None:
         self._stats, self._tables = stats, Cap(names_max)
@@ -56,7 +66,11 @@ def _of_shard(stats: Stats, name: str, into: Samples) -> None:
     into.add("clipper_params_recovery_seconds", stats["recovery"]["seconds"], name)
     for reason, count in stats["refused"].items():
         into.add("clipper_params_refused_total", count, name, reason)
-    into.add("clipper_params_push_lag_versions", snapshot_of(stats["lags"]["buckets"], stats["lags"]["sum"]), name)
+    into.add(
+        "clipper_params_push_lag_versions",
+        snapshot_of(stats["lags"]["buckets"], stats["lags"]["sum"]),
+        name,
+    )
     for one in stats["followers"]:
         copy = name, str(one["shard"])
         into.add("clipper_params_replica_whole", int(one["whole"]), *copy)
@@ -70,7 +84,11 @@ def _of_snapshots(stats: Stats, name: str, into: Samples) -> None:
     for key, outcome in (("taken", "ok"), ("failed", "failed")):
         into.add("clipper_params_snapshots_total", stats[key], name, outcome)
     if stats["at_us"]:
-        into.add("clipper_params_snapshot_age_seconds", max(0.0, (wall_time_us() - stats["at_us"]) / 1e6), name)
+        into.add(
+            "clipper_params_snapshot_age_seconds",
+            max(0.0, (wall_time_us() - stats["at_us"]) / 1e6),
+            name,
+        )
         into.add("clipper_params_snapshot_bytes", stats["nbytes"], name)
     if stats["taken"]:
         into.add("clipper_params_snapshot_seconds", stats["seconds"], name)

@@ -23,7 +23,9 @@ class Samples:
 
     def in_order(self) -> Iterator[tuple[Family, dict[Labels, Value]]]:
         """As the table of families has them."""
-        return ((family, self._rows[family]) for family in FAMILIES.values() if family in self._rows)
+        return (
+            (family, self._rows[family]) for family in FAMILIES.values() if family in self._rows
+        )
 
     def add(self, name: str, value: Value, *labels: str) -> None:
         self._add(FAMILIES[name], labels, value)
@@ -43,7 +45,9 @@ class Samples:
     def only_growing(self) -> "Samples":
         """Its counters and histograms."""
         found = Samples()
-        found._rows.update({family: rows for family, rows in self if family.kind in ("counter", "histogram")})
+        found._rows.update(
+            {family: rows for family, rows in self if family.kind in ("counter", "histogram")}
+        )
         return found
 
     def has_more_than(self, later: "Samples") -> bool:
@@ -63,9 +67,10 @@ def _size(value: Value) -> float:
 
 
 class Cap:
-    """Which names have series of their own. The first `most` do; all further ones share `_other`, for as long as they live: a
-    name that moved to series of its own would take its past with it, and a counter that shrinks reads as a restart. What the
-    others had when they went, or began anew, is kept. Threads: one at a time.
+    """Which names have series of their own. The first `most` do; all further ones share `_other`,
+    for as long as they live: a name that moved to series of its own would take its past with it,
+    and a counter that shrinks reads as a restart. What the others had when they went, or began
+    anew, is kept. Threads: one at a time.
     """
 
     def __init__(self, most: int) -> None:
@@ -114,7 +119,8 @@ def _under_other(samples: Samples, named: int) -> Samples:
 
 
 def cumulative(family: Family, snapshot: Snapshot) -> tuple[list[int], int, float]:
-    """-> how many values are surely at most each edge, how many there are, and their sum in the family's unit."""
+    """-> how many values are surely at most each edge, how many there are, and their sum in the
+    family's unit."""
     counts = [0] * (len(family.edges) + 1)
     for _, high, count in snapshot.buckets():
         counts[bisect.bisect_left(family.edges, high * family.scale)] += count

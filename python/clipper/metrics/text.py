@@ -1,6 +1,8 @@
-"""Samples as others read them: the text formats of Prometheus and OpenMetrics, and the line protocol of InfluxDB.
+"""Samples as others read them: the text formats of Prometheus and OpenMetrics, and the line
+protocol of InfluxDB.
 
-Sources: prometheus.io/docs/instrumenting/exposition_formats (0.0.4), OpenMetrics 1.0, docs.influxdata.com "Line protocol".
+Sources: prometheus.io/docs/instrumenting/exposition_formats (0.0.4), OpenMetrics 1.0,
+docs.influxdata.com "Line protocol".
 """
 
 import math
@@ -19,12 +21,21 @@ CONTENT_TYPES: Final = {
 
 
 def prometheus(samples: Samples) -> bytes:
-    return _joined(line for family, rows in samples.in_order() for line in _family(family, rows, family.name, False))
+    return _joined(
+        line
+        for family, rows in samples.in_order()
+        for line in _family(family, rows, family.name, False)
+    )
 
 
 def openmetrics(samples: Samples) -> bytes:
-    """Counters and infos are named without their suffix in TYPE and HELP; the text says where it ends."""
-    lines = (line for family, rows in samples.in_order() for line in _family(family, rows, _stem(family), True))
+    """Counters and infos are named without their suffix in TYPE and HELP; the text says where it
+    ends."""
+    lines = (
+        line
+        for family, rows in samples.in_order()
+        for line in _family(family, rows, _stem(family), True)
+    )
     return _joined(lines) + b"# EOF\n"
 
 
@@ -71,8 +82,8 @@ def _number(value: float) -> str:
 
 
 def influx(samples: Samples, now_ns: int) -> bytes:
-    """A line a series: the metric is the measurement, labels are tags. Fields: `value`; of a histogram `count`, `sum`, and for
-    each edge how many were at most that."""
+    """A line a series: the metric is the measurement, labels are tags. Fields: `value`; of a
+    histogram `count`, `sum`, and for each edge how many were at most that."""
     return _joined(
         f"{_tag(family.name)}{''.join(_tags(family, labels))} {fields} {now_ns}"
         for family, rows in samples.in_order()

@@ -1,4 +1,5 @@
-"""Tables of parameters that are trained and served at once: docs/params.md. `Client` is what a worker or a model talks to."""
+"""Tables of parameters that are trained and served at once: docs/params.md. `Client` is what a
+worker or a model talks to."""
 
 from clipper.params.client import Client
 from clipper.params.tables import TableSpec

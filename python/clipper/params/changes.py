@@ -1,9 +1,10 @@
 """What a shard tells those who watch its rows: which ids have changed.
 
-Watchers are servers that keep predictions, and want to know which rows these were made of have moved. A watcher asks what has
-changed since a position, over and over, and the question stays open until something has. All of them are one follower of the
-shard's log, which is emptied into a list here: each has a place in it, and one that is too far behind is told so, and knows
-nothing any more. Nobody waits for them, and when nobody asks, nothing is kept.
+Watchers are servers that keep predictions, and want to know which rows these were made of have
+moved. A watcher asks what has changed since a position, over and over, and the question stays open
+until something has. All of them are one follower of the shard's log, which is emptied into a list
+here: each has a place in it, and one that is too far behind is told so, and knows nothing any more.
+Nobody waits for them, and when nobody asks, nothing is kept.
 """
 
 from collections import deque
@@ -32,11 +33,18 @@ class Changes:
     parameters: as they are now.  answer: (whom, payload), later.
     """
 
-    def __init__(self, door: ShardDoor, parameters: Callable[[], Parameters], answer: Callable[[Any, bytes], None]) -> None:
+    def __init__(
+        self,
+        door: ShardDoor,
+        parameters: Callable[[], Parameters],
+        answer: Callable[[Any, bytes], None],
+    ) -> None:
         self._door, self._parameters, self._answer = door, parameters, answer
         self._on = False
         self._first = self._position = self._size = 0
-        self._kept: deque[tuple[int, dict[int, Ids]]] = deque()  # up to which position, and what had changed
+        self._kept: deque[tuple[int, dict[int, Ids]]] = (
+            deque()
+        )  # up to which position, and what had changed
         self._asked: dict[int, Asked] = {}  # by connection
         self._heard_s = 0.0
 
@@ -111,7 +119,9 @@ class Changes:
                 break
             later.append(changed)
         numbers = enumerate(self._parameters().specs)
-        parts = {spec.name: [one[number] for one in later if number in one] for number, spec in numbers}
+        parts = {
+            spec.name: [one[number] for one in later if number in one] for number, spec in numbers
+        }
         return {name: np.unique(np.concatenate(each)) for name, each in parts.items() if each}
 
     def _told(self, rows: dict[str, Ids], *, lost: bool = False) -> Piece:

@@ -25,11 +25,12 @@ _ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i8": 1}
 
 
 class Pushed(msgspec.Struct, frozen=True):
-    """What became of a push. versions: of the model on each shard that took part.  repeated: shards that had applied this push
-    before, which do not say again what became of their ids.
+    """What became of a push. versions: of the model on each shard that took part.  repeated: shards
+    that had applied this push before, which do not say again what became of their ids.
 
-    applied: distinct ids whose rows were changed.  unadmitted: ids not seen often enough for a row (`admit_after`).
-    no_room: ids that found their table full: nothing is kept of their gradients.  evicted: rows that had to go for others.
+    applied: distinct ids whose rows were changed.  unadmitted: ids not seen often enough for a row
+    (`admit_after`). no_room: ids that found their table full: nothing is kept of their gradients.
+    evicted: rows that had to go for others.
     """
 
     sequence: int
@@ -52,15 +53,17 @@ class Prefetched:
 
 
 class Client:
-    """Threads: any; those that ask the same shard wait for each other, a shard that does not answer delays only who asks it.
-    A forked child may use it: it has connections and a worker number of its own there.
+    """Threads: any; those that ask the same shard wait for each other, a shard that does not answer
+    delays only who asks it. A forked child may use it: it has connections and a worker number of
+    its own there.
 
-    shards: the folder of a set that runs on this host, or the addresses of all shards in order (`unix:/path`, `tcp:host:port`).
-    worker: its number; pushes are told from their repetitions by it. Made up when not given. While a client lives, another
-    of the same number is refused (AlreadyExists).
-    patience_s: how long to wait for a shard that is away, or recovers, before ShardAway.
-    shared: large pulls come by memory that a shard on this host writes; a forked child that keeps such rows must copy them.
-    spin_us: how long to poll for an answer before sleeping, while that pays (docs/params.md); 0: never.
+    shards: the folder of a set that runs on this host, or the addresses of all shards in order
+    (`unix:/path`, `tcp:host:port`). worker: its number; pushes are told from their repetitions by
+    it. Made up when not given. While a client lives, another of the same number is refused
+    (AlreadyExists). patience_s: how long to wait for a shard that is away, or recovers, before
+    ShardAway. shared: large pulls come by memory that a shard on this host writes; a forked child
+    that keeps such rows must copy them. spin_us: how long to poll for an answer before sleeping,
+    while that pays (docs/params.md); 0: never.
     """
 
     def __init__(
@@ -84,7 +87,9 @@ class Client:
         else:
             addresses = list(shards)
         if not addresses:
-            raise InvalidInput("a set of no shards.", hint="Give the addresses of all of them, in order.")
+            raise InvalidInput(
+                "a set of no shards.", hint="Give the addresses of all of them, in order."
+            )
         self._addresses = addresses
         self.patience_s = patience_s
         self._specs: dict[str, TableSpec] = {}
@@ -96,12 +101,21 @@ class Client:
 
     def _new_lines(self) -> list[Line]:
         return [
-            Line(i, self._address, self._token, self._identity, self._answer_s, shares=self._shared, spin_us=self._spin_us)
+            Line(
+                i,
+                self._address,
+                self._token,
+                self._identity,
+                self._answer_s,
+                shares=self._shared,
+                spin_us=self._spin_us,
+            )
             for i in range(len(self._addresses))
         ]
 
     def forked(self) -> None:
-        """In a forked child, before anything else: its connections are the parent's, and so is its number."""
+        """In a forked child, before anything else: its connections are the parent's, and so is its
+        number."""
         parents = self.lines
         self._identity = PushIdentity()
         self.lines = self._new_lines()
@@ -135,15 +149,18 @@ class Client:
     # -- tables
 
     def create(self, spec: TableSpec) -> None:
-        """Make the table on every shard that does not have it. Raises InvalidInput, TypeConflict (it is there, and another)."""
+        """Make the table on every shard that does not have it. Raises InvalidInput, TypeConflict
+        (it is there, and another)."""
         spec.check()
         for line, said in self.call_all("create", spec=msgspec.to_builtins(spec)):
             line.tables[spec.name] = int(said["number"])
         self._specs[spec.name] = spec
 
     def begin_anew(self) -> list[int]:
-        """Tell shards that came back without what they had (StateLost) to go on with nothing; others go on as they are. The
-        tables that this client knows are made again; their rows begin as untrained. -> the shards that were told"""
+        """Tell shards that came back without what they had (StateLost) to go on with nothing;
+        others go on as they are. The tables that this client knows are made again; their rows begin
+        as untrained. -> the shards that were told
+        """
         begun = [line.number for line, said in self.call_all("begin_anew") if said["begun"]]
         for spec in self._specs.values():
             self.create(spec)
@@ -153,17 +170,22 @@ class Client:
         """Of a table. Raises UnknownTable."""
         if table not in self._specs:
             said = self.call(0, "tables")["tables"]
-            self._specs.update({name: msgspec.convert(spec, TableSpec) for name, spec in said.items()})
+            self._specs.update(
+                {name: msgspec.convert(spec, TableSpec) for name, spec in said.items()}
+            )
         try:
             return self._specs[table]
         except KeyError:
             raise UnknownTable.named(table, self._specs) from None
 
-    def pull(self, table: str, ids: npt.ArrayLike, dtype: str = "f32", *, unique: bool = False) -> Array:
-        """[n, dim]: the rows of n ids, in their order; of one without a row, what it would begin as.
+    def pull(
+        self, table: str, ids: npt.ArrayLike, dtype: str = "f32", *, unique: bool = False
+    ) -> Array:
+        """[n, dim]: the rows of n ids, in their order; of one without a row, what it would begin
+        as.
 
-        ids: i64[n] or u64[n].  dtype: f32, f16, bf16 (as u16), i8 (given as f32, each row by its scale).  unique: ask for each
-        distinct id once, where many are equal and the way is long.
+        ids: i64[n] or u64[n].  dtype: f32, f16, bf16 (as u16), i8 (given as f32, each row by its
+        scale).  unique: ask for each distinct id once, where many are equal and the way is long.
         Raises UnknownTable, InvalidInput, ShardAway.
         """
         if unique:
@@ -185,12 +207,15 @@ class Client:
         versioned: bool = False,
         sequence: int = 0,
     ) -> Pushed:
-        """One step of the table's optimizer for each distinct id, by the sum of its gradients f32[n, dim].
+        """One step of the table's optimizer for each distinct id, by the sum of its gradients
+        f32[n, dim].
 
-        Applied exactly once, also when a connection breaks and it is sent again. With replicas that are waited for it survives
-        the death of a shard once this has returned.  scale: of the rate.  versioned: say of which version the gradients are, for
-        shards that mind.  sequence: that of an error, to send again a push that some shards may have applied: they do not twice.
-        Raises InvalidInput (nothing was changed on that shard), StalePush, ShardAway; TooLarge (nothing was changed).
+        Applied exactly once, also when a connection breaks and it is sent again. With replicas that
+        are waited for it survives the death of a shard once this has returned.  scale: of the rate.
+        versioned: say of which version the gradients are, for shards that mind.  sequence: that of
+        an error, to send again a push that some shards may have applied: they do not twice. Raises
+        InvalidInput (nothing was changed on that shard), StalePush, ShardAway; TooLarge (nothing
+        was changed).
         """
         each = as_ids(ids)
         rows = np.ascontiguousarray(gradients, np.float32)
@@ -204,7 +229,9 @@ class Client:
             buffers = mine, part.reshape(-1), padding(part.nbytes)
             model = self.lines[shard].version if versioned else 0
             size = mine.nbytes + part.nbytes + len(buffers[2])
-            head = Head(Kind.PUSH, 0, 0, 0, mine.size, 0, 0, self.worker, sequence, model, scale, size)
+            head = Head(
+                Kind.PUSH, 0, 0, 0, mine.size, 0, 0, self.worker, sequence, model, scale, size
+            )
             asks.append((shard, self._of_rows(table, shard, head, buffers)))
         with _numbered(sequence):
             answers = self._settle(asks)
@@ -215,20 +242,30 @@ class Client:
 
     # -- dense variables, and the model as a whole
 
-    def push_model(self, variables: Variables, tables: Sequence[TableSpec] = (), **settings: Any) -> None:
-        """Initialize: the first worker's values win, later ones are ignored.  settings: `optimizer`, `optimizer_settings`."""
+    def push_model(
+        self, variables: Variables, tables: Sequence[TableSpec] = (), **settings: Any
+    ) -> None:
+        """Initialize: the first worker's values win, later ones are ignored.  settings:
+        `optimizer`, `optimizer_settings`."""
         for spec in tables:
             self.create(spec)
         for shard, mine in enumerate(self._by_shard(variables)):
             self.call(shard, "push_model", variables=mine, **settings)
 
-    def pull_variables(self, since: Sequence[int] | None = None) -> tuple[list[int], dict[str, Array]]:
-        """(version of each shard, variables): all, or with `since` those of shards whose version is newer.
-        Raises InvalidInput while no worker has initialized them."""
+    def pull_variables(
+        self, since: Sequence[int] | None = None
+    ) -> tuple[list[int], dict[str, Array]]:
+        """(version of each shard, variables): all, or with `since` those of shards whose version is
+        newer. Raises InvalidInput while no worker has initialized them."""
         versions, found = [], {}
-        for line, said in self.call_all("pull_variables", each=[{"since": v} for v in since] if since is not None else None):
+        for line, said in self.call_all(
+            "pull_variables", each=[{"since": v} for v in since] if since is not None else None
+        ):
             if not said["initialized"]:
-                raise InvalidInput(f"{line.name} has no variables yet.", hint="Push them first: client.push_model({...}).")
+                raise InvalidInput(
+                    f"{line.name} has no variables yet.",
+                    hint="Push them first: client.push_model({...}).",
+                )
             versions.append(int(said["version"]))
             found.update(said["variables"])
         return versions, found
@@ -242,15 +279,20 @@ class Client:
         scale: float = 1.0,
         sequence: int = 0,
     ) -> dict[str, Any]:
-        """A step of the whole model: gradients of dense variables, and of rows by table (ids, f32[n, dim]).
+        """A step of the whole model: gradients of dense variables, and of rows by table (ids,
+        f32[n, dim]).
 
-        versions: of each shard, that the gradients were computed at. -> {"accepted": bool, "versions": [...], "why": [...],
-        "sequence": int, "no_room": ids that found a table full}; by all shards or by none, where shards sum the gradients of
-        several workers (`sync`). Asynchronous shards decide each for itself: those computed anew, sent with the same sequence,
-        are applied only where they were refused. sequence: 0 for a new push; see also `push`.
+        versions: of each shard, that the gradients were computed at. -> {"accepted": bool,
+        "versions": [...], "why": [...], "sequence": int, "no_room": ids that found a table full};
+        by all shards or by none, where shards sum the gradients of several workers (`sync`).
+        Asynchronous shards decide each for itself: those computed anew, sent with the same
+        sequence, are applied only where they were refused. sequence: 0 for a new push; see also
+        `push`.
         """
         sequence = sequence or self._new_sequence()
-        parts: list[dict[str, Any]] = [{"variables": mine, "rows": {}} for mine in self._by_shard(variables or {})]
+        parts: list[dict[str, Any]] = [
+            {"variables": mine, "rows": {}} for mine in self._by_shard(variables or {})
+        ]
         for table, (ids, gradients) in (rows or {}).items():
             each, given = as_ids(ids), np.ascontiguousarray(gradients, np.float32)
             if given.shape != (each.size, self.spec(table).dim):
@@ -282,14 +324,17 @@ class Client:
         self, name: str, *, each: Sequence[Mapping[str, Any]] | None = None, **fields: Any
     ) -> list[tuple[Line, dict[str, Any]]]:
         """Ask every shard at once; each: what else to tell them, by shard."""
-        asks = [(i, call(name, **fields, **(each[i] if each else {}))) for i in range(len(self.lines))]
+        asks = [
+            (i, call(name, **fields, **(each[i] if each else {}))) for i in range(len(self.lines))
+        ]
         self._settle(asks)
         return [(self.lines[shard], unpacked(ask.body)) for shard, ask in asks]
 
     # -- inside
 
     def _push_parts(self, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Asynchronous shards each take theirs. Of synchronous ones the others check it, shard 0 decides, and they follow."""
+        """Asynchronous shards each take theirs. Of synchronous ones the others check it, shard 0
+        decides, and they follow."""
         if self.lines[0].mode != "sync" or len(self.lines) == 1:
             return [said for _, said in self.call_all("push_gradients", each=parts)]
         self.call_all("push_gradients", each=[{**part, "check": True} for part in parts])
@@ -297,10 +342,16 @@ class Client:
         if not first["accepted"]:
             return [first] * len(parts)
         step = {"step": first["step"]}
-        return [said for _, said in self.call_all("push_gradients", each=[{**part, **step} for part in parts])]
+        return [
+            said
+            for _, said in self.call_all(
+                "push_gradients", each=[{**part, **step} for part in parts]
+            )
+        ]
 
     def _new_sequence(self) -> int:
-        """Above all that shards know of this worker: its number may have been another process's before. Raises InvalidInput."""
+        """Above all that shards know of this worker: its number may have been another process's
+        before. Raises InvalidInput."""
         if not self._identity.has_pushed:
             self.call_all("tables")  # every shard has said
             self._identity.begin(max(line.sequence for line in self.lines))
@@ -320,7 +371,9 @@ class Client:
             parts[shard_of_name(name, len(parts))][name] = np.ascontiguousarray(value, np.float32)
         return parts
 
-    def _of_rows(self, table: str, shard: int, head: Head, buffers: Sequence[Any], expects: int = 0) -> Ask:
+    def _of_rows(
+        self, table: str, shard: int, head: Head, buffers: Sequence[Any], expects: int = 0
+    ) -> Ask:
         line = self.lines[shard]
         if table not in line.tables:
             found = self.call(shard, "tables")["numbers"]

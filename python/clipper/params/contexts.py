@@ -1,7 +1,8 @@
 """A user's vector as the context of their queries: the row of a table, pulled when the query comes.
 
-The caller waits for it, so it is short: where a shard does not answer within ANSWER_S the query goes without a context, and so do
-all others for PAUSE_S, at once. A policy takes such a query for one of which all features are 0.
+The caller waits for it, so it is short: where a shard does not answer within ANSWER_S the query
+goes without a context, and so do all others for PAUSE_S, at once. A policy takes such a query for
+one of which all features are 0.
 """
 
 import logging
@@ -26,7 +27,9 @@ Features = tuple[float, ...]
 class UserRows:
     """The rows of one table by user: of `user`, that of the id `session_of(user)`. Threads: any."""
 
-    def __init__(self, folder: Path, table: str, *, answer_s: float = ANSWER_S, pause_s: float = PAUSE_S) -> None:
+    def __init__(
+        self, folder: Path, table: str, *, answer_s: float = ANSWER_S, pause_s: float = PAUSE_S
+    ) -> None:
         self.table = table
         self._answer_s, self._pause_s = answer_s, pause_s
         self._client = Client(folder, patience_s=0.0, answer_s=answer_s)
@@ -49,7 +52,9 @@ class UserRows:
             self.away += 1
             return None
         try:
-            found = features_of(self._client.pull(self.table, np.array([session_of(user)], np.uint64))[0])
+            found = features_of(
+                self._client.pull(self.table, np.array([session_of(user)], np.uint64))[0]
+            )
         except InvalidInput as error:  # a row that grew beyond what features may be
             self.unusable += 1
             self._say(self.unusable, user, error)
@@ -64,11 +69,22 @@ class UserRows:
 
     def _say(self, count: int, user: str, error: ClipperError) -> None:
         if count & (count - 1) == 0:
-            _log.warning("user %.40r is asked about without a context (%d times so far): %s", user, count, error)
+            _log.warning(
+                "user %.40r is asked about without a context (%d times so far): %s",
+                user,
+                count,
+                error,
+            )
 
     def stats(self) -> dict[str, Any]:
-        """pulled: queries with a row; without one because its shard was `away`, or because no policy could use it."""
-        return {"table": self.table, "pulled": self.pulled, "away": self.away, "unusable": self.unusable}
+        """pulled: queries with a row; without one because its shard was `away`, or because no
+        policy could use it."""
+        return {
+            "table": self.table,
+            "pulled": self.pulled,
+            "away": self.away,
+            "unusable": self.unusable,
+        }
 
     def close(self) -> None:
         with self._lock:
@@ -76,8 +92,12 @@ class UserRows:
 
 
 def check_context_table(name: str, table: str, client: Client) -> None:
-    """Whether rows of a table can be contexts of an application. Raises UnknownTable, DoesNotFit, ShardAway."""
+    """Whether rows of a table can be contexts of an application. Raises UnknownTable, DoesNotFit,
+    ShardAway."""
     dim = client.spec(table).dim
     if dim > FEATURES_MAX:
-        why = f"application {name!r}: rows of table {table!r} have {dim} numbers; a context has {FEATURES_MAX} at most."
+        why = (
+            f"application {name!r}: rows of table {table!r} have {dim} numbers; a context has"
+            f" {FEATURES_MAX} at most."
+        )
         raise DoesNotFit(why, hint="Make a table of fewer.")

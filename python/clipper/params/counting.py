@@ -1,4 +1,5 @@
-"""What a shard says of itself when it is asked for `stats`: for `clipper params ps` and `top`, metrics, the dashboard."""
+"""What a shard says of itself when it is asked for `stats`: for `clipper params ps` and `top`,
+metrics, the dashboard."""
 
 import os
 from collections import deque
@@ -13,13 +14,21 @@ from clipper_core.status import Status
 if TYPE_CHECKING:
     from clipper.params.shard import Shard
 
-_STATUSES: Final = (Status.FULL, Status.BAD_INPUT, Status.BAD_FRAME, Status.TOO_LARGE, Status.NO_MEMORY, Status.UNKNOWN)
+_STATUSES: Final = (
+    Status.FULL,
+    Status.BAD_INPUT,
+    Status.BAD_FRAME,
+    Status.TOO_LARGE,
+    Status.NO_MEMORY,
+    Status.UNKNOWN,
+)
 _REASONS: Final = {int(one): one.name.lower() for one in (*_STATUSES, *Refusal)}
 _SAMPLES = 4096
 
 
 class Ages:
-    """How long the shard's log was when: so how old a change is that a follower lacks. Threads: the answering one."""
+    """How long the shard's log was when: so how old a change is that a follower lacks. Threads: the
+    answering one."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque(maxlen=_SAMPLES)
@@ -30,7 +39,8 @@ class Ages:
             self._seen.append((now, position))
 
     def behind_s(self, acknowledged: int, now: float) -> float:
-        """At least: a change is as old as the first note that had it. Of those beyond the last 4096, as old as these."""
+        """At least: a change is as old as the first note that had it. Of those beyond the last
+        4096, as old as these."""
         return next((now - at for at, position in self._seen if position > acknowledged), 0.0)
 
 
@@ -55,7 +65,13 @@ def stats_of(shard: "Shard", now: float) -> Piece:
         "nbytes": parameters.nbytes,
         "resident_bytes": resident_bytes(os.getpid()),
         "tables": {
-            s.name: {"rows": len(t), "dim": s.dim, "nbytes": t.nbytes, "steps": t.steps, **counts.table(number)}
+            s.name: {
+                "rows": len(t),
+                "dim": s.dim,
+                "nbytes": t.nbytes,
+                "steps": t.steps,
+                **counts.table(number),
+            }
             for number, (s, t) in named
         },
         "door": door.stats(),
@@ -64,19 +80,35 @@ def stats_of(shard: "Shard", now: float) -> Piece:
         "lags": {"buckets": [[low, count] for low, _, count in lags.buckets()], "sum": lags.sum},
         "recovery": {"seconds": shard.recovery[0], "source": shard.recovery[1]},
         "followers": [
-            {"shard": f.shard, "on": f.on, "waited": f.waited, "whole": f.is_whole, "heard_s": now - f.heard_s,
-             **_lag(shard, f, now)} for f in shard.followers.each
+            {
+                "shard": f.shard,
+                "on": f.on,
+                "waited": f.waited,
+                "whole": f.is_whole,
+                "heard_s": now - f.heard_s,
+                **_lag(shard, f, now),
+            }
+            for f in shard.followers.each
         ],
         "replicas": [
-            {"shard": of, "whole": r is not None, "epoch": r.epoch if r else 0, "version": r.version if r else 0,
-             "rows": r.parameters.rows if r else 0} for of, r in copies
+            {
+                "shard": of,
+                "whole": r is not None,
+                "epoch": r.epoch if r else 0,
+                "version": r.version if r else 0,
+                "rows": r.parameters.rows if r else 0,
+            }
+            for of, r in copies
         ],
         "snapshots": shard.snapshots.stats() if shard.snapshots is not None else {},
-    }  # fmt: skip
+    }
 
 
 def _lag(shard: "Shard", one: Following, now: float) -> Piece:
     """Return how far a follower is behind; one without a whole copy lacks all pushes there were."""
     if one.is_whole:
-        return {"behind": shard.door.position - one.acknowledged, "behind_s": shard.ages.behind_s(one.acknowledged, now)}
+        return {
+            "behind": shard.door.position - one.acknowledged,
+            "behind_s": shard.ages.behind_s(one.acknowledged, now),
+        }
     return {"behind": max(shard.door.version, shard.door.position), "behind_s": now - one.lacking_s}

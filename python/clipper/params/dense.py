@@ -1,4 +1,5 @@
-"""Dense variables of one shard, by name, each with its optimizer's state. The first worker's values win.
+"""Dense variables of one shard, by name, each with its optimizer's state. The first worker's values
+win.
 
 Threads: one at a time (the shard's holds its door, a copy's has a lock).
 """
@@ -22,11 +23,18 @@ class Variable:
     __slots__ = ("changed", "name", "state", "steps", "value")
 
     def __init__(self, name: str, value: F32, state: F32, steps: int = 0, changed: int = 0) -> None:
-        self.name, self.value, self.state, self.steps, self.changed = name, value, state, steps, changed
+        self.name, self.value, self.state, self.steps, self.changed = (
+            name,
+            value,
+            state,
+            steps,
+            changed,
+        )
 
 
 class Dense:
-    """initialized: whether a worker has pushed a model. A variable's number is its place in `variables`."""
+    """initialized: whether a worker has pushed a model. A variable's number is its place in
+    `variables`."""
 
     def __init__(self) -> None:
         self.initialized = False
@@ -37,8 +45,11 @@ class Dense:
     def __len__(self) -> int:
         return len(self.variables)
 
-    def initialize(self, values: Mapping[str, Any], optimizer: str, settings: Mapping[str, float], version: int) -> bool:
-        """False: they are there already, and stay. Raises InvalidInput; nothing has changed then."""
+    def initialize(
+        self, values: Mapping[str, Any], optimizer: str, settings: Mapping[str, float], version: int
+    ) -> bool:
+        """False: they are there already, and stay. Raises InvalidInput; nothing has changed
+        then."""
         if self.initialized:
             return False
         try:
@@ -64,7 +75,10 @@ class Dense:
                 raise UnknownVariable.named(str(name), self._numbers)
             value, shape = _values(name, gradient), self.variables[number].value.shape
             if value.shape != shape:
-                raise InvalidInput(f"variable {name!r}: its gradient is {list(value.shape)}, and it is {list(shape)}.")
+                raise InvalidInput(
+                    f"variable {name!r}: its gradient is {list(value.shape)}, and it is"
+                    f" {list(shape)}."
+                )
             found[number] = value
         return found
 
@@ -74,19 +88,31 @@ class Dense:
             one = self.variables[number]
             one.steps += 1
             one.changed = version
-            self.optimizer.step(one.value.reshape(-1), one.state, gradient.reshape(-1), one.steps, scale)
+            self.optimizer.step(
+                one.value.reshape(-1), one.state, gradient.reshape(-1), one.steps, scale
+            )
 
     # -- as a copy or a snapshot has them
 
     def read(self, numbers: Iterable[int]) -> list[dict[str, Any]]:
         """As they are now: copies."""
         return [
-            {"name": v.name, "value": v.value.copy(), "state": v.state.copy(), "steps": v.steps, "changed": v.changed}
+            {
+                "name": v.name,
+                "value": v.value.copy(),
+                "state": v.state.copy(),
+                "steps": v.steps,
+                "changed": v.changed,
+            }
             for v in map(self.variables.__getitem__, numbers)
         ]
 
     def said(self) -> dict[str, Any]:
-        return {"initialized": self.initialized, "optimizer": self.optimizer.name, "settings": dict(self.optimizer.settings)}
+        return {
+            "initialized": self.initialized,
+            "optimizer": self.optimizer.name,
+            "settings": dict(self.optimizer.settings),
+        }
 
     def hear(self, said: Mapping[str, Any]) -> None:
         self.initialized = bool(said["initialized"])
@@ -96,7 +122,9 @@ class Dense:
     def write(self, variables: Iterable[Mapping[str, Any]]) -> None:
         for each in variables:
             value, state = np.array(each["value"], np.float32), np.array(each["state"], np.float32)
-            self._add(Variable(str(each["name"]), value, state, int(each["steps"]), int(each["changed"])))
+            self._add(
+                Variable(str(each["name"]), value, state, int(each["steps"]), int(each["changed"]))
+            )
 
     def _add(self, one: Variable) -> None:
         number = self._numbers.setdefault(one.name, len(self.variables))
@@ -115,5 +143,7 @@ def _values(name: object, value: Any) -> F32:
     except (ValueError, TypeError) as error:
         raise InvalidInput(f"variable {name!r}: {error}.") from None
     if not np.isfinite(found).all():
-        raise InvalidInput(f"variable {name!r}: it holds NaN or infinity.", hint="Nothing was changed.")
+        raise InvalidInput(
+            f"variable {name!r}: it holds NaN or infinity.", hint="Nothing was changed."
+        )
     return found

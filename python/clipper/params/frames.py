@@ -1,6 +1,8 @@
-"""Messages between a worker and a shard: heads, calls, and how a refusal becomes an error. docs/params.md has the table.
+"""Messages between a worker and a shard: heads, calls, and how a refusal becomes an error.
+docs/params.md has the table.
 
-A call is a map in msgpack, `{"call": NAME, ...}`, and so is its answer; arrays in it are maps of dtype, shape and bytes.
+A call is a map in msgpack, `{"call": NAME, ...}`, and so is its answer; arrays in it are maps of
+dtype, shape and bytes.
 """
 
 import struct
@@ -20,9 +22,13 @@ HEAD_BYTES = HEAD.size
 MAGIC, VERSION = b"CLPT", 1
 DUPLICATE = 1  # flag of an answer to a push that had been applied before
 IN_REGION = 2  # flag of a pull, and of its answer: the rows are in memory that both have
-PUSHED = struct.Struct("<4I")  # payload of the answer to a push: ids applied, unadmitted, without room, evicted
+PUSHED = struct.Struct(
+    "<4I"
+)  # payload of the answer to a push: ids applied, unadmitted, without room, evicted
 DTYPES = {"f32": 0, "f16": 1, "bf16": 2, "i8": 3}
-_ARRAY_DTYPES = {"bool", "float16", "float32", "float64"} | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+_ARRAY_DTYPES = {"bool", "float16", "float32", "float64"} | {
+    f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
+}
 _RANK_MAX = 8
 
 
@@ -72,7 +78,10 @@ def read_head(data: bytes | bytearray | memoryview) -> Head:
     magic, version, *fields = HEAD.unpack(data)
     head = Head(*fields)
     if magic != MAGIC or version != VERSION or not 1 <= head.kind <= 6 or head.payload_bytes % 8:
-        raise FrameError("what a shard sent is no message of this protocol.", hint="Is it a shard of another version of clipper?")
+        raise FrameError(
+            "what a shard sent is no message of this protocol.",
+            hint="Is it a shard of another version of clipper?",
+        )
     return head
 
 
@@ -89,7 +98,9 @@ def packed(fields: dict[str, Any]) -> bytes:
 
 def unpacked(body: bytes | bytearray | memoryview) -> dict[str, Any]:
     """The map at the front of a payload. Raises FrameError."""
-    reader = msgpack.Unpacker(strict_map_key=False, max_buffer_size=max(1, len(body)), object_hook=_array)
+    reader = msgpack.Unpacker(
+        strict_map_key=False, max_buffer_size=max(1, len(body)), object_hook=_array
+    )
     try:
         reader.feed(body)
         found = reader.unpack()
@@ -115,7 +126,12 @@ def _array(fields: dict[Any, Any]) -> Any:
     if dtype is None:
         return fields
     shape, data = fields.get("shape"), fields.get("data")
-    if dtype not in _ARRAY_DTYPES or not isinstance(shape, list) or len(shape) > _RANK_MAX or not isinstance(data, bytes):
+    if (
+        dtype not in _ARRAY_DTYPES
+        or not isinstance(shape, list)
+        or len(shape) > _RANK_MAX
+        or not isinstance(data, bytes)
+    ):
         raise ValueError(f"an array of {dtype!r}, shape {shape!r}")
     if not all(isinstance(n, int) and n >= 0 for n in shape):
         raise ValueError(f"an array of shape {shape!r}")
@@ -127,7 +143,9 @@ def _array(fields: dict[Any, Any]) -> Any:
 
 
 _BY_SLUG: dict[str, type[ClipperError]] = {
-    one.slug: one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, ClipperError)
+    one.slug: one
+    for one in vars(errors).values()
+    if isinstance(one, type) and issubclass(one, ClipperError)
 }
 
 
@@ -135,7 +153,13 @@ def failed(error: Exception) -> bytes:
     """The payload of a call that raised; what is not ours is told by its type alone."""
     if isinstance(error, ClipperError):
         return packed({"slug": error.slug, "message": error.message, "hint": error.hint})
-    return packed({"slug": "internal", "message": f"the shard failed: {type(error).__name__}: {error}", "hint": ""})
+    return packed(
+        {
+            "slug": "internal",
+            "message": f"the shard failed: {type(error).__name__}: {error}",
+            "hint": "",
+        }
+    )
 
 
 def refusal(head: Head, body: bytes | bytearray | memoryview, what: str) -> ClipperError:
@@ -155,16 +179,48 @@ _REFUSALS: dict[int, tuple[type[ClipperError], str, str]] = {
         "a gradient of id {about} holds NaN or infinity, or the scale is no number above 0",
         "Nothing was changed. Clip gradients, or look for the batch that makes them.",
     ),
-    Status.BAD_FRAME: (errors.FrameError, "a payload of {about} bytes does not fit its rows", "Is the width the table's?"),
-    Status.TOO_LARGE: (errors.TooLarge, "more than {about} bytes", "Ask for fewer rows, or raise params.frame_bytes_max."),
-    Status.FULL: (errors.Overloaded, "{about} pushes wait for replicas", "Is a replica away? `clipper params ps` tells."),
-    Status.UNKNOWN: (errors.UnknownTable, "no table of number {about}", "Create it first: client.create(TableSpec(...))."),
+    Status.BAD_FRAME: (
+        errors.FrameError,
+        "a payload of {about} bytes does not fit its rows",
+        "Is the width the table's?",
+    ),
+    Status.TOO_LARGE: (
+        errors.TooLarge,
+        "more than {about} bytes",
+        "Ask for fewer rows, or raise params.frame_bytes_max.",
+    ),
+    Status.FULL: (
+        errors.Overloaded,
+        "{about} pushes wait for replicas",
+        "Is a replica away? `clipper params ps` tells.",
+    ),
+    Status.UNKNOWN: (
+        errors.UnknownTable,
+        "no table of number {about}",
+        "Create it first: client.create(TableSpec(...)).",
+    ),
     Status.NO_MEMORY: (errors.OutOfMemory, "out of memory", ""),
-    Refusal.NOT_ADMITTED: (errors.Forbidden, "the token is missing or wrong", "Pass token=, or set CLIPPER_PARAMS__TOKEN."),
+    Refusal.NOT_ADMITTED: (
+        errors.Forbidden,
+        "the token is missing or wrong",
+        "Pass token=, or set CLIPPER_PARAMS__TOKEN.",
+    ),
     Refusal.NOT_READY: (errors.ShardAway, "it recovers", "Try again soon."),
-    Refusal.OTHER_EPOCH: (errors.ShardAway, "its epoch is {about}, another was meant", "It was relaunched: connect again."),
-    Refusal.TOO_STALE: (errors.StalePush, "the gradient is {about} versions old", "Pull again, and compute it anew."),
-    Refusal.NOT_SHARED: (errors.DoesNotFit, "a place outside of the {about} bytes of memory that it shares with this worker", ""),
+    Refusal.OTHER_EPOCH: (
+        errors.ShardAway,
+        "its epoch is {about}, another was meant",
+        "It was relaunched: connect again.",
+    ),
+    Refusal.TOO_STALE: (
+        errors.StalePush,
+        "the gradient is {about} versions old",
+        "Pull again, and compute it anew.",
+    ),
+    Refusal.NOT_SHARED: (
+        errors.DoesNotFit,
+        "a place outside of the {about} bytes of memory that it shares with this worker",
+        "",
+    ),
     Refusal.WORKER_IN_USE: (
         errors.AlreadyExists,
         "worker number {about} is that of another live client",
@@ -173,11 +229,17 @@ _REFUSALS: dict[int, tuple[type[ClipperError], str, str]] = {
     Refusal.STATE_LOST: (
         errors.StateLost,
         "it came back without what it had: no replica and no snapshot of it was found",
-        "Restore a snapshot, or let it begin anew: `clipper params begin-anew`, or client.begin_anew().",
+        (
+            "Restore a snapshot, or let it begin anew: `clipper params begin-anew`, or"
+            " client.begin_anew()."
+        ),
     ),
     Refusal.TOO_OLD: (
         errors.StalePush,
-        "push {about} is older than the last 1024 of this worker; whether it was applied is not known",
+        (
+            "push {about} is older than the last 1024 of this worker; whether it was applied is not"
+            " known"
+        ),
         "Do not send it again.",
     ),
 }

@@ -1,6 +1,8 @@
-"""A worker's connection to one shard: requests out, answers in by their ids, and again after the shard was relaunched.
+"""A worker's connection to one shard: requests out, answers in by their ids, and again after the
+shard was relaunched.
 
-Threads: one at a time; who shares a line holds its `lock` while a request is sent, and while an answer is waited for.
+Threads: one at a time; who shares a line holds its `lock` while a request is sent, and while an
+answer is waited for.
 """
 
 import contextlib
@@ -17,32 +19,58 @@ from typing import Any
 
 import numpy as np
 
-from clipper.errors import AlreadyExists, ClipperError, InvalidInput, ShardAway, TooLarge, UnknownTable
+from clipper.errors import (
+    AlreadyExists,
+    ClipperError,
+    InvalidInput,
+    ShardAway,
+    TooLarge,
+    UnknownTable,
+)
 from clipper.params import frames
-from clipper.params.frames import HEAD_BYTES, IN_REGION, Head, Kind, Refusal, packed, read_head, refusal, unpacked
+from clipper.params.frames import (
+    HEAD_BYTES,
+    IN_REGION,
+    Head,
+    Kind,
+    Refusal,
+    packed,
+    read_head,
+    refusal,
+    unpacked,
+)
 from clipper_container.push_identity import PushIdentity
 from clipper_container.shared_rows import Sharing
 from clipper_core.spin import Receiver
 
 Buffer = Any  # bytes, or an array's memory
 SHARDS_FILE = "shards.json"  # {"addresses": [...], "token": ...}, in a set's folder
-SHARED_BYTES_MIN = 1 << 16  # of an answer that comes by shared memory: smaller ones are as fast over the socket
+SHARED_BYTES_MIN = (
+    1 << 16
+)  # of an answer that comes by shared memory: smaller ones are as fast over the socket
 PAUSE_S = 0.02
 PAUSE_S_MAX = 0.1
 _AGAIN = (Refusal.NOT_READY, Refusal.OTHER_EPOCH)
 
 
 class Ask:
-    """One request on its way: `head` without its id and epoch, the buffers behind it, and what came back.
+    """One request on its way: `head` without its id and epoch, the buffers behind it, and what came
+    back.
 
-    table: its name, of which a shard has a number in each of its lives.  expects: bytes of a pull's answer, which may come by
-    memory that is shared; they are in `body` either way.
+    table: its name, of which a shard has a number in each of its lives.  expects: bytes of a pull's
+    answer, which may come by memory that is shared; they are in `body` either way.
     """
 
     __slots__ = ("answer", "block", "body", "buffers", "expects", "head", "id", "sequence", "table")
 
     def __init__(
-        self, head: Head, buffers: Sequence[Buffer] = (), *, table: str = "", expects: int = 0, sequence: int = 0
+        self,
+        head: Head,
+        buffers: Sequence[Buffer] = (),
+        *,
+        table: str = "",
+        expects: int = 0,
+        sequence: int = 0,
     ) -> None:
         self.head, self.buffers, self.table, self.expects = head, buffers, table, expects
         self.sequence = sequence or head.sequence  # of a push, else 0
@@ -54,13 +82,16 @@ class Ask:
 
 def call(name: str, **fields: Any) -> Ask:
     body = packed({"call": name, **fields})
-    return Ask(Head(Kind.CALL, payload_bytes=len(body)), (body,), sequence=int(fields.get("sequence", 0)))
+    return Ask(
+        Head(Kind.CALL, payload_bytes=len(body)), (body,), sequence=int(fields.get("sequence", 0))
+    )
 
 
 class Line:
-    """number: of the shard.  address: asked for at each dialling, since a relaunched shard may have another.
-    identity: of the client that pushes; None: nothing is pushed.
-    shares: memory, with a shard on this host, for large pulls.  spin_us: of polling for an answer, before it sleeps."""
+    """number: of the shard.  address: asked for at each dialling, since a relaunched shard may have
+    another. identity: of the client that pushes; None: nothing is pushed. shares: memory, with a
+    shard on this host, for large pulls.  spin_us: of polling for an answer, before it sleeps.
+    """
 
     def __init__(
         self,
@@ -82,7 +113,9 @@ class Line:
         self._next = 0
         self._open: dict[int, Ask] = {}
         self._head = bytearray(HEAD_BYTES)
-        self.epoch = 0  # the highest it was seen in: one with a lower is a shard that should be dead
+        self.epoch = (
+            0  # the highest it was seen in: one with a lower is a shard that should be dead
+        )
         self.version = 0  # of the model there, as last heard
         self.sequence = 0  # of this worker's pushes there, the highest that it knew when we met
         self._sent = 0  # of these, the highest that this client sent or knew of
@@ -113,10 +146,13 @@ class Line:
         size, most = ask.head.payload_bytes, self.frame_bytes_max
         if 0 < most < size:
             hint = "Push fewer rows at once, or raise params.frame_bytes_max."
-            raise TooLarge(f"{self.name}: a message of {size} bytes, and it takes {most}.", hint=hint)
+            raise TooLarge(
+                f"{self.name}: a message of {size} bytes, and it takes {most}.", hint=hint
+            )
 
     def send(self, ask: Ask) -> None:
-        """Raises OSError, ClipperError; the line is closed then, and the request may be sent again. TooLarge: it may not."""
+        """Raises OSError, ClipperError; the line is closed then, and the request may be sent again.
+        TooLarge: it may not."""
         if self._socket is None:
             self._dial()
         self.check(ask)
@@ -131,7 +167,8 @@ class Line:
         return ask.answer
 
     def settled(self, ask: Ask, until: float) -> Head:
-        """Its answer, with as many connections as it takes until then. Raises ShardAway, and what the shard refuses with."""
+        """Its answer, with as many connections as it takes until then. Raises ShardAway, and what
+        the shard refuses with."""
         pause, why = PAUSE_S, "it does not answer"
         while True:
             with contextlib.suppress(OSError):
@@ -154,7 +191,9 @@ class Line:
                     why = error.message
             ask.answer, ask.id = None, 0
             if time.monotonic() + pause > until:
-                raise ShardAway(f"{self.name}: {why}.", hint="Is it running? `clipper params ps` tells.")
+                raise ShardAway(
+                    f"{self.name}: {why}.", hint="Is it running? `clipper params ps` tells."
+                )
             time.sleep(pause)
             pause = min(2 * pause, PAUSE_S_MAX)
 
@@ -187,7 +226,9 @@ class Line:
         epoch = 0 if kind == Kind.CALL else self.epoch
         fields = kind, dtype, flags, table, rows, ask.id, epoch, worker, sequence, *rest
         head = frames.HEAD.pack(frames.MAGIC, frames.VERSION, *fields)
-        self._write([head, *(one for one in ask.buffers if len(one))], HEAD_BYTES + ask.head.payload_bytes)
+        self._write(
+            [head, *(one for one in ask.buffers if len(one))], HEAD_BYTES + ask.head.payload_bytes
+        )
 
     def _number(self, table: str) -> int:
         if table not in self.tables and not self._ready:
@@ -201,14 +242,17 @@ class Line:
         return self.tables[table]
 
     def _share(self, fd: int) -> None:
-        """Its answer is nobody's to wait for: if the shard does not take the memory, it refuses what is to go there."""
+        """Its answer is nobody's to wait for: if the shard does not take the memory, it refuses
+        what is to go there."""
         self._next += 1
         beside = socket.SOL_SOCKET, socket.SCM_RIGHTS, fd.to_bytes(4, sys.byteorder)
         self._write([Head(Kind.SHARE, id=self._next).packed()], HEAD_BYTES, [beside])
         assert self._sharing.rows is not None
         self._sharing.rows.close()  # the descriptor; the memory is mapped
 
-    def _write(self, pieces: list[Buffer], nbytes: int, beside: Sequence[tuple[int, int, bytes]] = ()) -> None:
+    def _write(
+        self, pieces: list[Buffer], nbytes: int, beside: Sequence[tuple[int, int, bytes]] = ()
+    ) -> None:
         assert self._socket is not None
         try:
             sent = self._socket.sendmsg(pieces, beside)
@@ -233,7 +277,12 @@ class Line:
             self._fill(self._head)
             head = read_head(self._head)
             ask = self._open.pop(head.id, None)
-            if head.flags & IN_REGION and head.kind == Kind.ANSWER and ask is not None and ask.block is not None:
+            if (
+                head.flags & IN_REGION
+                and head.kind == Kind.ANSWER
+                and ask is not None
+                and ask.block is not None
+            ):
                 body = memoryview(ask.block.data)
             else:
                 body = memoryview(np.empty(head.payload_bytes, np.uint8).data)
@@ -256,7 +305,11 @@ class Line:
     def _dial(self) -> None:
         self._socket = connected(self._address(self.number), self._answer_s)
         me = self._identity
-        who = {"worker": me.worker, "incarnation": me.incarnation} if me is not None else {"worker": 0}
+        who = (
+            {"worker": me.worker, "incarnation": me.incarnation}
+            if me is not None
+            else {"worker": 0}
+        )
         ask = call("hello", token=self._token, protocol=1, **who)
         try:
             self._send(ask)
@@ -265,18 +318,28 @@ class Line:
                 raise refusal(head, ask.body, self.name)
             said = unpacked(ask.body)
             if said.get("shard") != self.number:
-                raise InvalidInput(f"{self.name} says that it is shard {said.get('shard')}.", hint="Give the addresses in order.")
+                raise InvalidInput(
+                    f"{self.name} says that it is shard {said.get('shard')}.",
+                    hint="Give the addresses in order.",
+                )
             if head.epoch < self.epoch:
-                raise ShardAway(f"{self.name} is one of epoch {head.epoch} that should be dead; its successor has {self.epoch}.")
+                raise ShardAway(
+                    f"{self.name} is one of epoch {head.epoch} that should be dead; its successor"
+                    f" has {self.epoch}."
+                )
             self.sequence = int(said.get("sequence", 0))
             if me is not None and me.has_pushed and self.sequence > self._sent:
                 hint = "Make a new client, with a worker number of its own."
-                raise AlreadyExists(f"{self.name}: another client pushes as worker {me.worker}.", hint=hint)
+                raise AlreadyExists(
+                    f"{self.name}: another client pushes as worker {me.worker}.", hint=hint
+                )
             self.epoch, self._sent = head.epoch, max(self._sent, self.sequence)
             self.frame_bytes_max = int(said.get("frame_bytes_max", 0))
             self.mode = str(said.get("mode", "async"))
             self._ready, self._lost = bool(said.get("ready")), bool(said.get("state_lost"))
-            self.tables = {str(name): int(number) for name, number in said.get("tables", {}).items()}
+            self.tables = {
+                str(name): int(number) for name, number in said.get("tables", {}).items()
+            }
             if self._shares and self._socket is not None and self._socket.family == socket.AF_UNIX:
                 self._sharing.begin(int(said.get("shared", 0)))
         except (OSError, ClipperError, TypeError, ValueError):
@@ -296,16 +359,25 @@ def connected(address: str, answer_s: float) -> socket.socket:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         target = (host.strip("[]"), int(port))
     else:
-        raise InvalidInput(f"bad address {address!r} of a shard.", hint="Write unix:/path or tcp:host:port.")
+        raise InvalidInput(
+            f"bad address {address!r} of a shard.", hint="Write unix:/path or tcp:host:port."
+        )
     try:
         line.settimeout(answer_s)
         line.connect(target)
-        if kind == "tcp" and line.getsockname()[0] == line.getpeername()[0]:  # on one host: as the shard does (calm_loopback)
+        if (
+            kind == "tcp" and line.getsockname()[0] == line.getpeername()[0]
+        ):  # on one host: as the shard does (calm_loopback)
             with contextlib.suppress(OSError):
                 line.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
         line.settimeout(None)
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # the kernel's: Python's own would poll before each read
-            line.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(answer_s), int(answer_s % 1 * 1e6)))
+        for option in (
+            socket.SO_RCVTIMEO,
+            socket.SO_SNDTIMEO,
+        ):  # the kernel's: Python's own would poll before each read
+            line.setsockopt(
+                socket.SOL_SOCKET, option, struct.pack("ll", int(answer_s), int(answer_s % 1 * 1e6))
+            )
     except OSError:
         line.close()
         raise
@@ -313,10 +385,13 @@ def connected(address: str, answer_s: float) -> socket.socket:
 
 
 def addresses_in(folder: str | os.PathLike[str]) -> tuple[list[str], str]:
-    """The addresses of the shards of a set, and their token, as its supervisor wrote them. Raises InvalidInput."""
+    """The addresses of the shards of a set, and their token, as its supervisor wrote them. Raises
+    InvalidInput."""
     path = Path(folder) / SHARDS_FILE
     try:
         said = json.loads(path.read_text())
         return [str(one) for one in said["addresses"]], str(said.get("token", ""))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidInput(f"{path}: {error}.", hint="Start shards with `clipper params up --folder ...`.") from None
+        raise InvalidInput(
+            f"{path}: {error}.", hint="Start shards with `clipper params up --folder ...`."
+        ) from None

@@ -1,7 +1,8 @@
-"""A set of shards as processes on this host: started, watched, started again under the same addresses.
+"""A set of shards as processes on this host: started, watched, started again under the same
+addresses.
 
-`clipper params up` is this in the foreground. Its folder: shards.json (addresses and token, for clients and shards), a folder and
-a log for each shard, snapshots/ of all.
+`clipper params up` is this in the foreground. Its folder: shards.json (addresses and token, for
+clients and shards), a folder and a log for each shard, snapshots/ of all.
 """
 
 import contextlib
@@ -25,7 +26,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from clipper.errors import AlreadyExists, ClipperError, ConfigError, DoesNotFit, InvalidInput, ShardAway, StateLost
+from clipper.errors import (
+    AlreadyExists,
+    ClipperError,
+    ConfigError,
+    DoesNotFit,
+    InvalidInput,
+    ShardAway,
+    StateLost,
+)
 from clipper.params.line import Line, addresses_in
 from clipper.params.places import NOWHERE, running_in, tell
 from clipper.params.places import told_in as told_in
@@ -44,7 +53,9 @@ PAUSE_S_MAX = 5.0
 UNIX_PATH_MAX = 100
 SAID_BYTES_MAX = 1 << 16
 PROGRAM = "clipper.params.standby"
-PROGRAM_WITH_GRPC = "clipper.frontend.grpc_shard"  # the same, with gRPC beside it: by its name, for it is above this room
+PROGRAM_WITH_GRPC = (  # the same, with gRPC beside it: by its name, for it is above this room
+    "clipper.frontend.grpc_shard"
+)
 
 
 def supervisor_of(folder: Path) -> int:
@@ -62,8 +73,11 @@ def supervisor_of(folder: Path) -> int:
         os.close(fd)
 
 
-def snapshot_all(addresses: list[str], token: str, folder: Path, *, whole: bool = False) -> dict[str, Any]:
-    """One number for all shards. Raises ShardAway and what a shard refuses with, of the first that fails."""
+def snapshot_all(
+    addresses: list[str], token: str, folder: Path, *, whole: bool = False
+) -> dict[str, Any]:
+    """One number for all shards. Raises ShardAway and what a shard refuses with, of the first that
+    fails."""
     number = 1 + max((one.number for one in sets_in(folder / "snapshots")), default=0)
     parts = []
     for shard in range(len(addresses)):
@@ -71,10 +85,17 @@ def snapshot_all(addresses: list[str], token: str, folder: Path, *, whole: bool 
         try:
             parts.append(asked(line, "snapshot", number=number, whole=whole)[1])
         except OSError as error:
-            raise ShardAway(f"{line.name}: {error}.", hint="`clipper params ps` tells who runs.") from None
+            raise ShardAway(
+                f"{line.name}: {error}.", hint="`clipper params ps` tells who runs."
+            ) from None
         finally:
             line.close()
-    return {"number": number, "rows": sum(p["rows"] for p in parts), "nbytes": sum(p["nbytes"] for p in parts), "parts": parts}
+    return {
+        "number": number,
+        "rows": sum(p["rows"] for p in parts),
+        "nbytes": sum(p["nbytes"] for p in parts),
+        "parts": parts,
+    }
 
 
 class _Template:
@@ -83,10 +104,18 @@ class _Template:
     def __init__(self, folder: Path, program: str) -> None:
         words = [sys.executable, "-X", "faulthandler", "-m", program, str(os.getpid())]
         self.line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # a fork has one thread, and so must have what it is a fork of
+        alone = {
+            **os.environ,
+            "OPENBLAS_NUM_THREADS": "1",
+        }  # a fork has one thread, and so must have what it is a fork of
         with theirs, open(folder / "standby.log", "ab") as said:
             self.popen: subprocess.Popen[bytes] = subprocess.Popen(
-                words, stdin=theirs.fileno(), stdout=said, stderr=said, start_new_session=True, env=alone
+                words,
+                stdin=theirs.fileno(),
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+                env=alone,
             )
         self.pid_fd = os.pidfd_open(self.popen.pid)
 
@@ -125,14 +154,18 @@ class _Shard(NamedTuple):
 class LocalSet:
     """start(), then clients may connect to `folder`; stop(). Threads: any.
 
-    Another number of shards than the folder has needs `reshard` first. Raises ConfigError, AlreadyExists (another runs it).
+    Another number of shards than the folder has needs `reshard` first. Raises ConfigError,
+    AlreadyExists (another runs it).
     """
 
     def __init__(self, settings: ParamsSettings, *, code: str = "") -> None:
         self.settings = settings = rooted(settings)
         self.folder = Path(settings.folder).absolute()
         if settings.replicas >= settings.shards:
-            raise ConfigError(f"params.replicas = {settings.replicas}: fewer than params.shards = {settings.shards}.")
+            raise ConfigError(
+                f"params.replicas = {settings.replicas}: fewer than params.shards ="
+                f" {settings.shards}."
+            )
         if settings.grpc:
             self._check_grpc()
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -158,7 +191,11 @@ class LocalSet:
         self._stopping = False
         self.restarts = 0
         self._hung: deque[int] = deque()  # shards that run and do not answer
-        self._prober = Prober(self.addresses, self.token, settings.hung_s, self._is_hung) if settings.hung_s else None
+        self._prober = (
+            Prober(self.addresses, self.token, settings.hung_s, self._is_hung)
+            if settings.hung_s
+            else None
+        )
         self._thread = threading.Thread(target=self._run, name="clipper-params", daemon=True)
 
     def _check_grpc(self) -> None:
@@ -166,7 +203,9 @@ class LocalSet:
         grpc_address(self.settings, 0)
         optimizer_in(self.settings.grpc_optimizer)
         if importlib.util.find_spec("grpc") is None:
-            raise ConfigError("params.grpc needs grpcio.", hint='pip install "clipper-serving[grpc]"')
+            raise ConfigError(
+                "params.grpc needs grpcio.", hint='pip install "clipper-serving[grpc]"'
+            )
         files = params_tls(self.settings)
         if files is not None:
             Certificate(files, "params.grpc_tls")
@@ -180,16 +219,28 @@ class LocalSet:
         settings, before = self.settings, told_in(self.folder)
         if before.get("engine") and running_in(self.folder):
             hint = f"clipper params down --folder {self.folder}, or another folder."
-            raise AlreadyExists(f"a set of shards runs in {self.folder}, on {before['engine']}.", hint=hint)
+            raise AlreadyExists(
+                f"a set of shards runs in {self.folder}, on {before['engine']}.", hint=hint
+            )
         there = len(before.get("addresses", [])) or settings.shards
         if there != settings.shards:
             hint = f"clipper params reshard --folder {self.folder} --shards {settings.shards}"
-            raise DoesNotFit(f"the set in {self.folder} has {there} shards, not {settings.shards}.", hint=hint)
+            raise DoesNotFit(
+                f"the set in {self.folder} has {there} shards, not {settings.shards}.", hint=hint
+            )
         token = settings.token or str(before.get("token", "")) or secrets.token_urlsafe(24)
         addresses = [self._address(i) for i in range(settings.shards)]
         grpc = [grpc_address(settings, i) for i in range(settings.shards)] if settings.grpc else []
-        public = msgspec.to_builtins(msgspec.structs.replace(settings, token="", folder=str(self.folder)))
-        said = {"addresses": addresses, "token": token, "pid": os.getpid(), "settings": public, "grpc": grpc}
+        public = msgspec.to_builtins(
+            msgspec.structs.replace(settings, token="", folder=str(self.folder))
+        )
+        said = {
+            "addresses": addresses,
+            "token": token,
+            "pid": os.getpid(),
+            "settings": public,
+            "grpc": grpc,
+        }
         tell(self.folder, said)
         return addresses, token
 
@@ -197,11 +248,16 @@ class LocalSet:
         if self.settings.address != "unix":
             host, _, port = self.settings.address.rpartition(":")
             if not host or not port.isdecimal():
-                raise ConfigError(f"params.address = {self.settings.address!r}: `unix`, or HOST:PORT.")
+                raise ConfigError(
+                    f"params.address = {self.settings.address!r}: `unix`, or HOST:PORT."
+                )
             return f"tcp:{host}:{int(port) + shard}"
         path = self.folder / f"shard-{shard}.sock"
         if len(str(path)) > UNIX_PATH_MAX:
-            raise ConfigError(f"{path} is too long for a socket.", hint="Name a folder with a shorter path, or params.address.")
+            raise ConfigError(
+                f"{path} is too long for a socket.",
+                hint="Name a folder with a shorter path, or params.address.",
+            )
         return f"unix:{path}"
 
     # -- any thread
@@ -239,7 +295,10 @@ class LocalSet:
                     line.close()
                 time.sleep(0.02)
             else:
-                raise ShardAway(f"shard {shard} does not come up: {why}.", hint=f"Its log: {self.folder / f'shard-{shard}.log'}")
+                raise ShardAway(
+                    f"shard {shard} does not come up: {why}.",
+                    hint=f"Its log: {self.folder / f'shard-{shard}.log'}",
+                )
 
     def pids(self) -> dict[int, int]:
         """Of the shards that run."""
@@ -261,7 +320,8 @@ class LocalSet:
         os.close(self._wake)
         os.close(self._lock)
 
-    # -- the supervising thread: the process that shards are forked from asks for a signal when the thread that made it ends
+    # -- the supervising thread: the process that shards are forked from asks for a signal when the
+    # thread that made it ends
 
     def _run(self) -> None:
         self._template = _Template(self.folder, self._program)
@@ -309,17 +369,27 @@ class LocalSet:
             return
         self._wanted.discard(said["number"])
         if "pid" in said:
-            self._shards[said["number"]] = _Shard(said["number"], said["pid"], pid_fd, time.monotonic())
+            self._shards[said["number"]] = _Shard(
+                said["number"], said["pid"], pid_fd, time.monotonic()
+            )
             self._names[said["pid"]] = said["number"]
         else:
-            log.warning("shard %d is not started: %s; again in %g s", said["number"], said["error"], PAUSE_S_MAX)
+            log.warning(
+                "shard %d is not started: %s; again in %g s",
+                said["number"],
+                said["error"],
+                PAUSE_S_MAX,
+            )
             self._due.append((time.monotonic() + PAUSE_S_MAX, lambda: self._start(said["number"])))
 
     def _lost(self) -> None:
         """The process that shards are forked from has ended; they have not."""
         while (told := self._template.hear()) is not None:
             self._heard(told)
-        log.warning("the process that shards are forked from ended (%s); another is made", _exit(self._template.close()))
+        log.warning(
+            "the process that shards are forked from ended (%s); another is made",
+            _exit(self._template.close()),
+        )
         self._names.clear()  # nobody will tell
         self._template = _Template(self.folder, self._program)
         for number in self._wanted:
@@ -332,10 +402,14 @@ class LocalSet:
         if self._stopping:
             return
         self.restarts += 1
-        self._quick[number] = self._quick[number] + 1 if time.monotonic() - one.began_s < QUICK_S else 0
+        self._quick[number] = (
+            self._quick[number] + 1 if time.monotonic() - one.began_s < QUICK_S else 0
+        )
         late = self._quick[number] - QUICK_MAX
         pause_s = min(PAUSE_S_MAX, 0.1 * 2**late) if late >= 0 else 0.0
-        log.warning("shard %d ended; it is started again%s", number, f" in {pause_s:g} s" if pause_s else "")
+        log.warning(
+            "shard %d ended; it is started again%s", number, f" in {pause_s:g} s" if pause_s else ""
+        )
         if pause_s:
             self._due.append((time.monotonic() + pause_s, lambda: self._start(number)))
         else:
@@ -366,7 +440,10 @@ class LocalSet:
 
 def _lost(shard: int, folder: Path) -> StateLost:
     hint = f"Restore a snapshot, or let it begin anew: clipper params begin-anew --folder {folder}"
-    return StateLost(f"shard {shard} came back without what it had: no replica and no snapshot of it was found.", hint=hint)
+    return StateLost(
+        f"shard {shard} came back without what it had: no replica and no snapshot of it was found.",
+        hint=hint,
+    )
 
 
 def _signal(one: _Shard, number: int) -> None:
@@ -380,19 +457,27 @@ def _exit(code: int) -> str:
 
 def _must_rest(folder: Path) -> None:
     if supervisor_of(folder) or running_in(folder):
-        raise DoesNotFit(f"the set in {folder} runs.", hint=f"clipper params down --folder {folder}")
+        raise DoesNotFit(
+            f"the set in {folder} runs.", hint=f"clipper params down --folder {folder}"
+        )
 
 
 def reshard(folder: Path, shards: int) -> int:
-    """Of a set that does not run: how many shards it has from the next start on. -> the snapshot that they will read"""
+    """Of a set that does not run: how many shards it has from the next start on. -> the snapshot
+    that they will read"""
     _must_rest(folder)
     addresses, _ = addresses_in(folder)
     chains = newest_of(parts_in(folder / "snapshots"), len(addresses))
     if not chains:
         hint = "Start it, and end it by `clipper params down`."
-        raise DoesNotFit(f"{folder} has no snapshot with parts of all {len(addresses)} shards.", hint=hint)
+        raise DoesNotFit(
+            f"{folder} has no snapshot with parts of all {len(addresses)} shards.", hint=hint
+        )
     said = told_in(folder)
-    said["addresses"] = [NOWHERE if said.get("engine") else f"unix:{folder.absolute()}/shard-{i}.sock" for i in range(shards)]
+    said["addresses"] = [
+        NOWHERE if said.get("engine") else f"unix:{folder.absolute()}/shard-{i}.sock"
+        for i in range(shards)
+    ]
     said["settings"]["shards"] = shards
     said["settings"]["replicas"] = min(said["settings"].get("replicas", 0), shards - 1)
     tell(folder, said)
@@ -400,14 +485,16 @@ def reshard(folder: Path, shards: int) -> int:
 
 
 def restore(folder: Path, source: Path, number: int = 0) -> int:
-    """Of a set that does not run: that snapshot (0: the newest complete one) of `source` is what its shards read next; newer ones
-    of its own are set aside. -> its number"""
+    """Of a set that does not run: that snapshot (0: the newest complete one) of `source` is what
+    its shards read next; newer ones of its own are set aside. -> its number"""
     _must_rest(folder)
     root = source / "snapshots" if (source / "snapshots").is_dir() else source
     complete = [one for one in sets_in(root) if one.complete and number in (0, one.number)]
     if not complete:
         which = f" {number}" if number else ""
-        raise InvalidInput(f"{root} has no complete snapshot{which}.", hint="`clipper params ps` lists them.")
+        raise InvalidInput(
+            f"{root} has no complete snapshot{which}.", hint="`clipper params ps` lists them."
+        )
     chosen, own = complete[-1], folder / "snapshots"
     if root.absolute() != own.absolute():
         _set_aside(own, 0)

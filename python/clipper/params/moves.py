@@ -1,16 +1,18 @@
 """Which cached predictions were made of which rows of tables, and how far these have moved since.
 
-A prediction is forgotten once any of its rows has moved further than the tolerance: the length of the row's way, each step as a
-share of the row's norm before it. A way is never shorter than the distance, so what has come back is forgotten too early, and
-nothing too late. Each row counts its way from when it is first followed, and a prediction remembers where its rows' counts stood
-when it was asked for. So those made of one row leave in the order in which they came, and a step costs what it forgets, however
-many predictions are made of the row.
+A prediction is forgotten once any of its rows has moved further than the tolerance: the length of
+the row's way, each step as a share of the row's norm before it. A way is never shorter than the
+distance, so what has come back is forgotten too early, and nothing too late. Each row counts its
+way from when it is first followed, and a prediction remembers where its rows' counts stood when it
+was asked for. So those made of one row leave in the order in which they came, and a step costs what
+it forgets, however many predictions are made of the row.
 
-What is not known counts as any distance. A row is first pulled a moment after the prediction that brought it here was asked for;
-a change that may lie between the two, as far as the shard's questions and answers tell, forgets all that was made of the row.
+What is not known counts as any distance. A row is first pulled a moment after the prediction that
+brought it here was asked for; a change that may lie between the two, as far as the shard's
+questions and answers tell, forgets all that was made of the row.
 
-To forget is to give the next query of the same input another number, under which nothing is cached: what is being computed of
-old rows meanwhile comes in under a number that nobody asks for any more.
+To forget is to give the next query of the same input another number, under which nothing is cached:
+what is being computed of old rows meanwhile comes in under a number that nobody asks for any more.
 """
 
 import itertools
@@ -28,9 +30,9 @@ generations = itertools.count(1)  # of all models: no number comes twice
 
 
 class Row:
-    """value: as last pulled, None before that.  way: how far it has gone.  surely: a change in an answer to a question from
-    this on came after `value` was pulled first.  made: of it, with where `way` stood then; in that order.  uses: those of them
-    that are not forgotten."""
+    """value: as last pulled, None before that.  way: how far it has gone.  surely: a change in an
+    answer to a question from this on came after `value` was pulled first.  made: of it, with where
+    `way` stood then; in that order.  uses: those of them that are not forgotten."""
 
     __slots__ = ("id", "made", "surely", "uses", "value", "way")
 
@@ -42,7 +44,8 @@ class Row:
 
 
 class Made:
-    """A prediction: its key in the cache, the number under which it is found, its rows and the tables that have them."""
+    """A prediction: its key in the cache, the number under which it is found, its rows and the
+    tables that have them."""
 
     __slots__ = ("generation", "key", "rows")
 
@@ -54,12 +57,19 @@ class Made:
 class Moves:
     """Of one model. Threads: one at a time; `find` any.
 
-    tolerance: see above.  made_max, rows_max: predictions and rows that are followed; beyond them the oldest is forgotten.
-    forget: told of each that is forgotten, by its key and number.
+    tolerance: see above.  made_max, rows_max: predictions and rows that are followed; beyond them
+    the oldest is forgotten. forget: told of each that is forgotten, by its key and number.
     """
 
-    def __init__(self, tolerance: float, made_max: int, rows_max: int, forget: Callable[[Key, int], object]) -> None:
-        self.tolerance, self._made_max, self._rows_max, self._tell = tolerance, made_max, rows_max, forget
+    def __init__(
+        self, tolerance: float, made_max: int, rows_max: int, forget: Callable[[Key, int], object]
+    ) -> None:
+        self.tolerance, self._made_max, self._rows_max, self._tell = (
+            tolerance,
+            made_max,
+            rows_max,
+            forget,
+        )
         self._made: dict[Key, Made] = {}
         self._tables: dict[str, dict[int, Row]] = {}
         self._new: dict[str, set[int]] = {}
@@ -88,7 +98,9 @@ class Moves:
                 row.made.append((row.way, made))
                 made.rows.append((rows, row))
         self._made[key] = made
-        while len(self._made) > self._made_max or (self.rows > self._rows_max and len(self._made) > 1):
+        while len(self._made) > self._made_max or (
+            self.rows > self._rows_max and len(self._made) > 1
+        ):
             self._forget(next(iter(self._made.values())), "room")
         return made.generation
 
@@ -101,21 +113,25 @@ class Moves:
     @property
     def new(self) -> dict[str, Ids]:
         """Rows that were not pulled yet, by table."""
-        return {table: np.fromiter(ids, np.int64, len(ids)) for table, ids in self._new.items() if ids}
+        return {
+            table: np.fromiter(ids, np.int64, len(ids)) for table, ids in self._new.items() if ids
+        }
 
     def begin(self, table: str, ids: Ids, values: Rows | None, surely: Sequence[int]) -> None:
-        """They were pulled for the first time; None: they could not be. surely: by shard, the question from whose answer on a
-        change came after that."""
+        """They were pulled for the first time; None: they could not be. surely: by shard, the
+        question from whose answer on a change came after that."""
         rows, new = self._tables.get(table, {}), self._new.get(table, set())
         new.difference_update(ids.tolist())
-        for id, value in zip(ids.tolist(), values if values is not None else (), strict=values is not None):
+        for id, value in zip(
+            ids.tolist(), values if values is not None else (), strict=values is not None
+        ):
             row = rows.get(id)
             if row is not None and row.value is None:
                 row.value, row.surely = value.copy(), surely[id % len(surely)]
 
     def followed(self, table: str, ids: Ids) -> Ids:
-        """Those of them that predictions were made of, and that were pulled before: to be pulled again. What was made of the
-        others is forgotten."""
+        """Those of them that predictions were made of, and that were pulled before: to be pulled
+        again. What was made of the others is forgotten."""
         rows = self._tables.get(table, {})
         there = [rows[id] for id in rows.keys() & ids.tolist()]
         for row in there:
@@ -127,14 +143,22 @@ class Moves:
         """They were pulled again, since the answer to this question named them."""
         rows = self._tables.get(table, {})
         pairs = [(rows.get(id), value) for id, value in zip(ids.tolist(), values, strict=True)]
-        each = [(row, row.value, value) for row, value in pairs if row is not None and row.value is not None]  # else they left
-        for (row, _, value), step in zip(each, steps([(old, new) for _, old, new in each]), strict=True):
+        each = [
+            (row, row.value, value)
+            for row, value in pairs
+            if row is not None and row.value is not None
+        ]  # else they left
+        for (row, _, value), step in zip(
+            each, steps([(old, new) for _, old, new in each]), strict=True
+        ):
             row.value = value.copy()
             if question < row.surely or not step < np.inf:
                 self._forget_all_of(row, "unsure" if question < row.surely else "moved")
                 continue
             row.way += step
-            while row.made and (not row.made[0][1].generation or row.way - row.made[0][0] > self.tolerance):
+            while row.made and (
+                not row.made[0][1].generation or row.way - row.made[0][0] > self.tolerance
+            ):
                 self._forget(row.made.popleft()[1], "moved")
 
     # -- forgetting

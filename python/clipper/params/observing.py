@@ -1,4 +1,5 @@
-"""What a set of shards said when it was last asked, for who may not wait: a page that is told of a server once a second."""
+"""What a set of shards said when it was last asked, for who may not wait: a page that is told of a
+server once a second."""
 
 import logging
 import threading
@@ -11,7 +12,8 @@ log = logging.getLogger("clipper.params")
 
 
 class Observer:
-    """Threads: any. read: as SetReader.read. Its thread begins with the first question, and reads once for each."""
+    """Threads: any. read: as SetReader.read. Its thread begins with the first question, and reads
+    once for each."""
 
     def __init__(self, read: Callable[[], Sequence[Stats]]) -> None:
         self._read = read
@@ -25,7 +27,9 @@ class Observer:
         """Of the question before this one, if the shards have answered; nothing at first."""
         with self._guard:
             if self._thread is None and not self._ending:
-                self._thread = threading.Thread(target=self._run, name="clipper-params-observer", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._run, name="clipper-params-observer", daemon=True
+                )
                 self._thread.start()
             self._asked.release()
             return self._last

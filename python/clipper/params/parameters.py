@@ -1,8 +1,10 @@
-"""What one shard has: embedding tables in the order they were made, and dense variables. A replica of it is another of these.
+"""What one shard has: embedding tables in the order they were made, and dense variables. A replica
+of it is another of these.
 
-It travels in pieces: maps that `frames.packed` takes. A piece says of rows, of removed ids, of variables what they are, not how
-they came to be, so a piece that comes twice does no harm. A snapshot on disk, a replica's first copy, the changes that follow
-and what a relaunched shard reads are all pieces.
+It travels in pieces: maps that `frames.packed` takes. A piece says of rows, of removed ids, of
+variables what they are, not how they came to be, so a piece that comes twice does no harm. A
+snapshot on disk, a replica's first copy, the changes that follow and what a relaunched shard reads
+are all pieces.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,7 +30,8 @@ TABLES_MAX = 1024
 class Parameters:
     """Threads: tables any; the rest one at a time.
 
-    A copy until it is told to `serve`: bounds of tables do not hold while it hears of rows to come before those that are gone.
+    A copy until it is told to `serve`: bounds of tables do not hold while it hears of rows to come
+    before those that are gone.
     """
 
     def __init__(self) -> None:
@@ -36,7 +39,9 @@ class Parameters:
         self.specs: list[TableSpec] = []
         self.tables: list[Table] = []
         self.dense = Dense()
-        self.gathered: list[Piece] = []  # pushes that were taken for a step that is not made yet: see stepping
+        self.gathered: list[
+            Piece
+        ] = []  # pushes that were taken for a step that is not made yet: see stepping
 
     def number(self, name: str) -> int:
         """Raises UnknownTable."""
@@ -49,14 +54,19 @@ class Parameters:
         return {spec.name: number for number, spec in enumerate(self.specs)}
 
     def create(self, spec: TableSpec) -> tuple[int, bool]:
-        """(its number, whether it is new). Raises InvalidInput; TypeConflict where another has the name."""
+        """(its number, whether it is new). Raises InvalidInput; TypeConflict where another has the
+        name."""
         for number, there in enumerate(self.specs):
             if there.name == spec.name:
                 if there != spec:
-                    raise TypeConflict(f"table {spec.name!r} is there, and another: {_difference(there, spec)}.")
+                    raise TypeConflict(
+                        f"table {spec.name!r} is there, and another: {_difference(there, spec)}."
+                    )
                 return number, False
         if len(self.specs) >= TABLES_MAX:
-            raise InvalidInput(f"table {spec.name!r} is one too many: a shard has at most {TABLES_MAX}.")
+            raise InvalidInput(
+                f"table {spec.name!r} is one too many: a shard has at most {TABLES_MAX}."
+            )
         table = spec.check().made()
         table.bounded = self._serves
         self.tables.append(table)
@@ -75,13 +85,16 @@ class Parameters:
 
     @property
     def row_bytes(self) -> int:
-        """Of rows and variables with their optimizers' states: what a whole copy would have to be told."""
+        """Of rows and variables with their optimizers' states: what a whole copy would have to be
+        told."""
         dense = sum(v.value.nbytes + v.state.nbytes for v in self.dense.variables)
         return sum(len(table) * 4 * table.width for table in self.tables) + dense
 
     @property
     def nbytes(self) -> int:
-        return sum(table.nbytes for table in self.tables) + sum(v.value.nbytes + v.state.nbytes for v in self.dense.variables)
+        return sum(table.nbytes for table in self.tables) + sum(
+            v.value.nbytes + v.state.nbytes for v in self.dense.variables
+        )
 
     # -- out
 
@@ -101,8 +114,17 @@ class Parameters:
             one = self.tables[table]
             ids, rows, stamps, following = one.walk(at, max(1, PIECE_BYTES // (4 * one.width)))
             part = {"table": table, "ids": ids, "rows": rows, "stamps": stamps}
-            head = {"tables": self.shape()["tables"]} if at == 0 else {}  # it may have been made since the walk began
-            return {**head, "rows": [part]}, [table, following] if following is not None else [table + 1, 0]
+            head = (
+                {"tables": self.shape()["tables"]} if at == 0 else {}
+            )  # it may have been made since the walk began
+            return {**head, "rows": [part]}, (
+                [table, following]
+                if following is not None
+                else [
+                    table + 1,
+                    0,
+                ]
+            )
         found, size = [], 0
         while at < len(self.dense) and size < PIECE_BYTES:
             found += self.dense.read([at])
@@ -119,22 +141,33 @@ class Parameters:
             yield part
 
     def of(self, changed: Mapping[int, Ids]) -> Piece:
-        """Rows and variables by their ids; those that are not there any more are said to be gone."""
+        """Rows and variables by their ids; those that are not there any more are said to be
+        gone."""
         return {
-            "rows": [self._of_table(number, ids) for number, ids in changed.items() if number != DENSE],
+            "rows": [
+                self._of_table(number, ids) for number, ids in changed.items() if number != DENSE
+            ],
             "variables": self.dense.read(int(i) for i in changed.get(DENSE, ())),
         }
 
     def size_of(self, changed: Mapping[int, Ids]) -> int:
         """Bytes that `of` would have."""
-        rows = sum(ids.size * 4 * self.tables[number].width for number, ids in changed.items() if number != DENSE)
+        rows = sum(
+            ids.size * 4 * self.tables[number].width
+            for number, ids in changed.items()
+            if number != DENSE
+        )
         variables = (self.dense.variables[int(i)] for i in changed.get(DENSE, ()))
         return rows + sum(v.value.nbytes + v.state.nbytes for v in variables)
 
     def chunks(self, changed: Mapping[int, Ids], nbytes: int = 0) -> Iterator[dict[int, Ids]]:
         """The same ids, some at a time. nbytes: of their rows; 0: of a piece."""
         for number, ids in changed.items():
-            each = 1 if number == DENSE else max(1, (nbytes or PIECE_BYTES) // (4 * self.tables[number].width))
+            each = (
+                1
+                if number == DENSE
+                else max(1, (nbytes or PIECE_BYTES) // (4 * self.tables[number].width))
+            )
             for at in range(0, ids.size, each):
                 yield {number: ids[at : at + each]}
 
@@ -142,12 +175,19 @@ class Parameters:
         found, rows, stamps = self.tables[number].read(ids)
         if found.all():
             return {"table": number, "ids": ids, "rows": rows, "stamps": stamps}
-        return {"table": number, "ids": ids[found], "rows": rows[found], "stamps": stamps[found], "gone": ids[~found]}
+        return {
+            "table": number,
+            "ids": ids[found],
+            "rows": rows[found],
+            "stamps": stamps[found],
+            "gone": ids[~found],
+        }
 
     # -- in
 
     def take(self, piece: Piece, shard: int = 0, shards: int = 1, mine: Any = None) -> None:
-        """A piece of another's. With `mine` (a function name -> shard of a variable) only what is shard's of `shards`."""
+        """A piece of another's. With `mine` (a function name -> shard of a variable) only what is
+        shard's of `shards`."""
         for said in piece.get("tables", ()):
             self.create(msgspec.convert(said, TableSpec))
         for table, steps in zip(self.tables, piece.get("steps", ()), strict=False):
@@ -158,7 +198,9 @@ class Parameters:
         for part in piece.get("rows", ()):
             self._take_rows(part, shard, shards)
         variables: Iterable[Mapping[str, Any]] = piece.get("variables", ())
-        self.dense.write(v for v in variables if mine is None or mine(str(v["name"]), shards) == shard)
+        self.dense.write(
+            v for v in variables if mine is None or mine(str(v["name"]), shards) == shard
+        )
 
     def _take_rows(self, part: Mapping[str, Any], shard: int, shards: int) -> None:
         table, ids = self.tables[part["table"]], part["ids"]
@@ -175,4 +217,6 @@ class Parameters:
 
 def _difference(one: TableSpec, other: TableSpec) -> str:
     before, after = msgspec.structs.asdict(one), msgspec.structs.asdict(other)
-    return ", ".join(f"{key} {before[key]!r} and {after[key]!r}" for key in before if before[key] != after[key])
+    return ", ".join(
+        f"{key} {before[key]!r} and {after[key]!r}" for key in before if before[key] != after[key]
+    )

@@ -1,4 +1,5 @@
-"""Which shard has what. Source: the parameter server's design document, "Model Parameter Partition"."""
+"""Which shard has what. Source: the parameter server's design document, "Model Parameter
+Partition"."""
 
 from collections.abc import Iterator
 

@@ -1,8 +1,10 @@
-"""Where the shards of a set are, when something else than `LocalSet` runs them and an address may change with each life.
+"""Where the shards of a set are, when something else than `LocalSet` runs them and an address may
+change with each life.
 
-shards.json lies where every shard sees it: on a share, when they are on several machines. A shard that has begun to listen
-writes its own address into it; shards and clients read it again whenever they dial. Whether a shard runs, the lock in its folder
-says: it is held by the process that is the shard, wherever that is (the share must know locks: NFS 4 does).
+shards.json lies where every shard sees it: on a share, when they are on several machines. A shard
+that has begun to listen writes its own address into it; shards and clients read it again whenever
+they dial. Whether a shard runs, the lock in its folder says: it is held by the process that is the
+shard, wherever that is (the share must know locks: NFS 4 does).
 """
 
 import fcntl
@@ -63,19 +65,26 @@ def _is_held(path: Path) -> bool:
 
 
 def prepare(settings: ParamsSettings, engine: str) -> Path:
-    """shards.json for shards that `engine` will run, or runs already. Raises ConfigError, DoesNotFit, AlreadyExists. -> folder"""
+    """shards.json for shards that `engine` will run, or runs already. Raises ConfigError,
+    DoesNotFit, AlreadyExists. -> folder"""
     settings, folder = rooted(settings), Path(settings.folder).absolute()
     if settings.replicas >= settings.shards:
-        raise ConfigError(f"params.replicas = {settings.replicas}: fewer than params.shards = {settings.shards}.")
+        raise ConfigError(
+            f"params.replicas = {settings.replicas}: fewer than params.shards = {settings.shards}."
+        )
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     before = told_in(folder)
     there = len(before.get("addresses", [])) or settings.shards
     if there != settings.shards:
         hint = f"clipper params reshard --folder {folder} --shards {settings.shards}"
-        raise DoesNotFit(f"the set in {folder} has {there} shards, not {settings.shards}.", hint=hint)
+        raise DoesNotFit(
+            f"the set in {folder} has {there} shards, not {settings.shards}.", hint=hint
+        )
     same = before.get("engine") == engine
     if not same and running_in(folder):
-        raise AlreadyExists(f"a set of shards runs in {folder}.", hint="clipper params down, or another folder.")
+        raise AlreadyExists(
+            f"a set of shards runs in {folder}.", hint="clipper params down, or another folder."
+        )
     addresses = before["addresses"] if same else [NOWHERE] * settings.shards
     token = settings.token or str(before.get("token", "")) or secrets.token_urlsafe(24)
     public = msgspec.to_builtins(msgspec.structs.replace(settings, token="", folder=str(folder)))

@@ -1,4 +1,5 @@
-"""Whether the shards of a set answer. One that runs and does not is as bad as a dead one, and its supervisor cannot see it."""
+"""Whether the shards of a set answer. One that runs and does not is as bad as a dead one, and its
+supervisor cannot see it."""
 
 import logging
 import threading
@@ -18,14 +19,22 @@ TRIES_MIN = 2  # in a row, so that a pause of the prober itself is not taken for
 class Prober:
     """Asks each shard again and again. Threads: its own.
 
-    patience_s: a shard that has not answered for so long is hung.  hung: called with its number, once for each time.
+    patience_s: a shard that has not answered for so long is hung.  hung: called with its number,
+    once for each time.
     """
 
-    def __init__(self, addresses: Sequence[str], token: str, patience_s: float, hung: Callable[[int], None]) -> None:
+    def __init__(
+        self, addresses: Sequence[str], token: str, patience_s: float, hung: Callable[[int], None]
+    ) -> None:
         self._patience_s, self._hung = patience_s, hung
         answer_s = min(ANSWER_S_MAX, patience_s / TRIES_MIN)
-        self._lines = [Line(number, addresses.__getitem__, token, None, answer_s) for number in range(len(addresses))]
-        self._silent: dict[int, tuple[float, int]] = {}  # number -> since when, and how many questions
+        self._lines = [
+            Line(number, addresses.__getitem__, token, None, answer_s)
+            for number in range(len(addresses))
+        ]
+        self._silent: dict[
+            int, tuple[float, int]
+        ] = {}  # number -> since when, and how many questions
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="clipper-params-prober", daemon=True)
 
@@ -50,7 +59,10 @@ class Prober:
         began_s = time.monotonic()
         try:
             asked(line, "stats")
-        except (TimeoutError, BlockingIOError):  # BlockingIOError: a unix socket whose queue of connections is full
+        except (
+            TimeoutError,
+            BlockingIOError,
+        ):  # BlockingIOError: a unix socket whose queue of connections is full
             line.close()
             since_s, tries = self._silent.get(line.number, (began_s, 0))
             self._silent[line.number] = since_s, tries + 1

@@ -1,7 +1,9 @@
-"""Whether a shard is alive, and whether it may be done without, as files that a supervisor of one's own looks at.
+"""Whether a shard is alive, and whether it may be done without, as files that a supervisor of one's
+own looks at.
 
-`FILE` is touched while the shard answers, also while it restores, however long that takes. `FILE.ready` is there while it serves
-and its copies elsewhere are whole: whoever ends it then, for an update or to drain its machine, ends one of at least two.
+`FILE` is touched while the shard answers, also while it restores, however long that takes.
+`FILE.ready` is there while it serves and its copies elsewhere are whole: whoever ends it then, for
+an update or to drain its machine, ends one of at least two.
 """
 
 import logging
@@ -14,12 +16,19 @@ QUIET_S = 3.0  # several of a follower's long polls
 log = logging.getLogger("clipper.params")
 
 
-def is_settled(ready: bool, followers: list[Following], now: float, settings: ParamsSettings) -> bool:
-    """Each copy is whole and heard of; or was given up, by `without_replica_s`, until it comes back: nothing waits for it then,
-    so an update does not either."""
-    quiet_s, patience_s = QUIET_S + (0.0 if settings.replication == "waited" else settings.period_s), settings.without_replica_s
+def is_settled(
+    ready: bool, followers: list[Following], now: float, settings: ParamsSettings
+) -> bool:
+    """Each copy is whole and heard of; or was given up, by `without_replica_s`, until it comes
+    back: nothing waits for it then, so an update does not either."""
+    quiet_s, patience_s = (
+        QUIET_S + (0.0 if settings.replication == "waited" else settings.period_s),
+        settings.without_replica_s,
+    )
     silent = [(one, 0.0 if one.asked is not None else now - one.heard_s) for one in followers]
-    return ready and all((one.is_whole and for_s <= quiet_s) or for_s > patience_s > 0 for one, for_s in silent)
+    return ready and all(
+        (one.is_whole and for_s <= quiet_s) or for_s > patience_s > 0 for one, for_s in silent
+    )
 
 
 class Pulse:

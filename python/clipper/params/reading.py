@@ -18,12 +18,17 @@ ALL_S = 3.0  # for all that do not answer
 class SetReader:
     """Threads: any; readings wait for each other.
 
-    shards: the folder of a set, which may get other addresses, or the addresses of all in order.  only: one of them, by its
-    number.  answer_s: for each that does not answer.
+    shards: the folder of a set, which may get other addresses, or the addresses of all in order.
+    only: one of them, by its number.  answer_s: for each that does not answer.
     """
 
     def __init__(
-        self, shards: str | os.PathLike[str] | Sequence[str], *, token: str = "", only: int | None = None, answer_s: float = 1.0
+        self,
+        shards: str | os.PathLike[str] | Sequence[str],
+        *,
+        token: str = "",
+        only: int | None = None,
+        answer_s: float = 1.0,
     ) -> None:
         self._folder = os.fspath(shards) if isinstance(shards, str | os.PathLike) else ""
         self._addresses, self._token = ([] if self._folder else list(shards)), token  # type: ignore[arg-type]
@@ -39,11 +44,16 @@ class SetReader:
             self._lines = []
 
     def read(self) -> list[Stats]:
-        """By shard: its stats, or {"shard": number, "away": why}. Raises InvalidInput where there is no set."""
+        """By shard: its stats, or {"shard": number, "away": why}. Raises InvalidInput where there
+        is no set."""
         with self._lock:
             lines, until, asks = self._found(), time.monotonic() + ALL_S, list[Ask | str]()
             for line in lines:
-                asks.append(_sent(line) if time.monotonic() < until else "others took all the time there was")
+                asks.append(
+                    _sent(line)
+                    if time.monotonic() < until
+                    else "others took all the time there was"
+                )
             return [_heard(line, ask) for line, ask in zip(lines, asks, strict=True)]
 
     def _found(self) -> list[Line]:
@@ -53,12 +63,15 @@ class SetReader:
                 line.close()
             addresses, token = self._known = known
             each = range(len(addresses)) if self._only is None else (self._only,)
-            self._lines = [Line(i, addresses.__getitem__, token, None, self._answer_s) for i in each]
+            self._lines = [
+                Line(i, addresses.__getitem__, token, None, self._answer_s) for i in each
+            ]
         return self._lines
 
 
 def lags_between(before: Stats, after: Stats) -> Snapshot:
-    """How many versions behind the gradients were that came between two readings of one life of a shard; {}: since it began."""
+    """How many versions behind the gradients were that came between two readings of one life of a
+    shard; {}: since it began."""
     now = snapshot_of(after["lags"]["buckets"], after["lags"]["sum"])
     return now - snapshot_of(before["lags"]["buckets"], before["lags"]["sum"]) if before else now
 

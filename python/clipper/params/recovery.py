@@ -1,8 +1,10 @@
-"""How a shard comes back: under a higher epoch than any before it, with what the freshest of its replicas or snapshots has.
+"""How a shard comes back: under a higher epoch than any before it, with what the freshest of its
+replicas or snapshots has.
 
-"Freshest" is (epoch, version): a snapshot that an earlier life took counts less than a replica that a later one made, though its
-version be higher, since pushes between the two are of a past that was given up. A shard that finds nothing begins empty, if
-it never had anything. If it had, it waits to be told to begin anew, so that nobody takes for untrained what was trained.
+"Freshest" is (epoch, version): a snapshot that an earlier life took counts less than a replica that
+a later one made, though its version be higher, since pushes between the two are of a past that was
+given up. A shard that finds nothing begins empty, if it never had anything. If it had, it waits to
+be told to begin anew, so that nobody takes for untrained what was trained.
 """
 
 import errno
@@ -28,7 +30,8 @@ SEQUENCES = struct.Struct("<QQ16Q")
 
 
 class StateMark:
-    """Whether a shard ever had a table or a variable, as a file in its folder: one that comes back without has lost them.
+    """Whether a shard ever had a table or a variable, as a file in its folder: one that comes back
+    without has lost them.
 
     Threads: one. No folder: it never had any.
     """
@@ -49,7 +52,9 @@ class StateMark:
             synced(self._path.parent)
             self._is_set = True
         except OSError as error:
-            log.warning("%s: %s; a loss of all that this shard has would not be noticed", self._path, error)
+            log.warning(
+                "%s: %s; a loss of all that this shard has would not be noticed", self._path, error
+            )
 
     def clear(self) -> None:
         self._is_set = False
@@ -58,7 +63,8 @@ class StateMark:
 
 
 class Recovered(NamedTuple):
-    """source: in words, for the log.  is_new: nothing was found of an earlier life.  origin: the copy that it is equal to."""
+    """source: in words, for the log.  is_new: nothing was found of an earlier life.  origin: the
+    copy that it is equal to."""
 
     parameters: Parameters
     version: int
@@ -70,8 +76,10 @@ class Recovered(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Something to recover from. read: its pieces, `seen` and `version` among them; raises OSError or ClipperError.
-    others: it is of shards of another set, and only some of it is ours.  copy_in: the shard whose replica it is; -1: none."""
+    """Something to recover from. read: its pieces, `seen` and `version` among them; raises OSError
+    or ClipperError. others: it is of shards of another set, and only some of it is ours.  copy_in:
+    the shard whose replica it is; -1: none.
+    """
 
     epoch: int
     version: int
@@ -82,7 +90,8 @@ class Source(NamedTuple):
 
 
 class Epochs:
-    """The epoch of a shard, in its folder, and the lock that lets one process at a time be it. No folder: no memory."""
+    """The epoch of a shard, in its folder, and the lock that lets one process at a time be it. No
+    folder: no memory."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder, self._lock = folder, -1
@@ -95,7 +104,9 @@ class Epochs:
         except OSError:
             os.close(self._lock)
             self._lock = -1
-            raise AlreadyExists(f"another process is the shard of {folder}.", hint="End it first.") from None
+            raise AlreadyExists(
+                f"another process is the shard of {folder}.", hint="End it first."
+            ) from None
 
     @property
     def last(self) -> int:
@@ -107,7 +118,9 @@ class Epochs:
         except FileNotFoundError:
             return 0
         except (OSError, ValueError) as error:
-            raise StoreError(f"{self._folder / 'epoch'}: {error}.", hint="Write a number higher than any before.") from None
+            raise StoreError(
+                f"{self._folder / 'epoch'}: {error}.", hint="Write a number higher than any before."
+            ) from None
 
     def begin(self, epoch: int) -> None:
         """Kept before anybody is told. Raises StoreError."""
@@ -145,8 +158,8 @@ def written(path: Path, data: bytes) -> None:
 
 
 def overwritten(path: Path, data: bytes) -> None:
-    """In place of what a file begins with: a full disk has room for that. For data of one sector, at least as long as what was
-    there. Raises OSError."""
+    """In place of what a file begins with: a full disk has room for that. For data of one sector,
+    at least as long as what was there. Raises OSError."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         if os.pwrite(fd, data, 0) != len(data):
@@ -175,16 +188,25 @@ def recover(
     patience_s: float,
     stopping: Callable[[], bool],
 ) -> Recovered:
-    """lines: to those that may have a replica; they are closed.  snapshots: newest first.  patience_s: for those that do not
-    answer, where this is not the first life. Raises StoreError."""
+    """lines: to those that may have a replica; they are closed.  snapshots: newest first.
+    patience_s: for those that do not answer, where this is not the first life. Raises
+    StoreError."""
     try:
         before = epochs.last
         found = _look(shard, lines, patience_s if before else 0.0, stopping)
         older = list(snapshots)
-        epoch = 1 + max([before, *(int(said.get("known", 0)) for _, said in found), *(one.epoch for one in older)])
+        epoch = 1 + max(
+            [
+                before,
+                *(int(said.get("known", 0)) for _, said in found),
+                *(one.epoch for one in older),
+            ]
+        )
         epochs.begin(epoch)
         copies = _claimed(shard, epoch, found)
-        for source in sorted([*copies, *older], key=lambda one: (one.epoch, one.version), reverse=True):
+        for source in sorted(
+            [*copies, *older], key=lambda one: (one.epoch, one.version), reverse=True
+        ):
             try:
                 return _read(source, epoch, shard, shards)
             except (OSError, ClipperError, ValueError, KeyError) as error:
@@ -198,7 +220,9 @@ def recover(
             line.close()
 
 
-def _look(shard: int, lines: list[Line], patience_s: float, stopping: Callable[[], bool]) -> list[tuple[Line, Piece]]:
+def _look(
+    shard: int, lines: list[Line], patience_s: float, stopping: Callable[[], bool]
+) -> list[tuple[Line, Piece]]:
     """What each that answers has of it."""
     until, found, rest = time.monotonic() + patience_s, [], list(lines)
     while rest:
@@ -216,7 +240,8 @@ def _look(shard: int, lines: list[Line], patience_s: float, stopping: Callable[[
 
 
 def _claimed(shard: int, epoch: int, found: list[tuple[Line, Piece]]) -> list[Source]:
-    """Followers hear of the epoch, and so have nothing more of lives before it; their copies stand still from here on."""
+    """Followers hear of the epoch, and so have nothing more of lives before it; their copies stand
+    still from here on."""
     sources = []
     for line, _ in found:
         try:
@@ -225,10 +250,22 @@ def _claimed(shard: int, epoch: int, found: list[tuple[Line, Piece]]) -> list[So
             log.warning("shard %d: %s: %s", shard, line.name, error)
             continue
         if int(said["known"]) >= epoch:
-            raise StoreError(f"shard {shard} lives already, by epoch {said['known']}.", hint="End that process, or wait.")
+            raise StoreError(
+                f"shard {shard} lives already, by epoch {said['known']}.",
+                hint="End that process, or wait.",
+            )
         if said["whole"]:
             name = f"its replica in shard {line.number}"
-            sources.append(Source(said["epoch"], said["version"], name, _walk(shard, line, said), False, line.number))
+            sources.append(
+                Source(
+                    said["epoch"],
+                    said["version"],
+                    name,
+                    _walk(shard, line, said),
+                    False,
+                    line.number,
+                )
+            )
     return sources
 
 
@@ -249,7 +286,12 @@ def _read(source: Source, epoch: int, shard: int, shards: int) -> Recovered:
     for piece in source.read():
         if source.others:
             parameters.take(piece, shard, shards, shard_of_name)
-            seen.update({worker: united(window, seen.get(worker)) for worker, window in piece.get("seen", {}).items()})
+            seen.update(
+                {
+                    worker: united(window, seen.get(worker))
+                    for worker, window in piece.get("seen", {}).items()
+                }
+            )
         else:
             parameters.take(piece)
             seen.update(piece.get("seen", {}))
@@ -259,10 +301,14 @@ def _read(source: Source, epoch: int, shard: int, shards: int) -> Recovered:
 
 
 def united(one: bytes, other: bytes | None) -> bytes:
-    """The pushes of a worker that either has seen: when a set has another number of shards, who takes a part over knows all."""
+    """The pushes of a worker that either has seen: when a set has another number of shards, who
+    takes a part over knows all."""
     if other is None:
         return one
-    (high, touched, *bits), (high_, touched_, *bits_) = SEQUENCES.unpack(one), SEQUENCES.unpack(other)
+    (high, touched, *bits), (high_, touched_, *bits_) = (
+        SEQUENCES.unpack(one),
+        SEQUENCES.unpack(other),
+    )
     most, whole = max(high, high_), [0] * len(bits)
     for top, words in ((high, bits), (high_, bits_)):
         for n in range(max(1, most - WINDOW + 1), top + 1):

@@ -1,18 +1,22 @@
-"""Replicas: a follower asks its primary what has changed, over and over, and has a copy of whole rows.
+"""Replicas: a follower asks its primary what has changed, over and over, and has a copy of whole
+rows.
 
-Source: the parameter server's design document, "Embedding Replica" (shard i's replicas are in shards i+1 .. i+M; they pull), with
-three differences: rows come with their optimizer's state, with the version and the pushes seen; a primary has a place in its log
-for each follower, not a set that one of them clears for all; each life of a shard has an epoch, and followers refuse lower ones.
+Source: the parameter server's design document, "Embedding Replica" (shard i's replicas are in
+shards i+1 .. i+M; they pull), with three differences: rows come with their optimizer's state, with
+the version and the pushes seen; a primary has a place in its log for each follower, not a set that
+one of them clears for all; each life of a shard has an epoch, and followers refuse lower ones.
 
-Replies have serial numbers, for each follower its own. One that asks with the last serial has all of it; with the one before, it
-did not hear the answer, which is then said again; with any other it begins anew: a walk through everything, then what changed
-meanwhile. The old copy is kept until the new one is whole. Changed rows are read while pushes wait (`still`), so that a copy
-agrees with the pushes that it says it has seen; where too much has changed for that, they are read beside pushes, and such a
-copy agrees after the next reply.
+Replies have serial numbers, for each follower its own. One that asks with the last serial has all
+of it; with the one before, it did not hear the answer, which is then said again; with any other it
+begins anew: a walk through everything, then what changed meanwhile. The old copy is kept until the
+new one is whole. Changed rows are read while pushes wait (`still`), so that a copy agrees with the
+pushes that it says it has seen; where too much has changed for that, they are read beside pushes,
+and such a copy agrees after the next reply.
 
-Pushes do not wait for a follower that walks through much: it catches up beside them, and they wait for it again from the reply on
-that makes its copy whole. Until then the shard is exposed, and says so. The follower from whose copy a relaunched shard has
-recovered keeps it: it is told what has changed since.
+Pushes do not wait for a follower that walks through much: it catches up beside them, and they wait
+for it again from the reply on that makes its copy whole. Until then the shard is exposed, and says
+so. The follower from whose copy a relaunched shard has recovered keeps it: it is told what has
+changed since.
 """
 
 import contextlib
@@ -34,7 +38,9 @@ log = logging.getLogger("clipper.params")
 STILL_BYTES_MAX = 4 << 20  # read while pushes wait: about a millisecond
 ROUNDS_MAX = 4  # of changes read beside pushes, before a new copy is made whole while they wait
 WAIT_S = 0.5  # of a long poll
-SILENT_S = 3.0  # of a follower that is not whole: then pushes wait for it, until it is heard or given up
+SILENT_S = (
+    3.0  # of a follower that is not whole: then pushes wait for it, until it is heard or given up
+)
 REPLICAS_MAX = 7
 ANEW = {"anew": True}
 
@@ -73,14 +79,22 @@ def asked(line: Line, name: str, **fields: Any) -> tuple[Head, Piece]:
 class Following:
     """One follower, as its primary sees it. Threads: the answering one.
 
-    life: its own epoch.  left: pushes do not wait for it any more, until it has all again.  lacking_s: since when it has no
-    whole copy, while it has none.
-    slot: its number in the log.  serial: of the last reply.  position: what has been told it.  asked: whom to answer, while
+    life: its own epoch.  left: pushes do not wait for it any more, until it has all again.
+    lacking_s: since when it has no whole copy, while it has none. slot: its number in the log.
+    serial: of the last reply.  position: what has been told it.  asked: whom to answer, while
     nothing changes, and until when.
     """
 
-    def __init__(self, slot: int, shard: int, waited: bool, door: ShardDoor, parameters: Parameters) -> None:
-        self.slot, self.shard, self.waited, self._door, self._parameters = slot, shard, waited, door, parameters
+    def __init__(
+        self, slot: int, shard: int, waited: bool, door: ShardDoor, parameters: Parameters
+    ) -> None:
+        self.slot, self.shard, self.waited, self._door, self._parameters = (
+            slot,
+            shard,
+            waited,
+            door,
+            parameters,
+        )
         self.on = self.left = False
         self.life = 0
         self.heard_s = 0.0
@@ -97,35 +111,57 @@ class Following:
         self._origin: Origin | None = None
 
     def start(self, now: float, origin: Origin | None) -> None:
-        """Before the first change: pushes wait for it from now on, wherever it is. origin: the replica that all is from."""
+        """Before the first change: pushes wait for it from now on, wherever it is. origin: the
+        replica that all is from."""
         self.heard_s = now
         self._origin = origin if origin is not None and origin.shard == self.shard else None
         if self.waited or self._origin is not None:
             self._door.follow(self.slot, waited=self.waited)
 
     def keep(self, said: Piece) -> Piece | None:
-        """What to tell it if its copy is the one that this shard has recovered from: it keeps that, and all changes since are
-        still to be told. None: it is another, or it does not know of this."""
+        """What to tell it if its copy is the one that this shard has recovered from: it keeps that,
+        and all changes since are still to be told. None: it is another, or it does not know of
+        this."""
         origin, self._origin = self._origin, None
         if origin is None or not said.get("keeps") or self.on:
             return None
         if (said.get("epoch"), said.get("version")) != (origin.epoch, origin.version):
             return None
         self.on, self.serial, self._last, self._backlog = True, self.serial + 1, None, []
-        self.acknowledged, self.position, self._whole, self._confirmed, self._rounds = 0, 0, True, False, 0
+        self.acknowledged, self.position, self._whole, self._confirmed, self._rounds = (
+            0,
+            0,
+            True,
+            False,
+            0,
+        )
         return {"keep": True, "serial": self.serial}
 
     def begin(self) -> Piece:
-        """It has nothing: what is known without rows, and from here on all changes. While it walks through more than is read at
-        once, pushes do not wait for it."""
+        """It has nothing: what is known without rows, and from here on all changes. While it walks
+        through more than is read at once, pushes do not wait for it."""
         if self.is_whole:
             self.lacking_s = time.monotonic()
-        self._door.follow(self.slot, waited=self.waited and self._parameters.row_bytes <= STILL_BYTES_MAX)
+        self._door.follow(
+            self.slot, waited=self.waited and self._parameters.row_bytes <= STILL_BYTES_MAX
+        )
         self.on, self.serial, self._last, self._backlog = True, self.serial + 1, None, []
-        self.acknowledged, self.position, self._whole, self._confirmed, self._rounds = 0, 0, False, False, 0
+        self.acknowledged, self.position, self._whole, self._confirmed, self._rounds = (
+            0,
+            0,
+            False,
+            False,
+            0,
+        )
         with still(self._door):
             seen = self._door.pushes_seen()
-            return {**ANEW, **self._parameters.shape(), "serial": self.serial, "seen": seen, "version": self._door.version}
+            return {
+                **ANEW,
+                **self._parameters.shape(),
+                "serial": self.serial,
+                "seen": seen,
+                "version": self._door.version,
+            }
 
     def leave(self) -> None:
         self._origin = None
@@ -136,7 +172,11 @@ class Following:
 
     def hear(self, serial: int) -> bytes | None:
         """It asks. -> what to say again, or None; LookupError when it must begin anew."""
-        if not self.on or serial not in (self.serial, self.serial - 1) or (serial < self.serial and self._last is None):
+        if (
+            not self.on
+            or serial not in (self.serial, self.serial - 1)
+            or (serial < self.serial and self._last is None)
+        ):
             raise LookupError
         if serial < self.serial:
             return self._last
@@ -185,7 +225,11 @@ class Following:
             must = not few and not self._whole and self._rounds > ROUNDS_MAX
             if few or self._rounds >= ROUNDS_MAX:
                 self.expect()  # so that the next round is a small one
-            after = {**self._parameters.shape(), "version": self._door.version, "told": [n for pair in told for n in pair]}
+            after = {
+                **self._parameters.shape(),
+                "version": self._door.version,
+                "told": [n for pair in told for n in pair],
+            }
             piece = self._parameters.of(changed) if few else {}
             chunks = self._parameters.chunks(changed) if not few else ()
             backlog = [self._parameters.of(chunk) if must else chunk for chunk in chunks]
@@ -223,11 +267,14 @@ class Followers:
         answer: Callable[[Any, bytes], None],
     ) -> None:
         self._shard, self._shards, self._answer, self._door = shard, shards, answer, door
-        self.each = [Following(k, (shard + 1 + k) % shards, waited, door, parameters) for k in range(min(replicas, shards - 1))]
+        self.each = [
+            Following(k, (shard + 1 + k) % shards, waited, door, parameters)
+            for k in range(min(replicas, shards - 1))
+        ]
 
     def expect(self, now: float, origin: Origin | None = None) -> None:
-        """Before the first push: those that are waited for are waited for from now on, wherever they are. origin: the replica
-        that all is from."""
+        """Before the first push: those that are waited for are waited for from now on, wherever
+        they are. origin: the replica that all is from."""
         for one in self.each:
             one.start(now, origin)
 
@@ -278,12 +325,17 @@ class Followers:
 
     @property
     def exposed(self) -> bool:
-        """Whether some follower has no whole copy: what is here would be lost, or set back, by the death of this shard."""
+        """Whether some follower has no whole copy: what is here would be lost, or set back, by the
+        death of this shard."""
         return not all(one.is_whole for one in self.each)
 
     def away(self, now: float, patience_s: float) -> list[Following]:
         """Those that pushes wait for, and that have said nothing for so long."""
-        waited = (one for one in self.each if one.waited and one.asked is None and (one.on or not one.left))
+        waited = (
+            one
+            for one in self.each
+            if one.waited and one.asked is None and (one.on or not one.left)
+        )
         return [one for one in waited if now - one.heard_s > patience_s]
 
 
@@ -333,7 +385,9 @@ class Follower:
         self._serial = -1
         self._mine = 0
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"clipper-follower-{of}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=f"clipper-follower-{of}", daemon=True
+        )
 
     def start(self, mine: int) -> None:
         """mine: this shard's own epoch."""
@@ -354,10 +408,14 @@ class Follower:
             return self._whole
 
     def fence(self, epoch: int) -> int:
-        """Shard `of` lives anew: from here on only `epoch` and what comes after it is heard. -> the highest known; if that is not
-        less than `epoch`, it is refused."""
+        """Shard `of` lives anew: from here on only `epoch` and what comes after it is heard. -> the
+        highest known; if that is not less than `epoch`, it is refused."""
         with self._lock:
-            known = max(self.epoch_min, self._whole.epoch if self._whole else 0, self._making.epoch if self._making else 0)
+            known = max(
+                self.epoch_min,
+                self._whole.epoch if self._whole else 0,
+                self._making.epoch if self._making else 0,
+            )
             if epoch > known:
                 self.epoch_min = epoch
             return known
@@ -393,7 +451,10 @@ class Follower:
         head, piece = asked(self._line, name, **fields)
         with self._lock:
             if head.epoch < self.epoch_min:
-                raise ShardAway(f"{self._line.name} is of epoch {head.epoch}, and its successor of {self.epoch_min}.")
+                raise ShardAway(
+                    f"{self._line.name} is of epoch {head.epoch}, and its successor of"
+                    f" {self.epoch_min}."
+                )
         return head, piece
 
     def _once(self) -> bool:
@@ -401,7 +462,12 @@ class Follower:
         current = self._making or self._whole
         wait_s = 0.0 if self._period_s else WAIT_S
         epoch = current.epoch if current else 0
-        said: Piece = {"mine": self._mine, "epoch": epoch, "known": max(epoch, self.epoch_min), "serial": self._serial}
+        said: Piece = {
+            "mine": self._mine,
+            "epoch": epoch,
+            "known": max(epoch, self.epoch_min),
+            "serial": self._serial,
+        }
         if current is not None and current is self._whole:
             said |= {"keeps": True, "version": current.version}
         head, piece = self._ask("synchronize", shard=self.shard, wait_s=wait_s, **said)

@@ -1,4 +1,5 @@
-"""`GET /metrics` of a set of shards without a server beside it: `clipper params up --metrics`, `clipper params shard --metrics`.
+"""`GET /metrics` of a set of shards without a server beside it: `clipper params up --metrics`,
+`clipper params shard --metrics`.
 
 Of a set that a server uses the server's own `/metrics` has the same.
 """
@@ -33,14 +34,20 @@ class MetricsPage:
     def __init__(self, address: str, stats: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal():
-            raise ConfigError(f"bad address {address!r} for metrics.", hint="Write HOST:PORT, as 127.0.0.1:9300.")
+            raise ConfigError(
+                f"bad address {address!r} for metrics.", hint="Write HOST:PORT, as 127.0.0.1:9300."
+            )
         self._metrics, self._lock = ParamsMetrics(stats), threading.Lock()
         try:
             self._server = _Server((host.strip("[]"), int(port)), self._answer)
         except (OSError, OverflowError) as error:
-            raise AddressInUse(f"cannot listen at {address}: {error}.", hint="Name another port.") from None
+            raise AddressInUse(
+                f"cannot listen at {address}: {error}.", hint="Name another port."
+            ) from None
         self.address = f"{host}:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="clipper-params-metrics", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="clipper-params-metrics", daemon=True
+        )
 
     def start(self) -> "MetricsPage":
         self._thread.start()

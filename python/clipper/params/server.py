@@ -1,4 +1,5 @@
-"""A shard as a process: its socket, its threads, its signals. `python -m clipper params shard` ends here."""
+"""A shard as a process: its socket, its threads, its signals. `python -m clipper params shard` ends
+here."""
 
 import contextlib
 import ctypes
@@ -30,7 +31,8 @@ Beside = Callable[[Shard], contextlib.AbstractContextManager[object]]
 class ShardServer:
     """start(), wait() until it ends, close(). Threads: one.
 
-    A life: it listens, recovers, serves; ends by `end`, a signal (`main`), or when it is fenced off.
+    A life: it listens, recovers, serves; ends by `end`, a signal (`main`), or when it is fenced
+    off.
     """
 
     def __init__(self, place: Place, serves: Callable[[], None] = lambda: None) -> None:
@@ -52,7 +54,10 @@ class ShardServer:
         names = ("loop", "answers", "recovers")
         works = (self.shard.door.run, self._answers, self._recovers)
         both = zip(names, works, strict=True)
-        self._threads = [threading.Thread(target=work, name=f"clipper-shard-{name}", daemon=True) for name, work in both]
+        self._threads = [
+            threading.Thread(target=work, name=f"clipper-shard-{name}", daemon=True)
+            for name, work in both
+        ]
         self._ended = threading.Event()
         self.ready = threading.Event()
         self.recovered = ""
@@ -75,7 +80,8 @@ class ShardServer:
         return self.shard.ended
 
     def close(self, *, snapshot: bool = True) -> None:
-        """Ends it, by a snapshot where it keeps any and something has changed. A shard that was fenced off takes none."""
+        """Ends it, by a snapshot where it keeps any and something has changed. A shard that was
+        fenced off takes none."""
         shard = self.shard
         shard.end("closed")
         for thread in self._threads[1:]:
@@ -133,8 +139,12 @@ class ShardServer:
         for copy in self.shard.copies.values():
             copy.start(found.epoch)
         if found.is_new and self.shard.mark.is_set:
-            log.error("shard %d, epoch %d, found no replica and no snapshot of what it had: it waits to be told to begin anew",
-                      self.place.number, found.epoch)  # fmt: skip
+            log.error(
+                "shard %d, epoch %d, found no replica and no snapshot of what it had: it waits "
+                "to be told to begin anew",
+                self.place.number,
+                found.epoch,
+            )
             self.shard.lose(found.epoch, lambda: self._adopts(found, seconds))
             return
         self._adopts(found, seconds)
@@ -144,8 +154,15 @@ class ShardServer:
         self.recovered = found.source
         self.shard.recovery = (seconds, found.source)
         rows = found.parameters.rows
-        log.info("shard %d serves: epoch %d, version %d, %d rows in %.2f s from %s",
-                 self.place.number, found.epoch, found.version, rows, seconds, found.source)  # fmt: skip
+        log.info(
+            "shard %d serves: epoch %d, version %d, %d rows in %.2f s from %s",
+            self.place.number,
+            found.epoch,
+            found.version,
+            rows,
+            seconds,
+            found.source,
+        )
         if self.shard.snapshots is not None:
             self.shard.snapshots.start()
         self.ready.set()
@@ -162,7 +179,8 @@ def published(place: Place, listener: socket.socket) -> Place:
 
 
 def listening(address: str) -> socket.socket:
-    """Raises InvalidInput, AddressInUse. A unix socket's name is taken over: who is the shard, the lock in its folder says."""
+    """Raises InvalidInput, AddressInUse. A unix socket's name is taken over: who is the shard, the
+    lock in its folder says."""
     kind, _, rest = address.partition(":")
     host, _, port = rest.rpartition(":")
     if kind == "unix" and rest:
@@ -177,7 +195,9 @@ def listening(address: str) -> socket.socket:
             os.rename(new, rest)
         except OSError as error:
             found.close()
-            raise InvalidInput(f"cannot listen at {address}: {error}.", hint="A path has at most 107 bytes.") from None
+            raise InvalidInput(
+                f"cannot listen at {address}: {error}.", hint="A path has at most 107 bytes."
+            ) from None
     elif kind == "tcp" and port.isdecimal():
         found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -186,9 +206,13 @@ def listening(address: str) -> socket.socket:
             found.listen(_BACKLOG)
         except OSError as error:
             found.close()
-            raise AddressInUse(f"cannot listen at {address}: {error}.", hint="Name another port.") from None
+            raise AddressInUse(
+                f"cannot listen at {address}: {error}.", hint="Name another port."
+            ) from None
     else:
-        raise InvalidInput(f"bad address {address!r} of a shard.", hint="Write unix:/path or tcp:host:port.")
+        raise InvalidInput(
+            f"bad address {address!r} of a shard.", hint="Write unix:/path or tcp:host:port."
+        )
     found.setblocking(False)
     return found
 
@@ -200,8 +224,11 @@ def die_with(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def run(place: Place, beside: Beside = contextlib.nullcontext, serves: Callable[[], None] = lambda: None) -> int:
-    """Until a signal. beside: what else the process has while its shard runs.  serves: called when it does. -> exit code"""
+def run(
+    place: Place, beside: Beside = contextlib.nullcontext, serves: Callable[[], None] = lambda: None
+) -> int:
+    """Until a signal. beside: what else the process has while its shard runs.  serves: called when
+    it does. -> exit code"""
     server = ShardServer(place, serves)
 
     def stop(number: int, _: FrameType | None) -> None:

@@ -1,4 +1,5 @@
-"""The set of shards whose tables a server's models use: one that runs in its folder, or one that begins and ends with it."""
+"""The set of shards whose tables a server's models use: one that runs in its folder, or one that
+begins and ends with it."""
 
 import json
 import logging
@@ -10,7 +11,14 @@ from typing import Any, Self
 import msgspec
 
 from clipper.config import Config
-from clipper.errors import AlreadyExists, ClipperError, ConfigError, InvalidInput, ShardAway, did_you_mean
+from clipper.errors import (
+    AlreadyExists,
+    ClipperError,
+    ConfigError,
+    InvalidInput,
+    ShardAway,
+    did_you_mean,
+)
 from clipper.params.client import Client
 from clipper.params.contexts import UserRows, check_context_table
 from clipper.params.line import SHARDS_FILE, addresses_in
@@ -42,8 +50,11 @@ class ServedSet:
         self.observer = Observer(self.shards)
 
     def start(self, patience_s: float = PATIENCE_S) -> Self:
-        """Until every shard serves. Raises ShardAway, ConfigError, DoesNotFit (the folder has another number of shards)."""
-        if not (supervisor_of(self.folder) or told_in(self.folder).get("engine")):  # an engine: it runs them elsewhere
+        """Until every shard serves. Raises ShardAway, ConfigError, DoesNotFit (the folder has
+        another number of shards)."""
+        if not (
+            supervisor_of(self.folder) or told_in(self.folder).get("engine")
+        ):  # an engine: it runs them elsewhere
             try:
                 self._own = LocalSet(self.settings).start()
             except AlreadyExists:
@@ -75,15 +86,18 @@ class ServedSet:
 
     @property
     def client(self) -> Client:
-        """One for all who are in no hurry. Raises InvalidInput when the folder says no addresses."""
+        """One for all who are in no hurry. Raises InvalidInput when the folder says no
+        addresses."""
         with self._guard:
             if self._client is None:
                 self._client = Client(self.folder)
             return self._client
 
     def make(self, whose: str, tables: Tables) -> None:
-        """The tables that a model declares, where they are not there; then a snapshot has them, so that a shard which is killed
-        comes back with them. Raises InvalidInput; TypeConflict where one is there, and another; ShardAway."""
+        """The tables that a model declares, where they are not there; then a snapshot has them, so
+        that a shard which is killed comes back with them. Raises InvalidInput; TypeConflict where
+        one is there, and another; ShardAway.
+        """
         specs = [spec_of(whose, name, spec) for name, spec in tables.items()]
         there = self.client.call(0, "tables")["numbers"]
         for spec in specs:
@@ -92,7 +106,9 @@ class ServedSet:
             except ShardAway:
                 raise
             except ClipperError as error:
-                raise type(error)(f"{whose} declares table {spec.name!r}: {error.message}", hint=error.hint) from None
+                raise type(error)(
+                    f"{whose} declares table {spec.name!r}: {error.message}", hint=error.hint
+                ) from None
         if any(spec.name not in there for spec in specs):
             self._keep()
 
@@ -113,11 +129,15 @@ class ServedSet:
         try:
             snapshot_all(addresses, token, self.folder)
         except ClipperError as error:
-            _log.warning("no snapshot of the new tables: a shard that is killed before the next one forgets them: %s", error)
+            _log.warning(
+                "no snapshot of the new tables: a shard that is killed before the next one forgets"
+                " them: %s",
+                error,
+            )
 
     def carried(self, tables: Tables) -> tuple[dict[str, str], dict[str, str]]:
-        """What a container that does not see the folder is told, and what it has to read: (environment, secrets by path). Both
-        empty where it cannot reach the shards."""
+        """What a container that does not see the folder is told, and what it has to read:
+        (environment, secrets by path). Both empty where it cannot reach the shards."""
         if self.out_of_reach:
             return {}, {}
         addresses, token = addresses_in(self.folder)
@@ -134,12 +154,18 @@ class ServedSet:
         return ""
 
     def environment(self, tables: Tables) -> dict[str, str]:
-        """What a container of this host is told. It holds no secret: the folder's files are for its owner."""
-        declared = {DECLARED_ENV: json.dumps({name: dict(spec) for name, spec in tables.items()})} if tables else {}
+        """What a container of this host is told. It holds no secret: the folder's files are for its
+        owner."""
+        declared = (
+            {DECLARED_ENV: json.dumps({name: dict(spec) for name, spec in tables.items()})}
+            if tables
+            else {}
+        )
         return {TABLES_ENV: str(self.folder), **declared}
 
     def shards(self) -> Sequence[Stats]:
-        """What each says of itself, or that it is away; nothing where the folder says no addresses."""
+        """What each says of itself, or that it is away; nothing where the folder says no
+        addresses."""
         try:
             return self._reader.read()
         except InvalidInput:
@@ -148,14 +174,21 @@ class ServedSet:
     def stats(self) -> dict[str, Any]:
         """folder; own: it ends with this server; restarts: of shards, since then."""
         own = self._own
-        return {"folder": str(self.folder), "own": own is not None, "restarts": own.restarts if own is not None else 0}
+        return {
+            "folder": str(self.folder),
+            "own": own is not None,
+            "restarts": own.restarts if own is not None else 0,
+        }
 
 
 def spec_of(whose: str, name: str, said: Mapping[str, Any]) -> TableSpec:
     """Raises InvalidInput."""
     if not isinstance(said, Mapping) or "dim" not in said:
         hint = f'tables = {{"{name}": {{"dim": 8}}}}'
-        raise InvalidInput(f"{whose} declares table {name!r} by {said!r:.100}: a mapping with `dim` is needed.", hint=hint)
+        raise InvalidInput(
+            f"{whose} declares table {name!r} by {said!r:.100}: a mapping with `dim` is needed.",
+            hint=hint,
+        )
     known = TableSpec.__struct_fields__[1:]
     if unknown := [key for key in said if key not in known]:
         guess = did_you_mean(str(unknown[0]), known) or f". Known: {', '.join(known)}."
@@ -167,15 +200,20 @@ def spec_of(whose: str, name: str, said: Mapping[str, Any]) -> TableSpec:
 
 
 def settings_of(config: Config) -> ParamsSettings:
-    """[params], for the folder of server.params; what it does not say is as the set in that folder had it.
-    Raises ConfigError, InvalidInput."""
+    """[params], for the folder of server.params; what it does not say is as the set in that folder
+    had it. Raises ConfigError, InvalidInput."""
     folder = Path(config.server.params).absolute()
     before = told_in(folder).get("settings", {})
     fields = msgspec.structs.fields(ParamsSettings)
     said = {field.name: getattr(config.params, field.name) for field in fields}
-    given = {f.name for f in fields if f"params.{f.name}" in config.origins or said[f.name] != f.default}
+    given = {
+        f.name for f in fields if f"params.{f.name}" in config.origins or said[f.name] != f.default
+    }
     if "folder" in given and Path(config.params.folder).absolute() != folder:
-        why = f"server.params is {config.server.params!r}, and params.folder {config.params.folder!r}."
+        why = (
+            f"server.params is {config.server.params!r}, and params.folder"
+            f" {config.params.folder!r}."
+        )
         raise ConfigError(why, hint="Leave out params.folder.")
     known = {key: value for key, value in before.items() if key in said and key not in given}
     try:

@@ -1,8 +1,10 @@
-"""One shard: its door's loop on a thread, which has the rows (`clipper_core.shard_door`), and one thread that answers calls.
+"""One shard: its door's loop on a thread, which has the rows (`clipper_core.shard_door`), and one
+thread that answers calls.
 
-A life of a shard: it listens (calls of other shards are answered at once, those of workers are told to come back), recovers under
-a higher epoch than any before, serves, and ends by a snapshot. What it reads and writes of parameters is consistent because the
-answering thread alone applies what comes by calls, and holds the door (`still`) while it does.
+A life of a shard: it listens (calls of other shards are answered at once, those of workers are told
+to come back), recovers under a higher epoch than any before, serves, and ends by a snapshot. What
+it reads and writes of parameters is consistent because the answering thread alone applies what
+comes by calls, and holds the door (`still`) while it does.
 """
 
 import hmac
@@ -45,8 +47,10 @@ Whom = tuple[int, int, int]
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a shard stands in its set. addresses: of all, in order.  folder: its own; None keeps nothing.  listen: where it
-    does, if not at its address; of port 0 it says in `book`, the set's folder, which it is.  alive: a file to touch (pulse)."""
+    """Where a shard stands in its set. addresses: of all, in order.  folder: its own; None keeps
+    nothing.  listen: where it does, if not at its address; of port 0 it says in `book`, the set's
+    folder, which it is.  alive: a file to touch (pulse).
+    """
 
     number: int
     addresses: tuple[str, ...]
@@ -85,7 +89,9 @@ class Shard:
         self.recovery = (0.0, "")  # seconds that it took, and from what
         self.ages = Ages()
         self.mark = StateMark(place.folder)
-        self._begins: Callable[[], None] | None = None  # what to do when a shard that lost its state is told to begin anew
+        self._begins: Callable[[], None] | None = (
+            None  # what to do when a shard that lost its state is told to begin anew
+        )
         self.began_s = time.monotonic()
         self._admitted: dict[int, int] = {}
         self._waiting: deque[tuple[int, Whom, bytes]] = deque()
@@ -98,7 +104,9 @@ class Shard:
         self._expired_s = self._checked_s = self.began_s
         self._asking = False
         self._pulse = Pulse(place.alive, settings)
-        self._address = Book(place.book).address if place.book is not None else place.addresses.__getitem__
+        self._address = (
+            Book(place.book).address if place.book is not None else place.addresses.__getitem__
+        )
         self._now_s = self.began_s
         self.followers = self._followers()
         self.changes = Changes(self.door, lambda: self.parameters, self.door.answer)
@@ -134,7 +142,9 @@ class Shard:
         settings, decides = self.place.settings, self.place.number == 0
         if settings.mode == "sync":
             wait = settings.grads_to_wait
-            return Stepping(self.door, parameters, decides=decides, grads_to_wait=wait, lag_max=settings.lag_max)
+            return Stepping(
+                self.door, parameters, decides=decides, grads_to_wait=wait, lag_max=settings.lag_max
+            )
         return Training(self.door, parameters, lag_max=settings.lag_max, slows=settings.lag_slows)
 
     def _followers(self) -> Followers:
@@ -146,9 +156,15 @@ class Shard:
     # -- life
 
     def adopt(
-        self, parameters: Parameters, version: int, seen: dict[int, bytes], epoch: int, origin: Origin | None = None
+        self,
+        parameters: Parameters,
+        version: int,
+        seen: dict[int, bytes],
+        epoch: int,
+        origin: Origin | None = None,
     ) -> None:
-        """What it recovered; it serves from now on. origin: the replica that it read. Threads: the answering one."""
+        """What it recovered; it serves from now on. origin: the replica that it read. Threads: the
+        answering one."""
         parameters.serve()
         self.parameters = parameters
         self.training = self._training(parameters)
@@ -165,8 +181,8 @@ class Shard:
         self.door.ready, self.door.state_lost = True, False
 
     def lose(self, epoch: int, begins: Callable[[], None]) -> None:
-        """It found nothing of what it had: it refuses pulls and pushes until it is told to begin anew. Threads: the answering
-        one."""
+        """It found nothing of what it had: it refuses pulls and pushes until it is told to begin
+        anew. Threads: the answering one."""
         self.door.epoch, self.door.state_lost, self._begins = epoch, True, begins
 
     def _begin_anew(self, _: Piece, __: Whom) -> Piece:
@@ -192,7 +208,8 @@ class Shard:
                 os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        """When its threads have ended; one that still asks other shards something is not heard any more."""
+        """When its threads have ended; one that still asks other shards something is not heard any
+        more."""
         self._pulse.end()
         with self._closing:
             os.close(self._wake)
@@ -230,9 +247,16 @@ class Shard:
                 return
             call = self._early.get(name) or self._calls.get(name)
             if call is None:
-                raise InvalidInput(f"no call {name!r}.", hint=f"Calls: {', '.join(sorted([*self._calls, *self._early]))}.")
+                raise InvalidInput(
+                    f"no call {name!r}.",
+                    hint=f"Calls: {', '.join(sorted([*self._calls, *self._early]))}.",
+                )
             if not self.door.ready and name not in self._early:
-                self.door.answer(whom, bytes(8), refused=Refusal.STATE_LOST if self.door.state_lost else Refusal.NOT_READY)
+                self.door.answer(
+                    whom,
+                    bytes(8),
+                    refused=Refusal.STATE_LOST if self.door.state_lost else Refusal.NOT_READY,
+                )
                 return
             found = call(said, whom)
             if found is not None:
@@ -266,7 +290,9 @@ class Shard:
         patience_s = self.place.settings.without_replica_s
         if patience_s and not self._asking and self.followers.away(self._now_s, patience_s):
             self._asking = True
-            threading.Thread(target=self._ask_whether_replaced, name="clipper-shard-asks", daemon=True).start()
+            threading.Thread(
+                target=self._ask_whether_replaced, name="clipper-shard-asks", daemon=True
+            ).start()
 
     def expire(self) -> None:
         """Rows that nobody has used for their table's time go, here and from replicas."""
@@ -287,12 +313,15 @@ class Shard:
                         self.door.note(number, old)
 
     def _ask_whether_replaced(self) -> None:
-        """Before it goes on without a replica: does a follower know of a later life of this shard? (A thread of its own.)"""
+        """Before it goes on without a replica: does a follower know of a later life of this shard?
+        (A thread of its own.)"""
         known = 0
         for one in self.followers.each:
             line = self.line(one.shard)
             try:
-                known = max(known, int(asked(line, "replica", shard=self.place.number)[1].get("known", 0)))
+                known = max(
+                    known, int(asked(line, "replica", shard=self.place.number)[1].get("known", 0))
+                )
             except (OSError, ClipperError):
                 continue
             finally:
@@ -305,26 +334,40 @@ class Shard:
             self.fenced(known)
             return
         for one in self.followers.away(time.monotonic(), self.place.settings.without_replica_s):
-            log.warning("shard %d goes on without its replica in shard %d", self.place.number, one.shard)
+            log.warning(
+                "shard %d goes on without its replica in shard %d", self.place.number, one.shard
+            )
             one.leave()
 
     def fenced(self, epoch: int) -> None:
-        """Another life of this shard has begun: what this one is told from here on counts for nothing."""
+        """Another life of this shard has begun: what this one is told from here on counts for
+        nothing."""
         self.door.ready = False
-        log.error("shard %d of epoch %d: epoch %d lives; this one ends", self.place.number, self.door.epoch, epoch)
+        log.error(
+            "shard %d of epoch %d: epoch %d lives; this one ends",
+            self.place.number,
+            self.door.epoch,
+            epoch,
+        )
         self.end(f"fenced by epoch {epoch}")
 
     # -- calls of workers
 
     def _hello(self, said: Piece, whom: Whom) -> None:
         token = said.get("token")
-        if not isinstance(token, str) or not hmac.compare_digest(token.encode(), self.place.token.encode()):
+        if not isinstance(token, str) or not hmac.compare_digest(
+            token.encode(), self.place.token.encode()
+        ):
             self.door.answer(whom, bytes(8), refused=Refusal.NOT_ADMITTED, close=True)
             return
         if said.get("protocol", PROTOCOL) != PROTOCOL:
             raise InvalidInput(f"protocol {said['protocol']!r}: this shard speaks {PROTOCOL}.")
         self._admitted[whom[0]] = whom[1]
-        answer = {"shard": self.place.number, "shards": self.place.shards, "tables": self.parameters.numbers()}
+        answer = {
+            "shard": self.place.number,
+            "shards": self.place.shards,
+            "tables": self.parameters.numbers(),
+        }
         worker, incarnation = whole(said, "worker"), whole(said, "incarnation")
         answer["mode"] = self.place.settings.mode
         answer["shared"] = self.place.settings.shared_bytes_max
@@ -358,7 +401,9 @@ class Shard:
             raise InvalidInput(f"push_model: version {given}; at most {VERSION_MAX}.")
         with still(self.door):
             version = max(1, self.door.version, given)
-            first = dense.initialize(said["variables"], str(said.get("optimizer") or "sgd"), settings, version)
+            first = dense.initialize(
+                said["variables"], str(said.get("optimizer") or "sgd"), settings, version
+            )
             if first:
                 self.door.version = version
         if first:
@@ -371,14 +416,21 @@ class Shard:
         if not isinstance(since, int):
             raise InvalidInput(f"since is a version, not {since!r}.")
         version = self.door.version
-        return {"initialized": dense.initialized, "version": version, "variables": dense.newer(since)}
+        return {
+            "initialized": dense.initialized,
+            "version": version,
+            "variables": dense.newer(since),
+        }
 
     def _push_gradients(self, said: Piece, whom: Whom) -> None:
         self._when_sure(self.training.push(said), whom)
 
     def _push_rows(self, _: Piece, __: Whom) -> Piece:
         hint = "Use client.push_gradients."
-        raise DoesNotFit("rows alone are not a step: these shards make steps of several workers' gradients.", hint=hint)
+        raise DoesNotFit(
+            "rows alone are not a step: these shards make steps of several workers' gradients.",
+            hint=hint,
+        )
 
     # -- calls of other shards
 
@@ -397,7 +449,8 @@ class Shard:
         return {**piece, "next": following}
 
     def _replica(self, said: Piece, _: Whom) -> Piece:
-        """What there is here of another shard. With `epoch`: it lives anew, by that; lower ones are not heard any more."""
+        """What there is here of another shard. With `epoch`: it lives anew, by that; lower ones are
+        not heard any more."""
         of = self.copies.get(int(said.get("shard", -1)))
         if of is None:
             return {"whole": False, "known": 0}
@@ -405,7 +458,13 @@ class Shard:
         if copy is None:
             return {"whole": False, "known": known}
         shape, seen = (copy.parameters.shape(), copy.pushes_seen()) if "epoch" in said else ({}, {})
-        said = {"whole": True, "known": known, "epoch": copy.epoch, "version": copy.version, "rows": copy.parameters.rows}
+        said = {
+            "whole": True,
+            "known": known,
+            "epoch": copy.epoch,
+            "version": copy.version,
+            "rows": copy.parameters.rows,
+        }
         return {**said, "shape": shape, "seen": seen}
 
     def _get_replica(self, said: Piece, _: Whom) -> Piece:
@@ -429,7 +488,9 @@ class Shard:
                 self.door.answer(whom, packed(answer))
 
         whole = bool(said.get("whole"))
-        self.snapshots.ask(int(said.get("number", 0)), lambda answer: self.post(lambda: told(answer)), whole=whole)
+        self.snapshots.ask(
+            int(said.get("number", 0)), lambda answer: self.post(lambda: told(answer)), whole=whole
+        )
 
     def _stats(self, _: Piece, __: Whom) -> Piece:
         return stats_of(self, time.monotonic())

@@ -1,10 +1,12 @@
-"""Snapshots: `snapshots/version-V/shard-I-of-N/`, a file of pieces and a manifest with its checksum.
+"""Snapshots: `snapshots/version-V/shard-I-of-N/`, a file of pieces and a manifest with its
+checksum.
 
-A part is written under another name, flushed, and renamed when it is whole, so a torn one is never taken for one; the manifest
-says how long the file is and what its checksum is, so one that a disk has spoiled is noticed. Rows are written beside pushes, and
-what changed meanwhile after them; the last of it, a megabyte as a rule, while pushes wait, together with the version and the
-pushes seen: a part is its shard as it was at that one moment. The deltas after a whole part have the rows that changed since, and
-the ids that are gone, be it that they expired or that they had to go for others.
+A part is written under another name, flushed, and renamed when it is whole, so a torn one is never
+taken for one; the manifest says how long the file is and what its checksum is, so one that a disk
+has spoiled is noticed. Rows are written beside pushes, and what changed meanwhile after them; the
+last of it, a megabyte as a rule, while pushes wait, together with the version and the pushes seen:
+a part is its shard as it was at that one moment. The deltas after a whole part have the rows that
+changed since, and the ids that are gone, be it that they expired or that they had to go for others.
 """
 
 import contextlib
@@ -55,7 +57,8 @@ Told = Callable[[Piece | Exception], None]
 
 
 class Part(NamedTuple):
-    """One shard's share of a snapshot. base: the number of the snapshot it is a delta to; 0: it is whole."""
+    """One shard's share of a snapshot. base: the number of the snapshot it is a delta to; 0: it is
+    whole."""
 
     number: int
     shard: int
@@ -87,15 +90,22 @@ def part_of(folder: Path) -> Part | None:
     try:
         said = json.loads((folder / MANIFEST).read_bytes())
         checksum = said.pop("checksum")
-        if checksum != _checksum(said) or said["format"] != FORMAT or (folder / FILE).stat().st_size != said["nbytes"]:
+        if (
+            checksum != _checksum(said)
+            or said["format"] != FORMAT
+            or (folder / FILE).stat().st_size != said["nbytes"]
+        ):
             return None
-        return Part(folder=folder, **{key: int(said[key]) for key in Part._fields if key != "folder"})
+        return Part(
+            folder=folder, **{key: int(said[key]) for key in Part._fields if key != "folder"}
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def folders_in(root: Path) -> Iterator[Path]:
-    """Of parts, sound or not. Other shards make and prune theirs meanwhile: what is gone when it is looked at is not there."""
+    """Of parts, sound or not. Other shards make and prune theirs meanwhile: what is gone when it is
+    looked at is not there."""
     for version in entries_of(root):
         if _VERSION.fullmatch(version.name):
             yield from (part for part in entries_of(version) if _PART.fullmatch(part.name))
@@ -120,14 +130,21 @@ def sets_in(root: Path) -> list[SnapshotSet]:
     for part in parts:
         grouped.setdefault((part.number, part.shards), []).append(part)
     return [
-        SnapshotSet(number, shards, tuple(some), len(some) == shards and all(chain_of(part, parts) for part in some))
+        SnapshotSet(
+            number,
+            shards,
+            tuple(some),
+            len(some) == shards and all(chain_of(part, parts) for part in some),
+        )
         for (number, shards), some in sorted(grouped.items())
     ]
 
 
 def chain_of(part: Part, parts: Iterable[Part]) -> list[Part]:
     """From the whole one on; empty when one is missing."""
-    by_number = {one.number: one for one in parts if (one.shard, one.shards) == (part.shard, part.shards)}
+    by_number = {
+        one.number: one for one in parts if (one.shard, one.shards) == (part.shard, part.shards)
+    }
     chain = [part]
     while chain[0].base:
         before = by_number.get(chain[0].base)
@@ -157,7 +174,9 @@ def pieces_of(part: Part) -> Iterator[Piece]:
                 raise StoreError(f"{file.name} ends within a block.") from None
             body = file.read(size) if size <= part.nbytes else b""
             if len(body) != size or zlib.crc32(body) != crc:
-                raise StoreError(f"{file.name} is spoiled: a block of {size} bytes has another checksum.")
+                raise StoreError(
+                    f"{file.name} is spoiled: a block of {size} bytes has another checksum."
+                )
             whole = zlib.crc32(head, whole)
             yield unpacked(body)
     if whole != part.crc:
@@ -165,20 +184,40 @@ def pieces_of(part: Part) -> Iterator[Piece]:
 
 
 def sources_of(root: Path, shard: int, shards: int) -> list[Source]:
-    """What a shard can recover from: its own parts, and the newest of each shard of sets of another size. Newest first."""
+    """What a shard can recover from: its own parts, and the newest of each shard of sets of another
+    size. Newest first."""
     parts = parts_in(root)
     found = []
     for part in parts:
         chain = chain_of(part, parts)
         if (part.shard, part.shards) == (shard, shards) and chain:
             name = f"snapshot {part.number}"
-            found.append((part.number, Source(part.epoch, part.version, name, partial(_chained, chain), False)))
+            found.append(
+                (
+                    part.number,
+                    Source(part.epoch, part.version, name, partial(_chained, chain), False),
+                )
+            )
     for size in {part.shards for part in parts} - {shards}:
         chains = newest_of(parts, size)
         last = [chain[-1] for chain in chains]
         if last:
-            number, epoch, version = (max(each) for each in zip(*((p.number, p.epoch, p.version) for p in last), strict=True))
-            found.append((number, Source(epoch, version, f"snapshot {number} of {size} shards", partial(_every, chains), True)))
+            number, epoch, version = (
+                max(each)
+                for each in zip(*((p.number, p.epoch, p.version) for p in last), strict=True)
+            )
+            found.append(
+                (
+                    number,
+                    Source(
+                        epoch,
+                        version,
+                        f"snapshot {number} of {size} shards",
+                        partial(_every, chains),
+                        True,
+                    ),
+                )
+            )
     return [source for _, source in sorted(found, key=lambda one: one[0], reverse=True)]
 
 
@@ -200,14 +239,17 @@ def _checksum(said: Piece) -> str:
 
 
 class PartWriter:
-    """Of one part: add pieces, then finish. Nothing has its name before that. Raises OSError; abandon then."""
+    """Of one part: add pieces, then finish. Nothing has its name before that. Raises OSError;
+    abandon then."""
 
     def __init__(self, root: Path, number: int, shard: int, shards: int) -> None:
         version = root / f"version-{number:012d}"
         version.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.folder = version / f"shard-{shard}-of-{shards}"
         if self.folder.exists():
-            raise AlreadyExists(f"{self.folder} is there already.", hint="Take a snapshot of a higher number.")
+            raise AlreadyExists(
+                f"{self.folder} is there already.", hint="Take a snapshot of a higher number."
+            )
         self._said = {"format": FORMAT, "number": number, "shard": shard, "shards": shards}
         self._new = version / f".{self.folder.name}.{os.getpid()}"
         shutil.rmtree(self._new, ignore_errors=True)
@@ -230,9 +272,18 @@ class PartWriter:
         """base, epoch, version."""
         os.fsync(self._file.fileno())
         self._file.close()
-        said: Piece = {**self._said, **more, "rows": self._rows, "nbytes": self.nbytes, "crc": self._crc}
+        said: Piece = {
+            **self._said,
+            **more,
+            "rows": self._rows,
+            "nbytes": self.nbytes,
+            "crc": self._crc,
+        }
         said["created_us"] = wall_time_us()
-        written(self._new / MANIFEST, json.dumps({**said, "checksum": _checksum(said)}, indent=1).encode())
+        written(
+            self._new / MANIFEST,
+            json.dumps({**said, "checksum": _checksum(said)}, indent=1).encode(),
+        )
         os.rename(self._new, self.folder)
         synced(self.folder.parent)
         synced(self.folder.parent.parent)
@@ -269,7 +320,8 @@ class Dirty:
 
 @contextlib.contextmanager
 def _slowed(door: ShardDoor, share: float) -> Iterator[None]:
-    """Pushes wait; then they have a share of that time for themselves, and one that waited has its turn before the next piece."""
+    """Pushes wait; then they have a share of that time for themselves, and one that waited has its
+    turn before the next piece."""
     with still(door):
         began_s, position = time.monotonic(), door.position
         yield
@@ -301,14 +353,30 @@ class Snapshots:
         self._dirty = Dirty()
         self._follows = False
         self._last: Part | None = None
-        self._said: Piece = {"taken": 0, "failed": 0, "last": 0, "at_us": 0, "nbytes": 0, "seconds": 0.0, "error": ""}
-        self._thread = threading.Thread(target=self._run, name="clipper-shard-snapshots", daemon=True)
+        self._said: Piece = {
+            "taken": 0,
+            "failed": 0,
+            "last": 0,
+            "at_us": 0,
+            "nbytes": 0,
+            "seconds": 0.0,
+            "error": "",
+        }
+        self._thread = threading.Thread(
+            target=self._run, name="clipper-shard-snapshots", daemon=True
+        )
 
     def sources(self) -> list[Source]:
         number, shards = self._place.number, self._place.shards
-        mine = [part for part in parts_in(self.root) if (part.shard, part.shards) == (number, shards)]
+        mine = [
+            part for part in parts_in(self.root) if (part.shard, part.shards) == (number, shards)
+        ]
         if mine:
-            self._said |= {"last": mine[-1].number, "at_us": mine[-1].created_us, "nbytes": mine[-1].nbytes}
+            self._said |= {
+                "last": mine[-1].number,
+                "at_us": mine[-1].created_us,
+                "nbytes": mine[-1].nbytes,
+            }
         return sources_of(self.root, number, shards)
 
     def start(self) -> None:
@@ -328,10 +396,13 @@ class Snapshots:
             told(StoreError("the shard is ending."))
 
     def _stale_tables(self) -> bool:
-        return self._last is None and bool(self._shard.parameters.specs or self._shard.parameters.dense.initialized)
+        return self._last is None and bool(
+            self._shard.parameters.specs or self._shard.parameters.dense.initialized
+        )
 
     def ask(self, number: int, told: Told, *, whole: bool = False) -> None:
-        """number: 0 for one more than the last. told: called with what was taken, or the error, by this one's thread."""
+        """number: 0 for one more than the last. told: called with what was taken, or the error, by
+        this one's thread."""
         with self._due:
             self._asked.append((number, whole, told))
             self._due.notify()
@@ -382,12 +453,27 @@ class Snapshots:
             log.warning("shard %d has no snapshot: %s", self._place.number, error)
             self._said |= {"failed": self._said["failed"] + 1, "error": str(error)}
             ours = isinstance(error, ClipperError)
-            told(error if ours else StoreError(f"no snapshot: {error}.", hint="Those before it are as they were."))
+            told(
+                error
+                if ours
+                else StoreError(f"no snapshot: {error}.", hint="Those before it are as they were.")
+            )
             return
         self._last = part
         seconds = time.monotonic() - began_s
-        said = {"number": part.number, "version": part.version, "rows": part.rows, "nbytes": part.nbytes, "base": part.base}
-        self._said |= {"taken": self._said["taken"] + 1, "last": part.number, "seconds": seconds, "error": ""}
+        said = {
+            "number": part.number,
+            "version": part.version,
+            "rows": part.rows,
+            "nbytes": part.nbytes,
+            "base": part.base,
+        }
+        self._said |= {
+            "taken": self._said["taken"] + 1,
+            "last": part.number,
+            "seconds": seconds,
+            "error": "",
+        }
         self._said |= {"at_us": part.created_us, "nbytes": part.nbytes}
         told({**said, "seconds": seconds})
         self._prune()
@@ -408,7 +494,9 @@ class Snapshots:
                     writer.add(piece)
                     self._drain()
             self._catch_up(writer)
-            part = writer.finish(base=base.number if base else 0, epoch=door.epoch, version=self._version)
+            part = writer.finish(
+                base=base.number if base else 0, epoch=door.epoch, version=self._version
+            )
         except BaseException:
             writer.abandon()
             self._forget()
@@ -426,8 +514,9 @@ class Snapshots:
     def _catch_up(self, writer: PartWriter) -> None:
         """What has changed since; the last of it while pushes wait.
 
-        A disk may take longer for it than pushes take to change it again: then it is read into memory, and written at the end,
-        and pushes have less time in each round than in the one before. Variables change with every step: they are read last.
+        A disk may take longer for it than pushes take to change it again: then it is read into
+        memory, and written at the end, and pushes have less time in each round than in the one
+        before. Variables change with every step: they are read last.
         """
         door, parameters = self._shard.door, self._shard.parameters
         kept, size, dense = list[Piece](), 0, dict[int, Ids]()
@@ -452,13 +541,19 @@ class Snapshots:
             self._dirty.add(changed)
             self._version = door.version
             last = parameters.of(self._dirty.take())
-            piece = {**parameters.shape(), **last, "version": self._version, "seen": door.pushes_seen()}
+            piece = {
+                **parameters.shape(),
+                **last,
+                "version": self._version,
+                "seen": door.pushes_seen(),
+            }
         _flush(kept, writer)
         writer.add(piece)
 
     def _drain(self, *, still: bool = False) -> None:
-        """What has changed so far, from the log: some at a time, so that no push waits for all of it; pushes that come faster
-        than they are counted are slowed. still: they wait as it is. Raises StoreError."""
+        """What has changed so far, from the log: some at a time, so that no push waits for all of
+        it; pushes that come faster than they are counted are slowed. still: they wait as it is.
+        Raises StoreError."""
         door = self._shard.door
         until, position, turn = door.position, -1, 0
         while position < until:
@@ -466,16 +561,27 @@ class Snapshots:
             with _slowed(door, 1.0) if turn > SLOW_TURN and not still else contextlib.nullcontext():
                 found = door.changed(SLOT, DRAINED_IDS)
             if found is None:
-                raise StoreError("too much changed meanwhile to keep count of it.", hint="The next snapshot is a whole one.")
+                raise StoreError(
+                    "too much changed meanwhile to keep count of it.",
+                    hint="The next snapshot is a whole one.",
+                )
             position = found[0]
             self._dirty.add(found[1])
 
     def _prune(self) -> None:
         """What is older than the oldest whole part that is kept."""
         place = self._place
-        mine = [part for part in parts_in(self.root) if (part.shard, part.shards) == (place.number, place.shards)]
+        mine = [
+            part
+            for part in parts_in(self.root)
+            if (part.shard, part.shards) == (place.number, place.shards)
+        ]
         whole = [part.number for part in mine if not part.base]
-        oldest = whole[-place.settings.snapshots_max :][:1] if len(whole) >= place.settings.snapshots_max else []
+        oldest = (
+            whole[-place.settings.snapshots_max :][:1]
+            if len(whole) >= place.settings.snapshots_max
+            else []
+        )
         for folder in folders_in(self.root):
             version, part = _VERSION.fullmatch(folder.parent.name), _PART.fullmatch(folder.name)
             if not oldest or version is None or part is None or int(version[1]) >= oldest[0]:

@@ -1,13 +1,14 @@
 """The process that shards are forked from: `python -m clipper.params.standby`.
 
-To start Python and import what a shard needs takes half a second of a core, on a busy machine two: longer than to recover one. To
-fork a process that has imported it takes 5 ms. So a supervisor keeps one that does nothing else: it has no thread (a fork has
-only the thread that forks), and no shard's state. Its input is a socket of packets: it is asked {"number": I, "folder": DIR},
-and says {"number", "pid"} with the child's pidfd, before the child goes on; later {"pid", "code"}. When it is killed, its shards
-go on.
+To start Python and import what a shard needs takes half a second of a core, on a busy machine two:
+longer than to recover one. To fork a process that has imported it takes 5 ms. So a supervisor keeps
+one that does nothing else: it has no thread (a fork has only the thread that forks), and no shard's
+state. Its input is a socket of packets: it is asked {"number": I, "folder": DIR}, and says
+{"number", "pid"} with the child's pidfd, before the child goes on; later {"pid", "code"}. When it
+is killed, its shards go on.
 
-A shard ends when its supervisor is gone: it has the supervisor's pidfd. (The signal at a parent's death would be that of this
-process, whose death should cost nothing.)
+A shard ends when its supervisor is gone: it has the supervisor's pidfd. (The signal at a parent's
+death would be that of this process, whose death should cost nothing.)
 """
 
 import contextlib
@@ -37,8 +38,8 @@ ASK_BYTES_MAX = 1 << 16
 
 
 def place_in(folder: Path, number: int, keep: Path | None = None) -> Place:
-    """Shard `number` of the set whose file is there. keep: where its epoch and snapshots go, if not there too. Raises
-    InvalidInput."""
+    """Shard `number` of the set whose file is there. keep: where its epoch and snapshots go, if not
+    there too. Raises InvalidInput."""
     addresses, token = addresses_in(folder)
     try:
         said = told_in(folder)
@@ -48,7 +49,9 @@ def place_in(folder: Path, number: int, keep: Path | None = None) -> Place:
     if not 0 <= number < len(addresses):
         raise InvalidInput(f"no shard {number} in {folder}: it has {len(addresses)}.")
     book = folder if said.get("engine") else None
-    return Place(number, tuple(addresses), settings, token, folder_of(keep or folder, number), book=book)
+    return Place(
+        number, tuple(addresses), settings, token, folder_of(keep or folder, number), book=book
+    )
 
 
 def log_to(path: Path) -> None:
@@ -88,7 +91,8 @@ class Template:
             socket.send_fds(self._line, [json.dumps(said).encode()], fds)
 
     def _fork(self, asked: Any) -> int | None:
-        """The child waits until it was spoken of: one that nobody knows would never be ended. -> the child's exit code, there"""
+        """The child waits until it was spoken of: one that nobody knows would never be ended. ->
+        the child's exit code, there"""
         waits, goes = os.pipe2(os.O_CLOEXEC)
         try:
             pid = os.fork()
@@ -118,7 +122,9 @@ class Template:
         os.close(waits)
         if not known:
             return EXIT_FAILED
-        return become(Path(asked["folder"]), int(asked["number"]), watched(self._supervisor_fd, self._beside))
+        return become(
+            Path(asked["folder"]), int(asked["number"]), watched(self._supervisor_fd, self._beside)
+        )
 
     def _reap(self, fd: int) -> None:
         pid = self._children.pop(fd)
@@ -148,7 +154,9 @@ def watched(supervisor_fd: int, beside: Beside) -> Beside:
 
     @contextlib.contextmanager
     def both(shard: Shard) -> Iterator[None]:
-        threading.Thread(target=wait, args=[shard], name="clipper-shard-supervisor", daemon=True).start()
+        threading.Thread(
+            target=wait, args=[shard], name="clipper-shard-supervisor", daemon=True
+        ).start()
         with beside(shard):
             yield
 

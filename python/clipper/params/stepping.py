@@ -1,10 +1,13 @@
-"""Synchronous training: the gradients of several workers make one step, and every shard takes the same pushes for the same step.
+"""Synchronous training: the gradients of several workers make one step, and every shard takes the
+same pushes for the same step.
 
-Shard 0 decides: it takes a push for the step that it gathers, its version, or refuses it as stale. All others first check the
-push without taking it, then shard 0 takes it, then the others take it for the step that shard 0 said. So a push is taken by all
-or by none, and each shard closes a step when it has as many pushes for it as are waited for: dense gradients averaged, those of
-rows summed. What has been taken and not yet applied is part of the parameters, and travels to replicas and snapshots with them.
-A worker that dies between shard 0 and the others leaves their step open until `late_s`; then it is closed without that push.
+Shard 0 decides: it takes a push for the step that it gathers, its version, or refuses it as stale.
+All others first check the push without taking it, then shard 0 takes it, then the others take it
+for the step that shard 0 said. So a push is taken by all or by none, and each shard closes a step
+when it has as many pushes for it as are waited for: dense gradients averaged, those of rows summed.
+What has been taken and not yet applied is part of the parameters, and travels to replicas and
+snapshots with them. A worker that dies between shard 0 and the others leaves their step open until
+`late_s`; then it is closed without that push.
 """
 
 import time
@@ -20,47 +23,73 @@ from clipper.params.replication import still
 from clipper.params.training import OLD, SEEN, Gradients, Pushed, Training
 
 NOTHING: Any = []
-GATHERED_MAX = 4096  # pushes that are taken and not applied yet, beside those of the steps that are gathered
+GATHERED_MAX = (
+    4096  # pushes that are taken and not applied yet, beside those of the steps that are gathered
+)
 
 
 class Stepping(Training):
     """Threads: the answering one.
 
-    decides: it is shard 0.  grads_to_wait: pushes that make a step.  lag_max: a push so many versions behind is still taken.
+    decides: it is shard 0.  grads_to_wait: pushes that make a step.  lag_max: a push so many
+    versions behind is still taken.
     """
 
     by_python = True
 
-    def __init__(self, *given: Any, decides: bool, grads_to_wait: int, lag_max: int = 0, late_s: float = 10.0) -> None:
+    def __init__(
+        self, *given: Any, decides: bool, grads_to_wait: int, lag_max: int = 0, late_s: float = 10.0
+    ) -> None:
         super().__init__(*given)
-        self._decides, self._waits_for, self._most, self._late_s = decides, grads_to_wait, lag_max, late_s
+        self._decides, self._waits_for, self._most, self._late_s = (
+            decides,
+            grads_to_wait,
+            lag_max,
+            late_s,
+        )
         self._ahead_s: float | None = None
 
     def push(self, said: Mapping[str, Any]) -> Pushed:
-        """`check`: say whether it could be taken, and take nothing.  `step`: shard 0 took it for that one."""
+        """`check`: say whether it could be taken, and take nothing.  `step`: shard 0 took it for
+        that one."""
         gradients = self.checked(said)
         version, step = self.door.version, said.get("step")
         sight = self.door.look(gradients.worker, gradients.sequence)
         if sight == OLD:
-            raise StalePush(f"push {gradients.sequence} of worker {gradients.worker} is too old to know whether it was applied.")
+            raise StalePush(
+                f"push {gradients.sequence} of worker {gradients.worker} is too old to know whether"
+                " it was applied."
+            )
         if said.get("check"):
             return Pushed({"accepted": True, "version": version}, 0)
         if sight == SEEN:
             taken = self._taken_for(gradients, version)
-            return Pushed({"accepted": True, "repeated": True, "version": version, "step": taken}, self.door.position)
+            return Pushed(
+                {"accepted": True, "repeated": True, "version": version, "step": taken},
+                self.door.position,
+            )
         if self._decides:
             lag = self.lag(gradients)
             self._note_lag(gradients, lag)
             if lag > self._most:
                 self.door.counts.refuse(Refusal.TOO_STALE)
-                why = f"the gradient is of version {gradients.version}, and {version} is gathered; at most {self._most} behind"
+                why = (
+                    f"the gradient is of version {gradients.version}, and {version} is gathered; at"
+                    f" most {self._most} behind"
+                )
                 return Pushed({"accepted": False, "version": version, "why": why}, 0)
             step = version
         if not isinstance(step, int):
-            raise DoesNotFit("these shards make steps of several workers' gradients.", hint="Use client.push_gradients.")
+            raise DoesNotFit(
+                "these shards make steps of several workers' gradients.",
+                hint="Use client.push_gradients.",
+            )
         if len(self.parameters.gathered) >= GATHERED_MAX + 2 * self._waits_for:
             hint = "Do all workers push to all shards?"
-            raise Overloaded(f"{len(self.parameters.gathered)} gradients wait for steps that are not made.", hint=hint)
+            raise Overloaded(
+                f"{len(self.parameters.gathered)} gradients wait for steps that are not made.",
+                hint=hint,
+            )
         with still(self.door):
             self.parameters.gathered.append(_part(gradients, step))
             position = self.door.note(DENSE, NOTHING, gradients.worker, gradients.sequence)
@@ -69,7 +98,8 @@ class Stepping(Training):
         return Pushed({"accepted": True, "version": self.door.version, "step": step}, position)
 
     def tick(self) -> None:
-        """A step that shard 0 has closed long since lacks a push here whose worker is gone: go on without."""
+        """A step that shard 0 has closed long since lacks a push here whose worker is gone: go on
+        without."""
         ahead = any(part["step"] > self.door.version for part in self.parameters.gathered)
         now = time.monotonic()
         self._ahead_s = (self._ahead_s or now) if ahead else None
@@ -81,14 +111,19 @@ class Stepping(Training):
     def _taken_for(self, gradients: Gradients, version: int) -> int:
         """The step that a push was taken for, as far as that is known still."""
         mine = (gradients.worker, gradients.sequence)
-        found = (part["step"] for part in self.parameters.gathered if (part["worker"], part["sequence"]) == mine)
+        found = (
+            part["step"]
+            for part in self.parameters.gathered
+            if (part["worker"], part["sequence"]) == mine
+        )
         return int(next(found, gradients.version or version))
 
     def _has(self, step: int) -> int:
         return sum(part["step"] == step for part in self.parameters.gathered)
 
     def _close_steps(self, enough: int) -> int:
-        """While pushes wait. Parts of steps that are closed already are applied by themselves. -> position, 0 when nothing was"""
+        """While pushes wait. Parts of steps that are closed already are applied by themselves. ->
+        position, 0 when nothing was"""
         position = 0
         while True:
             now = self.door.version
@@ -96,9 +131,13 @@ class Stepping(Training):
             parts = [part for part in self.parameters.gathered if part["step"] == now]
             closes = len(parts) >= enough
             due = [*late, *parts] if closes else late
-            self.parameters.gathered = [part for part in self.parameters.gathered if not any(part is one for one in due)]
+            self.parameters.gathered = [
+                part for part in self.parameters.gathered if not any(part is one for one in due)
+            ]
             if due:
-                position = self._apply_parts(due, max(len(parts), 1) if closes else self._waits_for, now + closes)
+                position = self._apply_parts(
+                    due, max(len(parts), 1) if closes else self._waits_for, now + closes
+                )
             if closes:
                 self.door.version = now + 1
             if not closes or not any(part["step"] > now for part in self.parameters.gathered):
@@ -121,6 +160,13 @@ class Stepping(Training):
 
 
 def _part(gradients: Gradients, step: int) -> Piece:
-    rows = [{"table": table, "ids": ids, "gradients": given} for table, ids, given in gradients.rows]
-    said = {"step": step, "worker": gradients.worker, "sequence": gradients.sequence, "scale": gradients.scale}
+    rows = [
+        {"table": table, "ids": ids, "gradients": given} for table, ids, given in gradients.rows
+    ]
+    said = {
+        "step": step,
+        "worker": gradients.worker,
+        "sequence": gradients.sequence,
+        "scale": gradients.scale,
+    }
     return {**said, "variables": gradients.variables, "rows": rows}

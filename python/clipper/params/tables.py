@@ -12,12 +12,14 @@ DIM_MAX = 1 << 16
 
 
 class TableSpec(msgspec.Struct, frozen=True):
-    """An embedding table: f32[dim] by a 64-bit id. Every shard has the same; the first to be told of it makes it.
+    """An embedding table: f32[dim] by a 64-bit id. Every shard has the same; the first to be told
+    of it makes it.
 
-    optimizer: sgd, momentum, nesterov, adagrad, adam, amsgrad, ftrl.  initializer: zeros, constant, uniform, normal,
-    truncated_normal, glorot: what a row is before its first update, by (seed, name, id) alone.  rows_max: of one shard;
-    evicts: then the oldest row goes for a new one.  admit_after: an id gets a row at its so-many-th push.  expire_s: rows
-    that were neither pulled nor pushed for so long go; 0: never.
+    optimizer: sgd, momentum, nesterov, adagrad, adam, amsgrad, ftrl.  initializer: zeros, constant,
+    uniform, normal, truncated_normal, glorot: what a row is before its first update, by (seed,
+    name, id) alone.  rows_max: of one shard; evicts: then the oldest row goes for a new one.
+    admit_after: an id gets a row at its so-many-th push.  expire_s: rows that were neither pulled
+    nor pushed for so long go; 0: never.
     """
 
     name: str
@@ -37,14 +39,17 @@ class TableSpec(msgspec.Struct, frozen=True):
         try:
             check_name(self.name, "table")
             if not 1 <= self.dim <= DIM_MAX:
-                raise ValueError(f"table {self.name!r}: dim is {self.dim}, where 1 to {DIM_MAX} are possible.")
+                raise ValueError(
+                    f"table {self.name!r}: dim is {self.dim}, where 1 to {DIM_MAX} are possible."
+                )
             self.made()
         except (ValueError, TypeError, MemoryError) as error:
             raise InvalidInput(str(error)) from None
         return self
 
     def made(self, rows_max: int = 0) -> Table:
-        """An empty table. rows_max: less than its own, for a trial. Raises what clipper_core.embedding raises."""
+        """An empty table. rows_max: less than its own, for a trial. Raises what
+        clipper_core.embedding raises."""
         return Table(
             self.name,
             self.dim,

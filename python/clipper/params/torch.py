@@ -1,8 +1,10 @@
-"""PyTorch beside a parameter server: embeddings whose rows live on shards, and a worker that trains a module of one's own.
+"""PyTorch beside a parameter server: embeddings whose rows live on shards, and a worker that trains
+a module of one's own.
 
-Rows come when they are asked for, as leaves of the graph; their gradients are pushed after the backward pass; the optimizer is
-the shards'. Nothing here holds a table: a worker may come and go, and any number of them train the same rows.
-Source: the parameter server's design document, "Model Parameter Access from Worker" and "Model Parameter Update".
+Rows come when they are asked for, as leaves of the graph; their gradients are pushed after the
+backward pass; the optimizer is the shards'. Nothing here holds a table: a worker may come and go,
+and any number of them train the same rows. Source: the parameter server's design document, "Model
+Parameter Access from Worker" and "Model Parameter Update".
 """
 
 import functools
@@ -28,13 +30,21 @@ TRIES = 64  # of one batch whose gradients were too old
 class Embedding(nn.Module):  # type: ignore[misc]  # torch is not known to the type checker everywhere
     """`nn.Embedding` for 64-bit ids without bounds, whose rows live on the shards of a client.
 
-    forward(ids i64[...]) -> f32[..., dim]; with a combiner, of ids i64[..., bag]: f32[..., dim], the sum, mean, or sum over
-    the square root of how many, of each bag. padding: an id that stands for nothing: its row is zeros, and learns nothing.
-    While training, call `push` after the backward pass (Worker does): gradients of an id asked several times are summed.
-    Threads: as the client's.
+    forward(ids i64[...]) -> f32[..., dim]; with a combiner, of ids i64[..., bag]: f32[..., dim],
+    the sum, mean, or sum over the square root of how many, of each bag. padding: an id that stands
+    for nothing: its row is zeros, and learns nothing. While training, call `push` after the
+    backward pass (Worker does): gradients of an id asked several times are summed. Threads: as the
+    client's.
     """
 
-    def __init__(self, client: Client, spec: TableSpec, *, combiner: Combiner = "", padding: int | None = None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        spec: TableSpec,
+        *,
+        combiner: Combiner = "",
+        padding: int | None = None,
+    ) -> None:
         super().__init__()
         if combiner not in ("", "sum", "mean", "sqrtn"):
             raise InvalidInput(f"no combiner {combiner!r}: sum, mean or sqrtn.")
@@ -44,15 +54,21 @@ class Embedding(nn.Module):  # type: ignore[misc]  # torch is not known to the t
         self._asked: list[tuple[Any, Tensor]] = []
 
     def extra_repr(self) -> str:
-        return f"{self.spec.name!r}, dim={self.spec.dim}" + (f", combiner={self.combiner!r}" if self.combiner else "")
+        return f"{self.spec.name!r}, dim={self.spec.dim}" + (
+            f", combiner={self.combiner!r}" if self.combiner else ""
+        )
 
     def forward(self, ids: Tensor) -> Tensor:
-        each, where = np.unique(ids.detach().cpu().numpy().astype(np.int64, copy=False).reshape(-1), return_inverse=True)
+        each, where = np.unique(
+            ids.detach().cpu().numpy().astype(np.int64, copy=False).reshape(-1), return_inverse=True
+        )
         rows = torch.from_numpy(self._client.pull(self.spec.name, each))
         if self.training and torch.is_grad_enabled():
             rows.requires_grad_(True)
             self._asked.append((each, rows))
-        found = nn.functional.embedding(torch.from_numpy(where).reshape(ids.shape), rows).to(ids.device)
+        found = nn.functional.embedding(torch.from_numpy(where).reshape(ids.shape), rows).to(
+            ids.device
+        )
         there = None
         if self.padding is not None:
             there = (ids != self.padding).unsqueeze(-1)
@@ -63,11 +79,16 @@ class Embedding(nn.Module):  # type: ignore[misc]  # torch is not known to the t
         total = rows.sum(-2)
         if self.combiner == "sum":
             return total
-        count = torch.tensor(float(rows.shape[-2])) if there is None else there.sum(-2).clamp(min=1).to(rows.dtype)
+        count = (
+            torch.tensor(float(rows.shape[-2]))
+            if there is None
+            else there.sum(-2).clamp(min=1).to(rows.dtype)
+        )
         return total / (count if self.combiner == "mean" else count.sqrt())
 
     def take_gradients(self) -> tuple[Any, Any] | None:
-        """(ids i64[n], each once; f32[n, dim]) of what was asked since the last call; None when nothing has a gradient."""
+        """(ids i64[n], each once; f32[n, dim]) of what was asked since the last call; None when
+        nothing has a gradient."""
         asked, self._asked = self._asked, []
         parts = [(ids, rows.grad.numpy()) for ids, rows in asked if rows.grad is not None]
         if not parts:
@@ -88,10 +109,11 @@ class Embedding(nn.Module):  # type: ignore[misc]  # torch is not known to the t
 
 
 class Worker:
-    """Trains a module with the parameters of a set of shards: its parameters are dense variables, its Embeddings tables.
+    """Trains a module with the parameters of a set of shards: its parameters are dense variables,
+    its Embeddings tables.
 
-    The first worker's initial values win; the others take theirs from the shards. pull_every: dense variables are pulled anew
-    before each so-many-th step, and kept as they were in between.
+    The first worker's initial values win; the others take theirs from the shards. pull_every: dense
+    variables are pulled anew before each so-many-th step, and kept as they were in between.
     optimizer, settings: of the dense variables, as TableSpec has them. Threads: one.
     """
 
@@ -123,7 +145,8 @@ class Worker:
         )
 
     def _restored(self, ask: Callable[[], Any]) -> Any:
-        """What is asked of the shards; those that have lost all they had get the model as it is here, and are asked again."""
+        """What is asked of the shards; those that have lost all they had get the model as it is
+        here, and are asked again."""
         try:
             return ask()
         except StateLost:
@@ -132,20 +155,25 @@ class Worker:
             return ask()
 
     def pull(self) -> None:
-        """Dense variables that have changed since; a shard that has lost its own is pushed the model as it is here."""
+        """Dense variables that have changed since; a shard that has lost its own is pushed the
+        model as it is here."""
         versions, found = self._restored(lambda: self.client.pull_variables(self._versions))
         with torch.no_grad():
             for name, value in found.items():
                 if name in self._dense:
-                    self._dense[name].copy_(torch.from_numpy(np.array(value)).reshape(self._dense[name].shape))
+                    self._dense[name].copy_(
+                        torch.from_numpy(np.array(value)).reshape(self._dense[name].shape)
+                    )
         self._versions = versions
 
-    def step(self, loss_of: Callable[[nn.Module], Tensor], *, scale: float = 1.0, sequence: int = 0) -> float:
+    def step(
+        self, loss_of: Callable[[nn.Module], Tensor], *, scale: float = 1.0, sequence: int = 0
+    ) -> float:
         """One batch: pull, forward, backward, push. loss_of: (module) -> a scalar. -> the loss.
 
-        A push that is refused as too old is computed anew from newer parameters, up to 64 times; shards that have taken it
-        do not take it again. sequence: that of ShardAway or StalePush, to do the same batch again: alike. Raises StalePush,
-        and what the client raises.
+        A push that is refused as too old is computed anew from newer parameters, up to 64 times;
+        shards that have taken it do not take it again. sequence: that of ShardAway or StalePush, to
+        do the same batch again: alike. Raises StalePush, and what the client raises.
         """
         self.module.train()
         for turn in range(TRIES):
@@ -165,7 +193,9 @@ class Worker:
         raise StalePush(why, hint="Use fewer workers, or a larger lag_max.", sequence=sequence)
 
     def _push(self, scale: float, sequence: int) -> dict[str, Any]:
-        dense = {name: one.grad.numpy() for name, one in self._dense.items() if one.grad is not None}
+        dense = {
+            name: one.grad.numpy() for name, one in self._dense.items() if one.grad is not None
+        }
         rows: dict[str, tuple[Any, Any]] = {}
         for one in self._embeddings:
             found = one.take_gradients()
@@ -173,9 +203,13 @@ class Worker:
                 before = rows.get(one.spec.name)
                 rows[one.spec.name] = found if before is None else _joined(before, found)
         versions = [max(0, version) for version in self._versions]
-        return self.client.push_gradients(dense, rows, versions=versions, scale=scale, sequence=sequence)
+        return self.client.push_gradients(
+            dense, rows, versions=versions, scale=scale, sequence=sequence
+        )
 
-    def fit(self, batches: Iterable[Any], loss_of: Callable[[nn.Module, Any], Tensor]) -> Iterator[float]:
+    def fit(
+        self, batches: Iterable[Any], loss_of: Callable[[nn.Module, Any], Tensor]
+    ) -> Iterator[float]:
         """The loss of each batch, as it is trained. loss_of: (module, batch) -> a scalar."""
         for batch in batches:
             yield self.step(functools.partial(_of_batch, loss_of, batch))

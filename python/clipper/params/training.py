@@ -1,7 +1,9 @@
-"""What a shard does with gradients that come as a call: those of dense variables, and a step of the whole model.
+"""What a shard does with gradients that come as a call: those of dense variables, and a step of the
+whole model.
 
-Rows pushed alone are the door's (the core applies them); this is for what names several things at once. A push is checked whole
-before anything of it is applied, and is told from its repetition by worker and sequence, as the door's are.
+Rows pushed alone are the door's (the core applies them); this is for what names several things at
+once. A push is checked whole before anything of it is applied, and is told from its repetition by
+worker and sequence, as the door's are.
 """
 
 import math
@@ -23,7 +25,8 @@ SEEN, OLD = 1, 2
 
 
 class Gradients(NamedTuple):
-    """Of one push, checked. version: of the model that they were computed at; 0: not said.  rows: (table, ids, f32[n, dim])."""
+    """Of one push, checked. version: of the model that they were computed at; 0: not said.  rows:
+    (table, ids, f32[n, dim])."""
 
     worker: int
     sequence: int
@@ -43,23 +46,31 @@ class Pushed(NamedTuple):
 class Training:
     """Asynchronous: a push is applied at once. Threads: the answering one.
 
-    lag_max: gradients of versions more than so many behind are refused; 0: none.  slows: divide the rate by the lag.
+    lag_max: gradients of versions more than so many behind are refused; 0: none.  slows: divide the
+    rate by the lag.
     """
 
     by_python = False  # whether pushes of rows alone come here too
 
-    def __init__(self, door: ShardDoor, parameters: Parameters, *, lag_max: int = 0, slows: bool = False) -> None:
+    def __init__(
+        self, door: ShardDoor, parameters: Parameters, *, lag_max: int = 0, slows: bool = False
+    ) -> None:
         self.door, self.parameters, self._lag_max, self._slows = door, parameters, lag_max, slows
 
     def push(self, said: Mapping[str, Any]) -> Pushed:
-        """Raises InvalidInput, UnknownTable, UnknownVariable, StalePush; nothing has changed then."""
+        """Raises InvalidInput, UnknownTable, UnknownVariable, StalePush; nothing has changed
+        then."""
         gradients = self.checked(said)
         sight = self.door.look(gradients.worker, gradients.sequence)
         if sight == SEEN:
-            return Pushed({"accepted": True, "repeated": True, "version": self.door.version}, self.door.position)
+            return Pushed(
+                {"accepted": True, "repeated": True, "version": self.door.version},
+                self.door.position,
+            )
         if sight == OLD:
             raise StalePush(
-                f"push {gradients.sequence} of worker {gradients.worker} is too old to know whether it was applied.",
+                f"push {gradients.sequence} of worker {gradients.worker} is too old to know whether"
+                " it was applied.",
                 hint="Do not send it again.",
             )
         lag = self.lag(gradients)
@@ -68,7 +79,9 @@ class Training:
             why = f"the gradient is {lag} versions old, and at most {self._lag_max} are accepted"
             self.door.counts.refuse(Refusal.TOO_STALE)
             return Pushed({"accepted": False, "version": self.door.version, "why": why}, 0)
-        return self.apply(gradients, gradients.scale / max(1, lag) if self._slows else gradients.scale)
+        return self.apply(
+            gradients, gradients.scale / max(1, lag) if self._slows else gradients.scale
+        )
 
     def tick(self) -> None:
         """Again and again."""
@@ -85,7 +98,9 @@ class Training:
         with still(self.door):
             version = self.door.version + 1
             self.parameters.dense.apply(gradients.variables, scale, version)
-            no_room = sum(self.push_rows(table, ids, rows, scale) for table, ids, rows in gradients.rows)
+            no_room = sum(
+                self.push_rows(table, ids, rows, scale) for table, ids, rows in gradients.rows
+            )
             changed = np.fromiter(gradients.variables, np.int64) if gradients.variables else _NONE
             position = self.door.note(DENSE, changed, gradients.worker, gradients.sequence)
             self.door.version = version
@@ -93,10 +108,12 @@ class Training:
         return Pushed({"accepted": True, "version": version, "no_room": no_room}, position)
 
     def push_rows(self, table: int, ids: Ids, gradients: F32, scale: float) -> int:
-        """While pushes wait. Followers hear of these rows, and of those that had to go for them. Return how many ids found no
-        room in their table."""
+        """While pushes wait. Followers hear of these rows, and of those that had to go for them.
+        Return how many ids found no room in their table."""
         gone: list[Ids] = []
-        counted = self.parameters.tables[table].push(ids, gradients, scale=scale, stamp=self.door.stamp, gone=gone)
+        counted = self.parameters.tables[table].push(
+            ids, gradients, scale=scale, stamp=self.door.stamp, gone=gone
+        )
         self.door.counts.push(table, counted)
         for each in (*gone, ids):
             self.door.note(table, each)
@@ -106,7 +123,9 @@ class Training:
         """Raises InvalidInput, UnknownTable, UnknownVariable."""
         scale = _number(said, "scale", 1.0) or 1.0  # 0: the server's own
         if not (scale > 0 and math.isfinite(scale)):
-            raise InvalidInput(f"scale = {scale}: a finite number, 0 (the optimizer's rate) or above.")
+            raise InvalidInput(
+                f"scale = {scale}: a finite number, 0 (the optimizer's rate) or above."
+            )
         variables, rows = said.get("variables") or {}, said.get("rows") or {}
         if not isinstance(variables, dict) or not isinstance(rows, dict):
             raise InvalidInput("variables and rows are maps by name.")
@@ -124,14 +143,23 @@ class Training:
         dim = self.parameters.tables[number].dim
         if not isinstance(part, dict) or not {"ids", "gradients"} <= part.keys():
             raise InvalidInput(f"table {name!r}: rows are a map of ids and gradients.")
-        ids, gradients = np.asarray(part["ids"]), np.ascontiguousarray(part["gradients"], np.float32)
+        ids, gradients = (
+            np.asarray(part["ids"]),
+            np.ascontiguousarray(part["gradients"], np.float32),
+        )
         if ids.dtype not in (np.int64, np.uint64) or ids.ndim != 1:
             raise InvalidInput(f"table {name!r}: ids are i64[n], not {ids.dtype}{list(ids.shape)}.")
         if gradients.shape != (ids.size, dim):
-            raise InvalidInput(f"table {name!r}: gradients are f32[{ids.size}, {dim}], not {list(gradients.shape)}.")
+            raise InvalidInput(
+                f"table {name!r}: gradients are f32[{ids.size}, {dim}], not"
+                f" {list(gradients.shape)}."
+            )
         if not np.isfinite(gradients).all():
             bad = ids[~np.isfinite(gradients).all(axis=1)][0]
-            raise InvalidInput(f"table {name!r}: the gradient of id {bad} holds NaN or infinity.", hint="Nothing was changed.")
+            raise InvalidInput(
+                f"table {name!r}: the gradient of id {bad} holds NaN or infinity.",
+                hint="Nothing was changed.",
+            )
         return number, ids.view(np.int64), gradients
 
 

@@ -1,8 +1,10 @@
-"""A server hears which rows of a set of shards have moved, for the models whose cached predictions were made of them.
+"""A server hears which rows of a set of shards have moved, for the models whose cached predictions
+were made of them.
 
-One thread has a question open at every shard: what has changed since it last heard? It pulls the changed rows that some cached
-prediction was made of, and those that have just come to be of interest. While any shard is away, or has said that too much has
-changed to tell, nothing is known of any row: all is forgotten, and nothing is cached, until every shard has answered again.
+One thread has a question open at every shard: what has changed since it last heard? It pulls the
+changed rows that some cached prediction was made of, and those that have just come to be of
+interest. While any shard is away, or has said that too much has changed to tell, nothing is known
+of any row: all is forgotten, and nothing is cached, until every shard has answered again.
 """
 
 import contextlib
@@ -32,10 +34,11 @@ ROWS_A_PREDICTION = 4  # that are followed, on average
 
 
 class Watched:
-    """The cached predictions of one model: what `clipper_core.model.Model.watch` asks. Threads: any.
+    """The cached predictions of one model: what `clipper_core.model.Model.watch` asks. Threads:
+    any.
 
-    reads: of an input, the ids of each table; None when they cannot be told.  made_max: predictions that are followed.
-    forget: a key and its number, from the cache.
+    reads: of an input, the ids of each table; None when they cannot be told.  made_max: predictions
+    that are followed. forget: a key and its number, from the cache.
     """
 
     def __init__(
@@ -70,18 +73,22 @@ class Watched:
         return next(generations)
 
     def stats(self) -> dict[str, Any]:
-        """predictions and rows that are followed; forgotten: how many since the start, by why; uncached: queries whose rows could
-        not be followed; knows: what moves is known now."""
+        """predictions and rows that are followed; forgotten: how many since the start, by why;
+        uncached: queries whose rows could not be followed; knows: what moves is known now."""
         moves = self.moves
         return {
-            "predictions": len(moves), "rows": moves.rows, "tolerance": moves.tolerance, "forgotten": dict(moves.forgotten),
-            "uncached": self.uncached, "knows": self._watching.knows,
-        }  # fmt: skip
+            "predictions": len(moves),
+            "rows": moves.rows,
+            "tolerance": moves.tolerance,
+            "forgotten": dict(moves.forgotten),
+            "uncached": self.uncached,
+            "knows": self._watching.knows,
+        }
 
 
 class Post:
-    """At one shard. ask: the open question.  question: its number, or that of the last.  position: of what was heard last; -1:
-    nothing is known.  due_s: when to ask again, or to give up."""
+    """At one shard. ask: the open question.  question: its number, or that of the last.  position:
+    of what was heard last; -1: nothing is known.  due_s: when to ask again, or to give up."""
 
     def __init__(self, line: Line) -> None:
         self.line = line
@@ -118,7 +125,9 @@ class Watching:
         with self._guard:
             self._watched = (*self._watched, new)
             if self._thread is None and not self._stopping:
-                self._thread = threading.Thread(target=self._run, name="clipper-watching", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._run, name="clipper-watching", daemon=True
+                )
                 self._thread.start()
         return new
 
@@ -159,7 +168,9 @@ class Watching:
                 self._pause(1.0)
         else:
             return
-        self._posts = [Post(Line(i, self._address, token, None, ANSWER_S)) for i in range(len(addresses))]
+        self._posts = [
+            Post(Line(i, self._address, token, None, ANSWER_S)) for i in range(len(addresses))
+        ]
         try:
             while not self._stopping:
                 self._turn()
@@ -268,7 +279,9 @@ class Watching:
             return
         for watched, followed in mine:
             with watched.guard:
-                watched.moves.moved(table, followed, values[np.searchsorted(each, followed)], post.question)
+                watched.moves.moved(
+                    table, followed, values[np.searchsorted(each, followed)], post.question
+                )
 
     def _begin(self) -> None:
         """What is followed since just now is pulled for the first time."""

@@ -1,5 +1,6 @@
-"""Selection policies, by the name an application gives: `stacking`, or with settings, `exp3(eta=0.05, shadow=0.1)`, or a class
-of the user's own, `package.module:Class(setting=value)`; and deciders of the user's own alike."""
+"""Selection policies, by the name an application gives: `stacking`, or with settings,
+`exp3(eta=0.05, shadow=0.1)`, or a class of the user's own, `package.module:Class(setting=value)`;
+and deciders of the user's own alike."""
 
 import functools
 import inspect
@@ -14,7 +15,16 @@ from clipper.selection.ensemble import Ensemble
 from clipper.selection.experts import Exp4, LogOdds, Stacking
 from clipper.selection.fixed import Fixed
 from clipper.selection.learned import LearningPolicy
-from clipper.selection.policy import Combined, Observation, Plan, Policy, Prediction, Predictions, Query, Truth
+from clipper.selection.policy import (
+    Combined,
+    Observation,
+    Plan,
+    Policy,
+    Prediction,
+    Predictions,
+    Query,
+    Truth,
+)
 from clipper.selection.regression import Ridge
 from clipper.selection.sets import checked_coverage, covering
 from clipper.selection.settings import settings_in
@@ -31,14 +41,19 @@ POLICIES: dict[str, type[Any]] = {policy.name: policy for policy in _CLASSES}
 
 @functools.lru_cache(maxsize=1024)
 def policy_named(text: str) -> Policy:
-    """The policy of `NAME` or `NAME(setting=value, ...)`; InvalidInput with the names and settings there are."""
+    """The policy of `NAME` or `NAME(setting=value, ...)`; InvalidInput with the names and settings
+    there are."""
     if own.is_own(text):
-        made = own.own_object(text, "policy", lambda inner: _settings(text, text.partition("(")[0], inner), own.NEEDED)
+        made = own.own_object(
+            text, "policy", lambda inner: _settings(text, text.partition("(")[0], inner), own.NEEDED
+        )
         return own.OwnPolicy(made, text.strip())
     name, open, rest = text.strip().partition("(")
     if name not in POLICIES:
         guess = did_you_mean(name, POLICIES) or "."
-        raise InvalidInput(f"no policy {name!r}{guess}", hint=f"Policies: {', '.join(sorted(POLICIES))}.")
+        raise InvalidInput(
+            f"no policy {name!r}{guess}", hint=f"Policies: {', '.join(sorted(POLICIES))}."
+        )
     settings = _settings(text, name, rest) if open else {}
     known = inspect.signature(POLICIES[name]).parameters
     coverage = settings.pop("coverage", None)
@@ -51,7 +66,10 @@ def policy_named(text: str) -> Policy:
     if coverage is not None:
         if not isinstance(policy, LearningPolicy):
             hint = "Choose one that does: policy='stacking'."
-            raise DoesNotFit(f"coverage={coverage!r}: policy {name!r} does not learn how wide a set must be.", hint=hint)
+            raise DoesNotFit(
+                f"coverage={coverage!r}: policy {name!r} does not learn how wide a set must be.",
+                hint=hint,
+            )
         policy.coverage = checked_coverage(coverage)
     return policy
 

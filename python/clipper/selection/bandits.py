@@ -1,8 +1,10 @@
-"""Policies that ask one model a query and learn which: good when models are dear, and one is enough.
+"""Policies that ask one model a query and learn which: good when models are dear, and one is
+enough.
 
-All of them meet the same trade: the best model so far, or another that may have become better. `squarecb` is the one to begin
-with; in the world of Figure 8 its error over 20 000 queries is the lowest of those that evaluate one model a query, and with
-`shadow` (a share of the queries also evaluates the others, off the critical path) lower still. docs/selection.md has the table.
+All of them meet the same trade: the best model so far, or another that may have become better.
+`squarecb` is the one to begin with; in the world of Figure 8 its error over 20 000 queries is the
+lowest of those that evaluate one model a query, and with `shadow` (a share of the queries also
+evaluates the others, off the critical path) lower still. docs/selection.md has the table.
 """
 
 from collections.abc import Sequence
@@ -11,7 +13,16 @@ import numpy as np
 
 from clipper.errors import InvalidInput
 from clipper.selection.learned import Array, Learned, LearningPolicy
-from clipper.selection.policy import NOTHING, Combined, Plan, Prediction, Predictions, Query, is_usable, sound_confidence
+from clipper.selection.policy import (
+    NOTHING,
+    Combined,
+    Plan,
+    Prediction,
+    Predictions,
+    Query,
+    is_usable,
+    sound_confidence,
+)
 from clipper.selection.sets import Chances
 from clipper.selection.votes import in_order, label_key
 from clipper.types import VersionedModel
@@ -19,7 +30,8 @@ from clipper_core.bandit import Rule, RuleKind
 
 
 class Bandit(LearningPolicy):
-    """Threads: any. shadow: share of queries, 0 to 1, on which the models not chosen are evaluated too, as observers."""
+    """Threads: any. shadow: share of queries, 0 to 1, on which the models not chosen are evaluated
+    too, as observers."""
 
     chance = True
     shadow: float = 0.0
@@ -28,7 +40,11 @@ class Bandit(LearningPolicy):
         known = [i for i, model in enumerate(state.models) if model in candidates]
         if not known:
             return Plan(in_order(candidates)[:1])
-        rows = state.rows if len(known) == len(state.models) else np.ascontiguousarray(state.rows[known])
+        rows = (
+            state.rows
+            if len(known) == len(state.models)
+            else np.ascontiguousarray(state.rows[known])
+        )
         i, p = self.rule.choose(rows, state.seen, query.uniform)
         chosen = state.models[known[i]]
         others: tuple[VersionedModel, ...] = ()
@@ -40,7 +56,9 @@ class Bandit(LearningPolicy):
         odds = self.rule.probabilities(state.rows, state.seen) if len(state.models) else np.zeros(0)
         return dict(zip(state.models, odds.tolist(), strict=True))
 
-    def combine(self, state: Learned, arrived: Predictions, missing: Sequence[VersionedModel]) -> Combined:
+    def combine(
+        self, state: Learned, arrived: Predictions, missing: Sequence[VersionedModel]
+    ) -> Combined:
         for model in in_order(arrived):
             if is_usable(arrived[model].output):
                 return self._alone(state, model, arrived[model])
@@ -63,10 +81,14 @@ class Bandit(LearningPolicy):
                 return prediction.output, self._accuracy(state, model)
         return None, 0.0
 
-    def chances(self, state: Learned, heard: Predictions, missing: Sequence[VersionedModel]) -> Chances:
+    def chances(
+        self, state: Learned, heard: Predictions, missing: Sequence[VersionedModel]
+    ) -> Chances:
         output, raw = self.raw_confidence(state, heard, missing)
         sure = self.sureness(state, raw)
-        return Chances({label_key(output): (output, sure)}, (1.0 - sure) / max(state.classes - 1.0, 1.0))
+        return Chances(
+            {label_key(output): (output, sure)}, (1.0 - sure) / max(state.classes - 1.0, 1.0)
+        )
 
     def _accuracy(self, state: Learned, model: VersionedModel) -> float:
         return 0.5
@@ -75,16 +97,20 @@ class Bandit(LearningPolicy):
 class Exp3(Bandit):
     """Exp3 as in the paper: weights fall by exp(-eta loss / p), the choice is proportional to them.
 
-    eta: step; .1 follows a change within 400 queries, .03 is calmer.  floor: least probability of a model.
-    Cost: one model a query, 100 ns.  Regret: sqrt(2 T K ln K).  Use: adversarial losses, no assumption at all.
-    Source: the paper, section 5.1; Auer, Cesa-Bianchi, Freund and Schapire 2002.
+    eta: step; .1 follows a change within 400 queries, .03 is calmer.  floor: least probability of a
+    model. Cost: one model a query, 100 ns.  Regret: sqrt(2 T K ln K).  Use: adversarial losses, no
+    assumption at all. Source: the paper, section 5.1; Auer, Cesa-Bianchi, Freund and Schapire 2002.
     """
 
     name = "exp3"
     fresh = (0.0,)
 
     def __init__(self, eta: float = 0.1, floor: float = 1e-6, shadow: float = 0.0) -> None:
-        self.rule = Rule(RuleKind.EXP3, eta=within("eta", eta, 1e-6, 10.0), floor=within("floor", floor, 0.0, 0.5))
+        self.rule = Rule(
+            RuleKind.EXP3,
+            eta=within("eta", eta, 1e-6, 10.0),
+            floor=within("floor", floor, 0.0, 0.5),
+        )
         self.shadow = within("shadow", shadow, 0.0, 1.0)
 
     def _newcomer(self, rows: Array) -> Array:
@@ -105,11 +131,13 @@ class ByMean(Bandit):
 
 
 class SquareCB(ByMean):
-    """Inverse gap weighting: a model is asked with probability 1 / (K + gamma x its excess loss), the best with the rest.
+    """Inverse gap weighting: a model is asked with probability 1 / (K + gamma x its excess loss),
+    the best with the rest.
 
-    gamma: width; larger explores less.  rate: of the exponential mean of losses.  drift: how fast the mean of a model that is not
-    asked goes back to its long memory, so that one that has recovered is found.  memory: rate of that memory.
-    Cost: one model a query, 60 ns.  Use: the default for one model a query.  Source: Foster and Rakhlin 2020.
+    gamma: width; larger explores less.  rate: of the exponential mean of losses.  drift: how fast
+    the mean of a model that is not asked goes back to its long memory, so that one that has
+    recovered is found.  memory: rate of that memory. Cost: one model a query, 60 ns.  Use: the
+    default for one model a query.  Source: Foster and Rakhlin 2020.
     """
 
     name = "squarecb"
@@ -117,20 +145,28 @@ class SquareCB(ByMean):
     counts = (1,)
 
     def __init__(
-        self, gamma: float = 1000.0, rate: float = 0.01, drift: float = 0.001, memory: float = 0.0005, shadow: float = 0.0
+        self,
+        gamma: float = 1000.0,
+        rate: float = 0.01,
+        drift: float = 0.001,
+        memory: float = 0.0005,
+        shadow: float = 0.0,
     ) -> None:
         self.rule = Rule(
-            RuleKind.SQUARECB, eta=within("gamma", gamma, 1.0, 1e9), discount=within("rate", rate, 1e-6, 1.0),
-            share=within("drift", drift, 0.0, 1.0), floor=within("memory", memory, 0.0, 1.0),
-        )  # fmt: skip
+            RuleKind.SQUARECB,
+            eta=within("gamma", gamma, 1.0, 1e9),
+            discount=within("rate", rate, 1e-6, 1.0),
+            share=within("drift", drift, 0.0, 1.0),
+            floor=within("memory", memory, 0.0, 1.0),
+        )
         self.shadow = within("shadow", shadow, 0.0, 1.0)
 
 
 class EpsilonGreedy(ByMean):
     """The best model so far, and with probability epsilon any of them.
 
-    Cost: one model a query, 50 ns.  Use: as a baseline, or where the share of exploration must be exact.
-    Source: the design document, "Selection policies".
+    Cost: one model a query, 50 ns.  Use: as a baseline, or where the share of exploration must be
+    exact. Source: the design document, "Selection policies".
     """
 
     name = "epsilon_greedy"
@@ -139,16 +175,19 @@ class EpsilonGreedy(ByMean):
 
     def __init__(self, epsilon: float = 0.05, rate: float = 0.02, shadow: float = 0.0) -> None:
         self.rule = Rule(
-            RuleKind.GREEDY, share=within("epsilon", epsilon, 0.0, 1.0), discount=within("rate", rate, 1e-6, 1.0)
+            RuleKind.GREEDY,
+            share=within("epsilon", epsilon, 0.0, 1.0),
+            discount=within("rate", rate, 1e-6, 1.0),
         )
         self.shadow = within("shadow", shadow, 0.0, 1.0)
 
 
 class Thompson(Bandit):
-    """A draw from each model's Beta distribution of being right; the highest is asked. Counts are discounted.
+    """A draw from each model's Beta distribution of being right; the highest is asked. Counts are
+    discounted.
 
-    discount: .9995 forgets half in 1400 observations.  Cost: one model a query, 300 ns.  Use: few models, delayed feedback.
-    Source: Thompson 1933; Raj and Kalyani 2017 for the discount.
+    discount: .9995 forgets half in 1400 observations.  Cost: one model a query, 300 ns.  Use: few
+    models, delayed feedback. Source: Thompson 1933; Raj and Kalyani 2017 for the discount.
     """
 
     name = "thompson"
@@ -168,11 +207,13 @@ class Thompson(Bandit):
 
 
 class KlUcb(Bandit):
-    """The model with the highest accuracy that its record still allows, by Kullback-Leibler divergence.
+    """The model with the highest accuracy that its record still allows, by Kullback-Leibler
+    divergence.
 
-    discount: of each model's record, an observation. Its theory takes 1 - sqrt(changes / observations) / 4; the default is that
-    of one change in 10 000 observations, and remembers 400 of them. 1 forgets nothing: for losses that never change.
-    Cost: one model a query, 1 us.  Source: Garivier and Cappe 2011; Garivier and Moulines 2008 for the discount.
+    discount: of each model's record, an observation. Its theory takes 1 - sqrt(changes /
+    observations) / 4; the default is that of one change in 10 000 observations, and remembers 400
+    of them. 1 forgets nothing: for losses that never change. Cost: one model a query, 1 us.
+    Source: Garivier and Cappe 2011; Garivier and Moulines 2008 for the discount.
     """
 
     name = "kl_ucb"
@@ -194,20 +235,29 @@ class KlUcb(Bandit):
 
 
 class TsallisInf(Bandit):
-    """Best of both worlds: the optimal rate for losses chosen by an adversary and for those by chance, without knowing which.
+    """Best of both worlds: the optimal rate for losses chosen by an adversary and for those by
+    chance, without knowing which.
 
-    least_step: keeps the step from vanishing, so that it follows a drift.  discount: of the estimates.
-    Cost: one model a query, 300 ns.  Source: Zimmert and Seldin 2019, reduced variance.
+    least_step: keeps the step from vanishing, so that it follows a drift.  discount: of the
+    estimates. Cost: one model a query, 300 ns.  Source: Zimmert and Seldin 2019, reduced variance.
     """
 
     name = "tsallis_inf"
     fresh = (0.0,)
 
-    def __init__(self, least_step: float = 0.15, discount: float = 0.999, floor: float = 1e-3, shadow: float = 0.0) -> None:
+    def __init__(
+        self,
+        least_step: float = 0.15,
+        discount: float = 0.999,
+        floor: float = 1e-3,
+        shadow: float = 0.0,
+    ) -> None:
         self.rule = Rule(
-            RuleKind.TSALLIS, eta=within("least_step", least_step, 0.0, 10.0), discount=within("discount", discount, 0.5, 1.0),
+            RuleKind.TSALLIS,
+            eta=within("least_step", least_step, 0.0, 10.0),
+            discount=within("discount", discount, 0.5, 1.0),
             floor=within("floor", floor, 1e-9, 0.5),
-        )  # fmt: skip
+        )
         self.shadow = within("shadow", shadow, 0.0, 1.0)
 
     def _newcomer(self, rows: Array) -> Array:

@@ -1,8 +1,10 @@
-"""Policies that ask one model a query by what the query is like: a model's reward is a linear function of its features.
+"""Policies that ask one model a query by what the query is like: a model's reward is a linear
+function of its features.
 
-The features come with the query, `app.predict(x, context=[...])`: up to 32 numbers that tell queries apart by which model is
-good at them, scaled to lie around -1 to 1. A state begins with the constant alone, which is a bandit without context; the first
-feedback of a query with features fixes how many there are. Queries without any are those of which all features are 0.
+The features come with the query, `app.predict(x, context=[...])`: up to 32 numbers that tell
+queries apart by which model is good at them, scaled to lie around -1 to 1. A state begins with the
+constant alone, which is a bandit without context; the first feedback of a query with features fixes
+how many there are. Queries without any are those of which all features are 0.
 """
 
 import math
@@ -26,7 +28,8 @@ Features = tuple[float, ...]
 
 
 class Contextual(Bandit):
-    """State: a row a model: the factor of (1 + sum of x x'), then the sum of reward x; x: the constant and the features."""
+    """State: a row a model: the factor of (1 + sum of x x'), then the sum of reward x; x: the
+    constant and the features."""
 
     fresh = (1.0, 0.0)
     linear: Context
@@ -39,9 +42,19 @@ class Contextual(Bandit):
         x = _point(state.rows, query.features)
         if x is None:
             have = features_in(state.rows)
-            hint = "A state keeps to the features that its first feedback had; another application begins anew."
-            raise InvalidInput(f"context has {len(query.features)} features; {self.name} has learned by {have}.", hint=hint)
-        rows = state.rows if len(known) == len(state.models) else np.ascontiguousarray(state.rows[known])
+            hint = (
+                "A state keeps to the features that its first feedback had; another application"
+                " begins anew."
+            )
+            raise InvalidInput(
+                f"context has {len(query.features)} features; {self.name} has learned by {have}.",
+                hint=hint,
+            )
+        rows = (
+            state.rows
+            if len(known) == len(state.models)
+            else np.ascontiguousarray(state.rows[known])
+        )
         chosen = state.models[known[self.linear.choose(rows, x, query.uniform)]]
         others: tuple[VersionedModel, ...] = ()
         if self.shadow and (query.uniform * 2**20) % 1.0 < self.shadow:
@@ -56,10 +69,16 @@ class Contextual(Bandit):
         asked = [self.linear.choose(state.rows, x, (i + 0.5) / DRAWS) for i in range(DRAWS)]
         return {model: asked.count(i) / DRAWS for i, model in enumerate(state.models)}
 
-    def _learned(self, state: Learned, observation: Observation, told: Mapping[VersionedModel, float]) -> Array:
+    def _learned(
+        self, state: Learned, observation: Observation, told: Mapping[VersionedModel, float]
+    ) -> Array:
         """What has another number of features than the state teaches nothing."""
         features = observation.plan.features
-        rows = self._widened(state.rows, len(features)) if features and features_in(state.rows) == 0 else state.rows
+        rows = (
+            self._widened(state.rows, len(features))
+            if features and features_in(state.rows) == 0
+            else state.rows
+        )
         x = _point(rows, features)
         if x is None:
             return state.rows
@@ -100,10 +119,13 @@ class Contextual(Bandit):
         return self.linear.rows(products * share[:, None, None], rewards * share[:, None])
 
     def _merged(self, base: Array, mine: Array, theirs: Array) -> Array:
-        """Sums of products add up. Where two servers began with different features, those of more feedback stay."""
+        """Sums of products add up. Where two servers began with different features, those of more
+        feedback stay."""
         if not len(mine):
             return mine
-        most = max((base, mine, theirs), key=lambda rows: (features_in(rows) > 0, float(rows[:, 0].sum())))
+        most = max(
+            (base, mine, theirs), key=lambda rows: (features_in(rows) > 0, float(rows[:, 0].sum()))
+        )
         d = features_in(most) + 1
         fit = [
             rows if rows.shape == most.shape
@@ -125,11 +147,13 @@ class Contextual(Bandit):
 
 
 class LinUcb(Contextual):
-    """The model with the highest upper bound on its reward for a query like this one, by ridge regression on the features.
+    """The model with the highest upper bound on its reward for a query like this one, by ridge
+    regression on the features.
 
-    width: of the bound, in standard deviations of a reward; below 1 it may never look at a model again.  discount: of what was
-    known, an observation; .9995 forgets half in 1400.  Cost: one model a query, d^2 operations a model: .4 us in the core for 5
-    models of 8 features.  Regret: d sqrt(T).  Use: models that are good at different queries.  Source: Li, Chu, Langford and
+    width: of the bound, in standard deviations of a reward; below 1 it may never look at a model
+    again.  discount: of what was known, an observation; .9995 forgets half in 1400.  Cost: one
+    model a query, d^2 operations a model: .4 us in the core for 5 models of 8 features.  Regret: d
+    sqrt(T).  Use: models that are good at different queries.  Source: Li, Chu, Langford and
     Schapire 2010.
     """
 
@@ -137,46 +161,62 @@ class LinUcb(Contextual):
 
     def __init__(self, width: float = 1.0, discount: float = 0.9995, shadow: float = 0.0) -> None:
         self.linear = Context(
-            sampled=False, width=within("width", width, 0.0, 100.0), discount=within("discount", discount, 0.5, 1.0), ridge=1.0
+            sampled=False,
+            width=within("width", width, 0.0, 100.0),
+            discount=within("discount", discount, 0.5, 1.0),
+            ridge=1.0,
         )
         self.shadow = within("shadow", shadow, 0.0, 1.0)
 
 
 class LinTs(Contextual):
-    """A draw of each model's reward for a query like this one, from what ridge regression leaves possible; the highest is asked.
+    """A draw of each model's reward for a query like this one, from what ridge regression leaves
+    possible; the highest is asked.
 
-    width: standard deviation of a reward; discount, cost, use: as linucb's. Delayed feedback costs it less, because its choices
-    vary meanwhile.  Source: Agrawal and Goyal 2013.
+    width: standard deviation of a reward; discount, cost, use: as linucb's. Delayed feedback costs
+    it less, because its choices vary meanwhile.  Source: Agrawal and Goyal 2013.
     """
 
     name = "lints"
 
     def __init__(self, width: float = 0.3, discount: float = 0.9995, shadow: float = 0.0) -> None:
         self.linear = Context(
-            sampled=True, width=within("width", width, 0.0, 100.0), discount=within("discount", discount, 0.5, 1.0), ridge=1.0
+            sampled=True,
+            width=within("width", width, 0.0, 100.0),
+            discount=within("discount", discount, 0.5, 1.0),
+            ridge=1.0,
         )
         self.shadow = within("shadow", shadow, 0.0, 1.0)
 
 
 def features_of(context: Any) -> Features:
-    """What a caller gave as `context`, checked. InvalidInput for what is no array of 1 to 32 finite numbers."""
+    """What a caller gave as `context`, checked. InvalidInput for what is no array of 1 to 32 finite
+    numbers."""
     if context is None:
         return ()
     try:
         found = np.asarray(context, np.float64)
     except (TypeError, ValueError):
-        raise InvalidInput(f"context must be an array of numbers, not {str(context)[:60]!r}.") from None
+        raise InvalidInput(
+            f"context must be an array of numbers, not {str(context)[:60]!r}."
+        ) from None
     if found.ndim != 1 or not 1 <= len(found) <= FEATURES_MAX:
-        raise InvalidInput(f"a context of shape {found.shape}: it is an array of 1 to {FEATURES_MAX} numbers.")
+        raise InvalidInput(
+            f"a context of shape {found.shape}: it is an array of 1 to {FEATURES_MAX} numbers."
+        )
     if not (np.abs(found) <= LARGEST).all():
         at = int(np.argmin(np.abs(found) <= LARGEST))
         hint = "Scale features to lie around -1 to 1."
-        raise InvalidInput(f"context[{at}]={found[at]:g}: it must be finite and at most {LARGEST:g} in size.", hint=hint)
+        raise InvalidInput(
+            f"context[{at}]={found[at]:g}: it must be finite and at most {LARGEST:g} in size.",
+            hint=hint,
+        )
     return tuple(found.tolist())
 
 
 def features_in(rows: Array) -> int:
-    """How many features rows have, without the constant: they hold d (d + 1) / 2 + d numbers for d - 1 features."""
+    """How many features rows have, without the constant: they hold d (d + 1) / 2 + d numbers for d
+    - 1 features."""
     return (math.isqrt(9 + 8 * rows.shape[1]) - 3) // 2 - 1
 
 

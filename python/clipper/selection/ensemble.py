@@ -1,8 +1,9 @@
 """All models, with equal weights: they vote on labels and average numbers.
 
-Confidence of a vote: models that gave the winning label / models asked. So a missing prediction lowers it: it replaces
-nothing, and agrees with nobody. A missing number leaves the mean to those that arrived, unless the application has it
-replaced by its model's own mean before (serving/stragglers). One model alone is believed as far as it believes itself.
+Confidence of a vote: models that gave the winning label / models asked. So a missing prediction
+lowers it: it replaces nothing, and agrees with nobody. A missing number leaves the mean to those
+that arrived, unless the application has it replaced by its model's own mean before
+(serving/stragglers). One model alone is believed as far as it believes itself.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,9 @@ class Ensemble(Unlearned):
     def select(self, state: Models, query: Query, candidates: Sequence[VersionedModel]) -> Plan:
         return Plan(in_order(candidates))
 
-    def combine(self, state: Models, arrived: Predictions, missing: Sequence[VersionedModel]) -> Combined:
+    def combine(
+        self, state: Models, arrived: Predictions, missing: Sequence[VersionedModel]
+    ) -> Combined:
         votes = usable(arrived)
         asked = len({*arrived, *missing})
         if not votes:

@@ -1,8 +1,9 @@
-"""The state of policies that learn, and what all of them do with it: come and go of models, calibration, writing and merging.
+"""The state of policies that learn, and what all of them do with it: come and go of models,
+calibration, writing and merging.
 
-A state is a value: one row of numbers a model (its columns belong to the rule, `clipper_core.bandit`), the observations so far,
-which labels were seen, how often answers given with a confidence were right, and, for sets, their threshold. Nothing in here is
-changed in place.
+A state is a value: one row of numbers a model (its columns belong to the rule,
+`clipper_core.bandit`), the observations so far, which labels were seen, how often answers given
+with a confidence were right, and, for sets, their threshold. Nothing in here is changed in place.
 """
 
 import math
@@ -26,15 +27,19 @@ _replace = msgspec.structs.replace
 
 BINS = 10  # of confidence: more tell no more apart than a few hundred observations can fill
 DOUBT = 20.0  # observations that a bin needs before it speaks louder than the raw figure
-FADE = 0.998  # of a bin's counts, an observation in it: calibration follows a drift, and what is rare is not forgotten meanwhile
+# of a bin's counts, an observation in it: calibration follows a drift, and what is rare is not
+# forgotten meanwhile
+FADE = 0.998
 CARRIED = 0.25  # of the counts, into a new version
 PRIOR_COUNTS = 30.0  # what the state that all users share counts as for a new one
 LABEL_BITS = 64
 
 
 class Learned(msgspec.Struct, frozen=True, eq=False):
-    """models: sorted.  rows: f64[models, columns].  seen: weight of the observations.  labels: one bit a label seen.
-    sure: f64[BINS, 2], right and all answers by confidence.  tracked: of the sets, where a coverage is asked for."""
+    """models: sorted.  rows: f64[models, columns].  seen: weight of the observations.  labels: one
+    bit a label seen. sure: f64[BINS, 2], right and all answers by confidence.  tracked: of the
+    sets, where a coverage is asked for.
+    """
 
     models: tuple[VersionedModel, ...]
     rows: Array
@@ -45,7 +50,8 @@ class Learned(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def classes(self) -> float:
-        """Labels seen, by linear counting: exact for a few, some per cent off for fifty, no more than 267 ever."""
+        """Labels seen, by linear counting: exact for a few, some per cent off for fifty, no more
+        than 267 ever."""
         free = LABEL_BITS - self.labels.bit_count()
         return max(2.0, round(LABEL_BITS * math.log(LABEL_BITS / max(free, 1))))
 
@@ -92,10 +98,15 @@ class LearningPolicy(ABC):
     def _discounted(self, rows: Array, most: float) -> Array:
         """Evidence brought down to that of `most` observations a model, in proportion."""
         evidence = self._evidence(rows)
-        return rows if evidence is None else self._faded(rows, np.minimum(1.0, most / np.maximum(evidence, 1e-300)))
+        return (
+            rows
+            if evidence is None
+            else self._faded(rows, np.minimum(1.0, most / np.maximum(evidence, 1e-300)))
+        )
 
     def _evidence(self, rows: Array) -> Array | None:
-        """f64[models]: how many observations each row speaks of; None for a rule that counts none."""
+        """f64[models]: how many observations each row speaks of; None for a rule that counts
+        none."""
         if not self.counts:
             return None
         found: Array = (rows[:, list(self.counts)] - self.least).max(axis=1, initial=0.0)
@@ -128,19 +139,30 @@ class LearningPolicy(ABC):
         rows = np.delete(state.rows, state.models.index(model), axis=0)
         return _replace(state, models=tuple(m for m in state.models if m != model), rows=rows)
 
-    def update_model_version(self, state: Learned, old: VersionedModel, new: VersionedModel) -> Learned:
+    def update_model_version(
+        self, state: Learned, old: VersionedModel, new: VersionedModel
+    ) -> Learned:
         if old not in state.models or new in state.models:
             return state
-        rows = self._faded(state.rows, np.array([CARRIED if model == old else 1.0 for model in state.models]))
+        rows = self._faded(
+            state.rows, np.array([CARRIED if model == old else 1.0 for model in state.models])
+        )
         models = [new if model == old else model for model in state.models]
         ordered = in_order(models)
-        return _replace(state, models=ordered, rows=rows[[models.index(model) for model in ordered]])
+        return _replace(
+            state, models=ordered, rows=rows[[models.index(model) for model in ordered]]
+        )
 
     def fitting(self, state: Learned, models: Sequence[VersionedModel]) -> Learned:
-        """The state for exactly these models: versions follow their names, the rest is added and removed."""
+        """The state for exactly these models: versions follow their names, the rest is added and
+        removed."""
         for new in (model for model in models if model not in state.models):
             old = [m for m in state.models if m.name == new.name and m not in models]
-            state = self.update_model_version(state, old[-1], new) if old else self.add_model(state, new)
+            state = (
+                self.update_model_version(state, old[-1], new)
+                if old
+                else self.add_model(state, new)
+            )
         for gone in (model for model in state.models if model not in models):
             state = self.remove_model(state, gone)
         return state
@@ -156,12 +178,17 @@ class LearningPolicy(ABC):
         if not mine or not math.isfinite(weight) or weight <= 0:
             return state
         rows = self._learned(state, observation, mine)
-        labels = state.labels | label_bit(observation.truth.label) if observation.truth.known else state.labels
+        labels = (
+            state.labels | label_bit(observation.truth.label)
+            if observation.truth.known
+            else state.labels
+        )
         sure, tracked = self._experience(state, observation)
         return Learned(state.models, rows, state.seen + weight, labels, sure, tracked)
 
     def _healed(self, state: Learned) -> Learned:
-        """The state with what is not finite begun anew: models that are sound keep what they have learned."""
+        """The state with what is not finite begun anew: models that are sound keep what they have
+        learned."""
         anew = self.init(state.models)
         if not self.fresh or anew.rows.shape != state.rows.shape:  # rows that belong together
             return anew
@@ -171,7 +198,9 @@ class LearningPolicy(ABC):
         sure = np.where(np.isfinite(state.sure), state.sure, 0.0)
         return _replace(state, rows=rows, sure=sure)
 
-    def _learned(self, state: Learned, observation: Observation, told: Mapping[VersionedModel, float]) -> Array:
+    def _learned(
+        self, state: Learned, observation: Observation, told: Mapping[VersionedModel, float]
+    ) -> Array:
         lost = np.array([told.get(model, math.nan) for model in state.models])
         asked = observation.plan.models
         if len(asked) == 1 and asked[0] in state.models:
@@ -183,7 +212,9 @@ class LearningPolicy(ABC):
     # -- confidence
 
     @abstractmethod
-    def raw_confidence(self, state: Learned, heard: Predictions, missing: Sequence[VersionedModel]) -> tuple[Any, float]:
+    def raw_confidence(
+        self, state: Learned, heard: Predictions, missing: Sequence[VersionedModel]
+    ) -> tuple[Any, float]:
         """-> what would be answered, and how sure the policy is before calibration."""
 
     def sureness(self, state: Learned, raw: float) -> float:
@@ -192,9 +223,14 @@ class LearningPolicy(ABC):
         return float((right + DOUBT * raw) / (count + DOUBT))
 
     def _experience(self, state: Learned, observation: Observation) -> tuple[Array, Tracked]:
-        """How sure one may be, and how wide a set must be, now that the truth about one more answer is known."""
+        """How sure one may be, and how wide a set must be, now that the truth about one more answer
+        is known."""
         plan, truth = observation.plan, observation.truth
-        heard = {model: observation.predictions[model] for model in plan.models if model in observation.predictions}
+        heard = {
+            model: observation.predictions[model]
+            for model in plan.models
+            if model in observation.predictions
+        }
         if not heard:
             return state.sure, state.tracked
         missing = [model for model in plan.models if model not in heard]
@@ -219,7 +255,9 @@ class LearningPolicy(ABC):
     # -- sets
 
     @abstractmethod
-    def chances(self, state: Learned, heard: Predictions, missing: Sequence[VersionedModel]) -> Chances:
+    def chances(
+        self, state: Learned, heard: Predictions, missing: Sequence[VersionedModel]
+    ) -> Chances:
         """Of the labels, before any set is made of them; called when a usable label was heard."""
 
     def with_set(self, state: Learned, found: Combined, chances: Callable[[], Chances]) -> Combined:
@@ -239,10 +277,18 @@ class LearningPolicy(ABC):
         rows = self._merged(base.rows, mine.rows, theirs.rows)
         sure = np.maximum(mine.sure + theirs.sure - base.sure, 0.0)
         tracked = sets.merged(base.tracked, mine.tracked, theirs.tracked)
-        return Learned(models, rows, mine.seen + theirs.seen - base.seen, mine.labels | theirs.labels, sure, tracked)
+        return Learned(
+            models,
+            rows,
+            mine.seen + theirs.seen - base.seen,
+            mine.labels | theirs.labels,
+            sure,
+            tracked,
+        )
 
     def _merged(self, base: Array, mine: Array, theirs: Array) -> Array:
-        """Counts and weights add up; an average is weighed by the count beside it, when there is one."""
+        """Counts and weights add up; an average is weighed by the count beside it, when there is
+        one."""
         rows = mine + theirs - base
         for column in self.counts:
             rows[:, column] = np.maximum(rows[:, column], self.least)
@@ -250,24 +296,36 @@ class LearningPolicy(ABC):
 
     def encode(self, state: Learned) -> bytes:
         written = _Written(
-            self.name, self.schema, state.models, state.rows.tobytes(), state.seen, state.labels, state.sure.tobytes(),
+            self.name,
+            self.schema,
+            state.models,
+            state.rows.tobytes(),
+            state.seen,
+            state.labels,
+            state.sure.tobytes(),
             state.tracked,
-        )  # fmt: skip
+        )
         body = msgspec.msgpack.encode(written)
         return zlib.crc32(body).to_bytes(4, "little") + body
 
     def decode(self, data: bytes) -> Learned:
         if len(data) < 4 or zlib.crc32(data[4:]).to_bytes(4, "little") != data[:4]:
-            raise ValueError(f"no state of {self.name}: the checksum does not fit its {len(data)} bytes")
+            raise ValueError(
+                f"no state of {self.name}: the checksum does not fit its {len(data)} bytes"
+            )
         try:
             written = msgspec.msgpack.decode(data[4:], type=_Written)
         except msgspec.MsgspecError as error:
             raise ValueError(f"no state of {self.name}: {error}") from None
         if written.policy != self.name or not 1 <= written.schema <= self.schema:
-            raise ValueError(f"a state of {written.policy}/{written.schema}, not of {self.name}/{self.schema}")
+            raise ValueError(
+                f"a state of {written.policy}/{written.schema}, not of {self.name}/{self.schema}"
+            )
         try:
             rows = self._shaped(np.frombuffer(written.rows), len(written.models))
-            sure = np.frombuffer(written.sure).reshape(BINS, -1, 2).sum(axis=1)  # schema 1 had twice as many bins
+            sure = (
+                np.frombuffer(written.sure).reshape(BINS, -1, 2).sum(axis=1)
+            )  # schema 1 had twice as many bins
             if len(written.sure) != BINS * 16 * (2 if written.schema == 1 else 1):
                 raise ValueError("the bins of confidence")
         except ValueError as error:
@@ -279,7 +337,8 @@ class LearningPolicy(ABC):
         return state if np.isfinite(rows).all() and np.isfinite(sure).all() else self._healed(state)
 
     def _shaped(self, numbers: Array, k: int) -> Array:
-        """The rows of k models as they were before they were written; ValueError when they cannot be."""
+        """The rows of k models as they were before they were written; ValueError when they cannot
+        be."""
         return numbers.reshape(k, len(self.fresh))
 
     def accepts_input_type(self, input: InputType) -> bool:
@@ -290,7 +349,8 @@ class LearningPolicy(ABC):
         return self.rule.weights(state.rows, state.classes)
 
     def portions(self, state: Learned) -> dict[VersionedModel, float]:
-        """Of an answer, or (of those that ask one model) of the queries: each model's; they add up to 1."""
+        """Of an answer, or (of those that ask one model) of the queries: each model's; they add up
+        to 1."""
         weights = self.rule.weights(state.rows, state.classes) if len(state.models) else np.zeros(0)
         return dict(zip(state.models, (weights / (weights.sum() or 1.0)).tolist(), strict=True))
 
@@ -317,8 +377,9 @@ def label_bit(label: object) -> int:
 
 
 def _right(output: object, observation: Observation) -> float | None:
-    """How right an output would have been, 0 to 1. A score is of the answer that was returned, which may have been the default:
-    of another output it tells only when the answer was surely right. None when nothing is known."""
+    """How right an output would have been, 0 to 1. A score is of the answer that was returned,
+    which may have been the default: of another output it tells only when the answer was surely
+    right. None when nothing is known."""
     if observation.truth.known:
         return 1.0 - losses_of(output, observation)
     if observation.answer is not None and agrees(output, observation.answer):

@@ -1,7 +1,8 @@
 """Many observations at once: columns instead of objects, learned from by the core in their order.
 
-The policies of this package that vote on labels, or lose by numbers, learn in `clipper_core.lesson`; for every other policy, and
-for outputs of kinds that do not go together, `observe_rows` is the loop over `policy.observe`.
+The policies of this package that vote on labels, or lose by numbers, learn in
+`clipper_core.lesson`; for every other policy, and for outputs of kinds that do not go together,
+`observe_rows` is the loop over `policy.observe`.
 """
 
 import functools
@@ -20,7 +21,17 @@ from clipper.types import VersionedModel
 from clipper_core.bandit import Rule
 from clipper_core.lesson import Lesson
 
-_IN_THE_CORE: tuple[type[Any], ...] = (Exp3, EpsilonGreedy, KlUcb, SquareCB, Thompson, TsallisInf, Exp4, LogOdds, Stacking)
+_IN_THE_CORE: tuple[type[Any], ...] = (
+    Exp3,
+    EpsilonGreedy,
+    KlUcb,
+    SquareCB,
+    Thompson,
+    TsallisInf,
+    Exp4,
+    LogOdds,
+    Stacking,
+)
 _OF_ONE_MODEL = (Exp3, EpsilonGreedy, KlUcb, SquareCB, Thompson, TsallisInf)
 _PLAIN = frozenset((int, str, bytes))
 _WHOLE: tuple[set[np.dtype[Any] | None], ...] = ({np.dtype(np.int64)}, {np.dtype(np.bool_)})
@@ -31,9 +42,10 @@ Column = Any  # ndarray of shape (n,), or a list of n
 class Rows(msgspec.Struct, frozen=True, eq=False):
     """n observations of labels, of one context.
 
-    models: of the columns.  outputs, heard, confidence: a column a model; heard bool (n,), or None for all of them; confidence
-    f64 (n,), NaN where the model gave none, or None for none at all.  labels: a column.  asked: i32 (n,) or (1,), the place of
-    the only model that was asked, -1 when all were.  p: f64 (n,) or (1,), its probability then.
+    models: of the columns.  outputs, heard, confidence: a column a model; heard bool (n,), or None
+    for all of them; confidence f64 (n,), NaN where the model gave none, or None for none at all.
+    labels: a column.  asked: i32 (n,) or (1,), the place of the only model that was asked, -1 when
+    all were.  p: f64 (n,) or (1,), its probability then.
     """
 
     models: tuple[VersionedModel, ...]
@@ -81,15 +93,24 @@ class Rows(msgspec.Struct, frozen=True, eq=False):
 
 
 def observe(policy: Policy, state: State, seen: Observation, lesson: Lesson | None) -> State:
-    """`policy.observe`, in the core where it can be: the state that `observe_rows` comes to by the same row. lesson: the
-    policy's, by `lesson_of`."""
+    """`policy.observe`, in the core where it can be: the state that `observe_rows` comes to by the
+    same row. lesson: the policy's, by `lesson_of`."""
     truth, plan = seen.truth, seen.plan
     if lesson is None or truth.score is not None:
         return policy.observe(state, seen)
     found = lesson.one(
-        state.models, state.rows, state.sure, state.seen, state.labels, state.tracked, plan.models, plan.probabilities,
-        seen.predictions, truth.label, seen.weight,
-    )  # fmt: skip
+        state.models,
+        state.rows,
+        state.sure,
+        state.seen,
+        state.labels,
+        state.tracked,
+        plan.models,
+        plan.probabilities,
+        seen.predictions,
+        truth.label,
+        seen.weight,
+    )
     if found is None:
         return policy.observe(state, seen)
     return found or state
@@ -111,8 +132,13 @@ def observe_rows(policy: Policy, state: State, rows: Rows) -> State:
 
 
 def lesson_of(policy: Policy) -> Lesson | None:
-    """How this policy learns in the core; None if it does not, or not all of it: the sets of a coverage."""
-    if isinstance(policy, LearningPolicy) and type(policy) in _IN_THE_CORE and policy.coverage is None:
+    """How this policy learns in the core; None if it does not, or not all of it: the sets of a
+    coverage."""
+    if (
+        isinstance(policy, LearningPolicy)
+        and type(policy) in _IN_THE_CORE
+        and policy.coverage is None
+    ):
         return _lesson(policy.rule)
     return None
 
@@ -124,7 +150,11 @@ def _lesson(rule: Rule) -> Lesson:
 
 def _fits(policy: Policy, state: Learned, rows: Rows) -> bool:
     is_finite = bool(np.isfinite(state.rows).all() and np.isfinite(state.sure).all())
-    return is_finite and state.models == rows.models and not (isinstance(policy, _OF_ONE_MODEL) and rows.asked.min(initial=0) < 0)
+    return (
+        is_finite
+        and state.models == rows.models
+        and not (isinstance(policy, _OF_ONE_MODEL) and rows.asked.min(initial=0) < 0)
+    )
 
 
 def _chosen(rows: Rows) -> NDArray[np.uint32]:
@@ -132,9 +162,13 @@ def _chosen(rows: Rows) -> NDArray[np.uint32]:
 
 
 def _of_votes(
-    lesson: Lesson, state: Learned, rows: Rows, values: NDArray[np.int64], labels: NDArray[np.int64],
+    lesson: Lesson,
+    state: Learned,
+    rows: Rows,
+    values: NDArray[np.int64],
+    labels: NDArray[np.int64],
     bits: NDArray[np.uint8],
-) -> Learned:  # fmt: skip
+) -> Learned:
     shape = values.shape
     heard = np.ones(shape, np.uint8)
     confidence = np.full(shape, np.nan)
@@ -144,7 +178,17 @@ def _of_votes(
         if (own := rows.confidence[j]) is not None:
             confidence[j] = own
     learned = lesson.many(
-        state.rows, state.sure, state.seen, state.labels, values, heard, confidence, labels, bits, _chosen(rows), rows.p
+        state.rows,
+        state.sure,
+        state.seen,
+        state.labels,
+        values,
+        heard,
+        confidence,
+        labels,
+        bits,
+        _chosen(rows),
+        rows.p,
     )
     taught, sure, seen, bits_seen = learned
     return Learned(state.models, taught, seen, bits_seen, sure, state.tracked)
@@ -159,11 +203,15 @@ def _of_losses(lesson: Lesson, state: Learned, rows: Rows, lost: NDArray[np.floa
 
 
 def _votes(rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]] | None:
-    """Labels as numbers that are equal when they are: i64 (k, n), i64 (n,), and the bit of each, u8 (n,). None when some output
-    or label is none."""
+    """Labels as numbers that are equal when they are: i64 (k, n), i64 (n,), and the bit of each, u8
+    (n,). None when some output or label is none."""
     if _kinds(rows) in _WHOLE:
         labels = np.asarray(rows.labels, np.int64)
-        return np.array(rows.outputs, np.int64), labels, (labels & (LABEL_BITS - 1)).astype(np.uint8)
+        return (
+            np.array(rows.outputs, np.int64),
+            labels,
+            (labels & (LABEL_BITS - 1)).astype(np.uint8),
+        )
     codes: dict[object, int] = {}
     values = np.zeros((len(rows.models), len(rows)), np.int64)
     for j, column in enumerate(rows.outputs):
@@ -172,23 +220,34 @@ def _votes(rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np
         values[j] = found
     if (right := _coded(rows.labels, None, codes)) is None:
         return None
-    bits = np.array([label_bit(key[1] if isinstance(key, tuple) else key).bit_length() - 1 for key in codes], np.uint8)
+    bits = np.array(
+        [label_bit(key[1] if isinstance(key, tuple) else key).bit_length() - 1 for key in codes],
+        np.uint8,
+    )
     return values, right, bits[right]
 
 
 def _kinds(rows: Rows) -> set[np.dtype[Any] | None]:
     """Of its columns; None for what is no array of one dimension."""
     columns = (*rows.outputs, rows.labels)
-    return {column.dtype if isinstance(column, np.ndarray) and column.ndim == 1 else None for column in columns}
+    return {
+        column.dtype if isinstance(column, np.ndarray) and column.ndim == 1 else None
+        for column in columns
+    }
 
 
-def _coded(column: Column, heard: NDArray[np.bool_] | None, codes: dict[object, int]) -> NDArray[np.int64] | None:
+def _coded(
+    column: Column, heard: NDArray[np.bool_] | None, codes: dict[object, int]
+) -> NDArray[np.int64] | None:
     if isinstance(column, np.ndarray):
         if column.ndim != 1 or column.dtype.kind not in "biu":
             return None
         column = column.tolist()
     if heard is not None:
-        column = [value if was_heard else 0 for value, was_heard in zip(column, heard.tolist(), strict=True)]
+        column = [
+            value if was_heard else 0
+            for value, was_heard in zip(column, heard.tolist(), strict=True)
+        ]
     kinds = set(map(type, column))
     if not kinds <= _PLAIN:
         if not kinds <= {*_PLAIN, bool}:
@@ -198,8 +257,12 @@ def _coded(column: Column, heard: NDArray[np.bool_] | None, codes: dict[object, 
 
 
 def _losses(rows: Rows) -> NDArray[np.float64] | None:
-    """f64 (k, n) of numbers, as `clipper.selection.policy.loss` has it, NaN where there is none; None for what are no numbers."""
-    if not all(isinstance(c, np.ndarray) and c.ndim == 1 and c.dtype == np.float64 for c in (*rows.outputs, rows.labels)):
+    """f64 (k, n) of numbers, as `clipper.selection.policy.loss` has it, NaN where there is none;
+    None for what are no numbers."""
+    if not all(
+        isinstance(c, np.ndarray) and c.ndim == 1 and c.dtype == np.float64
+        for c in (*rows.outputs, rows.labels)
+    ):
         return None
     said = np.array(rows.outputs, np.float64)
     usable = np.isfinite(said)
@@ -218,15 +281,17 @@ def _where_heard(rows: Rows, lost: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def losses_by_model(rows: Rows) -> NDArray[np.float64] | None:
-    """f64 (k, n): as `clipper.selection.policy.losses` has them, NaN where there is none; None unless all columns are arrays of
-    whole numbers, of truth values, or of numbers."""
+    """f64 (k, n): as `clipper.selection.policy.losses` has them, NaN where there is none; None
+    unless all columns are arrays of whole numbers, of truth values, or of numbers."""
     if _kinds(rows) not in _WHOLE:
         return _losses(rows)
     return _where_heard(rows, (np.array(rows.outputs) != rows.labels).astype(np.float64))
 
 
 def _taken(column: Column, places: NDArray[np.intp]) -> Column:
-    return column[places] if isinstance(column, np.ndarray) else [column[i] for i in places.tolist()]
+    return (
+        column[places] if isinstance(column, np.ndarray) else [column[i] for i in places.tolist()]
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -1,9 +1,10 @@
-"""Policies and deciders of the user's own: found by `package.module:Class(setting=value)`, and kept from harming anybody else.
+"""Policies and deciders of the user's own: found by `package.module:Class(setting=value)`, and kept
+from harming anybody else.
 
-One instance serves all queries and threads. What its methods raise, or return that makes no sense, is PolicyFailed: it costs
-the query its default answer (a decider's: the query waits for all, as if there were no decider), with the traceback in the log.
-A method that hangs keeps whoever called it: `select` and `combine` run on the caller's own thread, `decide` on one that nobody
-else waits for.
+One instance serves all queries and threads. What its methods raise, or return that makes no sense,
+is PolicyFailed: it costs the query its default answer (a decider's: the query waits for all, as if
+there were no decider), with the traceback in the log. A method that hangs keeps whoever called it:
+`select` and `combine` run on the caller's own thread, `decide` on one that nobody else waits for.
 """
 
 import importlib
@@ -19,7 +20,9 @@ from clipper.selection.unlearned import Unlearned
 from clipper.types import OWN_CLASS, InputType, VersionedModel
 
 _log = logging.getLogger(__name__)
-LOGGED_EVERY = 1000  # of the failures of one class: the first has its traceback in the log, and every so many'th after it
+# of the failures of one class: the first has its traceback in the log, and every so many'th after
+# it
+LOGGED_EVERY = 1000
 _T = TypeVar("_T")
 _OWN = re.compile(OWN_CLASS, re.S)
 
@@ -28,20 +31,32 @@ def is_own(text: str) -> bool:
     return isinstance(text, str) and _OWN.fullmatch(text.strip()) is not None
 
 
-def own_object(text: str, noun: str, settings: Callable[[str], dict[str, Any]], needs: Sequence[str]) -> Any:
-    """The object that `text` denotes, made anew. InvalidInput names the module, the class or the method that is missing."""
+def own_object(
+    text: str, noun: str, settings: Callable[[str], dict[str, Any]], needs: Sequence[str]
+) -> Any:
+    """The object that `text` denotes, made anew. InvalidInput names the module, the class or the
+    method that is missing."""
     found = _OWN.fullmatch(text.strip())
     if found is None:
-        raise InvalidInput(f"cannot read the {noun} {text[:100]!r}.", hint="Write package.module:Class(setting=value).")
+        raise InvalidInput(
+            f"cannot read the {noun} {text[:100]!r}.",
+            hint="Write package.module:Class(setting=value).",
+        )
     module, name, inner = found.groups()
     cls = getattr(_imported(module, noun), name, None)
     if not isinstance(cls, type):
-        names = [key for key, value in vars(importlib.import_module(module)).items() if isinstance(value, type)]
+        names = [
+            key
+            for key, value in vars(importlib.import_module(module)).items()
+            if isinstance(value, type)
+        ]
         guess = did_you_mean(name, names) or "."
         raise InvalidInput(f"{noun} {text[:100]!r}: module {module!r} has no class {name!r}{guess}")
     if missing := [method for method in needs if not callable(getattr(cls, method, None))]:
         hint = f"A {noun} has {', '.join(needs)}: see clipper.selection.{noun.capitalize()}."
-        raise InvalidInput(f"{noun} {text[:100]!r}: class {name!r} has no method {missing[0]!r}.", hint=hint)
+        raise InvalidInput(
+            f"{noun} {text[:100]!r}: class {name!r} has no method {missing[0]!r}.", hint=hint
+        )
     given = settings(f"{inner})") if inner is not None else {}
     try:
         return cls(**given)
@@ -55,12 +70,17 @@ def _imported(module: str, noun: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        hint = "It must be importable where the server runs: install it there, or put its folder on PYTHONPATH."
+        hint = (
+            "It must be importable where the server runs: install it there, or put its folder on"
+            " PYTHONPATH."
+        )
         what = f"no module {error.name!r}" if error.name else str(error)
         raise InvalidInput(f"{noun} of module {module!r}: {what}.", hint=hint) from None
     except Exception as error:
         hint = f"Try: python -c 'import {module}'."
-        raise InvalidInput(f"{noun} of module {module!r}: importing it raised {_said(error)}.", hint=hint) from error
+        raise InvalidInput(
+            f"{noun} of module {module!r}: importing it raised {_said(error)}.", hint=hint
+        ) from error
 
 
 def _said(error: Exception) -> str:
@@ -68,7 +88,8 @@ def _said(error: Exception) -> str:
 
 
 class Faults:
-    """Threads: any. What a class of the user's own did wrong: counted, and now and then logged with its traceback."""
+    """Threads: any. What a class of the user's own did wrong: counted, and now and then logged with
+    its traceback."""
 
     def __init__(self, whose: str) -> None:
         self.whose = whose
@@ -79,13 +100,17 @@ class Faults:
         """Called in the handler of `error`; -> what to raise, or to say, in its place."""
         self.count = next(self._count)
         if self.count % LOGGED_EVERY == 1:
-            _log.error("%s: %s failed (%d times so far)", self.whose, method, self.count, exc_info=error)
+            _log.error(
+                "%s: %s failed (%d times so far)", self.whose, method, self.count, exc_info=error
+            )
         return PolicyFailed(f"{self.whose}: {method} raised {_said(error)}")
 
 
 class OwnPolicy:
-    """Threads: any. A policy of the user's own behind a guard: what it raises is PolicyFailed, what it returns is checked. It
-    needs `select` and `combine`; one that has `observe` learns, and then needs the whole of clipper.selection.Policy."""
+    """Threads: any. A policy of the user's own behind a guard: what it raises is PolicyFailed, what
+    it returns is checked. It needs `select` and `combine`; one that has `observe` learns, and then
+    needs the whole of clipper.selection.Policy.
+    """
 
     def __init__(self, policy: Any, text: str) -> None:
         self.policy = policy
@@ -96,8 +121,13 @@ class OwnPolicy:
         self.faults = Faults(f"policy {text!r}")
         self._plain = Unlearned()
         self.decide: Callable[[State, Any], Any] | None = getattr(policy, "decide", None)
-        if self.learns and (missing := [name for name in STATEFUL if not callable(getattr(policy, name, None))]):
-            hint = "One that learns has all methods of clipper.selection.Policy; leave out observe if it does not."
+        if self.learns and (
+            missing := [name for name in STATEFUL if not callable(getattr(policy, name, None))]
+        ):
+            hint = (
+                "One that learns has all methods of clipper.selection.Policy; leave out observe if"
+                " it does not."
+            )
             raise InvalidInput(f"policy {text!r} has observe, and no {missing[0]!r}.", hint=hint)
 
     def _call(self, method: str, *args: Any, check: Callable[..., None] | None = None) -> Any:
@@ -123,7 +153,9 @@ class OwnPolicy:
         plan: Plan = self._call("select", state, query, candidates, check=_check_plan)
         return plan
 
-    def combine(self, state: State, arrived: Predictions, missing: Sequence[VersionedModel]) -> Combined:
+    def combine(
+        self, state: State, arrived: Predictions, missing: Sequence[VersionedModel]
+    ) -> Combined:
         combined: Combined = self._call("combine", state, arrived, missing, check=_check_combined)
         return combined
 
@@ -144,7 +176,8 @@ class OwnPolicy:
         return self._call_or(mine, "merge", base, mine, theirs)
 
     def encode(self, state: State) -> bytes:
-        """No bytes for a state that it cannot write: after a restart it begins anew, and the log says so."""
+        """No bytes for a state that it cannot write: after a restart it begins anew, and the log
+        says so."""
         data = self._call_or(b"", "encode", state)
         return data if isinstance(data, bytes) else b""
 
@@ -158,15 +191,27 @@ class OwnPolicy:
         return bool(self._call("accepts_input_type", input))
 
     def rank_models_desc(self, state: State, user: str | None) -> tuple[VersionedModel, ...]:
-        ranked: tuple[VersionedModel, ...] = tuple(self._call_or((), "rank_models_desc", state, user) or ())
+        ranked: tuple[VersionedModel, ...] = tuple(
+            self._call_or((), "rank_models_desc", state, user) or ()
+        )
         return ranked
 
 
 NEEDED = ("select", "combine")
-STATEFUL = ("init", "add_model", "remove_model", "update_model_version", "merge", "encode", "decode")
+STATEFUL = (
+    "init",
+    "add_model",
+    "remove_model",
+    "update_model_version",
+    "merge",
+    "encode",
+    "decode",
+)
 
 
-def _check_plan(plan: Any, state: State, query: Query, candidates: Sequence[VersionedModel]) -> None:
+def _check_plan(
+    plan: Any, state: State, query: Query, candidates: Sequence[VersionedModel]
+) -> None:
     if not isinstance(plan, Plan):
         raise TypeError(f"select returned a {type(plan).__name__}, not a Plan")
     known = set(candidates)
@@ -176,10 +221,14 @@ def _check_plan(plan: Any, state: State, query: Query, candidates: Sequence[Vers
         if model not in known:
             raise ValueError(f"select asks {model!s}, which is no candidate")
     if plan.probabilities and len(plan.probabilities) != len(plan.models):
-        raise ValueError(f"select gave {len(plan.probabilities)} probabilities for {len(plan.models)} models")
+        raise ValueError(
+            f"select gave {len(plan.probabilities)} probabilities for {len(plan.models)} models"
+        )
 
 
-def _check_combined(combined: Any, state: State, arrived: Predictions, missing: Sequence[VersionedModel]) -> None:
+def _check_combined(
+    combined: Any, state: State, arrived: Predictions, missing: Sequence[VersionedModel]
+) -> None:
     if not isinstance(combined, Combined):
         raise TypeError(f"combine returned a {type(combined).__name__}, not a Combined")
     if not 0 <= combined.confidence <= 1:

@@ -1,8 +1,10 @@
-"""What a selection policy is: which models to ask, when to answer, what to make of their predictions, what to learn.
+"""What a selection policy is: which models to ask, when to answer, what to make of their
+predictions, what to learn.
 
-Policies are stateless and pure: state in, state out; no I/O, no clock, no randomness but the number a query brings. One
-object serves all applications and threads, and the same observations in the same order always give the same state.
-Source: the paper, section 5; the design document, "Selection policies".
+Policies are stateless and pure: state in, state out; no I/O, no clock, no randomness but the number
+a query brings. One object serves all applications and threads, and the same observations in the
+same order always give the same state. Source: the paper, section 5; the design document, "Selection
+policies".
 """
 
 import math
@@ -14,12 +16,13 @@ import numpy as np
 
 from clipper.types import InputType, Qualifiers, VersionedModel
 
-State = Any  # a policy's own; whoever keeps it never looks inside, and no policy changes one that it was given
+# a policy's own; whoever keeps it never looks inside, and no policy changes one that it was given
+State = Any
 
 
 class Prediction(msgspec.Struct, frozen=True, eq=False):
-    """One model's output: int, float, bool, str, bytes or ndarray; `confidence` 0 to 1 when the model gives one, and what else it
-    says of it, by name."""
+    """One model's output: int, float, bool, str, bytes or ndarray; `confidence` 0 to 1 when the
+    model gives one, and what else it says of it, by name."""
 
     output: Any
     confidence: float | None = None
@@ -32,8 +35,9 @@ Predictions = Mapping[VersionedModel, Prediction]
 class Query(msgspec.Struct, frozen=True, eq=False):
     """What a policy may know of a query before it is asked.
 
-    user: whose state it is, for policies that care.  uniform: in [0, 1), drawn from the query's id: all the chance there
-    is, so that a replay selects alike.  features: up to 32 finite numbers, for contextual policies; () when none were given.
+    user: whose state it is, for policies that care.  uniform: in [0, 1), drawn from the query's id:
+    all the chance there is, so that a replay selects alike.  features: up to 32 finite numbers, for
+    contextual policies; () when none were given.
     """
 
     user: str | None = None
@@ -42,11 +46,12 @@ class Query(msgspec.Struct, frozen=True, eq=False):
 
 
 class Plan(msgspec.Struct, frozen=True, eq=False):
-    """Whom a query asks; kept with the query, because feedback may come long after the state has moved on.
+    """Whom a query asks; kept with the query, because feedback may come long after the state has
+    moved on.
 
-    models: asked at once, best first.  probabilities: of each having been chosen, alike; () when all were for certain.
-    observers: asked too, never answered from and never waited for (shadow, canary, decoy).  features: of the query, by which a
-    contextual policy chose and will learn.
+    models: asked at once, best first.  probabilities: of each having been chosen, alike; () when
+    all were for certain. observers: asked too, never answered from and never waited for (shadow,
+    canary, decoy).  features: of the query, by which a contextual policy chose and will learn.
     """
 
     models: tuple[VersionedModel, ...]
@@ -62,10 +67,11 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
 
 
 class Combined(msgspec.Struct, frozen=True, eq=False):
-    """confidence: 0 to 1; of a policy that learns, calibrated: of answers given with .9, nine in ten are right.  agreement: how
-    far the models agree, 0 to 1.  used: the models whose predictions entered; empty when there is nothing to answer with, and
-    then `output` means nothing and the application's default is due.  set: labels, or (low, high), that hold the truth as often
-    as was asked for; () when nobody asked."""
+    """confidence: 0 to 1; of a policy that learns, calibrated: of answers given with .9, nine in
+    ten are right.  agreement: how far the models agree, 0 to 1.  used: the models whose predictions
+    entered; empty when there is nothing to answer with, and then `output` means nothing and the
+    application's default is due.  set: labels, or (low, high), that hold the truth as often as was
+    asked for; () when nobody asked."""
 
     output: Any
     confidence: float
@@ -78,8 +84,9 @@ NOTHING = Combined(None, 0.0, (), 0.0)
 
 
 class Truth(msgspec.Struct, frozen=True, eq=False):
-    """What feedback says of a query: the right output (`label`), or how good the answer was (`score`, 0 to 1; right is 1,
-    wrong is 0) when nobody knows the right one. `known` tells which."""
+    """What feedback says of a query: the right output (`label`), or how good the answer was
+    (`score`, 0 to 1; right is 1, wrong is 0) when nobody knows the right one. `known` tells
+    which."""
 
     label: Any = None
     score: float | None = None
@@ -90,8 +97,10 @@ class Truth(msgspec.Struct, frozen=True, eq=False):
 
 
 class Observation(msgspec.Struct, frozen=True, eq=False):
-    """A query whose truth has come. predictions: of all models heard, observers and late ones too.  answer: the output
-    that was returned, when `truth` is a score of it.  weight: of this observation, 1 for one feedback."""
+    """A query whose truth has come. predictions: of all models heard, observers and late ones too.
+    answer: the output that was returned, when `truth` is a score of it.  weight: of this
+    observation, 1 for one feedback.
+    """
 
     plan: Plan
     predictions: Predictions
@@ -101,9 +110,10 @@ class Observation(msgspec.Struct, frozen=True, eq=False):
 
 
 class Policy(Protocol):
-    """Threads: any; several at once. One of a user's own may raise: it costs that query its default answer (selection/own.py). It
-    may also have `decide(state, view)` (selection/deciding.py), which says when to answer; without it, all are waited for.
-    Source: the design document, "Selection policies"; the paper, section 5.
+    """Threads: any; several at once. One of a user's own may raise: it costs that query its default
+    answer (selection/own.py). It may also have `decide(state, view)` (selection/deciding.py), which
+    says when to answer; without it, all are waited for. Source: the design document, "Selection
+    policies"; the paper, section 5.
     """
 
     name: str
@@ -111,17 +121,20 @@ class Policy(Protocol):
     chance: bool  # whether `select` looks at query.uniform
 
     def init(self, models: Sequence[VersionedModel], prior: State | None = None) -> State:
-        """The state before any feedback of its own, for an application that links `models`, in that order. prior: the
-        state of the same models that all users share; what it knows counts as little evidence."""
+        """The state before any feedback of its own, for an application that links `models`, in that
+        order. prior: the state of the same models that all users share; what it knows counts as
+        little evidence."""
         ...
 
     def select(self, state: State, query: Query, candidates: Sequence[VersionedModel]) -> Plan:
         """The models to ask, best first; some of `candidates`, and none only if there are none."""
         ...
 
-    def combine(self, state: State, arrived: Predictions, missing: Sequence[VersionedModel]) -> Combined:
-        """The answer from the predictions that arrived, when those of `missing` did not. Order never matters.
-        An output that is NaN or infinite, or holds one, counts as missing."""
+    def combine(
+        self, state: State, arrived: Predictions, missing: Sequence[VersionedModel]
+    ) -> Combined:
+        """The answer from the predictions that arrived, when those of `missing` did not. Order
+        never matters. An output that is NaN or infinite, or holds one, counts as missing."""
         ...
 
     def observe(self, state: State, observation: Observation) -> State:
@@ -129,7 +142,8 @@ class Policy(Protocol):
         ...
 
     def add_model(self, state: State, model: VersionedModel) -> State:
-        """`model` may be asked from now on; it stands where the others do, and is tried. One that is known changes nothing."""
+        """`model` may be asked from now on; it stands where the others do, and is tried. One that
+        is known changes nothing."""
         ...
 
     def remove_model(self, state: State, model: VersionedModel) -> State:
@@ -162,9 +176,10 @@ class Policy(Protocol):
 
 
 def losses(observation: Observation) -> dict[VersionedModel, float]:
-    """Loss in [0, 1] of each model whose loss the observation tells. A label tells of all that were heard; a score tells
-    of those that said what was answered, and of the others only if the answer was surely right. A score of no answer (None, the
-    default of an application that has none) tells of nobody."""
+    """Loss in [0, 1] of each model whose loss the observation tells. A label tells of all that were
+    heard; a score tells of those that said what was answered, and of the others only if the answer
+    was surely right. A score of no answer (None, the default of an application that has none) tells
+    of nobody."""
     truth, told = observation.truth, {}
     if not truth.known and observation.answer is None:
         return {}
@@ -181,17 +196,22 @@ def losses(observation: Observation) -> dict[VersionedModel, float]:
 
 
 def loss(output: Any, label: Any) -> float:
-    """0 for right, 1 for wrong; between numbers |output - label| / (|output - label| + |label|), or of norms for arrays:
-    0 to 1 and the same in any unit; 1 for arrays of different shapes."""
+    """0 for right, 1 for wrong; between numbers |output - label| / (|output - label| + |label|), or
+    of norms for arrays: 0 to 1 and the same in any unit; 1 for arrays of different shapes."""
     if not is_number(output) or not is_number(label):
         return 0.0 if agrees(output, label) else 1.0
     if isinstance(output, float) and isinstance(label, float):
-        distance, size = abs(output / 4 - label / 4), abs(label / 4)  # a quarter of what might overflow
+        distance, size = (
+            abs(output / 4 - label / 4),
+            abs(label / 4),
+        )  # a quarter of what might overflow
     else:
         found, right = np.asarray(output, np.float64), np.asarray(label, np.float64)
         if found.shape != right.shape:
             return 1.0
-        unit = max(float(np.abs(found).max(initial=0.0)), float(np.abs(right).max(initial=0.0))) or 1.0
+        unit = (
+            max(float(np.abs(found).max(initial=0.0)), float(np.abs(right).max(initial=0.0))) or 1.0
+        )
         right = right / unit
         distance, size = float(np.linalg.norm(found / unit - right)), float(np.linalg.norm(right))
     return 0.0 if distance == 0.0 else distance / (distance + size)
@@ -204,7 +224,9 @@ def is_number(value: object) -> bool:
     """Whether it is averaged rather than voted on: a float, or an array of numbers."""
     if type(value) in _PLAIN:
         return False
-    return isinstance(value, float | np.floating) or (isinstance(value, np.ndarray) and value.dtype.kind in "biuf")
+    return isinstance(value, float | np.floating) or (
+        isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
+    )
 
 
 def agrees(one: object, other: object) -> bool:
@@ -230,7 +252,8 @@ def is_usable(output: object) -> bool:
 
 
 def sound_confidence(confidence: float | None, unknown: float = 1.0) -> float:
-    """A model's own confidence, brought into 0 to 1; `unknown` when it gives none, 0 when it gives NaN."""
+    """A model's own confidence, brought into 0 to 1; `unknown` when it gives none, 0 when it gives
+    NaN."""
     if confidence is None:
         return unknown
     return 0.0 if math.isnan(confidence) else min(max(float(confidence), 0.0), 1.0)

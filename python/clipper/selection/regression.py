@@ -1,7 +1,8 @@
 """The policy for models that predict numbers: it learns how to blend them.
 
-Where `exp4` weighs models by their own losses, a regression uses how their errors go together: two models that err alike count
-as one, one that is always too high is corrected, and of two that err to opposite sides both are wanted.
+Where `exp4` weighs models by their own losses, a regression uses how their errors go together: two
+models that err alike count as one, one that is always too high is corrected, and of two that err to
+opposite sides both are wanted.
 """
 
 import math
@@ -12,43 +13,71 @@ import numpy as np
 
 from clipper.selection.bandits import within
 from clipper.selection.learned import CARRIED, Array, Learned, LearningPolicy
-from clipper.selection.policy import NOTHING, Combined, Observation, Plan, Predictions, Query, is_number
+from clipper.selection.policy import (
+    NOTHING,
+    Combined,
+    Observation,
+    Plan,
+    Predictions,
+    Query,
+    is_number,
+)
 from clipper.selection.sets import Chances
-from clipper.selection.votes import Votes, combine, heaviest_kind, in_order, label_key, scores, usable
+from clipper.selection.votes import (
+    Votes,
+    combine,
+    heaviest_kind,
+    in_order,
+    label_key,
+    scores,
+    usable,
+)
 from clipper.types import VersionedModel
 from clipper_core.linear import Blend
 
 MODELS_MAX = 64
-SPREAD_COUNTS = 5.0  # observations that the models' own spread counts as, beside the errors that were seen
+SPREAD_COUNTS = (
+    5.0  # observations that the models' own spread counts as, beside the errors that were seen
+)
 
 
 class Ridge(LearningPolicy):
-    """All models are asked; the answer is the blend of their numbers, and a constant, that would have been nearest so far.
+    """All models are asked; the answer is the blend of their numbers, and a constant, that would
+    have been nearest so far.
 
-    The weights begin at the mean and leave it as labels show how. Arrays share them across their elements. A model that was not
-    heard is taken to have said what the others let expect: its running mean, when they tell nothing. Confidence: m / (m + s) of
-    the answer's size m and the standard deviation s of the errors so far, times the share of models heard. Labels that are no
+    The weights begin at the mean and leave it as labels show how. Arrays share them across their
+    elements. A model that was not heard is taken to have said what the others let expect: its
+    running mean, when they tell nothing. Confidence: m / (m + s) of the answer's size m and the
+    standard deviation s of the errors so far, times the share of models heard. Labels that are no
     numbers are voted on, each vote alike; numbers of more than 64 models are averaged.
 
-    strength: of the pull to the mean, in observations.  discount: of what was known, an observation; .999 forgets half in 700.
-    Cost: all models a query, K^3 / 3 operations: .7 us in the core for 5 models.  Use: numbers and arrays.  Source: Hoerl and
-    Kennard 1970, drawn to equal weights as in Diebold and Shin 2019.
+    strength: of the pull to the mean, in observations.  discount: of what was known, an
+    observation; .999 forgets half in 700. Cost: all models a query, K^3 / 3 operations: .7 us in
+    the core for 5 models.  Use: numbers and arrays.  Source: Hoerl and Kennard 1970, drawn to equal
+    weights as in Diebold and Shin 2019.
     """
 
     name = "ridge"
     fresh = ()
 
     def __init__(self, strength: float = 2.0, discount: float = 0.999) -> None:
-        self.blend = Blend(ridge=within("strength", strength, 0.0, 1e6), discount=within("discount", discount, 0.5, 1.0))
+        self.blend = Blend(
+            ridge=within("strength", strength, 0.0, 1e6),
+            discount=within("discount", discount, 0.5, 1.0),
+        )
 
     def select(self, state: Learned, query: Query, candidates: Sequence[VersionedModel]) -> Plan:
         return Plan(in_order(candidates))
 
-    def combine(self, state: Learned, arrived: Predictions, missing: Sequence[VersionedModel]) -> Combined:
+    def combine(
+        self, state: Learned, arrived: Predictions, missing: Sequence[VersionedModel]
+    ) -> Combined:
         found = self._combined(state, arrived, missing)
         return self.with_set(state, found, lambda: self.chances(state, arrived, missing))
 
-    def _combined(self, state: Learned, arrived: Predictions, missing: Sequence[VersionedModel]) -> Combined:
+    def _combined(
+        self, state: Learned, arrived: Predictions, missing: Sequence[VersionedModel]
+    ) -> Combined:
         votes, asked = usable(arrived), len({*arrived, *missing})
         if not votes:
             return NOTHING
@@ -67,7 +96,11 @@ class Ridge(LearningPolicy):
         agreement = size / (size + scatter) if size > 0 else 1.0
         sure = size / (size + spread) if size > 0 else float(spread == 0.0)
         first = next(iter(chosen.values())).output
-        shaped: object = float(answer[0]) if kind == "number" else answer.reshape(np.shape(first)).astype(_float_of(chosen))
+        shaped: object = (
+            float(answer[0])
+            if kind == "number"
+            else answer.reshape(np.shape(first)).astype(_float_of(chosen))
+        )
         return Combined(shaped, min(sure * len(chosen) / asked, 1.0), tuple(chosen), agreement)
 
     def _outputs(self, state: Learned, votes: Predictions) -> Array | None:
@@ -76,15 +109,21 @@ class Ridge(LearningPolicy):
             return None
         first = next(iter(votes.values())).output
         if not isinstance(first, np.ndarray):
-            return np.array([[votes[m].output if m in votes else math.nan for m in state.models]], np.float64)
-        heard = {model: np.asarray(vote.output, np.float64).reshape(-1) for model, vote in votes.items()}
+            return np.array(
+                [[votes[m].output if m in votes else math.nan for m in state.models]], np.float64
+            )
+        heard = {
+            model: np.asarray(vote.output, np.float64).reshape(-1) for model, vote in votes.items()
+        }
         size = len(next(iter(heard.values())))
         if size == 0:
             return None
         nothing = np.full(size, np.nan)
         return np.stack([heard.get(model, nothing) for model in state.models], axis=1)
 
-    def _learned(self, state: Learned, observation: Observation, told: Mapping[VersionedModel, float]) -> Array:
+    def _learned(
+        self, state: Learned, observation: Observation, told: Mapping[VersionedModel, float]
+    ) -> Array:
         label = observation.truth.label
         if not observation.truth.known or isinstance(label, str | bytes):
             return state.rows
@@ -93,16 +132,32 @@ class Ridge(LearningPolicy):
         outputs = None if kind == "label" else self._outputs(state, chosen)
         if outputs is None or np.shape(label) != (() if kind == "number" else kind):
             return state.rows
-        return self.blend.learn(state.rows, outputs, np.asarray(label, np.float64).reshape(-1), observation.weight)
+        return self.blend.learn(
+            state.rows, outputs, np.asarray(label, np.float64).reshape(-1), observation.weight
+        )
 
-    def raw_confidence(self, state: Learned, heard: Predictions, missing: Sequence[VersionedModel]) -> tuple[object, float]:
+    def raw_confidence(
+        self, state: Learned, heard: Predictions, missing: Sequence[VersionedModel]
+    ) -> tuple[object, float]:
         found = self._combined(state, heard, missing)
-        return (found.output, 0.0 if is_number(found.output) else found.confidence) if found.used else (None, 0.0)
+        return (
+            (found.output, 0.0 if is_number(found.output) else found.confidence)
+            if found.used
+            else (None, 0.0)
+        )
 
-    def chances(self, state: Learned, heard: Predictions, missing: Sequence[VersionedModel]) -> Chances:
+    def chances(
+        self, state: Learned, heard: Predictions, missing: Sequence[VersionedModel]
+    ) -> Chances:
         votes = usable(heard)
         behind = scores(votes, dict.fromkeys(votes, 1.0 / len(votes)))
-        return Chances({label_key(vote.output): (vote.output, behind[label_key(vote.output)]) for vote in votes.values()}, 0.0)
+        return Chances(
+            {
+                label_key(vote.output): (vote.output, behind[label_key(vote.output)])
+                for vote in votes.values()
+            },
+            0.0,
+        )
 
     def portions(self, state: Learned) -> dict[VersionedModel, float]:
         """By the size of the weights."""
@@ -139,11 +194,18 @@ class Ridge(LearningPolicy):
         move = np.delete(np.eye(len(state.models) + 1), state.models.index(model), axis=0)
         return _moved(state, tuple(other for other in state.models if other != model), move)
 
-    def update_model_version(self, state: Learned, old: VersionedModel, new: VersionedModel) -> Learned:
+    def update_model_version(
+        self, state: Learned, old: VersionedModel, new: VersionedModel
+    ) -> Learned:
         if old not in state.models or new in state.models:
             return state
         faded = Learned(
-            state.models, self._faded(state.rows, np.array([CARRIED])), state.seen, state.labels, state.sure, state.tracked
+            state.models,
+            self._faded(state.rows, np.array([CARRIED])),
+            state.seen,
+            state.labels,
+            state.sure,
+            state.tracked,
         )
         models = [new if model == old else model for model in state.models]
         ordered = in_order(models)
@@ -167,16 +229,23 @@ class Ridge(LearningPolicy):
 
     def standing(self, state: Learned) -> Array:
         """Less the mean square of each model's own errors."""
-        mean, count, products = state.rows[:-1, 0], max(float(state.rows[-1, 1]), 1.0), state.rows[:, 2:]
+        mean, count, products = (
+            state.rows[:-1, 0],
+            max(float(state.rows[-1, 1]), 1.0),
+            state.rows[:, 2:],
+        )
         around = np.diag(products)[:-1] - 2 * products[:-1, -1] + products[-1, -1]
         return np.asarray(-(around / count + (mean - state.rows[-1, 0]) ** 2))
 
 
 def _moved(state: Learned, models: tuple[VersionedModel, ...], move: Array) -> Learned:
-    """The state of `models`, each of which says what a row of `move` makes of the former ones, the label the last."""
+    """The state of `models`, each of which says what a row of `move` makes of the former ones, the
+    label the last."""
     count = np.full(len(move), state.rows[-1, 1])
     rows = np.column_stack([move @ state.rows[:, 0], count, move @ state.rows[:, 2:] @ move.T])
-    return Learned(models, np.ascontiguousarray(rows), state.seen, state.labels, state.sure, state.tracked)
+    return Learned(
+        models, np.ascontiguousarray(rows), state.seen, state.labels, state.sure, state.tracked
+    )
 
 
 def _sums(rows: Array) -> tuple[float, Array, Array]:

@@ -1,14 +1,17 @@
-"""Prediction sets: labels, or an interval, that hold the truth as often as an application asks for (conformal prediction).
+"""Prediction sets: labels, or an interval, that hold the truth as often as an application asks for
+(conformal prediction).
 
-One threshold is adjusted with every label that feedback brings: up by `step x coverage` when the set of now would have missed it,
-down by `step x (1 - coverage)` when not. Whatever the stream does, the share of misses over T labels is then off by no more
-than the threshold moved, over step x T: no distribution is assumed, and a model that fails widens the sets at once.
+One threshold is adjusted with every label that feedback brings: up by `step x coverage` when the
+set of now would have missed it, down by `step x (1 - coverage)` when not. Whatever the stream does,
+the share of misses over T labels is then off by no more than the threshold moved, over step x T: no
+distribution is assumed, and a model that fails widens the sets at once.
 
-A label's score is 1 less the chance that the policy gives it; a number's is its distance in units of a running mean of distances,
-and its threshold is moved as a logarithm, so that the unit does not matter. Of arrays, the element furthest off counts.
+A label's score is 1 less the chance that the policy gives it; a number's is its distance in units
+of a running mean of distances, and its threshold is moved as a logarithm, so that the unit does not
+matter. Of arrays, the element furthest off counts.
 
-Source: Gibbs and Candes 2021, adaptive conformal inference, with the threshold itself as what is tracked (Angelopoulos, Candes
-and Tibshirani 2023).
+Source: Gibbs and Candes 2021, adaptive conformal inference, with the threshold itself as what is
+tracked (Angelopoulos, Candes and Tibshirani 2023).
 """
 
 import math
@@ -31,8 +34,8 @@ FIRST_LOG = math.log(2.0)
 
 
 class Tracked(msgspec.Struct, frozen=True, array_like=True):
-    """labels: threshold of scores.  numbers: logarithm of that of distances, in units of `scale`, their running mean; count: of
-    numbers seen.  known: labels seen, the first of them."""
+    """labels: threshold of scores.  numbers: logarithm of that of distances, in units of `scale`,
+    their running mean; count: of numbers seen.  known: labels seen, the first of them."""
 
     labels: float = 0.9
     numbers: float = FIRST_LOG
@@ -42,7 +45,8 @@ class Tracked(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Chances(msgspec.Struct, frozen=True):
-    """What a policy makes of the votes: each label that was voted for with its chance, and the chance of any other one."""
+    """What a policy makes of the votes: each label that was voted for with its chance, and the
+    chance of any other one."""
 
     voted: dict[object, tuple[Any, float]]
     other: float
@@ -54,9 +58,17 @@ Bounds = tuple[Any, ...]
 
 def labels_of(tracked: Tracked, chances: Chances, answer: Any) -> Bounds:
     """The set: `answer`, then the labels whose chance is high enough, likeliest first."""
-    found = [(chance, label) for label, chance in chances.voted.values() if 1.0 - chance <= tracked.labels]
+    found = [
+        (chance, label)
+        for label, chance in chances.voted.values()
+        if 1.0 - chance <= tracked.labels
+    ]
     if 1.0 - chances.other <= tracked.labels:
-        found += [(chances.other, label) for label in tracked.known if label_key(label) not in chances.voted]
+        found += [
+            (chances.other, label)
+            for label in tracked.known
+            if label_key(label) not in chances.voted
+        ]
     found.sort(key=lambda one: -one[0])
     first = label_key(answer)
     return (answer, *(label for _, label in found if label_key(label) != first))
@@ -72,7 +84,9 @@ def interval_of(tracked: Tracked, answer: Any) -> Bounds:
     return (float(answer) - radius, float(answer) + radius)
 
 
-def after_label(tracked: Tracked, coverage: float, chances: Chances, answer: Any, label: Any) -> Tracked:
+def after_label(
+    tracked: Tracked, coverage: float, chances: Chances, answer: Any, label: Any
+) -> Tracked:
     """Chances and answer as the policy gave them before it knew."""
     key = label_key(label)
     held = any(label_key(one) == key for one in labels_of(tracked, chances, answer))
@@ -118,7 +132,11 @@ def merged(base: Tracked, mine: Tracked, theirs: Tracked) -> Tracked:
 
 
 def checked_coverage(coverage: Any) -> float:
-    if isinstance(coverage, bool) or not isinstance(coverage, int | float) or not 0.5 <= coverage <= 0.999:
+    if (
+        isinstance(coverage, bool)
+        or not isinstance(coverage, int | float)
+        or not 0.5 <= coverage <= 0.999
+    ):
         hint = "0.9: nine sets in ten hold the truth."
         raise InvalidInput(f"coverage={coverage!r}: it must lie between 0.5 and 0.999.", hint=hint)
     return float(coverage)
@@ -141,4 +159,7 @@ def _is_short(label: Any) -> bool:
 
 def sound(tracked: Tracked) -> bool:
     figures: Sequence[float] = (tracked.labels, tracked.numbers, tracked.scale, tracked.count)
-    return all(isinstance(figure, float) and math.isfinite(figure) for figure in figures) and 0 <= tracked.labels <= 2
+    return (
+        all(isinstance(figure, float) and math.isfinite(figure) for figure in figures)
+        and 0 <= tracked.labels <= 2
+    )

@@ -1,29 +1,39 @@
 """When to answer: the text of a decider, read into a schedule of steps.
 
-A query's models are heard one by one. A decider says after each of them, and at given times, whether that is enough: a
-*schedule* of steps, each a rule with the time until which it decides. From the end of a step on, the next one decides, on
-everything that has arrived since the beginning; at the deadline the last one answers with what there is. The core carries it
-out (clipper_core.decider); here it is only read and checked, so that whoever sets it hears at once what is wrong.
+A query's models are heard one by one. A decider says after each of them, and at given times,
+whether that is enough: a *schedule* of steps, each a rule with the time until which it decides.
+From the end of a step on, the next one decides, on everything that has arrived since the beginning;
+at the deadline the last one answers with what there is. The core carries it out
+(clipper_core.decider); here it is only read and checked, so that whoever sets it hears at once what
+is wrong.
 
     all                             wait for every model: the policy combines (the default)
     first(confidence=0.8)           the first model that is heard and at least this sure
-    majority                        most say the same, and nobody who is still to come could change that
+    majority                        most say the same, and nobody who is still to come could change
+    that
     quorum(3)                       so many say the same, likewise; else the next step's turn comes
     weighted                        as majority, by the policy's weights
-    best_quality(confidence=0.8)    the best ranked of those at least this sure, once nobody who ranks above it is to come
+    best_quality(confidence=0.8)    the best ranked of those at least this sure, once nobody who
+    ranks above it is to come
     surest(confidence=0.8)          the one most confident of its output
-    cascade(confidence=0.9)         ask in order of the links, cheap first; the next only if nobody heard is this sure
-    hedged(after_ms=5, budget=0.05) ask the second if the first has said nothing after so long; for at most this share of queries
-    tied                            ask all; the one whose container gets the query first gives the others up
-    mean(tolerance=0.1), median     numbers: as soon as those to come could not move it further, or enough lie within it
-    guaranteed_time(floor=fast)     the best heard by the deadline minus a margin; `fast` is measured to be there by then
+    cascade(confidence=0.9)         ask in order of the links, cheap first; the next only if nobody
+    heard is this sure hedged(after_ms=5, budget=0.05) ask the second if the first has said nothing
+    after so long; for at most this share of queries
+    tied                            ask all; the one whose container gets the query first gives the
+    others up
+    mean(tolerance=0.1), median     numbers: as soon as those to come could not move it further, or
+    enough lie within it
+    guaranteed_time(floor=fast)     the best heard by the deadline minus a margin; `fast` is
+    measured to be there by then
     floor(fast)                     this model's answer
 
     majority within 12 ms, else best_quality within 18 ms, else floor(fast)
-    table(0: svm >= 0.9; 10: svm, forest; 18: any)    from 0 ms a sure svm only, from 10 ms one of two, from 18 ms anybody
+    table(0: svm >= 0.9; 10: svm, forest; 18: any)    from 0 ms a sure svm only, from 10 ms one of
+    two, from 18 ms anybody
 
-Source: the speculative serving document, "Guaranteed execution time", "Consensus", "Quality"; schedule tables: Dunning and
-Friedman, Machine Learning Logistics, 2017; hedged and tied requests: Dean and Barroso, The Tail at Scale, 2013.
+Source: the speculative serving document, "Guaranteed execution time", "Consensus", "Quality";
+schedule tables: Dunning and Friedman, Machine Learning Logistics, 2017; hedged and tied requests:
+Dean and Barroso, The Tail at Scale, 2013.
 """
 
 import functools
@@ -46,11 +56,12 @@ WAIT_FOR_ALL = "all"
 class Step(msgspec.Struct, frozen=True):
     """One rule and how long it decides.
 
-    rule: a key of RULES, or "row" of a table: the best ranked that is there, of some. until_ms: after the query came; 0: to
-    the deadline. models: whom it accepts, by name or name and version; () for all. confidence: least, 0 to 1. need: votes or
-    numbers; 0: more than half. tolerance: in the outputs' unit. after_ms: of a hedge; None: the 95th percentile of the first
-    model's latency, as measured. budget: share of queries that may be hedged. margin_ms: how long before the deadline a
-    guaranteed answer leaves.
+    rule: a key of RULES, or "row" of a table: the best ranked that is there, of some. until_ms:
+    after the query came; 0: to the deadline. models: whom it accepts, by name or name and version;
+    () for all. confidence: least, 0 to 1. need: votes or numbers; 0: more than half. tolerance: in
+    the outputs' unit. after_ms: of a hedge; None: the 95th percentile of the first model's latency,
+    as measured. budget: share of queries that may be hedged. margin_ms: how long before the
+    deadline a guaranteed answer leaves.
     """
 
     rule: str
@@ -90,15 +101,16 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Schedule(msgspec.Struct, frozen=True):
-    """Steps in the order of their times. own: `module:Class(...)` of a decider that is a user's own, and then the one step is
-    what its queries fall back to."""
+    """Steps in the order of their times. own: `module:Class(...)` of a decider that is a user's
+    own, and then the one step is what its queries fall back to."""
 
     steps: tuple[Step, ...]
     own: str = ""
 
     @property
     def waits_for_all(self) -> bool:
-        """Whether there is nothing to decide: the policy combines what is there at the deadline, or once all have ended."""
+        """Whether there is nothing to decide: the policy combines what is there at the deadline, or
+        once all have ended."""
         return not self.own and self.steps == (Step(WAIT_FOR_ALL),)
 
     @property
@@ -115,7 +127,7 @@ class Schedule(msgspec.Struct, frozen=True):
             return self.own
         if self.steps[0].rule == "row":
             starts = (0.0, *(row.until_ms for row in self.steps))
-            return f"table({'; '.join(_row_text(row, start) for row, start in zip(self.steps, starts, strict=False))})"
+            return f"table({'; '.join(_row_text(row, start) for row, start in zip(self.steps, starts, strict=False))})"  # noqa: E501
         return ", else ".join(map(str, self.steps))
 
 
@@ -143,8 +155,8 @@ class _Setting(msgspec.Struct, frozen=True):
 
 
 class _Rule(msgspec.Struct, frozen=True):
-    """first: the setting that may be given without its name.  asks: it says whom to ask and when, so it can only come first.
-    last: nothing can come after it."""
+    """first: the setting that may be given without its name.  asks: it says whom to ask and when,
+    so it can only come first. last: nothing can come after it."""
 
     settings: dict[str, _Setting] = {}
     first: str = ""
@@ -155,10 +167,13 @@ class _Rule(msgspec.Struct, frozen=True):
 _SHARE = _Setting(0.0, 0.0, 1.0)
 _NUMBERS = _Rule(
     {
-        "tolerance": _Setting(0.0, 0.0, math.inf), "need": _Setting(0, 0, 64, whole=True),
-        "low": _Setting(-math.inf, -math.inf, math.inf), "high": _Setting(math.inf, -math.inf, math.inf),
-    }, "tolerance",
-)  # fmt: skip
+        "tolerance": _Setting(0.0, 0.0, math.inf),
+        "need": _Setting(0, 0, 64, whole=True),
+        "low": _Setting(-math.inf, -math.inf, math.inf),
+        "high": _Setting(math.inf, -math.inf, math.inf),
+    },
+    "tolerance",
+)
 RULES: dict[str, _Rule] = {
     WAIT_FOR_ALL: _Rule(),
     "first": _Rule({"confidence": _SHARE}, "confidence"),
@@ -168,7 +183,11 @@ RULES: dict[str, _Rule] = {
     "best_quality": _Rule({"confidence": _SHARE}, "confidence"),
     "surest": _Rule({"confidence": _SHARE}, "confidence"),
     "cascade": _Rule({"confidence": _Setting(None, 0.0, 1.0)}, "confidence", asks=True),
-    "hedged": _Rule({"after_ms": _Setting(None, 0.0, 86_400_000), "budget": _Setting(0.05, 0.0, 1.0)}, "after_ms", asks=True),
+    "hedged": _Rule(
+        {"after_ms": _Setting(None, 0.0, 86_400_000), "budget": _Setting(0.05, 0.0, 1.0)},
+        "after_ms",
+        asks=True,
+    ),
     "tied": _Rule(asks=True),
     "mean": _NUMBERS,
     "median": _NUMBERS,
@@ -192,9 +211,12 @@ _OWN = re.compile(OWN_CLASS, re.S)
 
 @functools.lru_cache(maxsize=1024)
 def decider_named(text: str) -> Schedule:
-    """The schedule that `text` denotes. InvalidInput names the step or the row, what is wrong and what to write. Threads: any."""
+    """The schedule that `text` denotes. InvalidInput names the step or the row, what is wrong and
+    what to write. Threads: any."""
     if not isinstance(text, str) or not text.strip():
-        raise InvalidInput(f"a decider is a text such as 'majority within 12 ms, else floor(fast)', not {text!r}.")
+        raise InvalidInput(
+            f"a decider is a text such as 'majority within 12 ms, else floor(fast)', not {text!r}."
+        )
     text = " ".join(text.split())
     if _OWN.fullmatch(text):
         return Schedule((Step(WAIT_FOR_ALL),), own=text)
@@ -202,7 +224,9 @@ def decider_named(text: str) -> Schedule:
         return Schedule(_table(text))
     parts = _split(text, r"(?:\s*,\s*|\s+)else\s+")
     if len(parts) > STEPS_MAX:
-        raise InvalidInput(f"decider {_short(text)} has {len(parts)} steps; at most {STEPS_MAX} are possible.")
+        raise InvalidInput(
+            f"decider {_short(text)} has {len(parts)} steps; at most {STEPS_MAX} are possible."
+        )
     steps = tuple(_step(part, text) for part in parts)
     _check_order(steps, text)
     return Schedule(steps)
@@ -232,8 +256,12 @@ def _split(text: str, at: str) -> list[str]:
 def _step(part: str, text: str) -> Step:
     found = _STEP.fullmatch(part.strip())
     if not found:
-        hint = "Write RULE(SETTING=VALUE) within TIME, as in majority within 12 ms, else floor(fast)."
-        raise InvalidInput(f"cannot read {_short(part.strip())} in the decider {_short(text)}.", hint=hint)
+        hint = (
+            "Write RULE(SETTING=VALUE) within TIME, as in majority within 12 ms, else floor(fast)."
+        )
+        raise InvalidInput(
+            f"cannot read {_short(part.strip())} in the decider {_short(text)}.", hint=hint
+        )
     name, inner, time = found.groups()
     rule = RULES.get(name)
     if rule is None:
@@ -242,7 +270,10 @@ def _step(part: str, text: str) -> Step:
         raise InvalidInput(f"no rule {name!r} in the decider {_short(text)}{guess}", hint=hint)
     fields = _arguments(name, rule, inner or "")
     if name in _MUST and (_MUST[name] not in fields and "models" not in fields):
-        raise InvalidInput(f"{name!r} in the decider {_short(text)} needs its {_MUST[name]}.", hint=f"Write {_EXAMPLES[name]}.")
+        raise InvalidInput(
+            f"{name!r} in the decider {_short(text)} needs its {_MUST[name]}.",
+            hint=f"Write {_EXAMPLES[name]}.",
+        )
     for setting, about in rule.settings.items():
         fields.setdefault(setting, about.default)
     return Step(name, _time(time, name, text) if time else 0.0, **fields)
@@ -256,14 +287,20 @@ def _arguments(name: str, rule: _Rule, inner: str) -> dict[str, Any]:
         setting, value = setting.strip(), value.strip()
         if not equals:
             if i or not rule.first:
-                raise InvalidInput(f"{name} takes no bare {item.strip()!r}.", hint=_takes(name, takes))
+                raise InvalidInput(
+                    f"{name} takes no bare {item.strip()!r}.", hint=_takes(name, takes)
+                )
             setting, value = rule.first, item.strip()
         if setting not in takes:
             guess = did_you_mean(setting, takes) or "."
-            raise InvalidInput(f"{name} has no setting {setting!r}{guess}", hint=_takes(name, takes))
+            raise InvalidInput(
+                f"{name} has no setting {setting!r}{guess}", hint=_takes(name, takes)
+            )
         if setting in fields or (setting == "floor" and "models" in fields):
             raise InvalidInput(f"{name} is given {setting} twice.")
-        value = value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'" else value
+        value = (
+            value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'" else value
+        )
         if setting == "floor":
             fields["models"] = (_model(value, name),)
         elif setting != "after_ms" or value != P95:
@@ -282,7 +319,11 @@ def _number(name: str, setting: str, value: str, about: _Setting) -> float | int
         number = math.nan
     if not about.low <= number <= about.high or math.isinf(number):
         kind = "a whole number" if about.whole else "a number"
-        bounds = f"from {about.low:g}" if math.isinf(about.high) else f"between {about.low:g} and {about.high:g}"
+        bounds = (
+            f"from {about.low:g}"
+            if math.isinf(about.high)
+            else f"between {about.low:g} and {about.high:g}"
+        )
         bounds = "that is finite" if math.isinf(about.low) else bounds
         also = f", or {P95!r}: as measured" if setting == "after_ms" else ""
         raise InvalidInput(f"{setting}={value} of {name}: it must be {kind} {bounds}{also}.")
@@ -299,12 +340,16 @@ def _model(text: str, where: str) -> str:
 def _time(text: str, name: str, whole: str) -> float:
     found = _TIME.fullmatch(text.strip())
     try:
-        time = float(found[1]) * {"us": 0.001, "ms": 1.0, "s": 1000.0}[found[2]] if found else math.nan
+        time = (
+            float(found[1]) * {"us": 0.001, "ms": 1.0, "s": 1000.0}[found[2]] if found else math.nan
+        )
     except ValueError:
         time = math.nan
     if not 0 < time < math.inf:
         hint = "Write a time above 0 with its unit: us, ms or s, as in 12 ms."
-        raise InvalidInput(f"{name} within {_short(text)} in the decider {_short(whole)}: no time.", hint=hint)
+        raise InvalidInput(
+            f"{name} within {_short(text)} in the decider {_short(whole)}: no time.", hint=hint
+        )
     return time
 
 
@@ -318,33 +363,50 @@ def _check_order(steps: Sequence[Step], text: str) -> None:
                 hint=f"Put it first: {step} within 5 ms, else ...",
             )
         if rule.last and not last:
-            raise InvalidInput(f"{step.name} ends the decider {_short(text)}: what comes after it never decides.")
+            raise InvalidInput(
+                f"{step.name} ends the decider {_short(text)}: what comes after it never decides."
+            )
         if not last and not step.until_ms:
             hint = f"Write {step} within 12 ms, else ..."
-            raise InvalidInput(f"step {i + 1}, {step.name}, of the decider {_short(text)} has no end.", hint=hint)
+            raise InvalidInput(
+                f"step {i + 1}, {step.name}, of the decider {_short(text)} has no end.", hint=hint
+            )
         if rule.last and step.until_ms:
-            raise InvalidInput(f"{step.name} of the decider {_short(text)} decides to the deadline: leave out `within`.")
+            raise InvalidInput(
+                f"{step.name} of the decider {_short(text)} decides to the deadline: leave out"
+                " `within`."
+            )
         if i and step.until_ms and step.until_ms <= steps[i - 1].until_ms:
             raise InvalidInput(
-                f"step {i + 1}, {step.name}, of the decider {_short(text)} ends at {step.until_ms:g} ms, "
-                f"and the step before it at {steps[i - 1].until_ms:g} ms.",
+                f"step {i + 1}, {step.name}, of the decider {_short(text)} ends at"
+                f" {step.until_ms:g} ms, and the step before it at {steps[i - 1].until_ms:g} ms.",
                 hint="Times count from the query's arrival, and rise.",
             )
 
 
 # -- tables
 
-_ROW = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*(us|ms|s)?\s*:\s*([^>≥]+?)\s*(?:(?:>=|≥)\s*(\S+))?")
+_ROW = re.compile(
+    r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*(us|ms|s)?\s*:\s*([^>≥]+?)\s*(?:(?:>=|≥)\s*(\S+))?"
+)
 
 
 def _table(text: str) -> tuple[Step, ...]:
-    """Rows that only ever widen: whoever was acceptable stays so, and nobody must be surer than before."""
+    """Rows that only ever widen: whoever was acceptable stays so, and nobody must be surer than
+    before."""
     if not text.endswith(")"):
         raise InvalidInput(f"the parenthesis of {_short(text)} is not closed.", hint=_TABLE_HELP)
     inner = text[text.index("(") + 1 : -1]
-    rows = [_row(part.strip(), number) for number, part in enumerate(inner.split(";"), 1) if part.strip()]
+    rows = [
+        _row(part.strip(), number)
+        for number, part in enumerate(inner.split(";"), 1)
+        if part.strip()
+    ]
     if not 0 < len(rows) <= STEPS_MAX:
-        raise InvalidInput(f"the table {_short(text)} has {len(rows)} rows; 1 to {STEPS_MAX} are possible.", hint=_TABLE_HELP)
+        raise InvalidInput(
+            f"the table {_short(text)} has {len(rows)} rows; 1 to {STEPS_MAX} are possible.",
+            hint=_TABLE_HELP,
+        )
     starts = [start for start, _, _ in rows]
     if starts[0]:
         hint = f"Begin with 0: as in table(0: {', '.join(rows[0][1]) or 'any'}; ...)."
@@ -358,20 +420,30 @@ def _table(text: str) -> tuple[Step, ...]:
     )
 
 
-_TABLE_HELP = "Write rows of a time in ms and whom to accept: table(0: svm >= 0.9; 10: svm, forest; 18: any)."
+_TABLE_HELP = (
+    "Write rows of a time in ms and whom to accept: table(0: svm >= 0.9; 10: svm, forest; 18: any)."
+)
 _Row = tuple[float, tuple[str, ...], float]
 
 
 def _row(part: str, number: int) -> _Row:
     found = _ROW.fullmatch(part)
     if not found:
-        raise InvalidInput(f"cannot read row {number} of the table, {_short(part)}.", hint=_TABLE_HELP)
+        raise InvalidInput(
+            f"cannot read row {number} of the table, {_short(part)}.", hint=_TABLE_HELP
+        )
     start, unit, accept, confidence = found.groups()
     try:
         time = float(start) * {"us": 0.001, "ms": 1.0, "s": 1000.0}[unit or "ms"]
     except ValueError:
-        raise InvalidInput(f"row {number} of the table begins at {start!r}: no time.", hint=_TABLE_HELP) from None
-    sure = _number(f"row {number} of the table", "confidence", confidence, _SHARE) if confidence else 0.0
+        raise InvalidInput(
+            f"row {number} of the table begins at {start!r}: no time.", hint=_TABLE_HELP
+        ) from None
+    sure = (
+        _number(f"row {number} of the table", "confidence", confidence, _SHARE)
+        if confidence
+        else 0.0
+    )
     if accept == "any":
         return time, (), sure
     models = [_model(model.strip(), f"row {number} of the table") for model in accept.split(",")]
@@ -381,15 +453,23 @@ def _row(part: str, number: int) -> _Row:
 def _check_wider(number: int, before: _Row, row: _Row) -> None:
     where = f"row {number} of the table"
     if row[0] <= before[0]:
-        raise InvalidInput(f"{where} begins at {row[0]:g} ms, and the row before it at {before[0]:g} ms.", hint="Times rise.")
+        raise InvalidInput(
+            f"{where} begins at {row[0]:g} ms, and the row before it at {before[0]:g} ms.",
+            hint="Times rise.",
+        )
     lost = [model for model in before[1] or ("any",) if row[1] and not _accepts(row[1], model)]
     if lost:
         whom = ", ".join(lost)
         hint = "A table only widens: whom a row accepts, every later row accepts too."
-        raise InvalidInput(f"{where} no longer accepts {whom}, which the row before it does.", hint=hint)
+        raise InvalidInput(
+            f"{where} no longer accepts {whom}, which the row before it does.", hint=hint
+        )
     if row[2] > before[2]:
         hint = "A table only widens: a later row asks for the same confidence or less."
-        said = f"{where} asks for confidence {row[2]:g}, more than the {before[2]:g} of the row before it."
+        said = (
+            f"{where} asks for confidence {row[2]:g}, more than the {before[2]:g} of the row"
+            " before it."
+        )
         raise InvalidInput(said, hint=hint)
 
 
@@ -399,5 +479,3 @@ def _accepts(models: Sequence[str], model: str) -> bool:
 
 def _short(text: str) -> str:
     return repr(text if len(text) <= 80 else text[:77] + "...")
-
-

@@ -1,4 +1,5 @@
-"""The half of a policy that learns nothing: its state is the tuple of its models, in their order."""
+"""The half of a policy that learns nothing: its state is the tuple of its models, in their
+order."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +30,9 @@ class Unlearned:
     def remove_model(self, state: Models, model: VersionedModel) -> Models:
         return tuple(other for other in state if other != model)
 
-    def update_model_version(self, state: Models, old: VersionedModel, new: VersionedModel) -> Models:
+    def update_model_version(
+        self, state: Models, old: VersionedModel, new: VersionedModel
+    ) -> Models:
         return tuple(new if model == old else model for model in state)
 
     def merge(self, base: Models, mine: Models, theirs: Models) -> Models:

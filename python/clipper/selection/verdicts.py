@@ -1,9 +1,10 @@
-"""What a verdict comes to: the answer by the rule that decided, from those that had been heard by then and from nobody else.
+"""What a verdict comes to: the answer by the rule that decided, from those that had been heard by
+then and from nobody else.
 
-The output is the rule's own: the votes' winner, the mean, or one model's word. How sure that is, is honest about what it is
-not: a policy that learns gives its calibrated figure when it would have answered the same, and at most what it leaves of doubt
-when not; one that learns nothing gives the share of those asked that said the same, or the model's own figure where one model's
-word is taken.
+The output is the rule's own: the votes' winner, the mean, or one model's word. How sure that is, is
+honest about what it is not: a policy that learns gives its calibrated figure when it would have
+answered the same, and at most what it leaves of doubt when not; one that learns nothing gives the
+share of those asked that said the same, or the model's own figure where one model's word is taken.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +35,8 @@ ALL_HEARD = ("all", "own")
 
 
 class Heard:
-    """What was asked and had arrived when the verdict fell. asked: all of the query's, best first.  plan: the policy's."""
+    """What was asked and had arrived when the verdict fell. asked: all of the query's, best first.
+    plan: the policy's."""
 
     __slots__ = ("arrived", "asked", "plan", "policy", "state")
 
@@ -42,15 +44,21 @@ class Heard:
         self, policy: Policy, state: Any, plan: Plan, asked: Sequence[VersionedModel],
         arrived: Mapping[VersionedModel, Prediction],
     ) -> None:  # fmt: skip
-        self.policy, self.state, self.plan, self.asked, self.arrived = policy, state, plan, asked, arrived
+        self.policy, self.state, self.plan, self.asked, self.arrived = (
+            policy,
+            state,
+            plan,
+            asked,
+            arrived,
+        )
 
     def missing(self, but: Predictions) -> list[VersionedModel]:
         return [model for model in self.asked if model not in but]
 
 
 def answer_by(rule: str, heard: Heard, used: Sequence[VersionedModel]) -> Combined:
-    """The answer by `rule` (a key of clipper.selection.speculation.RULES, "row" or "own") from `used`, best first. Threads: any;
-    pure."""
+    """The answer by `rule` (a key of clipper.selection.speculation.RULES, "row" or "own") from
+    `used`, best first. Threads: any; pure."""
     if not used:
         return NOTHING
     if rule in ALL_HEARD:
@@ -62,8 +70,11 @@ def answer_by(rule: str, heard: Heard, used: Sequence[VersionedModel]) -> Combin
     return _by_one(heard, used[0])
 
 
-def vote_weights(policy: Policy, state: Any, models: Sequence[VersionedModel]) -> dict[VersionedModel, float]:
-    """How much each model's vote weighs by the policy; the same for all where it knows no weights."""
+def vote_weights(
+    policy: Policy, state: Any, models: Sequence[VersionedModel]
+) -> dict[VersionedModel, float]:
+    """How much each model's vote weighs by the policy; the same for all where it knows no
+    weights."""
     if isinstance(policy, Experts):
         return policy.weights(state, set(models))
     if isinstance(policy, StaticWeights):
@@ -72,8 +83,11 @@ def vote_weights(policy: Policy, state: Any, models: Sequence[VersionedModel]) -
     return dict.fromkeys(models, 1.0)
 
 
-def ranked(policy: Policy, state: Any, user: str | None, links: Sequence[VersionedModel]) -> tuple[VersionedModel, ...]:
-    """The linked models, best first: as the policy has learned, by given weights, else as they are linked."""
+def ranked(
+    policy: Policy, state: Any, user: str | None, links: Sequence[VersionedModel]
+) -> tuple[VersionedModel, ...]:
+    """The linked models, best first: as the policy has learned, by given weights, else as they are
+    linked."""
     if not learns(policy):
         weights = vote_weights(policy, state, links)
         return tuple(sorted(links, key=lambda model: -weights[model]))
@@ -86,7 +100,8 @@ def ranked(policy: Policy, state: Any, user: str | None, links: Sequence[Version
 
 
 def _by_policy(heard: Heard, used: Sequence[VersionedModel]) -> Combined:
-    """By the policy's own rule, of the models it chose; of the others only if none of these was heard."""
+    """By the policy's own rule, of the models it chose; of the others only if none of these was
+    heard."""
     chosen = {model: heard.arrived[model] for model in used if model in heard.plan.models}
     if usable(chosen):
         absent = [model for model in heard.plan.models if model not in chosen]
@@ -99,11 +114,20 @@ def _by_votes(rule: str, heard: Heard) -> Combined:
     if not votes:
         return NOTHING
     equal = dict.fromkeys(heard.asked, 1.0)
-    weights = vote_weights(heard.policy, heard.state, heard.asked) if rule in ("weighted", "mean") else equal
+    weights = (
+        vote_weights(heard.policy, heard.state, heard.asked)
+        if rule in ("weighted", "mean")
+        else equal
+    )
     if not any(weights[model] for model in votes):
         weights = equal
     found = combine(votes, weights, sum(weights.values()))
-    return Combined(found.output, _sureness(heard, found.output, lambda: found.confidence), found.used, found.agreement)
+    return Combined(
+        found.output,
+        _sureness(heard, found.output, lambda: found.confidence),
+        found.used,
+        found.agreement,
+    )
 
 
 def _by_median(heard: Heard) -> Combined:
@@ -124,9 +148,13 @@ def _numbers(heard: Heard) -> Votes:
     """Those that are numbers, whole ones too."""
     votes = usable(heard.arrived)
     return {
-        model: Prediction(vote.output if isinstance(vote.output, np.ndarray) else float(vote.output), vote.confidence)
+        model: Prediction(
+            vote.output if isinstance(vote.output, np.ndarray) else float(vote.output),
+            vote.confidence,
+        )
         for model, vote in votes.items()
-        if is_number(vote.output) or (isinstance(vote.output, int | np.integer) and not isinstance(vote.output, bool))
+        if is_number(vote.output)
+        or (isinstance(vote.output, int | np.integer) and not isinstance(vote.output, bool))
     }
 
 
@@ -139,10 +167,16 @@ def _by_one(heard: Heard, model: VersionedModel) -> Combined:
 
     def alone() -> float:
         if learns(heard.policy):
-            return heard.policy.combine(heard.state, {model: prediction}, heard.missing({model: prediction})).confidence
-        return agreement if prediction.confidence is None else sound_confidence(prediction.confidence)
+            return heard.policy.combine(
+                heard.state, {model: prediction}, heard.missing({model: prediction})
+            ).confidence
+        return (
+            agreement if prediction.confidence is None else sound_confidence(prediction.confidence)
+        )
 
-    return Combined(prediction.output, _sureness(heard, prediction.output, alone), (model,), agreement)
+    return Combined(
+        prediction.output, _sureness(heard, prediction.output, alone), (model,), agreement
+    )
 
 
 def _agreement(heard: Heard, output: Any) -> float:
@@ -157,8 +191,14 @@ def _sureness(heard: Heard, output: Any, raw: Callable[[], float]) -> float:
     """`raw()`, as far as the policy's experience does not know better."""
     if not learns(heard.policy) or len(heard.plan.models) == 1:
         return raw()
-    arrived = {model: heard.arrived[model] for model in in_order(heard.arrived) if model in heard.plan.models}
-    whole = heard.policy.combine(heard.state, arrived, [m for m in heard.plan.models if m not in arrived])
+    arrived = {
+        model: heard.arrived[model]
+        for model in in_order(heard.arrived)
+        if model in heard.plan.models
+    }
+    whole = heard.policy.combine(
+        heard.state, arrived, [m for m in heard.plan.models if m not in arrived]
+    )
     if not whole.used:
         return raw()
     return whole.confidence if agrees(whole.output, output) else min(raw(), 1.0 - whole.confidence)

@@ -1,7 +1,8 @@
 """Combining outputs with weights: a vote over labels, a mean of numbers.
 
-Labels are int, bool, str and bytes; numbers are floats (and ints beside floats), and arrays, averaged by element. When
-models disagree even on that, the kind that weighs most is used and the others count as not agreeing.
+Labels are int, bool, str and bytes; numbers are floats (and ints beside floats), and arrays,
+averaged by element. When models disagree even on that, the kind that weighs most is used and the
+others count as not agreeing.
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,9 @@ def in_order(models: Any) -> tuple[VersionedModel, ...]:
 
 def usable(arrived: Predictions) -> Votes:
     """What may be answered with, in order."""
-    return {model: arrived[model] for model in in_order(arrived) if is_usable(arrived[model].output)}
+    return {
+        model: arrived[model] for model in in_order(arrived) if is_usable(arrived[model].output)
+    }
 
 
 def combine(votes: Votes, weights: Weights, asked: float) -> Combined:
@@ -35,7 +38,8 @@ def combine(votes: Votes, weights: Weights, asked: float) -> Combined:
 
 
 def heaviest_kind(votes: Votes, weights: Weights) -> tuple[object, Votes]:
-    """The kind of output with most weight (the first model's, of equals), and the votes of that kind."""
+    """The kind of output with most weight (the first model's, of equals), and the votes of that
+    kind."""
     if all(type(vote.output) in (int, str) for vote in votes.values()):
         return "label", votes
     floats = any(isinstance(vote.output, float | np.floating) for vote in votes.values())
@@ -76,8 +80,10 @@ def scores(votes: Votes, weights: Weights) -> dict[object, float]:
 
 
 def vote(votes: Votes, weights: Weights, asked: float) -> Combined:
-    """The label with most weight behind it. Ties go to the surer models, then to the first model by name and version: never
-    to a label for its own sake, which costs accuracy. Confidence: the winner's share of the weight that was asked."""
+    """The label with most weight behind it. Ties go to the surer models, then to the first model by
+    name and version: never to a label for its own sake, which costs accuracy. Confidence: the
+    winner's share of the weight that was asked.
+    """
     heavy = scores(votes, weights)
     top = max(heavy.values())
     sure: dict[object, float] = {}
@@ -92,8 +98,10 @@ def vote(votes: Votes, weights: Weights, asked: float) -> Combined:
 
 
 def mean(votes: Votes, weights: Weights, asked: float, kind: object) -> Combined:
-    """Confidence: share of the weight heard x m / (m + s), where m is the mean size of the outputs (absolute value, or Euclidean
-    norm) and s their standard deviation: half when they scatter as widely as they are large, the same in any unit."""
+    """Confidence: share of the weight heard x m / (m + s), where m is the mean size of the outputs
+    (absolute value, or Euclidean norm) and s their standard deviation: half when they scatter as
+    widely as they are large, the same in any unit.
+    """
     outputs = [np.asarray(vote.output) for vote in votes.values()]
     share = np.array([weights[model] for model in votes])
     heard = float(share.sum())

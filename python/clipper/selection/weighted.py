@@ -1,4 +1,5 @@
-"""Policies whose weights a person has chosen: how often each model is asked, or how much its vote weighs."""
+"""Policies whose weights a person has chosen: how often each model is asked, or how much its vote
+weighs."""
 
 import bisect
 import itertools
@@ -6,7 +7,15 @@ import math
 from collections.abc import Mapping, Sequence
 
 from clipper.errors import InvalidInput
-from clipper.selection.policy import NOTHING, Combined, Plan, Predictions, Query, is_usable, sound_confidence
+from clipper.selection.policy import (
+    NOTHING,
+    Combined,
+    Plan,
+    Predictions,
+    Query,
+    is_usable,
+    sound_confidence,
+)
 from clipper.selection.unlearned import Models, Unlearned
 from clipper.selection.votes import combine, in_order, usable
 from clipper.types import VersionedModel
@@ -15,10 +24,11 @@ Shares = dict[str, float]
 
 
 class AbSplit(Unlearned):
-    """Each query asks one model, chosen by chance in proportion to its share: to compare two versions on real traffic.
+    """Each query asks one model, chosen by chance in proportion to its share: to compare two
+    versions on real traffic.
 
-    shares: by model name, or name and version, `ab(shares={"svm:1": 0.9, "svm:2": 0.1})`; those not named get none, unless no
-    candidate is named: then all get the same.
+    shares: by model name, or name and version, `ab(shares={"svm:1": 0.9, "svm:2": 0.1})`; those not
+    named get none, unless no candidate is named: then all get the same.
     """
 
     name = "ab"
@@ -38,17 +48,22 @@ class AbSplit(Unlearned):
             at -= 1
         return Plan((ordered[at],), (weights[at] / bounds[-1],))
 
-    def combine(self, state: Models, arrived: Predictions, missing: Sequence[VersionedModel]) -> Combined:
+    def combine(
+        self, state: Models, arrived: Predictions, missing: Sequence[VersionedModel]
+    ) -> Combined:
         for model in in_order(arrived):
             if is_usable(arrived[model].output):
-                return Combined(arrived[model].output, sound_confidence(arrived[model].confidence), (model,))
+                return Combined(
+                    arrived[model].output, sound_confidence(arrived[model].confidence), (model,)
+                )
         return NOTHING
 
 
 class StaticWeights(Unlearned):
     """All models are asked; their votes, or numbers, count by weights that stay as they are.
 
-    weights: by model name, or name and version, `static(weights={"svm": 2, "forest": 1})`; those not named weigh 1.
+    weights: by model name, or name and version, `static(weights={"svm": 2, "forest": 1})`; those
+    not named weigh 1.
     """
 
     name = "static"
@@ -60,7 +75,9 @@ class StaticWeights(Unlearned):
     def select(self, state: Models, query: Query, candidates: Sequence[VersionedModel]) -> Plan:
         return Plan(in_order(candidates))
 
-    def combine(self, state: Models, arrived: Predictions, missing: Sequence[VersionedModel]) -> Combined:
+    def combine(
+        self, state: Models, arrived: Predictions, missing: Sequence[VersionedModel]
+    ) -> Combined:
         votes = usable(arrived)
         asked = in_order({*arrived, *missing})
         if not votes:
@@ -79,13 +96,20 @@ def checked(setting: str, numbers: Shares | None) -> Shares:
     if numbers is None:
         return {}
     if not isinstance(numbers, dict):
-        raise InvalidInput(f"{setting}={numbers!r}: numbers by model, as in {setting}={{'svm': 0.9, 'forest': 0.1}}.")
+        raise InvalidInput(
+            f"{setting}={numbers!r}: numbers by model, as in {setting}={{'svm': 0.9, 'forest':"
+            " 0.1}."
+        )
     for model, number in numbers.items():
         try:
             VersionedModel.parse(model)
         except ValueError as error:
             raise InvalidInput(f"{setting}: {error}") from None
-        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < math.inf:
+        if (
+            isinstance(number, bool)
+            or not isinstance(number, int | float)
+            or not 0 <= number < math.inf
+        ):
             raise InvalidInput(f"{setting}: {number!r} for {model!r}; it must be a number from 0.")
     if not any(numbers.values()):
         raise InvalidInput(f"{setting}={numbers!r}: one of them must be above 0.")

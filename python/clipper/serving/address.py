@@ -1,4 +1,5 @@
-"""Where containers dial in: a unix socket of this server's own, one at a given path, or a TCP port."""
+"""Where containers dial in: a unix socket of this server's own, one at a given path, or a TCP
+port."""
 
 import contextlib
 import errno
@@ -13,13 +14,15 @@ from clipper.errors import AddressInUse, ConfigError
 
 _BACKLOG = 512
 _UNIX_PATH_MAX = 107
-_FILES_MAX = 1 << 17  # the soft limit is raised to, where the hard one allows; beyond it some programs count them all
+_FILES_MAX = (
+    1 << 17
+)  # the soft limit is raised to, where the hard one allows; beyond it some programs count them all
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """fd: a listening socket, non-blocking; whoever serves it owns it.  connect: what a container is told: `unix:/path`,
-    `tcp:host:port`.  path: of the unix socket, to be removed at the end."""
+    """fd: a listening socket, non-blocking; whoever serves it owns it.  connect: what a container
+    is told: `unix:/path`, `tcp:host:port`.  path: of the unix socket, to be removed at the end."""
 
     fd: int
     connect: str
@@ -32,8 +35,9 @@ class Listener:
 
 
 def listen(address: str, directory: Path) -> Listener:
-    """Listen on `unix` (a socket in `directory`), `unix:PATH` or `tcp://HOST:PORT` (port 0: any free one). This process may have
-    as many files as it is allowed to from then on: each connection is one."""
+    """Listen on `unix` (a socket in `directory`), `unix:PATH` or `tcp://HOST:PORT` (port 0: any
+    free one). This process may have as many files as it is allowed to from then on: each connection
+    is one."""
     _raise_files_max()
     if address == "unix":
         return _listen_unix(str(directory / "clipper.sock"))
@@ -52,7 +56,10 @@ def _raise_files_max() -> None:
 
 def _listen_unix(path: str) -> Listener:
     if len(os.fsencode(path)) > _UNIX_PATH_MAX:
-        raise ConfigError(f"the socket path {path!r} has more than {_UNIX_PATH_MAX} bytes.", hint="Choose a shorter one.")
+        raise ConfigError(
+            f"the socket path {path!r} has more than {_UNIX_PATH_MAX} bytes.",
+            hint="Choose a shorter one.",
+        )
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _remove_if_dead(path)
@@ -61,7 +68,9 @@ def _listen_unix(path: str) -> Listener:
         server.listen(_BACKLOG)
     except OSError as error:
         server.close()
-        raise _explain(error, path, "Stop it, or choose another path for server.address.", _unix_inode(path)) from None
+        raise _explain(
+            error, path, "Stop it, or choose another path for server.address.", _unix_inode(path)
+        ) from None
     server.setblocking(False)
     return Listener(server.detach(), f"unix:{path}", path)
 
@@ -110,18 +119,25 @@ def _explain(error: Exception, where: str, hint: str, inode: str) -> AddressInUs
     return ConfigError(f"cannot listen on {where}: {why}.", hint="Correct server.address.")
 
 
-# -- who has it: Linux tells the inode of a listening socket, and which process holds which inode, as far as we may look
+# -- who has it: Linux tells the inode of a listening socket, and which process holds which inode,
+# as far as we may look
 
 
 def held_by(address: str) -> str:
-    """` by process 4121 (python train.py)` that listens on the port of HOST:PORT, or nothing where we cannot see it."""
+    """` by process 4121 (python train.py)` that listens on the port of HOST:PORT, or nothing where
+    we cannot see it."""
     return _by_whom(_tcp_inode(address.rpartition(":")[2]))
 
 
 def _tcp_inode(port: str) -> str:
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for words in _rows(table):
-            if len(words) > 9 and words[3] == "0A" and port.isdecimal() and words[1].endswith(f":{int(port):04X}"):
+            if (
+                len(words) > 9
+                and words[3] == "0A"
+                and port.isdecimal()
+                and words[1].endswith(f":{int(port):04X}")
+            ):
                 return words[9]
     return ""
 
@@ -145,6 +161,11 @@ def _by_whom(inode: str) -> str:
     for link in Path("/proc").glob("[0-9]*/fd/*") if inode else ():
         with contextlib.suppress(OSError):
             if os.readlink(link) == f"socket:[{inode}]":
-                command = (link.parent.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                command = (
+                    (link.parent.parent / "cmdline")
+                    .read_bytes()
+                    .replace(b"\0", b" ")
+                    .decode(errors="replace")
+                )
                 return f" by process {link.parts[2]} ({command.strip()[:80]})"
     return ""

@@ -1,8 +1,10 @@
-"""A rollout at work: which of an application's queries see it as it will be, and what becomes of them and of the others.
+"""A rollout at work: which of an application's queries see it as it will be, and what becomes of
+them and of the others.
 
-Each side is a whole question with models, learned state and decider of its own, so that the new side is the application as it
-will be once the rollout has ended, whatever its policy does. A key (the user) stays on its side: its place in [0, 1), by a hash,
-never changes, and a share that grows only takes in more. Queries without a user are drawn.
+Each side is a whole question with models, learned state and decider of its own, so that the new
+side is the application as it will be once the rollout has ended, whatever its policy does. A key
+(the user) stays on its side: its place in [0, 1), by a hash, never changes, and a share that grows
+only takes in more. Queries without a user are drawn.
 """
 
 import hashlib
@@ -22,12 +24,19 @@ from clipper.serving.states import Watcher
 from clipper.types import VersionedModel
 from clipper_core.histogram import Counter, LatencyHistogram
 
-COMPARED_S_MAX = 100.0  # of the new version's queries, so many a second are asked of the one before, too
+COMPARED_S_MAX = (
+    100.0  # of the new version's queries, so many a second are asked of the one before, too
+)
 
 
 def place_of(salt: str, key: str) -> float:
     """In [0, 1), the same for ever."""
-    return int.from_bytes(hashlib.blake2b(f"{salt}\0{key}".encode("utf-8", "replace"), digest_size=8).digest()) / 2.0**64
+    return (
+        int.from_bytes(
+            hashlib.blake2b(f"{salt}\0{key}".encode("utf-8", "replace"), digest_size=8).digest()
+        )
+        / 2.0**64
+    )
 
 
 class Arm:
@@ -71,7 +80,8 @@ class Arm:
 
 
 class Hears:
-    """Feedback about one side's answers: to the application's counts, and to the side's. Threads: any."""
+    """Feedback about one side's answers: to the application's counts, and to the side's. Threads:
+    any."""
 
     __slots__ = ("_arm", "_next")
 
@@ -80,26 +90,37 @@ class Hears:
 
     def told(self, seen: Observation) -> bool:
         truth = seen.truth
-        self._arm.reward(1.0, 1.0 - loss(seen.answer, truth.label) if truth.known else float(truth.score or 0.0))
+        self._arm.reward(
+            1.0, 1.0 - loss(seen.answer, truth.label) if truth.known else float(truth.score or 0.0)
+        )
         self._next.told(seen)
         return True
 
     def told_rows(self, rows: Rows, answers: Column) -> None:
         self._next.told_rows(rows, answers)
-        lost = losses_by_model(msgspec.structs.replace(rows, outputs=(*rows.outputs, answers), heard=(*rows.heard, None)))
+        lost = losses_by_model(
+            msgspec.structs.replace(
+                rows, outputs=(*rows.outputs, answers), heard=(*rows.heard, None)
+            )
+        )
         if lost is not None:
-            self._arm.reward(len(rows), float(len(rows) - np.nansum(np.where(np.isnan(lost[-1]), 1.0, lost[-1]))))
+            self._arm.reward(
+                len(rows), float(len(rows) - np.nansum(np.where(np.isnan(lost[-1]), 1.0, lost[-1])))
+            )
             return
         for i in range(len(rows)):
             self._arm.reward(1.0, 1.0 - loss(answers[i], rows.observation(i).truth.label))
 
 
 class Stage:
-    """What is counted while a rollout is in one stage. begun_us: when counting began here, by the wall clock."""
+    """What is counted while a rollout is in one stage. begun_us: when counting began here, by the
+    wall clock."""
 
     __slots__ = ("before", "begun_us", "compared", "guards", "new", "of")
 
-    def __init__(self, rollout: Rollout, begun_us: int, compared: Callable[[], tuple[int, int]]) -> None:
+    def __init__(
+        self, rollout: Rollout, begun_us: int, compared: Callable[[], tuple[int, int]]
+    ) -> None:
         self.of, self.begun_us, self.compared = rollout, begun_us, _since(compared)
         self.guards = guards_in(rollout.guard)
         limits = [round(guard.limit) for guard in self.guards if guard.q]
@@ -111,7 +132,11 @@ class Stage:
 
     def is_of(self, rollout: Rollout) -> bool:
         mine = self.of
-        return (mine.model, mine.began_us, mine.stage) == (rollout.model, rollout.began_us, rollout.stage)
+        return (mine.model, mine.began_us, mine.stage) == (
+            rollout.model,
+            rollout.began_us,
+            rollout.stage,
+        )
 
     def figures(self) -> Figures:
         return Figures(self.new.counts(), self.before.counts(), *self.compared())
@@ -128,11 +153,14 @@ def _since(compared: Callable[[], tuple[int, int]]) -> Callable[[], tuple[int, i
 
 
 class Split:
-    """How a rollout's queries part. new: the question of those that see the new version.  cores: of both sides' models."""
+    """How a rollout's queries part. new: the question of those that see the new version.  cores: of
+    both sides' models."""
 
     __slots__ = ("_draw", "_salt", "cores", "new", "share", "stage")
 
-    def __init__(self, new: Any, stage: Stage, cores: dict[VersionedModel, Any], draw: Callable[[], float]) -> None:
+    def __init__(
+        self, new: Any, stage: Stage, cores: dict[VersionedModel, Any], draw: Callable[[], float]
+    ) -> None:
         rollout = stage.of
         self.new, self.stage, self.cores, self.share = new, stage, cores, rollout.share
         self._salt, self._draw = f"{rollout.application}\0{rollout.model}\0{rollout.began_us}", draw

@@ -11,13 +11,15 @@ from clipper_core.model import Model
 class Cache:
     """The prediction cache as the design document has it. Threads: any."""
 
-    def __init__(self, model: Callable[[str | VersionedModel], Model], stats: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(
+        self, model: Callable[[str | VersionedModel], Model], stats: Callable[[], Mapping[str, int]]
+    ) -> None:
         self._model = model
         self._stats = stats
 
     def fetch(self, model: str | VersionedModel, input: Any, salt: int = 0) -> Future:
-        """A future of the model's prediction for `input`: done when it is cached; else it joins the evaluation in flight, or
-        starts the one there will be."""
+        """A future of the model's prediction for `input`: done when it is cached; else it joins the
+        evaluation in flight, or starts the one there will be."""
         return self._model(model).predict(input, salt=salt)
 
     def put(self, model: str | VersionedModel, input: Any, output: Any, salt: int = 0) -> None:

@@ -1,8 +1,9 @@
 """Containers come and go: who has dialled in, for which model, and who is turned away.
 
-One control thread reads what the engine has to tell. A HELLO is checked here, in Python (token, name, version, types), and
-answered by attaching the connection to its model or by a reason its container prints; the loop thread never waits for it. All
-dial in at one engine; a container whose model another serves is handed over, and greeted again there.
+One control thread reads what the engine has to tell. A HELLO is checked here, in Python (token,
+name, version, types), and answered by attaching the connection to its model or by a reason its
+container prints; the loop thread never waits for it. All dial in at one engine; a container whose
+model another serves is handed over, and greeted again there.
 """
 
 import hmac
@@ -39,7 +40,8 @@ MODES = {"aimd": Mode.AIMD, "fit": Mode.FIT, "quantile": Mode.QUANTILE, "static"
 class Hello(msgspec.Struct, frozen=True):
     """What a container says of itself (docs/wire.md, HELLO).
 
-    timings: (rows, microseconds) of batches that it ran before it was ready; gives: type of an output that came of them.
+    timings: (rows, microseconds) of batches that it ran before it was ready; gives: type of an
+    output that came of them.
     """
 
     name: str
@@ -91,7 +93,8 @@ class Refused(Exception):
 
 
 class Containers:
-    """Threads: any. `find(hello)` gives the seat of a model or raises ClipperError; `changed(id)` hears of comings and goings."""
+    """Threads: any. `find(hello)` gives the seat of a model or raises ClipperError; `changed(id)`
+    hears of comings and goings."""
 
     def __init__(
         self,
@@ -141,11 +144,18 @@ class Containers:
         return [] if found is None else list(found.values())
 
     def wait_for(
-        self, model: VersionedModel, count: int, timeout_s: float, hopeless: Callable[[], object] = lambda: False
+        self,
+        model: VersionedModel,
+        count: int,
+        timeout_s: float,
+        hopeless: Callable[[], object] = lambda: False,
     ) -> bool:
-        """Wait until `count` replicas of `model` are connected; False when the time is over first, or it is hopeless."""
+        """Wait until `count` replicas of `model` are connected; False when the time is over first,
+        or it is hopeless."""
         with self._arrival:
-            self._arrival.wait_for(lambda: len(self.of(model)) >= count or self._stopping or hopeless(), timeout_s)
+            self._arrival.wait_for(
+                lambda: len(self.of(model)) >= count or self._stopping or hopeless(), timeout_s
+            )
             return len(self.of(model)) >= count
 
     def notify(self) -> None:
@@ -154,7 +164,8 @@ class Containers:
             self._arrival.notify_all()
 
     def drain(self, model: VersionedModel, replica: int | None = None) -> None:
-        """No new batches to the replicas of a model (or to one of them); goodbye after their last reply."""
+        """No new batches to the replicas of a model (or to one of them); goodbye after their last
+        reply."""
         for one in self.of(model):
             if replica is None or one.hello.replica == replica:
                 one.engine.drain(one.conn)
@@ -201,7 +212,10 @@ class Containers:
         """Told at the first, the second, the fourth, ...: a flood must not fill the log."""
         self._turned_away += 1
         if self._turned_away & (self._turned_away - 1) == 0:
-            _log.warning("limits.connections_max is reached: %d containers turned away so far", self._turned_away)
+            _log.warning(
+                "limits.connections_max is reached: %d containers turned away so far",
+                self._turned_away,
+            )
 
     def _greet(self, engine: Engine, conn: int, data: bytes) -> None:
         try:
@@ -229,7 +243,9 @@ class Containers:
             self._by_model[hello.id] = {**self._by_model.get(hello.id, {}), (engine, conn): replica}
             self._arrival.notify_all()
         about = {"model": str(hello.id), "replica": hello.replica}
-        _log.info("container %s/%d is connected (pid %d)", hello.id, hello.replica, hello.pid, extra=about)
+        _log.info(
+            "container %s/%d is connected (pid %d)", hello.id, hello.replica, hello.pid, extra=about
+        )
         self._changed(hello.id)
 
     def _read(self, data: bytes) -> Hello:
@@ -238,17 +254,29 @@ class Containers:
                 raise ValueError(f"it has {len(data)} bytes")
             hello = msgspec.convert(msgpack.unpackb(data), Hello)
             check_name(hello.name, "model")
-            numbers = (("replica", hello.replica, 0), ("version", hello.version, 1), ("batch_max", hello.batch_max, 0))
+            numbers = (
+                ("replica", hello.replica, 0),
+                ("version", hello.version, 1),
+                ("batch_max", hello.batch_max, 0),
+            )
             for key, value, least in numbers:
                 if not least <= value < 1 << 31:
-                    raise ValueError(f"{key} is {value}: {key} is a whole number from {least}, below 2^31")
+                    raise ValueError(
+                        f"{key} is {value}: {key} is a whole number from {least}, below 2^31"
+                    )
             _check_timings(hello)
         except Exception as error:
             raise Refused(f"the HELLO cannot be read: {error}") from None
         if self._token and not hmac.compare_digest(hello.token.encode(), self._token):
-            raise Refused("the token is missing or wrong; start the container with the server's token in CLIPPER_TOKEN")
+            raise Refused(
+                "the token is missing or wrong; start the container with the server's token in"
+                " CLIPPER_TOKEN"
+            )
         if hello.protocol not in (1, 2):
-            raise Refused(f"this server speaks protocols 1 and 2, not {hello.protocol}; install a matching clipper-container")
+            raise Refused(
+                f"this server speaks protocols 1 and 2, not {hello.protocol}; install a matching"
+                " clipper-container"
+            )
         return hello
 
     def _seat(self, hello: Hello) -> Seat:
@@ -260,19 +288,33 @@ class Containers:
         except (ClipperError, ValueError) as error:
             raise Refused(str(error)) from None
         if not given.agrees_with(seat.input):
-            raise Refused(f"model '{hello.id}' is registered with input {seat.input}, this container takes {given}")
+            raise Refused(
+                f"model '{hello.id}' is registered with input {seat.input}, this container takes"
+                f" {given}"
+            )
         if not output.agrees_with(seat.output):
-            raise Refused(f"model '{hello.id}' is registered with output {seat.output}, this container gives {output}")
+            raise Refused(
+                f"model '{hello.id}' is registered with output {seat.output}, this container gives"
+                f" {output}"
+            )
         return seat
 
     def _attach(self, conn: int, hello: Hello, seat: Seat) -> None:
         batching = seat.batching
-        size_max = min(batching.size_max, hello.batch_max) if hello.batch_max > 0 else batching.size_max
+        size_max = (
+            min(batching.size_max, hello.batch_max) if hello.batch_max > 0 else batching.size_max
+        )
         shared = hello.shared and self._shared_memory
         quiet = hello.quiet and hello.protocol == 2
         checked = hello.crc and hello.protocol == 2
         heartbeat_ms = self._heartbeat_ms * (_SPARSE if hello.sparse and hello.protocol == 2 else 1)
-        welcome = {**self._welcome, "heartbeat_ms": heartbeat_ms, "conn": conn, "crc": checked, "shared": shared}
+        welcome = {
+            **self._welcome,
+            "heartbeat_ms": heartbeat_ms,
+            "conn": conn,
+            "crc": checked,
+            "shared": shared,
+        }
         seat.model.engine.attach(
             conn,
             seat.model.index,
@@ -298,7 +340,11 @@ class Containers:
         with self._arrival:
             replica = self._replicas.pop(line, None)
             if replica is not None:
-                left = {at: other for at, other in self._by_model[replica.hello.id].items() if at != line}
+                left = {
+                    at: other
+                    for at, other in self._by_model[replica.hello.id].items()
+                    if at != line
+                }
                 if left:
                     self._by_model[replica.hello.id] = left
                 else:
@@ -307,7 +353,11 @@ class Containers:
         if replica is None:
             return
         self._teaching.went(*line, replica.hello.id)
-        level = logging.INFO if self.leaving or status in (Status.OK, Status.CLOSED) else logging.WARNING
+        level = (
+            logging.INFO
+            if self.leaving or status in (Status.OK, Status.CLOSED)
+            else logging.WARNING
+        )
         hello, why = replica.hello, status.name.lower()
         about = {"model": str(hello.id), "replica": hello.replica, "status": why}
         _log.log(level, "container %s/%d is gone (%s)", hello.id, hello.replica, why, extra=about)
@@ -318,12 +368,19 @@ def _check_timings(hello: Hello) -> None:
     """Raises: ValueError."""
     if len(hello.timings) > _TIMINGS_MAX:
         raise ValueError(f"it has {len(hello.timings)} timings, at most {_TIMINGS_MAX} are taken")
-    if not all(1 <= rows <= 65536 and 0 <= time_us <= _TIMING_US_MAX for rows, time_us in hello.timings):
-        raise ValueError("its timings are pairs of 1 to 65536 rows and 0 to 3600 seconds, in microseconds")
+    if not all(
+        1 <= rows <= 65536 and 0 <= time_us <= _TIMING_US_MAX for rows, time_us in hello.timings
+    ):
+        raise ValueError(
+            "its timings are pairs of 1 to 65536 rows and 0 to 3600 seconds, in microseconds"
+        )
     InputType.parse(hello.gives or "any")
 
 
 def _check_protocol(hello: Hello, input: InputType) -> None:
     if hello.protocol == 1 and input.dtype not in V1_DTYPES:
         known = ", ".join(V1_DTYPES)
-        raise Refused(f"a container of protocol 1 must state an input type of {known}, not {input}; or use protocol 2")
+        raise Refused(
+            f"a container of protocol 1 must state an input type of {known}, not {input}; or use"
+            " protocol 2"
+        )

@@ -1,9 +1,12 @@
-"""Deciders of the user's own at work: on threads of their own, so that one that hangs keeps nobody else waiting.
+"""Deciders of the user's own at work: on threads of their own, so that one that hangs keeps nobody
+else waiting.
 
-The core tells of arrivals on the callback thread; that only puts the query into a queue here. A few threads take queries from
-it and ask. One that does not return in its query's time is given up for lost, and another takes its place. Each decider has its
-own threads, so that one that hangs keeps only the queries of its own applications waiting, and nobody once it is replaced. The
-query itself is not held up by any of this: the core answers it when all its models have ended, or at the deadline.
+The core tells of arrivals on the callback thread; that only puts the query into a queue here. A few
+threads take queries from it and ask. One that does not return in its query's time is given up for
+lost, and another takes its place. Each decider has its own threads, so that one that hangs keeps
+only the queries of its own applications waiting, and nobody once it is replaced. The query itself
+is not held up by any of this: the core answers it when all its models have ended, or at the
+deadline.
 """
 
 import heapq
@@ -52,7 +55,8 @@ class Listener:
         return self.hearing.begun_s + self.hearing.slo_us * 1e-6
 
     def decide(self) -> float | None:
-        """Ask once, and rule if it has an answer; -> when to ask again even if nothing arrives, if it says."""
+        """Ask once, and rule if it has an answer; -> when to ask again even if nothing arrives, if
+        it says."""
         hearing, future = self.hearing, self.future
         view = view_of(future, hearing, time.monotonic())
         try:
@@ -79,7 +83,14 @@ def view_of(future: Future, hearing: "Hearing", now_s: float) -> View:
         else:
             (outstanding if status is Status.PENDING else failed).append(model)
     elapsed_ms = (now_s - hearing.begun_s) * 1e3
-    return View(hearing.models, arrived, tuple(failed), tuple(outstanding), elapsed_ms, hearing.slo_us / 1000)
+    return View(
+        hearing.models,
+        arrived,
+        tuple(failed),
+        tuple(outstanding),
+        elapsed_ms,
+        hearing.slo_us / 1000,
+    )
 
 
 class Deciding:
@@ -91,7 +102,8 @@ class Deciding:
         self._closing = False
 
     def pool(self, decider: str) -> "DeciderPool":
-        """Return the queries and threads of one decider, made at first use; those of deciders without work are forgotten."""
+        """Return the queries and threads of one decider, made at first use; those of deciders
+        without work are forgotten."""
         with self._lock:
             found = self._pools.get(decider)
             if found is None:
@@ -115,7 +127,8 @@ class Deciding:
 
 
 class DeciderPool:
-    """Threads: any. The queries that wait for one decider of the user's own, and the threads that ask it."""
+    """Threads: any. The queries that wait for one decider of the user's own, and the threads that
+    ask it."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -142,7 +155,12 @@ class DeciderPool:
             if listener.at_work:
                 listener.again = True
                 return
-            if self._closing or listener.failed or when_s >= listener.queued_s or listener.future.done():
+            if (
+                self._closing
+                or listener.failed
+                or when_s >= listener.queued_s
+                or listener.future.done()
+            ):
                 return
             listener.queued_s = when_s
             heapq.heappush(self._queue, (when_s, next(self._order), listener))
@@ -155,7 +173,11 @@ class DeciderPool:
         for thread in [thread for thread, until in self._at_work.items() if until < now]:
             del self._at_work[thread]
             self._lost += 1
-            _log.error("a decider of your own has not returned in its query's time; another thread goes on (%d lost)", self._lost)
+            _log.error(
+                "a decider of your own has not returned in its query's time; another thread goes on"
+                " (%d lost)",
+                self._lost,
+            )
         if not self._idle and len(self._at_work) < THREADS_MAX and self._lost < LOST_MAX:
             thread = threading.Thread(target=self._work, name="clipper-deciding", daemon=True)
             self._threads.add(thread)
@@ -183,7 +205,8 @@ class DeciderPool:
                 self._threads.discard(me)
 
     def _next(self) -> Listener | None:
-        """The next query to ask about; None when there has been no work for a while. This thread is idle until it returns."""
+        """The next query to ask about; None when there has been no work for a while. This thread is
+        idle until it returns."""
         with self._changed:
             idle_until = time.monotonic() + IDLE_S
             while True:
@@ -193,7 +216,9 @@ class DeciderPool:
                     return None
                 if self._queue and self._queue[0][0] <= now:
                     when_s, _, listener = heapq.heappop(self._queue)
-                    if when_s != listener.queued_s or listener.future.done():  # asked earlier meanwhile, or decided
+                    if (
+                        when_s != listener.queued_s or listener.future.done()
+                    ):  # asked earlier meanwhile, or decided
                         continue
                     listener.queued_s, listener.at_work = float("inf"), True
                     self._idle -= 1

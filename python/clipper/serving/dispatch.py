@@ -1,7 +1,8 @@
-"""The Python face of the core engines: their loop threads, event loops that await their futures, and callbacks.
+"""The Python face of the core engines: their loop threads, event loops that await their futures,
+and callbacks.
 
-A loop thread never takes the GIL. An event loop hears of its awaited futures by one readable descriptor per batch of news;
-callbacks run on one thread, started when the first is asked for.
+A loop thread never takes the GIL. An event loop hears of its awaited futures by one readable
+descriptor per batch of news; callbacks run on one thread, started when the first is asked for.
 """
 
 import asyncio
@@ -52,12 +53,16 @@ _NO_LOOP: _Latest = ((lambda: None), None)
 
 
 class Dispatch:
-    """Engines that have met and the threads that serve them: a loop thread each, and one for all callbacks. Threads: any."""
+    """Engines that have met and the threads that serve them: a loop thread each, and one for all
+    callbacks. Threads: any."""
 
     def __init__(self, *engines: Engine) -> None:
         self.engines = engines
         self.loops = [IoLoop(engine) for engine in engines]
-        self._threads = [threading.Thread(target=loop.run, name="clipper-loop", daemon=True) for loop in self.loops]
+        self._threads = [
+            threading.Thread(target=loop.run, name="clipper-loop", daemon=True)
+            for loop in self.loops
+        ]
         self._callbacks: _CallbackThread | None = None
         self._guard = threading.Lock()
         for i, engine in enumerate(engines):
@@ -82,7 +87,9 @@ class Dispatch:
                 thread.join()
         for loop in self.loops:
             loop.close_connections()
-        for engine in self.engines:  # a future may have tasks in several: all of them end before any engine is dead
+        for engine in (
+            self.engines
+        ):  # a future may have tasks in several: all of them end before any engine is dead
             engine.end_tasks()
         for engine in self.engines:
             engine.finish()
@@ -95,9 +102,12 @@ class Dispatch:
             engine.delivery.on_callback = None
 
     def snapshot(self) -> dict[str, int]:
-        """What the loops have done so far: `IoLoop.snapshot()`, summed; of `late_us_max` the largest."""
+        """What the loops have done so far: `IoLoop.snapshot()`, summed; of `late_us_max` the
+        largest."""
         each = [loop.snapshot() for loop in self.loops]
-        return {key: (max if key.endswith("_max") else sum)(one[key] for one in each) for key in each[0]}
+        return {
+            key: (max if key.endswith("_max") else sum)(one[key] for one in each) for key in each[0]
+        }
 
     def _call_back(self, which: int, future: Future, fn: Callable[[Future], object]) -> None:
         with self._guard:
@@ -129,7 +139,9 @@ class _Awaits:
         return waiter
 
     def _mailbox_of(self, loop: asyncio.AbstractEventLoop) -> MailboxReader:
-        self._latest = _NO_LOOP  # a loop that is gone must not hold its mailbox: their number is limited
+        self._latest = (
+            _NO_LOOP  # a loop that is gone must not hold its mailbox: their number is limited
+        )
         mailbox = self._mailboxes.get(loop)
         if mailbox is None:
             mailbox = self._mailboxes[loop] = MailboxReader(self._delivery)
@@ -152,7 +164,8 @@ def _resolve(mailbox: MailboxReader) -> None:
 
 
 class _CallbackThread:
-    """Runs done-callbacks, one after another. A callback that raises is logged and harms no other."""
+    """Runs done-callbacks, one after another. A callback that raises is logged and harms no
+    other."""
 
     def __init__(self, engines: Iterable[Engine]) -> None:
         self.mailboxes = [MailboxReader(engine.delivery) for engine in engines]
@@ -185,7 +198,8 @@ class _CallbackThread:
 
 
 def as_completed(futures: Iterable[Future], timeout: float | None = None) -> Iterator[Future]:
-    """The futures, each when it is done, first come first served. TimeoutError when `timeout` seconds are over first."""
+    """The futures, each when it is done, first come first served. TimeoutError when `timeout`
+    seconds are over first."""
     done: queue.SimpleQueue[Future] = queue.SimpleQueue()
     waiting = list(futures)
     for future in waiting:
@@ -195,11 +209,14 @@ def as_completed(futures: Iterable[Future], timeout: float | None = None) -> Ite
         try:
             yield done.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
         except queue.Empty:
-            raise TimeoutError(f"not all of {len(waiting)} futures were done within {timeout} s") from None
+            raise TimeoutError(
+                f"not all of {len(waiting)} futures were done within {timeout} s"
+            ) from None
 
 
 def _dead_after_fork() -> None:
-    """A fork has no loop thread: everything in flight, and every later call, ends with ForkedProcess."""
+    """A fork has no loop thread: everything in flight, and every later call, ends with
+    ForkedProcess."""
     for dispatch in list(_live):
         for engine in dispatch.engines:
             engine.kill(Status.FORKED)
@@ -208,7 +225,9 @@ def _dead_after_fork() -> None:
 
 
 def _refuse_in_fork(*_: object) -> NoReturn:
-    raise errors.ForkedProcess("the query was in flight when this process was forked.", hint=FORK_HINT)
+    raise errors.ForkedProcess(
+        "the query was in flight when this process was forked.", hint=FORK_HINT
+    )
 
 
 os.register_at_fork(after_in_child=_dead_after_fork)

@@ -1,7 +1,8 @@
-"""An event loop's ear for many futures that no coroutine awaits: a frontend's way to hear of its queries.
+"""An event loop's ear for many futures that no coroutine awaits: a frontend's way to hear of its
+queries.
 
-A coroutine and a future of asyncio's for each query cost more than the query. Here what is done is told by one readable
-descriptor for all, and whoever asked is called.
+A coroutine and a future of asyncio's for each query cost more than the query. Here what is done is
+told by one readable descriptor for all, and whoever asked is called.
 """
 
 import asyncio
@@ -29,7 +30,8 @@ class Ear:
             loop.add_reader(self._mailbox.fd, self._drain)
 
     def hear(self, future: Future, told: Told) -> bool:
-        """Call `told(future)` once it is done; False when it is done already, and then nobody is called."""
+        """Call `told(future)` once it is done; False when it is done already, and then nobody is
+        called."""
         if self._mailbox is not None:
             return self._mailbox.add(future, told)
         if future.done():
@@ -41,7 +43,8 @@ class Ear:
         return True
 
     def post(self, step: Callable[..., object], *args: object) -> None:
-        """Have `step(*args)` called on the loop; from any thread. Nothing, once the loop is closed."""
+        """Have `step(*args)` called on the loop; from any thread. Nothing, once the loop is
+        closed."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(step, *args)
 

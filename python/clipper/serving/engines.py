@@ -1,7 +1,9 @@
-"""The engines of a server: how many there are, what each may take of the limits, and which of them serves a model.
+"""The engines of a server: how many there are, what each may take of the limits, and which of them
+serves a model.
 
-An engine has a loop thread, lanes, a cache and connections of its own, and shares nothing with the others on a query's way; all
-versions of a model are of one engine. A query that asks models of several engines is one future all the same (docs/design.md).
+An engine has a loop thread, lanes, a cache and connections of its own, and shares nothing with the
+others on a query's way; all versions of a model are of one engine. A query that asks models of
+several engines is one future all the same (docs/design.md).
 """
 
 import itertools
@@ -38,7 +40,8 @@ class Engines:
         return len(self._all)
 
     def of(self, name: str) -> Engine:
-        """The engine that serves the model of this name: chosen when it is first heard of, the one with the fewest models."""
+        """The engine that serves the model of this name: chosen when it is first heard of, the one
+        with the fewest models."""
         with self._guard:
             number = self._placed.get(name)
             if number is None:
@@ -68,7 +71,8 @@ class Engines:
         return any(engine.delivery.issued != engine.delivery.answered for engine in self._all)
 
     def snapshot(self) -> dict[str, Any]:
-        """The engines' counters and gauges, summed; `models` are of all of them, in no order, each with its `engine`."""
+        """The engines' counters and gauges, summed; `models` are of all of them, in no order, each
+        with its `engine`."""
         total: dict[str, Any] = {}
         for number, engine in enumerate(self._all):
             one = engine.snapshot()
@@ -90,14 +94,23 @@ def _cores() -> int:
 def _count(asked: int) -> int:
     if asked <= _cores():
         return asked
-    _log.warning("server.engines = %d, but there are %d cores for this process: %d are started", asked, _cores(), _cores())
+    _log.warning(
+        "server.engines = %d, but there are %d cores for this process: %d are started",
+        asked,
+        _cores(),
+        _cores(),
+    )
     return _cores()
 
 
 def _engine_of(config: Config, number: int, count: int) -> Engine:
     """What bounds the whole server is shared out evenly."""
     limits = config.limits
-    meshed = min(config.mesh.loaded_max, LINKS_MAX - limits.connections_max) if config.mesh.enabled else 0
+    meshed = (
+        min(config.mesh.loaded_max, LINKS_MAX - limits.connections_max)
+        if config.mesh.enabled
+        else 0
+    )
     return Engine(
         number=number,
         cache_bytes_max=limits.cache_bytes_max // count,

@@ -1,8 +1,9 @@
 """Feedback: the truth about a query, joined with what its models predicted.
 
-An answer is remembered for a while by its id (the join window), with the plan that chose its models: feedback may come long after
-the state has moved on, and must be weighed by the probabilities of then. Feedback by id counts once, however often it is sent.
-Feedback with the input itself needs no window: the models are asked again, and the cache has most of it.
+An answer is remembered for a while by its id (the join window), with the plan that chose its
+models: feedback may come long after the state has moved on, and must be weighed by the
+probabilities of then. Feedback by id counts once, however often it is sent. Feedback with the input
+itself needs no window: the models are asked again, and the cache has most of it.
 """
 
 import threading
@@ -29,7 +30,8 @@ ANSWER_BYTES = 1024  # what keeping an answer costs beside its outputs
 
 
 class Joined(msgspec.Struct, eq=False):
-    """An answered query that feedback may still come for. late: futures of observers, and of nobody else."""
+    """An answered query that feedback may still come for. late: futures of observers, and of nobody
+    else."""
 
     learner: Learner
     user: str
@@ -58,7 +60,11 @@ class Joined(msgspec.Struct, eq=False):
 def _number_in(id: str) -> int | None:
     """The number that an id of this server ends in; None if it has none."""
     digits = id.rpartition("-")[2]
-    return int(digits, 16) if 0 < len(digits) <= 16 and all(digit in "0123456789abcdef" for digit in digits) else None
+    return (
+        int(digits, 16)
+        if 0 < len(digits) <= 16 and all(digit in "0123456789abcdef" for digit in digits)
+        else None
+    )
 
 
 def _bytes_of(joined: Joined) -> int:
@@ -73,15 +79,35 @@ def _size_of(output: Any) -> int:
 
 
 class JoinedRows:
-    """An array of answers that feedback may still come for, row by row. future: of its tasks, model after model.
-    answers: the outputs, a row each."""
+    """An array of answers that feedback may still come for, row by row. future: of its tasks, model
+    after model. answers: the outputs, a row each."""
 
-    __slots__ = ("_future", "_rows", "answers", "heard", "learner", "plan", "told", "until_s", "user")
+    __slots__ = (
+        "_future",
+        "_rows",
+        "answers",
+        "heard",
+        "learner",
+        "plan",
+        "told",
+        "until_s",
+        "user",
+    )
 
-    def __init__(self, learner: Learner, user: str, plan: Plan, future: Future, answers: Column) -> None:
-        self.learner, self.user, self.plan, self._future, self.answers = learner, user, plan, future, answers
+    def __init__(
+        self, learner: Learner, user: str, plan: Plan, future: Future, answers: Column
+    ) -> None:
+        self.learner, self.user, self.plan, self._future, self.answers = (
+            learner,
+            user,
+            plan,
+            future,
+            answers,
+        )
         by_model = future.statuses().reshape(len(plan.models), -1) == Status.OK
-        self.heard: NDArray[np.bool_] = by_model.any(axis=0)  # rows that anything can be learned from
+        self.heard: NDArray[np.bool_] = by_model.any(
+            axis=0
+        )  # rows that anything can be learned from
         self.told = np.zeros(len(self.heard), np.bool_)
         self.until_s = 0.0
         self._rows: Rows | None = None
@@ -106,7 +132,10 @@ class JoinedRows:
         """Return what the models that were asked said of these rows, a column a model."""
         n = len(self)
         columns = [self._future.outputs(0, j * n, n) for j in range(len(self.plan.models))]
-        return [column[places] if isinstance(column, np.ndarray) else [column[i] for i in places] for column in columns]
+        return [
+            column[places] if isinstance(column, np.ndarray) else [column[i] for i in places]
+            for column in columns
+        ]
 
     def _read(self) -> Rows:
         n, future, models = len(self), self._future, self.learner.models
@@ -121,13 +150,26 @@ class JoinedRows:
             own = future.confidences(j * n, n)
             confidence[at] = None if np.isnan(own).all() else own
         if len(self.plan.models) == 1:
-            at, p = self.learner.place[self.plan.models[0]], self.plan.probability(self.plan.models[0])
+            at, p = (
+                self.learner.place[self.plan.models[0]],
+                self.plan.probability(self.plan.models[0]),
+            )
             like = outputs[at].dtype if isinstance(outputs[at], np.ndarray) else None
-            outputs = [c if i == at or like is None else np.zeros(n, like) for i, c in enumerate(outputs)]
+            outputs = [
+                c if i == at or like is None else np.zeros(n, like) for i, c in enumerate(outputs)
+            ]
         else:
             at, p = -1, 1.0
         unsaid = np.zeros(n, np.bool_)
-        return Rows(models, tuple(outputs), tuple(heard), tuple(confidence), unsaid, np.array([at], np.int32), np.array([p]))
+        return Rows(
+            models,
+            tuple(outputs),
+            tuple(heard),
+            tuple(confidence),
+            unsaid,
+            np.array([at], np.int32),
+            np.array([p]),
+        )
 
     def observation(self, i: int, label: Any) -> Observation:
         """Row i as an object, whatever was asked."""
@@ -141,20 +183,30 @@ class JoinedRows:
 
 
 class Window:
-    """Answers by id, the last `size_max` of them, each for `window_s` seconds; arrays too, the last so many rows of them, and the
-    last array whatever its size. Threads: any.
+    """Answers by id, the last `size_max` of them, each for `window_s` seconds; arrays too, the last
+    so many rows of them, and the last array whatever its size. Threads: any.
 
     bytes_max: of what is kept, estimated; beyond it the oldest answers are forgotten.
-    direct: the answers that the HTTP threads of the core gave; one that feedback names is moved to the others.
-    forwarding: to the servers that gave other answers; None when no other server shares the store.
+    direct: the answers that the HTTP threads of the core gave; one that feedback names is moved to
+    the others. forwarding: to the servers that gave other answers; None when no other server shares
+    the store.
     """
 
     def __init__(
-        self, size_max: int, window_s: float, bytes_max: int = 256 << 20, clock: Callable[[], float] = time.monotonic,
+        self,
+        size_max: int,
+        window_s: float,
+        bytes_max: int = 256 << 20,
+        clock: Callable[[], float] = time.monotonic,
         forwarding: Forwarding | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.forwarding = forwarding
-        self._size_max, self._window_s, self._bytes_max, self._clock = size_max, window_s, bytes_max, clock
+        self._size_max, self._window_s, self._bytes_max, self._clock = (
+            size_max,
+            window_s,
+            bytes_max,
+            clock,
+        )
         self._joined: OrderedDict[str, Joined] = OrderedDict()
         self._arrays: OrderedDict[str, JoinedRows] = OrderedDict()
         self._row_count = 0
@@ -172,9 +224,15 @@ class Window:
         return self._bytes + self.direct.nbytes
 
     def add(
-        self, id: str, learner: Learner, user: str, plan: Plan, arrived: dict[VersionedModel, Prediction], answer: Any,
+        self,
+        id: str,
+        learner: Learner,
+        user: str,
+        plan: Plan,
+        arrived: dict[VersionedModel, Prediction],
+        answer: Any,
         late: tuple[tuple[VersionedModel, Future], ...] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         joined = Joined(learner, user, plan, arrived, answer, late, self._clock() + self._window_s)
         with self._lock:
             self._add(id, joined)
@@ -193,7 +251,8 @@ class Window:
             self._bytes -= oldest.nbytes
 
     def owner(self, learner: Learner, plan: Plan, node: str) -> int:
-        """Return the number under which the core keeps answers of this learner to that plan in `direct`."""
+        """Return the number under which the core keeps answers of this learner to that plan in
+        `direct`."""
         with self._lock:
             for i, (known, asked, of) in enumerate(self._owners):
                 if known is learner and asked.models == plan.models and of == node:
@@ -217,7 +276,13 @@ class Window:
         if age_s > self._window_s:
             return None
         joined = Joined(
-            learner, "", plan, {plan.models[0]: Prediction(output, confidence)}, output, (), self._clock() + self._window_s
+            learner,
+            "",
+            plan,
+            {plan.models[0]: Prediction(output, confidence)},
+            output,
+            (),
+            self._clock() + self._window_s,
         )
         self._add(id, joined)
         return joined
@@ -238,7 +303,8 @@ class Window:
         return joined.until_s < self._clock()
 
     def take(self, id: str, application: str) -> Joined | None:
-        """The query of that id, once; None when its feedback has come already. UnknownPrediction if it is not here."""
+        """The query of that id, once; None when its feedback has come already. UnknownPrediction if
+        it is not here."""
         with self._lock:
             joined = self._find(id)
             if joined is None or joined.until_s < self._clock():
@@ -251,15 +317,21 @@ class Window:
             joined.told = True
             return joined
 
-    def take_many(self, ids: Sequence[str], application: str) -> tuple[list[int], list[Joined], list[int]]:
-        """Those of the ids whose feedback has not come yet, each once: their places, their queries; and the places of those that
-        are not here."""
+    def take_many(
+        self, ids: Sequence[str], application: str
+    ) -> tuple[list[int], list[Joined], list[int]]:
+        """Those of the ids whose feedback has not come yet, each once: their places, their queries;
+        and the places of those that are not here."""
         places, found, unknown = list[int](), list[Joined](), list[int]()
         with self._lock:
             now, known = self._clock(), self._find
             for i, id in enumerate(ids):
                 joined = known(id)
-                if joined is None or joined.until_s < now or joined.learner.application != application:
+                if (
+                    joined is None
+                    or joined.until_s < now
+                    or joined.learner.application != application
+                ):
                     unknown.append(i)
                 elif not joined.told:
                     joined.told = True
@@ -276,8 +348,11 @@ class Window:
             raise _foreign(id, joined.learner.application, application)
         return joined
 
-    def take_rows(self, joined: JoinedRows, places: NDArray[np.intp]) -> tuple[NDArray[np.intp], int]:
-        """Where in `places` stand rows whose feedback has not come yet, each once; and how many of the others were not heard."""
+    def take_rows(
+        self, joined: JoinedRows, places: NDArray[np.intp]
+    ) -> tuple[NDArray[np.intp], int]:
+        """Where in `places` stand rows whose feedback has not come yet, each once; and how many of
+        the others were not heard."""
         with self._lock:
             heard = joined.heard[places]
             fresh = heard & ~joined.told[places]
@@ -288,9 +363,14 @@ class Window:
         return np.flatnonzero(fresh), int(np.count_nonzero(~heard))
 
     def _unknown(self, id: str) -> UnknownPrediction:
-        hint = f"The server that answered remembers its last {self._size_max} answers, for {self._window_s:g} s."
+        hint = (
+            f"The server that answered remembers its last {self._size_max} answers, for"
+            f" {self._window_s:g} s."
+        )
         return UnknownPrediction(f"no prediction {id[:64]!r} is waiting for feedback.", hint=hint)
 
 
 def _foreign(id: str, whose: str, application: str) -> UnknownPrediction:
-    return UnknownPrediction(f"prediction {id!r} is one of application {whose!r}, not of {application!r}.")
+    return UnknownPrediction(
+        f"prediction {id!r} is one of application {whose!r}, not of {application!r}."
+    )

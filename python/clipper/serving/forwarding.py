@@ -1,12 +1,16 @@
-"""Feedback about an answer that another server gave, on its way there and back through the store that both share.
+"""Feedback about an answer that another server gave, on its way there and back through the store
+that both share.
 
-Only the server that gave an answer knows what it is about, and whether it was told before. So feedback that another one takes is
-written under that server's prefix in the store; it takes it as its own, with its journal, and replaces it with a reply, in one
-transaction. Who took it acknowledges it with the reply: then it is as sure as feedback that was told to the right server, and
-counts as once. Without a reply in time it is withdrawn and refused; told again, it counts once all the same. Requests and replies
-are written with the lease of the server that asks, and vanish with it.
+Only the server that gave an answer knows what it is about, and whether it was told before. So
+feedback that another one takes is written under that server's prefix in the store; it takes it as
+its own, with its journal, and replaces it with a reply, in one transaction. Who took it
+acknowledges it with the reply: then it is as sure as feedback that was told to the right server,
+and counts as once. Without a reply in time it is withdrawn and refused; told again, it counts once
+all the same. Requests and replies are written with the lease of the server that asks, and vanish
+with it.
 
-A server that has ended takes nothing: its answers are unknown to all, as they are to itself after a restart.
+A server that has ended takes nothing: its answers are unknown to all, as they are to itself after a
+restart.
 """
 
 import contextlib
@@ -21,7 +25,14 @@ from typing import Any, Final
 import msgspec
 
 from clipper import errors
-from clipper.errors import AlreadyExists, ClipperError, LeaseLost, Overloaded, StoreError, UnknownPrediction
+from clipper.errors import (
+    AlreadyExists,
+    ClipperError,
+    LeaseLost,
+    Overloaded,
+    StoreError,
+    UnknownPrediction,
+)
 from clipper.serving.presence import LEASE_S, NODES, Presence
 from clipper.serving.records import packed, unpacked
 from clipper.store.store import Compare, Delete, Get, Put, Record, Store, Watch
@@ -38,7 +49,8 @@ _ID = re.compile("([0-9a-f]{8})-[0-9a-f]{1,16}")
 
 
 class Told(msgspec.Struct, array_like=True):
-    """Feedback of one application. `ids` and `labels` go together; one with a score or a weight has one id."""
+    """Feedback of one application. `ids` and `labels` go together; one with a score or a weight has
+    one id."""
 
     application: str
     ids: list[str]
@@ -71,13 +83,17 @@ class _Waiting:
 
     def __init__(self) -> None:
         self.done = threading.Event()
-        self.reply = Reply(error="StoreError", message="no reply can be read: the server is closing.")
+        self.reply = Reply(
+            error="StoreError", message="no reply can be read: the server is closing."
+        )
 
 
 class Forwarding:
-    """Threads: any. One of its own takes requests and replies, and keeps the server's names in the store.
+    """Threads: any. One of its own takes requests and replies, and keeps the server's names in the
+    store.
 
-    refused: called once the server's name belongs to another that lives: what it learned must not be written any more.
+    refused: called once the server's name belongs to another that lives: what it learned must not
+    be written any more.
     """
 
     def __init__(self, store: Store, presence: Presence, refused: Callable[[str], None]) -> None:
@@ -88,7 +104,9 @@ class Forwarding:
         self._numbers = itertools.count(1)
         self._waiting: dict[str, _Waiting] = {}
         self._slots = threading.BoundedSemaphore(WAITING_MAX)
-        self._silent: dict[str, float] = {}  # servers that did not reply, until when they are not asked
+        self._silent: dict[
+            str, float
+        ] = {}  # servers that did not reply, until when they are not asked
         self._unsent: dict[str, Reply] = {}  # replies that the store has not taken yet
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -98,13 +116,15 @@ class Forwarding:
     # -- another server's answers
 
     def node_of(self, id: str) -> str:
-        """Return the server that an answer of this id may be of; empty for this one and for what is no id."""
+        """Return the server that an answer of this id may be of; empty for this one and for what is
+        no id."""
         found = _ID.fullmatch(id)
         return "" if found is None or found[1] == self.node else found[1]
 
     def tell(self, node: str, told: Told) -> Reply:
-        """Have that server learn it; -> the counts. Raises what it raised; UnknownPrediction when it does not live, Overloaded,
-        StoreError when it is not known whether it was learned: told again it counts once."""
+        """Have that server learn it; -> the counts. Raises what it raised; UnknownPrediction when
+        it does not live, Overloaded, StoreError when it is not known whether it was learned: told
+        again it counts once."""
         total = Reply()
         for data in _parts(told):
             reply = self._ask(node, data)
@@ -119,9 +139,14 @@ class Forwarding:
         if self._silent.get(node, 0.0) > time.monotonic():
             raise _no_reply(node)
         if not self._is_listening:
-            raise StoreError(f"replies in {self._store.name} are not heard of at present.", hint="Try again in a moment.")
+            raise StoreError(
+                f"replies in {self._store.name} are not heard of at present.",
+                hint="Try again in a moment.",
+            )
         if not self._slots.acquire(blocking=False):
-            raise Overloaded(f"{WAITING_MAX} requests wait for other servers to take their feedback.")
+            raise Overloaded(
+                f"{WAITING_MAX} requests wait for other servers to take their feedback."
+            )
         name, waiting = f"{self.node}-{next(self._numbers):x}", _Waiting()
         self._waiting[name] = waiting
         try:
@@ -146,7 +171,9 @@ class Forwarding:
             there = self._store.get(NODES + node)
             if there is None:
                 hint = "The server that answered has ended, or shares no store with this one."
-                raise UnknownPrediction(f"no prediction of server {node} is waiting for feedback.", hint=hint)
+                raise UnknownPrediction(
+                    f"no prediction of server {node} is waiting for feedback.", hint=hint
+                )
             put = Put(key, data, self._presence.lease)
             if self._store.txn((Compare(NODES + node, there.revision),), (put,)).ok:
                 return
@@ -154,15 +181,17 @@ class Forwarding:
     # -- this server's answers
 
     def start(self, learn: Callable[[Told], Reply]) -> None:
-        """Hold the names, and take what others are told. learn: what is done with it; it raises nothing. Raises AlreadyExists.
-        Once; a second call does nothing."""
+        """Hold the names, and take what others are told. learn: what is done with it; it raises
+        nothing. Raises AlreadyExists. Once; a second call does nothing."""
         if self._thread is None and not self._stop.is_set():
             try:
                 self._presence.enter(self._stop)
             except StoreError as error:  # its thread tries again
                 _log.warning("feedback of other servers is not taken yet: %s", error)
             self._learn = learn
-            self._thread = threading.Thread(target=self._run, name="clipper-forwarding", daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, name="clipper-forwarding", daemon=True
+            )
             self._thread.start()
 
     def _run(self) -> None:
@@ -178,7 +207,10 @@ class Forwarding:
                 self._hear(watch)
             except AlreadyExists as error:
                 self._refused(str(error))
-                _log.error("what is learned stays in the journal until this server is started again: %s", error)
+                _log.error(
+                    "what is learned stays in the journal until this server is started again: %s",
+                    error,
+                )
                 return
             except StoreError as error:
                 _log.info("feedback of other servers is not heard of: %s", error)
@@ -217,8 +249,8 @@ class Forwarding:
         self._store.delete(record.key)
 
     def _reply(self, record: Record, name: str) -> None:
-        """Learn what was told, and then replace the request with the reply. When the store does not take that, the reply is kept:
-        the request is found again."""
+        """Learn what was told, and then replace the request with the reply. When the store does not
+        take that, the reply is kept: the request is found again."""
         reply = self._unsent.get(name)
         if reply is None:
             if self._store.get(record.key) is None:  # withdrawn, or replied to
@@ -236,7 +268,11 @@ class Forwarding:
         asking = name.partition("-")[0]
         answer = Put(f"{PREFIX}{asking}/a/{name}", _ENCODER.encode(reply), record.lease)
         try:
-            self._store.txn((Compare(record.key, record.revision),), (Delete(record.key), answer), (Get(record.key),))
+            self._store.txn(
+                (Compare(record.key, record.revision),),
+                (Delete(record.key), answer),
+                (Get(record.key),),
+            )
         except LeaseLost:  # who asked has ended
             _log.debug("nobody waits for the reply to %s", name)
         del self._unsent[name]
@@ -261,7 +297,9 @@ def _parts(told: Told) -> Iterator[bytes]:
         return
     middle = len(told.ids) // 2
     for part in (slice(middle), slice(middle, None)):
-        yield from _parts(msgspec.structs.replace(told, ids=told.ids[part], labels=told.labels[part]))
+        yield from _parts(
+            msgspec.structs.replace(told, ids=told.ids[part], labels=told.labels[part])
+        )
 
 
 def _no_reply(node: str) -> StoreError:
@@ -281,8 +319,11 @@ def _raised(reply: Reply) -> ClipperError:
     return kind(reply.message, hint=reply.hint)
 
 
-def by_node(forwarding: Forwarding, ids: Sequence[str], places: Sequence[int]) -> dict[str, list[int]]:
-    """Which of those places are of other servers' answers, by server: of so many servers at most, those that come first."""
+def by_node(
+    forwarding: Forwarding, ids: Sequence[str], places: Sequence[int]
+) -> dict[str, list[int]]:
+    """Which of those places are of other servers' answers, by server: of so many servers at most,
+    those that come first."""
     found: dict[str, list[int]] = {}
     for i in places:
         node = forwarding.node_of(ids[i])

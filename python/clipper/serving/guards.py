@@ -1,21 +1,27 @@
-"""What a rollout must keep to, as `p99<20ms, error<1%, reward>=-1%, agreement>90%`, and tests that may be looked at all the time.
+"""What a rollout must keep to, as `p99<20ms, error<1%, reward>=-1%, agreement>90%`, and tests that
+may be looked at all the time.
 
-A bare threshold on what was counted so far is wrong sooner or later: looked at often enough, every good version is over it once.
-So each guard is two sequential tests, whose error rates hold however often one looks.
+A bare threshold on what was counted so far is wrong sooner or later: looked at often enough, every
+good version is over it once. So each guard is two sequential tests, whose error rates hold however
+often one looks.
 
-- Broken: the evidence that the version is worse than its limit. A false alarm has at most the named error rate, ever.
-- Holds: the evidence that it is not worse than the limit by another time the limit. A version that is gets by with at most the
-  named rate. Until there is that much evidence the guard is undecided, and a rollout does not grow.
+- Broken: the evidence that the version is worse than its limit. A false alarm has at most the named
+  error rate, ever.
+- Holds: the evidence that it is not worse than the limit by another time the limit. A version that
+  is gets by with at most the named rate. Until there is that much evidence the guard is undecided,
+  and a rollout does not grow.
 
-Between the limit and twice the limit either may come out: nobody can tell those apart quickly, and the user drew no line there.
+Between the limit and twice the limit either may come out: nobody can tell those apart quickly, and
+the user drew no line there.
 
-A share (of answers that were the default, that were slower than T, that did not agree) is tested by a mixture of likelihood
-ratios against alternatives on the other side; that is a martingale under the limit, and Ville's inequality bounds how often it
-ever passes 1 / error rate. A quantile is a share: p99 < 20 ms says that at most 1 % of the answers take longer. A difference to
-the version before (a guard whose limit has a sign) is tested by mixtures of normal densities, which is right from a few dozen
-observations on: none is judged by less than `BESIDE_MIN` of each.
-Sources: Wald, "Sequential Analysis", 1947; Robbins, "Statistical Methods Related to the Law of the Iterated Logarithm", 1970;
-Johari et al., "Always Valid Inference", 2022.
+A share (of answers that were the default, that were slower than T, that did not agree) is tested by
+a mixture of likelihood ratios against alternatives on the other side; that is a martingale under
+the limit, and Ville's inequality bounds how often it ever passes 1 / error rate. A quantile is a
+share: p99 < 20 ms says that at most 1 % of the answers take longer. A difference to the version
+before (a guard whose limit has a sign) is tested by mixtures of normal densities, which is right
+from a few dozen observations on: none is judged by less than `BESIDE_MIN` of each. Sources: Wald,
+"Sequential Analysis", 1947; Robbins, "Statistical Methods Related to the Law of the Iterated
+Logarithm", 1970; Johari et al., "Always Valid Inference", 2022.
 """
 
 import math
@@ -35,8 +41,8 @@ Outcome = Literal["holds", "undecided", "broken"]
 
 
 class Counts(msgspec.Struct):
-    """What one side's answers came to. slower: of each time limit in us, how many took longer.  reward: the sum of `told`, each
-    0 to 1."""
+    """What one side's answers came to. slower: of each time limit in us, how many took longer.
+    reward: the sum of `told`, each 0 to 1."""
 
     answers: int = 0
     defaults: int = 0
@@ -48,7 +54,8 @@ class Counts(msgspec.Struct):
 
 
 class Figures(msgspec.Struct):
-    """Of a stage, so far. new: the version that is rolled out.  before: the one it replaces.  agreed: of `compared`."""
+    """Of a stage, so far. new: the version that is rolled out.  before: the one it replaces.
+    agreed: of `compared`."""
 
     new: Counts
     before: Counts
@@ -65,7 +72,8 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Guard(msgspec.Struct, frozen=True):
-    """limit: a share, or with `q` (a quantile's share above it) microseconds.  beside: measured against the version before."""
+    """limit: a share, or with `q` (a quantile's share above it) microseconds.  beside: measured
+    against the version before."""
 
     text: str
     metric: str
@@ -85,14 +93,34 @@ class Guard(msgspec.Struct, frozen=True):
         new = figures.new
         if self.q:
             slower = new.slower.get(round(self.limit), 0)
-            return new.answers, slower, self.q, f"{slower} of {new.answers} answers took longer than {self.limit / 1e3:g} ms"
+            return (
+                new.answers,
+                slower,
+                self.q,
+                f"{slower} of {new.answers} answers took longer than {self.limit / 1e3:g} ms",
+            )
         if self.metric == "error":
-            return new.answers, new.defaults, self.limit, f"{new.defaults} of {new.answers} answers were the default"
+            return (
+                new.answers,
+                new.defaults,
+                self.limit,
+                f"{new.defaults} of {new.answers} answers were the default",
+            )
         if self.metric == "agreement":
             away = figures.compared - figures.agreed
-            return figures.compared, away, 1.0 - self.limit, f"{away} of {figures.compared} answers differed from those before"
+            return (
+                figures.compared,
+                away,
+                1.0 - self.limit,
+                f"{away} of {figures.compared} answers differed from those before",
+            )
         mean = f"{new.reward / new.told:.1%}" if new.told else "none"
-        return new.told, new.told - new.reward, 1.0 - self.limit, f"the mean reward of {new.told:g} was {mean}"
+        return (
+            new.told,
+            new.told - new.reward,
+            1.0 - self.limit,
+            f"the mean reward of {new.told:g} was {mean}",
+        )
 
     def _beside(self, figures: Figures, error_rate: float) -> Verdict:
         new, before = figures.new, figures.before
@@ -103,8 +131,15 @@ class Guard(msgspec.Struct, frozen=True):
         else:
             one, other, what = (new.told, new.reward), (before.told, before.reward), "mean reward"
         if not (one[0] and other[0]):
-            return Verdict(self.text, "undecided", f"{what}: {one[0]:g} observations, and {other[0]:g} of the version before")
-        said = f"{what}: {one[1] / one[0]:.1%} of {one[0]:g}, before {other[1] / other[0]:.1%} of {other[0]:g}"
+            return Verdict(
+                self.text,
+                "undecided",
+                f"{what}: {one[0]:g} observations, and {other[0]:g} of the version before",
+            )
+        said = (
+            f"{what}: {one[1] / one[0]:.1%} of {one[0]:g}, before {other[1] / other[0]:.1%} of"
+            f" {other[0]:g}"
+        )
         return Verdict(self.text, judged_difference(one, other, self.limit, error_rate), said)
 
 
@@ -123,30 +158,44 @@ def _guard(text: str) -> Guard:
     metric, sense, sign, number, unit = found.groups()
     if metric not in _METRICS:
         guess = did_you_mean(metric, _METRICS) or "."
-        raise InvalidInput(f"no guard {metric!r}{guess}", hint=f"There are {', '.join(_METRICS)}. {_EXAMPLE}")
+        raise InvalidInput(
+            f"no guard {metric!r}{guess}", hint=f"There are {', '.join(_METRICS)}. {_EXAMPLE}"
+        )
     above = metric in ("reward", "agreement")
     if (sense[0] == ">") != above:
-        raise InvalidInput(f"guard {text!r}: {metric} must be {'>' if above else '<'} something.", hint=_EXAMPLE)
+        raise InvalidInput(
+            f"guard {text!r}: {metric} must be {'>' if above else '<'} something.", hint=_EXAMPLE
+        )
     try:
         value = float(number)
     except ValueError:
         raise InvalidInput(f"guard {text!r}: {number!r} is no number.", hint=_EXAMPLE) from None
-    return _of_time(text, metric, sign, value, unit) if metric[0] == "p" else _of_share(text, metric, sign, value, unit)
+    return (
+        _of_time(text, metric, sign, value, unit)
+        if metric[0] == "p"
+        else _of_share(text, metric, sign, value, unit)
+    )
 
 
 def _of_time(text: str, metric: str, sign: str, value: float, unit: str | None) -> Guard:
     if unit not in _UNITS_US or sign or not value > 0:
         raise InvalidInput(f"guard {text!r}: a time is needed, as 20ms.", hint=_EXAMPLE)
-    return Guard(text, metric, float(round(value * _UNITS_US[unit])), round(1 - float(metric[1:]) / 100, 6))
+    return Guard(
+        text, metric, float(round(value * _UNITS_US[unit])), round(1 - float(metric[1:]) / 100, 6)
+    )
 
 
 def _of_share(text: str, metric: str, sign: str, value: float, unit: str | None) -> Guard:
     share = value / 100 if unit == "%" else value
     if unit not in ("%", None) or not 0 < share < 1:
-        raise InvalidInput(f"guard {text!r}: a share above 0 % and below 100 % is needed, as 1%.", hint=_EXAMPLE)
+        raise InvalidInput(
+            f"guard {text!r}: a share above 0 % and below 100 % is needed, as 1%.", hint=_EXAMPLE
+        )
     if sign and (metric == "agreement" or sign != ("-" if metric == "reward" else "+")):
         hint = "Against the version before there are reward>=-1% and error<=+1%."
-        raise InvalidInput(f"guard {text!r} cannot be measured against the version before.", hint=hint)
+        raise InvalidInput(
+            f"guard {text!r} cannot be measured against the version before.", hint=hint
+        )
     return Guard(text, metric, share, beside=bool(sign))
 
 
@@ -154,7 +203,8 @@ def _of_share(text: str, metric: str, sign: str, value: float, unit: str | None)
 
 
 def judged_share(n: float, bad: float, limit: float, error_rate: float) -> Outcome:
-    """Of n observations, each 0 (good) to 1 (bad), `bad` in sum; the mean should be at most `limit`."""
+    """Of n observations, each 0 (good) to 1 (bad), `bad` in sum; the mean should be at most
+    `limit`."""
     bound = math.log(1.0 / error_rate)
     odds = limit / (1.0 - limit)
     worse = [share for k in range(1, 30) if (share := _share(odds * 2.0**k)) < 0.999_999]
@@ -171,18 +221,26 @@ def _share(odds: float) -> float:
 
 def _mixture(n: float, bad: float, limit: float, others: list[float]) -> float:
     """The logarithm of the mean likelihood ratio of these shares to the limit."""
-    logs = [bad * math.log(p / limit) + (n - bad) * math.log((1.0 - p) / (1.0 - limit)) for p in others]
+    logs = [
+        bad * math.log(p / limit) + (n - bad) * math.log((1.0 - p) / (1.0 - limit)) for p in others
+    ]
     return _log_mean(logs)
 
 
 def _log_mean(logs: list[float]) -> float:
     top = max(logs)
-    return top if math.isinf(top) else top + math.log(sum(math.exp(one - top) for one in logs) / len(logs))
+    return (
+        top
+        if math.isinf(top)
+        else top + math.log(sum(math.exp(one - top) for one in logs) / len(logs))
+    )
 
 
-def judged_difference(one: tuple[float, float], other: tuple[float, float], margin: float, error_rate: float) -> Outcome:
-    """Of two sides, each observations and the sum of their values from 0 to 1: the first's mean should lie at most `margin` below
-    the second's."""
+def judged_difference(
+    one: tuple[float, float], other: tuple[float, float], margin: float, error_rate: float
+) -> Outcome:
+    """Of two sides, each observations and the sum of their values from 0 to 1: the first's mean
+    should lie at most `margin` below the second's."""
     if min(one[0], other[0]) < BESIDE_MIN:
         return "undecided"
     away = one[1] / one[0] - other[1] / other[0]
@@ -200,11 +258,14 @@ def _variance(n: float, total: float) -> float:
 
 
 def _evidence(beyond: float, spread: float, margin: float) -> float:
-    """The logarithm of the evidence that a mean whose estimate has this variance lies beyond 0, as its estimate does."""
+    """The logarithm of the evidence that a mean whose estimate has this variance lies beyond 0, as
+    its estimate does."""
     if beyond <= 0.0:
         return -math.inf
     logs = []
     for wide in (2.0 * margin, 0.1, 0.4):
         both = spread + wide * wide
-        logs.append(0.5 * math.log(spread / both) + beyond * beyond * wide * wide / (2.0 * spread * both))
+        logs.append(
+            0.5 * math.log(spread / both) + beyond * beyond * wide * wide / (2.0 * spread * both)
+        )
     return _log_mean(logs)

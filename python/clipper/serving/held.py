@@ -15,7 +15,8 @@ SHARED = ""  # the context of those without one
 
 
 class Stored(msgspec.Struct, array_like=True):
-    """A state in the store. applied: by server, the number of the last of its observations that is in here."""
+    """A state in the store. applied: by server, the number of the last of its observations that is
+    in here."""
 
     policy: str
     models: tuple[VersionedModel, ...]
@@ -25,10 +26,11 @@ class Stored(msgspec.Struct, array_like=True):
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """One state in memory. base: as the store has it; since: journal number of the first observation it has not.
+    """One state in memory. base: as the store has it; since: journal number of the first
+    observation it has not.
 
-    prior: the shared state that this one is a beginning of, until its first observation.  doubts: what was written without an
-    answer, by the number of its last observation.
+    prior: the shared state that this one is a beginning of, until its first observation.  doubts:
+    what was written without an answer, by the number of its last observation.
     """
 
     state: Any
@@ -41,7 +43,9 @@ class Held:
     doubts: dict[int, Any] = field(default_factory=dict)
 
 
-def sealed(policy: Policy, models: Sequence[VersionedModel], applied: dict[str, int], state: Any) -> bytes:
+def sealed(
+    policy: Policy, models: Sequence[VersionedModel], applied: dict[str, int], state: Any
+) -> bytes:
     """Return a state for the store, with a checksum in front."""
     body = msgspec.msgpack.encode(Stored(policy.name, tuple(models), applied, policy.encode(state)))
     return zlib.crc32(body).to_bytes(4, "little") + body

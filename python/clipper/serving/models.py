@@ -1,4 +1,5 @@
-"""The engine of this node and the model versions that it serves: each a record of the catalog beside its queue in the engine."""
+"""The engine of this node and the model versions that it serves: each a record of the catalog
+beside its queue in the engine."""
 
 import itertools
 import logging
@@ -65,7 +66,8 @@ class RunningModels:
             return running
 
     def unlisted(self, model: Model, lane_rows: int) -> CoreModel:
-        """A core model that no list shows and whoever asks for it keeps: of the mesh, which has thousands."""
+        """A core model that no list shows and whoever asks for it keeps: of the mesh, which has
+        thousands."""
         return self._make(model, lane_rows, unlisted=True)
 
     def forget(self, wanted: VersionedModel) -> None:
@@ -101,14 +103,21 @@ class RunningModels:
             self._on_cached(engine)
         if reads is not None and self.watching is not None:
             forget = lambda key, number: core.forget(key[0], key[1], number)  # noqa: E731
-            core.watch = self.watching.watched(reads, model.tolerance, self._limits.followed_max, forget)
+            core.watch = self.watching.watched(
+                reads, model.tolerance, self._limits.followed_max, forget
+            )
         return core
 
     def _reads_of(self, model: Model) -> Reads | None:
-        """Of a model whose predictions are cached for as long as the rows they were made of stay where they are. Without them a
-        prediction that was made of rows would stay when the rows move: then nothing is cached."""
+        """Of a model whose predictions are cached for as long as the rows they were made of stay
+        where they are. Without them a prediction that was made of rows would stay when the rows
+        move: then nothing is cached."""
         if model.tables and model.cache and not model.reads:
-            _log.info("model %s has tables and does not say which rows it reads: its predictions are not cached", model.id)
+            _log.info(
+                "model %s has tables and does not say which rows it reads: its predictions are not"
+                " cached",
+                model.id,
+            )
         if not (model.reads and model.cache):
             return None
         try:

@@ -1,4 +1,5 @@
-"""The life of feedback: joined with the predictions it is about, written down, learned from, acknowledged."""
+"""The life of feedback: joined with the predictions it is about, written down, learned from,
+acknowledged."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -8,7 +9,13 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from clipper.errors import ClipperError, DeadlineExceeded, DoesNotFit, InvalidInput, UnknownPrediction
+from clipper.errors import (
+    ClipperError,
+    DeadlineExceeded,
+    DoesNotFit,
+    InvalidInput,
+    UnknownPrediction,
+)
 from clipper.selection import Observation, Prediction, Truth
 from clipper.selection.lessons import Column, Rows, column_of
 from clipper.serving.feedback import Joined, JoinedRows, Window
@@ -27,7 +34,8 @@ FEW = 8  # answers of one context that are not worth columns of their own
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """What came of many feedbacks: learned from; already counted before; about predictions that nobody remembers."""
+    """What came of many feedbacks: learned from; already counted before; about predictions that
+    nobody remembers."""
 
     counted: int
     duplicates: int
@@ -35,22 +43,36 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 def observe(
-    question: Question, prediction: str | Answer | None, input: Any, user: str | None, truth: Truth, weight: float,
+    question: Question,
+    prediction: str | Answer | None,
+    input: Any,
+    user: str | None,
+    truth: Truth,
+    weight: float,
     context: Any = None,
-) -> bool:  # fmt: skip
-    """One feedback, by prediction or by input. True when it counts, False when it was counted before. Returns once it is in the
-    journal, of the server that answered. Raises InvalidInput, UnknownPrediction, Overloaded (the journal is full), StoreError."""
+) -> bool:
+    """One feedback, by prediction or by input. True when it counts, False when it was counted
+    before. Returns once it is in the journal, of the server that answered. Raises InvalidInput,
+    UnknownPrediction, Overloaded (the journal is full), StoreError.
+    """
     window = question.window if question.window is not None else _window_of(question)
     if (prediction is None) == (input is None):
-        raise InvalidInput("feedback names a prediction (an Answer or its id) or gives the input again: one of the two.")
+        raise InvalidInput(
+            "feedback names a prediction (an Answer or its id) or gives the input again: one of the"
+            " two."
+        )
     user = user_of(user)
     if prediction is None:
         question = side_of(question, user)
         seen = _asked_again(question, input, user, truth, weight, context)
         learner, whose = question.learner, user or ""
-        learner.states.commit(learner.states.observe_one(learner, whose, seen, written(learner, whose, seen)))
+        learner.states.commit(
+            learner.states.observe_one(learner, whose, seen, written(learner, whose, seen))
+        )
         _tell_watcher(learner, seen)
-        question.teaching.tell(question.cores, input, question.teaching.session(question.models, user, 0), seen)
+        question.teaching.tell(
+            question.cores, input, question.teaching.session(question.models, user, 0), seen
+        )
         return True
     id = prediction.id if type(prediction) is Answer else _id_of(prediction)
     try:
@@ -77,10 +99,13 @@ def observe(
 
 
 def observe_many(
-    question: Question, predictions: Sequence[str | Answer] | Answers, labels: Sequence[Any], rows: ArrayLike | None = None
+    question: Question,
+    predictions: Sequence[str | Answer] | Answers,
+    labels: Sequence[Any],
+    rows: ArrayLike | None = None,
 ) -> Counted:
-    """Labels of many predictions at once: one wait for the journal. What nobody remembers is counted, not raised. Raises
-    InvalidInput before anything is learned, Overloaded, StoreError."""
+    """Labels of many predictions at once: one wait for the journal. What nobody remembers is
+    counted, not raised. Raises InvalidInput before anything is learned, Overloaded, StoreError."""
     window = _window_of(question)
     if isinstance(predictions, Answers):
         return _observe_array(question, window, predictions, labels, rows)
@@ -88,26 +113,40 @@ def observe_many(
         raise InvalidInput("rows= chooses among the rows of an array of answers; this is a list.")
     _same_length(length_of("predictions", predictions), labels)
     column = label_column(labels)
-    ids = [prediction.id if type(prediction) is Answer else _id_of(prediction) for prediction in predictions]
+    ids = [
+        prediction.id if type(prediction) is Answer else _id_of(prediction)
+        for prediction in predictions
+    ]
     places, found, missing = window.take_many(ids, question.name)
     listed = column.tolist() if isinstance(column, np.ndarray) else column
     told = [listed[i] for i in places] if len(places) < len(ids) else listed
     told = _learn_joined(found, told)
-    for i, joined, label in zip(places, found, told, strict=True) if question.teaching.active else ():
+    for i, joined, label in (
+        zip(places, found, told, strict=True) if question.teaching.active else ()
+    ):
         question.teaching.tell_of(question.taught, ids[i], joined.observation(Truth(label), 1.0))
-    away = _tell_others(question.name, window, ids, listed, missing) if missing and window.forwarding else Reply()
+    away = (
+        _tell_others(question.name, window, ids, listed, missing)
+        if missing and window.forwarding
+        else Reply()
+    )
     elsewhere = away.counted + away.duplicates
     duplicates = len(ids) - len(found) - len(missing) + away.duplicates
     return Counted(len(found) + away.counted, duplicates, len(missing) - elsewhere)
 
 
-def _tell_others(application: str, window: Window, ids: Sequence[str], labels: Sequence[Any], missing: list[int]) -> Reply:
-    """Tell the servers that gave the answers at these places; -> how many count, and were told before."""
+def _tell_others(
+    application: str, window: Window, ids: Sequence[str], labels: Sequence[Any], missing: list[int]
+) -> Reply:
+    """Tell the servers that gave the answers at these places; -> how many count, and were told
+    before."""
     total = Reply()
     assert window.forwarding is not None
     for node, places in by_node(window.forwarding, ids, missing).items():
         try:
-            reply = window.forwarding.tell(node, Told(application, [ids[i] for i in places], [labels[i] for i in places]))
+            reply = window.forwarding.tell(
+                node, Told(application, [ids[i] for i in places], [labels[i] for i in places])
+            )
         except UnknownPrediction:  # that server has ended
             continue
         total.counted += reply.counted
@@ -120,7 +159,9 @@ def observe_for_others(question_of: Callable[[str], Question], told: Told) -> Re
     try:
         question = question_of(told.application)
         if told.alone:
-            counts = observe(question, told.ids[0], None, None, Truth(told.labels[0], told.score), told.weight)
+            counts = observe(
+                question, told.ids[0], None, None, Truth(told.labels[0], told.score), told.weight
+            )
             return Reply(counted=1) if counts else Reply(duplicates=1)
         counted = observe_many(question, told.ids, told.labels)
         return Reply(counted.counted, counted.duplicates, counted.unknown)
@@ -128,7 +169,10 @@ def observe_for_others(question_of: Callable[[str], Question], told: Told) -> Re
         return refusal(error)
     except Exception as error:
         _log.exception("feedback that another server took could not be learned from")
-        return Reply(error="StoreError", message=f"the server that answered could not learn from it: {type(error).__name__}.")
+        return Reply(
+            error="StoreError",
+            message=f"the server that answered could not learn from it: {type(error).__name__}.",
+        )
 
 
 def _same_length(n: int, labels: Sequence[Any]) -> None:
@@ -148,7 +192,9 @@ def _window_of(question: Question) -> Window:
     if question.window is None:
         names = ", ".join(map(str, question.models))
         hint = "Link the model to one: server.app(NAME, models=[...])."
-        raise DoesNotFit(f"feedback is for applications; this query asks {names} directly.", hint=hint)
+        raise DoesNotFit(
+            f"feedback is for applications; this query asks {names} directly.", hint=hint
+        )
     return question.window
 
 
@@ -156,7 +202,9 @@ def _id_of(prediction: str | Answer) -> str:
     if isinstance(prediction, Answer):
         return prediction.id
     if not isinstance(prediction, str):
-        raise InvalidInput(f"a prediction is named by an Answer or its id, not by a {type(prediction).__name__}.")
+        raise InvalidInput(
+            f"a prediction is named by an Answer or its id, not by a {type(prediction).__name__}."
+        )
     return prediction
 
 
@@ -164,7 +212,8 @@ def _id_of(prediction: str | Answer) -> str:
 
 
 def _learn_joined(found: Sequence[Joined], labels: Sequence[Any]) -> Sequence[Any]:
-    """By context, in the order of each; -> the labels as they were learned. What is refused may be told again."""
+    """By context, in the order of each; -> the labels as they were learned. What is refused may be
+    told again."""
     if not found:
         return labels
     groups: dict[tuple[Learner, str], list[int]] = {}
@@ -173,11 +222,21 @@ def _learn_joined(found: Sequence[Joined], labels: Sequence[Any]) -> Sequence[An
     items: list[Item] = []
     told: list[tuple[Learner, Sequence[Joined], Sequence[Any], Rows | None]] = []
     try:
-        labels = [_fitted(Truth(label), joined).label for label, joined in zip(labels, found, strict=True)]
+        labels = [
+            _fitted(Truth(label), joined).label for label, joined in zip(labels, found, strict=True)
+        ]
         for (learner, user), places in groups.items():
             whole = len(places) == len(found)
-            mine, truths = (found, labels) if whole else ([found[i] for i in places], [labels[i] for i in places])
-            rows = _columns(learner, mine, truths) if len(mine) >= FEW and learner.lesson is not None else None
+            mine, truths = (
+                (found, labels)
+                if whole
+                else ([found[i] for i in places], [labels[i] for i in places])
+            )
+            rows = (
+                _columns(learner, mine, truths)
+                if len(mine) >= FEW and learner.lesson is not None
+                else None
+            )
             items += _items(learner, user, mine, truths, rows)
             told.append((learner, mine, truths, rows))
         number = found[0].learner.states.observe_many(items)
@@ -191,7 +250,9 @@ def _learn_joined(found: Sequence[Joined], labels: Sequence[Any]) -> Sequence[An
     return labels
 
 
-def _items(learner: Learner, user: str, found: Sequence[Joined], labels: Sequence[Any], rows: Rows | None) -> list[Item]:
+def _items(
+    learner: Learner, user: str, found: Sequence[Joined], labels: Sequence[Any], rows: Rows | None
+) -> list[Item]:
     if rows is not None:
         return [(learner, user, part, record) for part, record in written_rows(learner, user, rows)]
     items: list[Item] = []
@@ -217,15 +278,30 @@ def _columns(learner: Learner, found: Sequence[Joined], labels: Sequence[Any]) -
     for model in learner.models:
         said = [one.get(model) for one in heard]
         absent = None in said
-        filler = 0 if not absent else next((prediction.output for prediction in said if prediction is not None), 0)
-        outputs.append(column_of([filler if prediction is None else prediction.output for prediction in said]))
-        was_heard.append(np.array([prediction is not None for prediction in said]) if absent else None)
+        filler = (
+            0
+            if not absent
+            else next((prediction.output for prediction in said if prediction is not None), 0)
+        )
+        outputs.append(
+            column_of([filler if prediction is None else prediction.output for prediction in said])
+        )
+        was_heard.append(
+            np.array([prediction is not None for prediction in said]) if absent else None
+        )
         own = [None if prediction is None else prediction.confidence for prediction in said]
-        confidence.append(None if own.count(None) == len(own) else np.array([_sound(one) for one in own]))
+        confidence.append(
+            None if own.count(None) == len(own) else np.array([_sound(one) for one in own])
+        )
     return Rows(
-        learner.models, tuple(outputs), tuple(was_heard), tuple(confidence), column_of(labels), np.array(asked, np.int32),
+        learner.models,
+        tuple(outputs),
+        tuple(was_heard),
+        tuple(confidence),
+        column_of(labels),
+        np.array(asked, np.int32),
         np.array(p),
-    )  # fmt: skip
+    )
 
 
 def _sound(confidence: float | None) -> float:
@@ -237,7 +313,11 @@ def _sound(confidence: float | None) -> float:
 
 
 def _observe_array(
-    question: Question, window: Window, answers: Answers, labels: Sequence[Any], rows: ArrayLike | None
+    question: Question,
+    window: Window,
+    answers: Answers,
+    labels: Sequence[Any],
+    rows: ArrayLike | None,
 ) -> Counted:
     places = np.arange(len(answers)) if rows is None else _places(rows, len(answers))
     _same_length(len(places), labels)
@@ -248,7 +328,9 @@ def _observe_array(
         return Counted(0, 0, len(places))
     fresh, unheard = window.take_rows(joined, places)
     if len(fresh) < len(places):
-        column = column[fresh] if isinstance(column, np.ndarray) else [column[i] for i in fresh.tolist()]
+        column = (
+            column[fresh] if isinstance(column, np.ndarray) else [column[i] for i in fresh.tolist()]
+        )
         places = places[fresh]
     if len(fresh):
         _learn_rows(joined, places, column)
@@ -284,12 +366,16 @@ def _learn_rows(joined: JoinedRows, places: NDArray[np.intp], labels: Column) ->
     _tell_watcher_of_rows(joined, places, seen)
 
 
-def _parts(joined: JoinedRows, places: NDArray[np.intp], labels: Column) -> Iterator[tuple[Seen, bytes]]:
+def _parts(
+    joined: JoinedRows, places: NDArray[np.intp], labels: Column
+) -> Iterator[tuple[Seen, bytes]]:
     learner, user = joined.learner, joined.user
     if joined.as_one:
         yield from written_rows(learner, user, joined.columns(places, labels))
         return
-    for i, label in zip(places.tolist(), labels.tolist() if isinstance(labels, np.ndarray) else labels, strict=True):
+    for i, label in zip(
+        places.tolist(), labels.tolist() if isinstance(labels, np.ndarray) else labels, strict=True
+    ):
         seen = joined.observation(i, label)
         yield seen, written(learner, user, seen)
 
@@ -302,7 +388,9 @@ def _tell_watcher(learner: Learner, seen: Observation) -> None:
         learner.watcher.told(seen)
 
 
-def _tell_watcher_of_list(learner: Learner, found: Sequence[Joined], labels: Sequence[Any], rows: Rows | None) -> None:
+def _tell_watcher_of_list(
+    learner: Learner, found: Sequence[Joined], labels: Sequence[Any], rows: Rows | None
+) -> None:
     if learner.watcher is None:
         return
     if rows is not None:
@@ -313,7 +401,9 @@ def _tell_watcher_of_list(learner: Learner, found: Sequence[Joined], labels: Seq
             return
 
 
-def _tell_watcher_of_rows(joined: JoinedRows, places: NDArray[np.intp], seen: Sequence[Seen]) -> None:
+def _tell_watcher_of_rows(
+    joined: JoinedRows, places: NDArray[np.intp], seen: Sequence[Seen]
+) -> None:
     watcher, at = joined.learner.watcher, 0
     if watcher is None:
         return
@@ -321,7 +411,14 @@ def _tell_watcher_of_rows(joined: JoinedRows, places: NDArray[np.intp], seen: Se
         if isinstance(part, Rows):
             mine = places[at : at + len(part)]
             answers = joined.answers
-            watcher.told_rows(part, answers[mine] if isinstance(answers, np.ndarray) else [answers[i] for i in mine.tolist()])
+            watcher.told_rows(
+                part,
+                (
+                    answers[mine]
+                    if isinstance(answers, np.ndarray)
+                    else [answers[i] for i in mine.tolist()]
+                ),
+            )
             at += len(part)
         elif not watcher.told(part):
             return
@@ -332,12 +429,15 @@ def _tell_watcher_of_rows(joined: JoinedRows, places: NDArray[np.intp], seen: Se
 
 def _asked_again(
     question: Question, input: Any, user: str | None, truth: Truth, weight: float, context: Any
-) -> Observation:  # fmt: skip
-    """The predictions for an input: from the cache, else evaluated now, by the application's SLO."""
+) -> Observation:
+    """The predictions for an input: from the cache, else evaluated now, by the application's
+    SLO."""
     state, plan = plan_for(question, user, question.context_of(user, context))
     asked = (*plan.models, *(model for model in plan.observers if model not in plan.models))
     salt = question.teaching.session(question.models, user, 0)
-    future = predict_all(tuple(question.cores[model] for model in asked), input, question.slo_us, salt)
+    future = predict_all(
+        tuple(question.cores[model] for model in asked), input, question.slo_us, salt
+    )
     future.wait()
     heard = {
         model: Prediction(future.output(i), future.confidence(i))
@@ -346,8 +446,13 @@ def _asked_again(
     }
     if not heard:
         names = ", ".join(map(str, asked))
-        raise DeadlineExceeded(f"{names} did not predict the input within {question.slo_us / 1000:g} ms; nothing was learned.")
-    answered: dict[VersionedModel, Prediction] = {model: heard[model] for model in plan.models if model in heard}
+        raise DeadlineExceeded(
+            f"{names} did not predict the input within {question.slo_us / 1000:g} ms; nothing was"
+            " learned."
+        )
+    answered: dict[VersionedModel, Prediction] = {
+        model: heard[model] for model in plan.models if model in heard
+    }
     missing = [model for model in plan.models if model not in heard]
     answer = question.policy.combine(state, answered, missing).output
     if truth.known:

@@ -1,8 +1,10 @@
-"""The names of a server in a store that several servers share, held by a lease for as long as it lives.
+"""The names of a server in a store that several servers share, held by a lease for as long as it
+lives.
 
-A server has two names. Its node is a part of the id of every answer that it gives, and new at each start. Its name is kept in its
-folder, and numbers what it learned in the states of the store: two servers with one name would take each other's observations for
-their own. So a server whose name is held by another that lives, as after a folder was copied, is refused.
+A server has two names. Its node is a part of the id of every answer that it gives, and new at each
+start. Its name is kept in its folder, and numbers what it learned in the states of the store: two
+servers with one name would take each other's observations for their own. So a server whose name is
+held by another that lives, as after a folder was copied, is refused.
 """
 
 import os
@@ -33,7 +35,8 @@ class Holder(msgspec.Struct):
 class Presence:
     """Threads: any; enter: one at a time.
 
-    name: under which the server learns.  node: of the ids of its answers.  folder: its own; None when it keeps nothing.
+    name: under which the server learns.  node: of the ids of its answers.  folder: its own; None
+    when it keeps nothing.
     """
 
     def __init__(self, store: Store, name: str, node: str, folder: Path | None) -> None:
@@ -46,7 +49,10 @@ class Presence:
         """The id of the lease that holds the names. StoreError while they are not held."""
         lease = self._lease
         if lease is None or not lease.alive:
-            raise StoreError(f"this server is not known in {self._store.name} at present.", hint="Try again in a moment.")
+            raise StoreError(
+                f"this server is not known in {self._store.name} at present.",
+                hint="Try again in a moment.",
+            )
         return lease.id
 
     @property
@@ -54,8 +60,10 @@ class Presence:
         return self._lease is not None and self._lease.alive
 
     def enter(self, stop: threading.Event) -> None:
-        """Hold the names. One that the same folder held before, locked as it is, is taken over at once; that of another is waited
-        for as long as its lease lives. Raises AlreadyExists when it is renewed meanwhile, StoreError."""
+        """Hold the names. One that the same folder held before, locked as it is, is taken over at
+        once; that of another is waited for as long as its lease lives. Raises AlreadyExists when it
+        is renewed meanwhile, StoreError.
+        """
         if self.is_held:
             return
         lease = self._store.lease(LEASE_S)
@@ -68,7 +76,10 @@ class Presence:
 
     def _claim(self, lease: Lease, stop: threading.Event) -> None:
         key, own = NAMES + self._name, Holder(self.node, _identity(self._folder))
-        puts = (Put(key, msgspec.msgpack.encode(own), lease.id), Put(NODES + self.node, b"", lease.id))
+        puts = (
+            Put(key, msgspec.msgpack.encode(own), lease.id),
+            Put(NODES + self.node, b"", lease.id),
+        )
         give_up, revision = time.monotonic() + 2 * lease.ttl_s, ABSENT
         while True:
             found = self._store.txn((Compare(key, revision),), puts, (Get(key),))
@@ -84,8 +95,12 @@ class Presence:
                 continue
             if time.monotonic() > give_up or stop.is_set():
                 raise AlreadyExists(
-                    f"another server that is running learns under the name {self._name} in {self._store.name}.",
-                    hint=f"If {self._folder} is a copy of its folder: remove `node` and `journal` from the copy.",
+                    f"another server that is running learns under the name {self._name} in"
+                    f" {self._store.name}.",
+                    hint=(
+                        f"If {self._folder} is a copy of its folder: remove `node` and `journal`"
+                        " from the copy."
+                    ),
                 )
             lease.keep()
             stop.wait(_AGAIN_S)
@@ -104,8 +119,9 @@ class Presence:
 
 
 def _identity(folder: Path | None) -> str:
-    """Which folder that is: of this machine, since it was started. A copy of it, wherever it lies, is another one."""
+    """Which folder that is: of this machine, since it was started. A copy of it, wherever it lies,
+    is another one."""
     if folder is None:
         return os.urandom(8).hex()
     found = folder.stat()
-    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}:{found.st_dev}:{found.st_ino}"
+    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}:{found.st_dev}:{found.st_ino}"  # noqa: E501

@@ -1,7 +1,7 @@
 """The life of a query: which models to ask, by when, and what to make of what they said.
 
-Read with the engine (src/clipper_core/engine.pxd) below it: `predict` runs on the caller's thread and returns at once; `finish`
-runs when somebody asks the future for its result, on that thread.
+Read with the engine (src/clipper_core/engine.pxd) below it: `predict` runs on the caller's thread
+and returns at once; `finish` runs when somebody asks the future for its result, on that thread.
 """
 
 import logging
@@ -73,16 +73,17 @@ class Link(Protocol):
 
 
 class Question(msgspec.Struct, frozen=True, eq=False):
-    """An application as queries see it: resolved to running models, swapped as a whole when the catalog changes.
+    """An application as queries see it: resolved to running models, swapped as a whole when the
+    catalog changes.
 
-    models: resolved versions, in link order.  cores: the engine's models, alike.  learner: holds what the policy has learned.
-    window: where answers wait for feedback; None for a query that belongs to no application.
-    lineup: counts what queries come to.
-    cast: roles, if not all are primaries.  means: for numbers that are missing.  teaching: models that learn themselves.
-    speculation: its decider; None: a query is answered once all its models have ended, or at the deadline.
-    rollout: which of its queries see it with a new version.  arm: counts for a rollout.  meshed: of a model of the mesh.
-    links: those of its models that are of the mesh.
-    rows: what a user's query has for a context when it brings none.
+    models: resolved versions, in link order.  cores: the engine's models, alike.  learner: holds
+    what the policy has learned. window: where answers wait for feedback; None for a query that
+    belongs to no application. lineup: counts what queries come to. cast: roles, if not all are
+    primaries.  means: for numbers that are missing.  teaching: models that learn themselves.
+    speculation: its decider; None: a query is answered once all its models have ended, or at the
+    deadline. rollout: which of its queries see it with a new version.  arm: counts for a rollout.
+    meshed: of a model of the mesh. links: those of its models that are of the mesh. rows: what a
+    user's query has for a context when it brings none.
     """
 
     name: str
@@ -118,7 +119,9 @@ class Question(msgspec.Struct, frozen=True, eq=False):
 
 
 NOBODY = Query()
-next_uniform = random.Random().random  # seeded by the system; what it gave is kept, as the plan's probabilities
+next_uniform = (
+    random.Random().random
+)  # seeded by the system; what it gave is kept, as the plan's probabilities
 
 
 class Asked(msgspec.Struct, frozen=True, eq=False):
@@ -128,7 +131,9 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
     plan: Plan
     state: Any
     user: str = ""
-    late: Sequence[tuple[VersionedModel, Future]] = ()  # of observers: filled after the query's own models were asked
+    late: Sequence[
+        tuple[VersionedModel, Future]
+    ] = ()  # of observers: filled after the query's own models were asked
     hearing: "Hearing | None" = None
     id: str = ""  # the caller's own
 
@@ -145,19 +150,34 @@ def side_of(question: Question, user: str | None) -> Question:
 
 
 def plan_for(question: Question, user: str | None, context: Any = None) -> tuple[Any, Plan]:
-    """The user's state, and the models that the policy asks by it. UnknownModel when nothing is linked; InvalidInput for a
-    context that the policy cannot use, or a name that no user can have."""
+    """The user's state, and the models that the policy asks by it. UnknownModel when nothing is
+    linked; InvalidInput for a context that the policy cannot use, or a name that no user can
+    have."""
     if user:
         check_user(user)
     state = question.learner.state(user)
     cast = question.cast
-    query = Query(user, next_uniform()) if cast or question.policy.chance else Query(user) if user else NOBODY
+    query = (
+        Query(user, next_uniform())
+        if cast or question.policy.chance
+        else Query(user)
+        if user
+        else NOBODY
+    )
     if context is not None:
         query = Query(user, query.uniform, features_of(context))
-    plan = cast.plan(question.policy, state, query) if cast else question.policy.select(state, query, question.models)
+    plan = (
+        cast.plan(question.policy, state, query)
+        if cast
+        else question.policy.select(state, query, question.models)
+    )
     if not plan.models:
         hint = f"Link one: server.app({question.name!r}, models=[...])."
-        lacks = "has no primary left, only models of other roles" if question.models else "links no model"
+        lacks = (
+            "has no primary left, only models of other roles"
+            if question.models
+            else "links no model"
+        )
         raise UnknownModel(f"application {question.name!r} {lacks}.", hint=hint)
     if question.links:
         _touch(question, plan)
@@ -165,18 +185,27 @@ def plan_for(question: Question, user: str | None, context: Any = None) -> tuple
 
 
 def _touch(question: Question, plan: Plan) -> None:
-    """Models of the mesh load if they are not; of those that a decider may ask, all, so that they are there when it does."""
-    for model in (*plan.models, *plan.observers) if question.speculation is None else question.models:
+    """Models of the mesh load if they are not; of those that a decider may ask, all, so that they
+    are there when it does."""
+    for model in (
+        (*plan.models, *plan.observers) if question.speculation is None else question.models
+    ):
         link = question.links.get(model)
         if link is not None:
             link.touch()
 
 
 def predict(
-    question: Question, x: Any, user: str | None, slo_us: int, salt: int, context: Any = None, id: str = ""
+    question: Question,
+    x: Any,
+    user: str | None,
+    slo_us: int,
+    salt: int,
+    context: Any = None,
+    id: str = "",
 ) -> Future:
-    """Ask the models that the policy selects; -> the future of one Answer. id: the caller's, checked. InvalidInput for a wrong
-    type or shape; UnknownModel when nothing is linked."""
+    """Ask the models that the policy selects; -> the future of one Answer. id: the caller's,
+    checked. InvalidInput for a wrong type or shape; UnknownModel when nothing is linked."""
     user = user_of(user)
     if question.rollout is not None:
         question = side_of(question, user)
@@ -190,7 +219,9 @@ def predict(
     late: list[tuple[VersionedModel, Future]] = []
     if question.speculation is None:
         asked = Asked(question, plan, state, user or "", late, None, id)
-        future = predict_all(tuple([cores[model] for model in plan.models]), x, slo_us, salt, finish, asked)
+        future = predict_all(
+            tuple([cores[model] for model in plan.models]), x, slo_us, salt, finish, asked
+        )
     else:
         hearing = question.speculation.hearing(state, plan, user, slo_us)
         asked = Asked(question, plan, state, user or "", late, hearing, id)
@@ -200,7 +231,11 @@ def predict(
     if question.lineup is not None:
         question.lineup.tally.asked.add()
         if plan.observers:
-            observers = plan.observers if asked.hearing is None else [m for m in plan.observers if m not in asked.models]
+            observers = (
+                plan.observers
+                if asked.hearing is None
+                else [m for m in plan.observers if m not in asked.models]
+            )
             question.lineup.watch(cores, observers, x, slo_us, salt, late)
     for decoy in question.decoys:
         decoy.saw(future.id, f"{question.node}-{future.id:x}", x, user or "", id)
@@ -239,17 +274,27 @@ def default_answer(future: Future, question: Question, reason: str, request_id: 
     id = f"{question.node}-{future.id:x}"
     _tell_log(question, id, request_id, reason)
     return Answer(
-        question.default, 0.0, True, reason, latency_us=future.latency_us, id=id, agreement=0.0, decided_by="",
+        question.default,
+        0.0,
+        True,
+        reason,
+        latency_us=future.latency_us,
+        id=id,
+        agreement=0.0,
+        decided_by="",
         request_id=request_id,
-    )  # fmt: skip
+    )
 
 
 def finish(future: Future) -> Answer:
-    """Combine what arrived; the default, with its reason, when nothing did or it is not sure enough."""
+    """Combine what arrived; the default, with its reason, when nothing did or it is not sure
+    enough."""
     asked: Asked = future.extra
     question = asked.question
     try:
-        outcome = _heard(future, asked) if asked.hearing is None else asked.hearing.outcome(future, asked)
+        outcome = (
+            _heard(future, asked) if asked.hearing is None else asked.hearing.outcome(future, asked)
+        )
     except PolicyFailed as failure:
         return default_answer(future, question, failure.message, asked.id)
     arrived, missing, combined, decided_by = outcome
@@ -263,12 +308,18 @@ def finish(future: Future) -> Answer:
     id = f"{question.node}-{future.id:x}"
     output = question.default if reason else combined.output
     if question.window is not None:
-        late = tuple(asked.late) if asked.hearing is None else (*asked.late, *asked.hearing.late(future, arrived))
+        late = (
+            tuple(asked.late)
+            if asked.hearing is None
+            else (*asked.late, *asked.hearing.late(future, arrived))
+        )
         question.window.add(id, question.learner, asked.user, asked.plan, arrived, output, late)
     if reason:
         _tell_log(question, id, asked.id, reason)
     if question.lineup is not None:
-        question.lineup.count(future, asked.models, arrived, combined, reason, asked.late, missing, decided_by)
+        question.lineup.count(
+            future, asked.models, arrived, combined, reason, asked.late, missing, decided_by
+        )
     if question.arm is not None:
         question.arm.count(future.latency_us, bool(reason))
     for decoy in question.decoys:
@@ -291,7 +342,8 @@ def finish(future: Future) -> Answer:
 
 
 def _as_it_is(arrived: Mapping[VersionedModel, Prediction]) -> Combined:
-    """What a model that is asked by its name said, NaN and infinities too: no policy has to make anything of it."""
+    """What a model that is asked by its name said, NaN and infinities too: no policy has to make
+    anything of it."""
     for model, prediction in arrived.items():
         if prediction.output is not None:
             return Combined(prediction.output, sound_confidence(prediction.confidence), (model,))
@@ -312,12 +364,20 @@ def _heard(future: Future, asked: Asked) -> Outcome:
             missing.append(model)
     if missing and not arrived:
         refuse_fork(future, asked.question)
-    return arrived, missing, combine(asked.question.policy, asked.state, asked.question.means, arrived, missing), "all"
+    return (
+        arrived,
+        missing,
+        combine(asked.question.policy, asked.state, asked.question.means, arrived, missing),
+        "all",
+    )
 
 
 def refuse_fork(future: Future, question: Question) -> None:
     if future.status() is Status.FORKED:
-        raise ForkedProcess(f"application {question.name!r} was asked in a fork of its server's process.", hint=FORK_HINT)
+        raise ForkedProcess(
+            f"application {question.name!r} was asked in a fork of its server's process.",
+            hint=FORK_HINT,
+        )
 
 
 def _tell_log(question: Question, id: str, request_id: str, reason: str) -> None:
@@ -325,7 +385,14 @@ def _tell_log(question: Question, id: str, request_id: str, reason: str) -> None
     if not _log.isEnabledFor(logging.INFO) or (left_out := _defaults.admit()) < 0:
         return
     more = f" ({left_out} more defaults before it are not in this log)" if left_out else ""
-    _log.info("application %r, request %r, prediction %s: the default, %s%s", question.name, request_id, id, reason, more)
+    _log.info(
+        "application %r, request %r, prediction %s: the default, %s%s",
+        question.name,
+        request_id,
+        id,
+        reason,
+        more,
+    )
 
 
 NO_FINITE_VALUE = "the output of {} is not a finite value"
@@ -341,14 +408,23 @@ def _why_nothing(future: Future, asked: Asked, arrived: dict[VersionedModel, Pre
     if arrived:
         return NO_FINITE_VALUE.format(", ".join(map(str, arrived)))
     question = asked.question
-    whys = [why_of(question, future.status(i), model, future.detail(i)) for i, model in enumerate(asked.plan.models)]
+    whys = [
+        why_of(question, future.status(i), model, future.detail(i))
+        for i, model in enumerate(asked.plan.models)
+    ]
     return "; ".join(dict.fromkeys(whys))
 
 
 def why_of(question: Question, status: Status, model: VersionedModel, detail: str) -> str:
     """Why a task of `model` has no prediction; of one of the mesh that is not loaded, why not."""
     link = question.links.get(model)
-    absent = link.reason if link is not None else question.meshed.why if question.meshed is not None else None
+    absent = (
+        link.reason
+        if link is not None
+        else question.meshed.why
+        if question.meshed is not None
+        else None
+    )
     if absent is not None and status in _NOT_THERE and (reason := absent()):
         return f"{model.name}: {reason}"
     return why(status, model, detail)

@@ -12,7 +12,8 @@ _WIDTH = 30
 
 
 def progress(future: Future, noun: str = "rows", stream: TextIO | None = None) -> Future:
-    """Wait for `future`; on a terminal, show how far it is once that has taken two seconds. -> the same future, done.
+    """Wait for `future`; on a terminal, show how far it is once that has taken two seconds. -> the
+    same future, done.
 
     stream: where to, stderr if not given; what is no terminal is left alone. Ctrl-C is heard.
     """
@@ -39,7 +40,10 @@ def line(done: int, total: int, noun: str, seconds: float) -> str:
     bar = ("#" * (_WIDTH * done // max(total, 1))).ljust(_WIDTH, ".")
     per_s = done / seconds if seconds > 0 else 0.0
     left = f", {(total - done) / per_s:.1f} s left" if per_s > 0 else ""
-    return f"[{bar}] {100 * done // max(total, 1)} %  {_spaced(done)} of {_spaced(total)} {noun}, {_spaced(per_s)}/s{left}"
+    return (
+        f"[{bar}] {100 * done // max(total, 1)} %  {_spaced(done)} of {_spaced(total)} {noun},"
+        f" {_spaced(per_s)}/s{left}"
+    )
 
 
 def _spaced(number: float) -> str:

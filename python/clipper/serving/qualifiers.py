@@ -1,4 +1,5 @@
-"""What models say beside their outputs: opened, for deciders and answers. The wire has it as msgpack (docs/wire.md)."""
+"""What models say beside their outputs: opened, for deciders and answers. The wire has it as
+msgpack (docs/wire.md)."""
 
 from collections.abc import Mapping
 
@@ -18,7 +19,8 @@ def prediction_of(future: Future, i: int) -> Prediction:
 
 
 def opened(text: bytes) -> Qualifiers:
-    """{} for what is no map of names to strings, numbers and flags: an output is not lost for what was said beside it."""
+    """{} for what is no map of names to strings, numbers and flags: an output is not lost for what
+    was said beside it."""
     try:
         return _DECODER.decode(text)
     except msgspec.MsgspecError:
@@ -26,4 +28,8 @@ def opened(text: bytes) -> Qualifiers:
 
 
 def said_beside(arrived: Mapping[VersionedModel, Prediction]) -> dict[VersionedModel, Qualifiers]:
-    return {model: prediction.qualifiers for model, prediction in arrived.items() if prediction.qualifiers}
+    return {
+        model: prediction.qualifiers
+        for model, prediction in arrived.items()
+        if prediction.qualifiers
+    }

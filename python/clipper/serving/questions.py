@@ -9,7 +9,13 @@ import msgspec
 from clipper.catalog import Catalog, View
 from clipper.catalog_view import Rollout
 from clipper.clock import wall_time_us
-from clipper.errors import ClipperError, InvalidInput, PolicyFailed, TypeConflict, UnknownApplication
+from clipper.errors import (
+    ClipperError,
+    InvalidInput,
+    PolicyFailed,
+    TypeConflict,
+    UnknownApplication,
+)
 from clipper.selection import covering, policy_named, takes_context
 from clipper.serving.arms import COMPARED_S_MAX, Hears, Split, Stage
 from clipper.serving.deciding import Deciding
@@ -18,7 +24,13 @@ from clipper.serving.models import RunningModels
 from clipper.serving.processor import Link, Meshed, Question, UserContext, next_uniform
 from clipper.serving.recorder import Recorder
 from clipper.serving.roles import Cast, Role, placed
-from clipper.serving.speculating import Speculation, check_decider, check_guarantee, check_times, speculation_of
+from clipper.serving.speculating import (
+    Speculation,
+    check_decider,
+    check_guarantee,
+    check_times,
+    speculation_of,
+)
 from clipper.serving.stragglers import averages
 from clipper.serving.tally import Lineup, Tally
 from clipper.serving.teaching import Teaching
@@ -35,9 +47,14 @@ class Questions:
     """Threads: any. What it hands out is never changed, only replaced."""
 
     def __init__(
-        self, catalog: Catalog, running: RunningModels, learning: Learning, recorder: Recorder, teaching: Teaching,
+        self,
+        catalog: Catalog,
+        running: RunningModels,
+        learning: Learning,
+        recorder: Recorder,
+        teaching: Teaching,
         deciding: Deciding,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._catalog = catalog
         self._running = running
         self._learning = learning
@@ -48,15 +65,22 @@ class Questions:
         self._node = learning.node
         self._by_name: dict[str, Question] = {}
         self._candidates: dict[tuple[Any, ...], Question] = {}
-        self._refused: dict[VersionedModel, Snapshot] = {}  # floors of guaranteed times: their latencies then
+        self._refused: dict[
+            VersionedModel, Snapshot
+        ] = {}  # floors of guaranteed times: their latencies then
         self._may_roll: Callable[[Rollout], bool] = lambda _: True
         self._stages: dict[str, Stage] = {}
-        self.mesh: Callable[[str], Question | None] | None = None  # of models that are not in the catalog
-        self.link: Callable[[str], Link | None] = lambda name: None  # the same, for an application that asks one
+        self.mesh: Callable[[str], Question | None] | None = (
+            None  # of models that are not in the catalog
+        )
+        self.link: Callable[[str], Link | None] = lambda name: (
+            None
+        )  # the same, for an application that asks one
         self.contexts: Callable[[str, str], UserContext | None] = lambda application, table: None
 
     def of(self, name: str) -> Question:
-        """Of an application; of a model of the mesh, for a query that is about to be asked. Raises UnknownApplication."""
+        """Of an application; of a model of the mesh, for a query that is about to be asked. Raises
+        UnknownApplication."""
         try:
             return self._by_name[name]
         except KeyError:
@@ -71,21 +95,29 @@ class Questions:
         return self._of_candidates(request)
 
     def check(self, name: str, settings: Mapping[str, Any], *, measured: bool = True) -> None:
-        """Whether an application, changed or made by these settings, has a policy and a decider that fit its models, its input
-        and its time. measured: a guaranteed time must be known to hold now; else it is only logged. Raises InvalidInput,
-        UnknownModel, TypeConflict, PolicyFailed."""
+        """Whether an application, changed or made by these settings, has a policy and a decider
+        that fit its models, its input and its time. measured: a guaranteed time must be known to
+        hold now; else it is only logged. Raises InvalidInput, UnknownModel, TypeConflict,
+        PolicyFailed."""
         view = self._catalog.view
         known = view.applications.get(name) or Application(name)
         if not {"models", "policy", "decider", "slo_ms", "input"} & set(settings):
             return
         models = [self._catalog.linked(view, link) for link in settings.get("models", known.models)]
-        policy, decider = settings.get("policy", known.policy), settings.get("decider", known.decider)
+        policy, decider = (
+            settings.get("policy", known.policy),
+            settings.get("decider", known.decider),
+        )
         if models:
             input = settings.get("input") or models[0].input
             found = policy_named(policy)
-            found.init([model.id for model in models])  # what it raises, it raises here and not in a query
+            found.init(
+                [model.id for model in models]
+            )  # what it raises, it raises here and not in a query
             if not found.accepts_input_type(InputType.parse(input)):
-                raise TypeConflict(f"policy {policy!r} of application {name!r} does not take inputs of {input}.")
+                raise TypeConflict(
+                    f"policy {policy!r} of application {name!r} does not take inputs of {input}."
+                )
         schedule = check_decider(name, decider, [model.id for model in models])
         slo_ms = settings.get("slo_ms", known.slo_ms)
         check_times(name, schedule, slo_ms)
@@ -102,7 +134,10 @@ class Questions:
         for model in view.models():
             self._running.ensure(model)
         self._tallies = {name: self._tallies.get(name) or Tally() for name in view.applications}
-        by_name = {name: self._cast(view, app, self._tallies[name]) for name, app in view.applications.items()}
+        by_name = {
+            name: self._cast(view, app, self._tallies[name])
+            for name, app in view.applications.items()
+        }
         for name, question in by_name.items():
             question.learner.watcher = self._tallies[name]
         stages: dict[str, Stage] = {}
@@ -127,18 +162,34 @@ class Questions:
         app, tally = view.applications[rollout.application], self._tallies[rollout.application]
         stage = self._stages.get(rollout.application)
         if stage is None or not stage.is_of(rollout):
-            stage = Stage(rollout, wall_time_us(), lambda: tally.watched.compared(rollout.control, rollout.model))
-        links = tuple(dict.fromkeys(rollout.model if link == rollout.link else link for link in app.models))
-        roles = {key: text for key, text in app.roles.items() if key not in (str(rollout.link), str(rollout.model))}
+            stage = Stage(
+                rollout,
+                wall_time_us(),
+                lambda: tally.watched.compared(rollout.control, rollout.model),
+            )
+        links = tuple(
+            dict.fromkeys(rollout.model if link == rollout.link else link for link in app.models)
+        )
+        roles = {
+            key: text
+            for key, text in app.roles.items()
+            if key not in (str(rollout.link), str(rollout.model))
+        }
         new = self._resolved(view, msgspec.structs.replace(app, models=links))
-        standard = {rollout.control: Role("canary", rate_max=COMPARED_S_MAX)} if stage.compares else {}
+        standard = (
+            {rollout.control: Role("canary", rate_max=COMPARED_S_MAX)} if stage.compares else {}
+        )
         before_lineup = tally.lineup(before.models, before.cast, new.models)
-        new = self._with_roles(view, msgspec.structs.replace(app, models=links, roles=roles), new, tally, standard)
+        new = self._with_roles(
+            view, msgspec.structs.replace(app, models=links, roles=roles), new, tally, standard
+        )
         new.learner.watcher = Hears(tally, stage.new)
         before.learner.watcher = Hears(tally, stage.before)
         new = msgspec.structs.replace(new, arm=stage.new)
         split = Split(new, stage, {**before.cores, **new.cores}, next_uniform)
-        return msgspec.structs.replace(before, lineup=before_lineup, arm=stage.before, rollout=split)
+        return msgspec.structs.replace(
+            before, lineup=before_lineup, arm=stage.before, rollout=split
+        )
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """By application; see docs/operating.md."""
@@ -150,7 +201,9 @@ class Questions:
 
     def slowest(self) -> dict[str, list[dict[str, Any]]]:
         """The slowest queries since this was last called, by application."""
-        return {name: found for name, tally in self._tallies.items() if (found := tally.slowest.take())}
+        return {
+            name: found for name, tally in self._tallies.items() if (found := tally.slowest.take())
+        }
 
     def _stats_of(self, question: Question, lineup: Lineup) -> dict[str, Any]:
         speculation = question.speculation
@@ -168,9 +221,15 @@ class Questions:
         return self._with_roles(view, app, self._resolved(view, app), tally)
 
     def _with_roles(
-        self, view: View, app: Application, question: Question, tally: Tally, beside: Mapping[VersionedModel, Role] | None = None
+        self,
+        view: View,
+        app: Application,
+        question: Question,
+        tally: Tally,
+        beside: Mapping[VersionedModel, Role] | None = None,
     ) -> Question:
-        """beside: models that are asked in a role and not linked; given for a rollout's new side, even if there are none."""
+        """beside: models that are asked in a role and not linked; given for a rollout's new side,
+        even if there are none."""
         roles: dict[VersionedModel, Role] = {}
         decoys = []
         for name, text in app.roles.items():
@@ -185,7 +244,9 @@ class Questions:
         models = question.models
         if beside:
             models, roles = tuple(dict.fromkeys((*models, *beside))), {**roles, **beside}
-            cores = {model.id: self._running.ensure(model).core for model in map(view.model, beside)}
+            cores = {
+                model.id: self._running.ensure(model).core for model in map(view.model, beside)
+            }
             question = msgspec.structs.replace(question, cores={**cores, **question.cores})
         cast = Cast(roles, models) if roles else None
         lineup = tally.lineup(models, cast) if beside is None else tally.other_side(models, cast)
@@ -196,7 +257,9 @@ class Questions:
             decoys=tuple(decoys),
             means=tally.means if averages(question.policy) and app.missing == "mean" else None,
         )
-        return msgspec.structs.replace(cast_question, speculation=self._speculation_of(app, cast_question))
+        return msgspec.structs.replace(
+            cast_question, speculation=self._speculation_of(app, cast_question)
+        )
 
     def _resolved(self, view: View, app: Application) -> Question:
         models = []
@@ -207,17 +270,42 @@ class Questions:
                 _log.warning("application %r: %s", app.name, error)
         ids = tuple(dict.fromkeys(model.id for model in models))
         cores = {model.id: self._core(view, model) for model in models}
-        links = {id: found for id in ids if id.name not in view.versions and (found := self.link(id.name)) is not None}
+        links = {
+            id: found
+            for id in ids
+            if id.name not in view.versions and (found := self.link(id.name)) is not None
+        }
         try:
-            policy, learner, window = self._learning.learner(app.name, covering(app.policy, app.coverage), ids)
-        except (InvalidInput, PolicyFailed) as error:  # of a class that was in order when it was set, perhaps by another server
-            _log.error("application %r: %s It combines by %r until that is mended.", app.name, error, DEFAULT_POLICY)
+            policy, learner, window = self._learning.learner(
+                app.name, covering(app.policy, app.coverage), ids
+            )
+        except (
+            InvalidInput,
+            PolicyFailed,
+        ) as error:  # of a class that was in order when it was set, perhaps by another server
+            _log.error(
+                "application %r: %s It combines by %r until that is mended.",
+                app.name,
+                error,
+                DEFAULT_POLICY,
+            )
             policy, learner, window = self._learning.learner(app.name, DEFAULT_POLICY, ids)
         wanted = app.context_table and takes_context(policy)
         return Question(
-            app.name, ids, cores, policy, learner, app.slo_us, app.default, app.confidence_min, self._node, window,
-            teaching=self._teaching, rows=self.contexts(app.name, app.context_table) if wanted else None, links=links,
-        )  # fmt: skip
+            app.name,
+            ids,
+            cores,
+            policy,
+            learner,
+            app.slo_us,
+            app.default,
+            app.confidence_min,
+            self._node,
+            window,
+            teaching=self._teaching,
+            rows=self.contexts(app.name, app.context_table) if wanted else None,
+            links=links,
+        )
 
     def _core(self, view: View, model: Model) -> CoreModel:
         if model.name not in view.versions and (link := self.link(model.name)) is not None:
@@ -228,17 +316,33 @@ class Questions:
         try:
             return speculation_of(app.decider, question, self._deciding)
         except InvalidInput as error:
-            _log.error("application %r: %s It waits for all its models until that is mended.", app.name, error)
+            _log.error(
+                "application %r: %s It waits for all its models until that is mended.",
+                app.name,
+                error,
+            )
             return None
 
     def alone(self, core: CoreModel, meshed: Meshed, slo_us: int) -> Question:
         """To one model of the mesh."""
         ids = (meshed.record.id,)
-        policy, learner, window = self._learning.learner("", DEFAULT_POLICY, ())  # one for all: it learns nothing of them
+        policy, learner, window = self._learning.learner(
+            "", DEFAULT_POLICY, ()
+        )  # one for all: it learns nothing of them
         return Question(
-            "", ids, {ids[0]: core}, policy, learner, slo_us, None, 0.0, self._node, window, teaching=self._teaching,
+            "",
+            ids,
+            {ids[0]: core},
+            policy,
+            learner,
+            slo_us,
+            None,
+            0.0,
+            self._node,
+            window,
+            teaching=self._teaching,
             meshed=meshed,
-        )  # fmt: skip
+        )
 
     def _of_candidates(self, request: PredictionRequest) -> Question:
         """The question of a request that names its candidate models itself."""
@@ -246,18 +350,29 @@ class Questions:
         if isinstance(candidates, str | VersionedModel):
             candidates = (candidates,)
         key = (request.application, *map(str, candidates))
-        known = self._candidates  # a change of the catalog swaps it: what is resolved from an old view goes with it
+        known = (
+            self._candidates
+        )  # a change of the catalog swaps it: what is resolved from an old view goes with it
         question = known.get(key)
         if question is not None:
             return question
         if self.mesh is not None and len(candidates) == 1 and request.application is None:
             name = str(candidates[0])
-            if name not in self._catalog.view.versions and (question := self.mesh(name)) is not None:
+            if (
+                name not in self._catalog.view.versions
+                and (question := self.mesh(name)) is not None
+            ):
                 return question
         if not candidates:
-            raise InvalidInput("a request names an application or candidate models; this one names neither.")
+            raise InvalidInput(
+                "a request names an application or candidate models; this one names neither."
+            )
         view = self._catalog.view
-        base = Application("", slo_ms=1000.0) if request.application is None else view.application(request.application)
+        base = (
+            Application("", slo_ms=1000.0)
+            if request.application is None
+            else view.application(request.application)
+        )
         links = tuple(self._catalog.linked(view, model).id for model in candidates)
         question = self._cast(view, msgspec.structs.replace(base, models=links, roles={}), Tally())
         if len(known) < _QUESTIONS_MAX:
@@ -266,15 +381,23 @@ class Questions:
 
 
 def applies(view: View, rollout: Rollout) -> bool:
-    """Whether the application still asks what the rollout is to replace, and both versions are in service."""
+    """Whether the application still asks what the rollout is to replace, and both versions are in
+    service."""
     app = view.applications.get(rollout.application)
     if app is None or not rollout.is_open or rollout.link not in app.models:
         return False
     try:
-        return view.model(rollout.link).id == rollout.control and view.model(rollout.model).id == rollout.model
+        return (
+            view.model(rollout.link).id == rollout.control
+            and view.model(rollout.model).id == rollout.model
+        )
     except ClipperError:
         return False
 
 
 def _decoy_stats(question: Question) -> dict[str, Any]:
-    return {"decoys": {decoy.name: decoy.stats() for decoy in question.decoys}} if question.decoys else {}
+    return (
+        {"decoys": {decoy.name: decoy.stats() for decoy in question.decoys}}
+        if question.decoys
+        else {}
+    )

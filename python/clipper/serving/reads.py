@@ -1,7 +1,8 @@
-"""Which rows of which tables a model's prediction for an input is made of: what `deploy(reads=)` says.
+"""Which rows of which tables a model's prediction for an input is made of: what `deploy(reads=)`
+says.
 
-Either columns of the input by table, {"users": 0, "items": [1, 2]}; or a function (input) -> {"users": ids}, kept as
-"module:function".
+Either columns of the input by table, {"users": 0, "items": [1, 2]}; or a function (input) ->
+{"users": ids}, kept as "module:function".
 """
 
 import secrets
@@ -25,13 +26,23 @@ class Watches(Protocol):
     """What hears of rows that move: `clipper.params.watching.Watching`."""
 
     def watched(
-        self, reads: Reads, tolerance: float, made_max: int, forget: Callable[[tuple[int, int], int], object], /
+        self,
+        reads: Reads,
+        tolerance: float,
+        made_max: int,
+        forget: Callable[[tuple[int, int], int], object],
+        /,
     ) -> object: ...
     def remove(self, watched: object, /) -> None: ...
 
 
-_HINT = 'Write reads={"users": 0, "items": [1, 2]}: columns of the input, by table; or reads=FUNCTION, of an input.'
-_given: dict[str, Callable[[Any], Any]] = {}  # functions of this process, which need not be importable from elsewhere
+_HINT = (
+    'Write reads={"users": 0, "items": [1, 2]}: columns of the input, by table; or reads=FUNCTION,'
+    " of an input."
+)
+_given: dict[
+    str, Callable[[Any], Any]
+] = {}  # functions of this process, which need not be importable from elsewhere
 
 
 def said_of(name: str, reads: Any) -> Said:
@@ -47,7 +58,9 @@ def said_of(name: str, reads: Any) -> Said:
     if not isinstance(reads, Mapping) or not reads:
         raise InvalidInput(f"model {name!r}: reads is {reads!r:.100}.", hint=_HINT)
     found = {str(table): (at,) if isinstance(at, int) else tuple(at) for table, at in reads.items()}
-    if not all(at and all(isinstance(one, int) and one >= 0 for one in at) for at in found.values()):
+    if not all(
+        at and all(isinstance(one, int) and one >= 0 for one in at) for at in found.values()
+    ):
         raise InvalidInput(f"model {name!r}: reads is {reads!r:.100}.", hint=_HINT)
     return found
 
@@ -57,16 +70,30 @@ def check_reads(model: Model) -> None:
     what = f"model {model.name!r}"
     if not model.reads:
         if model.tolerance:
-            raise InvalidInput(f"{what} has a tolerance, and does not say what it reads.", hint=_HINT)
+            raise InvalidInput(
+                f"{what} has a tolerance, and does not say what it reads.", hint=_HINT
+            )
         return
     if not 0 <= model.tolerance < np.inf:
-        raise InvalidInput(f"{what}: tolerance is {model.tolerance!r}: how far a row may move, a share of its norm; from 0 on.")
+        raise InvalidInput(
+            f"{what}: tolerance is {model.tolerance!r}: how far a row may move, a share of its"
+            " norm; from 0 on."
+        )
     if model.similar is not None:
-        raise InvalidInput(f"{what} reads tables: inputs that are only similar read other rows.", hint="Leave out similar.")
+        raise InvalidInput(
+            f"{what} reads tables: inputs that are only similar read other rows.",
+            hint="Leave out similar.",
+        )
     ids_of(model.reads)
-    columns = [at for each in model.reads.values() for at in each] if isinstance(model.reads, dict) else []
+    columns = (
+        [at for each in model.reads.values() for at in each]
+        if isinstance(model.reads, dict)
+        else []
+    )
     if columns and (model.input.dtype in ("str", "bytes") or beyond(model.input, max(columns))):
-        raise InvalidInput(f"{what} reads column {max(columns)} of an input that is {model.input}.", hint=_HINT)
+        raise InvalidInput(
+            f"{what} reads column {max(columns)} of an input that is {model.input}.", hint=_HINT
+        )
 
 
 def beyond(input: InputType, column: int) -> bool:
@@ -74,8 +101,8 @@ def beyond(input: InputType, column: int) -> bool:
 
 
 def ids_of(said: Said) -> Reads:
-    """What tells the rows of an input; None where that fails, or they are too many. Raises InvalidInput for a function that
-    is not to be found."""
+    """What tells the rows of an input; None where that fails, or they are too many. Raises
+    InvalidInput for a function that is not to be found."""
     if isinstance(said, str):
         function = _given.get(said) or _imported(said)
         return lambda x: _by_function(function, x)
@@ -94,7 +121,9 @@ def _by_columns(columns: Mapping[str, npt.NDArray[np.intp]], x: Any) -> dict[str
 
 def _by_function(function: Callable[[Any], Any], x: Any) -> dict[str, Ids] | None:
     try:
-        found = {str(table): as_ids(np.atleast_1d(np.asarray(ids))) for table, ids in function(x).items()}
+        found = {
+            str(table): as_ids(np.atleast_1d(np.asarray(ids))) for table, ids in function(x).items()
+        }
     except Exception:  # the user's own: whatever it raises, the rows are not known
         return None
     return found if sum(ids.size for ids in found.values()) <= IDS_MAX else None
@@ -103,7 +132,11 @@ def _by_function(function: Callable[[Any], Any], x: Any) -> dict[str, Ids] | Non
 def as_ids(values: npt.NDArray[Any]) -> Ids:
     """Raises ValueError for what is no whole number."""
     if values.dtype.kind in "iu":
-        return values.astype(np.int64, copy=False) if values.dtype != np.uint64 else values.view(np.int64)
+        return (
+            values.astype(np.int64, copy=False)
+            if values.dtype != np.uint64
+            else values.view(np.int64)
+        )
     with np.errstate(invalid="ignore"):
         ids = np.asarray(values).astype(np.int64)
     if values.ndim != 1 or not np.array_equal(ids, values):
@@ -118,7 +151,9 @@ def _imported(text: str) -> Callable[[Any], Any]:
         for part in name.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidInput(f"reads {text!r} cannot be imported: {error}.", hint="Put the function in a module.") from None
+        raise InvalidInput(
+            f"reads {text!r} cannot be imported: {error}.", hint="Put the function in a module."
+        ) from None
     if not callable(found):
         raise InvalidInput(f"reads {text!r} is no function.", hint=_HINT)
     return found  # type: ignore[no-any-return]

@@ -1,10 +1,11 @@
 """Decoys: what the models of an application saw, on disk, for a replay.
 
-A query's thread packs the input and puts it into a bounded queue; one thread writes. When the disk does not keep up, records are
-dropped and counted: a decoy delays nobody. Files are a ring: a segment that is full is closed, and the oldest goes when all of
-them would be more than `bytes_max`. A record is its length, its CRC-32 and a msgpack array; an array in it carries numpy's dtype
-and shape. The answer comes later than the input and is a record of its own, joined when they are read; a torn tail ends a
-segment.
+A query's thread packs the input and puts it into a bounded queue; one thread writes. When the disk
+does not keep up, records are dropped and counted: a decoy delays nobody. Files are a ring: a
+segment that is full is closed, and the oldest goes when all of them would be more than `bytes_max`.
+A record is its length, its CRC-32 and a msgpack array; an array in it carries numpy's dtype and
+shape. The answer comes later than the input and is a record of its own, joined when they are read;
+a torn tail ends a segment.
 """
 
 import logging
@@ -35,8 +36,8 @@ _SPREAD = 0.6180339887
 
 
 class Recorded(msgspec.Struct, frozen=True, eq=False):
-    """What one query brought. time_us: since 1970.  answer: its output, if `answered`; a default says so.
-    request_id: what the caller gave as `id`."""
+    """What one query brought. time_us: since 1970.  answer: its output, if `answered`; a default
+    says so. request_id: what the caller gave as `id`."""
 
     id: str
     time_us: int
@@ -79,7 +80,9 @@ class Decoy:
 
     __slots__ = ("_bucket", "_clock", "_writer", "name", "role", "seen")
 
-    def __init__(self, name: str, role: Role, writer: "Segments", clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, name: str, role: Role, writer: "Segments", clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.name, self.role = name, role
         self._writer, self._clock = writer, clock
         rate = role.rate_max
@@ -107,7 +110,8 @@ class Decoy:
 
 
 class Segments:
-    """A ring of files in one folder, and the queue before it. Threads: any; `write` one at a time."""
+    """A ring of files in one folder, and the queue before it. Threads: any; `write` one at a
+    time."""
 
     def __init__(self, folder: Path, bytes_max: int, ring: "Recorder") -> None:
         self.folder, self.bytes_max = folder, bytes_max
@@ -119,7 +123,12 @@ class Segments:
     def put(self, record: _Saw | _Said) -> None:
         try:
             body = _ENCODER.encode(record)
-        except (TypeError, ValueError, OverflowError, msgspec.MsgspecError):  # an input that no record holds
+        except (
+            TypeError,
+            ValueError,
+            OverflowError,
+            msgspec.MsgspecError,
+        ):  # an input that no record holds
             self.dropped += 1
             return
         if len(body) + _HEAD.size > self.bytes_max // _SEGMENTS or not self._ring.put(self, body):
@@ -158,11 +167,14 @@ class Segments:
 
 
 class Recorder:
-    """The thread that writes for all decoys of a server; it starts with the first record. Threads: any."""
+    """The thread that writes for all decoys of a server; it starts with the first record. Threads:
+    any."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._queue: queue.SimpleQueue[tuple[Segments, bytes] | threading.Event | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Segments, bytes] | threading.Event | None] = (
+            queue.SimpleQueue()
+        )
         self._bytes = 0  # that wait; a guess, as threads add to it at once
         self._lock = threading.Lock()
         self._rings: dict[tuple[str, str], Segments] = {}
@@ -173,7 +185,9 @@ class Recorder:
         with self._lock:
             ring = self._rings.get((application, name))
             if ring is None:
-                ring = self._rings[application, name] = Segments(self._place(application) / name, role.bytes_max, self)
+                ring = self._rings[application, name] = Segments(
+                    self._place(application) / name, role.bytes_max, self
+                )
             ring.bytes_max = role.bytes_max
         return Decoy(name, role, ring)
 
@@ -182,7 +196,11 @@ class Recorder:
 
     def put(self, ring: Segments, body: bytes) -> bool:
         """False: no room."""
-        if self._queue.qsize() >= _WAITING_MAX or self._bytes + len(body) > _BYTES_MAX or self._closed:
+        if (
+            self._queue.qsize() >= _WAITING_MAX
+            or self._bytes + len(body) > _BYTES_MAX
+            or self._closed
+        ):
             return False
         self._bytes += len(body)
         self._queue.put((ring, body))
@@ -193,7 +211,9 @@ class Recorder:
     def _start(self) -> None:
         with self._lock:
             if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._run, name="clipper-recorder", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._run, name="clipper-recorder", daemon=True
+                )
                 self._thread.start()
 
     def _run(self) -> None:
@@ -213,7 +233,8 @@ class Recorder:
             written.wait(10.0)
 
     def recorded(self, application: str) -> Iterator[Recorded]:
-        """What its decoys recorded and the ring still holds, by decoy, oldest first. StoreError when it cannot be read."""
+        """What its decoys recorded and the ring still holds, by decoy, oldest first. StoreError
+        when it cannot be read."""
         self.flush()
         place = self._place(application)
         for folder in sorted(place.iterdir()) if place.is_dir() else ():
@@ -236,7 +257,8 @@ def segments_of(folder: Path) -> list[Path]:
 
 
 def read_folder(folder: Path) -> Iterator[Recorded]:
-    """Answers come after their inputs, in the same segment or the next: two passes, and only ids of answers are held."""
+    """Answers come after their inputs, in the same segment or the next: two passes, and only ids of
+    answers are held."""
     answers: dict[str, _Said] = {}
     for path in segments_of(folder):
         answers |= {record.id: record for record in _records(path) if isinstance(record, _Said)}
@@ -244,8 +266,19 @@ def read_folder(folder: Path) -> Iterator[Recorded]:
         for record in _records(path):
             if isinstance(record, _Saw):
                 said = answers.get(record.id)
-                more = {"answer": said.output, "answered": True, "is_default": said.is_default} if said else {}
-                yield Recorded(record.id, record.time_us, record.input, record.user, request_id=record.request_id, **more)
+                more = (
+                    {"answer": said.output, "answered": True, "is_default": said.is_default}
+                    if said
+                    else {}
+                )
+                yield Recorded(
+                    record.id,
+                    record.time_us,
+                    record.input,
+                    record.user,
+                    request_id=record.request_id,
+                    **more,
+                )
 
 
 def _records(path: Path) -> Iterator[_Saw | _Said]:

@@ -1,7 +1,7 @@
 """Records of the journal: observations as bytes, one by one or many in columns.
 
-An observation is a msgpack array that begins with its application, policy and models. Many in columns begin with a byte that
-no msgpack does, and keep whole numbers as narrow as they are.
+An observation is a msgpack array that begins with its application, policy and models. Many in
+columns begin with a byte that no msgpack does, and keep whole numbers as narrow as they are.
 """
 
 from collections.abc import Iterator
@@ -51,7 +51,9 @@ class _RowsRecord(msgspec.Struct, array_like=True):
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=lambda value: packed(value))
 _DECODER = msgspec.msgpack.Decoder(_Record, ext_hook=lambda code, data: unpacked(code, data))
-_ROWS_DECODER = msgspec.msgpack.Decoder(_RowsRecord, ext_hook=lambda code, data: unpacked(code, data))
+_ROWS_DECODER = msgspec.msgpack.Decoder(
+    _RowsRecord, ext_hook=lambda code, data: unpacked(code, data)
+)
 
 
 def written(learner: Learner, user: str, seen: Observation) -> bytes:
@@ -64,7 +66,9 @@ def written(learner: Learner, user: str, seen: Observation) -> bytes:
     asked, odds = learner.asked(plan.models), plan.probabilities
     if odds and len(asked) != len(odds):
         odds = ()
-    rest = _ENCODER.encode((user, asked, odds, said, truth.label, truth.score, seen.answer, seen.weight, plan.features))
+    rest = _ENCODER.encode(
+        (user, asked, odds, said, truth.label, truth.score, seen.answer, seen.weight, plan.features)
+    )
     return (learner.head or _head_of(learner)) + rest[1:]
 
 
@@ -78,7 +82,11 @@ def _head_of(learner: Learner) -> bytes:
 def written_rows(learner: Learner, user: str, rows: Rows) -> Iterator[tuple[Rows, bytes]]:
     """Records of many observations, each with the rows that are in it."""
     for at in range(0, len(rows), CHUNK):
-        yield from _halved(learner, user, rows if len(rows) <= CHUNK else rows.take(np.arange(at, min(at + CHUNK, len(rows)))))
+        yield from _halved(
+            learner,
+            user,
+            rows if len(rows) <= CHUNK else rows.take(np.arange(at, min(at + CHUNK, len(rows)))),
+        )
 
 
 def _halved(learner: Learner, user: str, rows: Rows) -> Iterator[tuple[Rows, bytes]]:
@@ -88,10 +96,18 @@ def _halved(learner: Learner, user: str, rows: Rows) -> Iterator[tuple[Rows, byt
     outputs = tuple(map(_narrow, rows.outputs))
     record = COLUMNS + _ENCODER.encode(
         _RowsRecord(
-            learner.application, learner.text, names, user, outputs, heard, rows.confidence, _narrow(rows.labels),
-            _narrow(rows.asked), rows.p,
+            learner.application,
+            learner.text,
+            names,
+            user,
+            outputs,
+            heard,
+            rows.confidence,
+            _narrow(rows.labels),
+            _narrow(rows.asked),
+            rows.p,
         )
-    )  # fmt: skip
+    )
     if len(record) <= RECORD_BYTES_MAX or len(rows) == 1:
         yield rows, record
         return
@@ -102,7 +118,12 @@ def _halved(learner: Learner, user: str, rows: Rows) -> Iterator[tuple[Rows, byt
 
 def _narrow(column: Column) -> Column:
     """Whole numbers in as few bytes as they need."""
-    if not isinstance(column, np.ndarray) or column.dtype != np.int64 or column.ndim != 1 or not column.size:
+    if (
+        not isinstance(column, np.ndarray)
+        or column.dtype != np.int64
+        or column.ndim != 1
+        or not column.size
+    ):
         return column
     low, high = int(column.min()), int(column.max())
     for kind in (np.int8, np.int16, np.int32):
@@ -112,18 +133,27 @@ def _narrow(column: Column) -> Column:
 
 
 def read(record: bytes) -> tuple[str, str, tuple[VersionedModel, ...], str, Observation | Rows]:
-    """-> application, policy, models, user, and what was observed. ValueError for what is no record."""
+    """-> application, policy, models, user, and what was observed. ValueError for what is no
+    record."""
     if record[:1] == COLUMNS:
         return _read_rows(record)
     try:
         found = _DECODER.decode(record)
         models = tuple(VersionedModel.parse(name) for name in found.models)
-        heard = {models[i]: Prediction(output, confidence) for i, output, confidence in found.predictions}
+        heard = {
+            models[i]: Prediction(output, confidence) for i, output, confidence in found.predictions
+        }
         plan = Plan(tuple(models[i] for i in found.asked), found.probabilities, (), found.features)
     except (msgspec.MsgspecError, IndexError) as error:
         raise ValueError(f"no record of feedback: {error}") from None
     truth = Truth(found.label, found.score)
-    return found.application, found.policy, models, found.user, Observation(plan, heard, truth, found.answer, found.weight)
+    return (
+        found.application,
+        found.policy,
+        models,
+        found.user,
+        Observation(plan, heard, truth, found.answer, found.weight),
+    )
 
 
 def _read_rows(record: bytes) -> tuple[str, str, tuple[VersionedModel, ...], str, Rows]:
@@ -134,7 +164,13 @@ def _read_rows(record: bytes) -> tuple[str, str, tuple[VersionedModel, ...], str
         raise ValueError(f"no record of feedback: {error}") from None
     asked = np.asarray(found.asked, np.int32)
     rows = Rows(
-        models, tuple(map(_wide, found.outputs)), found.heard, found.confidence, _wide(found.labels), asked, found.p
+        models,
+        tuple(map(_wide, found.outputs)),
+        found.heard,
+        found.confidence,
+        _wide(found.labels),
+        asked,
+        found.p,
     )
     columns = (*rows.outputs, *rows.heard, *rows.confidence)
     alike = all(column is None or len(column) == len(rows) for column in columns)

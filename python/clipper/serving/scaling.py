@@ -1,9 +1,10 @@
-"""How many replicas a model needs, and which of them is stuck. Out of band: what queries do meanwhile does not wait for it.
+"""How many replicas a model needs, and which of them is stuck. Out of band: what queries do
+meanwhile does not wait for it.
 
-The rule is two pure functions over what a look at the model saw. Up when the wait for a free replica eats a named share of the
-SLO, or queries are refused or dropped, for a while: then as many more as the measured rate and latency profile ask for, one at
-least. Down after a longer calm, one at a time, when those that stay would not be too busy. Between lies a band in which nothing
-changes.
+The rule is two pure functions over what a look at the model saw. Up when the wait for a free
+replica eats a named share of the SLO, or queries are refused or dropped, for a while: then as many
+more as the measured rate and latency profile ask for, one at least. Down after a longer calm, one
+at a time, when those that stay would not be too busy. Between lies a band in which nothing changes.
 """
 
 import logging
@@ -26,7 +27,8 @@ _LOST = ("FULL", "DROPPED", "DEADLINE", "NO_REPLICA")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """When to follow. delay_share: of the SLO, for the wait. busy_share: of its time, which a replica may be at work."""
+    """When to follow. delay_share: of the SLO, for the wait. busy_share: of its time, which a
+    replica may be at work."""
 
     up_after_s: float = 1.0
     down_after_s: float = 30.0
@@ -45,8 +47,10 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a look saw. offered_per_s: rows that asked for an evaluation; lost_share: of them, those refused, dropped or late.
-    row_us: time of one replica for a row in batches as large as it makes them; 0 while unknown. delay_us: wait for a free one."""
+    """What a look saw. offered_per_s: rows that asked for an evaluation; lost_share: of them, those
+    refused, dropped or late. row_us: time of one replica for a row in batches as large as it makes
+    them; 0 while unknown. delay_us: wait for a free one.
+    """
 
     offered_per_s: float = 0.0
     lost_share: float = 0.0
@@ -58,7 +62,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """What is remembered between looks. The times are when pressure, or calm, began; None: there is none."""
+    """What is remembered between looks. The times are when pressure, or calm, began; None: there is
+    none."""
 
     wanted: int
     delay_us: float = 0.0
@@ -72,11 +77,14 @@ def needed(load: Load, busy_share: float) -> int:
 
 
 def follow(trend: Trend, load: Load, least: int, most: int, rule: Rule, now_s: float) -> Trend:
-    """The next trend; its `wanted` lies within the bounds, and changes only after a while of pressure or calm."""
+    """The next trend; its `wanted` lies within the bounds, and changes only after a while of
+    pressure or calm."""
     wanted = min(max(trend.wanted, least), most)
     delay = trend.delay_us + _SMOOTH * (load.delay_us - trend.delay_us)
     trend = replace(trend, wanted=wanted, delay_us=delay)
-    if load.has < wanted:  # one is on its way: nothing can be judged by what those that are there suffer
+    if (
+        load.has < wanted
+    ):  # one is on its way: nothing can be judged by what those that are there suffer
         return replace(trend, pressed_s=None, calm_s=None)
     if delay > rule.delay_share * load.slo_us or load.lost_share > _LOST_SHARE:
         began = now_s if trend.pressed_s is None else trend.pressed_s
@@ -97,7 +105,9 @@ def load_of(before: Mapping[str, Any], now: Mapping[str, Any], span_s: float) ->
     lost = sum(now["ended"][name] - before["ended"][name] for name in _LOST)
     offered = lost + now["evaluated"] - before["evaluated"]
     ready = [row for row in now["replicas"] if row["state"] == "ready"]
-    rows_us = [(row["fit_us"][0] + row["fit_us"][1] * row["limit"]) / max(row["limit"], 1) for row in ready]
+    rows_us = [
+        (row["fit_us"][0] + row["fit_us"][1] * row["limit"]) / max(row["limit"], 1) for row in ready
+    ]
     return Load(
         offered_per_s=offered / span_s,
         lost_share=lost / offered if offered else 0.0,
@@ -109,11 +119,16 @@ def load_of(before: Mapping[str, Any], now: Mapping[str, Any], span_s: float) ->
 
 
 def replica_bounds(name: str, replicas: int | tuple[int, int], most: int) -> tuple[int, int]:
-    """What a user asks for as (least, most); 0 for the latter: a fixed number. InvalidInput when it cannot be."""
+    """What a user asks for as (least, most); 0 for the latter: a fixed number. InvalidInput when it
+    cannot be."""
     least, bound = replicas if isinstance(replicas, tuple) and len(replicas) == 2 else (replicas, 0)
-    if not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= most for n in (least, bound)):
+    if not all(
+        isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= most for n in (least, bound)
+    ):
         hint = "See limits.replicas_max."
-        raise InvalidInput(f"replicas={replicas!r} of model {name!r}: 0 to {most} are possible.", hint=hint)
+        raise InvalidInput(
+            f"replicas={replicas!r} of model {name!r}: 0 to {most} are possible.", hint=hint
+        )
     if isinstance(replicas, tuple) and not 1 <= least <= bound:
         hint = "Give (least, most) with 1 <= least <= most, or a number."
         raise InvalidInput(f"replicas={replicas!r} of model {name!r} are no bounds.", hint=hint)
@@ -121,7 +136,8 @@ def replica_bounds(name: str, replicas: int | tuple[int, int], most: int) -> tup
 
 
 class StuckWatch:
-    """Replicas that are overdue with a batch for longer than `stuck_s`, though their heart beats. Threads: one."""
+    """Replicas that are overdue with a batch for longer than `stuck_s`, though their heart beats.
+    Threads: one."""
 
     def __init__(self, stuck_s: float) -> None:
         self._stuck_s = stuck_s
@@ -130,7 +146,8 @@ class StuckWatch:
     def look(
         self, rows: Iterable[tuple[VersionedModel, Mapping[str, Any]]], now_s: float
     ) -> list[tuple[VersionedModel, int, int]]:
-        """(model, number, pid) of those to restart; each is named once for each batch that it is stuck with."""
+        """(model, number, pid) of those to restart; each is named once for each batch that it is
+        stuck with."""
         since, found = {}, []
         for model, row in rows:
             if not (row.get("suspect") and row.get("in_flight")):
@@ -149,7 +166,8 @@ class StuckWatch:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One model as `Scaling` is shown it: its bounds (0 and 0: fixed) and its row of `stats()["models"]`."""
+    """One model as `Scaling` is shown it: its bounds (0 and 0: fixed) and its row of
+    `stats()["models"]`."""
 
     least: int
     most: int
@@ -159,7 +177,8 @@ class Look:
 class Scaling:
     """Looks at all models now and then, from a thread of its own. Threads: any.
 
-    look: what there is; scale: make it so many replicas, with a reason; restart: kill this one, its supervisor starts it again.
+    look: what there is; scale: make it so many replicas, with a reason; restart: kill this one, its
+    supervisor starts it again.
     """
 
     def __init__(
@@ -217,10 +236,15 @@ class Scaling:
             self._trends[model] = trend
         self._before = {model: one.stats for model, one in followed.items()}
 
-    def _follow(self, model: VersionedModel, trend: Trend, load: Load, one: Look, now_s: float) -> Trend:
+    def _follow(
+        self, model: VersionedModel, trend: Trend, load: Load, one: Look, now_s: float
+    ) -> Trend:
         after = follow(trend, load, one.least, one.most, self._rule, now_s)
         if after.wanted != trend.wanted:
-            why = f"{load.offered_per_s:.0f} rows/s, waits {after.delay_us / 1000:.1f} ms of {load.slo_us / 1000:g} ms"
+            why = (
+                f"{load.offered_per_s:.0f} rows/s, waits {after.delay_us / 1000:.1f} ms of"
+                f" {load.slo_us / 1000:g} ms"
+            )
             if load.lost_share > _LOST_SHARE:
                 why += f", {load.lost_share:.0%} lost"
             self._scale(model, after.wanted, why)
@@ -228,7 +252,8 @@ class Scaling:
 
 
 class Expected:
-    """When the next replica of a model may come, as far as this server knows: it starts most of them. Threads: any.
+    """When the next replica of a model may come, as far as this server knows: it starts most of
+    them. Threads: any.
 
     expect: tell the engine that none comes before so many microseconds of `now_us()`; 0: who knows.
     """
@@ -236,7 +261,9 @@ class Expected:
     NEVER_US = 1 << 62
     _SOONEST = 0.5  # of the fastest start that was seen
 
-    def __init__(self, expect: Callable[[VersionedModel, int], None], now_us: Callable[[], int]) -> None:
+    def __init__(
+        self, expect: Callable[[VersionedModel, int], None], now_us: Callable[[], int]
+    ) -> None:
         self._expect, self._now_us = expect, now_us
         self._guard = threading.Lock()
         self._begun_us: dict[tuple[VersionedModel, int], int] = {}
@@ -248,7 +275,9 @@ class Expected:
         with self._guard:
             begins = self._now_us() + int(pause_s * 1e6)
             self._begun_us[model, number] = begins
-            self._whens_us.setdefault(model, {})[number] = begins + int(self._SOONEST * self._load_us.get(model, 0))
+            self._whens_us.setdefault(model, {})[number] = begins + int(
+                self._SOONEST * self._load_us.get(model, 0)
+            )
             self._tell(model)
 
     def connected(self, model: VersionedModel, numbers: Iterable[int]) -> None:

@@ -1,10 +1,12 @@
-"""Figures of long streams in little room: quantiles, a rate that is held, whether what comes now is distributed as it was.
+"""Figures of long streams in little room: quantiles, a rate that is held, whether what comes now is
+distributed as it was.
 
-Quantiles: a count for every power of 1.04, so a quantile is off by at most 2 % of itself, whatever the distribution; at most
-2 x 1410 counts. A histogram of fixed bins would need the range beforehand; a t-digest has no bound on its error.
-Source: Masson, Rim and Lee, "DDSketch", VLDB 2019.
-Drift: the population stability index between the first window and the latest (0.1 is some, 0.25 much: the rule of thumb of
-credit scoring), and for numbers the Kolmogorov-Smirnov distance beside the value that chance alone exceeds once in a hundred.
+Quantiles: a count for every power of 1.04, so a quantile is off by at most 2 % of itself, whatever
+the distribution; at most 2 x 1410 counts. A histogram of fixed bins would need the range
+beforehand; a t-digest has no bound on its error. Source: Masson, Rim and Lee, "DDSketch", VLDB
+2019. Drift: the population stability index between the first window and the latest (0.1 is some,
+0.25 much: the rule of thumb of credit scoring), and for numbers the Kolmogorov-Smirnov distance
+beside the value that chance alone exceeds once in a hundred.
 """
 
 import math
@@ -20,7 +22,9 @@ from clipper.selection.votes import label_key
 _GAMMA = 1.04
 _LOG = math.log(_GAMMA)
 _LEAST, _MOST = 1e-12, 1e12  # sizes beyond count as these
-_MIDDLE = 2 / (1 + _GAMMA)  # of a bucket, from its upper edge: as far from either end, in proportion
+_MIDDLE = 2 / (
+    1 + _GAMMA
+)  # of a bucket, from its upper edge: as far from either end, in proportion
 WINDOW = 1000
 _LABELS = 20  # told apart by the index; the others are one
 _MUCH = 0.25
@@ -32,7 +36,9 @@ class Quantiles:
     __slots__ = ("_counts", "count", "largest", "smallest")
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[int, int], int] = {}  # (sign, sign x bucket): in the order of the numbers
+        self._counts: dict[
+            tuple[int, int], int
+        ] = {}  # (sign, sign x bucket): in the order of the numbers
         self.count = 0
         self.smallest, self.largest = math.inf, -math.inf
 
@@ -73,7 +79,8 @@ class Quantiles:
 class Drift:
     """Whether the latest `window` scores look like the first. Threads: one at a time.
 
-    A score is a label, a number, or the norm of an array; of the two kinds the first one decides which is looked at.
+    A score is a label, a number, or the norm of an array; of the two kinds the first one decides
+    which is looked at.
     """
 
     __slots__ = ("_first", "_last", "_numbers", "_window")
@@ -97,7 +104,8 @@ class Drift:
             self._last.append(score)
 
     def stats(self) -> dict[str, Any]:
-        """psi, and ks with its bound for numbers; they are missing until something came after the first window."""
+        """psi, and ks with its bound for numbers; they are missing until something came after the
+        first window."""
         seen: dict[str, Any] = {"first": len(self._first), "latest": len(self._last)}
         if not self._last:
             return seen
@@ -108,7 +116,13 @@ class Drift:
         before, now = np.sort(np.array(first)), np.sort(np.array(last))
         psi, ks = _psi(*_by_decile(before, now)), ks_distance(before, now)
         bound = 1.63 * math.sqrt(1 / len(first) + 1 / len(last))
-        return {**seen, "psi": psi, "ks": ks, "ks_bound": bound, "drifted": self._is_full() and psi > _MUCH}
+        return {
+            **seen,
+            "psi": psi,
+            "ks": ks,
+            "ks_bound": bound,
+            "drifted": self._is_full() and psi > _MUCH,
+        }
 
     def _is_full(self) -> bool:
         """Whether the latest are enough to say so: a tenth of a window is still noise."""
@@ -140,21 +154,30 @@ def _by_label(first: Sequence[Any], last: Sequence[Any]) -> tuple[list[int], lis
     return counts[0], counts[1]
 
 
-def _by_decile(before: "np.ndarray[Any, Any]", now: "np.ndarray[Any, Any]") -> tuple[list[int], list[int]]:
+def _by_decile(
+    before: "np.ndarray[Any, Any]", now: "np.ndarray[Any, Any]"
+) -> tuple[list[int], list[int]]:
     edges = np.unique(np.quantile(before, np.arange(1, 10) / 10))
-    counts = [np.bincount(np.searchsorted(edges, each, side="left"), minlength=len(edges) + 1) for each in (before, now)]
+    counts = [
+        np.bincount(np.searchsorted(edges, each, side="left"), minlength=len(edges) + 1)
+        for each in (before, now)
+    ]
     return counts[0].tolist(), counts[1].tolist()
 
 
 def _psi(before: Sequence[int], now: Sequence[int]) -> float:
     """Half a count is added to each bin: an empty one is unlikely, not impossible."""
     n, m, k = sum(before), sum(now), len(before)
-    shares = [((a + 0.5) / (n + 0.5 * k), (b + 0.5) / (m + 0.5 * k)) for a, b in zip(before, now, strict=True)]
+    shares = [
+        ((a + 0.5) / (n + 0.5 * k), (b + 0.5) / (m + 0.5 * k))
+        for a, b in zip(before, now, strict=True)
+    ]
     return sum((q - p) * math.log(q / p) for p, q in shares)
 
 
 class Bucket:
-    """At most `rate` a second, and `burst` at once. Threads: any; two at the same moment may both have the last token."""
+    """At most `rate` a second, and `burst` at once. Threads: any; two at the same moment may both
+    have the last token."""
 
     __slots__ = ("_at_s", "_tokens", "burst", "rate")
 

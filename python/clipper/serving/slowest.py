@@ -1,7 +1,8 @@
 """The slowest queries of an application: what a person asks for when the p99 is too high.
 
-An answer pays a comparison with the bar. The few above it are written down; `take` hands them over, and the bar falls again, so
-that whoever takes once a second has the slowest of each second. Where nobody takes, the bar only rises, and soon nothing passes.
+An answer pays a comparison with the bar. The few above it are written down; `take` hands them over,
+and the bar falls again, so that whoever takes once a second has the slowest of each second. Where
+nobody takes, the bar only rises, and soon nothing passes.
 """
 
 import heapq
@@ -30,19 +31,34 @@ class Slowest:
         self._lock = threading.Lock()
         self._numbers = itertools.count()
 
-    def add(self, future: Future, models: Sequence[VersionedModel], used: Sequence[VersionedModel], reason: str) -> None:
-        """A query that took longer than the bar, on the thread that answers it. models: asked, task by task."""
+    def add(
+        self,
+        future: Future,
+        models: Sequence[VersionedModel],
+        used: Sequence[VersionedModel],
+        reason: str,
+    ) -> None:
+        """A query that took longer than the bar, on the thread that answers it. models: asked, task
+        by task."""
         took_us = future.latency_us
         n = min(len(models), len(future), MODELS_MAX)
         waited, took, ended = future.latencies_us()[:n].tolist(), took_us, wall_time_us()
         tasks = [
-            {"model": str(models[i]), "status": future.status(i).name.lower(), "us": _shown(future.status(i), waited[i], took)}
+            {
+                "model": str(models[i]),
+                "status": future.status(i).name.lower(),
+                "us": _shown(future.status(i), waited[i], took),
+            }
             for i in range(n)
         ]
         row = {
-            "number": f"{future.id:x}", "time_us": ended, "us": took_us, "tasks": tasks, "used": [str(one) for one in used],
+            "number": f"{future.id:x}",
+            "time_us": ended,
+            "us": took_us,
+            "tasks": tasks,
+            "used": [str(one) for one in used],
             "reason": reason[:200],
-        }  # fmt: skip
+        }
         with self._lock:
             entry = (took_us, next(self._numbers), row)
             if len(self._heap) < KEPT:

@@ -1,9 +1,11 @@
-"""Keeps the selection states of a server and those in its store alike: writes behind, and takes in what other servers wrote.
+"""Keeps the selection states of a server and those in its store alike: writes behind, and takes in
+what other servers wrote.
 
-What changed here is written in batches, a transaction each, at most once an interval. What others wrote is heard by a watch, so
-that a state that this server holds has what was told to any of them within the time of a write and of a message. Neither ever
-overwrites the other: each state in the store says by server up to which of its observations it has learned, so one can tell what
-is new in it, and what is new on both sides is merged (policy.merge over the state that both began with).
+What changed here is written in batches, a transaction each, at most once an interval. What others
+wrote is heard by a watch, so that a state that this server holds has what was told to any of them
+within the time of a write and of a message. Neither ever overwrites the other: each state in the
+store says by server up to which of its observations it has learned, so one can tell what is new in
+it, and what is new on both sides is merged (policy.merge over the state that both began with).
 """
 
 import logging
@@ -15,7 +17,17 @@ import msgspec
 
 from clipper.errors import StoreError
 from clipper.serving.held import PREFIX, SHARED, Held, sealed
-from clipper.store.store import ABSENT, TXN_OPS_MAX, VALUE_BYTES_MAX, Compare, Get, Put, Record, Store, Watch
+from clipper.store.store import (
+    ABSENT,
+    TXN_OPS_MAX,
+    VALUE_BYTES_MAX,
+    Compare,
+    Get,
+    Put,
+    Record,
+    Store,
+    Watch,
+)
 
 if TYPE_CHECKING:
     from clipper.serving.states import Learner, States
@@ -29,8 +41,8 @@ Key = tuple["Learner", str]
 
 
 class Snapshot(msgspec.Struct, eq=False):
-    """A state as it is to be written, over the one of that revision. upto: of each server, the number of its last observation
-    that is in it."""
+    """A state as it is to be written, over the one of that revision. upto: of each server, the
+    number of its last observation that is in it."""
 
     learner: "Learner"
     user: str
@@ -63,7 +75,9 @@ class StateSync:
         if self._writer is None:
             with self._states.lock:
                 if self._writer is None and not self._closing:
-                    self._writer = threading.Thread(target=self._write_behind, name="clipper-states", daemon=True)
+                    self._writer = threading.Thread(
+                        target=self._write_behind, name="clipper-states", daemon=True
+                    )
                     self._writer.start()
 
     def _write_behind(self) -> None:
@@ -78,8 +92,9 @@ class StateSync:
     def flush(self) -> None:
         """Write every dirty state to the store, then forget what the journal need not keep.
 
-        The shared states are written last, as they were before the first context was: a shared state in the store never knows of
-        an observation before which a context began that is not there yet; in a replay that context would find it too old.
+        The shared states are written last, as they were before the first context was: a shared
+        state in the store never knows of an observation before which a context began that is not
+        there yet; in a replay that context would find it too old.
         """
         states = self._states
         if states.refusal:
@@ -89,7 +104,9 @@ class StateSync:
                 contexts = [key for key in states.dirty if key[1] != SHARED]
                 shared = [self._snapshot(*key) for key in states.dirty if key[1] == SHARED]
                 states.dirty.clear()
-            left: dict[Key, None] = dict.fromkeys([*contexts, *((each.learner, each.user) for each in shared)])
+            left: dict[Key, None] = dict.fromkeys(
+                [*contexts, *((each.learner, each.user) for each in shared)]
+            )
             try:
                 states.journal.commit(states.journal.last)
                 for at in range(0, len(contexts), BATCH_MAX):
@@ -103,24 +120,33 @@ class StateSync:
                     states.dirty.update(left)
             with states.lock:
                 waiting = [learner.held(user).since for learner, user in states.dirty]
-                states.journal.forget(min((n for n in waiting if n), default=states.journal.last + 1) - 1)
+                states.journal.forget(
+                    min((n for n in waiting if n), default=states.journal.last + 1) - 1
+                )
 
     def _snapshot(self, learner: "Learner", user: str) -> Snapshot:
         held = learner.held(user)
         return Snapshot(learner, user, held, held.state, dict(held.applied), held.revision)
 
     def _write(self, batch: Sequence[Snapshot], left: dict[Key, None]) -> None:
-        """Write these states, in transactions of bounded size; what is done is taken out of `left`."""
+        """Write these states, in transactions of bounded size; what is done is taken out of
+        `left`."""
         part: list[Snapshot] = []
         nbytes = 0
         for each in batch:
-            if self._states.node not in each.upto:  # nothing to write at that moment: the store was not there when it was asked
+            if (
+                self._states.node not in each.upto
+            ):  # nothing to write at that moment: the store was not there when it was asked
                 self._merge(each.learner, each.user, self._store.get(each.learner.key(each.user)))
                 left.pop((each.learner, each.user), None)
                 continue
             each.data = sealed(each.learner.policy, each.learner.models, each.upto, each.state)
             if len(each.data) > VALUE_BYTES_MAX:
-                _log.error("a state of %r has %d bytes: it is not written", each.learner.application, len(each.data))
+                _log.error(
+                    "a state of %r has %d bytes: it is not written",
+                    each.learner.application,
+                    len(each.data),
+                )
                 left.pop((each.learner, each.user), None)
                 continue
             if part and (len(part) == BATCH_MAX or nbytes + len(each.data) > BATCH_BYTES_MAX):
@@ -132,12 +158,14 @@ class StateSync:
             self._write_part(part, left)
 
     def _write_part(self, part: list[Snapshot], left: dict[Key, None]) -> None:
-        """One transaction. States that another server changed are merged and stay dirty; the rest is tried once more without
-        them."""
+        """One transaction. States that another server changed are merged and stay dirty; the rest
+        is tried once more without them."""
         for _ in range(2):
             keys = [each.learner.key(each.user) for each in part]
             with self._states.lock:
-                for each in part:  # until it is known whether this was written, and heard of by the watch
+                for (
+                    each
+                ) in part:  # until it is known whether this was written, and heard of by the watch
                     each.held.doubts[each.upto[self._states.node]] = each.state
             compares = [Compare(key, each.revision) for key, each in zip(keys, part, strict=True)]
             writes = [Put(key, each.data) for key, each in zip(keys, part, strict=True)]
@@ -163,16 +191,23 @@ class StateSync:
         with self._states.lock:
             held = each.held
             held.doubts.clear()
-            if record is not None and record.revision > held.revision:  # else somebody wrote after it, and that is here already
+            if (
+                record is not None and record.revision > held.revision
+            ):  # else somebody wrote after it, and that is here already
                 held.base, held.revision = each.state, record.revision
             number = each.upto[self._states.node]
-            held.since = 0 if held.applied.get(self._states.node, 0) <= number else max(held.since, number + 1)
+            held.since = (
+                0
+                if held.applied.get(self._states.node, 0) <= number
+                else max(held.since, number + 1)
+            )
 
     # -- what others wrote
 
     def _merge(self, learner: "Learner", user: str, record: Record | None) -> None:
-        """What is in the store now is not what this server wrote. Somebody else did; or nobody: the answer to a write was lost,
-        or the store was killed and knows less than before; then what is here has it all."""
+        """What is in the store now is not what this server wrote. Somebody else did; or nobody: the
+        answer to a write was lost, or the store was killed and knows less than before; then what is
+        here has it all."""
         with self._states.lock:
             held = learner.held(user)
             theirs = learner.read(record) if record else None
@@ -190,13 +225,18 @@ class StateSync:
             held.state = held.base = theirs.state
             held.applied, held.revision, held.prior = theirs.applied, theirs.revision, None
             return
-        has_news = any(number > held.applied.get(node, 0) for node, number in theirs.applied.items())
+        has_news = any(
+            number > held.applied.get(node, 0) for node, number in theirs.applied.items()
+        )
         lacks = any(number > theirs.applied.get(node, 0) for node, number in held.applied.items())
         if has_news:
             base = held.doubts.get(theirs.applied.get(self._states.node, 0), held.base)
-            held.state = learner.policy.merge(base, held.state, theirs.state) if lacks else theirs.state
+            held.state = (
+                learner.policy.merge(base, held.state, theirs.state) if lacks else theirs.state
+            )
         held.applied = {
-            node: max(held.applied.get(node, 0), theirs.applied.get(node, 0)) for node in {*theirs.applied, *held.applied}
+            node: max(held.applied.get(node, 0), theirs.applied.get(node, 0))
+            for node in {*theirs.applied, *held.applied}
         }
         held.base, held.revision = theirs.state, theirs.revision
         held.doubts.clear()
@@ -208,9 +248,12 @@ class StateSync:
     # -- following the store
 
     def start_following(self) -> None:
-        """Start the thread that hears what other servers write, if there may be any and it does not run."""
+        """Start the thread that hears what other servers write, if there may be any and it does not
+        run."""
         if self._follows and self._follower is None and not self._closing:
-            self._follower = threading.Thread(target=self._follow, name="clipper-states-watch", daemon=True)
+            self._follower = threading.Thread(
+                target=self._follow, name="clipper-states-watch", daemon=True
+            )
             self._follower.start()
 
     def _follow(self) -> None:
@@ -243,14 +286,16 @@ class StateSync:
                 self._came(event.record)
 
     def _came(self, record: Record, at: int | None = None) -> None:
-        """A record of the store. at: the revision of the store when it was read: one that is older than what is known says that
-        the store has lost some of its history."""
+        """A record of the store. at: the revision of the store when it was read: one that is older
+        than what is known says that the store has lost some of its history."""
         states = self._states
         with states.lock:
             for learner, user in states.holders(record.key):
                 held = learner.held(user)
                 has_lost = at is not None and at < held.revision
-                if record.revision == held.revision or (record.revision < held.revision and not has_lost):
+                if record.revision == held.revision or (
+                    record.revision < held.revision and not has_lost
+                ):
                     continue
                 theirs = learner.read(record)
                 if theirs is not None:

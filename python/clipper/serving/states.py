@@ -1,22 +1,28 @@
-"""Selection states: what each application has learned, by context and set of models, and how that survives.
+"""Selection states: what each application has learned, by context and set of models, and how that
+survives.
 
-An observation is in the journal before it is applied, and applied before it is acknowledged; both under one lock, so that states
-see observations in the journal's order. States go to the store behind that, each with the number of the last observation in it.
-After a crash the journal's newer observations are applied again: exactly those, because the number travels with the state.
+An observation is in the journal before it is applied, and applied before it is acknowledged; both
+under one lock, so that states see observations in the journal's order. States go to the store
+behind that, each with the number of the last observation in it. After a crash the journal's newer
+observations are applied again: exactly those, because the number travels with the state.
 
-A context (a user, a session, a region) that is new starts from what all contexts of the application have taught together, with
-little evidence behind it: from nothing it would be worse off than with one state for all. So every observation of a context
-teaches two states, its own and the shared one. Until its first observation it follows the shared one; so what becomes of it
-depends on the journal alone, not on when it was first asked.
+A context (a user, a session, a region) that is new starts from what all contexts of the application
+have taught together, with little evidence behind it: from nothing it would be worse off than with
+one state for all. So every observation of a context teaches two states, its own and the shared one.
+Until its first observation it follows the shared one; so what becomes of it depends on the journal
+alone, not on when it was first asked.
 
-Two servers on one store never overwrite each other: a write that meets a newer revision merges (policy.merge over the state that
-both began with) and tries again. A write whose answer was lost may have been carried out: then the number in the stored state
-says that it was, and what is in it is not added again.
+Two servers on one store never overwrite each other: a write that meets a newer revision merges
+(policy.merge over the state that both began with) and tries again. A write whose answer was lost
+may have been carried out: then the number in the stored state says that it was, and what is in it
+is not added again.
 
-What other servers learn is taken in as they write it (serving/state_sync), so that all of them use what any was told.
+What other servers learn is taken in as they write it (serving/state_sync), so that all of them use
+what any was told.
 
-A store elsewhere may be slow or gone. Nobody who predicts or tells waits for it: a context that it does not hand out at once
-begins as a new one, and is merged with what the store has when that is back.
+A store elsewhere may be slow or gone. Nobody who predicts or tells waits for it: a context that it
+does not hand out at once begins as a new one, and is merged with what the store has when that is
+back.
 """
 
 import hashlib
@@ -61,14 +67,39 @@ class Learner:
     """One application's policy over one set of models. Threads: any."""
 
     __slots__ = (
-        "_all", "_dirty", "_held", "_long", "_node", "application", "head", "learns", "lesson", "models", "place", "policy",
-        "prefix", "shared", "states", "text", "watcher",
-    )  # fmt: skip
+        "_all",
+        "_dirty",
+        "_held",
+        "_long",
+        "_node",
+        "application",
+        "head",
+        "learns",
+        "lesson",
+        "models",
+        "place",
+        "policy",
+        "prefix",
+        "shared",
+        "states",
+        "text",
+        "watcher",
+    )
 
     def __init__(
-        self, states: "States", application: str, text: str, policy: Policy, models: Sequence[VersionedModel]
+        self,
+        states: "States",
+        application: str,
+        text: str,
+        policy: Policy,
+        models: Sequence[VersionedModel],
     ) -> None:
-        self.application, self.text, self.policy, self.models = application, text, policy, tuple(models)
+        self.application, self.text, self.policy, self.models = (
+            application,
+            text,
+            policy,
+            tuple(models),
+        )
         self.states, self._dirty, self._node = states, states.dirty, states.node
         self.learns = learns(policy)
         self.lesson = lesson_of(policy)
@@ -78,7 +109,9 @@ class Learner:
         self.watcher: Watcher | None = None
         self.prefix = f"{PREFIX}{application}/{set_id(models)}/"
         self._held: dict[str, Held] = {}
-        self._long: dict[str, str] = {}  # contexts whose names are too long for a key, by what stands in its place
+        self._long: dict[
+            str, str
+        ] = {}  # contexts whose names are too long for a key, by what stands in its place
         self.shared = self.held(SHARED)
 
     def asked(self, models: Sequence[VersionedModel]) -> tuple[int, ...]:
@@ -86,7 +119,11 @@ class Learner:
         place = self.place
         if len(models) == 1:
             return (place[models[0]],) if models[0] in place else ()
-        return self._all if models == self.models else tuple([place[model] for model in models if model in place])
+        return (
+            self._all
+            if models == self.models
+            else tuple([place[model] for model in models if model in place])
+        )
 
     def state(self, user: str | None) -> Any:
         """The context's state, made at first use."""
@@ -128,7 +165,8 @@ class Learner:
         return list(self._held)
 
     def read(self, record: Record) -> Held | None:
-        """Return a state of the store; None, and an error in the log, for one that cannot be read, or is another policy's."""
+        """Return a state of the store; None, and an error in the log, for one that cannot be read,
+        or is another policy's."""
         return self.states.read(self, record)
 
     def begin_again(self) -> None:
@@ -149,9 +187,11 @@ class Learner:
         return self._long.get(name) if name.startswith("#") else urllib.parse.unquote(name)
 
     def observe(self, user: str, seen: Seen, number: int) -> None:
-        """Apply what was observed to the context's state and to the shared one. Under the lock of the states.
+        """Apply what was observed to the context's state and to the shared one. Under the lock of
+        the states.
 
-        A policy that does not learn has nothing to apply: its feedback is in the journal, and counted.
+        A policy that does not learn has nothing to apply: its feedback is in the journal, and
+        counted.
         """
         if not self.learns:
             return
@@ -175,7 +215,9 @@ class Learner:
             else:
                 held.state = observe(self.policy, held.state, seen, self.lesson)
         except Exception:  # it learns nothing of it, now and whenever the journal is read again
-            _log.exception("policy %r of application %r could not observe", self.text, self.application)
+            _log.exception(
+                "policy %r of application %r could not observe", self.text, self.application
+            )
         held.applied[self._node] = number
         if not held.since:
             held.since = number
@@ -195,14 +237,21 @@ class Learner:
 class States:
     """Threads: any. All learners of a server, their journal and their place in the store.
 
-    node: this server's name among those that share the store; the same after a restart, if it has a state folder.
-    states_max: contexts kept in memory; beyond it those that were not used lately go: they are in the store. Those that the store
-    does not have yet stay, up to as many again; then new contexts begin with the shared state and are not kept, and feedback for
-    them is refused with Overloaded.  follows: whether other servers may write to the store.
+    node: this server's name among those that share the store; the same after a restart, if it has a
+    state folder. states_max: contexts kept in memory; beyond it those that were not used lately go:
+    they are in the store. Those that the store does not have yet stay, up to as many again; then
+    new contexts begin with the shared state and are not kept, and feedback for them is refused with
+    Overloaded.  follows: whether other servers may write to the store.
     """
 
     def __init__(
-        self, store: Store, journal: Journal, node: str, states_max: int, write_s: float, follows: bool = False
+        self,
+        store: Store,
+        journal: Journal,
+        node: str,
+        states_max: int,
+        write_s: float,
+        follows: bool = False,
     ) -> None:
         self.lock = threading.RLock()
         self.node = node
@@ -212,7 +261,9 @@ class States:
         self._states_max = states_max
         self._learners: dict[tuple[str, str, tuple[VersionedModel, ...]], Learner] = {}
         self._by_prefix: dict[str, list[Learner]] = {}
-        self._ring: list[tuple[Learner, str]] = []  # the contexts in memory, as a clock whose hand looks for one to forget
+        self._ring: list[
+            tuple[Learner, str]
+        ] = []  # the contexts in memory, as a clock whose hand looks for one to forget
         self._hand = 0
         self._sync = StateSync(self, store, write_s, follows)
         self._reader: threading.Thread | None = None
@@ -222,8 +273,11 @@ class States:
 
     # -- learners
 
-    def learner(self, application: str, text: str, policy: Policy, models: Sequence[VersionedModel]) -> Learner:
-        """Of an application as it is now; another set of models takes over what the last one learned."""
+    def learner(
+        self, application: str, text: str, policy: Policy, models: Sequence[VersionedModel]
+    ) -> Learner:
+        """Of an application as it is now; another set of models takes over what the last one
+        learned."""
         key = (application, text, tuple(sorted(set(models))))
         with self.lock:
             if key not in self._learners:
@@ -246,7 +300,8 @@ class States:
                 yield from map(learner.key, learner.users())
 
     def load(self, learner: Learner, user: str) -> Held:
-        """A state from the store; else what a related set or the shared state knows; else a fresh one."""
+        """A state from the store; else what a related set or the shared state knows; else a fresh
+        one."""
         record, late = None, False
         try:
             record = self._get(learner.key(user))
@@ -287,7 +342,9 @@ class States:
         self._reader.start()
         self._reader.join(READ_S)
         if not found:
-            raise StoreError(f"store {self._store.name} did not answer within {READ_S * 1000:g} ms.")
+            raise StoreError(
+                f"store {self._store.name} did not answer within {READ_S * 1000:g} ms."
+            )
         if isinstance(found[0], StoreError):
             raise found[0]
         return found[0]
@@ -299,7 +356,9 @@ class States:
                 return None
             state = learner.policy.decode(stored.state)
         except (msgspec.MsgspecError, ValueError) as error:
-            _log.error("the selection state %s cannot be read and begins anew: %s", record.key, error)
+            _log.error(
+                "the selection state %s cannot be read and begins anew: %s", record.key, error
+            )
             return None
         self.journal.skip_to(stored.applied.get(self.node, 0))
         return Held(state, state, record.revision, stored.applied)
@@ -307,9 +366,11 @@ class States:
     def _related(self, learner: Learner, user: str) -> Any:
         """From the set of models of the same application and policy with most in common."""
         others = [
-            other for other in self._learners.values()
-            if (other.application, other.text) == (learner.application, learner.text) and other.models != learner.models
-        ]  # fmt: skip
+            other
+            for other in self._learners.values()
+            if (other.application, other.text) == (learner.application, learner.text)
+            and other.models != learner.models
+        ]
         fitting = getattr(learner.policy, "fitting", None)
         if not others or fitting is None:
             return None
@@ -319,14 +380,16 @@ class States:
         return fitting(nearest.held(user).state, learner.models)
 
     def keep(self, learner: Learner, user: str) -> None:
-        """A context has come into memory: another one goes, if there are too many. Under the lock."""
+        """A context has come into memory: another one goes, if there are too many. Under the
+        lock."""
         if user:
             self._make_room()
             self._ring.append((learner, user))
 
     def _make_room(self) -> None:
-        """Second chance: the hand passes a context that was used since it was last there, and forgets one that was not. It looks
-        at a few for each new context, so that no new one waits for a walk over all."""
+        """Second chance: the hand passes a context that was used since it was last there, and
+        forgets one that was not. It looks at a few for each new context, so that no new one waits
+        for a walk over all."""
         looks, ring = 0, self._ring
         while len(ring) >= self._states_max and looks < LOOKS_MAX:
             looks += 1
@@ -354,7 +417,9 @@ class States:
         """Raise Overloaded for feedback of a context that there is no room for."""
         if user and learner.learns and learner.known(user) is None and self.is_full():
             hint = "The store is too slow, or away; or raise feedback.contexts_max."
-            raise Overloaded(f"{len(self._ring)} contexts wait to be written to the store.", hint=hint)
+            raise Overloaded(
+                f"{len(self._ring)} contexts wait to be written to the store.", hint=hint
+            )
 
     # -- learning
 
@@ -383,7 +448,8 @@ class States:
         self.start_writing()
 
     def replay(self, read: Callable[[bytes], tuple[Learner, str, Seen] | None]) -> int:
-        """Apply what the journal has and the states have not; -> how many were applied. Once, before the first observation."""
+        """Apply what the journal has and the states have not; -> how many were applied. Once,
+        before the first observation."""
         applied = 0
         with self.lock:
             for number, record in self.journal.replay():
@@ -402,12 +468,15 @@ class States:
         return applied
 
     def begin_without(self) -> None:
-        """The store is away at the start: states begin as new ones, and what is observed waits in the journal."""
+        """The store is away at the start: states begin as new ones, and what is observed waits in
+        the journal."""
         self._away = self._hurried = True
 
     def begin_again(self, read: Callable[[bytes], tuple[Learner, str, Seen] | None]) -> int:
-        """The store is there: begin from what is in it, and apply what the journal has beyond that, as after a start. Without a
-        journal on disk, what was learned meanwhile is merged. StoreError: it is gone again, and nothing has changed."""
+        """The store is there: begin from what is in it, and apply what the journal has beyond that,
+        as after a start. Without a journal on disk, what was learned meanwhile is merged.
+        StoreError: it is gone again, and nothing has changed.
+        """
         with self.lock:
             if self.journal.mode != "memory":
                 self._hurried = False
@@ -428,7 +497,8 @@ class States:
     # -- writing behind
 
     def start_writing(self) -> None:
-        """Start the thread that writes behind, if it does not run and the store is not away since the start."""
+        """Start the thread that writes behind, if it does not run and the store is not away since
+        the start."""
         if not self._away:
             self._sync.start_writing()
 
@@ -437,7 +507,8 @@ class States:
         self.refusal = why
 
     def flush(self) -> None:
-        """Write every dirty state to the store, then forget what the journal need not keep. StoreError."""
+        """Write every dirty state to the store, then forget what the journal need not keep.
+        StoreError."""
         self._sync.flush()
 
     def close(self) -> None:
@@ -459,11 +530,17 @@ def set_id(models: Sequence[VersionedModel]) -> str:
 
 
 def check_user(user: str) -> None:
-    """Raise InvalidInput for what cannot name a context: it is kept in memory and in the store for as long as the context is."""
+    """Raise InvalidInput for what cannot name a context: it is kept in memory and in the store for
+    as long as the context is."""
     if not isinstance(user, str):
-        raise InvalidInput(f"user={str(user)[:40]!r}: a user is named by a str, not by a {type(user).__name__}.")
+        raise InvalidInput(
+            f"user={str(user)[:40]!r}: a user is named by a str, not by a {type(user).__name__}."
+        )
     if len(user) > USER_CHARS_MAX:
-        raise InvalidInput(f"the user's name {user[:40]!r} has {len(user)} characters: at most {USER_CHARS_MAX} are possible.")
+        raise InvalidInput(
+            f"the user's name {user[:40]!r} has {len(user)} characters: at most {USER_CHARS_MAX}"
+            " are possible."
+        )
     try:
         user.encode()
     except UnicodeEncodeError:
@@ -473,7 +550,11 @@ def check_user(user: str) -> None:
 def _short(user: str) -> str:
     """A context as part of a key: readable, unless it is very long."""
     quoted = urllib.parse.quote(user, safe="@._-")
-    return quoted if len(quoted) <= 256 else "#" + hashlib.blake2b(user.encode(), digest_size=16).hexdigest()
+    return (
+        quoted
+        if len(quoted) <= 256
+        else "#" + hashlib.blake2b(user.encode(), digest_size=16).hexdigest()
+    )
 
 
 def _in_common(some: Sequence[VersionedModel], others: Sequence[VersionedModel]) -> int:

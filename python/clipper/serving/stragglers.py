@@ -1,9 +1,11 @@
 """Stragglers: what to do at the deadline about numbers that have not come.
 
-The mean of those that came is biased by whoever is missing: an ensemble of models that each predict around a level of their own
-jumps when one of them is late. So a policy that averages gets, in the place of a missing number, the mean of what that model has
-said so far; the answer's confidence and `used` stay those of what was really heard, and the missing are named. A label has no
-mean: votes are combined without. Source: the paper, section 5.2.2 ("we substitute missing predictions with their average value").
+The mean of those that came is biased by whoever is missing: an ensemble of models that each predict
+around a level of their own jumps when one of them is late. So a policy that averages gets, in the
+place of a missing number, the mean of what that model has said so far; the answer's confidence and
+`used` stay those of what was really heard, and the missing are named. A label has no mean: votes
+are combined without. Source: the paper, section 5.2.2 ("we substitute missing predictions with
+their average value").
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -18,7 +20,8 @@ from clipper.selection.policy import is_number, is_usable
 from clipper.types import VersionedModel
 
 MISSING = ("mean", "skip")
-_MEMORY = 10_000  # predictions; older ones fade, so that the mean follows a model that is fed other inputs
+# predictions; older ones fade, so that the mean follows a model that is fed other inputs
+_MEMORY = 10_000
 _ELEMENTS_MAX = 4096  # of an array that is averaged
 
 
@@ -26,12 +29,16 @@ def check_missing(value: Any) -> str:
     """InvalidInput for what is not one of MISSING."""
     if value not in MISSING:
         guess = did_you_mean(str(value), MISSING) or "."
-        raise InvalidInput(f"missing={value!r}: no such way to treat a missing number{guess}", hint="'mean' or 'skip'.")
+        raise InvalidInput(
+            f"missing={value!r}: no such way to treat a missing number{guess}",
+            hint="'mean' or 'skip'.",
+        )
     return str(value)
 
 
 class Means:
-    """What each model of an application has said on average. Threads: any; one of two updates at the same moment may be lost."""
+    """What each model of an application has said on average. Threads: any; one of two updates at
+    the same moment may be lost."""
 
     __slots__ = ("_of",)
 
@@ -68,7 +75,8 @@ def combine(
     policy: Policy, state: Any, means: Means | None, arrived: Mapping[VersionedModel, Prediction],
     missing: Sequence[VersionedModel],
 ) -> Combined:  # fmt: skip
-    """The policy's combination, with means in the place of numbers that are missing. means: None to do without."""
+    """The policy's combination, with means in the place of numbers that are missing. means: None to
+    do without."""
     found = policy.combine(state, arrived, missing)
     if means is None:
         return found
@@ -76,12 +84,18 @@ def combine(
         means.add(model, prediction.output)
     if not missing or not found.used or not is_number(found.output):
         return found
-    filled = {model: Prediction(mean) for model in missing if _fits(mean := means.of(model), found.output)}
+    filled = {
+        model: Prediction(mean) for model in missing if _fits(mean := means.of(model), found.output)
+    }
     if not filled:
         return found
     left = [model for model in missing if model not in filled]
     whole = policy.combine(state, {**arrived, **filled}, left)
-    return msgspec.structs.replace(found, output=whole.output, set=whole.set) if is_usable(whole.output) else found
+    return (
+        msgspec.structs.replace(found, output=whole.output, set=whole.set)
+        if is_usable(whole.output)
+        else found
+    )
 
 
 def _fits(mean: Any, output: Any) -> bool:
@@ -89,5 +103,6 @@ def _fits(mean: Any, output: Any) -> bool:
 
 
 def averages(policy: Policy) -> bool:
-    """Whether the policy takes the mean of numbers, rather than one of them: it says so by `averages = True`."""
+    """Whether the policy takes the mean of numbers, rather than one of them: it says so by
+    `averages = True`."""
     return bool(getattr(policy, "averages", False))

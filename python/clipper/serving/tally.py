@@ -1,9 +1,11 @@
-"""What an application's queries came to, counted while they are answered: `server.stats()["applications"][name]`.
+"""What an application's queries came to, counted while they are answered:
+`server.stats()["applications"][name]`.
 
-What every answer pays is one addition for the query, one for the answer, one for the step that decided it, one for each model
-used, and a record of its duration; the rest is counted only when something was missing, or is looked at within a budget: outputs
-are compared at most `_PAIRS_RATE` times a second, so that agreement is exact at a low rate and a sample at a high one. Counts
-outlive changes of the catalog; they end with the server, or with the application.
+What every answer pays is one addition for the query, one for the answer, one for the step that
+decided it, one for each model used, and a record of its duration; the rest is counted only when
+something was missing, or is looked at within a budget: outputs are compared at most `_PAIRS_RATE`
+times a second, so that agreement is exact at a low rate and a sample at a high one. Counts outlive
+changes of the catalog; they end with the server, or with the application.
 """
 
 import math
@@ -32,7 +34,10 @@ from clipper_core.histogram import Counter, LatencyHistogram, Snapshot
 from clipper_core.model import Model as CoreModel
 from clipper_core.status import Status
 
-_PAIRS_RATE, _PAIRS_BURST = 5_000.0, 5_000.0  # of outputs compared: 1 us each, so half a per cent of a core
+_PAIRS_RATE, _PAIRS_BURST = (
+    5_000.0,
+    5_000.0,
+)  # of outputs compared: 1 us each, so half a per cent of a core
 _ARRAY_PRICE = 20.0  # pairs of labels to one of arrays
 _TOLD_RATE, _TOLD_BURST = 20_000.0, 20_000.0  # of feedbacks looked at
 _MODELS_MAX = 16  # in the matrix
@@ -95,17 +100,28 @@ class Tally:
         return found
 
     def lineup(
-        self, models: Sequence[VersionedModel], cast: Cast | None, rolling: Collection[VersionedModel] = ()
+        self,
+        models: Sequence[VersionedModel],
+        cast: Cast | None,
+        rolling: Collection[VersionedModel] = (),
     ) -> "Lineup":
-        """For the application's queries from now on. Models that are linked no more are forgotten, but for those of its rollout's
-        other side."""
+        """For the application's queries from now on. Models that are linked no more are forgotten,
+        but for those of its rollout's other side."""
         if cast is not None:
-            self.watched.canaries = frozenset(model for model, role in cast.roles.items() if role.kind == "canary")
+            self.watched.canaries = frozenset(
+                model for model, role in cast.roles.items() if role.kind == "canary"
+            )
         lineup = Lineup(self, models, cast)
         models = [*models, *rolling]
         with self._lock:
-            self._models = {model: counts for model, counts in self._models.items() if model in models}
-            self._pairs = {pair: mean for pair, mean in self._pairs.items() if pair[0] in models and pair[1] in models}
+            self._models = {
+                model: counts for model, counts in self._models.items() if model in models
+            }
+            self._pairs = {
+                pair: mean
+                for pair, mean in self._pairs.items()
+                if pair[0] in models and pair[1] in models
+            }
         self.watched.keep(models)
         self.means.keep(models)
         return lineup
@@ -120,7 +136,8 @@ class Tally:
     # -- what is counted
 
     def step(self, name: str) -> Counter:
-        """Of the answers that this step of a decider decided. There are as many names as the deciders it had have steps."""
+        """Of the answers that this step of a decider decided. There are as many names as the
+        deciders it had have steps."""
         found = self.decided.get(name)
         if found is None:
             with self._lock:
@@ -146,7 +163,8 @@ class Tally:
         models = sorted(arrived)[:_MODELS_MAX]
         close = {model: closeness(arrived[model].output, answer) for model in models}
         pairs = {
-            (one, other): closeness(arrived[one].output, arrived[other].output) for one, other in combinations(models, 2)
+            (one, other): closeness(arrived[one].output, arrived[other].output)
+            for one, other in combinations(models, 2)
         }
         with self._lock:
             for model, value in close.items():
@@ -155,7 +173,8 @@ class Tally:
                 self._pairs.setdefault(pair, Mean()).add(value)
 
     def told(self, seen: Observation) -> bool:
-        """Feedback came: how right each model was, and the answer. False when there is no budget to look at it."""
+        """Feedback came: how right each model was, and the answer. False when there is no budget to
+        look at it."""
         if not self._telling.take(self.clock()):
             return False
         lost = losses(seen)
@@ -169,19 +188,29 @@ class Tally:
         return True
 
     def told_rows(self, rows: Rows, answers: Column) -> None:
-        """Much feedback came: all of it is looked at where its columns are numbers, else what the budget has."""
-        lost = losses_by_model(msgspec.structs.replace(rows, outputs=(*rows.outputs, answers), heard=(*rows.heard, None)))
+        """Much feedback came: all of it is looked at where its columns are numbers, else what the
+        budget has."""
+        lost = losses_by_model(
+            msgspec.structs.replace(
+                rows, outputs=(*rows.outputs, answers), heard=(*rows.heard, None)
+            )
+        )
         if lost is None:
             for i in range(len(rows)):
                 if not self.told(msgspec.structs.replace(rows.observation(i), answer=answers[i])):
                     return
             return
-        counts, sums = np.count_nonzero(~np.isnan(lost), axis=1).tolist(), np.nansum(lost, axis=1).tolist()
+        counts, sums = (
+            np.count_nonzero(~np.isnan(lost), axis=1).tolist(),
+            np.nansum(lost, axis=1).tolist(),
+        )
         with self._lock:
             for model, n, total in zip(rows.models, counts, sums, strict=False):
                 if n and model in self._models:
                     self._models[model].feedback.add(1.0 - total / n, n)
-            self._right.add((counts[-1] - sums[-1]) / len(rows), len(rows))  # an answer of NaN is wrong
+            self._right.add(
+                (counts[-1] - sums[-1]) / len(rows), len(rows)
+            )  # an answer of NaN is wrong
 
     # -- looking in
 
@@ -191,8 +220,13 @@ class Tally:
         roles = lineup.cast.roles if lineup.cast is not None else {}
         with self._lock:
             defaults = dict(self._defaults)
-            models = {str(m): self._stats_of(m, counts, roles) for m, counts in sorted(self._models.items())}
-            pairs = {f"{one} {other}": mean.stats() for (one, other), mean in sorted(self._pairs.items())}
+            models = {
+                str(m): self._stats_of(m, counts, roles)
+                for m, counts in sorted(self._models.items())
+            }
+            pairs = {
+                f"{one} {other}": mean.stats() for (one, other), mean in sorted(self._pairs.items())
+            }
             right = self._right.stats()
         extra = sum(row["observer"]["asked"] for row in models.values() if "observer" in row)
         tasks = sum(row["used"] + sum(row["missing"].values()) for row in models.values())
@@ -201,7 +235,11 @@ class Tally:
             "queries": self.asked.value,
             "duration_us": duration(self.duration.snapshot()),
             "latency_us": self.duration.snapshot(),
-            "decided_by": {name or "nobody": counter.value for name, counter in sorted(self.decided.items()) if counter.value},
+            "decided_by": {
+                name or "nobody": counter.value
+                for name, counter in sorted(self.decided.items())
+                if counter.value
+            },
             "answers": {"ok": self.answered.value, "default": defaults, "feedback": right},
             "models": models,
             "agreement": pairs,
@@ -209,7 +247,9 @@ class Tally:
             **watching,
         }
 
-    def _stats_of(self, model: VersionedModel, counts: _OfModel, roles: Mapping[VersionedModel, Any]) -> dict[str, Any]:
+    def _stats_of(
+        self, model: VersionedModel, counts: _OfModel, roles: Mapping[VersionedModel, Any]
+    ) -> dict[str, Any]:
         role = roles.get(model, PRIMARY)
         row: dict[str, Any] = {
             "role": role.kind,
@@ -228,7 +268,17 @@ class Tally:
 class Lineup:
     """An application's models as its queries ask them now. Threads: any."""
 
-    __slots__ = ("_all", "_decided", "_took", "_unused", "_used", "_watches", "_wins", "cast", "tally")
+    __slots__ = (
+        "_all",
+        "_decided",
+        "_took",
+        "_unused",
+        "_used",
+        "_watches",
+        "_wins",
+        "cast",
+        "tally",
+    )
 
     def __init__(self, tally: Tally, models: Sequence[VersionedModel], cast: Cast | None) -> None:
         self.tally, self.cast = tally, cast
@@ -242,10 +292,16 @@ class Lineup:
         self._watches = {model: one.watch for model, one in counts.items()}
 
     def watch(
-        self, cores: Mapping[VersionedModel, CoreModel], observers: Sequence[VersionedModel], x: Any, slo_us: int, salt: int,
+        self,
+        cores: Mapping[VersionedModel, CoreModel],
+        observers: Sequence[VersionedModel],
+        x: Any,
+        slo_us: int,
+        salt: int,
         late: list[tuple[VersionedModel, Future]],
-    ) -> None:  # fmt: skip
-        """Observers get the query too, if their gates let it in; nobody waits for them, and what they refuse is only counted."""
+    ) -> None:
+        """Observers get the query too, if their gates let it in; nobody waits for them, and what
+        they refuse is only counted."""
         now_s, rests = self.tally.clock(), self.tally.watched.rests_until_s
         for model in observers:
             role = PRIMARY if self.cast is None else self.cast.roles[model]
@@ -254,10 +310,18 @@ class Lineup:
                 late.append((model, future))
 
     def count(
-        self, future: Future, models: Sequence[VersionedModel], arrived: Mapping[VersionedModel, Prediction], combined: Combined,
-        reason: str, late: Late, missing: Collection[VersionedModel], decided_by: str,
-    ) -> None:  # fmt: skip
-        """One answer, on the thread that asked for it. models: asked, task by task.  decided_by: its step, "" for none."""
+        self,
+        future: Future,
+        models: Sequence[VersionedModel],
+        arrived: Mapping[VersionedModel, Prediction],
+        combined: Combined,
+        reason: str,
+        late: Late,
+        missing: Collection[VersionedModel],
+        decided_by: str,
+    ) -> None:
+        """One answer, on the thread that asked for it. models: asked, task by task.  decided_by:
+        its step, "" for none."""
         tally, used = self.tally, combined.used
         took_us = future.latency_us
         self._took(took_us)
@@ -291,7 +355,9 @@ class Lineup:
         if late:
             tally.watched.add(arrived, combined.output, late)
 
-    def _count_missing(self, future: Future, models: Sequence[VersionedModel], missing: Collection[VersionedModel]) -> None:
+    def _count_missing(
+        self, future: Future, models: Sequence[VersionedModel], missing: Collection[VersionedModel]
+    ) -> None:
         for i, model in enumerate(models):
             if model in missing:
                 status = future.status(i)
@@ -300,28 +366,40 @@ class Lineup:
                     self.tally.watched.overloaded()
 
 
-_LATE = frozenset(status.name.lower() for status in (Status.PENDING, Status.OK, Status.DEADLINE, Status.DROPPED, Status.UNNEEDED))
+_LATE = frozenset(
+    status.name.lower()
+    for status in (Status.PENDING, Status.OK, Status.DEADLINE, Status.DROPPED, Status.UNNEEDED)
+)
 
 
 def _ends(counts: _OfModel) -> dict[str, int]:
     """How its tasks ended, as the answers saw it."""
     late = sum(n for status, n in counts.missing.items() if status in _LATE)
     return {
-        "in_time": counts.used.value + counts.unused.value, "late": late, "failed": sum(counts.missing.values()) - late,
-    }  # fmt: skip
+        "in_time": counts.used.value + counts.unused.value,
+        "late": late,
+        "failed": sum(counts.missing.values()) - late,
+    }
 
 
 def duration(took: Snapshot) -> dict[str, float | None]:
-    """Microseconds; None while there are none. min and max are the ends of their buckets: at most 12.5 % beyond."""
+    """Microseconds; None while there are none. min and max are the ends of their buckets: at most
+    12.5 % beyond."""
     if not took.count:
         return {"count": 0, "min": None, "mean": None, "p50": None, "p99": None, "max": None}
     return {
-        "count": took.count, "min": took.buckets()[0][0], "mean": took.mean, "p50": took.quantile(0.5),
-        "p99": took.quantile(0.99), "max": took.max,
-    }  # fmt: skip
+        "count": took.count,
+        "min": took.buckets()[0][0],
+        "mean": took.mean,
+        "p50": took.quantile(0.5),
+        "p99": took.quantile(0.99),
+        "max": took.max,
+    }
 
 
-def _kind_of(future: Future, arrived: Mapping[VersionedModel, Prediction], used: Sequence[VersionedModel]) -> str:
+def _kind_of(
+    future: Future, arrived: Mapping[VersionedModel, Prediction], used: Sequence[VersionedModel]
+) -> str:
     """Of the reason for a default: `unsure`, `not_finite`, or how the first task ended."""
     if used:
         return "unsure"
@@ -329,19 +407,26 @@ def _kind_of(future: Future, arrived: Mapping[VersionedModel, Prediction], used:
 
 
 def closeness(one: Any, other: Any) -> float:
-    """1 for the same answer, 0 for another; between numbers s / (s + d), s their mean size and d their distance: the same in any
-    unit."""
+    """1 for the same answer, 0 for another; between numbers s / (s + d), s their mean size and d
+    their distance: the same in any unit."""
     if not (is_usable(one) and is_usable(other)):
         return 0.0
     if type(one) is type(other) is float:
         return _near(abs(one) / 2 + abs(other) / 2, abs(one - other))
     if not (is_number(one) or is_number(other)):
         return 1.0 if agrees(one, other) else 0.0
-    if np.shape(one) != np.shape(other) or isinstance(one, str | bytes) or isinstance(other, str | bytes):
+    if (
+        np.shape(one) != np.shape(other)
+        or isinstance(one, str | bytes)
+        or isinstance(other, str | bytes)
+    ):
         return 0.0
     with np.errstate(over="ignore", invalid="ignore"):
         a, b = np.asarray(one, np.float64), np.asarray(other, np.float64)
-        return _near(float(np.linalg.norm(a)) / 2 + float(np.linalg.norm(b)) / 2, float(np.linalg.norm(a - b)))
+        return _near(
+            float(np.linalg.norm(a)) / 2 + float(np.linalg.norm(b)) / 2,
+            float(np.linalg.norm(a - b)),
+        )
 
 
 def _near(size: float, away: float) -> float:

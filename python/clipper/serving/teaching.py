@@ -1,12 +1,15 @@
-"""Feedback for models that learn themselves: containers whose model has `correct()`, told behind the acknowledgement.
+"""Feedback for models that learn themselves: containers whose model has `correct()`, told behind
+the acknowledgement.
 
-A feedback is told to every connected replica of each model that was heard (to one of them, in turn, where they learn into tables
-that all of them read), at most once: what the journal keeps is the policies' and is not told again after a crash; what a
-container has not taken when it dies, or what does not fit the bounds, is gone, and counted. Predictions come first everywhere:
-here feedback waits for a thread that has time, on the link for a moment without batches, in the container for one without
-queries.
+A feedback is told to every connected replica of each model that was heard (to one of them, in turn,
+where they learn into tables that all of them read), at most once: what the journal keeps is the
+policies' and is not told again after a crash; what a container has not taken when it dies, or what
+does not fit the bounds, is gone, and counted. Predictions come first everywhere: here feedback
+waits for a thread that has time, on the link for a moment without batches, in the container for one
+without queries.
 
-A model may also take sessions: then whose query it is travels with the row, as a number, and is part of the key of the cache.
+A model may also take sessions: then whose query it is travels with the row, as a number, and is
+part of the key of the cache.
 """
 
 import contextlib
@@ -50,22 +53,33 @@ class Says(Protocol):
 
 
 class Teaching:
-    """Threads: any; came, went and flush: one. `wake_fd` is readable when flush() has something to do.
+    """Threads: any; came, went and flush: one. `wake_fd` is readable when flush() has something to
+    do.
 
-    rows_max: feedback that waits, of each model.  bytes_max: inputs kept for feedback by a prediction's id.  frame_bytes_max: of
-    one frame.
+    rows_max: feedback that waits, of each model.  bytes_max: inputs kept for feedback by a
+    prediction's id.  frame_bytes_max: of one frame.
     """
 
-    def __init__(self, rows_max: int = 4096, bytes_max: int = 64 << 20, frame_bytes_max: int = 64 << 20) -> None:
+    def __init__(
+        self, rows_max: int = 4096, bytes_max: int = 64 << 20, frame_bytes_max: int = 64 << 20
+    ) -> None:
         self.active = False  # is there any container that learns, or takes sessions?
         self.wake_fd = -1
-        self._rows_max, self._bytes_max, self._frame_bytes_max = rows_max, bytes_max, frame_bytes_max
+        self._rows_max, self._bytes_max, self._frame_bytes_max = (
+            rows_max,
+            bytes_max,
+            frame_bytes_max,
+        )
         self._lines: dict[VersionedModel, list[tuple[Engine, int]]] = {}
-        self._together: dict[VersionedModel, itertools.count[int]] = {}  # those that learn into tables which all replicas read
+        self._together: dict[
+            VersionedModel, itertools.count[int]
+        ] = {}  # those that learn into tables which all replicas read
         self._sessions: dict[tuple[Engine, int], VersionedModel] = {}
         self._session_models: frozenset[VersionedModel] = frozenset()
         self._guard = threading.Lock()
-        self._kept: OrderedDict[int, tuple[Any, int, int]] = OrderedDict()  # by the future's id: input, session, bytes
+        self._kept: OrderedDict[int, tuple[Any, int, int]] = (
+            OrderedDict()
+        )  # by the future's id: input, session, bytes
         self._kept_bytes = 0
         self._waiting: dict[VersionedModel, tuple[CoreModel, deque[Lesson]]] = {}
         self._untaught: dict[VersionedModel, int] = {}
@@ -111,7 +125,8 @@ class Teaching:
         return not self._lines.keys().isdisjoint(models)
 
     def session(self, models: Sequence[VersionedModel], user: str | None, salt: int) -> int:
-        """The salt of a query: the user's session where one of the models takes sessions, else as it was."""
+        """The salt of a query: the user's session where one of the models takes sessions, else as
+        it was."""
         if not user or self._session_models.isdisjoint(models):
             return salt
         return session_of(f"{user}\0{salt}" if salt else user)
@@ -131,7 +146,9 @@ class Teaching:
 
     # -- feedback
 
-    def tell_of(self, cores: Mapping[VersionedModel, CoreModel], id: str, seen: Observation) -> None:
+    def tell_of(
+        self, cores: Mapping[VersionedModel, CoreModel], id: str, seen: Observation
+    ) -> None:
         """Feedback about the prediction of that id; nothing when its input is kept no more."""
         with self._guard:
             kept = self._kept.pop(int(id.rpartition("-")[2], 16), None)
@@ -139,9 +156,18 @@ class Teaching:
         if kept:
             self.tell(cores, kept[0], kept[1], seen)
 
-    def tell(self, cores: Mapping[VersionedModel, CoreModel], input: Any, session: int, seen: Observation) -> None:
-        """Feedback about an input, for every model that was heard and learns. Only what says which output was right."""
-        label = seen.truth.label if seen.truth.label is not None else seen.answer if seen.truth.score == 1 else None
+    def tell(
+        self, cores: Mapping[VersionedModel, CoreModel], input: Any, session: int, seen: Observation
+    ) -> None:
+        """Feedback about an input, for every model that was heard and learns. Only what says which
+        output was right."""
+        label = (
+            seen.truth.label
+            if seen.truth.label is not None
+            else seen.answer
+            if seen.truth.score == 1
+            else None
+        )
         pupils = [model for model in seen.predictions if model in self._lines]
         if label is None or not pupils:
             return
@@ -178,7 +204,9 @@ class Teaching:
             inputs, labels, sessions = zip(*lessons, strict=True)
             payload = encode_feedback(_inputs(core, inputs), _labels(labels), sessions)
             if len(payload) > self._frame_bytes_max:
-                raise ValueError(f"they are {len(payload)} bytes; a frame has at most {self._frame_bytes_max}")
+                raise ValueError(
+                    f"they are {len(payload)} bytes; a frame has at most {self._frame_bytes_max}"
+                )
             lines = self._lines.get(model, ())
             if lines and (turn := self._together.get(model)):
                 lines = [lines[next(turn) % len(lines)]]
@@ -187,12 +215,18 @@ class Teaching:
         except (ClipperError, ValueError, TypeError, OverflowError) as error:
             with self._guard:
                 self._count_untaught(model, len(lessons))
-            _log.warning("%d rows of feedback cannot be told to model %s: %s", len(lessons), model, error)
+            _log.warning(
+                "%d rows of feedback cannot be told to model %s: %s", len(lessons), model, error
+            )
 
 
 def session_of(user: str) -> int:
     """The number by which a container knows a user: as clipper_container.session_of."""
-    return int.from_bytes(hashlib.blake2b(user.encode(), digest_size=8).digest(), "little") if user else 0
+    return (
+        int.from_bytes(hashlib.blake2b(user.encode(), digest_size=8).digest(), "little")
+        if user
+        else 0
+    )
 
 
 def _copied(x: Any) -> tuple[Any, int]:
@@ -212,7 +246,9 @@ def _frames(core: CoreModel, lessons: Iterable[Lesson], bytes_max: int) -> Itera
         size = 0
         for lesson in alike:
             nbytes = _copied(lesson[0])[1] + np.asarray(lesson[1]).nbytes
-            if frame and (len(frame) == FRAME_ROWS_MAX or size + nbytes > min(_FRAME_BYTES, bytes_max // 2)):
+            if frame and (
+                len(frame) == FRAME_ROWS_MAX or size + nbytes > min(_FRAME_BYTES, bytes_max // 2)
+            ):
                 yield frame
                 frame, size = [], 0
             frame.append(lesson)

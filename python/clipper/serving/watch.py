@@ -1,9 +1,11 @@
 """Observers at work: asked if there is room, never waited for, compared when both sides are there.
 
-What an observer says is looked at when the application's next answer is made, or its statistics are asked for: by then its
-future is done, or is left for the next time. What waits to be looked at is bounded, and what falls out of the bound is counted.
-An observer's tasks that are open are few: a stuck model costs `OPEN_MAX` futures and nothing else. A shadow is shed first: when a
-task of the application, or its own, ends because there was no room or no time, no shadow is asked for `REST_S` seconds.
+What an observer says is looked at when the application's next answer is made, or its statistics are
+asked for: by then its future is done, or is left for the next time. What waits to be looked at is
+bounded, and what falls out of the bound is counted. An observer's tasks that are open are few: a
+stuck model costs `OPEN_MAX` futures and nothing else. A shadow is shed first: when a task of the
+application, or its own, ends because there was no room or no time, no shadow is asked for `REST_S`
+seconds.
 """
 
 import threading
@@ -34,24 +36,44 @@ class Watch:
     """One observer's tasks. Threads: any; counts are exact."""
 
     __slots__ = (
-        "_bucket", "_lock", "_open", "_rest_until_s",
-        "asked", "failed", "heard", "late", "over_budget", "refused", "shed",
-    )  # fmt: skip
+        "_bucket",
+        "_lock",
+        "_open",
+        "_rest_until_s",
+        "asked",
+        "failed",
+        "heard",
+        "late",
+        "over_budget",
+        "refused",
+        "shed",
+    )
 
     def __init__(self) -> None:
-        self.asked = self.heard = self.late = self.refused = self.failed = self.shed = self.over_budget = 0
+        self.asked = self.heard = self.late = self.refused = self.failed = self.shed = (
+            self.over_budget
+        ) = 0
         self._open: deque[Future] = deque()
         self._bucket: Bucket | None = None
         self._rest_until_s = 0.0
         self._lock = threading.Lock()
 
     def ask(
-        self, core: CoreModel, x: Any, slo_us: int, salt: int, now_s: float, role: Role = PRIMARY, rests: float = 0.0
+        self,
+        core: CoreModel,
+        x: Any,
+        slo_us: int,
+        salt: int,
+        now_s: float,
+        role: Role = PRIMARY,
+        rests: float = 0.0,
     ) -> Future | None:
         """The observer's future, if its gate lets the query in. rests: until when shadows rest."""
         with self._lock:
             self._sweep(now_s)
-            if len(self._open) >= OPEN_MAX or (role.kind == "shadow" and now_s < max(rests, self._rest_until_s)):
+            if len(self._open) >= OPEN_MAX or (
+                role.kind == "shadow" and now_s < max(rests, self._rest_until_s)
+            ):
                 self.shed += 1
                 return None
             if not self._has_budget(role, now_s):
@@ -59,7 +81,9 @@ class Watch:
                 return None
             self.asked += 1
         try:
-            future = core.predict(x, slo_us / 1000, salt)  # not under the lock: a large row takes its time to copy
+            future = core.predict(
+                x, slo_us / 1000, salt
+            )  # not under the lock: a large row takes its time to copy
         except ClipperError:
             with self._lock:
                 self.refused += 1
@@ -76,7 +100,8 @@ class Watch:
         return self._bucket.take(now_s)
 
     def _sweep(self, now_s: float) -> None:
-        """Count those that have ended. One that is not done hides those behind it, for its SLO at most."""
+        """Count those that have ended. One that is not done hides those behind it, for its SLO at
+        most."""
         while self._open and self._open[0].done():
             status = self._open.popleft().status()
             if status is Status.OK:
@@ -95,9 +120,15 @@ class Watch:
         with self._lock:
             self._sweep(0.0)
             return {
-                "asked": self.asked, "heard": self.heard, "late": self.late, "refused": self.refused, "failed": self.failed,
-                "shed": self.shed, "over_budget": self.over_budget, "open": len(self._open),
-            }  # fmt: skip
+                "asked": self.asked,
+                "heard": self.heard,
+                "late": self.late,
+                "refused": self.refused,
+                "failed": self.failed,
+                "shed": self.shed,
+                "over_budget": self.over_budget,
+                "open": len(self._open),
+            }
 
 
 class _Compared:
@@ -110,7 +141,8 @@ class _Compared:
         self.away = Quantiles()
 
     def add(self, output: Any, standard: Any) -> None:
-        """Labels by equality; numbers by how far `output` lies above `standard`, arrays by their distance."""
+        """Labels by equality; numbers by how far `output` lies above `standard`, arrays by their
+        distance."""
         if not (is_usable(output) and is_usable(standard)):
             return
         if is_number(output) and is_number(standard):
@@ -126,7 +158,11 @@ class _Compared:
 
     def stats(self) -> dict[str, Any]:
         share = {"agreement": self.same / self.n} if self.n else {}
-        return {"n": self.n, **share, **({"difference": self.away.stats()} if self.away.count else {})}
+        return {
+            "n": self.n,
+            **share,
+            **({"difference": self.away.stats()} if self.away.count else {}),
+        }
 
 
 class _Canary:
@@ -157,13 +193,18 @@ class Watched:
     def keep(self, models: Collection[VersionedModel]) -> None:
         """Forget models that are not among these."""
         with self._lock:
-            self._canaries = {model: one for model, one in self._canaries.items() if model in models}
+            self._canaries = {
+                model: one for model, one in self._canaries.items() if model in models
+            }
             for canary in self._canaries.values():
-                canary.others = {model: one for model, one in canary.others.items() if model in models}
+                canary.others = {
+                    model: one for model, one in canary.others.items() if model in models
+                }
             self._beside = {model: one for model, one in self._beside.items() if model in models}
 
     def add(self, arrived: Mapping[VersionedModel, Prediction], answer: Any, late: Late) -> None:
-        """An answer was made, and observers were asked beside it. Looks at those before it that are complete by now."""
+        """An answer was made, and observers were asked beside it. Looks at those before it that are
+        complete by now."""
         with self._lock:
             self._pending.append((arrived, answer, late))
             if len(self._pending) > PENDING_MAX:
@@ -181,7 +222,11 @@ class Watched:
                 self._pending.append(entry)
 
     def _look(self, arrived: Mapping[VersionedModel, Prediction], answer: Any, late: Late) -> None:
-        said = {model: future.output(0) for model, future in late if future.done() and future.status() is Status.OK}
+        said = {
+            model: future.output(0)
+            for model, future in late
+            if future.done() and future.status() is Status.OK
+        }
         for model, output in said.items():
             self._beside.setdefault(model, _Compared()).add(output, answer)
         everybody = {**{model: prediction.output for model, prediction in arrived.items()}, **said}
@@ -193,7 +238,8 @@ class Watched:
                     canary.others.setdefault(other, _Compared()).add(output, said[model])
 
     def compared(self, canary: VersionedModel, model: VersionedModel) -> tuple[int, int]:
-        """How often this model and that canary were heard beside each other, and how often they agreed."""
+        """How often this model and that canary were heard beside each other, and how often they
+        agreed."""
         for _ in range(PENDING_MAX // 16):
             with self._lock:
                 self._look_at(16)
@@ -210,12 +256,16 @@ class Watched:
         with self._lock:
             found: dict[str, Any] = {}
             if self._beside:
-                found["observers"] = {str(model): one.stats() for model, one in sorted(self._beside.items())}
+                found["observers"] = {
+                    str(model): one.stats() for model, one in sorted(self._beside.items())
+                }
             if self._canaries:
                 found["canaries"] = {
                     str(model): {
                         "drift": canary.drift.stats(),
-                        "others": {str(other): one.stats() for other, one in sorted(canary.others.items())},
+                        "others": {
+                            str(other): one.stats() for other, one in sorted(canary.others.items())
+                        },
                     }
                     for model, canary in sorted(self._canaries.items())
                 }

@@ -1,48 +1,97 @@
-"""What can be set of tracing: `[tracing]` of a file. What is not set there is taken from OpenTelemetry's variables (OTEL_...)."""
+"""What can be set of tracing: `[tracing]` of a file. What is not set there is taken from
+OpenTelemetry's variables (OTEL_...)."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
 from clipper.setting import about
 
 Sampler = Literal[
-    "", "always_on", "always_off", "traceidratio", "parentbased_always_on", "parentbased_always_off", "parentbased_traceidratio"
+    "",
+    "always_on",
+    "always_off",
+    "traceidratio",
+    "parentbased_always_on",
+    "parentbased_always_off",
+    "parentbased_traceidratio",
 ]
 
 
 class TracingSettings(msgspec.Struct, frozen=True):
     endpoint: Annotated[
-        str, about("where spans go: a collector of OTLP/HTTP, as `http://127.0.0.1:4318`; empty: as OTEL_EXPORTER_OTLP_ENDPOINT")
+        str,
+        about(
+            "where spans go: a collector of OTLP/HTTP, as `http://127.0.0.1:4318`; empty: as"
+            " OTEL_EXPORTER_OTLP_ENDPOINT"
+        ),
     ] = ""
-    headers: Annotated[str, about("sent along, as `name=value,name=value`; empty: as OTEL_EXPORTER_OTLP_HEADERS")] = ""
-    ca: Annotated[str, about("PEM file of who signed the collector's certificate; empty: as OTEL_EXPORTER_OTLP_CERTIFICATE")] = ""
-    service: Annotated[str, about("name of this service; empty: as OTEL_SERVICE_NAME, else `clipper`")] = ""
+    headers: Annotated[
+        str, about("sent along, as `name=value,name=value`; empty: as OTEL_EXPORTER_OTLP_HEADERS")
+    ] = ""
+    ca: Annotated[
+        str,
+        about(
+            "PEM file of who signed the collector's certificate; empty: as"
+            " OTEL_EXPORTER_OTLP_CERTIFICATE"
+        ),
+    ] = ""
+    service: Annotated[
+        str, about("name of this service; empty: as OTEL_SERVICE_NAME, else `clipper`")
+    ] = ""
     sampler: Annotated[
-        Sampler, about("which requests have spans; empty: as OTEL_TRACES_SAMPLER, else `parentbased_always_on`")
+        Sampler,
+        about(
+            "which requests have spans; empty: as OTEL_TRACES_SAMPLER, else `parentbased_always_on`"
+        ),
     ] = ""
     share: Annotated[
-        float, about("of `traceidratio`: how many; below 0: as OTEL_TRACES_SAMPLER_ARG, else all", "share", ge=-1, le=1)
+        float,
+        about(
+            "of `traceidratio`: how many; below 0: as OTEL_TRACES_SAMPLER_ARG, else all",
+            "share",
+            ge=-1,
+            le=1,
+        ),
     ] = -1.0
     timeout_s: Annotated[
-        float, about("for one post to the collector; 0: as OTEL_EXPORTER_OTLP_TIMEOUT, else 10", "s", ge=0, le=600)
+        float,
+        about(
+            "for one post to the collector; 0: as OTEL_EXPORTER_OTLP_TIMEOUT, else 10",
+            "s",
+            ge=0,
+            le=600,
+        ),
     ] = 0.0
     queue_max: Annotated[
-        int, about("requests whose spans wait to be sent; those of more are dropped, and counted", "requests", ge=1, le=1 << 20)
+        int,
+        about(
+            "requests whose spans wait to be sent; those of more are dropped, and counted",
+            "requests",
+            ge=1,
+            le=1 << 20,
+        ),
     ] = 2048
     batch_max: Annotated[int, about("requests in one post", "requests", ge=1, le=65_536)] = 256
-    delay_s: Annotated[float, about("spans wait so long for others, at most", "s", ge=0.01, le=600)] = 1.0
-    tries_max: Annotated[int, about("posts of the same spans before they are dropped", "posts", ge=1, le=100)] = 4
+    delay_s: Annotated[
+        float, about("spans wait so long for others, at most", "s", ge=0.01, le=600)
+    ] = 1.0
+    tries_max: Annotated[
+        int, about("posts of the same spans before they are dropped", "posts", ge=1, le=100)
+    ] = 4
 
     def __repr__(self) -> str:
         items = msgspec.structs.asdict(self).items()
-        shown = (f"{key}={'***' if key == 'headers' and value else repr(value)}" for key, value in items)
+        shown = (
+            f"{key}={'***' if key == 'headers' and value else repr(value)}" for key, value in items
+        )
         return f"TracingSettings({', '.join(shown)})"
 
 
 class Exporting(msgspec.Struct, frozen=True):
-    """The settings as they come out. url: None: nothing is exported. attributes: of the resource."""
+    """The settings as they come out. url: None: nothing is exported. attributes: of the
+    resource."""
 
     url: str | None
     headers: dict[str, str]
@@ -55,25 +104,44 @@ class Exporting(msgspec.Struct, frozen=True):
 
 def exporting(settings: TracingSettings, env: Mapping[str, str]) -> Exporting:
     """Settings first, then OpenTelemetry's variables. ValueError for a variable that cannot be."""
+
     def variable(name: str) -> str:
-        return env.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}", "") or env.get(f"OTEL_EXPORTER_OTLP_{name}", "")
+        return env.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}", "") or env.get(
+            f"OTEL_EXPORTER_OTLP_{name}", ""
+        )
 
     url: str | None = _url(settings, env)
-    is_off = env.get("OTEL_SDK_DISABLED", "").lower() == "true" or env.get("OTEL_TRACES_EXPORTER", "otlp") == "none"
+    is_off = (
+        env.get("OTEL_SDK_DISABLED", "").lower() == "true"
+        or env.get("OTEL_TRACES_EXPORTER", "otlp") == "none"
+    )
     if not settings.endpoint and is_off:
         url = None
     attributes = {"service.name": "clipper", **_pairs(env.get("OTEL_RESOURCE_ATTRIBUTES", ""))}
     if name := settings.service or env.get("OTEL_SERVICE_NAME", ""):
         attributes["service.name"] = name
     sampler = settings.sampler or env.get("OTEL_TRACES_SAMPLER", "") or "parentbased_always_on"
-    if sampler not in Sampler.__args__:  # type: ignore[attr-defined]
-        raise ValueError(f"OTEL_TRACES_SAMPLER={sampler!r}: one of {', '.join(filter(None, Sampler.__args__))}.")  # type: ignore[attr-defined]
-    share = settings.share if settings.share >= 0 else _number(env, "OTEL_TRACES_SAMPLER_ARG", 1.0) if "ratio" in sampler else 1.0
+    samplers = get_args(Sampler)
+    if sampler not in samplers:
+        known = ", ".join(filter(None, samplers))
+        raise ValueError(f"OTEL_TRACES_SAMPLER={sampler!r}: one of {known}.")
+    share = (
+        settings.share
+        if settings.share >= 0
+        else _number(env, "OTEL_TRACES_SAMPLER_ARG", 1.0)
+        if "ratio" in sampler
+        else 1.0
+    )
     if not 0 <= share <= 1:
         raise ValueError(f"OTEL_TRACES_SAMPLER_ARG={share:g}: a share from 0 to 1.")
     timeout_s = settings.timeout_s or float(variable("TIMEOUT") or 10_000) / 1000
-    headers = {name.lower(): value for name, value in _pairs(settings.headers or variable("HEADERS")).items()}
-    return Exporting(url, headers, settings.ca or variable("CERTIFICATE"), attributes, sampler, share, timeout_s)
+    headers = {
+        name.lower(): value
+        for name, value in _pairs(settings.headers or variable("HEADERS")).items()
+    }
+    return Exporting(
+        url, headers, settings.ca or variable("CERTIFICATE"), attributes, sampler, share, timeout_s
+    )
 
 
 def _url(settings: TracingSettings, env: Mapping[str, str]) -> str | None:

@@ -1,4 +1,5 @@
-"""Keyed bytes with revisions: one protocol, in memory, on disk, in a Redis server or in an etcd cluster."""
+"""Keyed bytes with revisions: one protocol, in memory, on disk, in a Redis server or in an etcd
+cluster."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -12,7 +13,19 @@ from clipper.store.memory import MemoryStore
 from clipper.store.mirror import Change, Mirror
 from clipper.store.redis import RedisStore, shown
 from clipper.store.sqlite import SqliteStore
-from clipper.store.store import ABSENT, Compare, Delete, Event, Get, Op, Put, Record, Store, TxnResult, Watch
+from clipper.store.store import (
+    ABSENT,
+    Compare,
+    Delete,
+    Event,
+    Get,
+    Op,
+    Put,
+    Record,
+    Store,
+    TxnResult,
+    Watch,
+)
 
 STATE_FILE = "state.db"
 COPY_FILE = "catalog.copy"
@@ -24,17 +37,20 @@ if TYPE_CHECKING:
 
 
 def open_for(state: str, bytes_max: int, folder: Path | None, *, required: bool = False) -> Store:
-    """The store of a server. One elsewhere may be away at the start, unless it is required; folder: where its copy is kept."""
+    """The store of a server. One elsewhere may be away at the start, unless it is required; folder:
+    where its copy is kept."""
     kind = state.partition(":")[0]
     if kind not in REDIS + ETCD:
         return open_store(state, bytes_max)
     name = shown(state) if kind in REDIS else shown_of_etcd(state)
-    return KeptStore(lambda: open_store(state), name, folder and folder / COPY_FILE, required=required)
+    return KeptStore(
+        lambda: open_store(state), name, folder and folder / COPY_FILE, required=required
+    )
 
 
 def open_store(state: str, bytes_max: int = 0) -> Store:
-    """The store that `state` names: "" or `memory://`, `sqlite:FILE`, `redis://HOST:PORT/DB`, `etcd://HOST:PORT,HOST:PORT/PREFIX`,
-    or a folder, which then holds `state.db`."""
+    """The store that `state` names: "" or `memory://`, `sqlite:FILE`, `redis://HOST:PORT/DB`,
+    `etcd://HOST:PORT,HOST:PORT/PREFIX`, or a folder, which then holds `state.db`."""
     if state in ("", "memory", "memory://"):
         return MemoryStore()
     kind, colon, rest = state.partition(":")
@@ -45,7 +61,10 @@ def open_store(state: str, bytes_max: int = 0) -> Store:
     if kind in ETCD:
         return _open_etcd(state)
     if colon and "://" in state:
-        hint = "Use a folder, 'sqlite:FILE', 'redis://HOST:PORT/DB', 'etcd://HOST:PORT/PREFIX', or 'memory://'."
+        hint = (
+            "Use a folder, 'sqlite:FILE', 'redis://HOST:PORT/DB', 'etcd://HOST:PORT/PREFIX', or"
+            " 'memory://'."
+        )
         raise ConfigError(f"no store for state={state!r}.", hint=hint)
     return SqliteStore(Path(state) / STATE_FILE, bytes_max=bytes_max)
 
@@ -55,7 +74,10 @@ def _open_etcd(url: str) -> "EtcdStore":
         from clipper.store.etcd import EtcdStore
     except ImportError:
         hint = "pip install 'clipper-serving[etcd]'."
-        raise ConfigError(f"state={shown_of_etcd(url)!r} needs the package grpcio, which is not installed.", hint=hint) from None
+        raise ConfigError(
+            f"state={shown_of_etcd(url)!r} needs the package grpcio, which is not installed.",
+            hint=hint,
+        ) from None
     return EtcdStore(url)
 
 

@@ -1,7 +1,9 @@
-"""One leader among those who stand: who has stood longest, by the revision that created its key, and whose lease lives.
+"""One leader among those who stand: who has stood longest, by the revision that created its key,
+and whose lease lives.
 
-That revision is the fencing token (`epoch`): it grows from leader to leader. A leader that writes with `guard` among its
-compares cannot write once another has come, however long it was stopped in between. Source: etcd's concurrency package.
+That revision is the fencing token (`epoch`): it grows from leader to leader. A leader that writes
+with `guard` among its compares cannot write once another has come, however long it was stopped in
+between. Source: etcd's concurrency package.
 """
 
 import contextlib
@@ -20,7 +22,8 @@ _log = logging.getLogger(__name__)
 
 
 class Candidate:
-    """Threads: any. epoch: this candidate's; that of the leader while it is the leader. 0 once it has resigned."""
+    """Threads: any. epoch: this candidate's; that of the leader while it is the leader. 0 once it
+    has resigned."""
 
     def __init__(self, store: Store, name: str, value: bytes, lease: Lease) -> None:
         self._store, self._lease = store, lease
@@ -46,25 +49,39 @@ class Candidate:
 
     def _first(self) -> int:
         found = (self._those.record(key) for key in self._those)
-        return min((record.created_revision for record in found if record is not None), default=ABSENT)
+        return min(
+            (record.created_revision for record in found if record is not None), default=ABSENT
+        )
 
     @property
     def leader(self) -> bytes | None:
-        """What the leader stood with, be it this one or another; None when nobody is known to lead."""
+        """What the leader stood with, be it this one or another; None when nobody is known to
+        lead."""
         first = self._first()
         found = (self._those.record(key) for key in self._those)
-        return next((record.value for record in found if record is not None and record.created_revision == first), None)
+        return next(
+            (
+                record.value
+                for record in found
+                if record is not None and record.created_revision == first
+            ),
+            None,
+        )
 
     @property
     def guard(self) -> Compare:
-        """Holds while this candidate stands: for the transactions of a leader. LeaseLost once it has resigned."""
+        """Holds while this candidate stands: for the transactions of a leader. LeaseLost once it
+        has resigned."""
         if not self.epoch:
-            raise LeaseLost(f"{self._key!r} does not stand for election any more.", hint="Stand again.")
+            raise LeaseLost(
+                f"{self._key!r} does not stand for election any more.", hint="Stand again."
+            )
         return Compare(self._key, self.epoch, "created_revision")
 
     def on_change(self, callback: Callable[[bool], Any]) -> None:
-        """Call it with `is_leader` when the store says that this has changed; at once if it is the leader. A lease lost by the
-        clock alone is told once the store is heard of again: ask `is_leader` before each deed."""
+        """Call it with `is_leader` when the store says that this has changed; at once if it is the
+        leader. A lease lost by the clock alone is told once the store is heard of again: ask
+        `is_leader` before each deed."""
         with self._lock:
             self._callbacks.append(callback)
             told = self._told
@@ -94,7 +111,8 @@ class Candidate:
             _log.exception("a callback of the election %s", self._key)
 
     def resign(self) -> None:
-        """Let the next one lead. Twice is fine; when the store does not answer, the lease's end does it."""
+        """Let the next one lead. Twice is fine; when the store does not answer, the lease's end
+        does it."""
         if not self.epoch:
             return
         with contextlib.suppress(StoreError):

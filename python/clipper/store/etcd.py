@@ -1,10 +1,12 @@
-"""The store in an etcd cluster, shared by the nodes that name the same URL; needs etcd 3.4 or newer.
+"""The store in an etcd cluster, shared by the nodes that name the same URL; needs etcd 3.4 or
+newer.
 
-Records are etcd's own: key PREFIX/KEY, and etcd's revisions, which count the writes of everybody in that cluster. So a store that
-nobody has written to may be at any revision, and two stores under two prefixes share theirs. Leases are etcd's too: whole
-seconds, of which it grants no fewer than its elections take (2 s as it comes). etcd keeps every old value until it is compacted:
-run it with `--auto-compaction-retention=1h`, or its 2 GiB fill up. Own stubs on grpcio: of the clients for Python none has TLS,
-several endpoints, and watches that come back at once.
+Records are etcd's own: key PREFIX/KEY, and etcd's revisions, which count the writes of everybody in
+that cluster. So a store that nobody has written to may be at any revision, and two stores under two
+prefixes share theirs. Leases are etcd's too: whole seconds, of which it grants no fewer than its
+elections take (2 s as it comes). etcd keeps every old value until it is compacted: run it with
+`--auto-compaction-retention=1h`, or its 2 GiB fill up. Own stubs on grpcio: of the clients for
+Python none has TLS, several endpoints, and watches that come back at once.
 """
 
 import contextlib
@@ -34,12 +36,17 @@ from clipper.store.store import (
 )
 
 _PAGE: Final = 20_000  # records of one answer
-_TARGETS: Final = {"version": ("VERSION", "version"), "created_revision": ("CREATE", "create_revision"),
-                   "revision": ("MOD", "mod_revision"), "value": ("VALUE", "value")}  # fmt: skip
+_TARGETS: Final = {
+    "version": ("VERSION", "version"),
+    "created_revision": ("CREATE", "create_revision"),
+    "revision": ("MOD", "mod_revision"),
+    "value": ("VALUE", "value"),
+}
 
 
 class EtcdStore(Store):
-    """Threads: any. url: `etcd://HOST:PORT,HOST:PORT/PREFIX`; see etcd_address.Address for TLS and users.
+    """Threads: any. url: `etcd://HOST:PORT,HOST:PORT/PREFIX`; see etcd_address.Address for TLS and
+    users.
 
     Errors: StoreError when no endpoint answers in time, or when etcd refuses.
     """
@@ -62,7 +69,10 @@ class EtcdStore(Store):
 
     def _ask(self, name: str, request: Any, *, again: bool = False, patience_s: float = 0.0) -> Any:
         if os.getpid() != self._pid:
-            raise ForkedProcess(f"store {self.name} belongs to the process that opened it.", hint="Open it again here.")
+            raise ForkedProcess(
+                f"store {self.name} belongs to the process that opened it.",
+                hint="Open it again here.",
+            )
         return self._line.ask(name, request, again=again, patience_s=patience_s)
 
     # -- reading
@@ -93,14 +103,18 @@ class EtcdStore(Store):
 
     def _record(self, kv: Any) -> Record:
         lease = f"{kv.lease:x}" if kv.lease else ""
-        return Record(self._key(kv.key), kv.value, kv.mod_revision, kv.create_revision, kv.version, lease)
+        return Record(
+            self._key(kv.key), kv.value, kv.mod_revision, kv.create_revision, kv.version, lease
+        )
 
     def _key(self, raw: bytes) -> str:
         return raw.decode()[len(self._prefix) :]
 
     # -- writing
 
-    def txn(self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()) -> TxnResult:
+    def txn(
+        self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()
+    ) -> TxnResult:
         check_txn(compares, then, orelse)
         request = message("TxnRequest")(
             compare=[self._compare(compare) for compare in compares],
@@ -117,18 +131,26 @@ class EtcdStore(Store):
             raise
         ops, revision = then if answer.succeeded else orelse, answer.header.revision
         found = {id(op): part for op, part in zip(_gets_first(ops), answer.responses, strict=True)}
-        return TxnResult(answer.succeeded, tuple(self._result(op, found[id(op)], revision) for op in ops), revision)
+        return TxnResult(
+            answer.succeeded,
+            tuple(self._result(op, found[id(op)], revision) for op in ops),
+            revision,
+        )
 
     def _compare(self, compare: Compare) -> Any:
         target, field = _TARGETS[compare.field]
-        return message("Compare")(target=target, key=self._raw(compare.key), **{field: compare.equals})
+        return message("Compare")(
+            target=target, key=self._raw(compare.key), **{field: compare.equals}
+        )
 
     def _op(self, op: Op) -> Any:
         raw = self._raw(op.key)
         if isinstance(op, Get):
             return message("RequestOp")(request_range=message("RangeRequest")(key=raw))
         if isinstance(op, Delete):
-            return message("RequestOp")(request_delete_range=message("DeleteRangeRequest")(key=raw, prev_kv=True))
+            return message("RequestOp")(
+                request_delete_range=message("DeleteRangeRequest")(key=raw, prev_kv=True)
+            )
         put = message("PutRequest")(key=raw, value=op.value, lease=_number(op.lease), prev_kv=True)
         return message("RequestOp")(request_put=put)
 
@@ -138,19 +160,24 @@ class EtcdStore(Store):
             old = put.prev_kv if put.HasField("prev_kv") else None
             created, version = (old.create_revision, old.version + 1) if old else (revision, 1)
             return Record(op.key, op.value, revision, created, version, op.lease)
-        kvs = part.response_range.kvs if isinstance(op, Get) else part.response_delete_range.prev_kvs
+        kvs = (
+            part.response_range.kvs if isinstance(op, Get) else part.response_delete_range.prev_kvs
+        )
         return self._record(kvs[0]) if kvs else None
 
     # -- leases
 
     def grant(self, ttl_s: float) -> tuple[str, float]:
-        answer = self._ask("Lease.LeaseGrant", message("LeaseGrantRequest")(TTL=math.ceil(ttl_s)), again=True)
+        answer = self._ask(
+            "Lease.LeaseGrant", message("LeaseGrantRequest")(TTL=math.ceil(ttl_s)), again=True
+        )
         lease = f"{answer.ID:x}"
         self._lease_s[lease] = float(answer.TTL)
         return lease, float(answer.TTL)
 
     def renew(self, lease: str) -> float:
-        """An endpoint that hangs may take a quarter of the lease's time, then another one is asked."""
+        """An endpoint that hangs may take a quarter of the lease's time, then another one is
+        asked."""
         patience_s = min(PATIENCE_S, max(0.5, self._lease_s.get(lease, 4 * PATIENCE_S) / 4))
         request = message("LeaseKeepAliveRequest")(ID=_number(lease))
         answer = self._ask("Lease.LeaseKeepAlive", request, again=True, patience_s=patience_s)
@@ -162,7 +189,9 @@ class EtcdStore(Store):
     def revoke(self, lease: str) -> None:
         self._lease_s.pop(lease, None)
         try:
-            self._ask("Lease.LeaseRevoke", message("LeaseRevokeRequest")(ID=_number(lease)), again=True)
+            self._ask(
+                "Lease.LeaseRevoke", message("LeaseRevokeRequest")(ID=_number(lease)), again=True
+            )
         except StoreError as error:
             if not is_lost_lease(error):
                 raise

@@ -12,8 +12,9 @@ _OPTIONS: Final = ("ca", "cert", "key", "user", "password")
 
 
 class Address(msgspec.Struct, frozen=True):
-    """What `etcd://[USER:PASSWORD@]HOST:PORT,HOST:PORT/PREFIX?ca=FILE&cert=FILE&key=FILE&user=NAME&password=SECRET` says.
-    With `etcds://`, or a ca or a cert, it speaks TLS. shown: the URL without its password."""
+    """What
+    `etcd://[USER:PASSWORD@]HOST:PORT,HOST:PORT/PREFIX?ca=FILE&cert=FILE&key=FILE&user=NAME&password=SECRET`
+    says. With `etcds://`, or a ca or a cert, it speaks TLS. shown: the URL without its password."""
 
     shown: str
     endpoints: tuple[str, ...]
@@ -35,10 +36,15 @@ def parsed(url: str) -> Address:
     endpoints = tuple(_endpoint(host) for host in hosts.split(",") if host)
     if unknown or not endpoints:
         why = f"unknown {unknown[0]!r}" if unknown else "it names no host"
-        raise ConfigError(f"no store for state={shown(url)!r}: {why}.", hint="Write etcd://HOST:2379,HOST:2379/PREFIX?ca=FILE.")
+        raise ConfigError(
+            f"no store for state={shown(url)!r}: {why}.",
+            hint="Write etcd://HOST:2379,HOST:2379/PREFIX?ca=FILE.",
+        )
     prefix = parts.path.strip("/") + "/" if parts.path.strip("/") else "clipper/"
     secure = parts.scheme == "etcds" or bool(options.get("ca") or options.get("cert"))
-    return Address(shown(url), endpoints, prefix, secure, **{"user": user, "password": password, **options})
+    return Address(
+        shown(url), endpoints, prefix, secure, **{"user": user, "password": password, **options}
+    )
 
 
 def _endpoint(host: str) -> str:
@@ -52,5 +58,7 @@ def shown(url: str) -> str:
     login, at, rest = address.rpartition("@")
     if ":" in login.partition("//")[2]:
         login = login.rpartition(":")[0] + ":***"
-    options = ("password=***" if option.startswith("password=") else option for option in query.split("&"))
+    options = (
+        "password=***" if option.startswith("password=") else option for option in query.split("&")
+    )
     return login + at + rest + mark + "&".join(options)

@@ -1,8 +1,10 @@
-"""The way to an etcd cluster: one of its endpoints at a time, and the next one when that does not answer.
+"""The way to an etcd cluster: one of its endpoints at a time, and the next one when that does not
+answer.
 
-A hung server keeps its connections open, and gRPC's own keep-alive did not notice one within half a minute; a call with a
-deadline does. So every call has one. A read is tried again elsewhere. A transaction is not, unless it surely never left: of one
-whose answer is missing nobody knows whether it was carried out.
+A hung server keeps its connections open, and gRPC's own keep-alive did not notice one within half a
+minute; a call with a deadline does. So every call has one. A read is tried again elsewhere. A
+transaction is not, unless it surely never left: of one whose answer is missing nobody knows whether
+it was carried out.
 """
 
 import threading
@@ -19,14 +21,24 @@ from clipper.store.store import closed_error
 
 PATIENCE_S = 2.0  # for an answer of one endpoint
 _OPTIONS: Final = (
-    ("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1), ("grpc.enable_http_proxy", 0),
-    ("grpc.initial_reconnect_backoff_ms", 50), ("grpc.min_reconnect_backoff_ms", 2000), ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 2000),
+    ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.use_local_subchannel_pool", 1),
-)  # fmt: skip
+)
 # of those, `min_reconnect` is how long a connection may take to come about, whatever its name says
 _NEVER_LEFT: Final = ("failed to connect", "Connection refused", "DNS resolution", "No such file")
 _ELSEWHERE: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-_OF_AUTH: Final = ("invalid auth token", "user name is empty", "authentication failed", "permission denied", "auth store is old")
+_OF_AUTH: Final = (
+    "invalid auth token",
+    "user name is empty",
+    "authentication failed",
+    "permission denied",
+    "auth store is old",
+)
 _LEASE_LOST: Final = "requested lease not found"
 
 
@@ -84,10 +96,14 @@ class Line:
                 raise StoreError(f"store {self.name} did not renew the lease.") from None
             finally:
                 stream.cancel()
-        call = self._channel(at).unary_unary(path, type(request).SerializeToString, answer.FromString)
+        call = self._channel(at).unary_unary(
+            path, type(request).SerializeToString, answer.FromString
+        )
         return call(request, timeout=patience_s, metadata=self._login(at, name))
 
-    def stream(self, at: int, name: str, requests: Iterator[Any], timeout_s: float | None = None) -> Any:
+    def stream(
+        self, at: int, name: str, requests: Iterator[Any], timeout_s: float | None = None
+    ) -> Any:
         """A call with many requests and answers, of that endpoint."""
         path, request, answer = protocol.method(name)
         call = self._channel(at).stream_stream(path, request.SerializeToString, answer.FromString)
@@ -97,7 +113,9 @@ class Line:
         if not self._address.user or name == "Auth.Authenticate":
             return ()
         if not self._token:
-            request = protocol.message("AuthenticateRequest")(name=self._address.user, password=self._address.password)
+            request = protocol.message("AuthenticateRequest")(
+                name=self._address.user, password=self._address.password
+            )
             self._token = self._call(at, "Auth.Authenticate", request, PATIENCE_S).token
         return (("token", self._token),)
 
@@ -132,16 +150,30 @@ class Line:
         """A StoreError for what gRPC says."""
         if self._closed:
             return closed_error(self.name)
-        code, details = problem.code(), (problem.details() or "").removeprefix("etcdserver: ").rstrip(".")
+        code, details = (
+            problem.code(),
+            (problem.details() or "").removeprefix("etcdserver: ").rstrip("."),
+        )
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return StoreError(f"store {self.name} did not answer within {patience_s:g} s.", hint="Is it overloaded, or cut off?")
+            return StoreError(
+                f"store {self.name} did not answer within {patience_s:g} s.",
+                hint="Is it overloaded, or cut off?",
+            )
         if code is grpc.StatusCode.UNAVAILABLE:
-            return StoreError(f"store {self.name} cannot be reached: {details}.", hint="Is etcd running there?")
+            return StoreError(
+                f"store {self.name} cannot be reached: {details}.", hint="Is etcd running there?"
+            )
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "space exceeded" in details:
-            hint = "Compact it and defragment it, then etcdctl alarm disarm; run etcd with --auto-compaction-retention=1h."
+            hint = (
+                "Compact it and defragment it, then etcdctl alarm disarm; run etcd with"
+                " --auto-compaction-retention=1h."
+            )
             return StoreError(f"store {self.name} is full: {details}.", hint=hint)
         if _is_of_auth(problem):
-            return StoreError(f"store {self.name} refused the user: {details}.", hint="Check user and password of the URL.")
+            return StoreError(
+                f"store {self.name} refused the user: {details}.",
+                hint="Check user and password of the URL.",
+            )
         return StoreError(f"store {self.name} refused: {details or code.name}.")
 
     def close(self) -> None:
@@ -154,7 +186,9 @@ class Line:
 
 def _is_of_auth(problem: Any) -> bool:
     details = problem.details() or ""
-    return problem.code() is grpc.StatusCode.UNAUTHENTICATED or any(text in details for text in _OF_AUTH)
+    return problem.code() is grpc.StatusCode.UNAUTHENTICATED or any(
+        text in details for text in _OF_AUTH
+    )
 
 
 def is_lost_lease(problem: StoreError) -> bool:
@@ -165,8 +199,13 @@ def _credentials(address: Address) -> Any:
     if not address.secure:
         return None
     try:
-        ca, key, cert = (Path(file).read_bytes() if file else None for file in (address.ca, address.key, address.cert))
+        ca, key, cert = (
+            Path(file).read_bytes() if file else None
+            for file in (address.ca, address.key, address.cert)
+        )
     except OSError as error:
         hint = "Check ca, cert and key of the URL."
-        raise ConfigError(f"state={address.shown!r}: cannot read {error.filename}: {error.strerror}.", hint=hint) from None
+        raise ConfigError(
+            f"state={address.shown!r}: cannot read {error.filename}: {error.strerror}.", hint=hint
+        ) from None
     return grpc.ssl_channel_credentials(ca, key, cert)

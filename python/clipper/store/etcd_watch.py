@@ -1,12 +1,13 @@
 """A watch over an etcd cluster, that comes back behind the last event it took.
 
-Its thread holds one stream to one endpoint and goes to the next when that ends. A server that hangs ends nothing: so after a
-second of silence the stream is asked for a sign of life (a progress notification), and one that owes it for two seconds is
-given up. That sign says no more: etcd 3.4 sends it ahead of events it has yet to send (issue 15220), so only events move the
-cursor.
+Its thread holds one stream to one endpoint and goes to the next when that ends. A server that hangs
+ends nothing: so after a second of silence the stream is asked for a sign of life (a progress
+notification), and one that owes it for two seconds is given up. That sign says no more: etcd 3.4
+sends it ahead of events it has yet to send (issue 15220), so only events move the cursor.
 
-What etcd cannot tell any more, because it was compacted or was restored from an older copy, is RESET. SYNC comes once the newest
-of the records that were there at the beginning has come; a deletion from before may follow it.
+What etcd cannot tell any more, because it was compacted or was restored from an older copy, is
+RESET. SYNC comes once the newest of the records that were there at the beginning has come; a
+deletion from before may follow it.
 """
 
 import queue
@@ -41,17 +42,25 @@ class _Requests:
 
 
 class EtcdWatch:
-    """Threads: any may close it; one reads it. key, record: what etcd's bytes and KeyValue are in the store."""
+    """Threads: any may close it; one reads it. key, record: what etcd's bytes and KeyValue are in
+    the store."""
 
     def __init__(
-        self, line: Line, prefix: bytes, cursor: int, key: Callable[[bytes], str], record: Callable[[Any], Record]
+        self,
+        line: Line,
+        prefix: bytes,
+        cursor: int,
+        key: Callable[[bytes], str],
+        record: Callable[[Any], Record],
     ) -> None:
         self._line, self._prefix, self._key, self._record = line, prefix, key, record
         self._end = prefix[:-1] + bytes([prefix[-1] + 1])
         self._cursor = cursor  # changes up to this revision have been taken
         self._cluster = 0
         self._synced = False
-        self._sync_at = -1  # SYNC when events up to this revision have come; -1 while that is not known
+        self._sync_at = (
+            -1
+        )  # SYNC when events up to this revision have come; -1 while that is not known
         self._sync_revision = 0
         self._ready: deque[Event] = deque()
         self._error: StoreError | None = None
@@ -67,7 +76,8 @@ class EtcdWatch:
     # -- the reader's side
 
     def next(self, timeout_s: float | None = None) -> Event | None:
-        """StoreError once each time that etcd was lost; it is looked for all the same, and asking again goes on."""
+        """StoreError once each time that etcd was lost; it is looked for all the same, and asking
+        again goes on."""
         give_up = float("inf") if timeout_s is None else monotonic() + timeout_s
         with self._changed:
             while not self._stop.is_set():
@@ -86,7 +96,10 @@ class EtcdWatch:
     def _look_after(self, now_s: float) -> None:
         if now_s - self._asked_s > WATCHDOG_S:
             self._asked_s = float("inf")
-            self._error = StoreError(f"store {self._line.name} has not answered for {WATCHDOG_S:g} s.", hint="Does etcd hang?")
+            self._error = StoreError(
+                f"store {self._line.name} has not answered for {WATCHDOG_S:g} s.",
+                hint="Does etcd hang?",
+            )
             self._cancel()
         elif self._asked_s == float("inf") and now_s - self.heard_s > SILENCE_S:
             self._asked_s = now_s
@@ -147,7 +160,11 @@ class EtcdWatch:
         with self._changed:
             self._requests = _Requests()
             self._asked_s = monotonic()
-            create = {"key": self._prefix, "range_end": self._end, "start_revision": self._cursor + 1}
+            create = {
+                "key": self._prefix,
+                "range_end": self._end,
+                "start_revision": self._cursor + 1,
+            }
             self._requests.put(message("WatchRequest")(create_request=create))
             self._call = self._line.stream(at, "Watch.Watch", iter(self._requests))
             if self._stop.is_set():
@@ -195,8 +212,15 @@ class EtcdWatch:
         return bool(self._cursor > header.revision or (known and known != header.cluster_id))
 
     def _newest(self, after: int) -> tuple[int, int]:
-        """(revision of the newest record written after that one, or `after`; the store's revision)."""
-        newest = {"sort_order": "DESCEND", "sort_target": "MOD", "limit": 1, "keys_only": True, "min_mod_revision": after + 1}
+        """(revision of the newest record written after that one, or `after`; the store's
+        revision)."""
+        newest = {
+            "sort_order": "DESCEND",
+            "sort_target": "MOD",
+            "limit": 1,
+            "keys_only": True,
+            "min_mod_revision": after + 1,
+        }
         request = message("RangeRequest")(key=self._prefix, range_end=self._end, **newest)
         answer = self._line.ask("KV.Range", request, again=True)
         return (answer.kvs[0].mod_revision if answer.kvs else after), answer.header.revision
@@ -211,4 +235,8 @@ class EtcdWatch:
 
     def _event(self, event: Any) -> Event:
         key, revision = self._key(event.kv.key), event.kv.mod_revision
-        return Event("DELETE", revision, key) if event.type else Event("PUT", revision, key, self._record(event.kv))
+        return (
+            Event("DELETE", revision, key)
+            if event.type
+            else Event("PUT", revision, key, self._record(event.kv))
+        )

@@ -1,11 +1,14 @@
-"""Who changed what, and when: one entry for each change of the catalog, written in the same transaction as the change.
+"""Who changed what, and when: one entry for each change of the catalog, written in the same
+transaction as the change.
 
-So there is no change without its entry, nor an entry without its change. The last `ENTRIES_MAX` are kept: an entry's number is
-that of the catalog's write, and its key is the number modulo `ENTRIES_MAX`.
+So there is no change without its entry, nor an entry without its change. The last `ENTRIES_MAX` are
+kept: an entry's number is that of the catalog's write, and its key is the number modulo
+`ENTRIES_MAX`.
 
-What management changes of the mesh has entries of its own, as many, so that thousands of registrations do not drive out those of
-the catalog. There is no one write that all of these pass: who writes them takes numbers from a counter, some at a time, and those
-it does not use are left out. They are in the order of their times.
+What management changes of the mesh has entries of its own, as many, so that thousands of
+registrations do not drive out those of the catalog. There is no one write that all of these pass:
+who writes them takes numbers from a counter, some at a time, and those it does not use are left
+out. They are in the order of their times.
 """
 
 import contextlib
@@ -52,7 +55,8 @@ class Entry(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Acting:
-    """Who acts, and by which verb. dry: nothing is written.  entries: what was written (or would have been)."""
+    """Who acts, and by which verb. dry: nothing is written.  entries: what was written (or would
+    have been)."""
 
     actor: str
     verb: str
@@ -65,7 +69,8 @@ _acting: ContextVar[Acting | None] = ContextVar("clipper_acting", default=None)
 
 @contextlib.contextmanager
 def acting(actor: str, verb: str, *, dry: bool = False) -> Iterator[Acting]:
-    """What this thread changes in the block is entered under this name. dry: it is checked, and not written."""
+    """What this thread changes in the block is entered under this name. dry: it is checked, and not
+    written."""
     now = Acting(actor, verb, dry)
     token = _acting.set(now)
     try:
@@ -91,7 +96,9 @@ class MeshNumbers:
     def next(self) -> int:
         with self._lock:
             if self._next == self._end:
-                taken = self._store.update(_COUNTER, lambda value: str(int(value or b"0") + _AT_ONCE).encode())
+                taken = self._store.update(
+                    _COUNTER, lambda value: str(int(value or b"0") + _AT_ONCE).encode()
+                )
                 self._end = int(taken.value) + 1
                 self._next = self._end - _AT_ONCE
             self._next += 1
@@ -108,12 +115,22 @@ def actor_here() -> str:
 
 
 def enter(
-    number: int, time_us: int, verb: str, ops: Sequence[Op], records: Mapping[str, Record], prefix: str, under: str = _PREFIX
+    number: int,
+    time_us: int,
+    verb: str,
+    ops: Sequence[Op],
+    records: Mapping[str, Record],
+    prefix: str,
+    under: str = _PREFIX,
 ) -> Put | None:
-    """The operation that records a change by `ops`; None when the change must not be made, for this is a rehearsal. records:
-    before, by key.  prefix: of their keys, which the entry is not told.  under: where it is kept, `MESH` for the mesh's."""
+    """The operation that records a change by `ops`; None when the change must not be made, for this
+    is a rehearsal. records: before, by key.  prefix: of their keys, which the entry is not told.
+    under: where it is kept, `MESH` for the mesh's.
+    """
     who = _acting.get() or Acting(actor_here(), verb)
-    entry = Entry(number, time_us, who.actor, who.verb or verb, tuple(_changed(ops, records, prefix)))
+    entry = Entry(
+        number, time_us, who.actor, who.verb or verb, tuple(_changed(ops, records, prefix))
+    )
     who.entries.append(entry)
     return None if who.dry else Put(f"{under}{number % ENTRIES_MAX:04}", msgspec.json.encode(entry))
 
@@ -122,7 +139,10 @@ def _changed(ops: Sequence[Op], records: Mapping[str, Record], prefix: str) -> I
     for op in ops:
         if isinstance(op, Put | Delete):
             old = records.get(op.key)
-            before, after = _kept(old.value if old else b""), _kept(op.value if isinstance(op, Put) else b"")
+            before, after = (
+                _kept(old.value if old else b""),
+                _kept(op.value if isinstance(op, Put) else b""),
+            )
             yield Changed(op.key.removeprefix(prefix), before, after)
 
 

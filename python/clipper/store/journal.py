@@ -1,18 +1,21 @@
 """A log of records that survives a crash: feedback is in here before it is acknowledged.
 
-A record is u32 length, u32 CRC-32 (of the length and the bytes), and the bytes. Records are numbered from 1. They lie in
-segments, files named for their first record. A crash may leave half a record at the end of the last segment: it was
-never acknowledged, and opening cuts it off. Damage anywhere else is not repaired: what follows it in that segment is not
-readable, `damaged` says so, and the numbers it may have had are not given out again.
+A record is u32 length, u32 CRC-32 (of the length and the bytes), and the bytes. Records are
+numbered from 1. They lie in segments, files named for their first record. A crash may leave half a
+record at the end of the last segment: it was never acknowledged, and opening cuts it off. Damage
+anywhere else is not repaired: what follows it in that segment is not readable, `damaged` says so,
+and the numbers it may have had are not given out again.
 
-How sure a committed record is: `memory` nothing is written; `os` the kernel has it, so it survives a kill of the process; `fsync`
-the disk has it. Those who commit together share one fsync (group commit): the first asks, the others of that moment are covered
-by the next one. A disk that failed at an fsync is believed no more: nothing is appended until the server starts again.
+How sure a committed record is: `memory` nothing is written; `os` the kernel has it, so it survives
+a kill of the process; `fsync` the disk has it. Those who commit together share one fsync (group
+commit): the first asks, the others of that moment are covered by the next one. A disk that failed
+at an fsync is believed no more: nothing is appended until the server starts again.
 
-In mode `os` the end of the last segment is mapped: an append is a copy into pages that belong to the kernel as much as those of
-write() do, without the call (0.3 us instead of 2). The room is allocated before it is mapped, so that a full disk is an error of
-the allocation and never a signal at a copy; what was not used is cut off when the segment ends, or at the next start: a head of
-zeros is no record's. The price: whoever truncates the file under a running server kills that server.
+In mode `os` the end of the last segment is mapped: an append is a copy into pages that belong to
+the kernel as much as those of write() do, without the call (0.3 us instead of 2). The room is
+allocated before it is mapped, so that a full disk is an error of the allocation and never a signal
+at a copy; what was not used is cut off when the segment ends, or at the next start: a head of zeros
+is no record's. The price: whoever truncates the file under a running server kills that server.
 """
 
 import mmap
@@ -39,10 +42,11 @@ Mode = Literal["memory", "os", "fsync"]
 
 
 class Journal:
-    """Threads: any. Records are appended, read again from any number on, and forgotten from the front.
+    """Threads: any. Records are appended, read again from any number on, and forgotten from the
+    front.
 
-    folder: None keeps nothing (mode `memory`).  bytes_max: of all segments; an append beyond it is refused with Overloaded.
-    Errors: StoreError for a disk that fails, Overloaded when full.
+    folder: None keeps nothing (mode `memory`).  bytes_max: of all segments; an append beyond it is
+    refused with Overloaded. Errors: StoreError for a disk that fails, Overloaded when full.
     """
 
     def __init__(self, folder: Path | None, mode: Mode = "os", bytes_max: int = 1 << 30) -> None:
@@ -53,7 +57,9 @@ class Journal:
         self._lock = threading.Lock()
         self._disk = threading.Lock()
         self._synced = 0  # records that the disk has
-        self._segments: list[tuple[int, Path, int]] = []  # first record, file, bytes; of the last, bytes when it was opened
+        self._segments: list[
+            tuple[int, Path, int]
+        ] = []  # first record, file, bytes; of the last, bytes when it was opened
         self._next = 1
         self._fd = -1
         self._failed = ""
@@ -78,7 +84,9 @@ class Journal:
         for path in _segments_in(self._folder):
             first = int(path.stem)
             if self._segments and first < self._next:
-                raise StoreError(f"the journal's segment {path} begins at {first}, before {self._next}.")
+                raise StoreError(
+                    f"the journal's segment {path} begins at {first}, before {self._next}."
+                )
             count, good = _scan(path)
             self._segments.append((first, path, good))
             self._next = first + count + self._cut(path, good)
@@ -86,8 +94,9 @@ class Journal:
         self._continue()
 
     def _cut(self, path: Path, good: int) -> int:
-        """Half a record at the very end was never acknowledged; anything else is damage, and is kept for a person to see.
-        -> how many numbers may have been given out in what is unreadable."""
+        """Half a record at the very end was never acknowledged; anything else is damage, and is
+        kept for a person to see. -> how many numbers may have been given out in what is
+        unreadable."""
         lost = path.stat().st_size - good
         if lost and path == _segments_in(path.parent)[-1] and not _more_behind(path, good):
             os.truncate(path, good)
@@ -123,7 +132,8 @@ class Journal:
     # -- appending
 
     def append(self, record: bytes) -> int:
-        """-> the record's number. It is as sure as the mode says once `commit` of that number has returned."""
+        """-> the record's number. It is as sure as the mode says once `commit` of that number has
+        returned."""
         size = len(record)
         with self._lock:
             end = self._at + _HEAD_BYTES + size
@@ -165,12 +175,17 @@ class Journal:
         if self._failed:
             raise StoreError(self._failed, hint="Look after the disk, then start the server again.")
         if (longest := max(map(len, records))) > RECORD_BYTES_MAX:
-            raise StoreError(f"a record of {longest} bytes: at most {RECORD_BYTES_MAX} are possible.")
+            raise StoreError(
+                f"a record of {longest} bytes: at most {RECORD_BYTES_MAX} are possible."
+            )
         data = b"".join([part for record in records for part in (_head(record), record)])
         if self.nbytes + len(data) > self.bytes_max:
             raise Overloaded(
                 f"the journal holds {self.nbytes} of {self.bytes_max} bytes.",
-                hint="Its states are not written to the store fast enough; raise feedback.journal_bytes_max.",
+                hint=(
+                    "Its states are not written to the store fast enough; raise"
+                    " feedback.journal_bytes_max."
+                ),
             )
         if self.mode == "os":
             self._make_room(len(data))
@@ -187,7 +202,8 @@ class Journal:
             self._next -= len(records)
 
     def _make_room(self, nbytes: int) -> None:
-        """Map so much more of the last segment, and some for those to come; a file that cannot be mapped is written to."""
+        """Map so much more of the last segment, and some for those to come; a file that cannot be
+        mapped is written to."""
         need = self._at + nbytes
         if self._map is None or len(self._map) < need:
             mapped, self._map, self._room = self._map, None, 0
@@ -203,7 +219,8 @@ class Journal:
         self._room = min(len(self._map), SEGMENT_BYTES - 1, self.bytes_max - self._closed_bytes)
 
     def _write_all(self, data: bytes) -> None:
-        """Wholly, or not at all: a full disk leaves no half record that a later one would follow."""
+        """Wholly, or not at all: a full disk leaves no half record that a later one would
+        follow."""
         view, at = memoryview(data), self._at
         try:
             while view:
@@ -212,7 +229,9 @@ class Journal:
         except OSError as error:
             os.ftruncate(self._fd, self._at)
             path = self._segments[-1][1]
-            raise StoreError(f"cannot write the journal {path}: {error.strerror}.", hint="Free some disk.") from None
+            raise StoreError(
+                f"cannot write the journal {path}: {error.strerror}.", hint="Free some disk."
+            ) from None
 
     def _sync(self, last: int) -> None:
         with self._disk:
@@ -222,11 +241,19 @@ class Journal:
                 upto, fd = self._next - 1, os.dup(self._fd)
             try:
                 if self._failed:
-                    raise StoreError(self._failed, hint="Look after the disk, then start the server again.")
+                    raise StoreError(
+                        self._failed, hint="Look after the disk, then start the server again."
+                    )
                 os.fdatasync(fd)
-            except OSError as error:  # what it had is gone from the kernel's memory: another try would lie
-                self._failed = f"the journal in {self._folder} could not be synced: {error.strerror}."
-                raise StoreError(self._failed, hint="Look after the disk, then start the server again.") from None
+            except (
+                OSError
+            ) as error:  # what it had is gone from the kernel's memory: another try would lie
+                self._failed = (
+                    f"the journal in {self._folder} could not be synced: {error.strerror}."
+                )
+                raise StoreError(
+                    self._failed, hint="Look after the disk, then start the server again."
+                ) from None
             finally:
                 os.close(fd)
             self._synced = upto
@@ -299,7 +326,8 @@ def _scan(path: Path) -> tuple[int, int]:
 
 
 def _more_behind(path: Path, good: int) -> bool:
-    """Whether a sound record lies somewhere behind the first unsound byte: then it is damage, not a torn end."""
+    """Whether a sound record lies somewhere behind the first unsound byte: then it is damage, not a
+    torn end."""
     data = path.read_bytes()
     end = len(data.rstrip(b"\0"))  # zeros: room that was not used
     return any(next(_records(data, at), b"") for at in range(good + 1, end))

@@ -1,9 +1,12 @@
-"""A store elsewhere that may be away when its server starts: the catalog is read from a copy in the server's folder meanwhile.
+"""A store elsewhere that may be away when its server starts: the catalog is read from a copy in the
+server's folder meanwhile.
 
-The copy is the last catalog that was read, written whenever it has changed, and marked each time the store was heard of. While
-the store is away at the start nothing can be written, for nobody knows what others have written; and what is not of the catalog
-(what was learned, the history) is not known here. The store is asked again after 0.1 s, then up to 5 s, until it answers; what
-waits for it is begun then, and begun again when that failed. From then on this is that store, which may come and go.
+The copy is the last catalog that was read, written whenever it has changed, and marked each time
+the store was heard of. While the store is away at the start nothing can be written, for nobody
+knows what others have written; and what is not of the catalog (what was learned, the history) is
+not known here. The store is asked again after 0.1 s, then up to 5 s, until it answers; what waits
+for it is begun then, and begun again when that failed. From then on this is that store, which may
+come and go.
 """
 
 import contextlib
@@ -34,14 +37,17 @@ class _Copy(msgspec.Struct):
 
 
 class KeptStore(Store):
-    """Threads: any. open: the store, or StoreError while it is away.  copy: a file, or None for none.
+    """Threads: any. open: the store, or StoreError while it is away.  copy: a file, or None for
+    none.
 
     Raises what `open` raises but for StoreError; that, too, if `required`.
     """
 
     remote = True
 
-    def __init__(self, open: Callable[[], Store], name: str, copy: Path | None, *, required: bool = False) -> None:
+    def __init__(
+        self, open: Callable[[], Store], name: str, copy: Path | None, *, required: bool = False
+    ) -> None:
         self.name, self._open, self._path = name, open, copy
         self._store: Store | None = None
         self._copied: tuple[int, int] | None = None  # revision and number of records of the copy
@@ -73,8 +79,8 @@ class KeptStore(Store):
         return self._known is not None
 
     def start(self, begin: Callable[[], None]) -> None:
-        """Ask an absent store again, until it answers; then call `begin`, on a thread of its own; again while it raises
-        StoreError."""
+        """Ask an absent store again, until it answers; then call `begin`, on a thread of its own;
+        again while it raises StoreError."""
         self._begin_now = begin
         self._thread.start()
 
@@ -83,21 +89,33 @@ class KeptStore(Store):
         why = said.rstrip(".").rpartition(". ")[2].rpartition(": ")[2]
         meanwhile = "Nothing is served from it until it is there"
         if self._known is not None:
-            meanwhile = f"Serving continues from a copy of {_ago(self.copy_age_s)} ago, and nothing can be changed"
-        hint = "Start it: it is tried again all the time. Feedback waits in the journal. Or use state=\"sqlite:FILE\"."
-        return StoreError(f"cannot reach {self.name} ({why or 'no answer'}). {meanwhile}.", hint=hint)
+            meanwhile = (
+                f"Serving continues from a copy of {_ago(self.copy_age_s)} ago, and nothing can be"
+                " changed"
+            )
+        hint = (
+            "Start it: it is tried again all the time. Feedback waits in the journal. Or use"
+            ' state="sqlite:FILE".'
+        )
+        return StoreError(
+            f"cannot reach {self.name} ({why or 'no answer'}). {meanwhile}.", hint=hint
+        )
 
     @property
     def copy_age_s(self) -> float:
         """Since the store was last heard of by whoever wrote the copy; infinite without one."""
         try:
-            return max(0.0, wall_time_us() / 1e6 - self._path.stat().st_mtime) if self._path is not None else float("inf")
+            return (
+                max(0.0, wall_time_us() / 1e6 - self._path.stat().st_mtime)
+                if self._path is not None
+                else float("inf")
+            )
         except OSError:
             return float("inf")
 
     def stats(self) -> dict[str, Any]:
-        """connected: it is there, and what waited for it has begun.  away_s, tries: since the start.  copy_age_s: of what the
-        catalog is read from until then; None for none."""
+        """connected: it is there, and what waited for it has begun.  away_s, tries: since the
+        start.  copy_age_s: of what the catalog is read from until then; None for none."""
         age = self.copy_age_s if self._known is not None and not self._begun else None
         return {
             "name": self.name, "connected": self._begun, "tries": self._tries, "copy_age_s": age,
@@ -122,9 +140,17 @@ class KeptStore(Store):
         except StoreError as error:
             self._trouble = error
             away_s = time.monotonic() - self._since_s
-            _log.info("store %s is away for %.1f s, after %d tries: %s", self.name, away_s, self._tries, error.message)
+            _log.info(
+                "store %s is away for %.1f s, after %d tries: %s",
+                self.name,
+                away_s,
+                self._tries,
+                error.message,
+            )
         else:
-            _log.warning("store %s is there, after %.1f s", self.name, time.monotonic() - self._since_s)
+            _log.warning(
+                "store %s is there, after %.1f s", self.name, time.monotonic() - self._since_s
+            )
 
     def _begin(self) -> bool:
         try:
@@ -154,7 +180,9 @@ class KeptStore(Store):
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             fresh = self._path.with_suffix(".new")
-            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+            with open(
+                os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb"
+            ) as file:
                 file.write(msgspec.msgpack.encode(_Copy(revision, records)))
             fresh.replace(self._path)
             self._copied = revision, len(records)
@@ -186,13 +214,17 @@ class KeptStore(Store):
     def range(self, prefix: str) -> tuple[list[Record], int]:
         if self._store is None and prefix.startswith(COPIED) and not self._stop.is_set():
             known = self._known or _Copy(0, [])
-            return [record for record in known.records if record.key.startswith(prefix)], known.revision
+            return [
+                record for record in known.records if record.key.startswith(prefix)
+            ], known.revision
         records, revision = self._there().range(prefix)
         if prefix == COPIED:
             self._write_copy(records, revision)
         return records, revision
 
-    def txn(self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()) -> TxnResult:
+    def txn(
+        self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()
+    ) -> TxnResult:
         return self._there().txn(compares, then, orelse)
 
     def grant(self, ttl_s: float) -> tuple[str, float]:
@@ -205,7 +237,11 @@ class KeptStore(Store):
         self._there().revoke(lease)
 
     def watch(self, prefix: str, from_revision: int | None = None) -> Watch:
-        return self._there().watch(prefix, from_revision) if self._store is not None else _LateWatch(self, prefix)
+        return (
+            self._there().watch(prefix, from_revision)
+            if self._store is not None
+            else _LateWatch(self, prefix)
+        )
 
     @property
     def revision(self) -> int:
@@ -220,7 +256,8 @@ class KeptStore(Store):
 
 
 class _LateWatch:
-    """Of a store that is not there yet: what changed meanwhile nobody knows, so its first event is RESET."""
+    """Of a store that is not there yet: what changed meanwhile nobody knows, so its first event is
+    RESET."""
 
     def __init__(self, store: KeptStore, prefix: str) -> None:
         self._store, self._prefix = store, prefix
@@ -241,7 +278,11 @@ class _LateWatch:
 
     @property
     def closed(self) -> bool:
-        return self._closed or self._store._stop.is_set() or (self._watch is not None and self._watch.closed)
+        return (
+            self._closed
+            or self._store._stop.is_set()
+            or (self._watch is not None and self._watch.closed)
+        )
 
     def close(self) -> None:
         self._closed = True

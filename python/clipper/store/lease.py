@@ -1,8 +1,9 @@
 """Leases: what a node writes about itself goes when the node does.
 
-The holder counts on its own clock, from before the renewal was sent, and leaves a margin: it knows that the lease is lost
-before the store forgets it, also when the store cannot be reached, and also when the holder itself was stopped for a while.
-So what asks `alive` first is fenced without asking the store; what has to be sure writes with a Compare on a leased key.
+The holder counts on its own clock, from before the renewal was sent, and leaves a margin: it knows
+that the lease is lost before the store forgets it, also when the store cannot be reached, and also
+when the holder itself was stopped for a while. So what asks `alive` first is fenced without asking
+the store; what has to be sure writes with a Compare on a leased key.
 """
 
 import contextlib
@@ -52,7 +53,8 @@ class Lost(threading.Event):
 class Lease:
     """Threads: any.
 
-    id: for Put.  ttl_s: as the store grants it.  lost: set once it is; a lost lease never comes back.
+    id: for Put.  ttl_s: as the store grants it.  lost: set once it is; a lost lease never comes
+    back.
     """
 
     def __init__(self, store: Leases, id: str, ttl_s: float, began_s: float) -> None:
@@ -74,11 +76,15 @@ class Lease:
         return max(0.0, self.lost.until_s - monotonic()) if self.alive else 0.0
 
     def keep(self) -> None:
-        """Renew it once. LeaseLost when it was lost, here or there; StoreError when the store did not answer."""
+        """Renew it once. LeaseLost when it was lost, here or there; StoreError when the store did
+        not answer."""
         began_s = monotonic()
         try:
             if not self.alive:
-                raise LeaseLost(f"lease {self.id!r} of store {self._store.name} was not renewed in time.", hint="Take a new one.")
+                raise LeaseLost(
+                    f"lease {self.id!r} of store {self._store.name} was not renewed in time.",
+                    hint="Take a new one.",
+                )
             ttl_s = self._store.renew(self.id)
         except LeaseLost:
             self.lost.set()
@@ -91,7 +97,9 @@ class Lease:
         """Renew it from a thread of its own, until it is revoked or lost."""
         with self._lock:
             if self._keeper is None:
-                self._keeper = threading.Thread(target=self._keep_on, name="clipper-lease", daemon=True)
+                self._keeper = threading.Thread(
+                    target=self._keep_on, name="clipper-lease", daemon=True
+                )
                 self._keeper.start()
         return self
 
@@ -111,7 +119,8 @@ class Lease:
             _log.warning("lease %s of store %s is lost", self.id, self._store.name)
 
     def revoke(self) -> None:
-        """Its keys go now. One that was lost is fine; StoreError when the store does not answer: then they go in `ttl_s`."""
+        """Its keys go now. One that was lost is fine; StoreError when the store does not answer:
+        then they go in `ttl_s`."""
         self._end()
         try:
             self._store.revoke(self.id)
@@ -126,6 +135,11 @@ class Lease:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         with contextlib.suppress(StoreError):
             self.revoke()

@@ -1,4 +1,5 @@
-"""The store of one process: a dict, its sorted keys, and a ring of the last changes, under one lock."""
+"""The store of one process: a dict, its sorted keys, and a ring of the last changes, under one
+lock."""
 
 import threading
 from bisect import bisect_left, insort
@@ -36,11 +37,14 @@ class _Granted:
 
 
 class MemoryStore(Store):
-    """Nothing survives the process. Threads: any. now_s: the clock of leases; whoever looks at the store sees them end."""
+    """Nothing survives the process. Threads: any. now_s: the clock of leases; whoever looks at the
+    store sees them end."""
 
     name = "memory://"
 
-    def __init__(self, events_max: int = EVENTS_MAX, now_s: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self, events_max: int = EVENTS_MAX, now_s: Callable[[], float] = monotonic
+    ) -> None:
         self._records: dict[str, Record] = {}
         self._keys: list[str] = []
         self._revision = 0
@@ -69,7 +73,9 @@ class MemoryStore(Store):
                 found.append(self._records[self._keys[at]])
             return found, self._revision
 
-    def txn(self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()) -> TxnResult:
+    def txn(
+        self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()
+    ) -> TxnResult:
         check_txn(compares, then, orelse)
         with self._changed:
             self._begin()
@@ -80,7 +86,9 @@ class MemoryStore(Store):
                 if isinstance(op, Put) and op.lease and op.lease not in self._leases:
                     raise lost_error(self.name, op.lease)
             revision = self._revision + 1
-            results = tuple(found[op.key] if isinstance(op, Get) else self._write(op, revision) for op in ops)
+            results = tuple(
+                found[op.key] if isinstance(op, Get) else self._write(op, revision) for op in ops
+            )
             self._commit(revision)
             return TxnResult(ok, results, self._revision)
 
@@ -99,7 +107,9 @@ class MemoryStore(Store):
             if op.lease:
                 self._leases[op.lease].keys.add(op.key)
             created, version = (old.created_revision, old.version + 1) if old else (revision, 1)
-            new = self._records[op.key] = Record(op.key, op.value, revision, created, version, op.lease)
+            new = self._records[op.key] = Record(
+                op.key, op.value, revision, created, version, op.lease
+            )
             if old is None:
                 insort(self._keys, op.key)
             self._events.append(Event("PUT", revision, op.key, new))
@@ -123,7 +133,9 @@ class MemoryStore(Store):
     def watch(self, prefix: str, from_revision: int | None = None) -> Watch:
         with self._changed:
             self._begin()
-            return _MemoryWatch(self, prefix, self._revision if from_revision is None else from_revision)
+            return _MemoryWatch(
+                self, prefix, self._revision if from_revision is None else from_revision
+            )
 
     @property
     def revision(self) -> int:
@@ -170,7 +182,9 @@ class MemoryStore(Store):
 
     def _expire(self) -> None:
         while self._until_s <= self._now_s():
-            id, first = min(self._leases.items(), key=lambda item: item[1].until_s, default=("", None))
+            id, first = min(
+                self._leases.items(), key=lambda item: item[1].until_s, default=("", None)
+            )
             self._until_s = first.until_s if first else _NEVER
             if first and self._until_s <= self._now_s():
                 self._end(id)
@@ -183,7 +197,8 @@ class MemoryStore(Store):
 
 
 class _MemoryWatch:
-    """A cursor over the store's ring: it takes what is there when asked, so a slow reader costs the store nothing."""
+    """A cursor over the store's ring: it takes what is there when asked, so a slow reader costs the
+    store nothing."""
 
     def __init__(self, store: MemoryStore, prefix: str, cursor: int) -> None:
         self._store = store
@@ -208,7 +223,10 @@ class _MemoryWatch:
 
     def _patience_s(self, give_up: float | None) -> float | None:
         """Until it is over, or until the next lease is."""
-        left = min(_NEVER if give_up is None else give_up - monotonic(), self._store._until_s - self._store._now_s())
+        left = min(
+            _NEVER if give_up is None else give_up - monotonic(),
+            self._store._until_s - self._store._now_s(),
+        )
         return None if left == _NEVER else max(left, 0.0)
 
     def _collect(self) -> None:
@@ -220,7 +238,9 @@ class _MemoryWatch:
         if self._cursor < store._forgotten or self._cursor > store._revision:
             self._ready.append(Event("RESET", store._revision))
         elif self._cursor < store._revision:
-            self._ready.extend(e for e in _after(store._events, self._cursor) if e.key.startswith(self._prefix))
+            self._ready.extend(
+                e for e in _after(store._events, self._cursor) if e.key.startswith(self._prefix)
+            )
         self._cursor = store._revision
         if not self._synced:
             self._synced = True
@@ -241,7 +261,8 @@ class _MemoryWatch:
 
 
 def _after(events: deque[Event], revision: int) -> list[Event]:
-    """The events after `revision`, oldest first; looks from the newest back, for a watch is seldom far behind."""
+    """The events after `revision`, oldest first; looks from the newest back, for a watch is seldom
+    far behind."""
     found: list[Event] = []
     for event in reversed(events):
         if event.revision <= revision:

@@ -1,9 +1,11 @@
-"""A part of the store in this process's memory, kept fresh by a watch: what is read a thousand times for each change.
+"""A part of the store in this process's memory, kept fresh by a watch: what is read a thousand
+times for each change.
 
-Values are decoded when they are first looked at, so that 20 000 records cost their listing only. While the store is away the
-last known content stays, and `stale_s` says for how long. A watch that missed changes (RESET) lists everything again, and what
-differs is told as changes: whoever follows them sees no gap. A store that came back with another content can be refused
-(`accepts`): then what was known stays, as while it is away.
+Values are decoded when they are first looked at, so that 20 000 records cost their listing only.
+While the store is away the last known content stays, and `stale_s` says for how long. A watch that
+missed changes (RESET) lists everything again, and what differs is told as changes: whoever follows
+them sees no gap. A store that came back with another content can be refused (`accepts`): then what
+was known stays, as while it is away.
 """
 
 import logging
@@ -25,11 +27,14 @@ T = TypeVar("T")
 
 
 class Change(Generic[T]):
-    """One key's change. old, new: the records; None: there was, or is, none. Several changes in a row may be told as one."""
+    """One key's change. old, new: the records; None: there was, or is, none. Several changes in a
+    row may be told as one."""
 
     __slots__ = ("_decode", "key", "new", "old")
 
-    def __init__(self, key: str, old: Record | None, new: Record | None, decode: Callable[[Record], T | None]) -> None:
+    def __init__(
+        self, key: str, old: Record | None, new: Record | None, decode: Callable[[Record], T | None]
+    ) -> None:
         self.key, self.old, self.new, self._decode = key, old, new, decode
 
     @property
@@ -47,11 +52,12 @@ class Change(Generic[T]):
 class Mirror(Mapping[str, T]):
     """key -> what `decode` made of its value. Keys are without the prefix. Threads: any.
 
-    A value that `decode` refuses (any exception) is logged once and is not there for `get`, `values` and `items`; `record` has
-    it. Each key by itself never goes back in time; several keys that a transaction wrote together may be seen one by one.
-    wait: list the records before the constructor returns, StoreError when that fails; else they come when the store does.
-    accepts: called before a listing replaces what is known, and before many deletions at once are taken; it raises StoreError
-    when the store is not the one that it was, and is asked again.
+    A value that `decode` refuses (any exception) is logged once and is not there for `get`,
+    `values` and `items`; `record` has it. Each key by itself never goes back in time; several keys
+    that a transaction wrote together may be seen one by one. wait: list the records before the
+    constructor returns, StoreError when that fails; else they come when the store does. accepts:
+    called before a listing replaces what is known, and before many deletions at once are taken; it
+    raises StoreError when the store is not the one that it was, and is asked again.
     """
 
     def __init__(
@@ -125,9 +131,17 @@ class Mirror(Mapping[str, T]):
         try:
             value: T | None = self._decode_value(record.value)
         except Exception as error:
-            _log.error("the record %r at revision %d cannot be read: %s", record.key, record.revision, error)
+            _log.error(
+                "the record %r at revision %d cannot be read: %s",
+                record.key,
+                record.revision,
+                error,
+            )
             value = None
-        self._decoded[record.key] = record, value  # with its record: a newer one that came meanwhile is not hidden by it
+        self._decoded[record.key] = (
+            record,
+            value,
+        )  # with its record: a newer one that came meanwhile is not hidden by it
         return value
 
     @property
@@ -137,7 +151,8 @@ class Mirror(Mapping[str, T]):
 
     @property
     def stale_s(self) -> float:
-        """Seconds since the store last answered: little more than one while it is there; infinite before the first listing."""
+        """Seconds since the store last answered: little more than one while it is there; infinite
+        before the first listing."""
         return monotonic() - self._heard_s
 
     @property
@@ -146,13 +161,15 @@ class Mirror(Mapping[str, T]):
         return self._trouble
 
     def wait_for(self, predicate: Callable[[Self], Any], timeout_s: float | None = None) -> bool:
-        """Whether `predicate(self)` came to be true in time. It is asked again after each change, under a lock: be brief."""
+        """Whether `predicate(self)` came to be true in time. It is asked again after each change,
+        under a lock: be brief."""
         with self._changed:
             self._changed.wait_for(lambda: self._stop.is_set() or predicate(self), timeout_s)
             return bool(predicate(self))
 
     def on_change(self, callback: Callable[[list[Change[T]]], Any]) -> None:
-        """Call it with what has changed, on the mirror's thread, when it can be read here already. What it raises is logged."""
+        """Call it with what has changed, on the mirror's thread, when it can be read here already.
+        What it raises is logged."""
         self._callbacks.append(callback)
 
     # -- following
@@ -240,9 +257,15 @@ class Mirror(Mapping[str, T]):
         if not self._callbacks:
             return []
         fresh = self._records
-        gone = [Change(key, record, None, self._value_of_change) for key, record in old.items() if key not in fresh]
+        gone = [
+            Change(key, record, None, self._value_of_change)
+            for key, record in old.items()
+            if key not in fresh
+        ]
         new = ((key, old.get(key), record) for key, record in fresh.items())
-        return gone + [Change(key, was, now, self._value_of_change) for key, was, now in new if was != now]
+        return gone + [
+            Change(key, was, now, self._value_of_change) for key, was, now in new if was != now
+        ]
 
     def _value_of_change(self, record: Record) -> T | None:
         if self._records.get(record.key[len(self._prefix) :]) is record:
@@ -292,5 +315,10 @@ class Mirror(Mapping[str, T]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()

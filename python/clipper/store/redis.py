@@ -1,4 +1,5 @@
-"""The store in a Redis server, shared by the servers that name the same URL; needs Redis 6.2 or newer.
+"""The store in a Redis server, shared by the servers that name the same URL; needs Redis 6.2 or
+newer.
 
 Everything lies under one prefix, in forms that a person can read with redis-cli:
 
@@ -7,17 +8,20 @@ Everything lies under one prefix, in forms that a person can read with redis-cli
     clipper:keys           sorted set of all keys, for ranges in the order of their bytes
     clipper:events         stream of the last changes; an entry's id is REVISION-N
     clipper:forgotten      changes up to this revision are not in the stream any more
-    clipper:leases         sorted set: a lease's id and its end, ms by the server's clock; clipper:lease_ms: how long each lives
+    clipper:leases         sorted set: a lease's id and its end, ms by the server's clock;
+    clipper:lease_ms: how long each lives
     clipper:leased:LEASE   set: its keys
 
-A transaction is one Lua script, so nobody ever sees half of it. What Redis itself loses is lost here too: with `appendonly yes`
-up to the last two seconds at a power cut, and at a kill when the disk was busy; with `appendfsync always` nothing. A store that
-went back in time is noticed by its watches: RESET.
+A transaction is one Lua script, so nobody ever sees half of it. What Redis itself loses is lost
+here too: with `appendonly yes` up to the last two seconds at a power cut, and at a kill when the
+disk was busy; with `appendfsync always` nothing. A store that went back in time is noticed by its
+watches: RESET.
 
-Whoever reads, writes or watches after the end of a lease deletes its keys. A server whose wall clock jumps ends leases early
-or late.
+Whoever reads, writes or watches after the end of a lease deletes its keys. A server whose wall
+clock jumps ends leases early or late.
 
-A command whose connection breaks may or may not have been carried out; it is StoreError, and `put_if` again tells which.
+A command whose connection breaks may or may not have been carried out; it is StoreError, and
+`put_if` again tells which.
 """
 
 import contextlib
@@ -95,7 +99,7 @@ local function finish(lease)
   commit(revision)
 end
 for _, lease in ipairs(redis.call('ZRANGEBYSCORE', p .. 'leases', '-inf', now())) do finish(lease) end
-"""
+"""  # noqa: E501
 
 _TXN = (
     _BEGIN
@@ -151,7 +155,7 @@ for i = 1, #ops do
   if found[i] == nil then found[i] = false end
 end
 return {ok and 1 or 0, revision, found}
-"""
+"""  # noqa: E501
 )
 
 _GET = _BEGIN + "return load(ARGV[3])"
@@ -162,7 +166,7 @@ _RANGE = (
 local out = {}
 for i, key in ipairs(redis.call('ZRANGEBYLEX', p .. 'keys', ARGV[3], ARGV[4])) do out[i] = {key, load(key)} end
 return {current(), out}
-"""
+"""  # noqa: E501
 )
 
 _EVENTS = (
@@ -188,8 +192,8 @@ _REVOKE = _BEGIN + "finish(ARGV[3])"
 
 
 class RedisStore(Store):
-    """Threads: any. url: `redis://HOST:PORT/DB`, `rediss://` for TLS, `unix:///PATH`; `?prefix=NAME:` for a namespace other
-    than `clipper:`.
+    """Threads: any. url: `redis://HOST:PORT/DB`, `rediss://` for TLS, `unix:///PATH`;
+    `?prefix=NAME:` for a namespace other than `clipper:`.
 
     Errors: StoreError when the server cannot be reached, is read-only, full or too old.
     """
@@ -201,7 +205,9 @@ class RedisStore(Store):
             import redis
         except ImportError:
             hint = "pip install 'clipper-serving[redis]'."
-            raise ConfigError(f"state={shown(url)!r} needs the package redis, which is not installed.", hint=hint) from None
+            raise ConfigError(
+                f"state={shown(url)!r} needs the package redis, which is not installed.", hint=hint
+            ) from None
         self.name = shown(url)
         self._errors: Any = redis.exceptions
         self._events_max = events_max
@@ -209,10 +215,17 @@ class RedisStore(Store):
         self._closed = False
         address, self._prefix = _without_prefix(url)
         try:
-            self._redis: Any = redis.Redis.from_url(address, socket_timeout=PATIENCE_S, socket_connect_timeout=PATIENCE_S)
+            self._redis: Any = redis.Redis.from_url(
+                address, socket_timeout=PATIENCE_S, socket_connect_timeout=PATIENCE_S
+            )
         except ValueError as error:
-            raise ConfigError(f"no store for state={self.name!r}: {error}.", hint="Write redis://HOST:PORT/DB.") from None
-        scripts = (self._redis.register_script(text) for text in (_TXN, _GET, _RANGE, _EVENTS, _RENEW, _REVOKE))
+            raise ConfigError(
+                f"no store for state={self.name!r}: {error}.", hint="Write redis://HOST:PORT/DB."
+            ) from None
+        scripts = (
+            self._redis.register_script(text)
+            for text in (_TXN, _GET, _RANGE, _EVENTS, _RENEW, _REVOKE)
+        )
         self._txn, self._get, self._range, self._tail, self._renew, self._revoke = scripts
         try:
             with self._asking():
@@ -227,16 +240,25 @@ class RedisStore(Store):
         if self._closed:
             raise closed_error(self.name)
         if os.getpid() != self._pid:
-            raise ForkedProcess(f"store {self.name} belongs to the process that opened it.", hint="Open it again here.")
+            raise ForkedProcess(
+                f"store {self.name} belongs to the process that opened it.",
+                hint="Open it again here.",
+            )
         try:
             yield
         except self._errors.ConnectionError as error:
             if self._closed:
                 raise closed_error(self.name) from None
             why = str(error).rstrip(".")
-            raise StoreError(f"store {self.name} cannot be reached: {why}.", hint="Is redis-server running there?") from None
+            raise StoreError(
+                f"store {self.name} cannot be reached: {why}.",
+                hint="Is redis-server running there?",
+            ) from None
         except self._errors.TimeoutError:
-            raise StoreError(f"store {self.name} did not answer within {PATIENCE_S:g} s.", hint="Is it overloaded?") from None
+            raise StoreError(
+                f"store {self.name} did not answer within {PATIENCE_S:g} s.",
+                hint="Is it overloaded?",
+            ) from None
         except self._errors.RedisError as error:
             raise StoreError(f"store {self.name} refused: {error}") from None
         except Exception as error:  # of many kinds, when its connection was closed under a watch
@@ -248,7 +270,9 @@ class RedisStore(Store):
 
     def get(self, key: str) -> Record | None:
         with self._asking():
-            found = self._redis.hmget(self._prefix + "r:" + key, "value", "revision", "created", "version", "lease")
+            found = self._redis.hmget(
+                self._prefix + "r:" + key, "value", "revision", "created", "version", "lease"
+            )
             if found[4]:  # is it still there?
                 found = self._run(self._get, key) or [None] * 5
         return _record(key, found if found[1] is not None else None)
@@ -264,7 +288,9 @@ class RedisStore(Store):
         records = [_record(key.decode(), parts) for key, parts in found]
         return [record for record in records if record is not None], revision
 
-    def txn(self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()) -> TxnResult:
+    def txn(
+        self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()
+    ) -> TxnResult:
         check_txn(compares, then, orelse)
         asked = [[[c.key, c.field, c.equals] for c in compares], _packed(then), _packed(orelse)]
         with self._asking():
@@ -272,7 +298,11 @@ class RedisStore(Store):
         if ok < 0:
             raise lost_error(self.name, found.decode())
         ops = then if ok else orelse
-        return TxnResult(bool(ok), tuple(_record(op.key, parts) for op, parts in zip(ops, found, strict=True)), revision)
+        return TxnResult(
+            bool(ok),
+            tuple(_record(op.key, parts) for op, parts in zip(ops, found, strict=True)),
+            revision,
+        )
 
     def grant(self, ttl_s: float) -> tuple[str, float]:
         id = secrets.token_hex(8)
@@ -355,7 +385,9 @@ class _RedisWatch:
         if self._cursor < forgotten or self._cursor > revision:
             self._ready.append(Event("RESET", revision))
         else:
-            events = (_event(id, dict(zip(parts[::2], parts[1::2], strict=True))) for id, parts in entries)
+            events = (
+                _event(id, dict(zip(parts[::2], parts[1::2], strict=True))) for id, parts in entries
+            )
             self._ready.extend(event for event in events if event.key.startswith(self._prefix))
         self._cursor = revision
         if not self._synced:
@@ -391,13 +423,18 @@ def _without_prefix(url: str) -> tuple[str, str]:
 
 
 def _packed(ops: Sequence[Op]) -> list[list[Any]]:
-    return [[_KINDS[type(op)], op.key, *([op.value, op.lease] if isinstance(op, Put) else [])] for op in ops]
+    return [
+        [_KINDS[type(op)], op.key, *([op.value, op.lease] if isinstance(op, Put) else [])]
+        for op in ops
+    ]
 
 
 def _record(key: str, parts: Sequence[bytes] | None) -> Record | None:
     if not parts:
         return None
-    return Record(key, parts[0], int(parts[1]), int(parts[2]), int(parts[3]), (parts[4] or b"").decode())
+    return Record(
+        key, parts[0], int(parts[1]), int(parts[2]), int(parts[3]), (parts[4] or b"").decode()
+    )
 
 
 def _event(id: bytes, fields: dict[bytes, bytes]) -> Event:
@@ -405,5 +442,7 @@ def _event(id: bytes, fields: dict[bytes, bytes]) -> Event:
     if fields[b"kind"] == b"DELETE":
         return Event("DELETE", revision, key)
     lease = fields.get(b"lease", b"").decode()
-    record = Record(key, fields[b"value"], revision, int(fields[b"created"]), int(fields[b"version"]), lease)
+    record = Record(
+        key, fields[b"value"], revision, int(fields[b"created"]), int(fields[b"version"]), lease
+    )
     return Event("PUT", revision, key, record)

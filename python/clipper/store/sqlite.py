@@ -1,17 +1,21 @@
-"""The store of one host: a SQLite file that several processes share and that survives kill -9 and power cuts.
+"""The store of one host: a SQLite file that several processes share and that survives kill -9 and
+power cuts.
 
-WAL with synchronous=FULL: a write is on disk when it returns, readers never wait for writers. What is written here is
-little (the catalog), so an fsync a change is the right price; `durable=False` gives the last changes before a power cut
-away for speed (kill -9 still loses nothing). Two connections: this process's writers queue at one lock, its readers at
-another. A watch is a cursor over the event table. Writers in this process wake it; for other processes it looks at
-SQLite's `data_version` (a few microseconds) twenty times a second.
+WAL with synchronous=FULL: a write is on disk when it returns, readers never wait for writers. What
+is written here is little (the catalog), so an fsync a change is the right price; `durable=False`
+gives the last changes before a power cut away for speed (kill -9 still loses nothing). Two
+connections: this process's writers queue at one lock, its readers at another. A watch is a cursor
+over the event table. Writers in this process wake it; for other processes it looks at SQLite's
+`data_version` (a few microseconds) twenty times a second.
 
-A lease lies in a table with its end by the monotonic clock, which all processes of a host share until it boots; then they are
-all dead, and so are their leases. Whoever reads or watches after the end deletes its keys.
+A lease lies in a table with its end by the monotonic clock, which all processes of a host share
+until it boots; then they are all dead, and so are their leases. Whoever reads or watches after the
+end deletes its keys.
 
-SQLite lets writers of several processes find a locked file, sleep, and try again, up to 100 ms later each: whoever has just
-written writes again, and the unlucky wait a second. Ours queue at a turnstile, a lock on a file beside it (`-turn`): one process
-waits for SQLite's lock, which whoever comes from it has to leave to that one, the others for their turn.
+SQLite lets writers of several processes find a locked file, sleep, and try again, up to 100 ms
+later each: whoever has just written writes again, and the unlucky wait a second. Ours queue at a
+turnstile, a lock on a file beside it (`-turn`): one process waits for SQLite's lock, which whoever
+comes from it has to leave to that one, the others for their turn.
 """
 
 import fcntl
@@ -46,9 +50,14 @@ from clipper.store.store import (
 
 _APPLICATION_ID = 0x434C5053  # "CLPS"
 _FORMAT = 2  # 2: leases
-_QUICK_CHECK_BYTES_MAX = 64 << 20  # above this a check at every start would take longer than it is worth
+_QUICK_CHECK_BYTES_MAX = (
+    64 << 20
+)  # above this a check at every start would take longer than it is worth
 _POLL_S = 0.05
-_RETRY_S, _TURN_S = 0.0001, 0.0005  # between two looks whether another process has written, and whether it is our turn
+_RETRY_S, _TURN_S = (
+    0.0001,
+    0.0005,
+)  # between two looks whether another process has written, and whether it is our turn
 _SCHEMA = """
 create table if not exists kv (
     key blob primary key, value blob not null, crc integer not null,
@@ -61,7 +70,7 @@ create table if not exists meta (name text primary key, value integer not null) 
 insert or ignore into meta values ('revision', 0), ('forgotten', 0), ('boot', 0);
 create table if not exists lease (id text primary key, ttl_s real not null, until_s real not null) without rowid;
 create index if not exists lease_until on lease (until_s);
-"""
+"""  # noqa: E501
 _SINCE_2 = """
 alter table kv add column lease text not null default '';
 alter table event add column lease text not null default '';
@@ -71,9 +80,11 @@ _SELECT = "select key, value, crc, revision, created, version, lease from kv"
 
 
 class SqliteStore(Store):
-    """`path`: the file; its folder is made when missing. Threads: any. Processes: any on this host; not across a fork.
+    """`path`: the file; its folder is made when missing. Threads: any. Processes: any on this host;
+    not across a fork.
 
-    bytes_max: bound of the file, 0 for none.  busy_s: how long a write waits for other processes' writes.
+    bytes_max: bound of the file, 0 for none.  busy_s: how long a write waits for other processes'
+    writes.
     """
 
     def __init__(
@@ -100,7 +111,9 @@ class SqliteStore(Store):
             self._keep_private()
             self._writer = self._connect(busy_s)
             with suppress(OSError):
-                self._turnstile = os.open(f"{self.path}-turn", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                self._turnstile = os.open(
+                    f"{self.path}-turn", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+                )
             try:
                 self._prepare(durable, bytes_max)
                 self._reader = self._connect(busy_s)
@@ -110,7 +123,8 @@ class SqliteStore(Store):
                 raise
 
     def _keep_private(self) -> None:
-        """Nobody but the owner reads the file. SQLite gives the files beside it the same permissions."""
+        """Nobody but the owner reads the file. SQLite gives the files beside it the same
+        permissions."""
         with suppress(OSError):  # what is wrong with the path, SQLite says
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             if self.path.stat().st_mode & 0o077:
@@ -122,7 +136,9 @@ class SqliteStore(Store):
             self._turnstile = -1
 
     def _connect(self, busy_s: float) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, timeout=busy_s, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(
+            self.path, timeout=busy_s, isolation_level=None, check_same_thread=False
+        )
         connection.execute("pragma trusted_schema = off")
         return connection
 
@@ -134,7 +150,9 @@ class SqliteStore(Store):
         tables = run("select count(*) from sqlite_master").fetchone()[0]
         run("rollback")
         if owner != _APPLICATION_ID and (owner or tables):
-            raise StoreError(f"{self.path} is the SQLite file of another program.", hint="Name another file.")
+            raise StoreError(
+                f"{self.path} is the SQLite file of another program.", hint="Name another file."
+            )
         if format_ > _FORMAT:
             raise StoreError(
                 f"{self.path} has format {format_}, this version of clipper reads up to {_FORMAT}.",
@@ -147,7 +165,10 @@ class SqliteStore(Store):
         run("pragma journal_mode = wal")
         run(f"pragma synchronous = {'full' if durable else 'normal'}")
         page_bytes = run("pragma page_size").fetchone()[0]
-        run(f"pragma max_page_count = {max(16, bytes_max // page_bytes) if bytes_max else 0xFFFFFFFE}")
+        run(
+            "pragma max_page_count ="
+            f" {max(16, bytes_max // page_bytes) if bytes_max else 0xFFFFFFFE}"
+        )
         with self._transaction():
             upgrade = run("pragma user_version").fetchone()[0] < _FORMAT
             for statement in (_SCHEMA + _SINCE_2 if upgrade else _SCHEMA).split(";"):
@@ -195,7 +216,9 @@ class SqliteStore(Store):
 
     # -- writing
 
-    def txn(self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()) -> TxnResult:
+    def txn(
+        self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()
+    ) -> TxnResult:
         check_txn(compares, then, orelse)
         self._check_process()
         with self._write_lock, self._typed("write"), self._transaction():
@@ -205,10 +228,16 @@ class SqliteStore(Store):
             ops = then if ok else orelse
             self._check_leases({op.lease for op in ops if isinstance(op, Put) and op.lease})
             before = {op.key: self._fetch(run, op.key.encode()) for op in ops}
-            changes = [op for op in ops if isinstance(op, Put) or (isinstance(op, Delete) and before[op.key])]
+            changes = [
+                op
+                for op in ops
+                if isinstance(op, Put) or (isinstance(op, Delete) and before[op.key])
+            ]
             revision = self._next_revision(len(changes)) if changes else _meta(run, "revision")
             written = {op.key: self._write(op, before[op.key], revision) for op in changes}
-            results = tuple(written[op.key] if isinstance(op, Put) else before[op.key] for op in ops)
+            results = tuple(
+                written[op.key] if isinstance(op, Put) else before[op.key] for op in ops
+            )
         if changes:
             with self._changed:
                 self._changed.notify_all()
@@ -222,7 +251,10 @@ class SqliteStore(Store):
 
     def _write(self, op: Op, old: Record | None, revision: int) -> Record | None:
         raw = op.key.encode()
-        insert_event = "insert into event (revision, key, value, created, version, lease) values (?, ?, ?, ?, ?, ?)"
+        insert_event = (
+            "insert into event (revision, key, value, created, version, lease) values (?, ?, ?, ?,"
+            " ?, ?)"
+        )
         if not isinstance(op, Put):
             self._writer.execute("delete from kv where key = ?", (raw,))
             self._writer.execute(insert_event, (revision, raw, None, 0, 0, ""))
@@ -230,18 +262,21 @@ class SqliteStore(Store):
         created, version = (old.created_revision, old.version + 1) if old else (revision, 1)
         crc = crc32(op.value, crc32(raw))
         self._writer.execute(
-            "insert or replace into kv (key, value, crc, revision, created, version, lease) values (?, ?, ?, ?, ?, ?, ?)",
+            "insert or replace into kv (key, value, crc, revision, created, version, lease) values"
+            " (?, ?, ?, ?, ?, ?, ?)",
             (raw, op.value, crc, revision, created, version, op.lease),
         )
         self._writer.execute(insert_event, (revision, raw, op.value, created, version, op.lease))
         return Record(op.key, op.value, revision, created, version, op.lease)
 
     def _make_room(self, count: int) -> None:
-        """Forget the oldest changes, whole revisions at a time, before new ones take their place."""
+        """Forget the oldest changes, whole revisions at a time, before new ones take their
+        place."""
         run = self._writer
         newest = run.execute("select coalesce(max(id), 0) from event").fetchone()[0]
         last = run.execute(
-            "select revision from event where id <= ? order by id desc limit 1", (newest + count - self._events_max,)
+            "select revision from event where id <= ? order by id desc limit 1",
+            (newest + count - self._events_max,),
         ).fetchone()
         if last is not None:
             run.execute("delete from event where revision <= ?", last)
@@ -270,14 +305,21 @@ class SqliteStore(Store):
 
     def _check_leases(self, leases: set[str]) -> None:
         for lease in leases:
-            if self._writer.execute("select 1 from lease where id = ?", (lease,)).fetchone() is None:
+            if (
+                self._writer.execute("select 1 from lease where id = ?", (lease,)).fetchone()
+                is None
+            ):
                 raise lost_error(self.name, lease)
 
     def _end_leases(self, where: str, arg: float | str) -> None:
         """In a transaction: each one's keys go as one revision."""
-        for (lease,) in self._writer.execute(f"select id from lease where {where} order by until_s", (arg,)).fetchall():
+        for (lease,) in self._writer.execute(
+            f"select id from lease where {where} order by until_s", (arg,)
+        ).fetchall():
             self._writer.execute("delete from lease where id = ?", (lease,))
-            keys = self._writer.execute("select key from kv where lease = ? order by key", (lease,)).fetchall()
+            keys = self._writer.execute(
+                "select key from kv where lease = ? order by key", (lease,)
+            ).fetchall()
             revision = self._next_revision(len(keys)) if keys else 0
             for (raw,) in keys:
                 self._write(Delete(raw.decode()), None, revision)
@@ -317,7 +359,10 @@ class SqliteStore(Store):
                 revision = _meta(run, "revision")
                 if not _meta(run, "forgotten") <= cursor <= revision:
                     return [], revision, True
-                query = f"select revision, key, value, created, version, lease from event where revision > ? and {where}"
+                query = (
+                    "select revision, key, value, created, version, lease from event where"
+                    f" revision > ? and {where}"
+                )
                 rows = run.execute(f"{query} order by id", (cursor, *args)).fetchall()
             finally:
                 run.execute("rollback")
@@ -343,7 +388,9 @@ class SqliteStore(Store):
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
-            raise ForkedProcess(f"store {self.name} was opened before fork().", hint="Open it again in the child.")
+            raise ForkedProcess(
+                f"store {self.name} was opened before fork().", hint="Open it again in the child."
+            )
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
@@ -369,13 +416,17 @@ class SqliteStore(Store):
                     self._writer.execute("begin immediate")
                     return
                 except sqlite3.OperationalError as error:
-                    if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > give_up_s:
+                    if (
+                        error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY
+                        or time.monotonic() > give_up_s
+                    ):
                         raise
                 time.sleep(_RETRY_S)
 
     @contextmanager
     def _turn(self, give_up_s: float) -> Iterator[None]:
-        """To be the one that waits for SQLite's lock. Where files cannot be locked, or when it is late, all are."""
+        """To be the one that waits for SQLite's lock. Where files cannot be locked, or when it is
+        late, all are."""
         while self._turnstile >= 0:
             with suppress(BlockingIOError):
                 fcntl.flock(self._turnstile, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -411,7 +462,8 @@ class SqliteStore(Store):
             raise self._explain(verb, error) from error
         except OSError as error:
             raise StoreError(
-                f"cannot {verb} {self.path}: {error.strerror or error}.", hint="Check the folder, or name another one."
+                f"cannot {verb} {self.path}: {error.strerror or error}.",
+                hint="Check the folder, or name another one.",
             ) from error
 
     def _explain(self, verb: str, error: sqlite3.Error) -> StoreError:
@@ -420,10 +472,19 @@ class SqliteStore(Store):
             return self._corrupt(str(error))
         folder = self.path.parent
         why, hint = {
-            "FULL": ("the disk, or the file's bound, is full", "Make room; reads go on, and so do writes then."),
+            "FULL": (
+                "the disk, or the file's bound, is full",
+                "Make room; reads go on, and so do writes then.",
+            ),
             "READONLY": ("it may not be written", f"Check who owns {folder} and its files."),
-            "CANTOPEN": ("it cannot be opened", f"Check that {folder} is a folder you may write to."),
-            "BUSY": ("another process has held it locked too long", "See who has it open: fuser " + str(self.path)),
+            "CANTOPEN": (
+                "it cannot be opened",
+                f"Check that {folder} is a folder you may write to.",
+            ),
+            "BUSY": (
+                "another process has held it locked too long",
+                "See who has it open: fuser " + str(self.path),
+            ),
             "IOERR": ("the disk reported an error", "Check the disk (dmesg), then start again."),
         }.get(code.split("_")[0], ("SQLite refused", "Check the file, or name another one."))
         return StoreError(f"cannot {verb} {self.path}: {why} ({error}).", hint=hint)
@@ -431,7 +492,10 @@ class SqliteStore(Store):
     def _corrupt(self, why: str) -> StoreError:
         return StoreError(
             f"{self.path} is damaged or no store: {why}.",
-            hint=f"Restore it from a copy, or move it aside to start empty: mv {self.path} {self.path}.bad",
+            hint=(
+                f"Restore it from a copy, or move it aside to start empty: mv {self.path}"
+                f" {self.path}.bad"
+            ),
         )
 
 
@@ -500,7 +564,8 @@ class _SqliteWatch:
 
 
 def _starts_with(prefix: str) -> tuple[str, tuple[bytes, ...]]:
-    """The condition on `key`, and its arguments. UTF-8 has no byte 0xff, so the last byte can always be raised."""
+    """The condition on `key`, and its arguments. UTF-8 has no byte 0xff, so the last byte can
+    always be raised."""
     raw = prefix.encode()
     if not raw:
         return "true", ()
@@ -511,7 +576,9 @@ def _meta(run: sqlite3.Connection, name: str) -> int:
     return int(run.execute("select value from meta where name = ?", (name,)).fetchone()[0])
 
 
-def _event(revision: int, raw: bytes, value: bytes | None, created: int, version: int, lease: str) -> Event:
+def _event(
+    revision: int, raw: bytes, value: bytes | None, created: int, version: int, lease: str
+) -> Event:
     key = raw.decode()
     if value is None:
         return Event("DELETE", revision, key)

@@ -18,7 +18,10 @@ def story(*samples: tuple[float, float], events: tuple[Event, ...] = ()) -> Stor
     """samples: (time, share of the forest) each; one answer in ten is wrong."""
     told = Story(("exp3", "stacking"), MODELS, events=list(events))
     for number, (at_s, share) in enumerate(samples):
-        shares = {"exp3": {"forest": share, "svm": 1 - share}, "stacking": {"forest": 0.5, "svm": 0.5}}
+        shares = {
+            "exp3": {"forest": share, "svm": 1 - share},
+            "stacking": {"forest": 0.5, "svm": 0.5},
+        }
         counts = {"exp3": 10 * number, "stacking": 20 * number}
         told.samples.append(Sample(at_s, shares, counts, {"exp3": number, "stacking": 0}))
     return told
@@ -33,13 +36,19 @@ def shown(told: Story, now_s: float, width: int = 80) -> list[str]:
 
 def test_columns() -> None:
     assert plot.column_heights([0.0, 0.01, 0.5, 1.0, 2.0], 1) == [[" "], ["▁"], ["▄"], ["█"], ["█"]]
-    assert plot.column_heights([0.25, 0.5, 0.75, 1.0], 2) == [[" ", "▄"], [" ", "█"], ["▄", "█"], ["█", "█"]]
+    assert plot.column_heights([0.25, 0.5, 0.75, 1.0], 2) == [
+        [" ", "▄"],
+        [" ", "█"],
+        ["▄", "█"],
+        ["█", "█"],
+    ]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
 def test_a_column_is_never_lower_than_that_of_a_smaller_value(rows: int) -> None:
     heights = [
-        sum(plot.BLOCKS.index(block) for block in column) for column in plot.column_heights([i / 200 for i in range(201)], rows)
+        sum(plot.BLOCKS.index(block) for block in column)
+        for column in plot.column_heights([i / 200 for i in range(201)], rows)
     ]
     assert heights == sorted(heights)
     assert (heights[0], heights[-1]) == (0, 8 * rows)
@@ -53,14 +62,23 @@ def test_history_is_the_last_sample_of_each_moment() -> None:
 
 
 def test_marks_stand_where_it_happened_and_leave_with_the_time() -> None:
-    told = story((0.0, 0.5), events=(Event(5.0, "svm gives wrong labels", "svm", "d"), Event(25.5, "killed", "svm", "k")))
+    told = story(
+        (0.0, 0.5),
+        events=(
+            Event(5.0, "svm gives wrong labels", "svm", "d"),
+            Event(25.5, "killed", "svm", "k"),
+        ),
+    )
     assert plot.marks(told, 26.0, 26) == " " * 4 + "d" + " " * 20 + "k"
     assert plot.marks(told, 40.0, 26) == " " * 11 + "k" + " " * 14
     assert plot.marks(told, 99.0, 26).strip() == ""
 
 
 def test_the_plot_fits_a_small_terminal_and_says_all() -> None:
-    told = story(*((float(i), i / 30) for i in range(31)), events=(Event(20.0, "svm gives wrong labels", "svm", "d"),))
+    told = story(
+        *((float(i), i / 30) for i in range(31)),
+        events=(Event(20.0, "svm gives wrong labels", "svm", "d"),),
+    )
     lines = shown(told, 30.0)
     assert max(map(len, lines)) <= 80
     assert len(lines) == 1 + 2 * len(MODELS) + 4
@@ -80,15 +98,18 @@ def test_nothing_yet_is_drawn_too() -> None:
 
 
 def test_a_line_for_a_log() -> None:
-    assert plot.line(story((0.0, 0.2), (1.0, 0.8))) == (
-        "exp3: forest 80%, svm 20%; 10.0% wrong  |  stacking: forest 50%, svm 50%; 0.0% wrong"
+    assert (
+        plot.line(story((0.0, 0.2), (1.0, 0.8)))
+        == "exp3: forest 80%, svm 20%; 10.0% wrong  |  stacking: forest 50%, svm 50%; 0.0% wrong"
     )
 
 
 def test_errors_of_late_and_in_all() -> None:
     told = story(*((float(i), 0.5) for i in range(20)))
     last = told.samples[-1]
-    told.samples.append(Sample(20.0, last.shares, {"exp3": 290, "stacking": 400}, {"exp3": 69, "stacking": 0}))
+    told.samples.append(
+        Sample(20.0, last.shares, {"exp3": 290, "stacking": 400}, {"exp3": 69, "stacking": 0})
+    )
     assert told.whole_error("exp3") == 69 / 290
     assert told.recent_error("exp3") == (69 - 15) / (290 - 150)
 
@@ -107,9 +128,13 @@ story = Story(("exp3", "stacking"), ("forest", "svm"), samples, [Event(5.0, "svm
 picture.check()
 picture.draw(story, sys.argv[1])
 picture.draw(Story(("exp3", "stacking"), ("forest", "svm")), sys.argv[1] + ".empty.png")
-"""
+"""  # noqa: E501
     path = tmp_path / "shares.png"
-    subprocess.run([sys.executable, "-c", code, path], check=True, env={**os.environ, "MPLCONFIGDIR": str(tmp_path)})
+    subprocess.run(
+        [sys.executable, "-c", code, path],
+        check=True,
+        env={**os.environ, "MPLCONFIGDIR": str(tmp_path)},
+    )
     head = path.read_bytes()[:24]
     assert head[:8] == b"\x89PNG\r\n\x1a\n"
     assert int.from_bytes(head[16:20], "big") > 900

@@ -1,4 +1,5 @@
-"""What is said when an engine cannot be reached, and whose containers are left over; no engine is needed for that."""
+"""What is said when an engine cannot be reached, and whose containers are left over; no engine is
+needed for that."""
 
 import os
 import socket
@@ -23,7 +24,10 @@ def said(kind: str, where: str, tmp_path: Path) -> str:
     return str(raised.value)
 
 
-@pytest.mark.parametrize(("kind", "command"), [("docker", "systemctl start docker"), ("podman", "systemctl start podman.socket")])
+@pytest.mark.parametrize(
+    ("kind", "command"),
+    [("docker", "systemctl start docker"), ("podman", "systemctl start podman.socket")],
+)
 def test_an_engine_that_does_not_run(kind: str, command: str, tmp_path: Path) -> None:
     where = f"unix://{tmp_path}/not-there.sock"
     text = f"{kind} does not answer at {where}: there is no such socket. Start it: {command}"
@@ -33,7 +37,9 @@ def test_an_engine_that_does_not_run(kind: str, command: str, tmp_path: Path) ->
 def test_an_engine_that_has_died(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / "left.sock"))
-    assert ": nobody listens there. Start it: systemctl start docker." in said("docker", f"unix://{tmp_path}/left.sock", tmp_path)
+    assert ": nobody listens there. Start it: systemctl start docker." in said(
+        "docker", f"unix://{tmp_path}/left.sock", tmp_path
+    )
 
 
 def test_a_socket_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,13 +48,18 @@ def test_a_socket_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("clipper.deploy.daemon.socket.socket.connect", refuse)
     text = said("docker", f"unix://{tmp_path}/d.sock", tmp_path)
-    assert ": no permission. Join its group: sudo usermod -aG docker $USER, then log in again." in text
+    assert (
+        ": no permission. Join its group: sudo usermod -aG docker $USER, then log in again." in text
+    )
 
 
-def test_the_package_is_named_when_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_package_is_named_when_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "docker", None)
-    assert said("docker", "", tmp_path) == (
-        """deployer 'docker' needs the package docker. pip install "clipper-serving[docker]"."""
+    assert (
+        said("docker", "", tmp_path)
+        == """deployer 'docker' needs the package docker. pip install "clipper-serving[docker]"."""
     )
 
 
@@ -59,11 +70,15 @@ def test_the_package_is_imported_only_when_it_is_used() -> None:
     assert subprocess.run([sys.executable, "-c", text]).returncode == 0
 
 
-def test_a_replica_that_cannot_be_started_fails_with_the_reason_and_can_be_started_again(tmp_path: Path) -> None:
+def test_a_replica_that_cannot_be_started_fails_with_the_reason_and_can_be_started_again(
+    tmp_path: Path,
+) -> None:
     events = []
     settings = DockerSettings(socket=f"unix://{tmp_path}/not-there.sock")
     deployers = Deployers(events.append, RestartPolicy(), settings, Owner(tmp_path))
-    spec = ContainerSpec(name="svm", target="json:loads", connect="unix:/x", deployer="docker", needs=needs())
+    spec = ContainerSpec(
+        name="svm", target="json:loads", connect="unix:/x", deployer="docker", needs=needs()
+    )
     try:
         for _ in range(2):
             deployers.start(spec)
@@ -127,7 +142,10 @@ def test_how_a_container_ended(state: dict[str, object], text: str) -> None:
     ("words", "text"),
     [
         (("dokcer", 0, 0, ""), "deployer='dokcer' - did you mean 'docker'?"),
-        (("process", 512, 0, ""), "memory_mib is for containers of docker and podman; this model runs in a process."),
+        (
+            ("process", 512, 0, ""),
+            "memory_mib is for containers of docker and podman; this model runs in a process.",
+        ),
         (("docker", 4, 0, ""), "memory_mib=4: 16 or more"),
         (("docker", 1.5, 0, ""), "memory_mib=1.5: 0 for no limit, or more."),
         (("podman", 0, -1, ""), "cpus=-1: 0 for no limit, or more."),

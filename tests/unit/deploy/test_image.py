@@ -1,4 +1,5 @@
-"""The image of a model: what is in it, what is not, and that the same model gives the same bytes."""
+"""The image of a model: what is in it, what is not, and that the same model gives the same
+bytes."""
 
 import importlib.metadata
 import io
@@ -48,7 +49,7 @@ LABEL org.opencontainers.image.title="clipper model svm" \\
 ENTRYPOINT ["python", "-X", "faulthandler", "-m", "clipper_container", "serve", "/model/svm-3-PACKED.pkl", "--name", "svm", \
 "--version", "3", "--input", "f64[2]", "--sha256", "CONTENT", "--token-file", "/run/secrets/clipper_token", \
 "--alive-file", "/tmp/clipper.alive"]
-"""
+"""  # noqa: E501
 
 
 def summed(rows):
@@ -57,11 +58,20 @@ def summed(rows):
 
 def packed(thing: object, folder: Path, code: tuple[str, ...] = (), version: int = 3) -> Model:
     package = pack(thing, "svm", version, folder, code)
-    return Model("svm", version, InputType.parse("f64[2]"), target=package.target, sha256=package.sha256, code=package.code)
+    return Model(
+        "svm",
+        version,
+        InputType.parse("f64[2]"),
+        target=package.target,
+        sha256=package.sha256,
+        code=package.code,
+    )
 
 
 def made(model: Model, base: str = "") -> Image:
-    return image_of(spec_of(model, token="not-for-images", connect="unix:/here"), needs_of(model), base)
+    return image_of(
+        spec_of(model, token="not-for-images", connect="unix:/here"), needs_of(model), base
+    )
 
 
 def folder_of(tmp_path: Path, **files: str) -> Path:
@@ -94,7 +104,9 @@ def test_the_context_is_a_tar_that_belongs_to_nobody(tmp_path: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(made_.context())) as tar:
         members = tar.getmembers()
         assert [member.name for member in members] == sorted(made_.files)
-        assert {(member.mtime, member.uid, member.gid, member.uname, member.mode) for member in members} == {(0, 0, 0, "", 0o644)}
+        assert {
+            (member.mtime, member.uid, member.gid, member.uname, member.mode) for member in members
+        } == {(0, 0, 0, "", 0o644)}
     made_.write(tmp_path / "out")
     assert (tmp_path / "out" / "Dockerfile").read_text() == made_.dockerfile
 
@@ -109,10 +121,24 @@ def test_no_secret_and_nothing_of_this_host_goes_in(tmp_path: Path) -> None:
 def test_packages_are_pinned_with_all_that_comes_along(tmp_path: Path) -> None:
     from sklearn.svm import SVC
 
-    lines = made(packed(SVC().fit([[0, 0], [1, 1]], [0, 1]), tmp_path)).files["requirements.txt"].decode().splitlines()
+    lines = (
+        made(packed(SVC().fit([[0, 0], [1, 1]], [0, 1]), tmp_path))
+        .files["requirements.txt"]
+        .decode()
+        .splitlines()
+    )
     assert lines == sorted(lines)
     names = {line.partition("==")[0] for line in lines}
-    assert {"scikit-learn", "scipy", "joblib", "threadpoolctl", "numpy", "lz4", "msgpack", "cloudpickle"} <= names
+    assert {
+        "scikit-learn",
+        "scipy",
+        "joblib",
+        "threadpoolctl",
+        "numpy",
+        "lz4",
+        "msgpack",
+        "cloudpickle",
+    } <= names
     assert lines == [f"{name}=={importlib.metadata.version(name)}" for name in sorted(names)]
     assert "pytest" not in names
 
@@ -131,26 +157,42 @@ def test_code_beside_a_module_goes_in_but_not_what_lies_there_by_chance(tmp_path
     folder = folder_of(
         tmp_path,
         **{
-            "mine.py": "import sklearn.svm\nfrom . import nothing\n", "weights.bin": "w", "sub__deep.py": "import json\n",
-            ".env": "secret", "prod.env": "secret", "tls.key": "secret", "tls.pem": "secret", ".git__config": "secret",
-            "id_rsa": "secret", "venv__pyvenv.cfg": "", "venv__lib.py": "import torch\n", "__pycache____x.pyc": "c",
+            "mine.py": "import sklearn.svm\nfrom . import nothing\n",
+            "weights.bin": "w",
+            "sub__deep.py": "import json\n",
+            ".env": "secret",
+            "prod.env": "secret",
+            "tls.key": "secret",
+            "tls.pem": "secret",
+            ".git__config": "secret",
+            "id_rsa": "secret",
+            "venv__pyvenv.cfg": "",
+            "venv__lib.py": "import torch\n",
+            "__pycache____x.pyc": "c",
             "broken.py": "def (",
         },
-    )  # fmt: skip
+    )
     (folder / "loop").symlink_to(folder)
     (folder / "gone").symlink_to(folder / "not-there")
     model = Model("svm", 1, InputType.parse("any"), target="mine:total", code=(str(folder),))
     found = made(model)
     assert [name for name in sorted(found.files) if name.startswith("code/")] == [
-        "code/0/broken.py", "code/0/mine.py", "code/0/sub/deep.py", "code/0/weights.bin",
-    ]  # fmt: skip
-    assert '"mine:total", "--name", "svm", "--version", "1", "--code", "/code/0"' in found.dockerfile
+        "code/0/broken.py",
+        "code/0/mine.py",
+        "code/0/sub/deep.py",
+        "code/0/weights.bin",
+    ]
+    assert (
+        '"mine:total", "--name", "svm", "--version", "1", "--code", "/code/0"' in found.dockerfile
+    )
     assert "COPY code /code\n" in found.dockerfile
     assert "COPY model" not in found.dockerfile
     assert b"scikit-learn==" in found.files["requirements.txt"]
 
 
-def test_a_folder_that_is_too_much_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_too_much_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(image, "CONTEXT_BYTES_MAX", 4)
     folder = folder_of(tmp_path, **{"mine.py": "x = 1\n"})
     model = Model("svm", 1, InputType.parse("any"), target="mine:x", code=(str(folder),))
@@ -164,11 +206,16 @@ def test_the_base_fits_the_python_of_the_model(tmp_path: Path) -> None:
     here = packed(summed, tmp_path)
     version = "{}.{}.{}".format(*sys.version_info)
     assert f"ARG BASE=python:{version}-slim-bookworm\n" in made(here).dockerfile
-    assert "ARG BASE=python:3.99-slim-bookworm\n" in made(msgspec.structs.replace(here, python="3.99")).dockerfile
+    assert (
+        "ARG BASE=python:3.99-slim-bookworm\n"
+        in made(msgspec.structs.replace(here, python="3.99")).dockerfile
+    )
 
 
 @pytest.mark.parametrize(("age_s", "code"), [(0, 0), (60, 1), (None, 1)])
-def test_a_container_is_healthy_while_it_is_connected(tmp_path: Path, age_s: float | None, code: int) -> None:
+def test_a_container_is_healthy_while_it_is_connected(
+    tmp_path: Path, age_s: float | None, code: int
+) -> None:
     import os
     import time
 

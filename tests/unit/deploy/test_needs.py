@@ -23,7 +23,9 @@ def total(rows):
 
 
 def record(package, **more):
-    return Model("m", 1, ANY, target=package.target, sha256=package.sha256, code=package.code, **more)
+    return Model(
+        "m", 1, ANY, target=package.target, sha256=package.sha256, code=package.code, **more
+    )
 
 
 def test_code_needs_the_python_and_the_packages_it_was_packed_with(tmp_path):
@@ -45,7 +47,10 @@ def test_an_estimator_needs_its_own_version(tmp_path):
 
 def test_requirements_come_first_and_lack_only_what_the_adapter_imports(tmp_path):
     package = pack(Artifact("onnx", b"x"), "m", 1, tmp_path)
-    assert needs_of(record(package, requirements=("numpy==1.26.4",))).pip() == ("numpy==1.26.4", "onnxruntime")
+    assert needs_of(record(package, requirements=("numpy==1.26.4",))).pip() == (
+        "numpy==1.26.4",
+        "onnxruntime",
+    )
     asked = ("onnxruntime_gpu>=1.18 ; python_version > '3'",)
     assert needs_of(record(package, requirements=asked)).pip() == asked
 
@@ -66,7 +71,9 @@ def test_a_module_says_nothing_and_what_runs_elsewhere_is_refused(tmp_path):
 
 
 def test_modules_have_their_distributions():
-    assert packages_of(["os", "builtins", "__main__", "clipper", "clipper_container", "nowhere"]) == {}
+    assert (
+        packages_of(["os", "builtins", "__main__", "clipper", "clipper_container", "nowhere"]) == {}
+    )
     assert set(packages_of(["numpy", "lz4"])) == {"numpy", "lz4"}
 
 
@@ -80,10 +87,22 @@ def test_the_sdk_is_a_wheel_that_installs(tmp_path):
     assert zipfile.ZipFile(io.BytesIO(wheel())).testzip() is None
     assert len(digest()) == 64
     path = wheel_into(tmp_path / "wheels")
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", str(tmp_path / "there")]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        str(tmp_path / "there"),
+    ]
     subprocess.run([*pip, str(path)], check=True, timeout=120)
     where = "import clipper_container.__main__ as m; print(m.__file__)"
     words = [sys.executable, "-c", where]
     env = {"PYTHONPATH": str(tmp_path / "there"), "PATH": "/usr/bin"}
-    said = subprocess.run(words, check=True, timeout=60, env=env, capture_output=True, text=True).stdout
+    said = subprocess.run(
+        words, check=True, timeout=60, env=env, capture_output=True, text=True
+    ).stdout
     assert said.startswith(str(tmp_path / "there"))

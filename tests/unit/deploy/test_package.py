@@ -61,7 +61,12 @@ def loaded(package):
 def test_functions_closures_methods_and_objects_travel(tmp_path):
     factor = 5
     cases = {
-        "function": [shifted, lambda xs: [x * factor for x in xs], Estimator().predict, functools.partial(map, str)],
+        "function": [
+            shifted,
+            lambda xs: [x * factor for x in xs],
+            Estimator().predict,
+            functools.partial(map, str),
+        ],
         "estimator": [Estimator()],
         "model": [Tripler, Tripler()],
     }
@@ -69,7 +74,10 @@ def test_functions_closures_methods_and_objects_travel(tmp_path):
         for thing in things:
             package = pack(thing, "m", 1, tmp_path)
             assert package.kind == kind
-            mine, theirs = as_model(thing).predict_batch([1, 2]), loaded(package).predict_batch([1, 2])
+            mine, theirs = (
+                as_model(thing).predict_batch([1, 2]),
+                loaded(package).predict_batch([1, 2]),
+            )
             assert [*mine] == [*theirs]
 
 
@@ -103,7 +111,8 @@ def test_code_of_another_python_is_not_opened(tmp_path):
 
 
 def test_local_modules_travel_by_value(tmp_path, monkeypatch):
-    """A function of a local module runs in a process that has neither that module nor the one it uses."""
+    """A function of a local module runs in a process that has neither that module nor the one it
+    uses."""
     home = tmp_path / "home"
     home.mkdir()
     (home / "my_features.py").write_text("def twice(x):\n    return 2 * x\n")
@@ -118,10 +127,13 @@ def test_local_modules_travel_by_value(tmp_path, monkeypatch):
     for name in ("my_model", "my_features"):
         del sys.modules[name]
     source = (
-        "import sys; from clipper_container.adapters.function import load_target\n"
-        f"print(load_target({package.target!r}, {package.sha256!r})([1, 2]), 'my_features' in sys.modules)"
+        "import sys; from clipper_container.adapters.function import"
+        f" load_target\nprint(load_target({package.target!r}, {package.sha256!r})([1, 2]),"
+        " 'my_features' in sys.modules)"
     )
-    shown = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, cwd="/")
+    shown = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, check=True, cwd="/"
+    )
     assert shown.stdout == "[4, 8] False\n"
 
 
@@ -152,9 +164,10 @@ def test_the_whole_message_for_a_lock(tmp_path):
     line = predict.__code__.co_firstlineno
     with pytest.raises(PackagingError) as caught:
         pack(predict, "m", 1, tmp_path)
-    assert str(caught.value) == (
-        f"cannot ship 'predict': it closes over a '_thread.lock' (variable 'client', test_package.py:{line}). "
-        "Create it inside load()."
+    assert (
+        str(caught.value)
+        == "cannot ship 'predict': it closes over a '_thread.lock' (variable 'client',"
+        f" test_package.py:{line}). Create it inside load()."
     )
 
 
@@ -170,7 +183,8 @@ def _ignore(client, inputs):
 
 
 @pytest.mark.parametrize(
-    "thing", [5, object(), Estimator, np, None, "features", "features:", ":f", "a b:c", "__main__:f"]
+    "thing",
+    [5, object(), Estimator, np, None, "features", "features:", ":f", "a b:c", "__main__:f"],
 )
 def test_what_is_no_model(tmp_path, thing):
     with pytest.raises(PackagingError):
@@ -191,7 +205,9 @@ def test_module_targets(tmp_path, monkeypatch):
     assert package.code == (str(tmp_path),)
     assert pack("numpy:sum", "m", 1, tmp_path).code == ()
     assert pack("not.there:f", "m", 1, tmp_path).code == ()
-    assert pack(shifted, "m", 1, tmp_path, code=[str(tmp_path / "local_thing.py")]).code == (str(tmp_path),)
+    assert pack(shifted, "m", 1, tmp_path, code=[str(tmp_path / "local_thing.py")]).code == (
+        str(tmp_path),
+    )
     with pytest.raises(PackagingError, match="no such file"):
         pack(shifted, "m", 1, tmp_path, code=["absent.py"])
 
@@ -219,8 +235,9 @@ def test_estimators_travel(tmp_path):
 def test_a_missing_module_is_explained(tmp_path, monkeypatch):
     (tmp_path / "features.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    assert explain(ModuleNotFoundError("", name="features")) == (
-        "No module named 'features'. It is a local file; packed by value on the next deploy, "
+    assert (
+        explain(ModuleNotFoundError("", name="features"))
+        == "No module named 'features'. It is a local file; packed by value on the next deploy, "
         'or add code=["features.py"].'
     )
     assert explain(ModuleNotFoundError("", name="xgboost.core")).endswith(

@@ -12,7 +12,14 @@ import time
 import pytest
 
 from clipper import load_config
-from clipper.deploy import ContainerSpec, EventKind, ProcessDeployer, ReplicaEvent, ReplicaState, RestartPolicy
+from clipper.deploy import (
+    ContainerSpec,
+    EventKind,
+    ProcessDeployer,
+    ReplicaEvent,
+    ReplicaState,
+    RestartPolicy,
+)
 from clipper.deploy.process import TOKEN_ENV, command, describe_exit
 from clipper.manage.deployment import restart_policy
 
@@ -50,13 +57,20 @@ def deployer(events):
 
 @pytest.fixture
 def spec(tmp_path):
-    """Makes a spec of a model with this source; it has no server to connect to, and waits for one."""
+    """Makes a spec of a model with this source; it has no server to connect to, and waits for
+    one."""
 
     def make(source: str = "def predict(x):\n    return x\n", **fields: object) -> ContainerSpec:
         (tmp_path / "model.py").write_text(textwrap.dedent(source))
         target, connect = "model:predict", f"unix:{tmp_path}/none"
         return ContainerSpec(
-            **{"name": "svm", "target": target, "connect": connect, "code": (str(tmp_path),), **fields}
+            **{
+                "name": "svm",
+                "target": target,
+                "connect": connect,
+                "code": (str(tmp_path),),
+                **fields,
+            }
         )
 
     return make
@@ -91,7 +105,13 @@ def test_a_replica_runs_until_it_is_stopped(deployer, events, spec):
     pid = events.next(EventKind.STARTED).pid
     wait_for_log(deployer, "trying again")
     (status,) = deployer.list()
-    assert (status.name, status.version, status.replica, status.state, status.pid) == ("svm", 1, 0, "running", pid)
+    assert (status.name, status.version, status.replica, status.state, status.pid) == (
+        "svm",
+        1,
+        0,
+        "running",
+        pid,
+    )
     deployer.stop("svm")
     assert not alive(pid)
     stopped = events.next(EventKind.STOPPED)
@@ -150,7 +170,10 @@ def test_an_interpreter_that_is_not_there(deployer, events, spec):
 
 def test_a_replica_that_ignores_sigterm_is_killed_after_its_grace(deployer, events, spec):
     deployer.start(
-        spec("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf')\ntime.sleep(60)\n")
+        spec(
+            "import signal, time\nsignal.signal(signal.SIGTERM,"
+            " signal.SIG_IGN)\nprint('deaf')\ntime.sleep(60)\n"
+        )
     )
     pid = events.next(EventKind.STARTED).pid
     wait_for_log(deployer, "deaf")
@@ -218,7 +241,12 @@ def test_a_grandchild_that_holds_the_pipe_delays_nothing(spec):
     before = len(os.listdir("/proc/self/fd"))
     events = Events()
     with ProcessDeployer(events, RestartPolicy(exits_max=1)) as deployer:
-        deployer.start(spec("import subprocess\nsubprocess.Popen(['sleep', '3'])\nprint('bye')\nraise SystemExit(5)\n"))
+        deployer.start(
+            spec(
+                "import subprocess\nsubprocess.Popen(['sleep', '3'])\nprint('bye')\nraise"
+                " SystemExit(5)\n"
+            )
+        )
         failed = events.next(EventKind.FAILED)
         assert failed.detail.startswith("exit 5; ")
         assert failed.log_tail == ("bye",)
@@ -236,8 +264,10 @@ def test_children_die_with_a_killed_parent(tmp_path, spec):
             time.sleep(0.01)
         print("up", flush=True)
         time.sleep(60)
-    """
-    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(source)], stdout=subprocess.PIPE, text=True) as parent:
+    """  # noqa: E501
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(source)], stdout=subprocess.PIPE, text=True
+    ) as parent:
         try:
             assert parent.stdout is not None
             pid = int(parent.stdout.readline())
@@ -245,7 +275,9 @@ def test_children_die_with_a_killed_parent(tmp_path, spec):
             assert alive(pid)
         finally:
             parent.kill()
-    until(lambda: not alive(pid) or is_zombie(pid))  # whoever adopts orphans here may never reap them
+    until(
+        lambda: not alive(pid) or is_zombie(pid)
+    )  # whoever adopts orphans here may never reap them
 
 
 def test_the_token_is_not_on_the_command_line(deployer, events, spec):
@@ -262,7 +294,10 @@ def test_the_token_is_not_on_the_command_line(deployer, events, spec):
 
 def test_long_and_many_lines_are_bounded(deployer, events, spec):
     deployer.start(
-        spec("print('x' * 10_000)\nfor i in range(1000): print(i)\nprint('end', end='')\nraise SystemExit(0)")
+        spec(
+            "print('x' * 10_000)\nfor i in range(1000): print(i)\nprint('end', end='')\nraise"
+            " SystemExit(0)"
+        )
     )
     events.next(EventKind.EXITED)
     lines = deployer.logs("svm", 1, 0)
@@ -281,13 +316,18 @@ def test_exits_in_words():
 
 
 def test_settings_of_the_server_are_those_of_its_containers():
-    settings = load_config(stop_grace_s=0.25, restarts_max=7, restart_ms_min=30, restart_ms_max=400, restart_window_s=9).server
+    settings = load_config(
+        stop_grace_s=0.25, restarts_max=7, restart_ms_min=30, restart_ms_max=400, restart_window_s=9
+    ).server
     policy = restart_policy(settings)
-    assert policy == RestartPolicy(backoff_s_min=0.03, backoff_s_max=0.4, exits_max=7, window_s=9.0, grace_s=0.25)
+    assert policy == RestartPolicy(
+        backoff_s_min=0.03, backoff_s_max=0.4, exits_max=7, window_s=9.0, grace_s=0.25
+    )
 
 
 def test_restarts_of_several_replicas_are_spaced(events, spec):
-    """Four containers die at the same time: their restarts are told to be apart, whatever each one's pause is."""
+    """Four containers die at the same time: their restarts are told to be apart, whatever each
+    one's pause is."""
     policy = RestartPolicy(backoff_s_min=0.001, backoff_s_max=0.001, exits_max=3, apart_s=0.2)
     with ProcessDeployer(events, policy) as deployer:
         for number in range(4):

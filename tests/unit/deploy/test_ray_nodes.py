@@ -52,7 +52,9 @@ def until(node: NodeProcess, is_so: Callable[[dict[str, object]], bool]) -> dict
     return found
 
 
-def test_it_is_ready_when_it_says_so_and_leaves_when_it_is_asked(make: Callable[..., NodeProcess]) -> None:
+def test_it_is_ready_when_it_says_so_and_leaves_when_it_is_asked(
+    make: Callable[..., NodeProcess],
+) -> None:
     node = make("--store", "etcd://h:1")
     found = until(node, lambda one: one["state"] == "ready")
     assert (found["http"], found["starts"]) == ("http://127.0.0.1:8000", 1)
@@ -72,7 +74,9 @@ def test_it_is_started_again_when_it_is_killed(make: Callable[..., NodeProcess])
     assert "it ended, exit code -9" in again["lines"]  # type: ignore[operator]
 
 
-def test_one_that_cannot_start_is_tried_again_and_says_why(make: Callable[..., NodeProcess]) -> None:
+def test_one_that_cannot_start_is_tried_again_and_says_why(
+    make: Callable[..., NodeProcess],
+) -> None:
     node = make("broken")
     found = until(node, lambda one: int(str(one["starts"])) > 2)
     assert "error: no such store" in found["lines"]  # type: ignore[operator]

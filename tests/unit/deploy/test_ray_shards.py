@@ -23,7 +23,11 @@ def test_a_shard_is_started_again_and_found_where_it_is_then(tmp_path: Path) -> 
     try:
         until(lambda: all(one.status()["state"] == "ready" for one in both))
         with Client(tmp_path, patience_s=PATIENCE_S) as client:
-            client.create(TableSpec("t", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"))
+            client.create(
+                TableSpec(
+                    "t", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"
+                )
+            )
             client.push("t", range(10), -np.ones((10, 2)))
             os.kill(both[1].status()["pid"], signal.SIGKILL)
             client.push("t", range(10), -np.ones((10, 2)))
@@ -33,7 +37,10 @@ def test_a_shard_is_started_again_and_found_where_it_is_then(tmp_path: Path) -> 
         assert "it ended, exit code -9" in found["lines"]
         assert [one.stop(PATIENCE_S)["state"] for one in both] == ["ended", "ended"]
         assert running_in(tmp_path) == []
-        assert sorted(path.name for path in tmp_path.glob("snapshots/*/shard-*")) == ["shard-0-of-2", "shard-1-of-2"]
+        assert sorted(path.name for path in tmp_path.glob("snapshots/*/shard-*")) == [
+            "shard-0-of-2",
+            "shard-1-of-2",
+        ]
     finally:
         for one in both:
             one.stop(0.1)

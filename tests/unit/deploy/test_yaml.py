@@ -9,11 +9,38 @@ from clipper.deploy.yaml import to_yaml
 yaml = pytest.importorskip("yaml", reason="python tools/fetch.py clients")
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(
-    ["", "no", "Yes", "null", "~", "1", "1e3", "0x1f", "2026-11-21", "a: b", "- a", "#", "'", '"', "\\", "=", "<<", "a\nb\n"]
+    [
+        "",
+        "no",
+        "Yes",
+        "null",
+        "~",
+        "1",
+        "1e3",
+        "0x1f",
+        "2026-11-21",
+        "a: b",
+        "- a",
+        "#",
+        "'",
+        '"',
+        "\\",
+        "=",
+        "<<",
+        "a\nb\n",
+    ]
 )
-scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | texts
+)
 values = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4), max_leaves=20
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=20,
 )
 
 
@@ -23,10 +50,14 @@ def test_it_is_read_as_it_was_written(value: object) -> None:
 
 
 def test_documents_are_kept_apart() -> None:
-    assert list(yaml.safe_load_all(to_yaml({"a": 1}, {"b": [{"c": "d"}, []]}))) == [{"a": 1}, {"b": [{"c": "d"}, []]}]
+    assert list(yaml.safe_load_all(to_yaml({"a": 1}, {"b": [{"c": "d"}, []]}))) == [
+        {"a": 1},
+        {"b": [{"c": "d"}, []]},
+    ]
 
 
 def test_it_is_meant_to_be_read() -> None:
-    assert to_yaml({"name": "svm", "ports": ["80:80", {"no": False}], "empty": {}}) == (
-        'name: svm\nports:\n  - "80:80"\n  - "no": false\nempty: {}\n'
+    assert (
+        to_yaml({"name": "svm", "ports": ["80:80", {"no": False}], "empty": {}})
+        == 'name: svm\nports:\n  - "80:80"\n  - "no": false\nempty: {}\n'
     )

@@ -1,4 +1,5 @@
-"""Fields of entries: what goes in comes out, and whatever the bytes, the refusal is an InvalidInput that names a field."""
+"""Fields of entries: what goes in comes out, and whatever the bytes, the refusal is an InvalidInput
+that names a field."""
 
 import contextlib
 import json
@@ -14,7 +15,16 @@ from clipper.errors import InvalidInput
 from clipper.frontend.records import answer_fields, output_fields, record_of, told_of
 from clipper.types import Answer, VersionedModel
 
-DTYPES = {"bool": "?", "u8": "u1", "i16": "<i2", "f16": "<f2", "f32": "<f4", "f64": "<f8", "i64": "<i8", "u32": "<u4"}
+DTYPES = {
+    "bool": "?",
+    "u8": "u1",
+    "i16": "<i2",
+    "f16": "<f2",
+    "f32": "<f4",
+    "f64": "<f8",
+    "i64": "<i8",
+    "u32": "<u4",
+}
 
 
 def flat(fields: list[Any]) -> dict[str, Any]:
@@ -23,24 +33,39 @@ def flat(fields: list[Any]) -> dict[str, Any]:
 
 
 def raw(**fields: Any) -> dict[bytes, bytes]:
-    return {name.encode(): value if isinstance(value, bytes) else str(value).encode() for name, value in fields.items()}
+    return {
+        name.encode(): value if isinstance(value, bytes) else str(value).encode()
+        for name, value in fields.items()
+    }
 
 
 @pytest.mark.parametrize("name", DTYPES)
-@pytest.mark.parametrize(("given_shape", "shape"), [("2,3", (2, 3)), ("[2, 3]", (2, 3)), (None, (6,)), ("6", (6,))])
-def test_an_array_comes_in_as_it_went_out(name: str, given_shape: str | None, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("given_shape", "shape"), [("2,3", (2, 3)), ("[2, 3]", (2, 3)), (None, (6,)), ("6", (6,))]
+)
+def test_an_array_comes_in_as_it_went_out(
+    name: str, given_shape: str | None, shape: tuple[int, ...]
+) -> None:
     array = (np.arange(6) % 2).astype(DTYPES[name]).reshape(shape)
-    fields = raw(data=array.tobytes(), dtype=name, **({"shape": given_shape} if given_shape else {}))
+    fields = raw(
+        data=array.tobytes(), dtype=name, **({"shape": given_shape} if given_shape else {})
+    )
     record = record_of(fields)
     assert record.binary
     assert record.input.dtype == array.dtype
     assert np.array_equal(record.input, array)
     back = flat(output_fields(array, binary=True))
-    assert (back["dtype"], back["data"], back["shape"]) == (name, array.tobytes(), ",".join(map(str, shape)))
+    assert (back["dtype"], back["data"], back["shape"]) == (
+        name,
+        array.tobytes(),
+        ",".join(map(str, shape)),
+    )
 
 
 def test_names_of_numpy_do_too_and_bytes_are_bytes() -> None:
-    assert record_of(raw(data=np.ones(2, np.float32).tobytes(), dtype="float32")).input.tolist() == [1, 1]
+    assert record_of(
+        raw(data=np.ones(2, np.float32).tobytes(), dtype="float32")
+    ).input.tolist() == [1, 1]
     for fields in (raw(data=b"\xff\0"), raw(data=b"\xff\0", dtype="bytes")):
         assert record_of(fields).input == b"\xff\0"
 
@@ -70,10 +95,25 @@ def test_an_answer_has_what_its_record_brought() -> None:
     svm = VersionedModel("svm", 3)
     answer = Answer(4, 0.5, True, "why", (), (svm,), 17, "node-1", 0.25)
     assert flat(answer_fields(answer, record, "9-0")) == {
-        "id": "r1", "entry": "9-0", "output": b"4", "confidence": "0.5", "agreement": "0.25", "default": 1, "reason": "why",
-        "models": "", "missing": "svm:3", "latency_us": 17, "prediction": "node-1", "q.a": b"\xff",
-    }  # fmt: skip
-    assert flat(answer_fields(Answer(4, models=(svm, svm)), record_of(raw(input="1")), "9-0"))["models"] == "svm:3,svm:3"
+        "id": "r1",
+        "entry": "9-0",
+        "output": b"4",
+        "confidence": "0.5",
+        "agreement": "0.25",
+        "default": 1,
+        "reason": "why",
+        "models": "",
+        "missing": "svm:3",
+        "latency_us": 17,
+        "prediction": "node-1",
+        "q.a": b"\xff",
+    }
+    assert (
+        flat(answer_fields(Answer(4, models=(svm, svm)), record_of(raw(input="1")), "9-0"))[
+            "models"
+        ]
+        == "svm:3,svm:3"
+    )
     qualified = Answer(4, qualifiers={svm: {"quality": 3}})
     assert flat(answer_fields(qualified, record, "9-0"))["qualifiers"] == b'{"svm:3":{"quality":3}}'
 
@@ -95,19 +135,44 @@ def test_feedback() -> None:
 
 @given(
     st.dictionaries(
-        st.sampled_from([b"input", b"text", b"data", b"dtype", b"shape", b"id", b"user", b"context", b"slo_ms", b"label",
-                         b"score", b"weight", b"correct", b"q.x", b"\xff"]),
-        st.one_of(st.binary(max_size=24), st.sampled_from([b"f32", b"2,3", b"[1,2]", b"9e999", b"u8", b"-1", b"{}"])),
+        st.sampled_from(
+            [
+                b"input",
+                b"text",
+                b"data",
+                b"dtype",
+                b"shape",
+                b"id",
+                b"user",
+                b"context",
+                b"slo_ms",
+                b"label",
+                b"score",
+                b"weight",
+                b"correct",
+                b"q.x",
+                b"\xff",
+            ]
+        ),
+        st.one_of(
+            st.binary(max_size=24),
+            st.sampled_from([b"f32", b"2,3", b"[1,2]", b"9e999", b"u8", b"-1", b"{}"]),
+        ),
         max_size=5,
     )
-)  # fmt: skip
+)
 def test_whatever_the_bytes_it_is_a_value_or_a_refusal(fields: dict[bytes, bytes]) -> None:
     for read in (record_of, told_of):
         with contextlib.suppress(InvalidInput):
             read(fields)
 
 
-@given(st.recursive(st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | st.text(), st.lists))
+@given(
+    st.recursive(
+        st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        st.lists,
+    )
+)
 def test_what_json_can_say_comes_in(value: Any) -> None:
     assert record_of(raw(input=json.dumps(value))).input == value
     assert msgspec.json.decode(flat(output_fields(value))["output"]) == value

@@ -1,4 +1,5 @@
-"""What a load measures, against a server that is a few lines: times from when a query was due, and nothing lost."""
+"""What a load measures, against a server that is a few lines: times from when a query was due, and
+nothing lost."""
 
 import asyncio
 import contextlib
@@ -29,7 +30,9 @@ from clipper.load.pace import arrivals, evenly, pace
 from clipper.types import InputType
 
 ANSWER = {"id": "1", "output": 1, "default": False, "missing": [], "reason": ""}
-Reply = Callable[[int, dict[str, Any]], tuple[int, Any] | None]  # number, body -> status and body; None: hang up
+Reply = Callable[
+    [int, dict[str, Any]], tuple[int, Any] | None
+]  # number, body -> status and body; None: hang up
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -119,19 +122,36 @@ def test_even_arrivals() -> None:
 
 def test_every_query_is_counted_once_under_what_became_of_it() -> None:
     kinds = {
-        0: (200, ANSWER), 1: (200, ANSWER), 2: (200, {**ANSWER, "missing": ["a:1"]}), 3: (200, {**ANSWER, "default": True}),
-        4: (429, {"detail": "full"}), 5: (503, {"detail": "closing"}), 6: (500, {"detail": "broken"}), 7: (200, [1]), 8: None,
-    }  # fmt: skip
+        0: (200, ANSWER),
+        1: (200, ANSWER),
+        2: (200, {**ANSWER, "missing": ["a:1"]}),
+        3: (200, {**ANSWER, "default": True}),
+        4: (429, {"detail": "full"}),
+        5: (503, {"detail": "closing"}),
+        6: (500, {"detail": "broken"}),
+        7: (200, [1]),
+        8: None,
+    }
     with serving(lambda number, body: kinds.get(number, (200, ANSWER))) as url:
         measured = run(url, rate=300)
     counts = measured.counts()
     assert sum(counts.values()) == measured.total > 20
-    assert {kind: counts[kind] for kind in ("missing", "default", "refused", "error", "unanswered")} == {
-        "missing": 1, "default": 1, "refused": 2, "error": 3, "unanswered": 0,
-    }  # fmt: skip
+    assert {
+        kind: counts[kind] for kind in ("missing", "default", "refused", "error", "unanswered")
+    } == {
+        "missing": 1,
+        "default": 1,
+        "refused": 2,
+        "error": 3,
+        "unanswered": 0,
+    }
     assert measured.errors == {
-        "429 full": 1, "503 closing": 1, "500 broken": 1, "200 without the members of an answer": 1, "the connection was lost": 1,
-    }  # fmt: skip
+        "429 full": 1,
+        "503 closing": 1,
+        "500 broken": 1,
+        "200 without the members of an answer": 1,
+        "the connection was lost": 1,
+    }
     assert len(measured.answers_ms()) == counts["ok"] + 2
     assert np.isfinite(measured.strict_ms()).sum() == counts["ok"] + 1
     assert json.loads(json.dumps(measured.summary()))["outcomes"] == counts
@@ -150,17 +170,22 @@ def test_each_query_is_new_to_a_cache() -> None:
 
 
 def test_latency_counts_from_when_a_query_was_due() -> None:
-    """One connection and a server that takes 20 ms: what waits for the connection is late by all that."""
+    """One connection and a server that takes 20 ms: what waits for the connection is late by all
+    that."""
 
     def reply(number: int, body: dict[str, Any]) -> tuple[int, Any]:
         time.sleep(0.02)
         return 200, ANSWER
 
     with serving(reply) as url:
-        measured = offer(lambda: HttpTarget(url, [1], 1), Plan(0.1, 1000, steady=True), 100, lambda *_: None)
+        measured = offer(
+            lambda: HttpTarget(url, [1], 1), Plan(0.1, 1000, steady=True), 100, lambda *_: None
+        )
     latency = measured.latency_ms
     assert measured.counts()["ok"] == measured.total == 10
-    assert (np.diff(latency) > 5).all()  # each waited for all before it: closed loop would say 20 ms for all
+    assert (
+        np.diff(latency) > 5
+    ).all()  # each waited for all before it: closed loop would say 20 ms for all
     assert measured.waited >= 8
 
 
@@ -184,7 +209,10 @@ def test_no_server_and_one_that_does_not_take_the_input() -> None:
     with pytest.raises(NoServer, match=r"no server answers at 127\.0\.0\.1:1: "):
         run("http://127.0.0.1:1/api/app/predict")
     wants = {"detail": "expected f64[3]"}
-    with serving(lambda number, body: (400, wants)) as url, pytest.raises(ClipperError, match="expected f64"):
+    with (
+        serving(lambda number, body: (400, wants)) as url,
+        pytest.raises(ClipperError, match="expected f64"),
+    ):
         run(url)
     for wrong in ("ftp://x", "http://", "http://h:port/"):
         with pytest.raises(InvalidInput, match="is no address"):
@@ -200,7 +228,9 @@ def test_an_interrupt_gives_what_was_measured_so_far() -> None:
         return 200, ANSWER
 
     with serving(reply) as url:
-        steps = sweep(lambda: HttpTarget(url, [1], 8), Plan(60, 1000), [200.0, 400.0], lambda *_: None)
+        steps = sweep(
+            lambda: HttpTarget(url, [1], 8), Plan(60, 1000), [200.0, 400.0], lambda *_: None
+        )
     assert len(steps) == 1
     assert steps[0].interrupted
     assert 9 <= steps[0].total < 1000
@@ -255,7 +285,11 @@ def test_quantiles_are_those_of_the_definition() -> None:
     for n in (1, 2, 10, 999):
         values = [rng.random() for _ in range(n)]
         for share in (0.5, 0.9, 0.99, 1.0):
-            slow = next(value for value in sorted(values) if sum(v <= value for v in values) >= share * n - 1e-9)
+            slow = next(
+                value
+                for value in sorted(values)
+                if sum(v <= value for v in values) >= share * n - 1e-9
+            )
             assert quantile(np.array(values), share) == slow
     assert math.isnan(quantile(np.array([]), 0.5))
 
@@ -264,9 +298,21 @@ def test_the_page_stands_alone_whatever_was_measured() -> None:
     nothing = Measured(5, 1, 20)
     broken = Measured(10, 1, 20)
     broken.done(broken.sent(0.1, 0.1), Outcome.ERROR, 0.2, "<script>alert(1)</script>")
-    for steps in ([nothing], [broken], [simulated(100, 1e9)], [simulated(100, 1e9), simulated(200, 100), broken]):
+    for steps in (
+        [nothing],
+        [broken],
+        [simulated(100, 1e9)],
+        [simulated(100, 1e9), simulated(200, 100), broken],
+    ):
         rows = [page.HEAD, *(page.row_of(step) for step in steps)]
-        text = page.page("<t>", "clipper bench <x>", page.remarks(steps), rows, page.charts_of(steps), {"cpu": "<c>"})
+        text = page.page(
+            "<t>",
+            "clipper bench <x>",
+            page.remarks(steps),
+            rows,
+            page.charts_of(steps),
+            {"cpu": "<c>"},
+        )
         assert text.startswith("<!doctype html>")
         assert "<script" not in text
         assert "http" not in text
@@ -277,7 +323,9 @@ def test_the_page_stands_alone_whatever_was_measured() -> None:
 # -- inputs
 
 
-@pytest.mark.parametrize("type_", ["f64[3]", "f32[2,2]", "i32[*]", "u8[4]", "bool[2]", "str", "bytes", "f64"])
+@pytest.mark.parametrize(
+    "type_", ["f64[3]", "f32[2,2]", "i32[*]", "u8[4]", "bool[2]", "str", "bytes", "f64"]
+)
 def test_made_up_inputs_are_of_their_type(type_: str) -> None:
     rows = rows_of("random", InputType.parse(type_))
     assert len({json.dumps(row) for row in rows}) > (3 if type_ == "bool[2]" else 100)
@@ -309,9 +357,12 @@ def test_inputs_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "one.json").write_text("{}")
     type_ = InputType.parse("f64[3]")
     for text, said in (
-        (str(tmp_path / "bad.jsonl"), "line 2"), (str(tmp_path / "empty.json"), "has no inputs"), ("nowhere.npy", "cannot read"),
-        (str(tmp_path / "one.json"), "a list of inputs"), ("[1, 2", "neither JSON nor a file"),
-    ):  # fmt: skip
+        (str(tmp_path / "bad.jsonl"), "line 2"),
+        (str(tmp_path / "empty.json"), "has no inputs"),
+        ("nowhere.npy", "cannot read"),
+        (str(tmp_path / "one.json"), "a list of inputs"),
+        ("[1, 2", "neither JSON nor a file"),
+    ):
         with pytest.raises(InvalidInput, match=said):
             rows_of(text, type_)
     with pytest.raises(InvalidInput, match="none can be made up"):

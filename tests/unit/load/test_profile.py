@@ -1,4 +1,5 @@
-"""What follows from a latency profile: the line, the advice; and one that is measured, of a model that sleeps by a formula."""
+"""What follows from a latency profile: the line, the advice; and one that is measured, of a model
+that sleeps by a formula."""
 
 import random
 import re
@@ -12,7 +13,9 @@ from clipper.errors import InvalidInput
 from clipper.load.profile import Point, advice, bars, line_through, profile, seen_by
 
 
-def points(base_ms: float, row_ms: float, most: int = 256, noise: float = 0.0, seed: int = 0) -> list[Point]:
+def points(
+    base_ms: float, row_ms: float, most: int = 256, noise: float = 0.0, seed: int = 0
+) -> list[Point]:
     rng = random.Random(seed)
     found, size = [], 1
     while size <= most:
@@ -54,13 +57,24 @@ def test_advice_serves_most_within_the_slo() -> None:
 def test_advice_where_the_slo_is_too_short() -> None:
     found = advice("svm", points(31.0, 0.0), 20.0, 100)
     assert (found.batch, found.replicas) == (0, 0)
-    assert found.said.startswith("svm needs 31 ms for one row; the SLO is 20 ms, so every answer will be the default. Raise ")
+    assert found.said.startswith(
+        "svm needs 31 ms for one row; the SLO is 20 ms, so every answer will be the default. Raise "
+    )
     assert "but not behind another batch" in advice("svm", points(15.0, 0.0), 20.0).said
 
 
 def test_what_a_server_has_seen_is_weighed_over_replicas() -> None:
-    stats = {"replicas": [{"profile": [(1, 100, 10), (4, 400, 1)]}, {"profile": [(1, 400, 30)]}, {"state": "starting"}]}
-    assert [(one.batch, one.p50_ms, one.turns) for one in seen_by(stats)] == [(1, 0.325, 40), (4, 0.4, 1)]
+    stats = {
+        "replicas": [
+            {"profile": [(1, 100, 10), (4, 400, 1)]},
+            {"profile": [(1, 400, 30)]},
+            {"state": "starting"},
+        ]
+    }
+    assert [(one.batch, one.p50_ms, one.turns) for one in seen_by(stats)] == [
+        (1, 0.325, 40),
+        (4, 0.4, 1),
+    ]
     assert seen_by({}) == []
 
 
@@ -80,15 +94,26 @@ def test_a_model_is_measured_batch_by_batch() -> None:
         time.sleep(0.002 + 0.0005 * len(rows))
         return np.asarray(rows).sum(axis=1)
 
-    found = profile(sleeper, "f32[4]", "random", 32, (), 0.05, lambda batch, turn, of: sizes.append(batch))
+    found = profile(
+        sleeper, "f32[4]", "random", 32, (), 0.05, lambda batch, turn, of: sizes.append(batch)
+    )
     assert [one.batch for one in found] == [1, 2, 4, 8, 16, 32]
     assert sorted(set(sizes)) == [1, 2, 4, 8, 16, 32]
-    assert all(one.turns >= 1 and one.p50_ms >= 2 + 0.5 * one.batch - 0.05 for one in found)  # it never takes less
-    assert [one.batch for one in profile(sleeper, "f32[4]", "random", 32, (), 0.01, lambda *_: None, slo_ms=1.0)] == [1]
+    assert all(
+        one.turns >= 1 and one.p50_ms >= 2 + 0.5 * one.batch - 0.05 for one in found
+    )  # it never takes less
+    assert [
+        one.batch
+        for one in profile(sleeper, "f32[4]", "random", 32, (), 0.01, lambda *_: None, slo_ms=1.0)
+    ] == [1]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("type_", "text"), [("str", "random"), ("i32[*]", "random"), ("any", "[1, 2]")])
+@pytest.mark.parametrize(
+    ("type_", "text"), [("str", "random"), ("i32[*]", "random"), ("any", "[1, 2]")]
+)
 def test_rows_that_are_no_array(type_: str, text: str) -> None:
-    found = profile(lambda rows: [len(row) for row in rows], type_, text, 2, (), 0.01, lambda *_: None)
+    found = profile(
+        lambda rows: [len(row) for row in rows], type_, text, 2, (), 0.01, lambda *_: None
+    )
     assert [one.batch for one in found] == [1, 2]

@@ -22,12 +22,26 @@ from clipper.types import VersionedModel
 S = 1_000_000
 ONE, TWO = VersionedModel("svm", 1), VersionedModel("svm", 2)
 NOTHING = Figures(Counts(), Counts())
-GOOD = Figures(Counts(5000, 0, {20_000: 0}, told=5000, reward=4900), Counts(5000, told=5000, reward=4900), 5000, 5000)
+GOOD = Figures(
+    Counts(5000, 0, {20_000: 0}, told=5000, reward=4900),
+    Counts(5000, told=5000, reward=4900),
+    5000,
+    5000,
+)
 BAD = Figures(Counts(50, 40, {20_000: 50}), Counts(5000))
 
 
 def rollout(**changes: object) -> Rollout:
-    begun = Rollout("digits", TWO, VersionedModel("svm"), ONE, STAGES, 60.0, "p99<20ms, error<1%, reward>=-5%", 0.05)
+    begun = Rollout(
+        "digits",
+        TWO,
+        VersionedModel("svm"),
+        ONE,
+        STAGES,
+        60.0,
+        "p99<20ms, error<1%, reward>=-5%",
+        0.05,
+    )
     return msgspec.structs.replace(begun, **changes)  # type: ignore[arg-type]
 
 
@@ -38,14 +52,21 @@ def test_it_grows_when_its_time_is_over_and_its_guards_hold() -> None:
     assert step.kind == "advance"
     assert [verdict.outcome for verdict in step.verdicts] == ["holds"] * 3
     assert moved(now, step).share == 0.25
-    assert decide(now, GOOD, 90 * S, 50 * S).kind == "stay", "held for as long as it was counted here"
+    assert decide(now, GOOD, 90 * S, 50 * S).kind == "stay", (
+        "held for as long as it was counted here"
+    )
 
 
 def test_too_few_observations_never_promote() -> None:
     step = decide(rollout(), Figures(Counts(20, 0, {20_000: 0}), Counts(400)), 10**6 * S, 0)
     assert step.kind == "stay"
-    assert step.reason.startswith("p99<20ms is undecided: 0 of 20 answers took longer than 20 ms; error<1% is undecided")
-    assert decide(rollout(guard=""), NOTHING, 10**6 * S, 0).reason == "the new version has answered nothing yet"
+    assert step.reason.startswith(
+        "p99<20ms is undecided: 0 of 20 answers took longer than 20 ms; error<1% is undecided"
+    )
+    assert (
+        decide(rollout(guard=""), NOTHING, 10**6 * S, 0).reason
+        == "the new version has answered nothing yet"
+    )
 
 
 def test_a_broken_guard_reverts_at_once_and_says_why() -> None:
@@ -86,8 +107,21 @@ def looks(draw: st.DrawFn) -> list[tuple[int, Figures]]:
         n = draw(st.integers(0, 3000))
         defaults = draw(st.integers(0, n))
         told = draw(st.integers(0, n))
-        new = Counts(n, defaults, {20_000: draw(st.integers(0, n))}, float(told), float(draw(st.integers(0, told))))
-        found.append((now, Figures(new, Counts(n, told=float(told), reward=told / 2), n, draw(st.integers(0, n)))))
+        new = Counts(
+            n,
+            defaults,
+            {20_000: draw(st.integers(0, n))},
+            float(told),
+            float(draw(st.integers(0, told))),
+        )
+        found.append(
+            (
+                now,
+                Figures(
+                    new, Counts(n, told=float(told), reward=told / 2), n, draw(st.integers(0, n))
+                ),
+            )
+        )
     return found
 
 
@@ -124,7 +158,15 @@ def test_what_a_person_writes() -> None:
         60, 300, 3600, 0.5, 0.2, 7, 172_800, 30,
     ]  # fmt: skip
     assert checked_guard("error<1%,p99<20ms") == "error<1%, p99<20ms"
-    for wrong in (("5%", "3,50"), (None, "50,25"), (None, ""), (None, "0,100"), (None, "50,101"), ("x", None), (None, [])):
+    for wrong in (
+        ("5%", "3,50"),
+        (None, "50,25"),
+        (None, ""),
+        (None, "0,100"),
+        (None, "50,101"),
+        ("x", None),
+        (None, []),
+    ):
         with pytest.raises(InvalidInput):
             stages_of(*wrong)  # type: ignore[arg-type]
     for time in ("soon", "-1s", "31d", float("nan"), None):

@@ -82,7 +82,13 @@ def test_who_does_not_answer_is_lost_and_so_is_who_goes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "said",
-    [b"\x00\x00\x00\x00", b"\xff\xff\xff\xff", b"\x01\x00\x00\x00\xc1", b"\x01\x00\x00\x00\x01", b"GET / HTTP/1.1\r\n\r\n"],
+    [
+        b"\x00\x00\x00\x00",
+        b"\xff\xff\xff\xff",
+        b"\x01\x00\x00\x00\xc1",
+        b"\x01\x00\x00\x00\x01",
+        b"GET / HTTP/1.1\r\n\r\n",
+    ],
 )
 def test_what_is_no_message_ends_the_channel_and_nothing_else(tmp_path: Path, said: bytes) -> None:
     async def test(channel: Channel, came: list[Channel]) -> None:

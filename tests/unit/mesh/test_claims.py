@@ -16,8 +16,12 @@ ALIVE = frozenset({"a", "b", "c"})
 FAILED = {"b": Failure(NOW, "x", "artifact"), "c": Failure(NOW, "y", "host")}
 
 
-def claim(model: MeshModel, me: str, copies: int = 1, alive: frozenset[str] = ALIVE, now: int = NOW) -> MeshModel:
-    after = claims.claimed(model, me, now, alive=alive, copies=copies, settings=SETTINGS, size_bytes=5)
+def claim(
+    model: MeshModel, me: str, copies: int = 1, alive: frozenset[str] = ALIVE, now: int = NOW
+) -> MeshModel:
+    after = claims.claimed(
+        model, me, now, alive=alive, copies=copies, settings=SETTINGS, size_bytes=5
+    )
     assert isinstance(after, MeshModel), after
     return after
 
@@ -34,7 +38,12 @@ def test_a_claim_is_loading_until_it_is_completed() -> None:
     assert model.copies == {"a": Copy(NOW, 0, 5)}
     done = claims.completed(model, "a", NOW + 70, size_bytes=9, input="f64[4]", output="i64")
     assert isinstance(done, MeshModel)
-    assert (done.status(), done.size_bytes, done.input, done.output) == ("LOADED", 9, "f64[4]", "i64")
+    assert (done.status(), done.size_bytes, done.input, done.output) == (
+        "LOADED",
+        9,
+        "f64[4]",
+        "i64",
+    )
     assert claims.released(done, "a", NOW + 99).status() == "NOT_LOADED"
     assert claims.released(done, "a", NOW + 99).used_ms == NOW + 99
     assert claims.released(done, "b") is done
@@ -61,7 +70,9 @@ def test_a_claim_that_was_taken_away_cannot_be_completed() -> None:
 
 
 def test_a_failure_frees_the_claim_and_blocks_its_instance() -> None:
-    model = claims.failed(claim(MeshModel("m", "onnx"), "a"), "a", NOW, why="no such file", fault="artifact")
+    model = claims.failed(
+        claim(MeshModel("m", "onnx"), "a"), "a", NOW, why="no such file", fault="artifact"
+    )
     assert model.status() == "LOADING_FAILED"
     assert "no such file" in refusal(model, "a")
     assert claim(model, "b").copies.keys() == {"b"}
@@ -91,7 +102,8 @@ def test_the_last_loaded_copy_is_never_spared() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_exact_copies_under_any_interleaving(seed: int) -> None:
-    """Claimers read, are held up, and write if nobody has written since: compare-and-set, as in the store."""
+    """Claimers read, are held up, and write if nobody has written since: compare-and-set, as in the
+    store."""
     rng = Random(seed)
     names = [f"i{n}" for n in range(12)]
     wanted, alive = rng.randrange(1, 5), frozenset(names)
@@ -117,7 +129,13 @@ def test_exact_copies_under_any_interleaving(seed: int) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "count", "seconds"),
-    [("artifact", 1, 600), ("artifact", 5, 600), ("host", 1, 10), ("host", 3, 40), ("host", 9, 600)],
+    [
+        ("artifact", 1, 600),
+        ("artifact", 5, 600),
+        ("host", 1, 10),
+        ("host", 3, 40),
+        ("host", 9, 600),
+    ],
 )
 def test_how_long_a_failure_blocks(fault: Any, count: int, seconds: int) -> None:
     """Ten minutes for the artifact; the host's faults begin with ten seconds and double."""
@@ -129,7 +147,10 @@ def test_how_long_a_failure_blocks(fault: Any, count: int, seconds: int) -> None
 def test_a_model_has_failed_after_three_instances_or_two_that_blame_it() -> None:
     host = {i: Failure(NOW, "no memory", "host") for i in "ab"}
     assert failures.verdict(MeshModel("m", "onnx", failures=host), NOW, SETTINGS) is None
-    assert failures.verdict(MeshModel("m", "onnx", failures=host), NOW, SETTINGS, len(host)) is not None, "there are no more"
+    assert (
+        failures.verdict(MeshModel("m", "onnx", failures=host), NOW, SETTINGS, len(host))
+        is not None
+    ), "there are no more"
     three = MeshModel("m", "onnx", failures={**host, "c": Failure(NOW + 1, "full", "host")})
     failed = failures.verdict(three, NOW, SETTINGS)
     assert failed == failures.Failed("full", NOW + 10_000, "host")
@@ -141,11 +162,15 @@ def test_a_model_has_failed_after_three_instances_or_two_that_blame_it() -> None
     assert failures.blocked(three, NOW, SETTINGS) == {"a", "b", "c"}
 
 
-def test_model_that_ended_a_process_of_its_own_has_failed_at_once_and_for_longer_each_time() -> None:
+def test_model_that_ended_a_process_of_its_own_has_failed_at_once_and_for_longer_each_time() -> (
+    None
+):
     settings = MeshSettings(failure_s=600)
     model = MeshModel("m", "onnx")
     for count, pause_s in enumerate((10, 20, 40, 80, 160, 320, 600, 600), 1):
-        model = claims.failed(model, "ab"[count % 2], count, why="it crashed", fault="artifact", crashed=True)
+        model = claims.failed(
+            model, "ab"[count % 2], count, why="it crashed", fault="artifact", crashed=True
+        )
         told = failures.verdict(model, count, settings, places=9)
         assert told is not None
         assert (told.retry_ms - count, told.why) == (pause_s * 1000, "it crashed")
@@ -154,7 +179,9 @@ def test_model_that_ended_a_process_of_its_own_has_failed_at_once_and_for_longer
 
 
 def test_load_that_succeeds_leaves_what_is_known_of_crashes() -> None:
-    model = claims.failed(MeshModel("m", "onnx"), "a", 1, why="it crashed", fault="artifact", crashed=True)
+    model = claims.failed(
+        MeshModel("m", "onnx"), "a", 1, why="it crashed", fault="artifact", crashed=True
+    )
     model = claims.changed(model, copies={"a": claims.Copy(2)})
     loaded = claims.completed(model, "a", 3, size_bytes=1)
     assert isinstance(loaded, MeshModel)

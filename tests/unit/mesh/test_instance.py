@@ -1,4 +1,5 @@
-"""The models of a node over hosts that are made up: whose turn it is, who goes, and that the registry hears of all of it."""
+"""The models of a node over hosts that are made up: whose turn it is, who goes, and that the
+registry hears of all of it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -46,7 +47,9 @@ class FakeHost:
     async def predict_size(self, model: MeshModel) -> int:
         return SIZE
 
-    async def serve(self, model: str, address: str, token: str, replica: int, timeout_s: float) -> None:
+    async def serve(
+        self, model: str, address: str, token: str, replica: int, timeout_s: float
+    ) -> None:
         self.served.append((model, address))
 
     async def leave(self, model: str, address: str, timeout_s: float) -> None:
@@ -180,7 +183,12 @@ def test_what_another_has_is_not_loaded() -> None:
         wait_until(lambda: "b" in registry.instances)
         from clipper.mesh import claims
 
-        registry.change("m0", lambda m: claims.claimed(m, other.id, 1, alive=("b",), copies=1, settings=registry.settings))
+        registry.change(
+            "m0",
+            lambda m: claims.claimed(
+                m, other.id, 1, alive=("b",), copies=1, settings=registry.settings
+            ),
+        )
         with pytest.raises(Elsewhere, match="1 of 1 copies: b"):
             await local.load("m0", 1, waiting=True)
         await local.load("m0", 1, waiting=True, copies=2)

@@ -17,7 +17,12 @@ def order(queue: LoadQueue) -> list[str]:
 
 def test_those_a_request_waits_for_come_first() -> None:
     queue = LoadQueue()
-    for load in (Load("old", 5, 1), Load("new", 9, 2), Load("late", 3, 8, True), Load("early", 1, 7, True)):
+    for load in (
+        Load("old", 5, 1),
+        Load("new", 9, 2),
+        Load("late", 3, 8, True),
+        Load("early", 1, 7, True),
+    ):
         assert queue.push(load) is None
     assert queue.waiting == 2
     assert order(queue) == ["early", "late", "new", "old"]
@@ -71,7 +76,11 @@ def test_beside_a_sorted_list(seed: int) -> None:
             gone = queue.push(load)
             if id in twin:
                 held = twin[id]
-                twin[id] = [held[0] or load.waiting, now if load.waiting and not held[0] else held[1], max(held[2], load.used_ms)]
+                twin[id] = [
+                    held[0] or load.waiting,
+                    now if load.waiting and not held[0] else held[1],
+                    max(held[2], load.used_ms),
+                ]
             elif gone is not load:
                 twin[id] = [load.waiting, now, load.used_ms]
             if gone is not None and gone is not load:
@@ -86,8 +95,14 @@ def test_beside_a_sorted_list(seed: int) -> None:
                 twin[id] = [True, held[1] if held[0] else now, max(held[2], now)]
         else:
             popped = queue.pop()
-            best = min(twin, key=lambda m: (0, twin[m][1]) if twin[m][0] else (1, -twin[m][2]), default=None)
-            assert (popped.model if popped else None) == best or (popped and twin[popped.model] == twin[best or ""])
+            best = min(
+                twin,
+                key=lambda m: (0, twin[m][1]) if twin[m][0] else (1, -twin[m][2]),
+                default=None,
+            )
+            assert (popped.model if popped else None) == best or (
+                popped and twin[popped.model] == twin[best or ""]
+            )
             if popped:
                 del twin[popped.model]
         assert len(queue) == len(twin) <= 30

@@ -1,4 +1,5 @@
-"""What stays in memory: beside a twin that looks at everything, and each thing that a model's worth is made of."""
+"""What stays in memory: beside a twin that looks at everything, and each thing that a model's worth
+is made of."""
 
 import math
 from random import Random
@@ -18,7 +19,9 @@ def filled(capacity: int, sizes: dict[str, int], **settings: float) -> Residents
     return residents
 
 
-def evicted(residents: Residents, size: int, now_ms: int = T0 + 10**6, **options: bool) -> tuple[str, ...]:
+def evicted(
+    residents: Residents, size: int, now_ms: int = T0 + 10**6, **options: bool
+) -> tuple[str, ...]:
     room = residents.room_for(size, now_ms, now_ms, **options)
     assert isinstance(room, Room), room
     return room.evict
@@ -100,7 +103,8 @@ def test_too_large_for_all_memory_is_for_ever() -> None:
 
 
 def test_loads_do_not_chase_each_other() -> None:
-    """A model that has just come stays for a moment; so a memory that is far too small refuses, and does not only load."""
+    """A model that has just come stays for a moment; so a memory that is far too small refuses, and
+    does not only load."""
     residents = filled(20, {"a": 10, "b": 10}, churn_ms=5000)
     assert evicted(residents, 10, T0 + 5500) == ("a",)
     assert isinstance(residents.room_for(20, T0 + 5500, T0 + 5500), Refused)
@@ -163,7 +167,8 @@ def test_the_least_recently_used() -> None:
 
 
 class Twin:
-    """The same rule, said directly: every use of every model that is or was here, and all of them looked at for each eviction."""
+    """The same rule, said directly: every use of every model that is or was here, and all of them
+    looked at for each eviction."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity

@@ -29,7 +29,14 @@ SEEN = LoadTimes()
 
 def node(id: str, **fields: Any) -> Instance:
     """With room, and nothing on it."""
-    told = {"number": 1, "peers": "", "containers": "", "capacity_bytes": 1000 * MIB, "lru_ms": NOW, **fields}
+    told = {
+        "number": 1,
+        "peers": "",
+        "containers": "",
+        "capacity_bytes": 1000 * MIB,
+        "lru_ms": NOW,
+        **fields,
+    }
     return Instance(id, **told)
 
 
@@ -60,7 +67,14 @@ def drawn(wanted: MeshModel, instances: Any, times: int = 60, **options: Any) ->
     ],
 )
 def test_some_instances_never(wanted: MeshModel, bad: Instance) -> None:
-    good = node("good", labels=("gpu",), types=("onnx",), capacity_bytes=4000 * MIB, used_bytes=1900 * MIB, models=900)
+    good = node(
+        "good",
+        labels=("gpu",),
+        types=("onnx",),
+        capacity_bytes=4000 * MIB,
+        used_bytes=1900 * MIB,
+        models=900,
+    )
     assert drawn(wanted, [bad, good]) == {"good"}
     assert isinstance(choose(wanted, [bad], NOW, Random(1), constraints={}, seen=SEEN), Refusal)
 
@@ -74,7 +88,9 @@ def test_what_was_tried_is_not_tried_again() -> None:
 
 
 def test_what_can_never_be_placed_is_said_to_be_so() -> None:
-    refused = choose(model(size_bytes=9000 * MIB), [node("a")], NOW, Random(1), constraints={}, seen=SEEN)
+    refused = choose(
+        model(size_bytes=9000 * MIB), [node("a")], NOW, Random(1), constraints={}, seen=SEEN
+    )
     assert isinstance(refused, Refusal)
     assert refused.retry_ms == 0
     nowhere = choose(model(), [], NOW, Random(1), constraints={}, seen=SEEN)
@@ -108,7 +124,10 @@ def test_an_instance_without_room_for_this_one_is_as_good_as_full() -> None:
     assert drawn(model(size_bytes=200 * MIB), [small]) == {"small"}
 
 
-@pytest.mark.parametrize(("idle_s", "best_s", "both"), [(56, 100, True), (54, 100, False), (910, 1000, True), (890, 1000, False)])
+@pytest.mark.parametrize(
+    ("idle_s", "best_s", "both"),
+    [(56, 100, True), (54, 100, False), (910, 1000, True), (890, 1000, False)],
+)
 def test_of_full_ones_the_longest_unused(idle_s: int, best_s: int, both: bool) -> None:
     """Within 45 s, or a tenth of the best's age, they are alike."""
     found = drawn(model(), [full_node("other", idle_s), full_node("best", best_s)])
@@ -121,14 +140,22 @@ def test_labels_that_are_preferred_are_a_wish() -> None:
     assert drawn(wish, [node("plain")]) == {"plain"}
     assert drawn(wish, [node("plain"), full_node("liked", 10, labels=("ssd",))]) == {"plain"}
     told = {"constraints": {"onnx": Constraint(preferred=("ssd",))}}
-    assert drawn(model(), [full_node("plain", 1000), full_node("liked", 800, labels=("ssd",))], **told) == {"liked"}
-    assert drawn(model(), [full_node("plain", 1000), full_node("liked", 600, labels=("ssd",))], **told) == {"plain"}
+    assert drawn(
+        model(), [full_node("plain", 1000), full_node("liked", 800, labels=("ssd",))], **told
+    ) == {"liked"}
+    assert drawn(
+        model(), [full_node("plain", 1000), full_node("liked", 600, labels=("ssd",))], **told
+    ) == {"plain"}
 
 
 def test_each_candidate_is_judged_by_its_own_record() -> None:
-    """Model-mesh compared all but the best with the deciding instance's own rate, which had just begun at nothing."""
+    """Model-mesh compared all but the best with the deciding instance's own rate, which had just
+    begun at nothing."""
     busy = node("busy", rate=100 * BUSY_RATE)
-    assert drawn(model(), [node("me", rate=0.0), busy, node("calm", rate=BUSY_RATE)]) == {"me", "calm"}
+    assert drawn(model(), [node("me", rate=0.0), busy, node("calm", rate=BUSY_RATE)]) == {
+        "me",
+        "calm",
+    }
     assert drawn(model(), [busy]) == {"busy"}
 
 
@@ -140,30 +167,47 @@ def test_each_candidate_is_judged_by_its_own_record() -> None:
     ],
 )
 def test_the_longer_unused_the_busier_its_place_may_be(ago_s: int, rate: float, kept: bool) -> None:
-    found = drawn(model(), [node("calm", rate=20_000.0), node("busy", rate=rate)], used_ms=NOW - 1000 * ago_s)
+    found = drawn(
+        model(), [node("calm", rate=20_000.0), node("busy", rate=rate)], used_ms=NOW - 1000 * ago_s
+    )
     assert found == ({"calm", "busy"} if kept else {"calm"})
 
 
 def test_a_long_queue_of_loads_is_avoided() -> None:
-    assert drawn(model(), [node("short", queued=1, loading_max=1), node("long", queued=9)]) == {"short"}
-    assert drawn(model(), [node("short", queued=1), node("wide", queued=9, loading_max=8)]) == {"short", "wide"}
+    assert drawn(model(), [node("short", queued=1, loading_max=1), node("long", queued=9)]) == {
+        "short"
+    }
+    assert drawn(model(), [node("short", queued=1), node("wide", queued=9, loading_max=8)]) == {
+        "short",
+        "wide",
+    }
 
 
 def test_instances_of_an_older_version_are_about_to_go() -> None:
     """Also where instances have labels: model-mesh's own tracker did not work then."""
     words = ["gpu"]
-    old = [node(f"old{n}", labels=tuple(words), version="1", started_ms=NOW - 10 * UPGRADE_MS) for n in range(2)]
+    old = [
+        node(f"old{n}", labels=tuple(words), version="1", started_ms=NOW - 10 * UPGRADE_MS)
+        for n in range(2)
+    ]
     new = node("new", labels=tuple(words), version="2", started_ms=NOW - 1000, models=99)
     assert drawn(model(), [*old, new]) == {"new"}
     settled = msgspec.structs.replace(new, started_ms=NOW - UPGRADE_MS - 1)
     assert drawn(model(), [*old, settled]) == {"old0", "old1"}
-    assert drawn(model(), [*old, msgspec.structs.replace(new, used_bytes=1000 * MIB)]) == {"old0", "old1"}
+    assert drawn(model(), [*old, msgspec.structs.replace(new, used_bytes=1000 * MIB)]) == {
+        "old0",
+        "old1",
+    }
     elsewhere = msgspec.structs.replace(new, labels=("cpu",))
     assert drawn(model(), [*old, elsewhere]) == {"old0", "old1"}
 
 
 def test_a_second_copy_goes_to_another_zone_and_host() -> None:
-    instances = [node("a", zone="1", host="x"), node("b", zone="1", host="y"), node("c", zone="2", host="z", models=300)]
+    instances = [
+        node("a", zone="1", host="x"),
+        node("b", zone="1", host="y"),
+        node("c", zone="2", host="z", models=300),
+    ]
     assert drawn(model(copies={"a": Copy(1, 2)}), instances) == {"c"}
     assert drawn(model(copies={"a": Copy(1, 2), "c": Copy(1, 2)}), instances) == {"b"}
     one_zone = [node("a", host="x"), node("b", host="x"), node("c", host="z")]
@@ -183,7 +227,10 @@ def test_the_local_one_if_it_is_as_good() -> None:
 def test_chance_is_fair() -> None:
     instances, rng = [node(f"i{n}") for n in range(10)], Random(3)
     field = Field(instances)
-    counts = Counter(str(choose(model(), field, NOW, rng, constraints={}, seen=SEEN)).split("'")[1] for _ in range(5000))
+    counts = Counter(
+        str(choose(model(), field, NOW, rng, constraints={}, seen=SEEN)).split("'")[1]
+        for _ in range(5000)
+    )
     assert len(counts) == 10
     assert max(counts.values()) < 1.3 * min(counts.values())
 
@@ -270,4 +317,6 @@ def test_a_field_that_changed_is_like_one_made_anew(seed: int) -> None:
     assert {i.id for i in field} == set(held)
     for n in range(20):
         told: dict[str, Any] = {"constraints": {}, "seen": SEEN}
-        assert choose(model(), field, NOW, Random(n), **told) == choose(model(), list(held.values()), NOW, Random(n), **told)
+        assert choose(model(), field, NOW, Random(n), **told) == choose(
+            model(), list(held.values()), NOW, Random(n), **told
+        )

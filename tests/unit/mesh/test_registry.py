@@ -1,4 +1,5 @@
-"""Records changed by transactions: races have one winner, references are counted, names are of one kind."""
+"""Records changed by transactions: races have one winner, references are counted, names are of one
+kind."""
 
 from collections.abc import Container, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -6,7 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from clipper.catalog import Catalog
-from clipper.errors import AlreadyExists, InvalidInput, Overloaded, StillLinked, StoreConflict, UnknownModel
+from clipper.errors import (
+    AlreadyExists,
+    InvalidInput,
+    Overloaded,
+    StillLinked,
+    StoreConflict,
+    UnknownModel,
+)
 from clipper.mesh import claims, vmodels
 from clipper.mesh.records import Instance, MeshModel, VModel
 from clipper.mesh.registry import Registry, now_ms
@@ -35,7 +43,9 @@ def model(id: str, path: str = "m.onnx") -> MeshModel:
 
 
 def set_to(registry: Registry, id: str, target: str) -> VModel | None:
-    return registry.change_vmodel(id, lambda before, read: vmodels.set_target(id, before, target, read, 1))
+    return registry.change_vmodel(
+        id, lambda before, read: vmodels.set_target(id, before, target, read, 1)
+    )
 
 
 def test_of_many_who_claim_one_wins(registry: Registry) -> None:
@@ -43,7 +53,10 @@ def test_of_many_who_claim_one_wins(registry: Registry) -> None:
     names = [f"i{n}" for n in range(16)]
 
     def claim(me: str) -> bool:
-        found = registry.change("m", lambda m: claims.claimed(m, me, 1, alive=names, copies=1, settings=registry.settings))
+        found = registry.change(
+            "m",
+            lambda m: claims.claimed(m, me, 1, alive=names, copies=1, settings=registry.settings),
+        )
         return not isinstance(found, claims.Refused)
 
     with ThreadPoolExecutor(8) as pool:
@@ -74,7 +87,12 @@ def behind(store: MemoryStore, registry: Registry) -> Iterator[Registry]:
     own.instances.close()
     registry.enter(Instance("b", 2, "", ""))
     registry.register(model("m"))
-    registry.change_copies("m", lambda m, alive: claims.claimed(m, "b", 1, alive=alive, copies=1, settings=registry.settings))
+    registry.change_copies(
+        "m",
+        lambda m, alive: claims.claimed(
+            m, "b", 1, alive=alive, copies=1, settings=registry.settings
+        ),
+    )
     registry.change("m", lambda m: claims.completed(m, "b", 2, size_bytes=1))
     wait_until(lambda: own.read("m") == own.models.get("m"))
     yield own
@@ -82,17 +100,23 @@ def behind(store: MemoryStore, registry: Registry) -> Iterator[Registry]:
     own.close()
 
 
-def test_claim_counts_the_copy_of_an_instance_that_this_node_has_not_heard_of(behind: Registry) -> None:
+def test_claim_counts_the_copy_of_an_instance_that_this_node_has_not_heard_of(
+    behind: Registry,
+) -> None:
     assert "b" not in behind.alive()
     claim = {"copies": 1, "settings": behind.settings}
-    found = behind.change_copies("m", lambda m, alive: claims.claimed(m, "a", 3, alive=alive, **claim))  # type: ignore[arg-type]
+    found = behind.change_copies(
+        "m", lambda m, alive: claims.claimed(m, "a", 3, alive=alive, **claim)
+    )  # type: ignore[arg-type]
     assert isinstance(found, claims.Refused)
     record = behind.read("m")
     assert record is not None
     assert list(record.copies) == ["b"]
 
 
-def test_copy_of_an_instance_that_lives_is_not_forgotten_by_one_that_has_not_heard_of_it(behind: Registry) -> None:
+def test_copy_of_an_instance_that_lives_is_not_forgotten_by_one_that_has_not_heard_of_it(
+    behind: Registry,
+) -> None:
     found = behind.change_copies("m", lambda m, alive: claims.without_gone(m, "b", alive=alive))
     assert isinstance(found, claims.Refused)
     assert list(behind.read("m").copies) == ["b"]  # type: ignore[union-attr]
@@ -108,11 +132,15 @@ def test_last_copy_is_kept_when_the_other_holder_is_gone_and_the_mirror_does_not
     registry.instances.close()
     behind.leave()
     assert "a" in registry.alive()
-    found = registry.change_copies("m", lambda m, alive: claims.released_if_spare(m, "b", alive=alive, keep=1))
+    found = registry.change_copies(
+        "m", lambda m, alive: claims.released_if_spare(m, "b", alive=alive, keep=1)
+    )
     assert isinstance(found, claims.Refused)
 
 
-def test_claim_is_decided_again_when_an_instance_enters_meanwhile(store: MemoryStore, registry: Registry) -> None:
+def test_claim_is_decided_again_when_an_instance_enters_meanwhile(
+    store: MemoryStore, registry: Registry
+) -> None:
     registry.register(model("m"))
     registry.change("m", lambda m: claims.changed(m, copies={"b": claims.Copy(1, 2)}))
     late = Registry(store, registry.settings)
@@ -173,9 +201,16 @@ def test_what_a_vmodel_names_stays(registry: Registry) -> None:
     assert registry.unregister("m")
 
 
-def test_a_model_that_goes_with_its_vmodel_goes_some_time_after_it(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_goes_with_its_vmodel_goes_some_time_after_it(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     info = model("m")
-    registry.change_vmodel("v", lambda before, read: vmodels.set_target("v", before, "m", read, 1, info=info, auto_delete=True))
+    registry.change_vmodel(
+        "v",
+        lambda before, read: vmodels.set_target(
+            "v", before, "m", read, 1, info=info, auto_delete=True
+        ),
+    )
     assert not registry.let_go("m")
     registry.change_vmodel("v", lambda before, read: vmodels.delete(before, read, now_ms()))
     assert not registry.let_go("m")
@@ -185,17 +220,26 @@ def test_a_model_that_goes_with_its_vmodel_goes_some_time_after_it(registry: Reg
     assert not registry.let_go("m")
 
 
-def test_a_model_that_is_to_go_and_is_registered_stays(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_to_go_and_is_registered_stays(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(vmodels, "LINGER_MS", 0)
     info = model("m")
-    registry.change_vmodel("v", lambda before, read: vmodels.set_target("v", before, "m", read, 1, info=info, auto_delete=True))
+    registry.change_vmodel(
+        "v",
+        lambda before, read: vmodels.set_target(
+            "v", before, "m", read, 1, info=info, auto_delete=True
+        ),
+    )
     registry.change_vmodel("v", lambda before, read: vmodels.delete(before, read, 1))
     assert not registry.register(model("m")).auto_delete
     assert not registry.let_go("m")
     assert registry.read("m") is not None
 
 
-def test_a_leader_that_stands_no_more_writes_nothing(registry: Registry, store: MemoryStore) -> None:
+def test_a_leader_that_stands_no_more_writes_nothing(
+    registry: Registry, store: MemoryStore
+) -> None:
     registry.register(model("m"))
     set_to(registry, "v", "m")
     registry.enter(Instance("a", 1, "", ""))
@@ -205,7 +249,11 @@ def test_a_leader_that_stands_no_more_writes_nothing(registry: Registry, store: 
         patch.setattr("clipper.mesh.registry._TRIES", 3)
         store.delete(candidate._key)
         with pytest.raises((StoreConflict, Exception), match="others"):
-            registry.change_vmodel("v", lambda before, read: vmodels.VChange(VModel("v", "m", "m", since_ms=9)), candidate)
+            registry.change_vmodel(
+                "v",
+                lambda before, read: vmodels.VChange(VModel("v", "m", "m", since_ms=9)),
+                candidate,
+            )
     found = registry.read_vmodel("v")
     assert found is not None
     assert found.since_ms == 1
@@ -232,7 +280,10 @@ def test_a_node_counts_while_it_holds_its_lease(registry: Registry, store: Memor
 
 
 def said(store: MemoryStore) -> list[tuple[str, str, list[str]]]:
-    return [(one.actor, one.verb, [changed.key for changed in one.changed]) for one in history.entries(store)]
+    return [
+        (one.actor, one.verb, [changed.key for changed in one.changed])
+        for one in history.entries(store)
+    ]
 
 
 def deleted(registry: Registry, id: str) -> VModel | None:
@@ -247,7 +298,9 @@ def test_each_change_by_management_has_an_entry_and_what_a_node_does_by_itself_h
     registry.register(model("m"))  # it is so already
     with pytest.raises(AlreadyExists):
         registry.register(model("m", "other.onnx"))
-    registry.change("m", lambda m: claims.claimed(m, "a", 1, alive=("a",), copies=1, settings=registry.settings))
+    registry.change(
+        "m", lambda m: claims.claimed(m, "a", 1, alive=("a",), copies=1, settings=registry.settings)
+    )
     set_to(registry, "v", "m")
     deleted(registry, "v")
     deleted(registry, "v")
@@ -255,16 +308,20 @@ def test_each_change_by_management_has_an_entry_and_what_a_node_does_by_itself_h
     registry.unregister("m")
     here = history.actor_here()
     assert said(store) == [
-        ("ann", "mesh register", ["mesh/model/m"]), (here, "mesh vmodel set", ["mesh/model/m", "mesh/vmodel/v"]),
-        (here, "mesh vmodel delete", ["mesh/model/m", "mesh/vmodel/v"]), (here, "mesh unregister", ["mesh/model/m"]),
-    ]  # fmt: skip
+        ("ann", "mesh register", ["mesh/model/m"]),
+        (here, "mesh vmodel set", ["mesh/model/m", "mesh/vmodel/v"]),
+        (here, "mesh vmodel delete", ["mesh/model/m", "mesh/vmodel/v"]),
+        (here, "mesh unregister", ["mesh/model/m"]),
+    ]
     first, second, _, last = (history.plain(one)["changed"] for one in history.entries(store))
     assert (first[0]["before"], first[0]["after"]["path"]) == (None, "m.onnx")
     assert (second[0]["before"].get("refs", 0), second[0]["after"]["refs"]) == (0, 1)
     assert (last[0]["before"]["path"], last[0]["after"]) == ("m.onnx", None)
 
 
-def test_what_the_leader_decides_of_a_vmodel_is_entered_as_its(registry: Registry, store: MemoryStore) -> None:
+def test_what_the_leader_decides_of_a_vmodel_is_entered_as_its(
+    registry: Registry, store: MemoryStore
+) -> None:
     for id in ("m1", "m2"):
         registry.register(model(id))
     set_to(registry, "v", "m1")
@@ -278,7 +335,10 @@ def test_what_the_leader_decides_of_a_vmodel_is_entered_as_its(registry: Registr
     ):
         registry.change_vmodel("v", step, candidate)
     mine = "the mesh (node a)"
-    assert [(who, verb) for who, verb, _ in said(store)[-2:]] == [(mine, "mesh vmodel failed"), (mine, "mesh vmodel switched")]
+    assert [(who, verb) for who, verb, _ in said(store)[-2:]] == [
+        (mine, "mesh vmodel failed"),
+        (mine, "mesh vmodel switched"),
+    ]
     candidate.resign()
 
 
@@ -295,7 +355,11 @@ def test_a_rehearsal_is_checked_and_writes_nothing(registry: Registry, store: Me
             registry.unregister("m")
         with pytest.raises(AlreadyExists):
             registry.register(model("m", "other.onnx"))
-    assert [one.verb for one in rehearsal.entries] == ["mesh register", "mesh vmodel set", "mesh vmodel delete"]
+    assert [one.verb for one in rehearsal.entries] == [
+        "mesh register",
+        "mesh vmodel set",
+        "mesh vmodel delete",
+    ]
     assert store.range("") == before
 
 
@@ -304,7 +368,9 @@ def test_many_nodes_at_once_enter_each_change_once(store: MemoryStore) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: registries[n % 4].register(model(f"m{n}")), range(200)))
     found = history.entries(store)
-    assert sorted(one.changed[0].key for one in found) == sorted(f"mesh/model/m{n}" for n in range(200))
+    assert sorted(one.changed[0].key for one in found) == sorted(
+        f"mesh/model/m{n}" for n in range(200)
+    )
     assert len({one.number for one in found}) == 200
     for registry in registries:
         registry.close()
@@ -320,6 +386,8 @@ def test_the_last_are_kept_beside_those_of_the_catalog(store: MemoryStore) -> No
         catalog.register_application("digits", ["svm"])
         found = history.entries(store)
         assert [found[0].verb, found[-1].verb] == ["deploy", "set"]
-        assert [one.changed[0].key for one in found[1:-1]] == [f"mesh/model/m{n}" for n in range(70, 120)]
+        assert [one.changed[0].key for one in found[1:-1]] == [
+            f"mesh/model/m{n}" for n in range(70, 120)
+        ]
         assert history.entries(store, 2) == found[-2:]
         registry.close()

@@ -19,7 +19,9 @@ def routes(*known: str, draws: list[float] | None = None) -> tuple[Routes, list[
 
     def make(record: Model, why: Any) -> Any:
         cores = {record.id: SimpleNamespace(waiting=0)}
-        return SimpleNamespace(cores=cores, why=why), SimpleNamespace(cores=cores, why=why, slo_us=31e6)
+        return SimpleNamespace(cores=cores, why=why), SimpleNamespace(
+            cores=cores, why=why, slo_us=31e6
+        )
 
     def find(id: str) -> Model | None:
         return core_record(id, "any", "any") if id in known else None
@@ -164,5 +166,7 @@ def test_event_loop_knows_a_name_once_a_quick_store_has_answered() -> None:
         ("f64[4]", "any", True),
     ],
 )
-def test_rows_can_be_sent_to_a_host_that_takes_the_same_shape(queued: str, taken: str, fits: bool) -> None:
+def test_rows_can_be_sent_to_a_host_that_takes_the_same_shape(
+    queued: str, taken: str, fits: bool
+) -> None:
     assert is_convertible(InputType.parse(queued), InputType.parse(taken)) == fits

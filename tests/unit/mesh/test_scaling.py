@@ -18,7 +18,16 @@ SETTINGS = MeshSettings()
 
 def cluster(count: int = 6, full: bool = False, idle_ms: int = 100 * HOUR, **fields: Any) -> Field:
     return Field(
-        Instance(f"i{n}", n, "", "", capacity_bytes=1000 * MIB, used_bytes=1000 * MIB * full, lru_ms=NOW - idle_ms, **fields)
+        Instance(
+            f"i{n}",
+            n,
+            "",
+            "",
+            capacity_bytes=1000 * MIB,
+            used_bytes=1000 * MIB * full,
+            lru_ms=NOW - idle_ms,
+            **fields,
+        )
         for n in range(count)
     )
 
@@ -29,7 +38,9 @@ def held(count: int, ago_ms: int = HOUR, **policy: Any) -> MeshModel:
 
 
 def wanted(model: MeshModel, usage: Usage, instances: Field | None = None, **options: Any) -> int:
-    return scaling.wanted(model, usage, cluster() if instances is None else instances, NOW, SETTINGS, **options)
+    return scaling.wanted(
+        model, usage, cluster() if instances is None else instances, NOW, SETTINGS, **options
+    )
 
 
 def test_nothing_is_loaded_unasked() -> None:
@@ -62,7 +73,8 @@ def test_by_rate(copies: int, rate: float, expected: int) -> None:
 
 @pytest.mark.parametrize(("places", "expected"), [(4, 3), (5, 3), (7, 4), (12, 5)])
 def test_two_at_once_in_any_case_and_a_third_of_the_instances(places: int, expected: int) -> None:
-    """In model-mesh four or five instances gave one at once, since those that were excluded were subtracted twice."""
+    """In model-mesh four or five instances gave one at once, since those that were excluded were
+    subtracted twice."""
     assert wanted(held(1), Usage(NOW, 10**6), cluster(places)) == expected
 
 
@@ -101,13 +113,24 @@ def test_the_second_copy_goes_when_idle_and_memory_is_short() -> None:
 
 
 def test_one_of_more_goes_after_a_calm_that_is_a_length_of_time() -> None:
-    """Model-mesh took a point in time for a length here, and so always waited five hours; and it asked for *recent* heavy use."""
+    """Model-mesh took a point in time for a length here, and so always waited five hours; and it
+    asked for *recent* heavy use."""
     tight = cluster(full=True, idle_ms=5 * HOUR)  # calm: half an hour
     quiet = Usage(NOW, 100, heavy_ms=NOW - HOUR // 2 - 1)
     assert wanted(held(4), quiet, tight) == 3
     assert wanted(held(4), Usage(NOW, 100, heavy_ms=NOW - HOUR // 2 + 1), tight) == 4
-    assert wanted(held(4), Usage(NOW, 100, heavy_ms=NOW - 9 * 60_000), cluster(full=True, idle_ms=HOUR)) == 4
-    assert wanted(held(4), Usage(NOW, 100, heavy_ms=NOW - 11 * 60_000), cluster(full=True, idle_ms=HOUR)) == 3
+    assert (
+        wanted(
+            held(4), Usage(NOW, 100, heavy_ms=NOW - 9 * 60_000), cluster(full=True, idle_ms=HOUR)
+        )
+        == 4
+    )
+    assert (
+        wanted(
+            held(4), Usage(NOW, 100, heavy_ms=NOW - 11 * 60_000), cluster(full=True, idle_ms=HOUR)
+        )
+        == 3
+    )
     assert wanted(held(4, ago_ms=29 * 60_000), quiet, tight) == 4
     assert wanted(held(4), Usage(NOW, 3999), tight) == 3
     assert wanted(held(4), Usage(NOW, 4001), tight) == 4
@@ -121,7 +144,9 @@ def test_only_instances_that_could_hold_it_count() -> None:
         if instance.id not in labelled:
             labelled.put(instance)
     assert wanted(held(1), Usage(NOW, 10**6), labelled) == 4
-    assert wanted(held(1), Usage(NOW, 10**6), labelled, constraint=Constraint(required=("gpu",))) == 3
+    assert (
+        wanted(held(1), Usage(NOW, 10**6), labelled, constraint=Constraint(required=("gpu",))) == 3
+    )
     gone = MeshModel("m", "onnx", copies={"dead": Copy(1, 2)})
     assert wanted(gone, Usage(NOW, 10**6)) == 0
 
@@ -135,7 +160,12 @@ def test_all_agree_on_who_gives_its_copy_up() -> None:
     copies = {id: Copy(1, 2) for id in "abc"}
     assert scaling.spare(MeshModel("m", "onnx", copies=copies), instances) == "b"
     assert scaling.spare(MeshModel("m", "onnx", copies=copies), instances[::-1]) == "b"
-    assert scaling.spare(MeshModel("m", "onnx", copies={"a": Copy(1, 2), "dead": Copy(1, 2)}), instances) == ""
+    assert (
+        scaling.spare(
+            MeshModel("m", "onnx", copies={"a": Copy(1, 2), "dead": Copy(1, 2)}), instances
+        )
+        == ""
+    )
 
 
 # -- what is counted
@@ -158,7 +188,8 @@ def test_rates_are_of_the_time_between_looks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("minutes", "regular"), [(1, False), (6, False), (7, True), (25, True), (40, True), (41, False), (90, False)]
+    ("minutes", "regular"),
+    [(1, False), (6, False), (7, True), (25, True), (40, True), (41, False), (90, False)],
 )
 def test_regular_is_now_and_seven_to_forty_minutes_ago(minutes: int, regular: bool) -> None:
     uses, start = Uses(), NOW // 60_000 * 60_000

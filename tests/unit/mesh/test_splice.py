@@ -16,13 +16,25 @@ from clipper.mesh.splice import extract, field_path, inject
 
 _FIELD = descriptor_pb2.FieldDescriptorProto
 _PATHS = ((1,), (5, 1), (5, 200_000, 3))
-_PLAIN = {10: _FIELD.TYPE_DOUBLE, 11: _FIELD.TYPE_FIXED32, 12: _FIELD.TYPE_INT64, 13: _FIELD.TYPE_BYTES}
+_PLAIN = {
+    10: _FIELD.TYPE_DOUBLE,
+    11: _FIELD.TYPE_FIXED32,
+    12: _FIELD.TYPE_INT64,
+    13: _FIELD.TYPE_BYTES,
+}
 
 
 def _kind() -> Any:
-    """Outer {1: string, 5: Middle {1: string, 200000: Inner {3: string}}}, with other fields between them."""
-    file = descriptor_pb2.FileDescriptorProto(name="splice_test.proto", package="splice_test", syntax="proto3")
-    for name, leaf, inner in (("Outer", 1, (5, "Middle")), ("Middle", 1, (200_000, "Inner")), ("Inner", 3, (0, ""))):
+    """Outer {1: string, 5: Middle {1: string, 200000: Inner {3: string}}}, with other fields
+    between them."""
+    file = descriptor_pb2.FileDescriptorProto(
+        name="splice_test.proto", package="splice_test", syntax="proto3"
+    )
+    for name, leaf, inner in (
+        ("Outer", 1, (5, "Middle")),
+        ("Middle", 1, (200_000, "Inner")),
+        ("Inner", 3, (0, "")),
+    ):
         made = file.message_type.add(name=name)
         made.field.add(name="id", number=leaf, type=_FIELD.TYPE_STRING, label=_FIELD.LABEL_OPTIONAL)
         for number, type in _PLAIN.items():
@@ -31,7 +43,11 @@ def _kind() -> Any:
         if inner[0]:
             to = f".splice_test.{inner[1]}"
             made.field.add(
-                name="inner", number=inner[0], type=_FIELD.TYPE_MESSAGE, label=_FIELD.LABEL_OPTIONAL, type_name=to
+                name="inner",
+                number=inner[0],
+                type=_FIELD.TYPE_MESSAGE,
+                label=_FIELD.LABEL_OPTIONAL,
+                type_name=to,
             )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
@@ -67,7 +83,11 @@ def outers(draw: Any) -> Any:
         if draw(st.booleans()):
             inner.id = draw(ids)
         if draw(st.booleans()):
-            inner.f10, inner.f11, inner.f13 = draw(st.floats(allow_nan=False)), draw(st.integers(0, 1 << 31)), draw(st.binary())
+            inner.f10, inner.f11, inner.f13 = (
+                draw(st.floats(allow_nan=False)),
+                draw(st.integers(0, 1 << 31)),
+                draw(st.binary()),
+            )
             inner.f12.extend(draw(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=5)))
         if depth == 2 or not draw(st.booleans()):
             break
@@ -83,8 +103,12 @@ def test_extracts_what_protobuf_reads(made: Any, path: tuple[int, ...]) -> None:
 
 
 @given(st.lists(outers(), min_size=1, max_size=3), st.sampled_from(_PATHS), ids)
-def test_injects_what_protobuf_would_have_written(several: list[Any], path: tuple[int, ...], value: str) -> None:
-    data = b"".join(one.SerializeToString() for one in several)  # fields twice, messages to be merged
+def test_injects_what_protobuf_would_have_written(
+    several: list[Any], path: tuple[int, ...], value: str
+) -> None:
+    data = b"".join(
+        one.SerializeToString() for one in several
+    )  # fields twice, messages to be merged
     changed = inject(data, path, value)
     assert OUTER.FromString(changed) == put(OUTER.FromString(data), path, value)
     assert extract(changed, path) == value
@@ -149,14 +173,34 @@ def test_a_field_within_a_group_is_another_one() -> None:
 
 def test_lengths_of_messages_around_grow_past_a_byte_and_shrink_again() -> None:
     small = put(OUTER(), (5, 200_000, 3), "a").SerializeToString()
-    for size in (100, 118, 119, 120, 121, 122, 123, 124, 125, 126, 127, 128, 16_370, 16_380, 16_383, 16_384, 70_000):
+    for size in (
+        100,
+        118,
+        119,
+        120,
+        121,
+        122,
+        123,
+        124,
+        125,
+        126,
+        127,
+        128,
+        16_370,
+        16_380,
+        16_383,
+        16_384,
+        70_000,
+    ):
         grown = inject(small, (5, 200_000, 3), "x" * size)
         assert grown == put(OUTER(), (5, 200_000, 3), "x" * size).SerializeToString()
         assert inject(grown, (5, 200_000, 3), "a") == small
 
 
 def test_a_model_infer_request_keeps_its_tensors() -> None:
-    request = message("inference.ModelInferRequest")(model_name="m1", raw_input_contents=[random.Random(1).randbytes(999)])
+    request = message("inference.ModelInferRequest")(
+        model_name="m1", raw_input_contents=[random.Random(1).randbytes(999)]
+    )
     request.inputs.add(name="input", datatype="FP32", shape=[3, 83])
     data = request.SerializeToString()
     assert extract(data, (1,)) == "m1"

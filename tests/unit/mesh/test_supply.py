@@ -18,7 +18,8 @@ MIB = 1 << 20
 
 
 class FakePeers:
-    """Answers `lend` by what it was told for each instance; keeps what was asked, as (instance, load, copies)."""
+    """Answers `lend` by what it was told for each instance; keeps what was asked, as (instance,
+    load, copies)."""
 
     def __init__(self, **answers: Failed | None) -> None:
         self.answers = answers
@@ -55,7 +56,9 @@ async def away(function: Any, *args: Any) -> Any:
         (Lost("no answer within 12 s"), 2),
     ],
 )
-def test_only_a_holder_that_cannot_be_reached_lets_another_copy_be_made(answer: Failed, copies: int) -> None:
+def test_only_a_holder_that_cannot_be_reached_lets_another_copy_be_made(
+    answer: Failed, copies: int
+) -> None:
     store = MemoryStore()
     registry = Registry(store, MeshSettings())
     registry.enter(instance("a", 1))
@@ -64,14 +67,26 @@ def test_only_a_holder_that_cannot_be_reached_lets_another_copy_be_made(answer: 
         other_registry.enter(other)
         other_registry.close()
     registry.register(MeshModel("m", "onnx", "x.onnx"))
-    record = registry.change("m", lambda m: MeshModel(m.id, m.type, m.path, copies={"b": Copy(now_ms(), now_ms())}, size_bytes=1))
+    record = registry.change(
+        "m",
+        lambda m: MeshModel(
+            m.id, m.type, m.path, copies={"b": Copy(now_ms(), now_ms())}, size_bytes=1
+        ),
+    )
     assert isinstance(record, MeshModel)
     wait_until(lambda: len(registry.instances) == 3)
     peers = FakePeers(b=answer, c=None)
     local = LocalModels("a", 1, registry, registry.settings, [], 0, away)
     supply = Supply(
-        local, peers, registry, registry.settings, lambda: instance("a", 1), lambda: ("", ""), lambda *_: None, Notes()  # type: ignore[arg-type]
-    )  # fmt: skip
+        local,
+        peers,
+        registry,
+        registry.settings,
+        lambda: instance("a", 1),
+        lambda: ("", ""),
+        lambda *_: None,
+        Notes(),  # type: ignore[arg-type]
+    )
     local.stopping = True
 
     async def ask() -> None:

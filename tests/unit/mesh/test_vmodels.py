@@ -1,4 +1,5 @@
-"""A name's change from one model to another: who may, what is counted, and that no query finds nothing loaded."""
+"""A name's change from one model to another: who may, what is counted, and that no query finds
+nothing loaded."""
 
 from random import Random
 from typing import Any
@@ -34,7 +35,9 @@ class Registry:
         return change.vmodel
 
     def set(self, id: str, target: str, **options: Any) -> VModel:
-        change = vmodels.set_target(id, self.vmodels.get(id), target, self.models.get, NOW, **options)
+        change = vmodels.set_target(
+            id, self.vmodels.get(id), target, self.models.get, NOW, **options
+        )
         after = self.write(id, change)
         assert after is not None
         return after
@@ -71,7 +74,12 @@ def test_the_switch_waits_for_as_many_copies_as_the_active_has() -> None:
     assert isinstance(next_step(vmodel, registry), Switch)
     after = registry.write("v", vmodels.switched(vmodel, registry.models.get, NOW + 1))
     assert after is not None
-    assert (after.active, after.target, after.previous, after.status()) == ("m2", "m2", "m1", "DEFINED")
+    assert (after.active, after.target, after.previous, after.status()) == (
+        "m2",
+        "m2",
+        "m1",
+        "DEFINED",
+    )
     assert (registry.models["m1"].refs, registry.models["m2"].refs) == (0, 1)
 
 
@@ -203,12 +211,18 @@ def test_a_target_is_registered_with_it_and_goes_with_it() -> None:
     registry.set("v", "m1")
     left = registry.models["m2"]
     assert (left.refs, left.used_ms) == (0, NOW)
-    assert [vmodels.is_left_over(left, NOW + late_ms) for late_ms in (0, LINGER_MS - 1, LINGER_MS)] == [False, False, True]
+    assert [
+        vmodels.is_left_over(left, NOW + late_ms) for late_ms in (0, LINGER_MS - 1, LINGER_MS)
+    ] == [False, False, True]
     assert vmodels.is_unnamed(left)
     registry.set("v", "m2", info=MeshModel("m2", "onnx"))
     assert not vmodels.is_unnamed(registry.models["m2"])
     registry.write("v", vmodels.delete(registry.vmodels["v"], registry.models.get, NOW + 5))
-    assert [id for id, model in registry.models.items() if vmodels.is_left_over(model, NOW + 5 + LINGER_MS)] == ["m2"]
+    assert [
+        id
+        for id, model in registry.models.items()
+        if vmodels.is_left_over(model, NOW + 5 + LINGER_MS)
+    ] == ["m2"]
     assert (registry.models["m1"].refs, registry.models["m1"].used_ms) == (0, NOW + 5)
 
 
@@ -225,10 +239,21 @@ def test_references_are_what_the_names_say(seed: int) -> None:
         if kind < 0.4:
             target = f"m{rng.randrange(9)}"
             info = MeshModel(target, "onnx")
-            registry.set(id, target, info=info, auto_delete=True, force=rng.random() < 0.1, share=rng.choice([0, 0, 0.5]))
+            registry.set(
+                id,
+                target,
+                info=info,
+                auto_delete=True,
+                force=rng.random() < 0.1,
+                share=rng.choice([0, 0, 0.5]),
+            )
         elif kind < 0.5 and before:
             registry.write(id, vmodels.delete(before, registry.models.get, now))
-        elif kind < 0.6 and before and (registry.models.get(before.previous) or before.active != before.target):
+        elif (
+            kind < 0.6
+            and before
+            and (registry.models.get(before.previous) or before.active != before.target)
+        ):
             registry.write(id, vmodels.rollback(before, registry.models.get, now))
         elif before:
             step = next_step(before, registry)
@@ -240,7 +265,11 @@ def test_references_are_what_the_names_say(seed: int) -> None:
                 target_model = registry.models[step.model]
                 more = {i: Copy(1, 2) for i in "abc"[: step.copies]}
                 registry.models[step.model] = msgspec.structs.replace(target_model, copies=more)
-        registry.models = {id: model for id, model in registry.models.items() if not vmodels.is_left_over(model, now)}
+        registry.models = {
+            id: model
+            for id, model in registry.models.items()
+            if not vmodels.is_left_over(model, now)
+        }
         named = [model for vmodel in registry.vmodels.values() for model in vmodels.named(vmodel)]
         assert forever <= set(registry.models)
         for model in registry.models.values():

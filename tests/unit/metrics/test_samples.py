@@ -10,7 +10,11 @@ from clipper.metrics.families import BATCH_ROWS, FAMILIES, LATENCY_S
 from clipper.metrics.samples import OTHER, Cap, Labels, Samples, cumulative
 from clipper_core.histogram import LatencyHistogram
 
-QUERIES, SLO, TOOK = "clipper_queries_total", "clipper_slo_seconds", "clipper_answer_duration_seconds"
+QUERIES, SLO, TOOK = (
+    "clipper_queries_total",
+    "clipper_slo_seconds",
+    "clipper_answer_duration_seconds",
+)
 
 
 def histogram(*values: int) -> Any:

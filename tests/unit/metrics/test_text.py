@@ -41,27 +41,41 @@ def parsed(text: bytes, module: str) -> dict[str, Any]:
     return {family.name: family for family in families}
 
 
-@pytest.mark.parametrize(("write", "module"), [(prometheus, ".parser"), (openmetrics, ".openmetrics.parser")])
+@pytest.mark.parametrize(
+    ("write", "module"), [(prometheus, ".parser"), (openmetrics, ".openmetrics.parser")]
+)
 @given(label=LABELS)
 def test_a_parser_reads_what_was_written(write: Any, module: str, label: str) -> None:
     found = parsed(write(some(label)), module)
     queries = found["clipper_queries"]
     assert queries.type == "counter"
     (one,) = queries.samples
-    assert (one.name, one.labels, one.value) == ("clipper_queries_total", {"application": label}, 3.0)
+    assert (one.name, one.labels, one.value) == (
+        "clipper_queries_total",
+        {"application": label},
+        3.0,
+    )
     took = found["clipper_answer_duration_seconds"]
     assert took.type == "histogram"
     buckets = {one.labels["le"]: one.value for one in took.samples if one.name.endswith("_bucket")}
     assert list(map(float, buckets)) == [*LATENCY_S, math.inf]
     assert (buckets["0.0001"], buckets["0.0025"], buckets["10.0"], buckets["+Inf"]) == (1, 2, 2, 3)
-    rest = {one.name.rpartition("_")[2]: one.value for one in took.samples if not one.name.endswith("_bucket")}
+    rest = {
+        one.name.rpartition("_")[2]: one.value
+        for one in took.samples
+        if not one.name.endswith("_bucket")
+    }
     assert rest == {"sum": pytest.approx(20.00099), "count": 3.0}
     assert found["process_max_fds"].samples[0].value == math.inf
     assert all(family.documentation == FAMILIES[name_of(family)].help for family in found.values())
 
 
 def name_of(family: Any) -> str:
-    return next(name for name in (family.name, f"{family.name}_total", f"{family.name}_info") if name in FAMILIES)
+    return next(
+        name
+        for name in (family.name, f"{family.name}_total", f"{family.name}_info")
+        if name in FAMILIES
+    )
 
 
 def test_openmetrics_ends_where_it_says() -> None:
@@ -75,7 +89,8 @@ FIELD = re.compile(r"([^=]+)=(-?[0-9.e+-]+i?)")
 
 
 def points(text: bytes) -> list[tuple[str, dict[str, str], dict[str, float], int]]:
-    """The line protocol, read strictly: one unescaped blank before the fields and one before the time."""
+    """The line protocol, read strictly: one unescaped blank before the fields and one before the
+    time."""
     found = []
     for line in text.decode().split("\n")[:-1]:
         series, fields, when = re.split(r"(?<!\\) ", line)
@@ -83,14 +98,23 @@ def points(text: bytes) -> list[tuple[str, dict[str, str], dict[str, float], int
         pairs = [re.split(r"(?<!\\)=", tag) for tag in tags]
         values = [FIELD.fullmatch(field) for field in fields.split(",")]
         plain = {key: re.sub(r"\\([,= ])", r"\1", value) for key, value in pairs}
-        found.append((name, plain, {one[1]: float(one[2].removesuffix("i")) for one in values if one}, int(when)))
+        found.append(
+            (
+                name,
+                plain,
+                {one[1]: float(one[2].removesuffix("i")) for one in values if one},
+                int(when),
+            )
+        )
         assert all(values), line
     return found
 
 
 @given(label=st.text("ab,= \n", min_size=1, max_size=6) | st.just("back\\slash"))
 def test_influx_reads_what_was_written(label: str) -> None:
-    found = {name: (tags, fields, when) for name, tags, fields, when in points(influx(some(label), 17))}
+    found = {
+        name: (tags, fields, when) for name, tags, fields, when in points(influx(some(label), 17))
+    }
     tags, fields, when = found["clipper_queries_total"]
     assert (tags, fields, when) == ({"application": label.replace("\n", "\\n")}, {"value": 3.0}, 17)
     _, took, _ = found["clipper_answer_duration_seconds"]
@@ -110,7 +134,10 @@ def test_every_name_follows_the_conventions() -> None:
         assert re.fullmatch(r"[a-z][a-z0-9_]*", name)
         assert name.startswith(("clipper_", "process_", "modelmesh_"))
         if name.startswith("modelmesh_"):  # its names are another's
-            assert (family.kind != "counter", bool(family.edges)) == (True, family.kind == "histogram")
+            assert (family.kind != "counter", bool(family.edges)) == (
+                True,
+                family.kind == "histogram",
+            )
             continue
         assert name.endswith("_total") == (family.kind == "counter"), name
         assert name.endswith("_info") == (family.kind == "info"), name

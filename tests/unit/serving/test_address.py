@@ -18,7 +18,9 @@ def shut(listener):
 def dial(connect):
     kind, _, rest = connect.partition(":")
     client = socket.socket(socket.AF_UNIX if kind == "unix" else socket.AF_INET)
-    client.connect(rest if kind == "unix" else (rest.rpartition(":")[0], int(rest.rpartition(":")[2])))
+    client.connect(
+        rest if kind == "unix" else (rest.rpartition(":")[0], int(rest.rpartition(":")[2]))
+    )
     client.close()
 
 
@@ -77,7 +79,9 @@ def test_a_port_is_not_taken(tmp_path, host):
     except ConfigError:
         pytest.skip(f"no {host} on this machine")
     port = listener.connect.rpartition(":")[2]
-    with pytest.raises(AddressInUse, match=rf"{port} is taken by process {os.getpid()} \(.+\)\. Use another port"):
+    with pytest.raises(
+        AddressInUse, match=rf"{port} is taken by process {os.getpid()} \(.+\)\. Use another port"
+    ):
         listen(f"tcp://{host}:{port}", tmp_path)
     shut(listener)
     shut(listen(f"tcp://{host}:{port}", tmp_path))

@@ -23,7 +23,9 @@ def test_an_slo_in_microseconds():
 
 @pytest.mark.parametrize("slo_ms", [0, -1, math.nan, math.inf, 60_000.1, "20"])
 def test_an_slo_that_is_none(slo_ms):
-    with pytest.raises(InvalidInput, match=r"slo_ms=.*above 0 and at most at 60000 ms\. See limits\.slo_ms_max"):
+    with pytest.raises(
+        InvalidInput, match=r"slo_ms=.*above 0 and at most at 60000 ms\. See limits\.slo_ms_max"
+    ):
         slo_in_us(slo_ms, 60_000)
 
 
@@ -31,7 +33,11 @@ def test_it_follows_its_record():
     models = (VersionedModel("m", 1),)
     policy = policy_named("single")
     states = States(MemoryStore(), Journal(None), "node", 100, 1.0)
-    known = {"a": Question("a", models, {}, policy, states.learner("a", "single", policy, models), 20_000)}
+    known = {
+        "a": Question(
+            "a", models, {}, policy, states.learner("a", "single", policy, models), 20_000
+        )
+    }
 
     def find(name):
         try:

@@ -44,7 +44,11 @@ class World:
 
 def test_answers_come_in_the_order_in_which_they_were_decided():
     world = World()
-    assert [world.collector.start("wine", x, id=f"r-{x}") for x in range(3)] == ["r-0", "r-1", "r-2"]
+    assert [world.collector.start("wine", x, id=f"r-{x}") for x in range(3)] == [
+        "r-0",
+        "r-1",
+        "r-2",
+    ]
     for i in (1, 2, 0):
         world.queries[i].end()
     world.collector.close()
@@ -65,7 +69,13 @@ def test_what_start_is_given_reaches_the_query():
     world = World()
     world.collector.start("wine", 1, id="r", user="u", slo_ms=5.0, salt=3, context=[1.0])
     request = world.queries[0].request
-    assert (request.application, request.id, request.user, request.slo_ms, request.salt) == ("wine", "r", "u", 5.0, 3)
+    assert (request.application, request.id, request.user, request.slo_ms, request.salt) == (
+        "wine",
+        "r",
+        "u",
+        5.0,
+        3,
+    )
     assert request.context == [1.0]
 
 
@@ -115,7 +125,9 @@ def test_closing_ends_all_that_wait_when_the_last_is_collected():
     world = World()
     world.collector.start("wine", 1)
     found = []
-    threads = [threading.Thread(target=lambda: found.append(len(list(world.collector)))) for _ in range(3)]
+    threads = [
+        threading.Thread(target=lambda: found.append(len(list(world.collector)))) for _ in range(3)
+    ]
     for thread in threads:
         thread.start()
     world.collector.close()

@@ -19,7 +19,9 @@ class Node:
         self.engine = Engine(manual_clock=True, cache_bytes_max=1 << 20, tasks_max=1024)
         self.model = Model(self.engine, "m:1", 1, "f64", (4,))
         self.batching, self.changes = batching, []
-        self.containers = Containers([self.engine], "secret", 500, 1 << 20, self.find, self.changes.append)
+        self.containers = Containers(
+            [self.engine], "secret", 500, 1 << 20, self.find, self.changes.append
+        )
         self.containers.start()
 
     def find(self, hello):
@@ -28,7 +30,14 @@ class Node:
         return Seat(self.model, InputType.parse("f64[4]"), InputType.parse("f64"), self.batching)
 
     def say(self, conn, **fields):
-        hello = {"name": "m", "version": 1, "input": "f64[4]", "output": "any", "token": "secret", **fields}
+        hello = {
+            "name": "m",
+            "version": 1,
+            "input": "f64[4]",
+            "output": "any",
+            "token": "secret",
+            **fields,
+        }
         hello = {key: value for key, value in hello.items() if value is not None}
         frame = b"".join(wire.control_frame(wire.Kind.HELLO, wire.pack_map(hello)))
         assert self.engine.receive(conn, frame, self.engine.now_us())
@@ -66,9 +75,14 @@ def test_a_container_is_welcomed_attached_and_gone(node):
     conn, kind, payload = node.greet(replica=3, pid=77)
     assert kind is wire.Kind.WELCOME
     welcome = {
-        "conn": conn, "heartbeat_ms": 500, "payload_bytes_max": 1 << 20, "accuracy": True, "qualifiers": True,
-        "crc": False, "shared": False,
-    }  # fmt: skip
+        "conn": conn,
+        "heartbeat_ms": 500,
+        "payload_bytes_max": 1 << 20,
+        "accuracy": True,
+        "qualifiers": True,
+        "crc": False,
+        "shared": False,
+    }
     assert msgpack.unpackb(payload) == welcome
     assert node.containers.wait_for(M, 1, 20)
     (replica,) = node.containers.of(M)

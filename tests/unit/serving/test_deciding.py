@@ -88,7 +88,10 @@ def deciding() -> Iterator[Deciding]:
 
 
 def listen(
-    deciding: Deciding, decide: Callable[[View], Any], slo_us: int = 10_000_000, name: str = "decider 'd'"
+    deciding: Deciding,
+    decide: Callable[[View], Any],
+    slo_us: int = 10_000_000,
+    name: str = "decider 'd'",
 ) -> tuple[Asked, Speculating]:
     future, hearing = Asked(), Speculating(decide, slo_us, faults=Faults(name))
     deciding.listen(Listener(future, hearing, None))  # type: ignore[arg-type]
@@ -112,7 +115,12 @@ def test_what_it_sees() -> None:
     future.statuses = [Status.OK, Status.MODEL_ERROR, Status.PENDING]
     future.outputs[0] = 7
     view = view_of(future, hearing, hearing.begun_s + 0.25)  # type: ignore[arg-type]
-    assert (view.models, list(view.arrived), view.failed, view.outstanding) == ((A, B, C), [A], (B,), (C,))
+    assert (view.models, list(view.arrived), view.failed, view.outstanding) == (
+        (A, B, C),
+        [A],
+        (B,),
+        (C,),
+    )
     assert (view.arrived[A].output, view.elapsed_ms, view.slo_ms) == (7, pytest.approx(250), 10_000)
     future.outputs[0] = float("nan")
     assert view_of(future, hearing, 0.0).failed == (A, B), "no answer is made of it"  # type: ignore[arg-type]
@@ -132,8 +140,12 @@ def test_it_is_asked_when_it_said(deciding: Deciding) -> None:
     assert all(elapsed < 30 for elapsed in seen[:-1])
 
 
-@pytest.mark.parametrize("said", ["yes", None, AnswerFrom(()), AnswerFrom((C,)), Wait(float("nan")), KeyError("x")])
-def test_what_makes_no_sense_ends_its_say(deciding: Deciding, said: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "said", ["yes", None, AnswerFrom(()), AnswerFrom((C,)), Wait(float("nan")), KeyError("x")]
+)
+def test_what_makes_no_sense_ends_its_say(
+    deciding: Deciding, said: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     asked = threading.Event()
     count = []
 
@@ -161,7 +173,9 @@ def test_what_makes_no_sense_ends_its_say(deciding: Deciding, said: Any, caplog:
     assert count == [1], "it is not asked about this query again"
 
 
-def test_one_that_hangs_costs_nobody_else(deciding: Deciding, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_that_hangs_costs_nobody_else(
+    deciding: Deciding, caplog: pytest.LogCaptureFixture
+) -> None:
     release = threading.Event()
     entered = threading.Semaphore(0)
 
@@ -174,7 +188,9 @@ def test_one_that_hangs_costs_nobody_else(deciding: Deciding, caplog: pytest.Log
         for _ in range(THREADS_MAX):
             listen(deciding, hangs, slo_us=1000)
             assert entered.acquire(timeout=PATIENCE_S)
-        while time.monotonic() < max(deciding.pool("decider 'd'")._at_work.values()):  # their queries' time
+        while time.monotonic() < max(
+            deciding.pool("decider 'd'")._at_work.values()
+        ):  # their queries' time
             threading.Event().wait(0.001)
         with caplog.at_level(logging.ERROR):
             future, _ = listen(deciding, two)
@@ -187,7 +203,8 @@ def test_one_that_hangs_costs_nobody_else(deciding: Deciding, caplog: pytest.Log
 
 
 def test_one_that_hangs_keeps_no_other_decider_waiting(deciding: Deciding) -> None:
-    """However many of its queries hang, and for however long: the other is asked at once, and so is what replaces it."""
+    """However many of its queries hang, and for however long: the other is asked at once, and so is
+    what replaces it."""
     release, entered = threading.Event(), threading.Semaphore(0)
 
     def hangs(view: View) -> Wait:
@@ -204,7 +221,9 @@ def test_one_that_hangs_keeps_no_other_decider_waiting(deciding: Deciding) -> No
             future, _ = listen(deciding, two, name=name)
             future.arrives(0, 7)
             future.arrives(1, 7)
-            assert future.decided.wait(PATIENCE_S), "within its time, not that of the queries that hang"
+            assert future.decided.wait(PATIENCE_S), (
+                "within its time, not that of the queries that hang"
+            )
     finally:
         release.set()
 
@@ -228,14 +247,18 @@ def test_a_decider_that_loses_its_threads_is_asked_no_more(deciding: Deciding) -
         asked, _ = listen(deciding, two)
         assert pool.threads == LOST_MAX, "no thread more"
         assert not asked.decided.is_set()
-        other, _ = listen(deciding, lambda view: AnswerFrom(tuple(view.arrived)), name="decider 'new'")
+        other, _ = listen(
+            deciding, lambda view: AnswerFrom(tuple(view.arrived)), name="decider 'new'"
+        )
         other.arrives(0, 7)
         assert other.decided.wait(PATIENCE_S)
     finally:
         release.set()
 
 
-def test_those_that_are_lost_are_counted_until_they_return(deciding: Deciding, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_those_that_are_lost_are_counted_until_they_return(
+    deciding: Deciding, monkeypatch: pytest.MonkeyPatch
+) -> None:
     release, entered = threading.Event(), threading.Event()
     now_s = time.monotonic() + 1.0  # after the query's time: it has one millisecond then
     monkeypatch.setattr("clipper.serving.deciding.time", SimpleNamespace(monotonic=lambda: now_s))

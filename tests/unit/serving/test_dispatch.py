@@ -1,4 +1,5 @@
-"""Event loops, callbacks and the end of an engine that is stepped by hand: nothing here depends on time."""
+"""Event loops, callbacks and the end of an engine that is stepped by hand: nothing here depends on
+time."""
 
 import asyncio
 import threading
@@ -71,7 +72,9 @@ def test_callbacks_run_once_each_on_one_thread(engine, model):
     heard = []
     futures = [model.predict(ROW + i) for i in range(10)]
     for future in futures:
-        future.add_done_callback(lambda future: heard.append((future, threading.current_thread().name)))
+        future.add_done_callback(
+            lambda future: heard.append((future, threading.current_thread().name))
+        )
     assert heard == []
     expire(engine)
     wait_until(lambda: len(heard) == 10)
@@ -129,7 +132,9 @@ def test_a_callback_may_stop_the_dispatch(dispatch, engine, model):
 def test_a_loop_that_was_closed_makes_room(model, engine):
     async def one():
         future = model.predict(ROW)
-        waiting = asyncio.ensure_future(asyncio.wait_for(asyncio.shield(asyncio.gather(future, return_exceptions=True)), 20))
+        waiting = asyncio.ensure_future(
+            asyncio.wait_for(asyncio.shield(asyncio.gather(future, return_exceptions=True)), 20)
+        )
         await asyncio.sleep(0)
         expire(engine)
         return await waiting

@@ -1,4 +1,5 @@
-"""Memory for an engine's tables is found once for each engine, and a server that closes does not wait for all of it."""
+"""Memory for an engine's tables is found once for each engine, and a server that closes does not
+wait for all of it."""
 
 import threading
 from typing import Any
@@ -7,13 +8,18 @@ from clipper.serving.engine_memory import EngineMemory
 
 
 class FakeEngine:
-    """Has a cache of `stretches` stretches and a small table; touching a stretch waits for `may_go_on`."""
+    """Has a cache of `stretches` stretches and a small table; touching a stretch waits for
+    `may_go_on`."""
 
     def __init__(self, stretches: int) -> None:
         self.stretches = stretches
         self.touched: list[int] = []
         self.tables = 0
-        self.begun, self.may_go_on, self.ended = threading.Event(), threading.Event(), threading.Event()
+        self.begun, self.may_go_on, self.ended = (
+            threading.Event(),
+            threading.Event(),
+            threading.Event(),
+        )
 
     def touch_pending(self, start: int = 0) -> int:
         assert start == 0

@@ -50,7 +50,9 @@ def test_all_have_met() -> None:
 
 def test_a_snapshot_is_of_all_of_them() -> None:
     engines = Engines(config(2))
-    cores = [Model(engine, f"m{i}", i + 1, "f64", (2,)) for i, engine in enumerate([*engines, *engines])]
+    cores = [
+        Model(engine, f"m{i}", i + 1, "f64", (2,)) for i, engine in enumerate([*engines, *engines])
+    ]
     for i, core in enumerate(cores):
         core.put(np.full(2, i), 1.0)
         assert core.predict(np.full(2, i)).result(0) == 1.0

@@ -24,7 +24,9 @@ A, B = VersionedModel("a", 1), VersionedModel("b", 2)
 
 @pytest.fixture
 def learner() -> Learner:
-    return States(MemoryStore(), Journal(None), "n", 100, 1.0).learner("app", "exp3", policy_named("exp3"), (A, B))
+    return States(MemoryStore(), Journal(None), "n", 100, 1.0).learner(
+        "app", "exp3", policy_named("exp3"), (A, B)
+    )
 
 
 class Clock:
@@ -54,7 +56,9 @@ def test_it_is_remembered_so_long_and_so_many(learner: Learner) -> None:
     window = Window(3, 60, clock=clock)
     fill(window, learner, "a", "b", "c", "d")
     assert len(window) == 3
-    with pytest.raises(UnknownPrediction, match=r"no prediction 'a' .* its last 3 answers, for 60 s"):
+    with pytest.raises(
+        UnknownPrediction, match=r"no prediction 'a' .* its last 3 answers, for 60 s"
+    ):
         window.take("a", "app")
     clock.now = 61
     with pytest.raises(UnknownPrediction):
@@ -103,7 +107,15 @@ def test_an_answer_that_was_given_without_python_is_found_by_its_id(learner: Lea
     assert window.owner(learner, Plan((A,)), "4bde13fa") == owner
     assert window.owner(learner, Plan((B,)), "4bde13fa") != owner
     window.direct.add(0x2A, owner, 7)
-    for id in ("2a", "other-2a", "4bde13fa-", "4bde13fa-2A", "4bde13fa-02a", "4bde13fa--2a", "4bde13fa-" + "f" * 40):
+    for id in (
+        "2a",
+        "other-2a",
+        "4bde13fa-",
+        "4bde13fa-2A",
+        "4bde13fa-02a",
+        "4bde13fa--2a",
+        "4bde13fa-" + "f" * 40,
+    ):
         with pytest.raises(UnknownPrediction):
             window.take(id, "app")
     with pytest.raises(UnknownPrediction, match="one of application 'app'"):
@@ -132,13 +144,17 @@ def array(learner: Learner, statuses: list[list[int]]) -> JoinedRows:
 @given(st.lists(st.lists(st.integers(0, 5), max_size=8), max_size=8))
 def test_each_row_of_an_array_counts_once(told: list[list[int]]) -> None:
     """Row 4 has no prediction. Rows in any order, several times over."""
-    learner = States(MemoryStore(), Journal(None), "n", 100, 1.0).learner("app", "exp4", policy_named("exp4"), (A, B))
+    learner = States(MemoryStore(), Journal(None), "n", 100, 1.0).learner(
+        "app", "exp4", policy_named("exp4"), (A, B)
+    )
     window, counted = Window(10, 60), set[int]()
     window.add_rows("x", array(learner, [[1, 1, 3, 1, 3, 1], [1, 3, 1, 1, 3, 1]]))
     joined = window.rows_of("x", "app")
     for rows in told:
         fresh, unheard = window.take_rows(joined, np.array(rows, np.intp))
-        assert [rows[i] for i in fresh] == list(dict.fromkeys(row for row in rows if row != 4 and row not in counted))
+        assert [rows[i] for i in fresh] == list(
+            dict.fromkeys(row for row in rows if row != 4 and row not in counted)
+        )
         assert unheard == rows.count(4)
         counted |= {rows[i] for i in fresh}
     assert set(np.flatnonzero(joined.told)) == counted
@@ -164,22 +180,33 @@ def test_arrays_are_remembered_so_many_rows_and_so_long(learner: Learner) -> Non
 @pytest.mark.parametrize(
     ("labels", "column"),
     [
-        ([1, 2], np.array([1, 2])), (np.array([1, 2], np.uint8), np.array([1, 2])), (np.array([True]), np.array([True])),
-        (np.array([1, 2], np.int16), np.array([1, 2])), (np.array([0.5], np.float32), np.array([0.5])),
-        (["a", b"b"], ["a", b"b"]), (np.array(["a"]), ["a"]), ([1, True], [1, True]), ([2**64 - 1], [2**64 - 1]), ([], []),
+        ([1, 2], np.array([1, 2])),
+        (np.array([1, 2], np.uint8), np.array([1, 2])),
+        (np.array([True]), np.array([True])),
+        (np.array([1, 2], np.int16), np.array([1, 2])),
+        (np.array([0.5], np.float32), np.array([0.5])),
+        (["a", b"b"], ["a", b"b"]),
+        (np.array(["a"]), ["a"]),
+        ([1, True], [1, True]),
+        ([2**64 - 1], [2**64 - 1]),
+        ([], []),
         ([np.int64(3), 4], [3, 4]),
     ],
-)  # fmt: skip
+)
 def test_labels_as_a_column(labels: object, column: object) -> None:
     found = label_column(labels)  # type: ignore[arg-type]
     if isinstance(column, np.ndarray):
         assert isinstance(found, np.ndarray)
         assert (found.dtype, found.tolist()) == (column.dtype, column.tolist())
     else:
-        assert [(type(value), value) for value in found] == [(type(value), value) for value in column]  # type: ignore[attr-defined]
+        assert [(type(value), value) for value in found] == [
+            (type(value), value) for value in column
+        ]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("labels", [[math.nan], np.array([1.0, math.inf]), [None], [object()], np.array([1j])])
+@pytest.mark.parametrize(
+    "labels", [[math.nan], np.array([1.0, math.inf]), [None], [object()], np.array([1j])]
+)
 def test_labels_that_are_none(labels: object) -> None:
     with pytest.raises(InvalidInput, match="label"):
         label_column(labels)  # type: ignore[arg-type]
@@ -221,22 +248,36 @@ def test_a_weight_that_is_none(weight: object) -> None:
 
 
 outputs = st.one_of(
-    st.integers(-(2**63), 2**63 - 1), st.floats(), st.booleans(), st.text(max_size=8), st.binary(max_size=8),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(),
+    st.booleans(),
+    st.text(max_size=8),
+    st.binary(max_size=8),
     st.lists(st.floats(-1, 1), max_size=4).map(np.array),
-    st.lists(st.integers(0, 9), min_size=1, max_size=4).map(lambda xs: np.array(xs, np.int32).reshape(1, -1)),
-)  # fmt: skip
+    st.lists(st.integers(0, 9), min_size=1, max_size=4).map(
+        lambda xs: np.array(xs, np.int32).reshape(1, -1)
+    ),
+)
 
 
 def same(one: object, other: object) -> bool:
     if isinstance(one, np.ndarray):
-        return isinstance(other, np.ndarray) and one.dtype == other.dtype and np.array_equal(one, other)
+        return (
+            isinstance(other, np.ndarray)
+            and one.dtype == other.dtype
+            and np.array_equal(one, other)
+        )
     return type(one) is type(other) and (one == other or (one != one and other != other))
 
 
 @given(outputs, outputs, st.floats(0, 1), st.text(max_size=5))
 def test_an_observation_is_written_and_read(a: object, label: object, p: float, user: str) -> None:
-    learner = States(MemoryStore(), Journal(None), "n", 100, 1.0).learner("app", "exp3", policy_named("exp3"), (B, A))
-    seen = Observation(Plan((A,), (p,)), {A: Prediction(a, 0.5), B: Prediction(1)}, Truth(label), a, 2.0)
+    learner = States(MemoryStore(), Journal(None), "n", 100, 1.0).learner(
+        "app", "exp3", policy_named("exp3"), (B, A)
+    )
+    seen = Observation(
+        Plan((A,), (p,)), {A: Prediction(a, 0.5), B: Prediction(1)}, Truth(label), a, 2.0
+    )
     application, text, models, whose, found = read(written(learner, user, seen))
     assert (application, text, models, whose) == ("app", "exp3", (A, B), user)
     assert (found.plan.models, found.plan.probabilities, found.weight) == ((A,), (p,), 2.0)
@@ -255,15 +296,27 @@ def test_the_features_of_a_query_are_written_and_old_records_have_none(learner: 
 
 @settings(deadline=None)
 @given(
-    st.lists(st.tuples(outputs, outputs, outputs), min_size=1, max_size=20), st.integers(0, 2**20), st.booleans()
+    st.lists(st.tuples(outputs, outputs, outputs), min_size=1, max_size=20),
+    st.integers(0, 2**20),
+    st.booleans(),
 )
-def test_columns_are_written_and_read(rows: list[tuple[object, object, object]], seed: int, alone: bool) -> None:
-    learner = States(MemoryStore(), Journal(None), "n", 100, 1.0).learner("app", "exp3", policy_named("exp3"), (B, A))
+def test_columns_are_written_and_read(
+    rows: list[tuple[object, object, object]], seed: int, alone: bool
+) -> None:
+    learner = States(MemoryStore(), Journal(None), "n", 100, 1.0).learner(
+        "app", "exp3", policy_named("exp3"), (B, A)
+    )
     rng, n = np.random.default_rng(seed), len(rows)
     columns = [column_of([row[i] for row in rows]) for i in range(3)]
     heard = rng.random(n) < 0.5
-    asked, p = (np.array([0], np.int32), np.array([0.3])) if alone else (rng.integers(-1, 2, n, np.int32), rng.random(n))
-    seen = Rows((A, B), (columns[0], columns[1]), (None, heard), (rng.random(n), None), columns[2], asked, p)
+    asked, p = (
+        (np.array([0], np.int32), np.array([0.3]))
+        if alone
+        else (rng.integers(-1, 2, n, np.int32), rng.random(n))
+    )
+    seen = Rows(
+        (A, B), (columns[0], columns[1]), (None, heard), (rng.random(n), None), columns[2], asked, p
+    )
     ((part, record),) = written_rows(learner, "u", seen)
     application, text, models, user, found = read(record)
     assert part is seen
@@ -271,7 +324,10 @@ def test_columns_are_written_and_read(rows: list[tuple[object, object, object]],
     assert isinstance(found, Rows)
     for i in range(n):
         one, other = seen.observation(i), found.observation(i)
-        assert (one.plan.models, one.plan.probabilities) == (other.plan.models, other.plan.probabilities)
+        assert (one.plan.models, one.plan.probabilities) == (
+            other.plan.models,
+            other.plan.probabilities,
+        )
         assert same(one.truth.label, other.truth.label)
         assert one.predictions.keys() == other.predictions.keys()
         for model, prediction in one.predictions.items():
@@ -279,7 +335,10 @@ def test_columns_are_written_and_read(rows: list[tuple[object, object, object]],
             assert prediction.confidence == other.predictions[model].confidence
 
 
-@pytest.mark.parametrize("data", [b"", b"\x00", b"\x91\x01", b"garbage", bytes(50), b"\xc1", b"\xc1\x91\x01", b"\xc1" * 9])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x00", b"\x91\x01", b"garbage", bytes(50), b"\xc1", b"\xc1\x91\x01", b"\xc1" * 9],
+)
 def test_bytes_of_something_else_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="no record of feedback"):
         read(data)

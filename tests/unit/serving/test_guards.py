@@ -1,4 +1,5 @@
-"""Guards of rollouts: how they are written, and that their tests keep their error rates whoever looks how often."""
+"""Guards of rollouts: how they are written, and that their tests keep their error rates whoever
+looks how often."""
 
 import random
 from collections.abc import Callable
@@ -6,7 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from clipper.errors import InvalidInput
-from clipper.serving.guards import BESIDE_MIN, Counts, Figures, guards_in, judged_difference, judged_share
+from clipper.serving.guards import (
+    BESIDE_MIN,
+    Counts,
+    Figures,
+    guards_in,
+    judged_difference,
+    judged_share,
+)
 
 RATE = 0.05
 
@@ -14,9 +22,13 @@ RATE = 0.05
 def test_what_a_person_writes() -> None:
     written = guards_in("p99<20ms, error<1%,reward>=-1%, agreement>90%, p50<=500us, reward>0.8")
     assert [(one.metric, one.limit, one.q, one.beside) for one in written] == [
-        ("p99", 20_000.0, 0.01, False), ("error", 0.01, 0.0, False), ("reward", 0.01, 0.0, True),
-        ("agreement", 0.9, 0.0, False), ("p50", 500.0, 0.5, False), ("reward", 0.8, 0.0, False),
-    ]  # fmt: skip
+        ("p99", 20_000.0, 0.01, False),
+        ("error", 0.01, 0.0, False),
+        ("reward", 0.01, 0.0, True),
+        ("agreement", 0.9, 0.0, False),
+        ("p50", 500.0, 0.5, False),
+        ("reward", 0.8, 0.0, False),
+    ]
     assert guards_in("") == ()
     assert guards_in("error<=+2%")[0].beside
 
@@ -24,19 +36,30 @@ def test_what_a_person_writes() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("errors<1%", "did you mean 'error'"), ("p98<1ms", "There are"), ("error>1%", "must be <"), ("reward<1%", "must be >"),
-        ("p99<20", "a time is needed"), ("p99<0ms", "a time is needed"), ("error<0%", "above 0 %"), ("error<100%", "below 100 %"),
-        ("error", "cannot read"), ("error<1..2%", "no number"), ("agreement>=-1%", "against the version before"),
-        ("reward>=+1%", "against the version before"), ("error<1ms", "a share"),
+        ("errors<1%", "did you mean 'error'"),
+        ("p98<1ms", "There are"),
+        ("error>1%", "must be <"),
+        ("reward<1%", "must be >"),
+        ("p99<20", "a time is needed"),
+        ("p99<0ms", "a time is needed"),
+        ("error<0%", "above 0 %"),
+        ("error<100%", "below 100 %"),
+        ("error", "cannot read"),
+        ("error<1..2%", "no number"),
+        ("agreement>=-1%", "against the version before"),
+        ("reward>=+1%", "against the version before"),
+        ("error<1ms", "a share"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be(text: str, why: str) -> None:
     with pytest.raises(InvalidInput, match=why):
         guards_in(text)
 
 
 def figures(**new: float) -> Figures:
-    return Figures(Counts(answers=1000, defaults=0, slower={20_000: 0}, **new), Counts(answers=1000))  # type: ignore[arg-type]
+    return Figures(
+        Counts(answers=1000, defaults=0, slower={20_000: 0}, **new), Counts(answers=1000)
+    )  # type: ignore[arg-type]
 
 
 def test_each_metric_is_judged_by_its_own_counts() -> None:
@@ -44,20 +67,32 @@ def test_each_metric_is_judged_by_its_own_counts() -> None:
         (one,) = guards_in(guard)
         return one.judge(found, RATE).outcome
 
-    good, bad = figures(), Figures(Counts(100, 60, {20_000: 70}, told=100, reward=10), Counts(100, told=100, reward=90), 100, 20)
+    good, bad = (
+        figures(),
+        Figures(
+            Counts(100, 60, {20_000: 70}, told=100, reward=10),
+            Counts(100, told=100, reward=90),
+            100,
+            20,
+        ),
+    )
     for guard in ("error<1%", "p99<20ms"):
         assert (outcome(guard, good), outcome(guard, bad)) == ("holds", "broken")
     for guard in ("agreement>90%", "reward>80%", "reward>=-1%"):
         assert (outcome(guard, good), outcome(guard, bad)) == ("undecided", "broken"), guard
     assert outcome("error<=+5%", bad) == "broken"
-    assert outcome("p99<30ms", bad) == "undecided", "of a limit that nobody counts nothing is known to be slow"
+    assert outcome("p99<30ms", bad) == "undecided", (
+        "of a limit that nobody counts nothing is known to be slow"
+    )
 
 
 def test_nothing_is_known_from_nothing() -> None:
     assert judged_share(0, 0, 0.01, RATE) == "undecided"
     few = BESIDE_MIN - 1
     assert judged_difference((few, 0), (1000, 1000), 0.01, RATE) == "undecided"
-    assert judged_share(3, 3, 0.01, RATE) == "broken", "a clear regression takes a handful of answers"
+    assert judged_share(3, 3, 0.01, RATE) == "broken", (
+        "a clear regression takes a handful of answers"
+    )
 
 
 def how_often(end: str, trial: Callable[[random.Random], str], trials: int = 300) -> float:
@@ -76,7 +111,9 @@ def walk(rng: random.Random, p: float, limit: float, most: int = 1500) -> str:
     return "undecided"
 
 
-def walk_beside(rng: random.Random, p: float, other: float, margin: float, share: float = 0.2, most: int = 6000) -> str:
+def walk_beside(
+    rng: random.Random, p: float, other: float, margin: float, share: float = 0.2, most: int = 6000
+) -> str:
     one, before = [0, 0], [0, 0]
     for n in range(1, most + 1):
         side, q = (one, p) if rng.random() < share else (before, other)
@@ -90,7 +127,8 @@ def walk_beside(rng: random.Random, p: float, other: float, margin: float, share
 
 
 def test_a_good_version_is_rarely_reverted() -> None:
-    """At the limit itself, which is the hardest: at most as often as the named rate, and what chance adds to that."""
+    """At the limit itself, which is the hardest: at most as often as the named rate, and what
+    chance adds to that."""
     assert how_often("broken", lambda rng: walk(rng, 0.02, 0.02)) <= 0.085
     assert how_often("broken", lambda rng: walk_beside(rng, 0.85, 0.9, 0.05)) <= 0.085
     assert how_often("broken", lambda rng: walk_beside(rng, 0.94, 0.99, 0.05)) <= 0.085

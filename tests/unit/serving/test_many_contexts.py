@@ -47,7 +47,9 @@ def test_states_that_others_changed_do_not_keep_the_rest_of_a_batch_from_being_w
     theirs.states.flush()
     ours.states.flush()
     changed = [user for _, user in ours.states.dirty if user]
-    assert sorted(changed) == sorted(f"u{i}" for i in range(0, 50, 5)), "merged, to be written in the next round"
+    assert sorted(changed) == sorted(f"u{i}" for i in range(0, 50, 5)), (
+        "merged, to be written in the next round"
+    )
     ours.states.flush()
     assert not ours.states.dirty
     later = Server(store, None, "c").learner(KL)
@@ -113,7 +115,9 @@ def test_contexts_that_wait_to_be_written_are_bounded() -> None:
     with pytest.raises(Overloaded, match="100 contexts wait"):
         server.observe(learner, "one more", observation(draw))
     assert server.journal.last == before, "what was refused is not written down"
-    assert np.array_equal(learner.state("another").rows, learner.policy.init((A, B), learner.state(None)).rows)
+    assert np.array_equal(
+        learner.state("another").rows, learner.policy.init((A, B), learner.state(None)).rows
+    )
     assert len(learner) == 101
     server.observe(learner, "u7", observation(draw))
     store.broken = False

@@ -82,9 +82,13 @@ def test_many_threads_make_one(running):
     assert len({id(one.core) for one in made}) == 1
 
 
-@pytest.mark.parametrize("notation", ["f64[4]", "i32[*]", "str", "bytes", "f64", "u8[2,3,4]", "any", "bool[1]"])
+@pytest.mark.parametrize(
+    "notation", ["f64[4]", "i32[*]", "str", "bytes", "f64", "u8[2,3,4]", "any", "bool[1]"]
+)
 def test_a_seat_says_the_type_as_it_was_given(running, notation):
-    seat = running.seat(running.ensure(record(name=f"m{abs(hash(notation))}", input=InputType.parse(notation))))
+    seat = running.seat(
+        running.ensure(record(name=f"m{abs(hash(notation))}", input=InputType.parse(notation)))
+    )
     assert str(seat.input) == notation
 
 

@@ -53,7 +53,9 @@ class Ended:
 def question(*models, policy="ensemble", **fields):
     chosen = policy_named(policy)
     learner = learner_of("app", policy, models)
-    return Question("app", models, {}, chosen, learner, 1000, **{"default": "none", "node": "n0", **fields})
+    return Question(
+        "app", models, {}, chosen, learner, 1000, **{"default": "none", "node": "n0", **fields}
+    )
 
 
 def learner_of(application, policy, models):
@@ -68,30 +70,59 @@ def ended(asked, *tasks):
 
 def test_one_prediction():
     answer = ended(question(A), (Status.OK, 7, 0.5))
-    assert (answer.output, answer.confidence, answer.is_default, answer.reason) == (7, 0.5, False, "")
-    assert (answer.models, answer.missing, answer.latency_us, answer.id) == ((A,), (), 1234, "n0-ff")
+    assert (answer.output, answer.confidence, answer.is_default, answer.reason) == (
+        7,
+        0.5,
+        False,
+        "",
+    )
+    assert (answer.models, answer.missing, answer.latency_us, answer.id) == (
+        (A,),
+        (),
+        1234,
+        "n0-ff",
+    )
 
 
 def test_one_is_missing():
     answer = ended(question(A, B), (Status.OK, 7), (Status.DEADLINE,))
-    assert (answer.output, answer.is_default, answer.models, answer.missing) == (7, False, (A,), (B,))
+    assert (answer.output, answer.is_default, answer.models, answer.missing) == (
+        7,
+        False,
+        (A,),
+        (B,),
+    )
     assert answer.confidence == 0.5
 
 
-@pytest.mark.parametrize("status", [s for s in Status if s not in (Status.OK, Status.PENDING, Status.FORKED)])
+@pytest.mark.parametrize(
+    "status", [s for s in Status if s not in (Status.OK, Status.PENDING, Status.FORKED)]
+)
 def test_nobody_was_heard(status):
     answer = ended(question(A), (status, None, None, "Traceback\n  x\nValueError: boom"))
-    assert (answer.output, answer.is_default, answer.models, answer.missing) == ("none", True, (), (A,))
+    assert (answer.output, answer.is_default, answer.models, answer.missing) == (
+        "none",
+        True,
+        (),
+        (A,),
+    )
     assert answer.reason == why(status, A, "ValueError: boom")
     assert "\n" not in answer.reason
 
 
 def test_every_way_to_end_has_its_words():
-    told = {status: why(status, A, "E: x") for status in Status if status not in (Status.OK, Status.PENDING)}
+    told = {
+        status: why(status, A, "E: x")
+        for status in Status
+        if status not in (Status.OK, Status.PENDING)
+    }
     assert len(set(told.values())) == len(told)
     assert why(Status.NO_REPLICA, A, "") == "no container of a:1 is connected"
     assert why(Status.MODEL_ERROR, A, "") == "a:1 failed: no reason given"
-    assert why(Status.TOO_LARGE, A, "the model returned too much") == "a:1: the model returned too much"
+    assert (
+        why(Status.TOO_LARGE, A, "the model returned too much")
+        == "a:1: the model returned too much"
+    )
     assert why(Status.TOO_LARGE, A, "") == "the input of a:1 is larger than a frame may be"
 
 
@@ -123,7 +154,9 @@ def test_in_a_fork_it_raises():
 
 
 def test_nothing_is_linked():
-    with pytest.raises(UnknownModel, match=r"application 'app' links no model\. Link one: server\.app\('app'"):
+    with pytest.raises(
+        UnknownModel, match=r"application 'app' links no model\. Link one: server\.app\('app'"
+    ):
         predict(question(), 1.0, None, 1000, 0)
 
 
@@ -160,7 +193,9 @@ def test_what_queries_came_to_is_counted():
     assert (a["used"], a["missing"], a["role"]) == (3, {"full": 1}, "primary")
     assert (b["used"], b["missing"]) == (2, {"deadline": 2})
     assert stats["agreement"] == {"a:1 b:2": {"n": 3.0, "mean": pytest.approx(1 / 3)}}
-    assert a["agreement"]["mean"] == pytest.approx(2 / 3), "with the answer: it was a's, when they did not agree"
+    assert a["agreement"]["mean"] == pytest.approx(2 / 3), (
+        "with the answer: it was a's, when they did not agree"
+    )
 
 
 def test_decoys_hear_of_the_answer():

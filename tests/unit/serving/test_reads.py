@@ -53,7 +53,9 @@ def test_functions_without_a_name_are_told_from_one_another() -> None:
     assert [ids_of(one)(0)["t"].tolist() for one in said] == [[0], [1], [2]]  # type: ignore[index]
 
 
-@pytest.mark.parametrize("reads", [{}, {"t": []}, {"t": -1}, {"t": ["a"]}, "words", 7, [1], {"t": [0.5]}])
+@pytest.mark.parametrize(
+    "reads", [{}, {"t": []}, {"t": -1}, {"t": ["a"]}, "words", 7, [1], {"t": [0.5]}]
+)
 def test_what_is_no_reading_is_refused(reads: Any) -> None:
     with pytest.raises(InvalidInput, match="reads is"):
         said_of("m", reads)
@@ -67,9 +69,17 @@ def test_a_function_that_is_not_there_is_refused(reads: str) -> None:
 
 @pytest.mark.parametrize(
     ("input", "reads", "fits"),
-    [("i64[2]", {"t": (0, 1)}, True), ("i64[2]", {"t": (2,)}, False), ("i64[2,2]", {"t": (3,)}, True), ("i64", {"t": (0,)}, True),
-     ("i64", {"t": (1,)}, False), ("any", {"t": (9,)}, True), ("i32[*]", {"t": (9,)}, True), ("str", {"t": (0,)}, False)],
-)  # fmt: skip
+    [
+        ("i64[2]", {"t": (0, 1)}, True),
+        ("i64[2]", {"t": (2,)}, False),
+        ("i64[2,2]", {"t": (3,)}, True),
+        ("i64", {"t": (0,)}, True),
+        ("i64", {"t": (1,)}, False),
+        ("any", {"t": (9,)}, True),
+        ("i32[*]", {"t": (9,)}, True),
+        ("str", {"t": (0,)}, False),
+    ],
+)
 def test_columns_are_of_the_input(input: str, reads: Any, fits: bool) -> None:
     model = Model("m", 1, InputType.parse(input), reads=reads)
     if fits:
@@ -81,10 +91,13 @@ def test_columns_are_of_the_input(input: str, reads: Any, fits: bool) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "says"),
-    [({"tolerance": 0.1}, "does not say what it reads"), ({"reads": {"t": (0,)}, "tolerance": -0.1}, "tolerance is"),
-     ({"reads": {"t": (0,)}, "tolerance": float("nan")}, "tolerance is"),
-     ({"reads": {"t": (0,)}, "similar": Similar(width=1.0)}, "only similar")],
-)  # fmt: skip
+    [
+        ({"tolerance": 0.1}, "does not say what it reads"),
+        ({"reads": {"t": (0,)}, "tolerance": -0.1}, "tolerance is"),
+        ({"reads": {"t": (0,)}, "tolerance": float("nan")}, "tolerance is"),
+        ({"reads": {"t": (0,)}, "similar": Similar(width=1.0)}, "only similar"),
+    ],
+)
 def test_what_does_not_go_together_is_refused(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidInput, match=says):
         check_reads(Model("m", 1, InputType.parse("f32[2]"), **settings))

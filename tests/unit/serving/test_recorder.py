@@ -34,9 +34,18 @@ def on_disk(folder: Path) -> int:
 def test_inputs_come_back_as_they_were(recorder):
     decoy = recorder.decoy("app", "saw", DECOY)
     inputs = [
-        np.arange(6, dtype=np.float32).reshape(2, 3), np.array([1, 2], np.int64), "text", b"bytes", 3, 2.5, True,
-        [[1.0, 2.0], [3.0, 4.0]], np.float32(1.5), np.zeros((0, 3)), Tensor(),
-    ]  # fmt: skip
+        np.arange(6, dtype=np.float32).reshape(2, 3),
+        np.array([1, 2], np.int64),
+        "text",
+        b"bytes",
+        3,
+        2.5,
+        True,
+        [[1.0, 2.0], [3.0, 4.0]],
+        np.float32(1.5),
+        np.zeros((0, 3)),
+        Tensor(),
+    ]
     for number, x in enumerate(inputs):
         decoy.saw(number, f"n-{number}", x, "u1")
     decoy.said(3, "n-3", np.array([0.5, 0.5]), False)
@@ -48,7 +57,9 @@ def test_inputs_come_back_as_they_were(recorder):
         np.testing.assert_array_equal(record.input, np.asarray(x) if isinstance(x, Tensor) else x)
         if isinstance(x, np.ndarray):
             assert record.input.dtype == x.dtype
-    assert [record.answered for record in found] == [number in (3, 4) for number in range(len(inputs))]
+    assert [record.answered for record in found] == [
+        number in (3, 4) for number in range(len(inputs))
+    ]
     assert (found[4].answer, found[4].is_default, found[4].user) == (-1, True, "u1")
     assert found[3].answer.tolist() == [0.5, 0.5]
     assert sorted(record.time_us for record in found) == [record.time_us for record in found]
@@ -72,7 +83,9 @@ def test_the_ring_keeps_the_latest_within_its_bound(recorder, tmp_path):
     assert on_disk(tmp_path / "app" / "saw") <= DECOY_BYTES_MIN
     ids = [int(record.id[2:]) for record in found]
     assert ids == list(range(ids[0], 3000)), "the latest, without a gap"
-    assert on_disk(tmp_path / "app" / "saw") > 0.7 * DECOY_BYTES_MIN, "three full segments, and the present one"
+    assert on_disk(tmp_path / "app" / "saw") > 0.7 * DECOY_BYTES_MIN, (
+        "three full segments, and the present one"
+    )
     decoy.saw(1, "huge", np.zeros(100_000), "")
     recorder.flush()
     assert decoy.stats()["dropped"] == 1, "larger than a segment"
@@ -87,7 +100,8 @@ def test_a_restarted_server_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda data: data[:-3], lambda data: data[:-1] + bytes([data[-1] ^ 1]), lambda data: data[:5]]
+    "damage",
+    [lambda data: data[:-3], lambda data: data[:-1] + bytes([data[-1] ^ 1]), lambda data: data[:5]],
 )
 def test_a_torn_tail_ends_a_segment(tmp_path, damage):
     recorder = Recorder(tmp_path)

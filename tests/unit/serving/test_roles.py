@@ -49,7 +49,11 @@ def test_what_is_no_role(text, said):
 
 def test_roles_find_their_links():
     found = check_roles("a", LINKS, {"svm:2": "shadow", "forest": "canary", "saw": "decoy"})
-    assert {str(place): role.kind for place, role in found.items()} == {"svm:2": "shadow", "forest": "canary", "saw": "decoy"}
+    assert {str(place): role.kind for place, role in found.items()} == {
+        "svm:2": "shadow",
+        "forest": "canary",
+        "saw": "decoy",
+    }
     only = check_roles("a", ("svm:2", "forest"), {"svm": "shadow"})
     assert list(only) == [VersionedModel("svm", 2)], "the only one of that name"
     assert check_roles("a", (), None) == {}
@@ -58,14 +62,23 @@ def test_roles_find_their_links():
 @pytest.mark.parametrize(
     ("roles", "said"),
     [
-        ({"svm": "shadow"}, "a role for 'svm', which application 'a' does not link.*Linked: svm:1, svm:2, forest"),
+        (
+            {"svm": "shadow"},
+            "a role for 'svm', which application 'a' does not link.*Linked: svm:1, svm:2, forest",
+        ),
         ({"svn:2": "shadow"}, "a role for 'svn:2'.*did you mean 'svm:2'"),
         ({"forest:1": "shadow"}, "a role for 'forest:1'"),
         ({"FOREST": "shadow"}, "roles of application 'a': bad model name"),
         ({"forest": "decoy"}, "a decoy is no model, 'forest' is one"),
         ({"De Coy": "decoy"}, "bad decoy name"),
-        ({"svm:1": "shadow", "svm:2": "canary", "forest": "challenger"}, "no model is left to answer"),
-        ({"svm:1": "challenger(share=0.6)", "svm:2": "challenger(share=0.4)"}, "take 1 of the queries; below 1"),
+        (
+            {"svm:1": "shadow", "svm:2": "canary", "forest": "challenger"},
+            "no model is left to answer",
+        ),
+        (
+            {"svm:1": "challenger(share=0.6)", "svm:2": "challenger(share=0.4)"},
+            "take 1 of the queries; below 1",
+        ),
         (["shadow"], "roles by model"),
     ],
 )
@@ -91,7 +104,9 @@ def test_observers_never_answer():
     assert all(p.models == (A, D) and p.observers == (B, C) for p in planned(cast, 100))
 
 
-@pytest.mark.parametrize("policy", ["ensemble", "single", "exp3", "squarecb(shadow=0.3)", "ab", "stacking"])
+@pytest.mark.parametrize(
+    "policy", ["ensemble", "single", "exp3", "squarecb(shadow=0.3)", "ab", "stacking"]
+)
 def test_a_challenger_has_its_share_and_answers_alone(policy):
     cast = Cast({B: Role("challenger", 0.2), D: Role("challenger", 0.1)}, (A, B, C, D))
     plans = planned(cast, policy=policy)
@@ -108,7 +123,9 @@ def test_a_plan_holds_the_probability_of_the_whole_choice():
     asked = Counter(plan.models for plan in plans)
     for plan in set(plans):
         assert asked[plan.models] / len(plans) == pytest.approx(plan.probabilities[0], abs=2e-3)
-    everybody = Cast({B: Role("challenger", 0.25)}, (A, B, C)).plan(policy_named("ensemble"), (A, B, C), Query(None, 0.9))
+    everybody = Cast({B: Role("challenger", 0.25)}, (A, B, C)).plan(
+        policy_named("ensemble"), (A, B, C), Query(None, 0.9)
+    )
     assert everybody.probability(A) == 0.75
 
 
@@ -135,7 +152,9 @@ def test_the_policy_chooses_as_without_a_challenger():
 def test_a_replay_chooses_alike():
     cast = Cast({B: Role("challenger", 0.3), C: Role("shadow", 0.5)}, (A, B, C, D))
     first, again = (planned(cast, 500, "exp3") for _ in range(2))
-    assert [(p.models, p.probabilities, p.observers) for p in first] == [(p.models, p.probabilities, p.observers) for p in again]
+    assert [(p.models, p.probabilities, p.observers) for p in first] == [
+        (p.models, p.probabilities, p.observers) for p in again
+    ]
 
 
 def test_an_observer_has_its_share_whatever_the_policy_does():
@@ -145,8 +164,12 @@ def test_an_observer_has_its_share_whatever_the_policy_does():
     plans = [cast.plan(chosen, (A, B, C, D), Query(None, uniform)) for uniform in golden]
     assert sum(B in plan.observers for plan in plans) / len(plans) == pytest.approx(0.25, abs=0.02)
     assert sum(C in plan.observers for plan in plans) / len(plans) == pytest.approx(0.5, abs=0.02)
-    low = [B in plan.observers for plan, uniform in zip(plans, golden, strict=True) if uniform < 0.1]
-    assert sum(low) / len(low) == pytest.approx(0.25, abs=0.04), "whatever the query's number chose before"
+    low = [
+        B in plan.observers for plan, uniform in zip(plans, golden, strict=True) if uniform < 0.1
+    ]
+    assert sum(low) / len(low) == pytest.approx(0.25, abs=0.04), (
+        "whatever the query's number chose before"
+    )
 
 
 def test_a_policys_own_observers_stay():

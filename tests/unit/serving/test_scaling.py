@@ -46,7 +46,9 @@ trends = st.builds(
 
 
 @given(rates, times, st.floats(0.05, 1))
-def test_needed_keeps_each_below_its_share_and_is_no_more_than_that(rate: float, row_us: float, share: float) -> None:
+def test_needed_keeps_each_below_its_share_and_is_no_more_than_that(
+    rate: float, row_us: float, share: float
+) -> None:
     n = needed(Load(offered_per_s=rate, row_us=row_us), share)
     work = rate * row_us / 1e6
     assert n >= 1
@@ -68,12 +70,31 @@ def test_what_is_wanted_lies_within_the_bounds_and_goes_down_by_one(
 
 @given(trends, loads, st.floats(100, 1000))
 def test_more_pressure_never_wants_fewer(trend: Trend, load: Load, now_s: float) -> None:
-    worse = Load(load.offered_per_s * 2, min(1.0, load.lost_share * 2), load.row_us, load.delay_us * 2, load.slo_us, load.has)
-    assert follow(trend, worse, 1, 20, RULE, now_s).wanted >= follow(trend, load, 1, 20, RULE, now_s).wanted
+    worse = Load(
+        load.offered_per_s * 2,
+        min(1.0, load.lost_share * 2),
+        load.row_us,
+        load.delay_us * 2,
+        load.slo_us,
+        load.has,
+    )
+    assert (
+        follow(trend, worse, 1, 20, RULE, now_s).wanted
+        >= follow(trend, load, 1, 20, RULE, now_s).wanted
+    )
 
 
 def pressed(has: int, **more: Any) -> Load:
-    return Load(**{"offered_per_s": 100.0, "row_us": 1000.0, "delay_us": 19_000.0, "slo_us": 20_000.0, "has": has} | more)
+    return Load(
+        **{
+            "offered_per_s": 100.0,
+            "row_us": 1000.0,
+            "delay_us": 19_000.0,
+            "slo_us": 20_000.0,
+            "has": has,
+        }
+        | more
+    )
 
 
 def calm(has: int) -> Load:
@@ -128,13 +149,21 @@ def test_in_between_nothing_changes() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_it_settles_for_any_steady_load(seed: int) -> None:
-    """A model of the world: the wait is long when work exceeds what is there. It ends at a number and stays there."""
+    """A model of the world: the wait is long when work exceeds what is there. It ends at a number
+    and stays there."""
     rng = random.Random(seed)
     rate, row_us = rng.uniform(10, 3_000), 1000.0
     trend, changes = Trend(rng.randrange(1, 9)), 0
     for i in range(3_000):
         busy = rate * row_us / 1e6 / trend.wanted
-        load = Load(rate, max(0.0, 1 - 1 / busy) if busy else 0.0, row_us, 20_000 * min(busy, 1) ** 8, 20_000.0, trend.wanted)
+        load = Load(
+            rate,
+            max(0.0, 1 - 1 / busy) if busy else 0.0,
+            row_us,
+            20_000 * min(busy, 1) ** 8,
+            20_000.0,
+            trend.wanted,
+        )
         after = follow(trend, load, 1, 8, RULE, i * 0.1)
         changes += i > 1_500 and after.wanted != trend.wanted
         trend = after
@@ -147,7 +176,10 @@ def test_bounds(given_: Any) -> None:
     assert replica_bounds("m", given_, 8) == (given_ if isinstance(given_, tuple) else (given_, 0))
 
 
-@pytest.mark.parametrize("given_", [-1, 9, True, 1.5, "2", None, (0, 4), (4, 1), (1, 9), (1,), (1, 2, 3), (1, True), [1, 4]])
+@pytest.mark.parametrize(
+    "given_",
+    [-1, 9, True, 1.5, "2", None, (0, 4), (4, 1), (1, 9), (1,), (1, 2, 3), (1, True), [1, 4]],
+)
 def test_bounds_that_are_none(given_: Any) -> None:
     with pytest.raises(InvalidInput, match="replicas="):
         replica_bounds("m", given_, 8)
@@ -155,22 +187,43 @@ def test_bounds_that_are_none(given_: Any) -> None:
 
 def stats(evaluated: int = 0, full: int = 0, *replicas: dict[str, Any]) -> dict[str, Any]:
     ended = {"FULL": full, "DROPPED": 0, "DEADLINE": 0, "NO_REPLICA": 0}
-    return {"evaluated": evaluated, "ended": ended, "delay_us": 5_000, "slo_us": 20_000, "replicas": list(replicas)}
+    return {
+        "evaluated": evaluated,
+        "ended": ended,
+        "delay_us": 5_000,
+        "slo_us": 20_000,
+        "replicas": list(replicas),
+    }
 
 
 def ready(number: int = 0, **more: Any) -> dict[str, Any]:
-    row = {"number": number, "pid": 100 + number, "state": "ready", "fit_us": (1000.0, 10.0), "limit": 100, "batches": 7}
+    row = {
+        "number": number,
+        "pid": 100 + number,
+        "state": "ready",
+        "fit_us": (1000.0, 10.0),
+        "limit": 100,
+        "batches": 7,
+    }
     return row | more
 
 
 def test_a_look_from_two_snapshots() -> None:
-    load = load_of(stats(100, 0), stats(400, 100, ready(), {"number": 1, "pid": 0, "state": "backoff"}), 2.0)
-    assert load == Load(offered_per_s=200.0, lost_share=0.25, row_us=20.0, delay_us=5_000, slo_us=20_000, has=1)
+    load = load_of(
+        stats(100, 0), stats(400, 100, ready(), {"number": 1, "pid": 0, "state": "backoff"}), 2.0
+    )
+    assert load == Load(
+        offered_per_s=200.0, lost_share=0.25, row_us=20.0, delay_us=5_000, slo_us=20_000, has=1
+    )
 
 
 def test_stuck_is_who_is_overdue_with_the_same_batch_for_long() -> None:
     watch = StuckWatch(5.0)
-    stuck, slow, fine = ready(0, suspect=True, in_flight=1), ready(1, suspect=True, in_flight=1), ready(2)
+    stuck, slow, fine = (
+        ready(0, suspect=True, in_flight=1),
+        ready(1, suspect=True, in_flight=1),
+        ready(2),
+    )
     for second in range(5):
         slow["batches"] += 1  # late each time, but it answers
         assert watch.look([(M, stuck), (M, slow), (M, fine)], second) == []
@@ -178,14 +231,21 @@ def test_stuck_is_who_is_overdue_with_the_same_batch_for_long() -> None:
     assert watch.look([(M, stuck)], 60.0) == [], "once"
     assert watch.look([(M, ready(0, suspect=True, in_flight=1, pid=555))], 60.0) == []
     assert watch.look([(M, ready(0, suspect=True, in_flight=1, pid=555))], 65.0) == [(M, 0, 555)]
-    assert watch.look([(M, ready(1, suspect=True, in_flight=0))], 99.0) == [], "silent, but it owes nothing"
+    assert watch.look([(M, ready(1, suspect=True, in_flight=0))], 99.0) == [], (
+        "silent, but it owes nothing"
+    )
 
 
 def test_looks_scale_and_restart() -> None:
     done: list[Any] = []
     shown = {M: Look(1, 3, stats(0, 0, ready()))}
     settings = ServerSettings(stuck_s=1.0, scale_up_after_ms=500)
-    scaling = Scaling(settings, lambda: shown, lambda id_, n, why: done.append((id_, n, why)), lambda *which: done.append(which))
+    scaling = Scaling(
+        settings,
+        lambda: shown,
+        lambda id_, n, why: done.append((id_, n, why)),
+        lambda *which: done.append(which),
+    )
     assert scaling.wanted(M, 7) == 7
     for i in range(10):
         shown[M] = Look(1, 3, stats(100 * i, 100 * i, ready(suspect=i > 2, in_flight=1)))

@@ -38,7 +38,9 @@ def test_a_sketch_is_bounded_and_takes_anything():
     sketch.add(math.nan)
     assert sketch.count == 1201
     assert len(sketch) <= 2 * 1410 + 1
-    assert sketch.quantile(1.0) == pytest.approx(1e12, rel=0.02), "sizes beyond count as the largest"
+    assert sketch.quantile(1.0) == pytest.approx(1e12, rel=0.02), (
+        "sizes beyond count as the largest"
+    )
     assert math.isnan(Quantiles().quantile(0.5))
     assert Quantiles().stats() == {}
 
@@ -101,7 +103,11 @@ def test_ks_by_hand():
 def test_a_bucket_keeps_its_rate():
     bucket = Bucket(rate=10, burst=5, now_s=0.0)
     assert sum(bucket.take(0.0) for _ in range(100)) == 5
-    assert sum(bucket.take(i / 100) for i in range(1000)) == pytest.approx(100, abs=2), "10 a second, whoever asks"
-    assert sum(bucket.take(1000.0) for _ in range(100)) == 5, "what was not used is not kept beyond the burst"
+    assert sum(bucket.take(i / 100) for i in range(1000)) == pytest.approx(100, abs=2), (
+        "10 a second, whoever asks"
+    )
+    assert sum(bucket.take(1000.0) for _ in range(100)) == 5, (
+        "what was not used is not kept beyond the burst"
+    )
     assert Bucket(1, 10, 0.0).take(0.0, 10)
     assert not Bucket(1, 10, 0.0).take(0.0, 10.5)

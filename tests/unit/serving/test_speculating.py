@@ -31,7 +31,13 @@ from clipper_core.status import Status
 
 A, B, C = (VersionedModel(name, 1) for name in "abc")
 LINKS = (C, A, B)
-OK, PENDING, UNNEEDED, DEADLINE, FAILED = Status.OK, Status.PENDING, Status.UNNEEDED, Status.DEADLINE, Status.MODEL_ERROR
+OK, PENDING, UNNEEDED, DEADLINE, FAILED = (
+    Status.OK,
+    Status.PENDING,
+    Status.UNNEEDED,
+    Status.DEADLINE,
+    Status.MODEL_ERROR,
+)
 
 
 class Core:
@@ -49,9 +55,13 @@ class Core:
         return self.histogram.snapshot()
 
 
-def question(decider: str = "all", policy: str = "ensemble", cores: tuple[Any, ...] = (), **fields: Any) -> Question:
+def question(
+    decider: str = "all", policy: str = "ensemble", cores: tuple[Any, ...] = (), **fields: Any
+) -> Question:
     chosen = policy_named(policy)
-    learner = States(MemoryStore(), Journal(None), "node", 100, 1.0).learner("app", policy, chosen, LINKS)
+    learner = States(MemoryStore(), Journal(None), "node", 100, 1.0).learner(
+        "app", policy, chosen, LINKS
+    )
     made = dict(zip(LINKS, cores or (Core(), Core(), Core()), strict=True))
     fields = {"default": "none", "node": "n0", **fields}
     asked = Question("app", LINKS, made, chosen, learner, 20_000, **fields)
@@ -64,7 +74,13 @@ def speculation(decider: str, policy: str = "ensemble", cores: tuple[Any, ...] =
     return found
 
 
-def hearing(decider: str, policy: str = "ensemble", plan: Plan | None = None, slo_us: int = 20_000, cores: tuple[Any, ...] = ()):
+def hearing(
+    decider: str,
+    policy: str = "ensemble",
+    plan: Plan | None = None,
+    slo_us: int = 20_000,
+    cores: tuple[Any, ...] = (),
+):
     found = speculation(decider, policy, cores)
     return found.hearing(found.policy.init(LINKS), plan or Plan((A, B, C)), None, slo_us)
 
@@ -87,7 +103,10 @@ def test_a_policy_that_asks_one_says_who_comes_first() -> None:
     chosen = Plan((B,), (0.5,))
     assert hearing("hedged", "exp3", chosen).models == (B, C, A)
     assert hearing("majority", "exp3", chosen).models == (B, C, A)
-    assert hearing("guaranteed_time(floor=a)", "exp3", chosen).models == (B, A), "the chosen one and the floor"
+    assert hearing("guaranteed_time(floor=a)", "exp3", chosen).models == (
+        B,
+        A,
+    ), "the chosen one and the floor"
     assert hearing("all within 9 ms, else floor(a)", "exp3", chosen).models == (B, A)
     assert hearing("guaranteed_time", "exp3", chosen).models == (B, C, A)
 
@@ -107,8 +126,14 @@ def test_the_last_steps_end_is_the_querys() -> None:
 
 
 def test_steps_as_the_core_has_them() -> None:
-    steps = hearing("majority within 5 ms, else best_quality(0.5) within 8 ms, else floor(b)").order.decider.steps
-    assert [(step.rule, step.until_us) for step in steps] == [(Rule.QUORUM, 5000), (Rule.BEST, 8000), (Rule.FLOOR, 0)]
+    steps = hearing(
+        "majority within 5 ms, else best_quality(0.5) within 8 ms, else floor(b)"
+    ).order.decider.steps
+    assert [(step.rule, step.until_us) for step in steps] == [
+        (Rule.QUORUM, 5000),
+        (Rule.BEST, 8000),
+        (Rule.FLOOR, 0),
+    ]
     assert (steps[1].confidence_min, steps[2].which) == (0.5, 2)
     rows = hearing("table(0: b >= 0.9; 3: b, a; 6: any)").order.decider.steps
     assert [row.accept for row in rows] == [0b100, 0b110, None]
@@ -132,7 +157,11 @@ def test_who_is_asked_later() -> None:
 
 def test_a_hedge_waits_for_what_was_measured() -> None:
     fresh = (Core(*[100] * (MEASURED_MIN - 1)), Core(), Core())
-    assert hearing("hedged", cores=fresh).starts_us == (0, 10_000, 20_000), "half the SLO, until something is measured"
+    assert hearing("hedged", cores=fresh).starts_us == (
+        0,
+        10_000,
+        20_000,
+    ), "half the SLO, until something is measured"
     known = (Core(*[3000] * MEASURED_MIN), Core(), Core())
     assert hearing("hedged", cores=known).starts_us[1] == pytest.approx(3000, rel=0.05)
     quick = (Core(*[30] * MEASURED_MIN), Core(), Core())
@@ -149,7 +178,10 @@ def test_measurements_are_looked_up_now_and_then() -> None:
 
 def test_what_a_state_says_is_worked_out_once() -> None:
     found = speculation("first")
-    one, other = found.hearing("s", Plan((A, B, C)), None, 20_000), found.hearing("s", Plan((A, B, C)), None, 10_000)
+    one, other = (
+        found.hearing("s", Plan((A, B, C)), None, 20_000),
+        found.hearing("s", Plan((A, B, C)), None, 10_000),
+    )
     assert one.order is other.order
     assert found.hearing("t", Plan((A, B, C)), None, 20_000).order is not one.order
 
@@ -157,7 +189,9 @@ def test_what_a_state_says_is_worked_out_once() -> None:
 def test_one_bucket_of_hedges_for_every_order() -> None:
     found = speculation("hedged", "exp3")
     state = found.policy.init(LINKS)
-    deciders = {id(found.hearing(state, Plan((model,)), None, 20_000).order.decider) for model in LINKS}
+    deciders = {
+        id(found.hearing(state, Plan((model,)), None, 20_000).order.decider) for model in LINKS
+    }
     assert len(deciders) == 1
 
 
@@ -165,9 +199,13 @@ def test_one_bucket_of_hedges_for_every_order() -> None:
 
 
 def test_a_decider_must_fit_the_models() -> None:
-    with pytest.raises(InvalidInput, match=r"names 'd', which application 'app' does not link.*Linked: c, a, b\."):
+    with pytest.raises(
+        InvalidInput, match=r"names 'd', which application 'app' does not link.*Linked: c, a, b\."
+    ):
         check_decider("app", "floor(d)", LINKS)
-    with pytest.raises(InvalidInput, match=r"quorum\(4\) of application 'app' needs 4 models; it links 3"):
+    with pytest.raises(
+        InvalidInput, match=r"quorum\(4\) of application 'app' needs 4 models; it links 3"
+    ):
         check_decider("app", "quorum(4)", LINKS)
     with pytest.raises(InvalidInput, match="links 65 models; a decider hears at most 64"):
         check_decider("app", "first", [VersionedModel("m", i) for i in range(1, 66)])
@@ -175,15 +213,22 @@ def test_a_decider_must_fit_the_models() -> None:
 
 
 def test_a_decider_must_fit_the_time() -> None:
-    with pytest.raises(InvalidInput, match="majority within 20 ms ends after the 20 ms of application 'app'"):
+    with pytest.raises(
+        InvalidInput, match="majority within 20 ms ends after the 20 ms of application 'app'"
+    ):
         check_times("app", check_decider("app", "majority within 20 ms, else first", LINKS), 20)
-    with pytest.raises(InvalidInput, match="margin_ms=1 of guaranteed_time leaves nothing of the 1 ms"):
+    with pytest.raises(
+        InvalidInput, match="margin_ms=1 of guaranteed_time leaves nothing of the 1 ms"
+    ):
         check_times("app", check_decider("app", "guaranteed_time", LINKS), 1)
     check_times("app", check_decider("app", "majority within 19 ms, else first", LINKS), 20)
 
 
 def test_a_guarantee_must_be_measured() -> None:
-    fixed, any_ = check_decider("app", "guaranteed_time(floor=a)", LINKS), check_decider("app", "guaranteed_time", LINKS)
+    fixed, any_ = (
+        check_decider("app", "guaranteed_time(floor=a)", LINKS),
+        check_decider("app", "guaranteed_time", LINKS),
+    )
     slow, fast, fresh = Core(*[30_000] * 100), Core(*[3000] * 100), Core(*[3000] * 99)
     check_guarantee("app", fixed, 20, {A: fast, B: slow}, {})  # type: ignore[dict-item]
     check_guarantee("app", any_, 20, {A: slow, B: fast}, {})  # type: ignore[dict-item]
@@ -192,14 +237,28 @@ def test_a_guarantee_must_be_measured() -> None:
         check_guarantee("app", fixed, 20, {A: slow, B: fast}, {})  # type: ignore[dict-item]
     assert "nobody is known to answer within 19 ms: a:1 takes 3" in str(caught.value)
     assert "99th percentile of 100" in str(caught.value)
-    assert "ask server.model('a:1').predict(x).result() 100 times; or raise slo_ms, or name a faster" in str(caught.value)
-    with pytest.raises(InvalidInput, match="a:1 has made 99 predictions of the 100 that a measurement takes"):
+    assert (
+        "ask server.model('a:1').predict(x).result() 100 times; or raise slo_ms, or name a faster"
+        in str(caught.value)
+    )
+    with pytest.raises(
+        InvalidInput, match="a:1 has made 99 predictions of the 100 that a measurement takes"
+    ):
         check_guarantee("app", fixed, 20, {A: fresh}, {})  # type: ignore[dict-item]
 
 
 def test_what_came_after_a_refusal_is_measured_by_itself() -> None:
-    fixed, core, since = check_decider("app", "guaranteed_time(floor=a)", LINKS), Core(*[90_000] * 500), {}
-    for latency_us, count, accepted in ((90_000, 0, False), (3000, 99, False), (3000, 99, False), (3000, 100, True)):
+    fixed, core, since = (
+        check_decider("app", "guaranteed_time(floor=a)", LINKS),
+        Core(*[90_000] * 500),
+        {},
+    )
+    for latency_us, count, accepted in (
+        (90_000, 0, False),
+        (3000, 99, False),
+        (3000, 99, False),
+        (3000, 100, True),
+    ):
         for _ in range(count):
             core.histogram.record(latency_us)
         if accepted:
@@ -214,7 +273,8 @@ def test_what_came_after_a_refusal_is_measured_by_itself() -> None:
 
 @dataclass
 class Ruled:
-    """What is read of a future with a verdict, task by task: (status, output, confidence, detail, latency)."""
+    """What is read of a future with a verdict, task by task: (status, output, confidence, detail,
+    latency)."""
 
     extra: Asked
     verdict: tuple[int, int, int] | None
@@ -241,20 +301,40 @@ class Ruled:
         return [task[2] for task in self.tasks]
 
 
-def ruled(decider: str, verdict: Any, *tasks: Any, policy: str = "ensemble", latency_us: int = 5000, **fields: Any):
+def ruled(
+    decider: str,
+    verdict: Any,
+    *tasks: Any,
+    policy: str = "ensemble",
+    latency_us: int = 5000,
+    **fields: Any,
+):
     """Tasks are C's, A's and B's, in that order."""
     asked = question(decider, policy, **fields)
     assert asked.speculation is not None
     state, plan = asked.learner.state(None), Plan((A, B, C))
     heard = asked.speculation.hearing(state, plan, None, 20_000)
-    full = [(status, output[0] if output else None, output[1] if output[1:] else 1000) for status, *output in tasks]
+    full = [
+        (status, output[0] if output else None, output[1] if output[1:] else 1000)
+        for status, *output in tasks
+    ]
     return finish(Ruled(Asked(asked, plan, state, "", (), heard), verdict, full, latency_us))  # type: ignore[arg-type]
 
 
 def test_the_verdict_is_answered() -> None:
     answer = ruled("majority", (0, 0b110, 0b110), (PENDING,), (OK, 7), (OK, 7))
-    assert (answer.output, answer.decided_by, answer.models, answer.missing) == (7, "majority", (A, B), ())
-    assert (answer.confidence, answer.latency_us, answer.id, answer.is_default) == (2 / 3, 5000, "n0-ff", False)
+    assert (answer.output, answer.decided_by, answer.models, answer.missing) == (
+        7,
+        "majority",
+        (A, B),
+        (),
+    )
+    assert (answer.confidence, answer.latency_us, answer.id, answer.is_default) == (
+        2 / 3,
+        5000,
+        "n0-ff",
+        False,
+    )
 
 
 def test_who_comes_late_does_not_leak_into_the_answer() -> None:
@@ -262,25 +342,45 @@ def test_who_comes_late_does_not_leak_into_the_answer() -> None:
     assert (answer.output, answer.models, answer.missing, answer.agreement) == (7, (A,), (), 1 / 3)
 
 
-@pytest.mark.parametrize("now", [(PENDING,), (OK, 8, 6000), (DEADLINE, None, 20_000), (UNNEEDED, None, 5000)])
+@pytest.mark.parametrize(
+    "now", [(PENDING,), (OK, 8, 6000), (DEADLINE, None, 20_000), (UNNEEDED, None, 5000)]
+)
 def test_who_is_missing_does_not_depend_on_when_one_looks(now: Any) -> None:
     assert ruled("majority", (0, 0b110, 0b110), now, (OK, 7), (OK, 7)).missing == ()
     late = ruled("majority within 5 ms, else first", (1, 0b010, 0b110), now, (OK, 7), (OK, 8))
     assert (late.missing, late.decided_by) == ((C,), "first")
-    assert ruled("majority", (0, 0b010, 0b110), now, (OK, 7), (OK, 8), latency_us=20_000).missing == (C,)
+    assert ruled(
+        "majority", (0, 0b010, 0b110), now, (OK, 7), (OK, 8), latency_us=20_000
+    ).missing == (C,)
 
 
 def test_who_failed_is_missing_and_who_was_not_asked_is_not() -> None:
-    assert ruled("first", (0, 0b010, 0b010), (FAILED, None, 3000), (OK, 7), (PENDING,)).missing == (C,)
-    assert ruled("first", (0, 0b010, 0b010), (FAILED, None, 6000), (OK, 7), (PENDING,)).missing == ()
-    assert ruled("cascade(0.9)", (0, 0b001, 0b001), (OK, 7), (UNNEEDED,), (UNNEEDED,), latency_us=20_000).missing == ()
+    assert ruled("first", (0, 0b010, 0b010), (FAILED, None, 3000), (OK, 7), (PENDING,)).missing == (
+        C,
+    )
+    assert (
+        ruled("first", (0, 0b010, 0b010), (FAILED, None, 6000), (OK, 7), (PENDING,)).missing == ()
+    )
+    assert (
+        ruled(
+            "cascade(0.9)", (0, 0b001, 0b001), (OK, 7), (UNNEEDED,), (UNNEEDED,), latency_us=20_000
+        ).missing
+        == ()
+    )
 
 
 def test_nobody_was_heard() -> None:
     answer = ruled("floor(b)", (0, 0, 0b001), (OK, 7), (DEADLINE,), (FAILED,), latency_us=20_000)
-    assert (answer.output, answer.is_default, answer.decided_by, answer.models) == ("none", True, "", ())
+    assert (answer.output, answer.is_default, answer.decided_by, answer.models) == (
+        "none",
+        True,
+        "",
+        (),
+    )
     assert answer.reason == "a:1 did not answer by the deadline; b:1 failed: ValueError: boom"
-    answer = ruled("cascade(0.9)", (0, 0, 0), (DEADLINE,), (UNNEEDED,), (UNNEEDED,), latency_us=20_000)
+    answer = ruled(
+        "cascade(0.9)", (0, 0, 0), (DEADLINE,), (UNNEEDED,), (UNNEEDED,), latency_us=20_000
+    )
     assert (answer.reason, answer.missing) == ("c:1 did not answer by the deadline", (C,))
 
 
@@ -291,8 +391,16 @@ def test_not_sure_enough() -> None:
 
 
 def test_names_of_those_that_decide() -> None:
-    assert ruled("table(0: c; 3: any)", (1, 0b010, 0b010), (PENDING,), (OK, 7), (PENDING,)).decided_by == "table(3)"
-    assert ruled("first within 3 ms, else floor(b)", (1, 0b100, 0b100), (PENDING,), (PENDING,), (OK, 7)).decided_by == "floor(b)"
+    assert (
+        ruled("table(0: c; 3: any)", (1, 0b010, 0b010), (PENDING,), (OK, 7), (PENDING,)).decided_by
+        == "table(3)"
+    )
+    assert (
+        ruled(
+            "first within 3 ms, else floor(b)", (1, 0b100, 0b100), (PENDING,), (PENDING,), (OK, 7)
+        ).decided_by
+        == "floor(b)"
+    )
 
 
 def test_a_query_that_was_given_up() -> None:
@@ -304,11 +412,21 @@ def test_a_query_that_was_given_up() -> None:
 
 def test_late_predictions_wait_for_feedback() -> None:
     window = Window(10, 60.0)
-    ruled("first", (0, 0b010, 0b010), (OK, 8, 6000), (OK, 7), (PENDING,), policy="stacking", window=window)
+    ruled(
+        "first",
+        (0, 0b010, 0b010),
+        (OK, 8, 6000),
+        (OK, 7),
+        (PENDING,),
+        policy="stacking",
+        window=window,
+    )
     joined = window.take("n0-ff", "app")
     assert joined is not None
     assert {model: p.output for model, p in joined.arrived.items()} == {A: 7}
-    late = {model: (future.done(), future.status(), future.output(0)) for model, future in joined.late}
+    late = {
+        model: (future.done(), future.status(), future.output(0)) for model, future in joined.late
+    }
     assert late == {C: (True, OK, 8), B: (False, PENDING, None)}
     assert late.keys() | joined.arrived.keys() == set(LINKS)
 
@@ -322,7 +440,8 @@ def test_a_decider_of_your_own_has_decided(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_predictions_are_those_of_the_snapshot() -> None:
-    """Every verdict over three tasks, whatever has come since: the answer is made of `used` and `seen` alone."""
+    """Every verdict over three tasks, whatever has come since: the answer is made of `used` and
+    `seen` alone."""
     for seen in range(8):
         for used in range(8):
             if used & ~seen:
@@ -332,5 +451,3 @@ def test_predictions_are_those_of_the_snapshot() -> None:
             lowest = next((i for i in range(3) if used >> i & 1), None)
             assert answer.output == ("none" if lowest is None else lowest)
             assert set(answer.models) <= {LINKS[i] for i in range(3) if seen >> i & 1}
-
-

@@ -1,4 +1,5 @@
-"""A future of ours behaves as `concurrent.futures.Future` documents, also in the functions of the standard library."""
+"""A future of ours behaves as `concurrent.futures.Future` documents, also in the functions of the
+standard library."""
 
 import asyncio
 import concurrent.futures
@@ -39,8 +40,12 @@ def asked(model: Model, finish: Callable[[Future], object] | None) -> Future:
     return predict_all((model, model), ROW, 1000, 0, finish, None)
 
 
-@pytest.mark.parametrize("finish", [None, lambda future: "default"], ids=["a model's", "an application's"])
-def test_a_cancelled_future_has_no_result(model: Model, finish: Callable[[Future], object] | None) -> None:
+@pytest.mark.parametrize(
+    "finish", [None, lambda future: "default"], ids=["a model's", "an application's"]
+)
+def test_a_cancelled_future_has_no_result(
+    model: Model, finish: Callable[[Future], object] | None
+) -> None:
     future = asked(model, finish)
     assert (future.running(), future.cancelled(), future.done()) == (False, False, False)
     assert future.cancel()
@@ -163,7 +168,9 @@ def test_wrap_future(engine: Engine, model: Model) -> None:
     assert isinstance(error, NoReplica)
 
 
-def test_callbacks_are_called_in_the_order_in_which_they_were_added(engine: Engine, model: Model) -> None:
+def test_callbacks_are_called_in_the_order_in_which_they_were_added(
+    engine: Engine, model: Model
+) -> None:
     future, heard, last = asked(model, None), [], threading.Event()
     for number in range(20):
         future.add_done_callback(lambda _, number=number: heard.append(number))  # type: ignore[misc]

@@ -29,13 +29,20 @@ every_policy = pytest.mark.parametrize("text", POLICIES)
 def observation(draw: random.Random, models=(A, B)) -> Observation:
     heard = {model: Prediction(draw.randrange(3)) for model in models}
     chosen = draw.choice(models)
-    return Observation(Plan((chosen,), (0.5,), (), (draw.random(), 1.0)), heard, Truth(draw.randrange(3)), heard[chosen].output)
+    return Observation(
+        Plan((chosen,), (0.5,), (), (draw.random(), 1.0)),
+        heard,
+        Truth(draw.randrange(3)),
+        heard[chosen].output,
+    )
 
 
 class Server:
     """States over a store and a journal that outlive it, as a server's do."""
 
-    def __init__(self, store, folder: Path | None, node: str = "n", contexts_max: int = 1000) -> None:
+    def __init__(
+        self, store, folder: Path | None, node: str = "n", contexts_max: int = 1000
+    ) -> None:
         self.journal = Journal(folder)
         self.states = States(store, self.journal, node, contexts_max, write_s=3600)
         self.states.replay(self.read)
@@ -69,8 +76,11 @@ def columns(draw: random.Random, n: int) -> Rows:
 
 @every_policy
 @pytest.mark.parametrize("seed", range(3))
-def test_columns_survive_any_kill_as_what_their_rows_are(tmp_path: Path, text: str, seed: int) -> None:
-    """Among single observations, for several contexts, each asked for now and then before it is told of."""
+def test_columns_survive_any_kill_as_what_their_rows_are(
+    tmp_path: Path, text: str, seed: int
+) -> None:
+    """Among single observations, for several contexts, each asked for now and then before it is
+    told of."""
     draw, store, said = random.Random(seed), MemoryStore(), list[tuple[str, Rows]]()
     server = Server(store, tmp_path)
     learner = server.learner(text)
@@ -85,7 +95,9 @@ def test_columns_survive_any_kill_as_what_their_rows_are(tmp_path: Path, text: s
             case 2:
                 learner.state(draw.choice("uvw"))
             case _:
-                said.append((draw.choice(["", "u", "v", "w"]), columns(draw, draw.choice([1, 2, 30]))))
+                said.append(
+                    (draw.choice(["", "u", "v", "w"]), columns(draw, draw.choice([1, 2, 30])))
+                )
                 for part, record in records.written_rows(learner, *said[-1]):
                     server.states.observe_one(learner, said[-1][0], part, record)
     server.kill()
@@ -95,7 +107,10 @@ def test_columns_survive_any_kill_as_what_their_rows_are(tmp_path: Path, text: s
     for user, rows in said:
         for i in range(len(rows)):
             alone.observe(expected, user, rows.observation(i))
-    found, wanted = ([learner.policy.decode(encoded(one, user)) for user in ("", "u", "v", "w")] for one in (learner, expected))
+    found, wanted = (
+        [learner.policy.decode(encoded(one, user)) for user in ("", "u", "v", "w")]
+        for one in (learner, expected)
+    )
     assert [state.seen for state in found] == [state.seen for state in wanted]
     assert encoded(learner) == encoded(expected), "bit for bit"
     server.states.close()
@@ -122,7 +137,9 @@ def test_long_columns_are_several_records(tmp_path: Path, monkeypatch: pytest.Mo
 
 @every_policy
 @pytest.mark.parametrize("seed", range(5))
-def test_after_any_kill_states_are_those_of_serial_replay(tmp_path: Path, text: str, seed: int) -> None:
+def test_after_any_kill_states_are_those_of_serial_replay(
+    tmp_path: Path, text: str, seed: int
+) -> None:
     draw, store, said = random.Random(seed), MemoryStore(), list[tuple[str, Observation]]()
     server = Server(store, tmp_path)
     learner = server.learner(text)
@@ -143,12 +160,16 @@ def test_after_any_kill_states_are_those_of_serial_replay(tmp_path: Path, text: 
     expected = alone.learner(text)
     for user, seen in said:
         alone.observe(expected, user, seen)
-    assert [encoded(learner, user) for user in ("", "u", "v")] == [encoded(expected, user) for user in ("", "u", "v")]
+    assert [encoded(learner, user) for user in ("", "u", "v")] == [
+        encoded(expected, user) for user in ("", "u", "v")
+    ]
     server.states.close()
     alone.states.close()
 
 
-def test_the_journal_keeps_only_what_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_journal_keeps_only_what_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("clipper.store.journal.SEGMENT_BYTES", 500)
     server, draw = Server(MemoryStore(), tmp_path), random.Random(1)
     learner = server.learner("exp4")
@@ -172,7 +193,9 @@ def test_a_context_has_a_state_of_its_own_and_begins_with_the_shared_one(text: s
     assert newcomer.seen == 0
     assert learner.state(None).seen == ours.seen == 50
     server.observe(learner, "u", observation(draw))
-    assert encoded(learner, "w") == learner.policy.encode(learner.policy.init((A, B), learner.state(None))), "it follows them"
+    assert encoded(learner, "w") == learner.policy.encode(
+        learner.policy.init((A, B), learner.state(None))
+    ), "it follows them"
     server.observe(learner, "w", observation(draw))
     before = encoded(learner, "w")
     server.observe(learner, "u", observation(draw))
@@ -284,7 +307,11 @@ def test_a_write_whose_answer_was_lost_counts_once(tmp_path: Path, seed: int) ->
     """Of one server of two, which is killed now and then."""
     store, draw = Deaf(), random.Random(seed)
     store.draw, store.loses = random.Random(seed + 100), 0.5
-    ours, theirs, said = Server(store, tmp_path / "a", "a"), Server(store, tmp_path / "b", "b"), list[Observation]()
+    ours, theirs, said = (
+        Server(store, tmp_path / "a", "a"),
+        Server(store, tmp_path / "b", "b"),
+        list[Observation](),
+    )
     for _ in range(80):
         server = draw.choice([ours, ours, theirs])
         said.append(observation(draw))
@@ -313,7 +340,9 @@ def test_a_write_whose_answer_was_lost_counts_once(tmp_path: Path, seed: int) ->
 
 @every_policy
 @pytest.mark.parametrize("write_between", [False, True])
-def test_a_store_that_went_back_in_time_takes_nothing_away(tmp_path: Path, text: str, write_between: bool) -> None:
+def test_a_store_that_went_back_in_time_takes_nothing_away(
+    tmp_path: Path, text: str, write_between: bool
+) -> None:
     """A Redis that is killed may lose the last second of what it acknowledged."""
     store, draw, said = MemoryStore(), random.Random(15), list[Observation]()
     server = Server(store, tmp_path)
@@ -336,7 +365,9 @@ def test_a_store_that_went_back_in_time_takes_nothing_away(tmp_path: Path, text:
     for seen in said:
         alone.observe(alone.learner(text), "u", seen)
     for user in ("", "u"):
-        assert encoded(again.learner(text), user) == encoded(alone.learner(text), user), "bit for bit"
+        assert encoded(again.learner(text), user) == encoded(alone.learner(text), user), (
+            "bit for bit"
+        )
     again.states.close()
     alone.states.close()
 
@@ -411,7 +442,11 @@ def test_nobody_waits_for_a_store_that_is_away_and_nothing_is_lost(
     store.there.set()
     for _ in range(3):
         server.states.flush()
-    assert (learner.state("u").seen, learner.state("v").seen, learner.state(None).seen) == (15, 0, 15)
+    assert (learner.state("u").seen, learner.state("v").seen, learner.state(None).seen) == (
+        15,
+        0,
+        15,
+    )
     server.states.close()
     again = Server(store, tmp_path / "b", "b")
     assert again.learner(KL).state("u").seen == 15
@@ -433,7 +468,9 @@ def test_a_context_that_was_only_asked_for_gets_what_the_store_has(tmp_path: Pat
     server.states.close()
 
 
-def test_a_policy_that_raises_learns_nothing_and_stops_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_policy_that_raises_learns_nothing_and_stops_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     server = Server(MemoryStore(), tmp_path)
     learner = server.learner("exp4")
     seen = Observation(Plan((A, B)), {A: Prediction(1), B: Prediction(1)}, Truth(1), None, "heavy")  # type: ignore[arg-type]
@@ -471,7 +508,9 @@ def test_what_comes_while_a_state_is_written_is_not_forgotten() -> None:
     server.states.close()
 
 
-def test_a_state_that_cannot_be_read_begins_anew_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_state_that_cannot_be_read_begins_anew_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     store = MemoryStore()
     store.put(f"{PREFIX}app/{set_id((A, B))}/shared", b"\x01\x02")
     server = Server(store, None)

@@ -16,7 +16,11 @@ AVERAGING = ["ensemble", "static", "exp4", "stacking", "logodds"]
 
 
 def said(numbers):
-    return {model: Prediction(number) for model, number in zip(MODELS, numbers, strict=False) if number is not None}
+    return {
+        model: Prediction(number)
+        for model, number in zip(MODELS, numbers, strict=False)
+        if number is not None
+    }
 
 
 def learned(policy, rounds):
@@ -42,7 +46,17 @@ def test_means_of_arrays_and_of_what_has_none():
     for row in rows:
         means.add(A, row)
     assert means.of(A) == pytest.approx(rows.mean(axis=0), abs=1e-6)
-    for nothing in ("cat", 3, b"x", True, None, float("nan"), float("inf"), np.array([np.nan]), np.zeros(5000)):
+    for nothing in (
+        "cat",
+        3,
+        b"x",
+        True,
+        None,
+        float("nan"),
+        float("inf"),
+        np.array([np.nan]),
+        np.zeros(5000),
+    ):
         means.add(B, nothing)
     assert means.of(B) is None
     means.add(A, 2.0)
@@ -62,7 +76,9 @@ def test_a_mean_follows():
 
 
 @pytest.mark.parametrize("name", AVERAGING)
-@pytest.mark.parametrize("lost", [lost for n in (1, 2, 3) for lost in itertools.combinations(range(4), n)])
+@pytest.mark.parametrize(
+    "lost", [lost for n in (1, 2, 3) for lost in itertools.combinations(range(4), n)]
+)
 def test_an_answer_with_stragglers_is_that_with_their_means(name, lost):
     policy = policy_named(name)
     rng = np.random.default_rng(7)
@@ -72,14 +88,23 @@ def test_an_answer_with_stragglers_is_that_with_their_means(name, lost):
     arrived = said([None if i in lost else number for i, number in enumerate(now)])
     missing = [MODELS[i] for i in lost]
     expected = {i: means.of(MODELS[i]) for i in lost}
-    whole = policy.combine(state, said([expected.get(i, number) for i, number in enumerate(now)]), [])
+    whole = policy.combine(
+        state, said([expected.get(i, number) for i, number in enumerate(now)]), []
+    )
     without = policy.combine(state, arrived, missing)
     found = combine(policy, state, means, arrived, missing)
     later = {i: means.of(MODELS[i]) for i in lost}
     assert later == expected, "a mean that was put in teaches nothing"
     assert found.output == pytest.approx(whole.output)
-    assert (found.confidence, found.used, found.agreement) == (without.confidence, without.used, without.agreement)
-    assert abs(found.output - 15.5) < abs(without.output - 15.5) or lost in ((1, 2), (0, 3)), "nearer than without"
+    assert (found.confidence, found.used, found.agreement) == (
+        without.confidence,
+        without.used,
+        without.agreement,
+    )
+    assert abs(found.output - 15.5) < abs(without.output - 15.5) or lost in (
+        (1, 2),
+        (0, 3),
+    ), "nearer than without"
     assert combine(policy, state, None, arrived, missing).output == without.output
 
 
@@ -88,7 +113,10 @@ def test_votes_are_combined_without(name):
     policy = policy_named(name)
     state, means = learned(policy, [["cat", "cat", "dog", "cat"]] * 5)
     arrived, missing = said(["dog", None, "dog", "cat"]), [MODELS[1]]
-    found, without = combine(policy, state, means, arrived, missing), policy.combine(state, arrived, missing)
+    found, without = (
+        combine(policy, state, means, arrived, missing),
+        policy.combine(state, arrived, missing),
+    )
     assert (found.output, found.confidence) == (without.output, without.confidence)
 
 
@@ -97,8 +125,15 @@ def test_a_number_of_the_past_is_no_vote():
     state, means = learned(policy, [[0.5, 0.5, 0.5, 7.5]])
     for label in (3, "cat", True):
         arrived, missing = said([label, label]), list(MODELS[2:])
-        found, without = combine(policy, state, means, arrived, missing), policy.combine(state, arrived, missing)
-        assert (found.output, type(found.output), found.confidence) == (label, type(label), without.confidence)
+        found, without = (
+            combine(policy, state, means, arrived, missing),
+            policy.combine(state, arrived, missing),
+        )
+        assert (found.output, type(found.output), found.confidence) == (
+            label,
+            type(label),
+            without.confidence,
+        )
 
 
 def test_what_means_nothing_is_left_alone():
@@ -114,16 +149,22 @@ def test_what_means_nothing_is_left_alone():
 def test_nobody_is_made_up():
     policy = policy_named("ensemble")
     state, means = learned(policy, [[1.0, 2.0, 3.0, 4.0]])
-    assert combine(policy, state, means, {}, MODELS).used == (), "all are missing: the default is due"
+    assert combine(policy, state, means, {}, MODELS).used == (), (
+        "all are missing: the default is due"
+    )
     fresh = combine(policy, state, Means(), said([1.0]), list(MODELS[1:]))
     assert fresh.output == 1.0, "nothing is known of the others"
     arrays = {MODELS[0]: Prediction(np.ones(3))}
-    assert combine(policy, state, means, arrays, list(MODELS[1:])).output == pytest.approx(np.ones(3)), "means of other shapes"
+    assert combine(policy, state, means, arrays, list(MODELS[1:])).output == pytest.approx(
+        np.ones(3)
+    ), "means of other shapes"
 
 
 def test_which_policies_average():
     assert {name for name, kind in POLICIES.items() if averages(kind())} >= set(AVERAGING)
-    assert not any(averages(policy_named(name)) for name in ("single", "ab", "exp3", "squarecb", "thompson"))
+    assert not any(
+        averages(policy_named(name)) for name in ("single", "ab", "exp3", "squarecb", "thompson")
+    )
 
     class Mine:
         def combine(self, state, arrived, missing):

@@ -20,10 +20,15 @@ from clipper_core.status import Status
 A, B, C = (VersionedModel(name, 1) for name in "abc")
 
 outputs = st.one_of(
-    st.integers(-(2**63), 2**63 - 1), st.floats(), st.booleans(), st.text(max_size=3), st.binary(max_size=3), st.none(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(),
+    st.booleans(),
+    st.text(max_size=3),
+    st.binary(max_size=3),
+    st.none(),
     st.lists(st.floats(), min_size=1, max_size=3).map(np.array),
     st.lists(st.integers(0, 3), min_size=1, max_size=3).map(np.array),
-)  # fmt: skip
+)
 
 
 @given(outputs, outputs)
@@ -40,7 +45,9 @@ plain = st.integers(-(10**6), 10**6).map(lambda n: n / 100)
 def test_closeness_is_the_same_in_any_unit(one, other, unit):
     assert closeness(one * unit, other * unit) == pytest.approx(closeness(one, other), abs=1e-6)
     assert closeness(one, one) == 1.0
-    assert closeness(np.array([one]), np.array([other])) == pytest.approx(closeness(one, other), abs=1e-9)
+    assert closeness(np.array([one]), np.array([other])) == pytest.approx(
+        closeness(one, other), abs=1e-9
+    )
 
 
 def test_closeness_by_hand():
@@ -55,7 +62,9 @@ def test_closeness_by_hand():
 
 
 def observation(said, label=None, score=None, answer=None):
-    return Observation(Plan(tuple(said)), {m: Prediction(o) for m, o in said.items()}, Truth(label, score), answer)
+    return Observation(
+        Plan(tuple(said)), {m: Prediction(o) for m, o in said.items()}, Truth(label, score), answer
+    )
 
 
 def test_standings_come_from_feedback():
@@ -67,22 +76,44 @@ def test_standings_come_from_feedback():
         tally.told(observation({B: 2}, label=1, answer=2))
     tally.told(observation({A: 1}, score=0.5, answer=1))
     models = tally.stats(lineup)["models"]
-    assert {name: row["role"] for name, row in models.items()} == {"a:1": "primary", "b:1": "challenger", "c:1": "shadow"}
+    assert {name: row["role"] for name, row in models.items()} == {
+        "a:1": "primary",
+        "b:1": "challenger",
+        "c:1": "shadow",
+    }
     assert models["a:1"]["feedback"] == {"n": 11.0, "mean": pytest.approx(9.5 / 11)}
     assert models["b:1"]["feedback"] == {"n": 10.0, "mean": 0.0}
     assert models["c:1"]["feedback"] == {"n": 10.0, "mean": pytest.approx(0.9)}
-    assert tally.stats(lineup)["answers"]["feedback"] == {"n": 21.0, "mean": pytest.approx(9.5 / 21)}
+    assert tally.stats(lineup)["answers"]["feedback"] == {
+        "n": 21.0,
+        "mean": pytest.approx(9.5 / 21),
+    }
 
 
 @pytest.mark.parametrize(
     ("said", "label"),
-    [([1, 2, 1], 1), ([True, False, True], True), ([0.5, 1.0, np.nan], 0.5), (["a", "b", "a"], "a"), ([1, "a", 1], 1)],
+    [
+        ([1, 2, 1], 1),
+        ([True, False, True], True),
+        ([0.5, 1.0, np.nan], 0.5),
+        (["a", "b", "a"], "a"),
+        ([1, "a", 1], 1),
+    ],
 )
 def test_feedback_in_columns_counts_as_its_rows(said: list[Any], label: Any) -> None:
-    """Of numbers all, of other kinds as many as the budget has; what was not heard does not count."""
+    """Of numbers all, of other kinds as many as the budget has; what was not heard does not
+    count."""
     models, heard = (A, B), (None, np.array([True, False, True]))
     both, n = (column_of(said), column_of(said[::-1])), 3
-    rows = Rows(models, both, heard, (None, None), column_of([label] * n), np.array([-1], np.int32), np.array([1.0]))
+    rows = Rows(
+        models,
+        both,
+        heard,
+        (None, None),
+        column_of([label] * n),
+        np.array([-1], np.int32),
+        np.array([1.0]),
+    )
     many, single = Tally(clock=lambda: 0.0), Tally(clock=lambda: 0.0)
     lineups = [tally.lineup(models, None) for tally in (many, single)]
     answers = column_of([label, label, said[1]])
@@ -92,7 +123,9 @@ def test_feedback_in_columns_counts_as_its_rows(said: list[Any], label: Any) -> 
     found, expected = many.stats(lineups[0]), single.stats(lineups[1])
     assert found["answers"]["feedback"] == pytest.approx(expected["answers"]["feedback"])
     for model in ("a:1", "b:1"):
-        assert found["models"][model]["feedback"] == pytest.approx(expected["models"][model]["feedback"])
+        assert found["models"][model]["feedback"] == pytest.approx(
+            expected["models"][model]["feedback"]
+        )
     for _ in range(10_000):
         many.told_rows(rows, answers)
     counted = many.stats(lineups[0])["answers"]["feedback"]["n"]
@@ -110,7 +143,9 @@ def test_comparing_has_a_budget_that_comes_back():
             tally.compare({A: Prediction(1), B: Prediction(1)}, 1)
         return tally.stats(lineup)["agreement"]["a:1 b:1"]["n"] - before
 
-    assert compared(10_000) == 1666, "5 000 comparisons: each model with the answer, and with the other"
+    assert compared(10_000) == 1666, (
+        "5 000 comparisons: each model with the answer, and with the other"
+    )
     now[0] += 0.1
     assert compared(10_000) == 167, "500 more, and what was left"
 
@@ -164,10 +199,16 @@ def test_durations_steps_wins_and_how_tasks_ended():
     alone, together = Combined(1, 1.0, (A,)), Combined(1, 1.0, (A, B))
     for i in range(10):
         lineup.count(Ended(100 + i, Status.OK, Status.OK), (A, B), both, alone, "", (), (), "first")
-    lineup.count(Ended(5000, Status.OK, Status.PENDING), (A, B), one, alone, "", (), (B,), "floor(a)")
-    lineup.count(Ended(5000, Status.OK, Status.MODEL_ERROR), (A, B), one, alone, "unsure", (), (B,), "first")
+    lineup.count(
+        Ended(5000, Status.OK, Status.PENDING), (A, B), one, alone, "", (), (B,), "floor(a)"
+    )
+    lineup.count(
+        Ended(5000, Status.OK, Status.MODEL_ERROR), (A, B), one, alone, "unsure", (), (B,), "first"
+    )
     lineup.count(Ended(0, Status.OK, Status.OK), (A, B), both, together, "", (), (), "majority")
-    lineup.count(Ended(70, Status.DEADLINE, Status.FULL), (A, B), {}, NOTHING, "late", (), (A, B), "")
+    lineup.count(
+        Ended(70, Status.DEADLINE, Status.FULL), (A, B), {}, NOTHING, "late", (), (A, B), ""
+    )
     stats = tally.stats(lineup)
     assert stats["decided_by"] == {"first": 11, "floor(a)": 1, "majority": 1, "nobody": 1}
     took = stats["duration_us"]
@@ -183,6 +224,13 @@ def test_durations_steps_wins_and_how_tasks_ended():
 def test_before_the_first_answer():
     tally = Tally()
     stats = tally.stats(tally.lineup((A,), None))
-    assert stats["duration_us"] == {"count": 0, "min": None, "mean": None, "p50": None, "p99": None, "max": None}
+    assert stats["duration_us"] == {
+        "count": 0,
+        "min": None,
+        "mean": None,
+        "p50": None,
+        "p99": None,
+        "max": None,
+    }
     assert stats["decided_by"] == {}
     assert stats["since_us"] > 1_500_000_000_000_000

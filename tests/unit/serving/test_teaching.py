@@ -38,7 +38,9 @@ def core(dtype="f8", shape=(2,)):
 
 
 def seen(label=None, score=None, answer=3, models=(A,)):
-    return Observation(Plan(models), {model: Prediction(3, None) for model in models}, Truth(label, score), answer)
+    return Observation(
+        Plan(models), {model: Prediction(3, None) for model in models}, Truth(label, score), answer
+    )
 
 
 @pytest.fixture
@@ -91,7 +93,8 @@ def test_only_who_was_heard_and_learns_is_told(teaching, engine):
 
 
 @pytest.mark.parametrize(
-    ("truth", "told"), [({"label": 7}, [[7]]), ({"score": 1.0}, [[3]]), ({"score": 0.0}, []), ({"score": 0.5}, [])]
+    ("truth", "told"),
+    [({"label": 7}, [[7]]), ({"score": 1.0}, [[3]]), ({"score": 0.0}, []), ({"score": 0.5}, [])],
 )
 def test_what_feedback_says_of_the_right_output(teaching, engine, truth, told):
     teaching.tell({A: core()}, np.ones(2), 0, seen(**truth))
@@ -106,7 +109,10 @@ def test_frames_are_cut_by_rows_by_bytes_and_where_labels_change(teaching, engin
         teaching.tell({A: core()}, np.zeros(2), 0, seen(label=label))
     teaching.flush()
     assert [rows.n for _, _, rows in engine.sent] == [FRAME_ROWS_MAX, 7, 2, 2, 1]
-    assert np.concatenate([inputs.sessions for _, inputs, _ in engine.sent[:2]]).tolist() == [*range(FRAME_ROWS_MAX + 6), 0]
+    assert np.concatenate([inputs.sessions for _, inputs, _ in engine.sent[:2]]).tolist() == [
+        *range(FRAME_ROWS_MAX + 6),
+        0,
+    ]
     engine.sent.clear()
     for _ in range(3):
         teaching.tell({A: core(shape=(50_000,))}, np.zeros(50_000), 0, seen(label=1))
@@ -116,7 +122,11 @@ def test_frames_are_cut_by_rows_by_bytes_and_where_labels_change(teaching, engin
 
 @pytest.mark.parametrize(
     ("kind", "inputs"),
-    [((None, ()), ["snow", "Grüße"]), ((None, ()), [b"\0", memoryview(b"ab")]), (("f4", (-1,)), [[1.0], np.ones(3)])],
+    [
+        ((None, ()), ["snow", "Grüße"]),
+        ((None, ()), [b"\0", memoryview(b"ab")]),
+        (("f4", (-1,)), [[1.0], np.ones(3)]),
+    ],
 )
 def test_every_type_of_input(teaching, engine, kind, inputs):
     for x in inputs:
@@ -169,7 +179,12 @@ def test_sessions_where_a_model_takes_them(teaching, engine):
     assert teaching.session((A,), "u1", 0) == 0
     teaching.came(engine, 7, hello(B, corrects=False, sessions=True))
     assert teaching.session((A,), "u1", 5) == 5
-    assert teaching.session((A, B), "u1", 0) == session_of("u1") == clipper_container.session_of("u1") != 0
+    assert (
+        teaching.session((A, B), "u1", 0)
+        == session_of("u1")
+        == clipper_container.session_of("u1")
+        != 0
+    )
     assert teaching.session((A, B), "u1", 5) not in (5, session_of("u1"))
     assert teaching.session((A, B), None, 5) == 5
     teaching.went(engine, 7, B)

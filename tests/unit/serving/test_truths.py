@@ -15,14 +15,29 @@ from clipper.serving.truths import (
     truth_of,
     user_of,
     weight_of,
-)  # fmt: skip
+)
 
 HALF = "\ud800"
 BAD_LABELS: list[Any] = [
-    10**30, -(10**30), float("nan"), float("inf"), HALF, "x" + HALF, "x" * (LABEL_BYTES_MAX + 1), b"x" * (LABEL_BYTES_MAX + 1),
-    np.zeros(LABEL_BYTES_MAX), [1, [2, 3]], [10**30], ["a", "b"], [HALF], {"a": 1}, object(), 1j, np.datetime64("2020"),
+    10**30,
+    -(10**30),
+    float("nan"),
+    float("inf"),
+    HALF,
+    "x" + HALF,
+    "x" * (LABEL_BYTES_MAX + 1),
+    b"x" * (LABEL_BYTES_MAX + 1),
+    np.zeros(LABEL_BYTES_MAX),
+    [1, [2, 3]],
+    [10**30],
+    ["a", "b"],
+    [HALF],
+    {"a": 1},
+    object(),
+    1j,
+    np.datetime64("2020"),
     np.array([1.0, np.nan]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("label", BAD_LABELS, ids=lambda label: type(label).__name__)
@@ -35,14 +50,18 @@ def test_what_can_be_no_label_is_invalid_input(label: Any) -> None:
         label_column([1, label])
 
 
-@pytest.mark.parametrize("label", [0, -(2**63), 2**64 - 1, True, 1.5, "", "é", b"", "x" * LABEL_BYTES_MAX])
+@pytest.mark.parametrize(
+    "label", [0, -(2**63), 2**64 - 1, True, 1.5, "", "é", b"", "x" * LABEL_BYTES_MAX]
+)
 def test_a_label_stays_as_it_is(label: Any) -> None:
     assert type(plain_label(label)) is type(label)
     assert plain_label(label) == label
     assert list(label_column([label, label])) == [label, label]
 
 
-@pytest.mark.parametrize("score", [10**400, -1, 2.0, float("nan"), "1", True, 1j, np.complex128(1), [0.5], HALF])
+@pytest.mark.parametrize(
+    "score", [10**400, -1, 2.0, float("nan"), "1", True, 1j, np.complex128(1), [0.5], HALF]
+)
 def test_what_can_be_no_score_is_invalid_input(score: Any) -> None:
     with pytest.raises(InvalidInput):
         truth_of(None, None, score)
@@ -54,7 +73,9 @@ def test_what_can_be_no_weight_is_invalid_input(weight: Any) -> None:
         weight_of(weight)
 
 
-@pytest.mark.parametrize("user", [7, 7.0, b"ann", True, ["ann"], HALF, "ann" + HALF, "x" * 513, "é" * 513])
+@pytest.mark.parametrize(
+    "user", [7, 7.0, b"ann", True, ["ann"], HALF, "ann" + HALF, "x" * 513, "é" * 513]
+)
 def test_what_can_be_no_user_is_invalid_input(user: Any) -> None:
     with pytest.raises(InvalidInput):
         user_of(user)
@@ -68,11 +89,22 @@ def test_a_user_stays_as_it_is(user: Any) -> None:
 @pytest.mark.parametrize(
     ("label", "outputs", "expected"),
     [
-        (3.0, [3, 4], 3), (3, [3, 4], 3), (3, [2.5, 3.5], 3.0), (3, [2.5, 3], 3), ("3", [3], "3"), (3.5, [2.5], 3.5),
-        (3.5, [], 3.5), (3, ["3"], 3), (True, [1], True), (3.0, [3, "x"], 3), (2**63, [1.0], 2.0**63),
+        (3.0, [3, 4], 3),
+        (3, [3, 4], 3),
+        (3, [2.5, 3.5], 3.0),
+        (3, [2.5, 3], 3),
+        ("3", [3], "3"),
+        (3.5, [2.5], 3.5),
+        (3.5, [], 3.5),
+        (3, ["3"], 3),
+        (True, [1], True),
+        (3.0, [3, "x"], 3),
+        (2**63, [1.0], 2.0**63),
     ],
-)  # fmt: skip
-def test_a_label_is_of_the_kind_of_the_outputs(label: Any, outputs: list[Any], expected: Any) -> None:
+)
+def test_a_label_is_of_the_kind_of_the_outputs(
+    label: Any, outputs: list[Any], expected: Any
+) -> None:
     found = fitted_label(label, outputs)
     assert type(found) is type(expected)
     assert found == expected
@@ -80,7 +112,14 @@ def test_a_label_is_of_the_kind_of_the_outputs(label: Any, outputs: list[Any], e
 
 @pytest.mark.parametrize(
     ("label", "outputs"),
-    [(3.5, [3, 4]), (3.0, ["3"]), (3.5, [True]), (np.array([1.0]), [3]), (np.array([1.0]), ["a"]), (1e300, [b"x"])],
+    [
+        (3.5, [3, 4]),
+        (3.0, ["3"]),
+        (3.5, [True]),
+        (np.array([1.0]), [3]),
+        (np.array([1.0]), ["a"]),
+        (1e300, [b"x"]),
+    ],
 )
 def test_a_number_that_can_be_no_label_is_refused(label: Any, outputs: list[Any]) -> None:
     with pytest.raises(InvalidInput, match="which it can never be"):

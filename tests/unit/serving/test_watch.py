@@ -75,7 +75,10 @@ def test_what_it_refuses_is_counted():
     asked(watch, Core(lambda: Said(status=Status.MODEL_ERROR)), 2, CANARY)
     stats = watch.stats()
     assert (stats["refused"], stats["failed"], stats["heard"]) == (5, 2, 0)
-    assert stats["asked"] == stats["heard"] + stats["late"] + stats["refused"] + stats["failed"] + stats["open"]
+    assert (
+        stats["asked"]
+        == stats["heard"] + stats["late"] + stats["refused"] + stats["failed"] + stats["open"]
+    )
 
 
 def test_a_shadow_rests_when_there_is_no_room_and_a_canary_does_not():
@@ -117,12 +120,17 @@ def test_numbers_are_measured_by_their_difference():
     watched = Watched(lambda: 0.0)
     watched.canaries = frozenset([C])
     for i in range(100):
-        watched.add({A: Prediction(10.0 + i / 100)}, 10.0, [(C, Said(8.0)), (B, Said(float("nan")))])
+        watched.add(
+            {A: Prediction(10.0 + i / 100)}, 10.0, [(C, Said(8.0)), (B, Said(float("nan")))]
+        )
     away = watched.stats()["canaries"]["c:1"]["others"]["a:1"]["difference"]
     assert away["min"] == 2.0
     assert away["p50"] == pytest.approx(2.5, rel=0.03)
     assert away["max"] == 2.99
-    assert "b:1" not in watched.stats()["canaries"]["c:1"]["others"] or watched.stats()["observers"]["b:1"]["n"] == 0
+    assert (
+        "b:1" not in watched.stats()["canaries"]["c:1"]["others"]
+        or watched.stats()["observers"]["b:1"]["n"] == 0
+    )
 
 
 def test_what_is_not_heard_waits_in_a_bound():

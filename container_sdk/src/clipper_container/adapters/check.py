@@ -1,4 +1,5 @@
-"""Is a file a model that could be served? Found out in a process of its own, which a bad file may end."""
+"""Is a file a model that could be served? Found out in a process of its own, which a bad file may
+end."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ def examine(target: str) -> dict[str, Any]:
     try:
         kind, content = function.open_data(target)
         if kind == "onnx":
-            with contextlib.suppress(ModuleNotFoundError):  # without it, onnxruntime's own checks must do
+            with contextlib.suppress(
+                ModuleNotFoundError
+            ):  # without it, onnxruntime's own checks must do
                 onnx.check(content)
         model = as_model(function.load_target(target))
         model.load()

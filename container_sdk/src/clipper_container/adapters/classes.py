@@ -1,4 +1,5 @@
-"""Labels and confidences out of probabilities, as an estimator's predict() and predict_proba() would give them."""
+"""Labels and confidences out of probabilities, as an estimator's predict() and predict_proba()
+would give them."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from clipper_container.model import Scored
 
 
 def labelled(scores: Any, labels: Any, confidence: bool) -> Any:
-    """scores: (n,) of the second of two classes, or (n, classes).  labels: of the classes, in order; None: their numbers."""
+    """scores: (n,) of the second of two classes, or (n, classes).  labels: of the classes, in
+    order; None: their numbers."""
     scores = np.asarray(scores)
     if scores.ndim == 1:
         best, sure = (scores > 0.5).astype(np.intp), np.maximum(scores, 1 - scores)

@@ -1,4 +1,5 @@
-"""What a file or folder holds, by its ending and its first and last bytes. Nothing is loaded, and no framework imported."""
+"""What a file or folder holds, by its ending and its first and last bytes. Nothing is loaded, and
+no framework imported."""
 
 from __future__ import annotations
 
@@ -11,9 +12,18 @@ from pathlib import Path
 from clipper_container.adapters.errors import LoadError
 
 ENDINGS = {
-    ".onnx": "onnx", ".skops": "skops", ".ubj": "xgboost", ".json": "xgboost", ".txt": "lightgbm", ".pt": "torchscript",
-    ".pth": "torchscript", ".pt2": "torch-export", ".pkl": "pickle", ".pickle": "pickle", ".joblib": "pickle",
-}  # fmt: skip
+    ".onnx": "onnx",
+    ".skops": "skops",
+    ".ubj": "xgboost",
+    ".json": "xgboost",
+    ".txt": "lightgbm",
+    ".pt": "torchscript",
+    ".pth": "torchscript",
+    ".pt2": "torch-export",
+    ".pkl": "pickle",
+    ".pickle": "pickle",
+    ".joblib": "pickle",
+}
 KINDS = ("onnx", "skops", "xgboost", "lightgbm", "torchscript", "torch-export", "pickle", "mlflow")
 CODE = frozenset({"torch-export", "pickle", "mlflow"})  # loading one of these may run what is in it
 _MLMODEL = "MLmodel"
@@ -21,14 +31,16 @@ _PACKED = b"CLIPPER-MODEL "
 
 
 def kind_by_name(path: str | os.PathLike[str]) -> str:
-    """What its ending says, "mlflow" of a folder with an MLmodel file; "" for what is no model by its name."""
+    """What its ending says, "mlflow" of a folder with an MLmodel file; "" for what is no model by
+    its name."""
     if (Path(path) / _MLMODEL).is_file():
         return "mlflow"
     return ENDINGS.get(Path(path).suffix.lower(), "")
 
 
 def read(path: str | os.PathLike[str]) -> tuple[str, bytes]:
-    """The kind and the bytes of a model's file; of an MLflow folder, those of a tar. Raises: LoadError, OSError."""
+    """The kind and the bytes of a model's file; of an MLflow folder, those of a tar. Raises:
+    LoadError, OSError."""
     kind = kind_by_name(path)
     if kind == "mlflow":
         return kind, _tarred(Path(path))
@@ -40,9 +52,11 @@ def read(path: str | os.PathLike[str]) -> tuple[str, bytes]:
 
 
 def verify(kind: str, content: bytes, name: str) -> None:
-    """Refuse bytes that cannot be of that kind: those of another one, or cut short. Raises: LoadError that says what they are.
+    """Refuse bytes that cannot be of that kind: those of another one, or cut short. Raises:
+    LoadError that says what they are.
 
-    Some parsers take damaged files badly (they read on, or ask for all memory there is), so what can be seen is seen here.
+    Some parsers take damaged files badly (they read on, or ask for all memory there is), so what
+    can be seen is seen here.
     """
     trouble = ""
     if kind == "xgboost":
@@ -52,13 +66,18 @@ def verify(kind: str, content: bytes, name: str) -> None:
     elif kind in ("torchscript", "torch-export"):
         trouble = _trouble_of_torch(kind, content)
     elif kind == "pickle" and content.startswith(_PACKED):
-        trouble = "was packed by clipper: deploy what it was packed from, or import an exported state"
+        trouble = (
+            "was packed by clipper: deploy what it was packed from, or import an exported state"
+        )
     if trouble:
         raise LoadError(f"{name} {trouble}")
 
 
 def _trouble_of_xgboost(content: bytes) -> str:
-    is_ubj, is_json = content.startswith(b"{L\0\0\0\0\0\0\0\x07learner"), content.lstrip()[:1] == b"{"
+    is_ubj, is_json = (
+        content.startswith(b"{L\0\0\0\0\0\0\0\x07learner"),
+        content.lstrip()[:1] == b"{",
+    )
     if not is_ubj and not (is_json and b'"learner"' in content[:4096]):
         return "is no model of XGBoost; save one by booster.save_model('model.ubj')"
     if not content.rstrip(b" \r\n" if is_json and not is_ubj else b"").endswith(b"}"):
@@ -82,13 +101,20 @@ def _trouble_of_torch(kind: str, content: bytes) -> str:
     except (zipfile.BadZipFile, ValueError, OSError):
         return f"is damaged, or no file of PyTorch; save one by {how}"
     found = "torch-export" if "archive_format" in names or "models/model.json" in names else ""
-    found = found or ("torchscript" if "constants.pkl" in names else "torch.save" if "data.pkl" in names else "")
+    found = found or (
+        "torchscript" if "constants.pkl" in names else "torch.save" if "data.pkl" in names else ""
+    )
     if found == kind:
         return ""
     if found == "torch.save":
-        return f"was made by torch.save: it holds weights, or a pickle. Deploy the module itself, or save it by {how}"
+        return (
+            "was made by torch.save: it holds weights, or a pickle. Deploy the module itself, or"
+            f" save it by {how}"
+        )
     if found:
-        return f"holds a model of kind {found}: name it {'.pt2' if found == 'torch-export' else '.pt'}"
+        return (
+            f"holds a model of kind {found}: name it {'.pt2' if found == 'torch-export' else '.pt'}"
+        )
     return f"is no model of PyTorch; save one by {how}"
 
 

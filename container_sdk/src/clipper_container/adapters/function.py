@@ -1,8 +1,9 @@
 """A target, as it stands on a command line, -> the object to serve.
 
-A target is `module:attribute`; a model's file or folder (see files.py); or the path of a file that `clipper deploy` packed: one
-line of JSON that says what the file holds, then a pickle (`.pkl`), or the bytes of such a file (`.packed`). Pickles run code, so
-they are opened only here, in the model's own process, and only when their SHA-256 is the one that was asked for.
+A target is `module:attribute`; a model's file or folder (see files.py); or the path of a file that
+`clipper deploy` packed: one line of JSON that says what the file holds, then a pickle (`.pkl`), or
+the bytes of such a file (`.packed`). Pickles run code, so they are opened only here, in the model's
+own process, and only when their SHA-256 is the one that was asked for.
 """
 
 from __future__ import annotations
@@ -26,9 +27,22 @@ from clipper_container.adapters.errors import LoadError
 MAGIC = b"CLIPPER-MODEL "
 PACKED = (".pkl", ".packed")
 DISTRIBUTIONS = {  # where a module has another name than what pip installs
-    "sklearn": "scikit-learn", "cv2": "opencv-python", "PIL": "pillow", "yaml": "pyyaml", "mlflow": "mlflow-skinny",
-}  # fmt: skip
-__all__ = ["DISTRIBUTIONS", "MAGIC", "PACKED", "LoadError", "explain", "load_as", "load_target", "open_data"]
+    "sklearn": "scikit-learn",
+    "cv2": "opencv-python",
+    "PIL": "pillow",
+    "yaml": "pyyaml",
+    "mlflow": "mlflow-skinny",
+}
+__all__ = [
+    "DISTRIBUTIONS",
+    "MAGIC",
+    "PACKED",
+    "LoadError",
+    "explain",
+    "load_as",
+    "load_target",
+    "open_data",
+]
 
 
 def load_target(target: str, sha256: str = "", code: Iterable[str] = ()) -> Any:
@@ -49,7 +63,9 @@ def load_target(target: str, sha256: str = "", code: Iterable[str] = ()) -> Any:
     module, colon, attribute = target.partition(":")
     if not colon or not module or not attribute:
         known = f"{', '.join(files.ENDINGS)}, or a folder with an MLmodel file"
-        raise LoadError(f"target {target!r} is neither module:attribute nor the path of a model: {known}")
+        raise LoadError(
+            f"target {target!r} is neither module:attribute nor the path of a model: {known}"
+        )
     _prepend(os.getcwd(), last=True)
     thing: Any = importlib.import_module(module)
     for name in attribute.split("."):
@@ -86,7 +102,8 @@ def _check(path: str, content: bytes, sha256: str) -> None:
 
 
 def _load_data(kind: str, content: bytes, about: Mapping[str, Any]) -> Any:
-    """The bytes of a model's file. about: the `labels` of classes, and types that are `trusted`, if any."""
+    """The bytes of a model's file. about: the `labels` of classes, and types that are `trusted`, if
+    any."""
     if kind == "onnx":
         from clipper_container.adapters.onnx import OnnxModel
 
@@ -96,18 +113,22 @@ def _load_data(kind: str, content: bytes, about: Mapping[str, Any]) -> Any:
 
         return torch.load(kind, content)
     if kind in ("mlflow", "pickle"):
-        adapter = importlib.import_module("clipper_container.adapters." + {"mlflow": "mlflow", "pickle": "pickles"}[kind])
+        adapter = importlib.import_module(
+            "clipper_container.adapters." + {"mlflow": "mlflow", "pickle": "pickles"}[kind]
+        )
         return adapter.load(content)
     if kind in ("xgboost", "lightgbm"):
-        return importlib.import_module(f"clipper_container.adapters.{kind}").load(content, about.get("labels"))
+        return importlib.import_module(f"clipper_container.adapters.{kind}").load(
+            content, about.get("labels")
+        )
     from clipper_container.adapters import skops
 
     return skops.load(content, tuple(about.get("trusted", ())))
 
 
 def load_as(kind: str, path: str, sha256: str = "", about: Mapping[str, Any] = {}) -> Any:
-    """The object in a file of that kind, one of files.KINDS or `packed`. about: as for a packed one's first line.
-    Raises: LoadError, OSError."""
+    """The object in a file of that kind, one of files.KINDS or `packed`. about: as for a packed
+    one's first line. Raises: LoadError, OSError."""
     if kind == "packed":
         return _load_file(path, sha256)
     content = _content(path, sha256)
@@ -142,7 +163,8 @@ def _load_file(path: str, sha256: str) -> Any:
 
 
 def _others(about: Mapping[str, Any]) -> str:
-    """Packages that the model was packed with and that are others here, in a line with the next step; "" if there are none."""
+    """Packages that the model was packed with and that are others here, in a line with the next
+    step; "" if there are none."""
     found = []
     packages = about.get("packages")
     for name, then in packages.items() if isinstance(packages, dict) else ():
@@ -177,7 +199,9 @@ def open_data(path: str) -> tuple[str, bytes]:
     else:
         kind, body = files.read(path)
     if kind not in files.KINDS or kind in files.CODE:
-        raise LoadError(f"{path} holds code; only files that are data can be looked at without running them")
+        raise LoadError(
+            f"{path} holds code; only files that are data can be looked at without running them"
+        )
     return kind, body
 
 
@@ -193,10 +217,16 @@ def explain(error: BaseException) -> str:
 def _explain_missing(name: str) -> str:
     top = name.partition(".")[0]
     text = f"No module named '{name}'."
-    places = [os.getcwd(), *(os.path.dirname(os.path.abspath(entry)) for entry in sys.path if entry)]
+    places = [
+        os.getcwd(),
+        *(os.path.dirname(os.path.abspath(entry)) for entry in sys.path if entry),
+    ]
     for place in places:
         if os.path.exists(os.path.join(place, top + ".py")):
-            return f'{text} It is a local file; packed by value on the next deploy, or add code=["{top}.py"].'
+            return (
+                f"{text} It is a local file; packed by value on the next deploy, or add"
+                f' code=["{top}.py"].'
+            )
     python = ".".join(platform.python_version_tuple()[:2])
     venv = os.path.basename(sys.prefix)
     package = DISTRIBUTIONS.get(top, top)

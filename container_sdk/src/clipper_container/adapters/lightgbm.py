@@ -14,12 +14,15 @@ from clipper_container.model import Model
 
 
 class LightgbmModel(Model):
-    """What the estimator that it was taken from would predict; for a plain Booster, what Booster.predict gives.
+    """What the estimator that it was taken from would predict; for a plain Booster, what
+    Booster.predict gives.
 
     labels: of a classifier: outputs are labels then, and the largest probability is the confidence.
     """
 
-    def __init__(self, booster: Any, labels: Sequence[Any] | None = None, confidence: bool = True) -> None:
+    def __init__(
+        self, booster: Any, labels: Sequence[Any] | None = None, confidence: bool = True
+    ) -> None:
         self._booster, self._labels, self._confidence = booster, labels, confidence
         self._threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
         self.input = f"f64[{booster.num_feature()}]"

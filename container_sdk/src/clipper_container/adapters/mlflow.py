@@ -1,4 +1,5 @@
-"""Models of MLflow: a folder with an MLmodel file, run by mlflow's own pyfunc in whatever flavour it has."""
+"""Models of MLflow: a folder with an MLmodel file, run by mlflow's own pyfunc in whatever flavour
+it has."""
 
 from __future__ import annotations
 
@@ -16,12 +17,19 @@ from clipper_container.model import Model
 _NUMBERS = {
     "boolean": "bool", "integer": "i32", "long": "i64", "float": "f32", "double": "f64",
 }  # fmt: skip
-_WHOLE = ("sklearn", "xgboost", "lightgbm", "onnx", "pytorch", "catboost")  # flavours that need their folder no more once loaded
+_WHOLE = (
+    "sklearn",
+    "xgboost",
+    "lightgbm",
+    "onnx",
+    "pytorch",
+    "catboost",
+)  # flavours that need their folder no more once loaded
 
 
 class MlflowModel(Model):
-    """predict() of a model's pyfunc flavour. Rows are what its signature says: numbers of the columns in their order, one column
-    of strings, or a tensor."""
+    """predict() of a model's pyfunc flavour. Rows are what its signature says: numbers of the
+    columns in their order, one column of strings, or a tensor."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -61,12 +69,18 @@ def load(content: bytes) -> MlflowModel:
         except ModuleNotFoundError:
             raise
         except Exception as error:
-            raise LoadError(f"mlflow cannot load this model: {type(error).__name__}: {str(error)[:500]}") from error
+            raise LoadError(
+                f"mlflow cannot load this model: {type(error).__name__}: {str(error)[:500]}"
+            ) from error
         loaded = MlflowModel(model)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    loader = (getattr(model.metadata, "flavors", None) or {}).get("python_function", {}).get("loader_module", "")
+    loader = (
+        (getattr(model.metadata, "flavors", None) or {})
+        .get("python_function", {})
+        .get("loader_module", "")
+    )
     if str(loader).rpartition(".")[2] in _WHOLE:
         shutil.rmtree(folder, ignore_errors=True)
     return loaded
@@ -91,14 +105,29 @@ def _row_type(inputs: Any) -> tuple[str, list[tuple[str, str]] | None]:
         fixed = all(isinstance(dim, int) and dim > 0 for dim in dims)
         return (f"{ours}[{','.join(map(str, dims))}]" if dims else ours) if fixed else "any", None
     kinds = [str(getattr(column.type, "name", column.type)) for column in inputs.inputs]
-    names = inputs.input_names() if inputs.has_input_names() else [str(i) for i in range(len(kinds))]
+    names = (
+        inputs.input_names() if inputs.has_input_names() else [str(i) for i in range(len(kinds))]
+    )
     if kinds == ["string"]:
         return "str", [(names[0], "")] if inputs.has_input_names() else None
-    if odd := [f"{name} ({kind})" for name, kind in zip(names, kinds, strict=True) if kind not in _NUMBERS]:
-        raise LoadError(f"a row is an array of numbers, or one string; the signature has other columns: {', '.join(odd[:5])}")
+    if odd := [
+        f"{name} ({kind})" for name, kind in zip(names, kinds, strict=True) if kind not in _NUMBERS
+    ]:
+        raise LoadError(
+            "a row is an array of numbers, or one string; the signature has other columns:"
+            f" {', '.join(odd[:5])}"
+        )
     ours = next(iter(kinds)) if len(set(kinds)) == 1 else "double"
-    numpy_types = {"boolean": "bool", "integer": "int32", "long": "int64", "float": "float32", "double": "float64"}
-    return f"{_NUMBERS[ours]}[{len(kinds)}]", [(name, numpy_types[kind]) for name, kind in zip(names, kinds, strict=True)]
+    numpy_types = {
+        "boolean": "bool",
+        "integer": "int32",
+        "long": "int64",
+        "float": "float32",
+        "double": "float64",
+    }
+    return f"{_NUMBERS[ours]}[{len(kinds)}]", [
+        (name, numpy_types[kind]) for name, kind in zip(names, kinds, strict=True)
+    ]
 
 
 def _outputs(found: Any) -> Any:

@@ -7,7 +7,7 @@ A model's files are laid out in the server's repository (oip_places), the server
 tensors becomes the types of its rows, and each batch is one infer request. Triton must run with `--model-control-mode=explicit`,
 MLServer with `load_models_at_startup: false`; TensorFlow Serving must look at its list: `--model_config_file=FOLDER/models.config
 --model_config_file_poll_wait_seconds=1`. A server that has been restarted is given its models again when they are next asked.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -23,7 +23,15 @@ import numpy as np
 
 from clipper_container.adapters.oip_http import HttpServer, Reply, Unreachable
 from clipper_container.adapters.oip_places import LISTS, TYPES, Places
-from clipper_container.adapters.oip_tensors import BINARY, HEAD_SIZE, BadTensor, Signature, outputs_of, request, signature_of
+from clipper_container.adapters.oip_tensors import (
+    BINARY,
+    HEAD_SIZE,
+    BadTensor,
+    Signature,
+    outputs_of,
+    request,
+    signature_of,
+)
 from clipper_container.adapters.server_memory import memory_of
 from clipper_container.model import Model
 from clipper_container.runtime import Artifact, ArtifactError, Loaded, Runtime
@@ -33,7 +41,9 @@ _LOOK_S: Final = 0.05
 _LOOK_S_MAX: Final = 1.0
 _RATIO: Final = 1.25  # of what a model occupies to its files, where it cannot be measured
 _BYTES_MIN: Final = 4096
-_NOT_THERE = re.compile(r"not found|unknown model|not ready|no versions? (available|of)|not loaded", re.I)
+_NOT_THERE = re.compile(
+    r"not found|unknown model|not ready|no versions? (available|of)|not loaded", re.I
+)
 _NO_ROOM = re.compile(r"out of memory|cannot allocate|bad_?alloc|no space left", re.I)
 
 
@@ -42,33 +52,50 @@ class ServerFailed(Exception):
 
 
 class Oip(Runtime):
-    """A server beside this host. What is not given is in the environment: CLIPPER_OIP_ and the name in capitals.
+    """A server beside this host. What is not given is in the environment: CLIPPER_OIP_ and the name
+    in capitals.
 
-    type: one of `TYPES`, which is the type its models are registered as.  url: of its HTTP.  folder: its repository, as it is
-    seen from here; folder_there: as the server sees it.  capacity_mib: what its models may occupy.  start_s: how long it may
-    take to be there; load_s: to load a model; answer_s: to answer a batch.  concurrency: batches of one model at once.
-    Errors: ValueError.
+    type: one of `TYPES`, which is the type its models are registered as.  url: of its HTTP.
+    folder: its repository, as it is seen from here; folder_there: as the server sees it.
+    capacity_mib: what its models may occupy.  start_s: how long it may take to be there; load_s: to
+    load a model; answer_s: to answer a batch.  concurrency: batches of one model at once. Errors:
+    ValueError.
     """
 
     def __init__(
-        self, type: str = "", url: str = "", folder: str = "", folder_there: str = "", capacity_mib: float = 0,
-        start_s: float = 0, load_s: float = 0, answer_s: float = 0, concurrency: float = 0,
-    ) -> None:  # fmt: skip
+        self,
+        type: str = "",
+        url: str = "",
+        folder: str = "",
+        folder_there: str = "",
+        capacity_mib: float = 0,
+        start_s: float = 0,
+        load_s: float = 0,
+        answer_s: float = 0,
+        concurrency: float = 0,
+    ) -> None:
         self.type, folder = type or _told("TYPE"), folder or _told("FOLDER")
         if not folder:
-            raise ValueError("CLIPPER_OIP_FOLDER is not set: the folder from which the server loads its models.")
+            raise ValueError(
+                "CLIPPER_OIP_FOLDER is not set: the folder from which the server loads its models."
+            )
         if self.type not in TYPES:
             raise ValueError(f"CLIPPER_OIP_TYPE = {self.type!r}: {', '.join(TYPES)} are known.")
         self.types = (self.type,)
         self.server = HttpServer(url or _told("URL"))
         self.places = Places(self.type, folder, folder_there or _told("FOLDER_THERE"))
         self._capacity = round((capacity_mib or _number("CAPACITY_MIB", 0)) * 2**20)
-        self._start_s, self.load_s = start_s or _number("START_S", 60), load_s or _number("LOAD_S", 60)
+        self._start_s, self.load_s = (
+            start_s or _number("START_S", 60),
+            load_s or _number("LOAD_S", 60),
+        )
         self.answer_s = answer_s or _number("ANSWER_S", 30)
         self._concurrency = round(concurrency or _number("CONCURRENCY", 4))
         self._places = threading.Lock()  # one at a time in the folder
         self._telling = threading.Lock()  # one at a time where the server reads a list
-        self._late: set[str] = set()  # models whose loads were given up, while the server may still be at it
+        self._late: set[str] = (
+            set()
+        )  # models whose loads were given up, while the server may still be at it
         self.binary = False
 
     def start(self) -> None:
@@ -87,7 +114,9 @@ class Oip(Runtime):
             except Unreachable as error:
                 why = str(error)
             if time.monotonic() > until_s:
-                raise Unreachable(f"{self.server.url} is not ready after {self._start_s:g} s: {why}") from None
+                raise Unreachable(
+                    f"{self.server.url} is not ready after {self._start_s:g} s: {why}"
+                ) from None
             time.sleep(waiting)
             waiting = min(_LOOK_S_MAX, waiting * 2)
         if self.type != "tfserving":
@@ -107,7 +136,11 @@ class Oip(Runtime):
             self.tell_load(artifact.model)
             signature = self._signature(artifact)
             occupied = self._memory() - before if before else 0
-            size = max(occupied, _BYTES_MIN) if before else max(_BYTES_MIN, round(_RATIO * self.predict_size(artifact)))
+            size = (
+                max(occupied, _BYTES_MIN)
+                if before
+                else max(_BYTES_MIN, round(_RATIO * self.predict_size(artifact)))
+            )
         except BaseException as error:
             self._forget(artifact.model)
             if isinstance(error, Unreachable | TimeoutError):
@@ -119,7 +152,9 @@ class Oip(Runtime):
         self._forget(artifact.model)
 
     def predict_size(self, artifact: Artifact) -> int:
-        found = [os.path.join(at, name) for at, _, names in os.walk(artifact.path) for name in names] or [artifact.path]
+        found = [
+            os.path.join(at, name) for at, _, names in os.walk(artifact.path) for name in names
+        ] or [artifact.path]
         try:
             return sum(os.stat(one).st_size for one in found)
         except OSError:
@@ -151,8 +186,8 @@ class Oip(Runtime):
                 self._late.discard(model)
 
     def tell_load(self, model: str) -> None:
-        """Returns once it can be asked. ArtifactError when the server cannot load it; Unreachable, TimeoutError when the server
-        does not say, or lacks room."""
+        """Returns once it can be asked. ArtifactError when the server cannot load it; Unreachable,
+        TimeoutError when the server does not say, or lacks room."""
         until_s = time.monotonic() + self.load_s
         if self.type in LISTS:
             with self._telling:
@@ -174,7 +209,8 @@ class Oip(Runtime):
         return None  # it looks by itself
 
     def _refused(self, model: str, reply: Reply) -> None:
-        """Whose fault it is that a model is not loaded: the model's if the server is well otherwise."""
+        """Whose fault it is that a model is not loaded: the model's if the server is well
+        otherwise."""
         why = f"{self.type} does not load {model!r}: {reply.trouble}"
         if reply.status in (408, 429, 502, 503, 504) or _NO_ROOM.search(reply.trouble):
             raise Unreachable(why)
@@ -190,7 +226,10 @@ class Oip(Runtime):
             if reply.status == 200:
                 return
             if time.monotonic() > until_s:
-                raise TimeoutError(f"{self.type} has not loaded {model!r} within {self.load_s:g} s: {reply.trouble}")
+                raise TimeoutError(
+                    f"{self.type} has not loaded {model!r} within {self.load_s:g} s:"
+                    f" {reply.trouble}"
+                )
             time.sleep(waiting)
             waiting = min(_LOOK_S_MAX / 4, waiting * 2)
 
@@ -206,7 +245,9 @@ class Oip(Runtime):
             if version.get("state") == "AVAILABLE":
                 return reply
             if status.get("error_code", "OK") != "OK":
-                raise ArtifactError(f"tfserving does not load {model!r}: {status.get('error_message', '')[:500]}")
+                raise ArtifactError(
+                    f"tfserving does not load {model!r}: {status.get('error_message', '')[:500]}"
+                )
         return Reply(503, {}, b'{"error": "no version is available yet"}')
 
     def _tell_unload(self, model: str) -> None:
@@ -257,7 +298,8 @@ class OipModel(Model):
             raise ServerFailed(str(error)) from None
 
     def _load_again(self, known: int) -> None:
-        """The server was restarted, or somebody unloaded the model there: once, for all batches that wait."""
+        """The server was restarted, or somebody unloaded the model there: once, for all batches
+        that wait."""
         with self._again:
             if self._loads == known:
                 self._runtime.tell_load(self._artifact.model)
@@ -272,13 +314,19 @@ class OipModel(Model):
     def _tensors(self, inputs: Any) -> tuple[Reply, Callable[[Reply], Any]]:
         body, headers = request(self._signature, inputs, self._runtime.binary)
         reply = self._send(f"/v2/models/{self._artifact.model}/infer", body, headers)
-        return reply, lambda told: outputs_of(self._signature, told.body, told.headers.get(HEAD_SIZE.lower(), ""), len(inputs))
+        return reply, lambda told: outputs_of(
+            self._signature, told.body, told.headers.get(HEAD_SIZE.lower(), ""), len(inputs)
+        )
 
     def _rows(self, inputs: Any) -> tuple[Reply, Callable[[Reply], Any]]:
         """As TensorFlow Serving has them."""
-        rows = inputs.tolist() if isinstance(inputs, np.ndarray) else [_plain(row) for row in inputs]
+        rows = (
+            inputs.tolist() if isinstance(inputs, np.ndarray) else [_plain(row) for row in inputs]
+        )
         body = json.dumps({"instances": rows}).encode()
-        return self._send(f"/v1/models/{self._artifact.model}:predict", body, {}), lambda told: _predictions(told, len(rows))
+        return self._send(
+            f"/v1/models/{self._artifact.model}:predict", body, {}
+        ), lambda told: _predictions(told, len(rows))
 
 
 def _plain(row: Any) -> Any:
@@ -297,7 +345,9 @@ def _predictions(reply: Reply, rows: int) -> Any:
         raise BadTensor("the predictions of the rows differ in shape") from None
     if array.dtype.kind not in "biufU":
         raise BadTensor("the predictions are no numbers, and no strings")
-    return found if array.dtype.kind == "U" else array.reshape(rows) if array.size == rows else array
+    return (
+        found if array.dtype.kind == "U" else array.reshape(rows) if array.size == rows else array
+    )
 
 
 def _told(name: str) -> str:

@@ -1,4 +1,5 @@
-"""A model server over HTTP: connections that are kept, time that is bounded, and what it says as values."""
+"""A model server over HTTP: connections that are kept, time that is bounded, and what it says as
+values."""
 
 from __future__ import annotations
 
@@ -37,7 +38,11 @@ class Reply(NamedTuple):
         """What it says is wrong, on one line."""
         try:
             found = json.loads(self.body)
-            text = str(found.get("error") or found.get("detail") or found) if isinstance(found, dict) else str(found)
+            text = (
+                str(found.get("error") or found.get("detail") or found)
+                if isinstance(found, dict)
+                else str(found)
+            )
         except ValueError:
             text = self.body.decode(errors="replace")
         return " ".join(text.split())[:_SHOWN] or f"status {self.status}"
@@ -47,20 +52,33 @@ class HttpServer:
     """Threads: any."""
 
     def __init__(self, url: str) -> None:
-        """url: http://host:port, and a path before all others, if there is one. ValueError for what is none."""
+        """url: http://host:port, and a path before all others, if there is one. ValueError for what
+        is none."""
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is no address of a server: http://127.0.0.1:8080 is one.")
-        self.url, self.host, self.port = url, parts.hostname, parts.port or {"http": 80, "https": 443}[parts.scheme]
+        self.url, self.host, self.port = (
+            url,
+            parts.hostname,
+            parts.port or {"http": 80, "https": 443}[parts.scheme],
+        )
         self._before = parts.path.rstrip("/")
-        self._make = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._make = (
+            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        )
         self._mutex = threading.Lock()
         self._idle: list[http.client.HTTPConnection] = []
 
     def ask(
-        self, method: str, path: str, body: bytes = b"", within_s: float = 10.0, headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        within_s: float = 10.0,
+        headers: Mapping[str, str] | None = None,
     ) -> Reply:
-        """Unreachable when no whole answer comes within that time. A kept connection that the server has closed is replaced."""
+        """Unreachable when no whole answer comes within that time. A kept connection that the
+        server has closed is replaced."""
         until_s = time.monotonic() + within_s
         line = self._kept()
         if line is not None:
@@ -82,13 +100,24 @@ class HttpServer:
             return self._idle.pop() if self._idle else None
 
     def _ask(
-        self, line: http.client.HTTPConnection, method: str, path: str, body: bytes, until_s: float, headers: Mapping[str, str]
+        self,
+        line: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        body: bytes,
+        until_s: float,
+        headers: Mapping[str, str],
     ) -> Reply:
         is_new = line.sock is None
         try:
             if not is_new:
                 line.sock.settimeout(max(0.001, until_s - time.monotonic()))
-            line.request(method, self._before + path, body or None, {"Content-Type": "application/json", **headers})
+            line.request(
+                method,
+                self._before + path,
+                body or None,
+                {"Content-Type": "application/json", **headers},
+            )
             response = line.getresponse()
             pieces = self._read(line, response, until_s)
         except (ConnectionError, http.client.BadStatusLine) as error:
@@ -98,14 +127,20 @@ class HttpServer:
             raise Unreachable(f"{self.url} does not answer: {error}") from None
         except (OSError, http.client.HTTPException) as error:
             line.close()
-            raise Unreachable(f"{self.url} does not answer: {str(error) or type(error).__name__}") from None
+            raise Unreachable(
+                f"{self.url} does not answer: {str(error) or type(error).__name__}"
+            ) from None
         except BaseException:
             line.close()
             raise
         self._keep(line, response)
-        return Reply(response.status, {name.lower(): value for name, value in response.getheaders()}, pieces)
+        return Reply(
+            response.status, {name.lower(): value for name, value in response.getheaders()}, pieces
+        )
 
-    def _read(self, line: http.client.HTTPConnection, response: http.client.HTTPResponse, until_s: float) -> bytes:
+    def _read(
+        self, line: http.client.HTTPConnection, response: http.client.HTTPResponse, until_s: float
+    ) -> bytes:
         pieces, size = [], 0
         while piece := response.read1(_PIECE):
             pieces.append(piece)

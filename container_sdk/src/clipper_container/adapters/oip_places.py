@@ -1,9 +1,10 @@
 """How model servers want a model's files to lie in their repository, and how they are told of one.
 
-`mlserver`, `triton`: a folder a model, loaded by the repository API of the Open Inference Protocol. `openvino` (OpenVINO Model
-Server), `tfserving` (TensorFlow Serving): a folder a model, and a file that lists them all, which they read again. Files are
-linked, or copied where the repository lies on another disk. A folder that is laid out already is taken as it is, but for the
-model's name in it, which becomes its id.
+`mlserver`, `triton`: a folder a model, loaded by the repository API of the Open Inference Protocol.
+`openvino` (OpenVINO Model Server), `tfserving` (TensorFlow Serving): a folder a model, and a file
+that lists them all, which they read again. Files are linked, or copied where the repository lies on
+another disk. A folder that is laid out already is taken as it is, but for the model's name in it,
+which becomes its id.
 """
 
 from __future__ import annotations
@@ -20,17 +21,27 @@ MARK = ".clipper"  # a folder of ours, which may be removed
 TYPES = ("mlserver", "triton", "openvino", "tfserving")
 LISTS = {"openvino": "config.json", "tfserving": "models.config"}
 _ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
-_FILES = {".onnx": "model.onnx", ".pt": "model.pt", ".plan": "model.plan", ".py": "model.py"}  # as Triton names them
+_FILES = {
+    ".onnx": "model.onnx",
+    ".pt": "model.pt",
+    ".plan": "model.plan",
+    ".py": "model.py",
+}  # as Triton names them
 _PBTXT_NAME = re.compile(rb'^name\s*:\s*"[^"]*"\s*$', re.M)
 
 
 class Places:
-    """The folder that a server reads, as it is seen from here and `there`. Threads: one at a time."""
+    """The folder that a server reads, as it is seen from here and `there`. Threads: one at a
+    time."""
 
     def __init__(self, type: str, folder: str, there: str = "") -> None:
         if type not in TYPES:
             raise ValueError(f"no kind of server {type!r}: {', '.join(TYPES)} are known.")
-        self._type, self._folder, self._there = type, Path(folder), there or str(Path(folder).absolute())
+        self._type, self._folder, self._there = (
+            type,
+            Path(folder),
+            there or str(Path(folder).absolute()),
+        )
 
     def put(self, artifact: Artifact) -> Path:
         """Lay out a model's files. ArtifactError when there are none."""
@@ -73,11 +84,18 @@ class Places:
             return
         models = sorted(mark.parent.name for mark in self._folder.glob(f"*/{MARK}"))
         if self._type == "openvino":
-            rows = [{"config": {"name": model, "base_path": f"{self._there}/{model}"}} for model in models]
+            rows = [
+                {"config": {"name": model, "base_path": f"{self._there}/{model}"}}
+                for model in models
+            ]
             text = json.dumps({"model_config_list": rows}, indent=2)
         else:
             one = '  config {{ name: "{0}" base_path: "{1}/{0}" model_platform: "tensorflow" }}\n'
-            text = "model_config_list {\n" + "".join(one.format(model, self._there) for model in models) + "}\n"
+            text = (
+                "model_config_list {\n"
+                + "".join(one.format(model, self._there) for model in models)
+                + "}\n"
+            )
         new = self._folder / f".{LISTS[self._type]}"
         new.write_text(text)
         new.replace(self._folder / LISTS[self._type])
@@ -85,7 +103,8 @@ class Places:
     # -- what each wants
 
     def _put_mlserver(self, artifact: Artifact, source: Path, place: Path) -> None:
-        """key: its implementation, `mlserver_sklearn.SKLearnModel`, where `path` has no model-settings.json."""
+        """key: its implementation, `mlserver_sklearn.SKLearnModel`, where `path` has no
+        model-settings.json."""
         settings: dict[str, object] = {}
         if source.is_dir():
             _link(source, place)
@@ -97,11 +116,17 @@ class Places:
         if artifact.key:
             settings["implementation"] = artifact.key
         if "implementation" not in settings:
-            raise ArtifactError("an MLServer model needs key='its implementation', or a folder with a model-settings.json")
-        _write(place / "model-settings.json", json.dumps({**settings, "name": artifact.model}).encode())
+            raise ArtifactError(
+                "an MLServer model needs key='its implementation', or a folder with a"
+                " model-settings.json"
+            )
+        _write(
+            place / "model-settings.json", json.dumps({**settings, "name": artifact.model}).encode()
+        )
 
     def _put_triton(self, artifact: Artifact, source: Path, place: Path) -> None:
-        """key: its backend, `onnxruntime`, where the configuration does not say and Triton cannot tell."""
+        """key: its backend, `onnxruntime`, where the configuration does not say and Triton cannot
+        tell."""
         if source.is_dir():
             _link(source, place)
         else:
@@ -113,7 +138,9 @@ class Places:
             text, found = _PBTXT_NAME.subn(name, config.read_bytes(), count=1)
             _write(config, text if found else name + b"\n" + text)
         elif artifact.key:
-            _write(config, f'name: "{artifact.model}"\nbackend: "{_quoted(artifact.key)}"\n'.encode())
+            _write(
+                config, f'name: "{artifact.model}"\nbackend: "{_quoted(artifact.key)}"\n'.encode()
+            )
 
     def _put_openvino(self, artifact: Artifact, source: Path, place: Path) -> None:
         if source.is_file():

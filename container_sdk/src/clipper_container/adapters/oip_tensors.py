@@ -1,6 +1,7 @@
 """Batches and the tensors of the Open Inference Protocol: types, requests, answers. No sockets.
 
-Numbers travel as JSON, or, where the server says that it knows `binary_tensor_data`, behind the JSON as they lie in memory.
+Numbers travel as JSON, or, where the server says that it knows `binary_tensor_data`, behind the
+JSON as they lie in memory.
 """
 
 from __future__ import annotations
@@ -16,10 +17,19 @@ import numpy as np
 BINARY = "binary_tensor_data"
 HEAD_SIZE = "Inference-Header-Content-Length"
 _DTYPES = {
-    "BOOL": ("bool", "?"), "UINT8": ("u8", "u1"), "UINT16": ("u16", "<u2"), "UINT32": ("u32", "<u4"), "UINT64": ("u64", "<u8"),
-    "INT8": ("i8", "i1"), "INT16": ("i16", "<i2"), "INT32": ("i32", "<i4"), "INT64": ("i64", "<i8"), "FP16": ("f16", "<f2"),
-    "FP32": ("f32", "<f4"), "FP64": ("f64", "<f8"),
-}  # fmt: skip
+    "BOOL": ("bool", "?"),
+    "UINT8": ("u8", "u1"),
+    "UINT16": ("u16", "<u2"),
+    "UINT32": ("u32", "<u4"),
+    "UINT64": ("u64", "<u8"),
+    "INT8": ("i8", "i1"),
+    "INT16": ("i16", "<i2"),
+    "INT32": ("i32", "<i4"),
+    "INT64": ("i64", "<i8"),
+    "FP16": ("f16", "<f2"),
+    "FP32": ("f32", "<f4"),
+    "FP64": ("f64", "<f8"),
+}
 _DATATYPES = {np.dtype(code): name for name, (_, code) in _DTYPES.items()}
 
 
@@ -29,8 +39,9 @@ class BadTensor(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a model takes and gives, as its server says. shape: of a row; None: as it comes.  datatype: empty: as it comes.
-    batch_max: most rows at once; 0: no limit.  output: asked for by this name; empty: the first."""
+    """What a model takes and gives, as its server says. shape: of a row; None: as it comes.
+    datatype: empty: as it comes. batch_max: most rows at once; 0: no limit.  output: asked for by
+    this name; empty: the first."""
 
     name: str = "input"
     datatype: str = ""
@@ -43,10 +54,16 @@ class Signature:
 
 def signature_of(metadata: Any) -> Signature:
     """Of `GET /v2/models/NAME`. BadTensor for a model of several inputs."""
-    inputs, outputs = ([one for one in metadata.get(key) or [] if isinstance(one, dict)] for key in ("inputs", "outputs"))
+    inputs, outputs = (
+        [one for one in metadata.get(key) or [] if isinstance(one, dict)]
+        for key in ("inputs", "outputs")
+    )
     if len(inputs) > 1:
         names = ", ".join(str(one.get("name")) for one in inputs[:10])
-        raise BadTensor(f"a model of the mesh has one input, this one has {len(inputs)} ({names}); concatenate them")
+        raise BadTensor(
+            f"a model of the mesh has one input, this one has {len(inputs)} ({names}); concatenate"
+            " them"
+        )
     output = str(outputs[0].get("name", "")) if outputs else ""
     output_type = _type_of(outputs[0])[0] if outputs else "any"
     if not inputs:
@@ -54,7 +71,13 @@ def signature_of(metadata: Any) -> Signature:
     (taken,) = inputs
     type_, shape, batch_max = _type_of(taken)
     return Signature(
-        str(taken.get("name", "input")), str(taken.get("datatype", "")), shape, batch_max, output, type_, output_type
+        str(taken.get("name", "input")),
+        str(taken.get("datatype", "")),
+        shape,
+        batch_max,
+        output,
+        type_,
+        output_type,
     )
 
 
@@ -82,7 +105,11 @@ def request(signature: Signature, rows: Any, binary: bool) -> tuple[bytes, dict[
     tensor: dict[str, Any] = {"name": signature.name, "shape": shape, "datatype": datatype}
     head: dict[str, Any] = {"inputs": [tensor]}
     if not binary:
-        tensor["data"] = [_text(value) for value in values] if isinstance(values, list) else values.ravel().tolist()
+        tensor["data"] = (
+            [_text(value) for value in values]
+            if isinstance(values, list)
+            else values.ravel().tolist()
+        )
         return json.dumps(head).encode(), {}
     data = b"".join(map(_with_length, values)) if isinstance(values, list) else values.tobytes()
     tensor["parameters"] = {"binary_data_size": len(data)}
@@ -105,7 +132,11 @@ def _tensor(signature: Signature, rows: Any) -> tuple[str, list[int], Any]:
     datatype = _DATATYPES.get(values.dtype.newbyteorder("<"))
     if datatype is None:
         raise BadTensor(f"rows of {values.dtype} are no tensor")
-    return datatype, list(values.shape), np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
+    return (
+        datatype,
+        list(values.shape),
+        np.ascontiguousarray(values, values.dtype.newbyteorder("<")),
+    )
 
 
 def _text(value: Any) -> str:
@@ -131,7 +162,9 @@ def outputs_of(signature: Signature, body: bytes, head_size: str, rows: int) -> 
         wanted = next((i for i, one in enumerate(outputs) if one["name"] == signature.output), 0)
         return _values(outputs[wanted], spans[wanted], rows)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, struct.error) as error:
-        raise BadTensor(f"the server's answer holds no outputs: {type(error).__name__}: {error}") from None
+        raise BadTensor(
+            f"the server's answer holds no outputs: {type(error).__name__}: {error}"
+        ) from None
 
 
 def _values(tensor: Mapping[str, Any], data: memoryview, rows: int) -> Any:
@@ -150,7 +183,11 @@ def _values(tensor: Mapping[str, Any], data: memoryview, rows: int) -> Any:
 
 
 def _flat(values: Sequence[Any]) -> list[str]:
-    return [one for value in values for one in (_flat(value) if isinstance(value, list) else [str(value)])]
+    return [
+        one
+        for value in values
+        for one in (_flat(value) if isinstance(value, list) else [str(value)])
+    ]
 
 
 def _strings(data: memoryview) -> list[str]:

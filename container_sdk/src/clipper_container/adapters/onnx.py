@@ -13,9 +13,20 @@ from clipper_container.adapters.errors import LoadError
 from clipper_container.model import Model, Scored
 
 _DTYPES = {
-    "bool": "bool", "uint8": "u8", "int8": "i8", "uint16": "u16", "int16": "i16", "uint32": "u32", "int32": "i32",
-    "uint64": "u64", "int64": "i64", "float16": "f16", "float": "f32", "double": "f64", "string": "str",
-}  # fmt: skip
+    "bool": "bool",
+    "uint8": "u8",
+    "int8": "i8",
+    "uint16": "u16",
+    "int16": "i16",
+    "uint32": "u32",
+    "int32": "i32",
+    "uint64": "u64",
+    "int64": "i64",
+    "float16": "f16",
+    "float": "f32",
+    "double": "f64",
+    "string": "str",
+}
 _NUMPY = {"float": "float32", "double": "float64", "string": "object"}
 _TENSOR = re.compile(r"tensor\((\w+)\)")
 
@@ -23,9 +34,10 @@ _TENSOR = re.compile(r"tensor\((\w+)\)")
 class OnnxModel(Model):
     """A model of one input whose first dimension is the batch. Its first output is the prediction.
 
-    A second output with probabilities (an array (n, classes), or the list of dicts that scikit-learn's converters write by
-    default) gives the confidence: the largest of each row. Outputs of shape (n, 1) become n numbers. Rows of another number
-    type are cast to the model's: a float64 query may go to a float32 model.
+    A second output with probabilities (an array (n, classes), or the list of dicts that
+    scikit-learn's converters write by default) gives the confidence: the largest of each row.
+    Outputs of shape (n, 1) become n numbers. Rows of another number type are cast to the model's: a
+    float64 query may go to a float32 model.
     """
 
     def __init__(self, content: bytes, confidence: bool = True) -> None:
@@ -35,7 +47,11 @@ class OnnxModel(Model):
         options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
-        providers = [name for name in onnxruntime.get_available_providers() if name != "AzureExecutionProvider"]
+        providers = [
+            name
+            for name in onnxruntime.get_available_providers()
+            if name != "AzureExecutionProvider"
+        ]
         try:
             self._session = onnxruntime.InferenceSession(content, options, providers=providers)
         except Exception as error:
@@ -43,9 +59,14 @@ class OnnxModel(Model):
         inputs = self._session.get_inputs()
         if len(inputs) != 1:
             names = ", ".join(one.name for one in inputs) or "none"
-            raise LoadError(f"an ONNX model has one input, this one has {len(inputs)} ({names}); concatenate them")
+            raise LoadError(
+                f"an ONNX model has one input, this one has {len(inputs)} ({names}); concatenate"
+                " them"
+            )
         self._feed = inputs[0].name
-        self.input, self._dtype, self._shape, self.batch_max = _row_type(inputs[0].type, inputs[0].shape)
+        self.input, self._dtype, self._shape, self.batch_max = _row_type(
+            inputs[0].type, inputs[0].shape
+        )
         self.outputs = [one.name for one in self._session.get_outputs()]
         self._wanted = self.outputs[: 2 if confidence else 1]
 
@@ -71,7 +92,9 @@ def check(content: bytes) -> None:
         raise LoadError(f"these bytes are no ONNX model: {_first_line(error)}") from None
     for tensor in _tensors(model):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            raise LoadError(f"tensor {tensor.name!r} lies in a file of its own; save the model as one file")
+            raise LoadError(
+                f"tensor {tensor.name!r} lies in a file of its own; save the model as one file"
+            )
     try:
         onnx.checker.check_model(model, full_check=True)
     except Exception as error:
@@ -99,15 +122,21 @@ def _tensors(model: Any) -> Iterator[Any]:
 
 
 def _row_type(type_: str, shape: list[Any]) -> tuple[str, str, tuple[int, ...] | None, int]:
-    """Our notation of a row, numpy's dtype, the shape of a row (None: as it comes), and the most rows in a batch."""
+    """Our notation of a row, numpy's dtype, the shape of a row (None: as it comes), and the most
+    rows in a batch."""
     found = _TENSOR.fullmatch(type_)
     if not found or found[1] not in _DTYPES:
         raise LoadError(f"the input is a {type_}; a tensor of numbers or strings is needed")
     ours, dtype = _DTYPES[found[1]], _NUMPY.get(found[1], found[1])
     if not shape:
-        raise LoadError("the input has no dimension for the batch; export it with a first dimension that is free")
+        raise LoadError(
+            "the input has no dimension for the batch; export it with a first dimension that is"
+            " free"
+        )
     if isinstance(shape[0], int) and shape[0] != 1:
-        raise LoadError(f"the batch is fixed at {shape[0]} rows; export it with a first dimension that is free")
+        raise LoadError(
+            f"the batch is fixed at {shape[0]} rows; export it with a first dimension that is free"
+        )
     batch_max = 1 if shape[0] == 1 else 0
     dims = shape[1:]
     if ours == "str":
@@ -120,9 +149,18 @@ def _row_type(type_: str, shape: list[Any]) -> tuple[str, str, tuple[int, ...] |
 
 def _largest(scores: Any, n: int) -> Any:
     """The largest probability of each row, where `scores` are probabilities."""
-    if isinstance(scores, list) and len(scores) == n and all(isinstance(row, dict) and row for row in scores):
+    if (
+        isinstance(scores, list)
+        and len(scores) == n
+        and all(isinstance(row, dict) and row for row in scores)
+    ):
         return np.array([max(row.values()) for row in scores], np.float32)
-    if isinstance(scores, np.ndarray) and scores.dtype.kind == "f" and scores.ndim == 2 and len(scores) == n:
+    if (
+        isinstance(scores, np.ndarray)
+        and scores.dtype.kind == "f"
+        and scores.ndim == 2
+        and len(scores) == n
+    ):
         low, high = float(scores.min(initial=0)), float(scores.max(initial=0))
         return scores.max(axis=1) if low >= -1e-3 and high <= 1 + 1e-3 else None
     return None

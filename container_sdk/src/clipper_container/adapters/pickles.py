@@ -1,4 +1,5 @@
-"""Pickles that a user wrote: joblib's, or plain ones. Loading one runs what is in it, so only a model's own process does."""
+"""Pickles that a user wrote: joblib's, or plain ones. Loading one runs what is in it, so only a
+model's own process does."""
 
 from __future__ import annotations
 
@@ -21,6 +22,15 @@ def load(content: bytes) -> Any:
         return joblib.load(io.BytesIO(content))
     except ModuleNotFoundError:
         raise
-    except (pickle.UnpicklingError, EOFError, KeyError, ValueError, IndexError, UnicodeDecodeError) as error:
+    except (
+        pickle.UnpicklingError,
+        EOFError,
+        KeyError,
+        ValueError,
+        IndexError,
+        UnicodeDecodeError,
+    ) as error:
         more = "" if has_joblib else "; if joblib wrote it, pip install joblib"
-        raise LoadError(f"this file is no pickle, or damaged: {type(error).__name__}: {str(error)[:200]}{more}") from error
+        raise LoadError(
+            f"this file is no pickle, or damaged: {type(error).__name__}: {str(error)[:200]}{more}"
+        ) from error

@@ -18,16 +18,25 @@ from clipper_container.declared import declared
 from clipper_container.model import as_model
 from clipper_container.runtime import Artifact, ArtifactError, Loaded, Runtime
 
-NEEDS = {"onnx": "onnxruntime", "skops": "skops", "xgboost": "xgboost", "lightgbm": "lightgbm", "torchscript": "torch"}
+NEEDS = {
+    "onnx": "onnxruntime",
+    "skops": "skops",
+    "xgboost": "xgboost",
+    "lightgbm": "lightgbm",
+    "torchscript": "torch",
+}
 _IMPORTS = {"skops": ("skops.io", "sklearn.ensemble", "sklearn.pipeline")}
 _KEYS = {"sha256": str, "trusted": list, "labels": list, "confidence": bool}
 
 
 class FileRuntime(Runtime):
-    """A file by its kind. Of those that need a framework, the ones that are installed; and what `clipper deploy` packed."""
+    """A file by its kind. Of those that need a framework, the ones that are installed; and what
+    `clipper deploy` packed."""
 
     def __init__(self) -> None:
-        found = [kind for kind, module in NEEDS.items() if importlib.util.find_spec(module) is not None]
+        found = [
+            kind for kind, module in NEEDS.items() if importlib.util.find_spec(module) is not None
+        ]
         self.types = (*found, "packed")
 
     def prepare(self, type: str) -> None:
@@ -49,7 +58,9 @@ def _about(key: str) -> dict[str, Any]:
     try:
         about = json.loads(key)
     except ValueError as error:
-        raise ArtifactError(f'the key is no JSON object such as {{"sha256": "..."}}: {error}') from None
+        raise ArtifactError(
+            f'the key is no JSON object such as {{"sha256": "..."}}: {error}'
+        ) from None
     if not isinstance(about, dict):
         raise ArtifactError('the key is no JSON object such as {"sha256": "..."}')
     for name, value in about.items():
@@ -64,13 +75,17 @@ def _loaded(thing: Any, confidence: bool = True) -> Loaded:
     except TypeError as error:
         raise ArtifactError(str(error)) from None
     if names := declared(model):
-        raise ArtifactError(f"it declares tables of parameters ({', '.join(names)}), which models of a host cannot have")
+        raise ArtifactError(
+            f"it declares tables of parameters ({', '.join(names)}), which models of a host cannot"
+            " have"
+        )
     model.load()
     return Loaded(model)
 
 
 class PythonRuntime(Runtime):
-    """`module:attribute` or `file.py:attribute` in a folder. What is imported stays imported: Python forgets no module."""
+    """`module:attribute` or `file.py:attribute` in a folder. What is imported stays imported:
+    Python forgets no module."""
 
     types = ("python",)
 
@@ -81,7 +96,9 @@ class PythonRuntime(Runtime):
     def load(self, artifact: Artifact) -> Loaded:
         where, colon, attribute = artifact.path.rpartition(":")
         if not colon or not where or not attribute:
-            raise ArtifactError(f"path {artifact.path!r} is neither module:attribute nor file.py:attribute")
+            raise ArtifactError(
+                f"path {artifact.path!r} is neither module:attribute nor file.py:attribute"
+            )
         if artifact.key and not os.path.isdir(artifact.key):
             raise NotADirectoryError(f"the folder {artifact.key!r} is not there")
         folder = os.path.abspath(artifact.key or os.getcwd())
@@ -96,7 +113,9 @@ class PythonRuntime(Runtime):
         return _loaded(thing)
 
     def _module(self, where: str, folder: str) -> ModuleType:
-        file = os.path.join(folder, where if where.endswith(".py") else where.replace(".", os.sep) + ".py")
+        file = os.path.join(
+            folder, where if where.endswith(".py") else where.replace(".", os.sep) + ".py"
+        )
         with self._lock:  # of sys.path
             if folder not in sys.path:
                 sys.path.append(folder)
@@ -108,16 +127,20 @@ class PythonRuntime(Runtime):
                 return _module_of(file)
         module = importlib.import_module(where)
         found = os.path.abspath(getattr(module, "__file__", None) or "")
-        if os.path.exists(os.path.join(folder, where.partition(".")[0])) and not found.startswith(folder + os.sep):
+        if os.path.exists(os.path.join(folder, where.partition(".")[0])) and not found.startswith(
+            folder + os.sep
+        ):
             raise ArtifactError(
-                f"package {where.partition('.')[0]!r} of {folder} is not imported: this host has one of that name from {found}. "
-                "Name it otherwise, or name a file: path/to/file.py:attribute"
+                f"package {where.partition('.')[0]!r} of {folder} is not imported: this host has"
+                f" one of that name from {found}. Name it otherwise, or name a file:"
+                " path/to/file.py:attribute"
             )
         return module
 
 
 def _module_of(file: str) -> ModuleType:
-    """A file under a name of its own, so that two folders may have a model.py each; a changed file is imported anew."""
+    """A file under a name of its own, so that two folders may have a model.py each; a changed file
+    is imported anew."""
     about = os.stat(file)
     key = f"{file} {about.st_mtime_ns} {about.st_size} {about.st_ino}"
     name = f"clipper_model_{hashlib.sha256(key.encode()).hexdigest()[:16]}"

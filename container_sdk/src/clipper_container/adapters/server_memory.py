@@ -1,4 +1,5 @@
-"""What a server on this machine occupies: the process that listens on a port, and those it started."""
+"""What a server on this machine occupies: the process that listens on a port, and those it
+started."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ _LISTENING = "0A"
 
 
 def memory_of(host: str, port: int) -> int:
-    """Bytes, each shared page counted in parts (PSS); 0 when it runs elsewhere, or may not be looked at."""
+    """Bytes, each shared page counted in parts (PSS); 0 when it runs elsewhere, or may not be
+    looked at."""
     try:
         if not _is_here(host):
             return 0
@@ -25,7 +27,9 @@ def memory_of(host: str, port: int) -> int:
 
 
 def _is_here(host: str) -> bool:
-    return all(str(found[4][0]).startswith(("127.", "::1")) for found in socket.getaddrinfo(host, None))
+    return all(
+        str(found[4][0]).startswith(("127.", "::1")) for found in socket.getaddrinfo(host, None)
+    )
 
 
 def _listening(port: int) -> Iterator[str]:

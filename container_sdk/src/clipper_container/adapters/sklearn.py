@@ -1,4 +1,5 @@
-"""Estimators: anything with predict(), scikit-learn's in the first place. Does not import scikit-learn."""
+"""Estimators: anything with predict(), scikit-learn's in the first place. Does not import
+scikit-learn."""
 
 from __future__ import annotations
 
@@ -8,15 +9,22 @@ import numpy as np
 
 from clipper_container.model import Model, Scored
 
-# Their predict() is the argmax of predict_proba(), computed from it; so one call does for both. For others (SVC, say)
+# Their predict() is the argmax of predict_proba(), computed from it; so one call does for both. For
+# others (SVC, say)
 # the two may disagree, and predict() is what the user trained for.
 _PREDICT_IS_ARGMAX = frozenset(
-    {"RandomForestClassifier", "ExtraTreesClassifier", "DecisionTreeClassifier", "ExtraTreeClassifier"}
+    {
+        "RandomForestClassifier",
+        "ExtraTreesClassifier",
+        "DecisionTreeClassifier",
+        "ExtraTreeClassifier",
+    }
 )
 
 
 class EstimatorModel(Model):
-    """predict() of an estimator; with predict_proba() and classes_, the largest probability is the confidence."""
+    """predict() of an estimator; with predict_proba() and classes_, the largest probability is the
+    confidence."""
 
     def __init__(self, estimator: Any, confidence: bool = True) -> None:
         self.estimator = estimator
@@ -38,10 +46,14 @@ class EstimatorModel(Model):
 
 def knows_probabilities(estimator: Any) -> bool:
     """Has it predict_proba(), and one list of classes (not one a target)?"""
-    return hasattr(estimator, "predict_proba") and isinstance(getattr(estimator, "classes_", None), np.ndarray)
+    return hasattr(estimator, "predict_proba") and isinstance(
+        getattr(estimator, "classes_", None), np.ndarray
+    )
 
 
 def _predict_is_argmax(estimator: Any) -> bool:
     steps = getattr(estimator, "steps", None)
     last = steps[-1][1] if steps else estimator
-    return type(last).__module__.startswith("sklearn.") and type(last).__name__ in _PREDICT_IS_ARGMAX
+    return (
+        type(last).__module__.startswith("sklearn.") and type(last).__name__ in _PREDICT_IS_ARGMAX
+    )

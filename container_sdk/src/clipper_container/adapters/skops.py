@@ -1,4 +1,5 @@
-"""Estimators in skops' format: scikit-learn's objects without pickle. Only types that skops or the user trusts are made."""
+"""Estimators in skops' format: scikit-learn's objects without pickle. Only types that skops or the
+user trusts are made."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from clipper_container.adapters.errors import LoadError
 
 UNPACKED_BYTES_MAX = 2 << 30
 
-# Types of scikit-learn's own that its forests and neural networks hold and that skops does not list; they are data.
+# Types of scikit-learn's own that its forests and neural networks hold and that skops does not
+# list; they are data.
 OF_SKLEARN = (
     "sklearn.tree._tree.Tree",
     "sklearn.neural_network._stochastic_optimizers.AdamOptimizer",
@@ -21,31 +23,41 @@ OF_SKLEARN = (
 
 
 def untrusted(content: bytes, trusted: Sequence[str] = ()) -> list[str]:
-    """The types that the file asks for and nobody trusts. Nothing of it is made. Raises: LoadError for other bytes."""
+    """The types that the file asks for and nobody trusts. Nothing of it is made. Raises: LoadError
+    for other bytes."""
     import skops.io
 
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as parts:
             size = sum(part.file_size for part in parts.infolist())
         if size > UNPACKED_BYTES_MAX:
-            raise LoadError(f"unpacked it would have {size} bytes; at most {UNPACKED_BYTES_MAX} are possible")
+            raise LoadError(
+                f"unpacked it would have {size} bytes; at most {UNPACKED_BYTES_MAX} are possible"
+            )
         return sorted(set(skops.io.get_untrusted_types(data=content)) - {*OF_SKLEARN, *trusted})
     except LoadError:
         raise
     except Exception as error:
-        raise LoadError(f"these bytes are no skops file: {str(error)[:500] or type(error).__name__}") from None
+        raise LoadError(
+            f"these bytes are no skops file: {str(error)[:500] or type(error).__name__}"
+        ) from None
 
 
 def load(content: bytes, trusted: Sequence[str] = ()) -> Any:
-    """The estimator of a skops file. trusted: types beyond those that skops trusts by itself. Raises: LoadError."""
+    """The estimator of a skops file. trusted: types beyond those that skops trusts by itself.
+    Raises: LoadError."""
     import skops.io
 
     if unknown := untrusted(content, trusted):
         raise LoadError(f"the file asks for types that nobody trusts: {', '.join(unknown)}")
     try:
-        thing = skops.io.loads(content, trusted=sorted({*skops.io.get_untrusted_types(data=content)}))
+        thing = skops.io.loads(
+            content, trusted=sorted({*skops.io.get_untrusted_types(data=content)})
+        )
     except Exception as error:
-        raise LoadError(f"skops cannot load this file: {str(error)[:500] or type(error).__name__}") from None
+        raise LoadError(
+            f"skops cannot load this file: {str(error)[:500] or type(error).__name__}"
+        ) from None
     if not callable(getattr(thing, "predict", None)):
         raise LoadError(f"the file holds a {type(thing).__name__}, which has no predict()")
     return thing

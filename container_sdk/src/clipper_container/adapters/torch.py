@@ -16,16 +16,24 @@ from clipper_container.adapters.errors import LoadError
 from clipper_container.model import Model
 
 _OURS = {
-    "bool": "bool", "uint8": "u8", "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64", "float16": "f16",
-    "float32": "f32", "float64": "f64",
-}  # fmt: skip
+    "bool": "bool",
+    "uint8": "u8",
+    "int8": "i8",
+    "int16": "i16",
+    "int32": "i32",
+    "int64": "i64",
+    "float16": "f16",
+    "float32": "f32",
+    "float64": "f64",
+}
 
 
 class TorchModel(Model):
     """forward() of a module with one input whose first dimension is the batch, in inference mode.
 
-    Rows of floats are cast to the type of the module's weights. A tensor comes back as an array; of a tuple or list the first,
-    of a dict "logits" or the first. Outputs of shape (n, 1) become n numbers.  input: as the module's attribute `input` says.
+    Rows of floats are cast to the type of the module's weights. A tensor comes back as an array; of
+    a tuple or list the first, of a dict "logits" or the first. Outputs of shape (n, 1) become n
+    numbers.  input: as the module's attribute `input` says.
     """
 
     def __init__(self, module: Any, name: str = "", input: str = "", batch_max: int = 0) -> None:
@@ -51,7 +59,10 @@ class TorchModel(Model):
             rows = torch.from_numpy(np.array(inputs))
         except (TypeError, ValueError):
             kind = type(inputs[0]).__name__ if len(inputs) else "row"
-            raise TypeError(f"input {self._name!r} of {self._called}: rows are {kind}s; arrays of one shape are needed") from None
+            raise TypeError(
+                f"input {self._name!r} of {self._called}: rows are {kind}s; arrays of one shape are"
+                " needed"
+            ) from None
         if self._dtype is not None and rows.is_floating_point():
             rows = rows.to(self._dtype)
         try:
@@ -59,7 +70,10 @@ class TorchModel(Model):
                 found = self._module(rows)
         except Exception as error:
             shape = f"{str(rows.dtype).removeprefix('torch.')}{list(rows.shape)}"
-            raise ValueError(f"{self._called} does not take {shape} as input {self._name!r}: {_first_line(error)}") from error
+            raise ValueError(
+                f"{self._called} does not take {shape} as input {self._name!r}:"
+                f" {_first_line(error)}"
+            ) from error
         return self._array(found)
 
     def _array(self, found: Any) -> Any:
@@ -68,7 +82,10 @@ class TorchModel(Model):
         while isinstance(found, tuple | list):
             found = found[0]
         if not isinstance(found, self._torch.Tensor):
-            raise TypeError(f"{self._called} returned a {type(found).__name__}; a tensor is needed, or a tuple or dict of them")
+            raise TypeError(
+                f"{self._called} returned a {type(found).__name__}; a tensor is needed, or a tuple"
+                " or dict of them"
+            )
         if found.dtype == self._torch.bfloat16:
             found = found.float()
         array = found.detach().cpu().numpy()
@@ -95,8 +112,15 @@ def load(kind: str, content: bytes) -> TorchModel:
 def _exported(program: Any) -> TorchModel:
     names = program.graph_signature.user_inputs
     if len(names) != 1:
-        raise LoadError(f"an exported program has one input, this one has {len(names)} ({', '.join(map(str, names))})")
-    value = next(node.meta["val"] for node in program.graph.nodes if node.op == "placeholder" and node.name == names[0])
+        raise LoadError(
+            f"an exported program has one input, this one has {len(names)}"
+            f" ({', '.join(map(str, names))})"
+        )
+    value = next(
+        node.meta["val"]
+        for node in program.graph.nodes
+        if node.op == "placeholder" and node.name == names[0]
+    )
     dims = [dim if isinstance(dim, int) else 0 for dim in value.shape]  # 0: free
     if not dims or dims[0] > 1:
         free = f"dynamic_shapes={{{names[0]!r}: {{0: torch.export.Dim('batch')}}}}"

@@ -15,13 +15,16 @@ from clipper_container.model import Model
 
 
 class XgboostModel(Model):
-    """What the estimator that saved it would predict; for a plain Booster, what Booster.predict gives (probabilities, say).
+    """What the estimator that saved it would predict; for a plain Booster, what Booster.predict
+    gives (probabilities, say).
 
-    Of a classifier the outputs are labels, and the largest probability is the confidence. labels: those of a classifier, where
-    they are others than 0, 1, ....
+    Of a classifier the outputs are labels, and the largest probability is the confidence. labels:
+    those of a classifier, where they are others than 0, 1, ....
     """
 
-    def __init__(self, booster: Any, labels: Sequence[Any] | None = None, confidence: bool = True) -> None:
+    def __init__(
+        self, booster: Any, labels: Sequence[Any] | None = None, confidence: bool = True
+    ) -> None:
         learner = json.loads(booster.save_config())["learner"]
         self._objective = str(learner["objective"]["name"])
         self._is_linear = learner["gradient_booster"]["name"] == "gblinear"
@@ -60,5 +63,8 @@ def load(content: bytes, labels: Sequence[Any] | None = None) -> XgboostModel:
     try:
         booster.load_model(bytearray(content))
     except xgboost.core.XGBoostError as error:
-        raise LoadError(f"XGBoost cannot load this model: {str(error).partition('Stack trace')[0].strip()[:500]}") from None
+        raise LoadError(
+            "XGBoost cannot load this model:"
+            f" {str(error).partition('Stack trace')[0].strip()[:500]}"
+        ) from None
     return XgboostModel(booster, labels)

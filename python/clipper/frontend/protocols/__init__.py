@@ -1,9 +1,12 @@
-"""The messages that gRPC carries, made from `protocols.binpb`: the compiled form of the .proto files here.
+"""The messages that gRPC carries, made from `protocols.binpb`: the compiled form of the .proto
+files here.
 
-They live in a descriptor pool of their own. In protobuf's default pool, a process that also imports tritonclient or kserve would
-define `inference.ModelInferRequest` twice, and protobuf would refuse the second. That is why there is no generated Python code:
-it knows the default pool only, and it needs a protobuf at least as new as the compiler that wrote it.
-`python tests/frontend/test_protocols.py` compiles the files anew; the test of the same name fails while it has not been.
+They live in a descriptor pool of their own. In protobuf's default pool, a process that also imports
+tritonclient or kserve would define `inference.ModelInferRequest` twice, and protobuf would refuse
+the second. That is why there is no generated Python code: it knows the default pool only, and it
+needs a protobuf at least as new as the compiler that wrote it. `python
+tests/frontend/test_protocols.py` compiles the files anew; the test of the same name fails while it
+has not been.
 """
 
 import functools

@@ -1,12 +1,14 @@
-"""Who is told what a server does: one reading a second, shared by all viewers, and the past for those who come late.
+"""Who is told what a server does: one reading a second, shared by all viewers, and the past for
+those who come late.
 
-Three kinds of events go to a viewer. `about`: what there is (applications, models, their settings), when it changed; `row`: what
-a second came to (seconds.py), with its time as the id; `now`: what only the latest is of. A viewer begins with `about` and the
-rows it has not seen: the last minutes by the second (`past`), the hour by ten (`coarse`). Rows are encoded once.
+Three kinds of events go to a viewer. `about`: what there is (applications, models, their settings),
+when it changed; `row`: what a second came to (seconds.py), with its time as the id; `now`: what
+only the latest is of. A viewer begins with `about` and the rows it has not seen: the last minutes
+by the second (`past`), the hour by ten (`coarse`). Rows are encoded once.
 
-A viewer that does not take what it is sent for a while is cut off, and comes again by itself: nothing is kept for it but what
-the socket holds. The reading itself may cost a hundredth of a core: where there are so many models that it takes longer, there
-are fewer of them.
+A viewer that does not take what it is sent for a while is cut off, and comes again by itself:
+nothing is kept for it but what the socket holds. The reading itself may cost a hundredth of a core:
+where there are so many models that it takes longer, there are fewer of them.
 """
 
 import logging
@@ -87,14 +89,18 @@ class Feed:
             try:
                 self.tick()
                 is_told = False
-            except ClipperError as error:  # it is closing, or the store is away: the next reading tries again
+            except (
+                ClipperError
+            ) as error:  # it is closing, or the store is away: the next reading tries again
                 if not is_told:
                     _log.info("the dashboard has no reading: %s", error)
                 is_told = True
             except Exception:
                 _log.exception("the dashboard has no reading")
             took_s = time.monotonic() - began_s
-            pause_s = min(PAUSE_S_MAX, self._period_s * max(1, math.ceil(took_s / _SHARE / self._period_s)))
+            pause_s = min(
+                PAUSE_S_MAX, self._period_s * max(1, math.ceil(took_s / _SHARE / self._period_s))
+            )
             due_s = max(due_s + pause_s, time.monotonic() + self._period_s / 2)
 
     def tick(self) -> None:
@@ -108,7 +114,11 @@ class Feed:
             messages.append(encode_event(about, name=b"about"))
         row = self._row(self._before, stats, shares, now_s, wall_s)
         self._note_slowest(wall_s)
-        more: dict[str, Any] = {"rollouts": sources.rollouts(), "troubles": sources.troubles(stats), "slowest": self._slowest}
+        more: dict[str, Any] = {
+            "rollouts": sources.rollouts(),
+            "troubles": sources.troubles(stats),
+            "slowest": self._slowest,
+        }
         more["viewers"] = len(self._viewers)
         now = to_json({**now_of(stats), "t": round(wall_s, 1), **more})
         if row is not None:
@@ -134,7 +144,12 @@ class Feed:
             viewer.body.post(viewer.tell, data)
 
     def _row(
-        self, before: tuple[float, Stats] | None, stats: Stats, shares: dict[str, dict[str, float]], now_s: float, wall_s: float
+        self,
+        before: tuple[float, Stats] | None,
+        stats: Stats,
+        shares: dict[str, dict[str, float]],
+        now_s: float,
+        wall_s: float,
     ) -> bytes | None:
         if before is None:
             return None
@@ -154,7 +169,12 @@ class Feed:
         """Refused when there are as many viewers as there may be."""
         if len(self._viewers) >= self._viewers_max:
             hint = "Close another page, or see http.dashboard_viewers_max."
-            raise Refused(503, f"{self._viewers_max} dashboards are open already.", hint, ((b"retry-after", b"5"),))
+            raise Refused(
+                503,
+                f"{self._viewers_max} dashboards are open already.",
+                hint,
+                ((b"retry-after", b"5"),),
+            )
 
     def join(self, body: Body, since_s: float) -> None:
         """A viewer who has seen the rows up to `since_s`. On the event loop."""
@@ -171,7 +191,9 @@ class Feed:
         about, now = self._about, self._now
         first = encode_event(about, name=b"about", retry_ms=_RETRY_MS) if about != b"{}" else b""
         rows = [*_packed(coarse, b"coarse", 0), *_packed(fine, b"past", last_id)]
-        return iter([HEARTBEAT + first, *rows, encode_event(now, name=b"now") if now != b"{}" else b""])
+        return iter(
+            [HEARTBEAT + first, *rows, encode_event(now, name=b"now") if now != b"{}" else b""]
+        )
 
     def leave(self, viewer: "Viewer") -> None:
         with self._lock:
@@ -194,7 +216,9 @@ def _packed(rows: list[bytes], name: bytes, last_id: int) -> list[bytes]:
 class Viewer:
     """One page. Threads: the event loop's."""
 
-    def __init__(self, body: Body, beginning: Iterator[bytes], leave: Callable[["Viewer"], None]) -> None:
+    def __init__(
+        self, body: Body, beginning: Iterator[bytes], leave: Callable[["Viewer"], None]
+    ) -> None:
         self.body = body
         self._beginning: Iterator[bytes] | None = beginning
         self._leave = leave
@@ -205,7 +229,8 @@ class Viewer:
         body.on_gone = lambda: leave(self)
 
     def pump(self) -> None:
-        """There is room: for what is left of the past. Who has missed something since is sent away, to ask for it again."""
+        """There is room: for what is left of the past. Who has missed something since is sent away,
+        to ask for it again."""
         self._has_room, self._stalled = True, 0
         while self._beginning is not None and self._has_room:
             data = next(self._beginning, None)

@@ -1,5 +1,6 @@
-"""The page's files and routes. The files are for everybody who reaches the listener, for they hold nothing; what they show needs
-the token, which the page asks for and sends as a header, never in a URL."""
+"""The page's files and routes. The files are for everybody who reaches the listener, for they hold
+nothing; what they show needs the token, which the page asks for and sends as a header, never in a
+URL."""
 
 from importlib import resources
 from typing import Any, Final
@@ -12,11 +13,17 @@ from clipper.frontend.messages import Outcome, Refused, Request, Response, Strea
 from clipper.frontend.routes import Routes
 from clipper.manage.dashboard.feed import Feed
 
-POLICY: Final = b"default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
+POLICY: Final = (
+    b"default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src"
+    b" 'none'"
+)
 _TYPES: Final = {
-    "html": b"text/html; charset=utf-8", "js": b"text/javascript; charset=utf-8", "css": b"text/css; charset=utf-8",
-    "svg": b"image/svg+xml", "txt": b"text/plain; charset=utf-8",
-}  # fmt: skip
+    "html": b"text/html; charset=utf-8",
+    "js": b"text/javascript; charset=utf-8",
+    "css": b"text/css; charset=utf-8",
+    "svg": b"image/svg+xml",
+    "txt": b"text/plain; charset=utf-8",
+}
 _SAFE: Final = (
     (b"content-security-policy", POLICY),
     (b"x-content-type-options", b"nosniff"),
@@ -41,7 +48,11 @@ class Page:
 
     def _file(self, name: str) -> Response:
         if name not in self._files:
-            raise Refused(404, f"the dashboard has no file {name[:100]!r}.", f"Its files: {', '.join(sorted(self._files))}.")
+            raise Refused(
+                404,
+                f"the dashboard has no file {name[:100]!r}.",
+                f"Its files: {', '.join(sorted(self._files))}.",
+            )
         return Response(200, self._files[name], _TYPES[name.rpartition(".")[2]], _SAFE)
 
     def stream(self, request: Request) -> Outcome:

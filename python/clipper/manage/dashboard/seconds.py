@@ -1,6 +1,8 @@
-"""What a second (or ten) of a server shows: the difference of two readings of `ClipperServer.stats`, the counters of /metrics.
+"""What a second (or ten) of a server shows: the difference of two readings of
+`ClipperServer.stats`, the counters of /metrics.
 
-A row is small, for an hour of them is kept: what is zero or unknown is left out, and of many names only the busiest have numbers.
+A row is small, for an hour of them is kept: what is zero or unknown is left out, and of many names
+only the busiest have numbers.
 """
 
 from collections.abc import Mapping
@@ -13,32 +15,67 @@ from clipper_core.histogram import Snapshot
 NAMES_MAX: Final = 50  # applications, and models, with numbers of their own in a row
 REFUSED: Final = frozenset(("full", "too_large", "closed", "forked"))
 FAILED: Final = frozenset(
-    ("model_error", "bad_output", "no_replica", "replica_lost", "bad_input", "bad_frame", "no_memory", "unknown", "not_finite",
-     "policy_failed")
-)  # fmt: skip
+    (
+        "model_error",
+        "bad_output",
+        "no_replica",
+        "replica_lost",
+        "bad_input",
+        "bad_frame",
+        "no_memory",
+        "unknown",
+        "not_finite",
+        "policy_failed",
+    )
+)
 _KEPT: Final = (
-    "number", "pid", "state", "restart_count", "detail", "limit", "batches", "misses", "in_flight", "suspect", "fit_us",
-    "profile", "ejected", "failures",
-)  # fmt: skip
+    "number",
+    "pid",
+    "state",
+    "restart_count",
+    "detail",
+    "limit",
+    "batches",
+    "misses",
+    "in_flight",
+    "suspect",
+    "fit_us",
+    "profile",
+    "ejected",
+    "failures",
+)
 Stats = Mapping[str, Any]
 Row = dict[str, Any]
 
 
 def outcome_of(reason: str) -> str:
-    """What kind of default a reason for one is: `refused` for lack of room, `error`, or `default` (too late, not sure, ...)."""
+    """What kind of default a reason for one is: `refused` for lack of room, `error`, or `default`
+    (too late, not sure, ...)."""
     return "refused" if reason in REFUSED else "error" if reason in FAILED else "default"
 
 
-def between(before: Stats, after: Stats, shares: Mapping[str, Mapping[str, float]], at_s: float, seconds: float) -> Row:
-    """The row of the time from one reading to the next, which ended at `at_s` (seconds since 1970)."""
+def between(
+    before: Stats,
+    after: Stats,
+    shares: Mapping[str, Mapping[str, float]],
+    at_s: float,
+    seconds: float,
+) -> Row:
+    """The row of the time from one reading to the next, which ended at `at_s` (seconds since
+    1970)."""
     apps, models = after["applications"], after["models"]
     row: Row = {"t": round(at_s, 1), "dt": round(seconds, 3), "apps": {}, "models": {}}
     for name in busiest(before["applications"], apps, "queries"):
-        row["apps"][name] = of_application(before["applications"].get(name), apps[name], shares.get(name, {}))
+        row["apps"][name] = of_application(
+            before["applications"].get(name), apps[name], shares.get(name, {})
+        )
     for name in busiest(before["models"], models, "evaluated"):
         row["models"][name] = of_model(before["models"].get(name), models[name])
     cache = after["cache"]
-    row["cache"] = _lean({key: cache[key] for key in ("bytes", "entries")} | {"gone": _more(before["cache"], cache, "evictions")})
+    row["cache"] = _lean(
+        {key: cache[key] for key in ("bytes", "entries")}
+        | {"gone": _more(before["cache"], cache, "evictions")}
+    )
     row["late"] = after["loop"]["late_us_max"]
     if "shards" in after:
         row["params"] = of_shards(before.get("shards", ()), after["shards"])
@@ -52,13 +89,22 @@ def busiest(before: Mapping[str, Any], after: Mapping[str, Any], count: str) -> 
     return sorted(after, key=lambda name: -_more(before.get(name), after[name], count))[:NAMES_MAX]
 
 
-def of_application(before: Mapping[str, Any] | None, after: Mapping[str, Any], shares: Mapping[str, float]) -> Row:
-    """q: queries.  ok, default, error, refused: answers.  why: defaults by reason.  us: p50, p95, p99 and the most.  fb: weight
-    of feedback and how much of it was right.  models: [share, used, feedback, right] of each."""
+def of_application(
+    before: Mapping[str, Any] | None, after: Mapping[str, Any], shares: Mapping[str, float]
+) -> Row:
+    """q: queries.  ok, default, error, refused: answers.  why: defaults by reason.  us: p50, p95,
+    p99 and the most.  fb: weight of feedback and how much of it was right.  models: [share, used,
+    feedback, right] of each."""
     answers = after["answers"]
     told = (before or {}).get("answers", {"default": {}, "feedback": {}})
-    why = {reason: _more(told["default"], answers["default"], reason) for reason in answers["default"]}
-    row: Row = {"q": _more(before, after, "queries"), "ok": _more(told, answers, "ok"), "why": _lean(why)}
+    why = {
+        reason: _more(told["default"], answers["default"], reason) for reason in answers["default"]
+    }
+    row: Row = {
+        "q": _more(before, after, "queries"),
+        "ok": _more(told, answers, "ok"),
+        "why": _lean(why),
+    }
     for reason, n in why.items():
         row[outcome_of(reason)] = row.get(outcome_of(reason), 0) + n
     took = _since((before or {}).get("latency_us"), after["latency_us"])
@@ -78,33 +124,46 @@ def of_application(before: Mapping[str, Any] | None, after: Mapping[str, Any], s
 
 
 def of_model(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> Row:
-    """ok, failed: tasks.  us: p50 and p99 of them.  rows, batches: sent.  hits, joined: answered without.  queue: rows that wait,
-    wait: microseconds they will.  limit: the largest batch now.  misses: batches beyond their budget."""
+    """ok, failed: tasks.  us: p50 and p99 of them.  rows, batches: sent.  hits, joined: answered
+    without.  queue: rows that wait, wait: microseconds they will.  limit: the largest batch now.
+    misses: batches beyond their budget.
+    """
     ended, had = after["ended"], (before or {}).get("ended", {})
     took = _since((before or {}).get("latency_us"), after["latency_us"])
     sizes = _since((before or {}).get("batch_rows"), after["batch_rows"])
     replicas = after["replicas"]
     row = {
         "ok": _more(had, ended, "OK"),
-        "failed": sum(_more(had, ended, status) for status in ended if status not in ("OK", "UNNEEDED")),
-        "rows": _more(before, after, "evaluated"), "batches": sizes.count, "size": round(sizes.mean, 2) if sizes.count else 0,
-        "hits": _more(before, after, "hits"), "joined": _more(before, after, "joined"),
-        "queue": after["queued"], "wait": after["delay_us"],
+        "failed": sum(
+            _more(had, ended, status) for status in ended if status not in ("OK", "UNNEEDED")
+        ),
+        "rows": _more(before, after, "evaluated"),
+        "batches": sizes.count,
+        "size": round(sizes.mean, 2) if sizes.count else 0,
+        "hits": _more(before, after, "hits"),
+        "joined": _more(before, after, "joined"),
+        "queue": after["queued"],
+        "wait": after["delay_us"],
         "limit": max((one["limit"] for one in replicas if "limit" in one), default=0),
         "misses": max(0, _misses(after) - (_misses(before) if before else 0)),
         "has": after["has"],
-    }  # fmt: skip
+    }
     if took.count:
         row["us"] = [round(took.quantile(0.5)), round(took.quantile(0.99))]
     return _lean(row)
 
 
 def now_of(stats: Stats) -> dict[str, Any]:
-    """What only the latest is of: the replicas of each model, and their memory; roles and canaries of each application; each
-    shard of parameters."""
+    """What only the latest is of: the replicas of each model, and their memory; roles and canaries
+    of each application; each shard of parameters."""
     models = {name: _model_now(row) for name, row in stats["models"].items()}
     apps = {name: _application_now(row) for name, row in stats["applications"].items()}
-    now = {"models": models, "apps": apps, "feedback": stats["feedback"], "in_flight": stats["issued"] - stats["answered"]}
+    now = {
+        "models": models,
+        "apps": apps,
+        "feedback": stats["feedback"],
+        "in_flight": stats["issued"] - stats["answered"],
+    }
     return now | ({"params": shards_now(stats["shards"])} if "shards" in stats else {})
 
 
@@ -112,9 +171,18 @@ def _model_now(row: Mapping[str, Any]) -> dict[str, Any]:
     replicas = [_replica_now(one) for one in row["replicas"]]
     similar = {"similar": row["similar"]} if "similar" in row else {}
     return {
-        "wanted": row["wanted"], "has": row["has"], "replicas": replicas, "slo_us": row["slo_us"], "accuracy": row["accuracy"],
-        "failed": {status.lower(): n for status, n in row["ended"].items() if n and status not in ("OK", "UNNEEDED")}, **similar,
-    }  # fmt: skip
+        "wanted": row["wanted"],
+        "has": row["has"],
+        "replicas": replicas,
+        "slo_us": row["slo_us"],
+        "accuracy": row["accuracy"],
+        "failed": {
+            status.lower(): n
+            for status, n in row["ended"].items()
+            if n and status not in ("OK", "UNNEEDED")
+        },
+        **similar,
+    }
 
 
 def _replica_now(one: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,7 +197,11 @@ def _application_now(row: Mapping[str, Any]) -> dict[str, Any]:
     for name, counts in row["models"].items():
         kept = ("role", "used", "feedback", "agreement", "missing", "observer")
         models[name] = {key: counts[key] for key in kept if key in counts}
-    found = {"models": models, "feedback": row["answers"]["feedback"], "decided_by": row["decided_by"]}
+    found = {
+        "models": models,
+        "feedback": row["answers"]["feedback"],
+        "decided_by": row["decided_by"],
+    }
     return found | {key: row[key] for key in ("canaries", "observers", "decoys") if key in row}
 
 
@@ -161,4 +233,3 @@ def _misses(row: Mapping[str, Any]) -> int:
 
 def _lean(row: Row) -> Row:
     return {key: value for key, value in row.items() if value not in (0, None, [0, 0], {})}
-

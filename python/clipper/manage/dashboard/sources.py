@@ -47,8 +47,14 @@ class ServerSources:
         """What each application's policy has learned, by model."""
         found = {}
         for name in self.node.catalog.view.applications:
-            with contextlib.suppress(ClipperError):  # gone meanwhile, or a policy of somebody's own that fails
-                found[name] = dict(ApplicationHandle(name, self.node.question, self.node.config.limits.slo_ms_max).shares())
+            with contextlib.suppress(
+                ClipperError
+            ):  # gone meanwhile, or a policy of somebody's own that fails
+                found[name] = dict(
+                    ApplicationHandle(
+                        name, self.node.question, self.node.config.limits.slo_ms_max
+                    ).shares()
+                )
         return found
 
     def slowest(self) -> dict[str, list[dict[str, Any]]]:
@@ -80,39 +86,71 @@ class ServerSources:
     def _model(self, model: Model) -> dict[str, Any]:
         view = self.node.catalog.view
         row = record_of(model)
-        keep = ("name", "version", "output", "replicas", "replicas_max", "batching", "cache", "target", "created_us")
+        keep = (
+            "name",
+            "version",
+            "output",
+            "replicas",
+            "replicas_max",
+            "batching",
+            "cache",
+            "target",
+            "created_us",
+        )
         return {
-            **{key: row[key] for key in keep if key in row}, "id": str(model.id), "input": str(model.input),
-            "latest": view.model(model.name).id == model.id, "applications": [app.name for app in view.linking(model)],
-        }  # fmt: skip
+            **{key: row[key] for key in keep if key in row},
+            "id": str(model.id),
+            "input": str(model.input),
+            "latest": view.model(model.name).id == model.id,
+            "applications": [app.name for app in view.linking(model)],
+        }
 
     def _events(self, revision: int) -> list[dict[str, Any]]:
-        """The last changes of the catalog and what happened to containers, the newest first. The store is read when there was a
-        change, and now and then: others may share it."""
+        """The last changes of the catalog and what happened to containers, the newest first. The
+        store is read when there was a change, and now and then: others may share it."""
         now_s = time.monotonic()
         if revision != self._revision or now_s > self._due_s:
             self._entries = tuple(entry_row(entry) for entry in self.operations.history(EVENTS_MAX))
             self._revision, self._due_s = revision, now_s + _LOOK_EACH_S
         incidents = [msgspec.to_builtins(incident) for incident in self.incidents()]
-        return sorted([*self._entries, *incidents], key=lambda row: -int(row["time_us"]))[:EVENTS_MAX]
+        return sorted([*self._entries, *incidents], key=lambda row: -int(row["time_us"]))[
+            :EVENTS_MAX
+        ]
 
 
 def entry_row(entry: Mapping[str, Any]) -> dict[str, Any]:
     """An entry of the history, in lines for a person."""
     lines = [line for one in entry["changed"] for line in _changes(one)]
-    return {**{key: entry[key] for key in ("time_us", "actor", "verb", "number")}, "lines": lines[:8]}
+    return {
+        **{key: entry[key] for key in ("time_us", "actor", "verb", "number")},
+        "lines": lines[:8],
+    }
 
 
 def _changes(one: Mapping[str, Any]) -> list[str]:
     key, before, after = one["key"], one["before"], one["after"]
     if isinstance(before, dict) and isinstance(after, dict):
-        differ = [name for name in {**before, **after} if before.get(name) != after.get(name) and not name.endswith("_us")]
-        return [f"{key}: {name} {_short(before.get(name))} → {_short(after.get(name))}" for name in differ]
+        differ = [
+            name
+            for name in {**before, **after}
+            if before.get(name) != after.get(name) and not name.endswith("_us")
+        ]
+        return [
+            f"{key}: {name} {_short(before.get(name))} → {_short(after.get(name))}"
+            for name in differ
+        ]
     return [f"{key}: {'new' if before is None else 'gone' if after is None else 'changed'}"]
 
 
 def _short(value: Any) -> str:
-    if isinstance(value, list) and value and all(isinstance(one, dict) and set(one) == {"name", "version"} for one in value):
-        value = [one["name"] if one["version"] is None else f"{one['name']}:{one['version']}" for one in value]  # links
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(one, dict) and set(one) == {"name", "version"} for one in value)
+    ):
+        value = [
+            one["name"] if one["version"] is None else f"{one['name']}:{one['version']}"
+            for one in value
+        ]  # links
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     return text if len(text) <= _VALUE_CHARS_MAX else text[:_VALUE_CHARS_MAX] + "…"

@@ -1,7 +1,8 @@
 """The messages that etcd understands, made from `etcd.binpb`: the compiled form of etcd.proto.
 
-They live in a descriptor pool of their own, for a process may hold another client of etcd that defines the same names.
-`python tests/store/test_etcd_protocol.py` compiles the file anew; a test fails while it has not been.
+They live in a descriptor pool of their own, for a process may hold another client of etcd that
+defines the same names. `python tests/store/test_etcd_protocol.py` compiles the file anew; a test
+fails while it has not been.
 """
 
 import functools
@@ -35,4 +36,6 @@ def method(name: str) -> tuple[str, Any, Any]:
     """(path, class of requests, class of responses) of a method, as `KV.Range`."""
     service, _, short = name.partition(".")
     found = pool().FindServiceByName(f"{_PACKAGE}.{service}").FindMethodByName(short)
-    return f"/{_PACKAGE}.{service}/{short}", *(message(type.name) for type in (found.input_type, found.output_type))
+    return f"/{_PACKAGE}.{service}/{short}", *(
+        message(type.name) for type in (found.input_type, found.output_type)
+    )
