@@ -162,7 +162,8 @@ BANNED_CORE = {
     r"\btime\.time\b": "a now_us argument",
 }
 
-MARKERS = re.compile(r"\b(?:" + "|".join(("TO" + "DO", "FIX" + "ME", "X" * 3, "HA" + "CK")) + r")\b")
+UNFINISHED = ("TO" + "DO", "FIX" + "ME", "X" * 3, "HA" + "CK")
+MARKERS = re.compile(rf"\b(?:{'|'.join(UNFINISHED)})\b")
 SKIPPED = ("build", "dist", "__pycache__", ".egg-info", "node_modules")
 TEXT = {
     ".py",
