@@ -1,8 +1,8 @@
 """The documentation knows what there is: every key, error, verb, frame and status, and every link
 leads on.
 
-`python tests/test_docs.py` rewrites the tables of docs/operating.md: of settings from
-`clipper.config.describe()`, of metrics from `clipper.metrics.FAMILIES`.
+`python tests/test_docs.py` rewrites two tables: settings in docs/configuration.md, from
+`clipper.config.describe()`, and metrics in docs/monitoring.md, from `clipper.metrics.FAMILIES`.
 """
 
 import ast
@@ -20,6 +20,8 @@ PAGES = sorted(
     [*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "bench" / "README.md"]
 )
 OPERATING = DOCS / "operating.md"
+CONFIGURATION = DOCS / "configuration.md"
+MONITORING = DOCS / "monitoring.md"
 BEGIN, END = "<!-- settings: begin -->", "<!-- settings: end -->"
 METRICS_BEGIN, METRICS_END = "<!-- metrics: begin -->", "<!-- metrics: end -->"
 
@@ -70,13 +72,13 @@ def plain(value: Any) -> str:
 
 
 def test_the_table_of_settings_is_true() -> None:
-    page = OPERATING.read_text()
+    page = CONFIGURATION.read_text()
     found = page[page.index(BEGIN) : page.index(END) + len(END)]
     assert found == settings_table(), "run: python tests/test_docs.py"
 
 
 def test_the_table_of_metrics_is_true() -> None:
-    page = OPERATING.read_text()
+    page = MONITORING.read_text()
     found = page[page.index(METRICS_BEGIN) : page.index(METRICS_END) + len(METRICS_END)]
     assert found == metrics_table(), "run: python tests/test_docs.py"
 
@@ -171,10 +173,9 @@ def test_every_example_of_settings_is_accepted(tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
-    text = OPERATING.read_text()
-    for begin, end, table in (
-        (BEGIN, END, settings_table()),
-        (METRICS_BEGIN, METRICS_END, metrics_table()),
+    for path, begin, end, table in (
+        (CONFIGURATION, BEGIN, END, settings_table()),
+        (MONITORING, METRICS_BEGIN, METRICS_END, metrics_table()),
     ):
-        text = text[: text.index(begin)] + table + text[text.index(end) + len(end) :]
-    OPERATING.write_text(text)
+        text = path.read_text()
+        path.write_text(text[: text.index(begin)] + table + text[text.index(end) + len(end) :])

@@ -55,7 +55,7 @@ def start(
     `clipper.start(state="dir")`.
 
     wait: until the replicas of every model that the configuration declares are connected; otherwise
-    see `server.wait_ready()`. settings: any key of the configuration (docs/operating.md), by its
+    see `server.wait_ready()`. settings: any key of docs/configuration.md, by its
     name or as `section=dict(...)`. Raises ConfigError; DeployFailed when a declared model does not
     run, with its name, the cause and its container's last lines; then there is no server.
     """

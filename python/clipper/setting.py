@@ -1,5 +1,5 @@
 """What is said of a setting beside its type: its meaning, unit and range. The tables in
-docs/operating.md are made of it."""
+docs/configuration.md are made of it."""
 
 from msgspec import Meta
 

@@ -46,7 +46,7 @@ class Streaming:
         another.
 
         settings: source, answers, refused, group, feedback, in_flight_max, patience_s, claim_s, ...
-        (`[streams.NAME]` in docs/operating.md; docs/streams.md has the fields of records and
+        (`[streams.NAME]` in docs/configuration.md; docs/streams.md has the fields of records and
         answers). Each record is answered exactly once by all servers of one group together,
         whatever dies. -> a handle with stats() and stop(); Redis need not be there yet. Raises
         UnknownApplication, InvalidInput, ConfigError (no Redis URL, no package redis).

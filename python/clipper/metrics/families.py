@@ -1,5 +1,5 @@
-"""Every metric there is. The table of docs/operating.md is made from this one; dashboard and alerts
-are checked against it.
+"""Every metric there is. The table in docs/monitoring.md is generated from it; dashboard and
+alerts are checked against it.
 
 Names follow Prometheus' conventions: base units, `_total` for what only grows, one meaning a name.
 Edges of latencies are those of OpenTelemetry, so that shared dashboards fit, and five below them; a

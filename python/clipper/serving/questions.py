@@ -192,7 +192,7 @@ class Questions:
         )
 
     def stats(self) -> dict[str, dict[str, Any]]:
-        """By application; see docs/operating.md."""
+        """By application; see docs/monitoring.md."""
         return {
             name: self._stats_of(question, question.lineup)
             for name, question in self._by_name.items()
