@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from clipper.mesh.simulator import Simulation
+from bench.mesh_simulator.simulation import Simulation
 
 WIDE, HIGH, LEFT, TOP = 4, 16, 130, 46  # pixels: of a model, of an instance, and around
 MODELS = 240

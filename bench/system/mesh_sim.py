@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from bench.harness import Goal, Row, UnknownRows, row
+from bench.mesh_simulator.simulation import Plan, Report, Simulation, some_faults
 from bench.paper.plots import pyplot, save
 from bench.paper.runs import in_parallel
 from bench.system import evictions, mesh_map
-from clipper.mesh.simulator import Plan, Report, Simulation, some_faults
 
 SHARES: Final = (0.01, 0.02, 0.05, 0.10, 0.20, 0.50)  # of all models' bytes, that memory is
 ALPHAS: Final = (0.8, 1.0, 1.2)

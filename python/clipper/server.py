@@ -29,7 +29,7 @@ from clipper.manage.operations import Operations
 from clipper.manage.rolling import Rolling
 from clipper.manage.running import Running, announce, state_named
 from clipper.mesh.joining import Ground, Joining
-from clipper.mesh.routing import MeshedModel
+from clipper.mesh.routing.router import MeshedModel
 from clipper.serving.address import listen
 from clipper.serving.cache import Cache
 from clipper.serving.collector import Collector

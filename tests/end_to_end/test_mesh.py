@@ -28,8 +28,8 @@ from clipper.errors import (
     StoreError,
     UnknownModel,
 )
+from clipper.mesh.decisions.maintenance import View
 from clipper.mesh.facade import MigrationProgress
-from clipper.mesh.upkeep import View
 from clipper.testing import wait_until
 from tests.end_to_end.test_hosts import onnx_file
 

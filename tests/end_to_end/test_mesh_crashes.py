@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import clipper
-from clipper.mesh import isolation
+from clipper.mesh.loading import isolation
 from clipper.testing import wait_until
 from tests.end_to_end.test_mesh_nodes import QUICK, ROW, ask
 from tests.signals import freeze

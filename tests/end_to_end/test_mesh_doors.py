@@ -26,7 +26,7 @@ from clipper.errors import (
 )
 from clipper.manage.client import Client
 from clipper.manage.mesh_client import MeshClient
-from clipper.mesh import vmodels
+from clipper.mesh.decisions import vmodels
 from clipper.mesh.records import MeshModel
 from clipper.store.history import actor_here
 from clipper.testing import wait_until

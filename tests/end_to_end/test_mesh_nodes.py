@@ -21,7 +21,7 @@ import pytest
 
 import clipper
 from clipper.errors import StoreError, UnknownModel
-from clipper.mesh import vmodels
+from clipper.mesh.decisions import vmodels
 from clipper.mesh.facade import Info
 from clipper.mesh.records import Policy
 from clipper.mesh.registry import now_ms

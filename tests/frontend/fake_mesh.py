@@ -15,6 +15,7 @@ from clipper.errors import (
     StoreConflict,
     UnknownModel,
 )
+from clipper.mesh.decisions.vmodels import UnknownVModel
 from clipper.mesh.facade import (
     CopyStatus,
     Decision,
@@ -27,7 +28,6 @@ from clipper.mesh.facade import (
     VModelStatus,
 )
 from clipper.mesh.records import Copy, Instance, MeshModel, Policy, VModel
-from clipper.mesh.vmodels import UnknownVModel
 from clipper.types import check_name
 
 MIB = 1 << 20

@@ -25,9 +25,9 @@ from clipper.errors import (
 )
 from clipper.manage.client import Client
 from clipper.manage.mesh_client import MeshClient
+from clipper.mesh.decisions.vmodels import UnknownVModel
 from clipper.mesh.facade import Info, MeshFacade
 from clipper.mesh.records import MeshModel, Policy
-from clipper.mesh.vmodels import UnknownVModel
 from tests.frontend.conftest import PATIENCE_S, QUICK, ask, warm_workers
 from tests.frontend.fake_mesh import NODES, FakeMesh
 

@@ -7,16 +7,21 @@ that was there.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from clipper.mesh import claims
+from clipper.mesh.decisions import claims
+from clipper.mesh.decisions.maintenance import Forget
+from clipper.mesh.decisions.scaling import Wanted
+from clipper.mesh.decisions.vmodels import Switch, Wait
 from clipper.mesh.records import MeshModel
-from clipper.mesh.scaling import Wanted
-from clipper.mesh.upkeep import Forget
-from clipper.mesh.vmodels import Switch, Wait
+
+DECISIONS = "clipper.mesh.decisions."
 
 
 class Mutation(NamedTuple):
-    """name: as a test shows it.  target: the function's full name.  make: (the function that was
-    there) -> the wrong one. seed: of a world that shows it."""
+    """A wrong decision that the simulator must notice.
+
+    name: shown by the test.  target: name of the function below DECISIONS.  make: returns the
+    wrong function, given the right one.  seed: seed of a world that shows the difference.
+    """
 
     name: str
     target: str
@@ -70,29 +75,40 @@ def _first(was: Any) -> Callable[..., Any]:
 
 
 MUTATIONS = (
-    Mutation("any number of copies is claimed", "clipper.mesh.claims.claimed", _any_number, 0),
+    Mutation("any number of copies is claimed", "claims.claimed", _any_number, 0),
     Mutation(
         "the last copy is given up as spare",
-        "clipper.mesh.claims.released_if_spare",
+        "claims.released_if_spare",
         _last_is_spare,
         7,
     ),
-    Mutation("failures never block", "clipper.mesh.failures.blocked_until", _always(0), 4),
+    Mutation("failures never block", "failures.blocked_until", _always(0), 4),
     Mutation(
-        "failures are never forgotten", "clipper.mesh.failures.forgotten_at", _always(1 << 62), 13
+        "failures are never forgotten",
+        "failures.forgotten_at",
+        _always(1 << 62),
+        13,
     ),
-    Mutation("failures are never expired", "clipper.mesh.claims.without_failures", _first, 13),
-    Mutation("a model never has failed", "clipper.mesh.failures.verdict", _always(None), 4),
-    Mutation("what the dead held stays", "clipper.mesh.upkeep.reaper", _without(Forget), 15),
-    Mutation("the janitor does nothing", "clipper.mesh.upkeep.janitor", _always([]), 5),
-    Mutation("what is given up stays claimed", "clipper.mesh.claims.released", _first, 0),
-    Mutation("never scales up", "clipper.mesh.scaling.decide", _never_more, 0),
-    Mutation("a rate asks for nothing", "clipper.mesh.upkeep.rates", _always([]), 0),
-    Mutation("a drain moves nothing", "clipper.mesh.upkeep.migration", _always([]), 9),
+    Mutation("failures are never expired", "claims.without_failures", _first, 13),
+    Mutation("a model never has failed", "failures.verdict", _always(None), 4),
     Mutation(
-        "a record is never published", "clipper.mesh.upkeep.worth_publishing", _always(False), 0
+        "what the dead held stays",
+        "maintenance.reaper",
+        _without(Forget),
+        15,
     ),
-    Mutation("nothing is pinned", "clipper.mesh.paging.Residents.add", _unpinned, 0),
-    Mutation("a name switches at once", "clipper.mesh.vmodels.step", _hasty, 0),
-    Mutation("a name never switches", "clipper.mesh.vmodels.step", _always(Wait("never")), 0),
+    Mutation("the janitor does nothing", "maintenance.janitor", _always([]), 5),
+    Mutation("what is given up stays claimed", "claims.released", _first, 0),
+    Mutation("never scales up", "scaling.decide", _never_more, 0),
+    Mutation("a rate asks for nothing", "maintenance.rates", _always([]), 0),
+    Mutation("a drain moves nothing", "maintenance.migration", _always([]), 9),
+    Mutation(
+        "a record is never published",
+        "maintenance.worth_publishing",
+        _always(False),
+        0,
+    ),
+    Mutation("nothing is pinned", "model_cache.Residents.add", _unpinned, 0),
+    Mutation("a name switches at once", "vmodels.step", _hasty, 0),
+    Mutation("a name never switches", "vmodels.step", _always(Wait("never")), 0),
 )

@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from bench.mesh_simulator.simulation import Plan, Simulation
 from bench.system import evictions, mesh_map
 from bench.system.evictions import RULES, Trace, drifting, zipf
-from clipper.mesh.simulator import Plan, Simulation
 
 
 def ratio(rule: str, trace: Trace, share: float) -> float:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from clipper.mesh import claims, paging, vmodels
+from bench.mesh_simulator.simulation import START_MS, Fault, Plan, Report, Simulation, some_faults
+from clipper.mesh.decisions import claims, model_cache, vmodels
+from clipper.mesh.decisions.vmodels import Switch, VStep, Wait
 from clipper.mesh.records import MeshModel, VModel
-from clipper.mesh.simulator import START_MS, Fault, Plan, Report, Simulation, some_faults
-from clipper.mesh.vmodels import Switch, VStep, Wait
 
 SMALL = Plan(
     seconds=20, models=60, instances=4, rate_per_s=30, vmodels=3, switch_s=2, pinned=2, share=0.5
@@ -170,12 +170,14 @@ def test_claims_that_do_not_count_are_seen(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_evicting_what_is_pinned_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    add = paging.Residents.add
+    add = model_cache.Residents.add
 
-    def unpinned(self: paging.Residents, *args: Any, pinned: bool = False, **told: Any) -> None:
+    def unpinned(
+        self: model_cache.Residents, *args: Any, pinned: bool = False, **told: Any
+    ) -> None:
         add(self, *args, **told)
 
-    monkeypatch.setattr(paging.Residents, "add", unpinned)
+    monkeypatch.setattr(model_cache.Residents, "add", unpinned)
     found = settled(replace(SMALL, pinned=20, alpha=0.2, share=0.3))
     assert any("which is pinned" in text for text in found.violations)
 
@@ -189,7 +191,7 @@ def test_a_switch_too_early_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_janitor_that_sleeps_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clipper.mesh.upkeep.janitor", lambda *args: [])
+    monkeypatch.setattr("clipper.mesh.decisions.maintenance.janitor", lambda *args: [])
     plan = replace(SMALL, faults=(Fault("kill", 5000, 500, 0), Fault("split", 9000, 6000, 1)))
     assert any("untold" in text or "is lost" in text for text in settled(plan).violations)
 
@@ -204,5 +206,5 @@ def test_an_instance_that_refuses_while_the_store_is_away_is_seen(
 
     world = Simulation(replace(SMALL, faults=(Fault("outage", 9000, 3000),)))
     world.step(8000)
-    monkeypatch.setattr("clipper.mesh.simulated_node.Node.serve", afraid)
+    monkeypatch.setattr("bench.mesh_simulator.node.Node.serve", afraid)
     assert any("while the store was away" in text for text in world.run().violations)

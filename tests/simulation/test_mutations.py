@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from clipper.mesh.simulator import Fault, FaultKind, Plan, Simulation
+from bench.mesh_simulator.simulation import Fault, FaultKind, Plan, Simulation
 from clipper.settings.mesh import MeshSettings
-from tests.simulation.mutations import MUTATIONS, Mutation
+from tests.simulation.mutations import DECISIONS, MUTATIONS, Mutation
 
 FULL = os.environ.get("CLIPPER_TESTS") == "full"
 SEEDS_MAX = 200
@@ -71,7 +71,7 @@ def violations(seed: int) -> list[str]:
 
 def make_wrong(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the decision."""
-    module, _, name = mutation.target.rpartition(".")
+    module, _, name = (DECISIONS + mutation.target).rpartition(".")
     try:
         owner: Any = importlib.import_module(module)
     except ModuleNotFoundError:  # of a class

@@ -525,7 +525,7 @@ def _model_lines(found: "ModelStatus") -> Iterator[str]:
 
 def _show_vmodel(ask: Asking, found: "VModelStatus", must: bool, dry_run: bool = False) -> None:
     if found.status == "NOT_FOUND":
-        from clipper.mesh.vmodels import UnknownVModel
+        from clipper.mesh.decisions.vmodels import UnknownVModel
 
         raise UnknownVModel(
             f"the mesh has no v-model {found.id!r}.", hint="clipper mesh vmodel ls lists them."

@@ -20,7 +20,7 @@ from clipper.types import check_name
 if TYPE_CHECKING:
     from clipper.config import Config
     from clipper.mesh.facade import MeshFacade, MigrationProgress
-    from clipper.mesh.node import Mesh
+    from clipper.mesh.node.node import Mesh
     from clipper.server import ClipperServer
 
 _LOOK_S: Final = 0.1

@@ -47,7 +47,7 @@ from clipper.manage.building import (
     needs_environment,
 )
 from clipper.manage.tables import make_tables
-from clipper.mesh.node import Mesh
+from clipper.mesh.node.node import Mesh
 from clipper.serving.containers import Containers, Hello, Seat
 from clipper.serving.engines import Engines
 from clipper.serving.models import Running, RunningModels, row_shape

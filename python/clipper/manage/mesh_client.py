@@ -9,9 +9,9 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from clipper.errors import ClipperError, InvalidInput, NoServer, UnknownModel
+from clipper.mesh.decisions.vmodels import UnknownVModel
 from clipper.mesh.facade import Explanation, Info, MeshEvent, ModelStatus, VModelStatus
 from clipper.mesh.records import Instance, MeshModel, Policy, VModel
-from clipper.mesh.vmodels import UnknownVModel
 
 _RECORDS: Mapping[str, Any] = {"model": MeshModel, "vmodel": VModel, "instance": Instance}
 _AT = "/v1/mesh"

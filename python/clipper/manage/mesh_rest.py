@@ -20,9 +20,9 @@ from clipper.frontend.routes import Routes
 from clipper.manage.mesh_described import Counts, Instances, ModelPage, VModelPage, of_mesh
 from clipper.manage.mesh_watch import Watchers
 from clipper.manage.rest import actor_of, read_query
+from clipper.mesh.decisions.vmodels import UnknownVModel
 from clipper.mesh.facade import LIST_MAX, Info, MeshFacade, ModelStatus, VModelStatus
 from clipper.mesh.records import Policy
-from clipper.mesh.vmodels import UnknownVModel
 from clipper.store.history import acting
 
 WAITING_MAX: Final = 2

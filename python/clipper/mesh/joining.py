@@ -12,9 +12,9 @@ from clipper.catalog import Catalog
 from clipper.config import Config
 from clipper.errors import NotAllowed, UnknownModel
 from clipper.mesh.facade import ModelStatus
-from clipper.mesh.node import Mesh
+from clipper.mesh.node.node import Mesh
 from clipper.mesh.records import Policy
-from clipper.mesh.routing import MeshedModel
+from clipper.mesh.routing.router import MeshedModel
 from clipper.serving.containers import Containers, Replica
 from clipper.serving.ear import Future
 from clipper.serving.engines import Engines
@@ -193,7 +193,7 @@ class Joining:
 
 
 if TYPE_CHECKING:
-    from clipper.mesh.node import Ground as _Ground
+    from clipper.mesh.node.node import Ground as _Ground
 
     def _stands(ground: Ground) -> _Ground:
         return ground

@@ -17,8 +17,9 @@ import msgspec
 from clipper.catalog_view import checked
 from clipper.clock import wall_time_us
 from clipper.errors import AlreadyExists, Overloaded, StillLinked, StoreError, UnknownModel
-from clipper.mesh import vmodels
-from clipper.mesh.claims import Refused
+from clipper.mesh.decisions import vmodels
+from clipper.mesh.decisions.claims import Refused
+from clipper.mesh.decisions.vmodels import VChange
 from clipper.mesh.records import (
     INSTANCES,
     MODELS,
@@ -29,7 +30,6 @@ from clipper.mesh.records import (
     decode,
     encode,
 )
-from clipper.mesh.vmodels import VChange
 from clipper.settings.mesh import MeshSettings
 from clipper.store import (
     ABSENT,

@@ -58,7 +58,7 @@ class UserContext(Protocol):
 
 
 class Link(Protocol):
-    """A model of the mesh, as applications ask it: a Route of clipper.mesh.routing."""
+    """A model of the mesh, as applications ask it: a Route of clipper.mesh.routing.router."""
 
     record: Model
     core: CoreModel

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from clipper.mesh.channel import FRAME_BYTES_MAX, Channel, Door, Failed, Lost, Message, dial
+from clipper.mesh.transport.channel import (
+    FRAME_BYTES_MAX,
+    Channel,
+    Door,
+    Failed,
+    Lost,
+    Message,
+    dial,
+)
 
 
 async def answer(verb: str, message: Message) -> Message:

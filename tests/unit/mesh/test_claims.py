@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from clipper.mesh import claims, failures
-from clipper.mesh.claims import Refused
+from clipper.mesh.decisions import claims, failures
+from clipper.mesh.decisions.claims import Refused
 from clipper.mesh.records import Copy, Failure, MeshModel
 from clipper.settings.mesh import MeshSettings
 

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from clipper.mesh.loads import LoadTimes
-from clipper.mesh.placement import (
+from clipper.mesh.decisions.load_queue import LoadTimes
+from clipper.mesh.decisions.placement import (
     BUSY_RATE,
     UPGRADE_MS,
     Choice,

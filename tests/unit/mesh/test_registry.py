@@ -15,7 +15,7 @@ from clipper.errors import (
     StoreConflict,
     UnknownModel,
 )
-from clipper.mesh import claims, vmodels
+from clipper.mesh.decisions import claims, vmodels
 from clipper.mesh.records import Instance, MeshModel, VModel
 from clipper.mesh.registry import Registry, now_ms
 from clipper.settings.mesh import MeshSettings

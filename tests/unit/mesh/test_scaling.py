@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from clipper.mesh import scaling
-from clipper.mesh.placement import Constraint, Field
+from clipper.mesh.decisions import scaling
+from clipper.mesh.decisions.placement import Constraint, Field
+from clipper.mesh.decisions.usage import Usage, Uses, together
 from clipper.mesh.records import Copy, Instance, MeshModel, Policy
-from clipper.mesh.usage import Usage, Uses, together
 from clipper.settings.mesh import MeshSettings
 
 MIB = 1 << 20

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from clipper.errors import AlreadyExists, Forbidden, InvalidInput, StillLinked, UnknownModel
-from clipper.mesh import vmodels
+from clipper.mesh.decisions import vmodels
+from clipper.mesh.decisions.vmodels import LINGER_MS, Fail, LoadTarget, Switch, VChange, VStep, Wait
 from clipper.mesh.records import Copy, Failure, MeshModel, Policy, VModel
-from clipper.mesh.vmodels import LINGER_MS, Fail, LoadTarget, Switch, VChange, VStep, Wait
 from clipper.settings.mesh import MeshSettings
 
 NOW = 1_700_000_000_000

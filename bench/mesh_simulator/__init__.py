@@ -1,0 +1,1 @@
+"""A simulator of the mesh: its decisions on virtual time, with seeded faults."""

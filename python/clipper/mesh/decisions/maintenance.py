@@ -1,0 +1,429 @@
+"""What one instance, or the leader, should do now: pure looks at a view of the registry that give a
+list of actions.
+
+`rates` every ten seconds in each instance: more copies of what is used much. `janitor` every few
+minutes in each: what it holds and what the registry says of it are made the same, failures expire,
+spare copies go. `reaper` in the elected leader: what dead instances left behind, copies that a
+policy demands, v-models on their way, and loads into free memory. A record that cannot be read is
+reported, and never ends the round.
+"""
+
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from clipper.mesh.decisions import failures, scaling, vmodels
+from clipper.mesh.decisions.claims import alive_copies, loaded_copies
+from clipper.mesh.decisions.load_queue import LoadTimes
+from clipper.mesh.decisions.placement import (
+    NO_CONSTRAINT,
+    Constraints,
+    Field,
+    constraint_of,
+    is_full,
+    unfit,
+)
+from clipper.mesh.decisions.usage import Usage
+from clipper.mesh.records import Instance, MeshModel, VModel
+from clipper.settings.mesh import MeshSettings
+
+HOUR_MS: Final = 3_600_000
+STALE_USE_MS: Final = 6 * HOUR_MS  # last uses in the registry are renewed when older
+FILL_RESERVE: Final = 0.125  # of memory that proactive loads leave free
+FILL_SHARE: Final = 0.5  # of what is free beyond it, in one round
+REPLACE_SHARE: Final = 0.05  # of memory that one round may replace where nothing is free
+NEWER_MS: Final = (
+    20 * 60_000
+)  # than the oldest resident model, at least, to be loaded without a request
+QUEUED_MAX: Final = 50  # loads that wait for each loader: such instances are left alone
+MIGRATE_MS: Final = HOUR_MS  # an instance that stops waits for models used since
+DOWN_SHARE: Final = 0.05  # of its memory that one round of the janitor may free by giving up copies
+LOST_LOADS: Final = 2  # times the limit of a load, after which a claim without one is taken away
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load one more copy, until there are `copies`. instance: where; empty: placement decides."""
+
+    model: str
+    copies: int
+    why: str
+    instance: str = ""
+    used_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Unload:
+    """Give this instance's copy up. spare: only while another is loaded, told by the
+    transaction."""
+
+    model: str
+    why: str
+    spare: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """The registry says that `instance` holds the model; it does not. gone: since it is not there,
+    told by the transaction."""
+
+    instance: str
+    model: str
+    why: str
+    gone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExpireFailure:
+    """Failures of the model that no longer count are in its record."""
+
+    model: str
+    instances: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Write the model's last use; the registry's is hours old."""
+
+    model: str
+    used_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepVModel:
+    vmodel: str
+    step: vmodels.VStep
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A record that cannot be used; the round went on."""
+
+    key: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """A model that was to go with its last v-model."""
+
+    model: str
+
+
+Action = Load | Unload | Forget | ExpireFailure | Publish | StepVModel | LetGo | Broken
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a look sees. me: the instance that looks.  mine: models with a claim or failure of it
+    (janitor), models used since the last look (rates), or all that have copies, failures, policies
+    or auto_delete (reaper); pairs of id and record, None: it cannot be read.  resident: what it
+    really holds, id -> (size, last use).  loading: ids that it is loading or has queued. usage: by
+    model.  read: any model's record.  waking: models without copies, most recently used first, for
+    proactive loads.
+    """
+
+    me: str
+    instances: Sequence[Instance]
+    mine: Iterable[tuple[str, MeshModel | None]] = ()
+    resident: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    loading: Collection[str] = ()
+    usage: Mapping[str, Usage] = field(default_factory=dict)
+    vmodels: Iterable[VModel] = ()
+    read: Callable[[str], MeshModel | None] = lambda id: None
+    waking: Iterable[MeshModel] = ()
+    constraints: Constraints = field(default_factory=dict)
+    seen: LoadTimes = field(default_factory=LoadTimes)
+
+
+def janitor(view: View, now_ms: int, settings: MeshSettings) -> list[Action]:
+    """Of one instance."""
+    instances = Field.of(view.instances)
+    me = instances.get(view.me)
+    budget = DOWN_SHARE * me.capacity_bytes if me else 0.0
+    actions: list[Action] = []
+    known = set()
+    for id, model in view.mine:
+        known.add(id)
+        try:
+            found = list(_kept(view, instances, id, model, now_ms, settings))
+        except Exception as broken:  # one entry never ends the round
+            found = [Broken(id, repr(broken))]
+        for action in found:
+            if isinstance(action, Unload) and action.spare:
+                size = view.resident.get(action.model, (0, 0))[0]
+                if size > budget:
+                    continue
+                budget -= size
+            actions.append(action)
+    actions += [
+        Unload(id, "the registry does not know it here") for id in view.resident if id not in known
+    ]
+    return actions
+
+
+def _kept(
+    view: View,
+    instances: Field,
+    id: str,
+    model: MeshModel | None,
+    now_ms: int,
+    settings: MeshSettings,
+) -> Iterator[Action]:
+    if model is None:
+        yield Broken(id, "its record cannot be read")
+        return
+    gone = tuple(
+        i
+        for i, failure in model.failures.items()
+        if failures.forgotten_at(failure, settings) <= now_ms
+    )
+    if gone:
+        yield ExpireFailure(id, gone)
+    held, copy = view.resident.get(id), model.copies.get(view.me)
+    if held is None:
+        if copy is None or id in view.loading:
+            return
+        if copy.loaded_ms or now_ms - copy.claimed_ms > LOST_LOADS * settings.load_s * 1000:
+            yield Forget(view.me, id, "it is not loaded here")
+        return
+    if copy is None:
+        if id not in view.loading:
+            yield Unload(id, "the registry does not know it here")
+        return
+    used_ms = held[1]
+    if used_ms - model.used_ms > STALE_USE_MS:
+        yield Publish(id, used_ms)
+    if len(model.copies) < 2:
+        return
+    usage = view.usage.get(id, Usage(used_ms))
+    decided = scaling.decide(
+        model,
+        usage,
+        instances,
+        now_ms,
+        settings,
+        constraint=constraint_of(model.type, view.constraints),
+        assumed_ms=view.seen.assumed_ms(model.type),
+    )
+    if (
+        decided.copies < len(loaded_copies(model, instances))
+        and scaling.spare(model, instances) == view.me
+    ):
+        yield Unload(id, decided.why, spare=True)
+
+
+def rates(view: View, now_ms: int, settings: MeshSettings) -> list[Action]:
+    """More copies of models used since the last look."""
+    actions: list[Action] = []
+    for id, model in view.mine:
+        usage = view.usage.get(id)
+        if model is None or usage is None or not scaling.may_grow(model, usage, settings):
+            continue
+        decided = scaling.decide(
+            model,
+            usage,
+            view.instances,
+            now_ms,
+            settings,
+            constraint=constraint_of(model.type, view.constraints),
+            assumed_ms=view.seen.assumed_ms(model.type),
+        )
+        held = len(alive_copies(model, ids_of(view.instances)))
+        actions += [Load(id, decided.copies, decided.why, used_ms=usage.used_ms)] * (
+            decided.copies - held
+        )
+    return actions
+
+
+def reaper(view: View, now_ms: int, settings: MeshSettings) -> list[Action]:
+    """Of the leader: each action is one transaction, with its fencing epoch."""
+    instances = Field.of(view.instances)
+    actions: list[Action] = []
+    for id, model in view.mine:
+        try:
+            actions += _reaped(view, instances, id, model, now_ms, settings)
+        except Exception as broken:
+            actions.append(Broken(id, repr(broken)))
+    for vmodel in view.vmodels:
+        found = step_of(vmodel, view, now_ms, settings)
+        if not isinstance(found, vmodels.Wait):
+            actions.append(StepVModel(vmodel.id, found))
+    return [*actions, *_proactive(view, instances, now_ms, settings)]
+
+
+def step_of(vmodel: VModel, view: View, now_ms: int, settings: MeshSettings) -> vmodels.VStep:
+    """What is next for a v-model, by the view."""
+    target = view.read(vmodel.target)
+    places = 0
+    if target is not None and vmodel.target != vmodel.active:
+        constraint = constraint_of(target.type, view.constraints)
+        places = sum(not unfit(target, i, constraint, target.size_bytes) for i in view.instances)
+    active, alive = view.read(vmodel.active), ids_of(view.instances)
+    return vmodels.step(
+        vmodel, active, target, now_ms, alive=alive, settings=settings, places=places
+    )
+
+
+def ids_of(instances: Sequence[Instance]) -> Container[object]:
+    """Of those that live."""
+    return instances if type(instances) is Field else frozenset(i.id for i in instances)
+
+
+def _reaped(
+    view: View,
+    instances: Field,
+    id: str,
+    model: MeshModel | None,
+    now_ms: int,
+    settings: MeshSettings,
+) -> Iterator[Action]:
+    if model is None:
+        yield Broken(id, "its record cannot be read")
+        return
+    if vmodels.is_left_over(model, now_ms):
+        yield LetGo(id)
+        return
+    alive = ids_of(instances)
+    for instance, copy in model.copies.items():
+        if instance not in alive:
+            yield Forget(instance, id, "its instance is gone", gone=True)
+        elif (
+            not copy.loaded_ms
+            and now_ms - copy.claimed_ms > 2 * LOST_LOADS * settings.load_s * 1000
+        ):
+            yield Forget(instance, id, "its load has never ended")
+    gone = tuple(
+        i
+        for i, failure in model.failures.items()
+        if failures.forgotten_at(failure, settings) <= now_ms
+        or (i not in alive and failure.fault == "host")
+    )
+    if gone:
+        yield ExpireFailure(id, gone)
+    least = max(model.policy.copies_min, int(model.policy.pinned))
+    if least > (held := len(alive_copies(model, instances))) and not failures.verdict(
+        model, now_ms, settings
+    ):
+        for _ in range(min(least, len(instances)) - held):
+            yield Load(id, least, f"its policy asks for {least}", used_ms=model.used_ms)
+
+
+def _proactive(
+    view: View, instances: Field, now_ms: int, settings: MeshSettings
+) -> Iterator[Action]:
+    """Models that were in use lately and are nowhere loaded, into memory that is free."""
+    fit = [
+        i for i in instances if not i.stopping and i.queued <= QUEUED_MAX * max(i.loading_max, 1)
+    ]
+    capacity = sum(i.capacity_bytes for i in fit)
+    budget = FILL_SHARE * (sum(i.free_bytes for i in fit) - FILL_RESERVE * capacity)
+    newer_ms = 0
+    if budget <= 0:
+        budget = REPLACE_SHARE * capacity
+        lru_ms = min((i.lru_ms for i in fit if i.lru_ms), default=now_ms)
+        newer_ms = lru_ms + max((now_ms - lru_ms) // 3, NEWER_MS)
+    known = sorted(i.used_bytes // i.models for i in fit if i.models)
+    typical = known[len(known) // 2] if known else 0
+    for model in view.waking:
+        size = model.size_bytes or typical
+        if budget < max(size, 1) or model.used_ms <= newer_ms:
+            return
+        if not model.copies and not model.failures:
+            budget -= size
+            yield Load(
+                model.id, 1, "used lately, and there is memory for it", used_ms=model.used_ms
+            )
+
+
+# -- an instance's own record, and its end
+
+
+def worth_publishing(
+    told: Instance, now: Instance, told_ms: int, now_ms: int, settings: MeshSettings
+) -> bool:
+    """Whether an instance's record has changed enough for the others to hear of it. told: what they
+    know, since told_ms."""
+    if now == told:
+        return False
+    since = now_ms - told_ms
+    if now.stopping != told.stopping:
+        return True
+    if since < settings.publish_s * 1000:
+        return False
+    age = max(0, now_ms - told.lru_ms)
+    return (
+        since >= 80 * settings.publish_s * 1000
+        or is_full(now) != is_full(told)
+        or abs(now.capacity_bytes - told.capacity_bytes) > 0.02 * told.capacity_bytes
+        or abs(now.lru_ms - told.lru_ms) > max(20_000, age // 16)
+        or abs(now.models - told.models) > max(10, 0.15 * told.models)
+        or abs(now.used_bytes - told.used_bytes)
+        > max(0.2 * told.used_bytes, 0.02 * told.capacity_bytes)
+        or abs(now.rate - told.rate) > max(100.0, 0.1 * told.rate)
+        or abs(now.queued + now.loading - told.queued - told.loading)
+        > max(told.loading_max, (told.queued + told.loading) // 2)
+        or static(now) != static(told)
+    )
+
+
+def static(instance: Instance) -> Instance:
+    """Without what changes by itself."""
+    return msgspec.structs.replace(
+        instance,
+        capacity_bytes=0,
+        used_bytes=0,
+        models=0,
+        lru_ms=0,
+        loading=0,
+        queued=0,
+        rate=0.0,
+        stopping=False,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A model of an instance that stops. wait: its stop waits until another copy is loaded."""
+
+    model: str
+    used_ms: int
+    wait: bool
+    size_bytes: int = 0
+
+
+def migration(view: View, now_ms: int) -> list[Move]:
+    """What an instance that stops holds alone, most recently used first."""
+    alive = {i.id for i in view.instances if not i.stopping} - {view.me}
+    moves = [
+        Move(
+            id,
+            view.resident[id][1],
+            now_ms - view.resident[id][1] < MIGRATE_MS or model.policy.pinned,
+            view.resident[id][0],
+        )
+        for id, model in view.mine
+        if model is not None and id in view.resident and not loaded_copies(model, alive)
+    ]
+    return sorted(moves, key=lambda move: -move.used_ms)
+
+
+def evicted(
+    model: MeshModel, me: str, instances: Sequence[Instance], now_ms: int, settings: MeshSettings
+) -> Load | None:
+    """A copy elsewhere for what was evicted here, while the others have memory free. model: its
+    record before."""
+    copy = model.copies.get(me)
+    others = [
+        i for i in instances if i.id != me and not unfit(model, i, NO_CONSTRAINT, model.size_bytes)
+    ]
+    capacity = sum(i.capacity_bytes for i in others)
+    if copy is None or not capacity or sum(i.free_bytes for i in others) < 0.05 * capacity:
+        return None
+    if now_ms - copy.claimed_ms < 2000 * settings.load_s or loaded_copies(
+        model, {i.id for i in others}
+    ):
+        return None
+    return Load(model.id, 1, f"evicted from {me}, and others have memory", used_ms=model.used_ms)

@@ -1,0 +1,234 @@
+"""How many copies of a model there should be, from what is known of its use and of the
+instances."""
+
+import math
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from clipper.mesh.decisions.claims import alive_copies, loaded_copies
+from clipper.mesh.decisions.placement import NO_CONSTRAINT, Constraint, Field, unfit
+from clipper.mesh.decisions.usage import HEAVY_SHARE, Usage
+from clipper.mesh.records import Instance, MeshModel
+from clipper.settings.mesh import MeshSettings
+
+HOUR_MS: Final = 3_600_000
+QUEUE_SHARE: Final = 0.3  # of the SLO that rows may wait for a free copy
+BUSY_SHARE: Final = 0.7  # of its time that a copy may be at work
+FULL_SHARE: Final = 0.90  # above which a second copy asks whether models live long
+SECOND_AGE_MS: Final = 6 * HOUR_MS  # that the cluster's oldest model must have for it
+AT_ONCE: Final = 2  # copies that may be added at once in any case; more: a third of the instances
+TIGHT_SHARE: Final = 0.05  # of memory that is free: above it, nothing is unloaded for being idle
+IDLE_SHARE: Final = 0.10  # of the cache's age, unused: the second copy goes
+IDLE_MS_MAX: Final = 10 * HOUR_MS
+SETTLED_MS: Final = 30 * 60_000  # since a copy was loaded, before one of more than two goes
+CALM_MS: Final = (
+    10 * 60_000,
+    5 * HOUR_MS,
+)  # without heavy use, at least and at most, before one of more than two goes
+CALM_SHARE: Final = 2 / 3  # of the limit, which those that stay would keep to
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    copies: int
+    why: str
+
+
+def wanted(
+    model: MeshModel,
+    usage: Usage,
+    instances: Sequence[Instance],
+    now_ms: int,
+    settings: MeshSettings,
+    *,
+    assumed_ms: float = 3000.0,
+    constraint: Constraint = NO_CONSTRAINT,
+) -> int:
+    """How many copies there should be, loading ones counted. assumed_ms: of `LoadTimes`."""
+    return decide(
+        model, usage, instances, now_ms, settings, assumed_ms=assumed_ms, constraint=constraint
+    ).copies
+
+
+def decide(
+    model: MeshModel,
+    usage: Usage,
+    instances: Sequence[Instance],
+    now_ms: int,
+    settings: MeshSettings,
+    *,
+    assumed_ms: float = 3000.0,
+    constraint: Constraint = NO_CONSTRAINT,
+) -> Wanted:
+    """The same, with the reason."""
+    cluster = Cluster.of(model, instances, constraint)
+    held = len(alive_copies(model, cluster.alive))
+    loaded = len(loaded_copies(model, cluster.alive))
+    least = max(model.policy.copies_min, int(model.policy.pinned))
+    most = min(model.policy.copies_max or cluster.places, cluster.places)
+    if held > most:
+        return Wanted(max(most, 0), f"at most {most} are allowed or possible")
+    if held < least:
+        return Wanted(min(least, most), f"its policy asks for {least}")
+    if not loaded:
+        return Wanted(held, "none is loaded yet" if held else "it is loaded when it is asked")
+    more = _more(model, usage, cluster, loaded, now_ms, settings, assumed_ms)
+    if more.copies > held:
+        return Wanted(
+            min(more.copies, most),
+            more.why if most > held else f"{more.why}, and there are no more places",
+        )
+    if held == loaded > max(least, 1) and (
+        fewer := _fewer(model, usage, cluster, loaded, now_ms, settings)
+    ):
+        return fewer
+    return more
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The instances that could hold a model: ids of all that live; how many could; memory; the
+    oldest model's last use."""
+
+    alive: Container[object]
+    places: int
+    capacity_bytes: int
+    free_bytes: int
+    lru_ms: int
+
+    @classmethod
+    def of(
+        cls, model: MeshModel, instances: Sequence[Instance], constraint: Constraint
+    ) -> "Cluster":
+        fit = [i for i in instances if not unfit(model, i, constraint, model.size_bytes)]
+        return cls(
+            instances if type(instances) is Field else frozenset(i.id for i in instances),
+            len(fit),
+            sum(i.capacity_bytes for i in fit),
+            sum(i.free_bytes for i in fit),
+            min((i.lru_ms for i in fit if i.lru_ms), default=0),
+        )
+
+    @property
+    def free_share(self) -> float:
+        return self.free_bytes / self.capacity_bytes if self.capacity_bytes else 0.0
+
+    def age_ms(self, now_ms: int) -> int:
+        """How long the least recently used model has been unused; long, where nothing is known."""
+        return max(0, now_ms - self.lru_ms) if self.lru_ms else 10 * IDLE_MS_MAX
+
+
+def limit_of(model: MeshModel, usage: Usage, settings: MeshSettings) -> float:
+    """Queries a minute that one copy may have: by setting, or less by its concurrency and time for
+    a query."""
+    if model.policy.concurrency and usage.service_ms > 0:
+        return min(
+            settings.rate_per_copy, 0.9 * model.policy.concurrency * 60_000 / usage.service_ms
+        )
+    return settings.rate_per_copy
+
+
+def is_heavy(model: MeshModel, usage: Usage, copies: int, settings: MeshSettings) -> bool:
+    """A copy is near its limit: nothing is unloaded for a while."""
+    return usage.rate >= HEAVY_SHARE * limit_of(model, usage, settings) * max(copies, 1)
+
+
+def may_grow(model: MeshModel, usage: Usage, settings: MeshSettings) -> bool:
+    """A quick no for most models: nothing in their use asks for more copies."""
+    copies = max(len(model.copies), 1)
+    slo_ms = model.policy.slo_ms or settings.deadline_ms
+    return (
+        usage.rate >= limit_of(model, usage, settings)
+        or usage.queue_ms > QUEUE_SHARE * slo_ms
+        or (usage.regular and copies == 1)
+        or len(model.copies) < max(model.policy.copies_min, int(model.policy.pinned))
+    )
+
+
+def _more(
+    model: MeshModel,
+    usage: Usage,
+    cluster: Cluster,
+    loaded: int,
+    now_ms: int,
+    settings: MeshSettings,
+    assumed_ms: float,
+) -> Wanted:
+    held, limit = len(alive_copies(model, cluster.alive)), limit_of(model, usage, settings)
+    begun_ms = max(copy.claimed_ms for copy in model.copies.values())
+    settling = now_ms - begun_ms < 2000 * settings.rate_s + 2 * assumed_ms
+    if held > loaded or (held > 1 and settling):
+        return Wanted(held, "a copy has just begun to load")
+    if usage.rate >= limit * loaded:
+        asked = math.ceil(usage.rate / limit + 1e-9)
+        at_once = max(AT_ONCE, math.ceil(cluster.places / 3))
+        return Wanted(
+            min(max(asked, held + 1), held + at_once),
+            f"{usage.rate:.0f} queries a minute, {limit:.0f} a copy",
+        )
+    slo_ms = model.policy.slo_ms or settings.deadline_ms
+    if usage.queue_ms > QUEUE_SHARE * slo_ms:
+        busy = usage.rate / 60_000 * usage.service_ms / max(model.policy.concurrency, 1)
+        asked = max(held + 1, math.ceil(busy / BUSY_SHARE))
+        why = (
+            f"rows wait {usage.queue_ms:.0f} ms for a free copy, and {slo_ms:.0f} ms are all they"
+            " have"
+        )
+        return Wanted(min(asked, held + AT_ONCE), why)
+    if (
+        held == 1
+        and usage.regular
+        and (cluster.free_share > 1 - FULL_SHARE or cluster.age_ms(now_ms) > SECOND_AGE_MS)
+    ):
+        return Wanted(2, "it is used regularly")
+    return Wanted(held, "as many as its use asks for")
+
+
+def _fewer(
+    model: MeshModel,
+    usage: Usage,
+    cluster: Cluster,
+    loaded: int,
+    now_ms: int,
+    settings: MeshSettings,
+) -> Wanted | None:
+    if cluster.free_share > TIGHT_SHARE:
+        return None
+    age = cluster.age_ms(now_ms)
+    if loaded == 2:
+        idle = min(IDLE_SHARE * age, IDLE_MS_MAX)
+        unused = now_ms - max(usage.used_ms, model.used_ms)
+        return (
+            Wanted(1, f"unused for {unused // 1000} s, and memory is short")
+            if unused > idle
+            else None
+        )
+    calm = min(max(IDLE_SHARE * age, CALM_MS[0]), CALM_MS[1])
+    settled = now_ms - max(copy.loaded_ms for copy in model.copies.values()) > SETTLED_MS
+    fits = usage.rate <= CALM_SHARE * limit_of(model, usage, settings) * (loaded - 1)
+    if settled and fits and usage.waiting <= 1 and now_ms - usage.heavy_ms > calm:
+        return Wanted(
+            loaded - 1, f"{usage.rate:.0f} queries a minute need fewer copies, and memory is short"
+        )
+    return None
+
+
+def spare(model: MeshModel, instances: Sequence[Instance]) -> str:
+    """Which of its holders gives its copy up: the same one, whoever asks. Empty: no two live."""
+    field = Field.of(instances)
+    holders = [held for id in loaded_copies(model, field) if (held := field.get(id))]
+    if len(holders) < 2:
+        return ""
+    zones = [held.zone for held in holders]
+
+    def burden(held: Instance) -> tuple[bool, bool, float, float, str]:
+        return (
+            held.stopping,
+            zones.count(held.zone) > 1,
+            -held.free_bytes / max(held.capacity_bytes, 1),
+            held.rate,
+            held.id,
+        )
+
+    return max(holders, key=burden).id

@@ -1,0 +1,351 @@
+"""Names that stand for a model, and the change from one model to another without a query that finds
+none loaded.
+
+Each function takes records as read and gives those to write in one transaction, with how often each
+model is named. An error is one for the caller. A v-model whose active model changes waits in `step`
+until the target has as many loaded copies as the active one; its failure leaves the active one in
+place.
+"""
+
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from clipper.errors import (
+    AlreadyExists,
+    Forbidden,
+    InvalidInput,
+    StillLinked,
+    Unknown,
+    UnknownModel,
+)
+from clipper.mesh.decisions import failures
+from clipper.mesh.decisions.claims import loaded_copies
+from clipper.mesh.records import MeshModel, VModel
+from clipper.settings.mesh import MeshSettings
+
+
+class UnknownVModel(Unknown):
+    """No v-model of this name is defined."""
+
+    slug = "vmodel-not-found"
+    noun = "v-model"
+    known_as = "Defined"
+
+
+@dataclass(frozen=True, slots=True)
+class VChange:
+    """Records to write together, each if it is still as it was read. vmodel: as it shall be; None:
+    no longer. models: with other counts of references."""
+
+    vmodel: VModel | None
+    models: tuple[MeshModel, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing is to be done. settled: nor is there anything to wait for."""
+
+    why: str
+    settled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTarget:
+    """Load the target until it has so many copies."""
+
+    model: str
+    copies: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """The target becomes the active one: `switched`."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The active one stays: `failed`."""
+
+    why: str
+
+
+VStep = Wait | LoadTarget | Switch | Fail
+Read = Callable[[str], MeshModel | None]
+LINGER_MS: Final = 10_000
+
+
+def named(vmodel: VModel | None) -> frozenset[str]:
+    """The models that it holds a reference to."""
+    return frozenset({vmodel.active, vmodel.target}) if vmodel else frozenset()
+
+
+def set_target(
+    id: str,
+    before: VModel | None,
+    target: str,
+    read: Read,
+    now_ms: int,
+    *,
+    owner: str = "",
+    update_only: bool = False,
+    info: MeshModel | None = None,
+    auto_delete: bool = False,
+    force: bool = False,
+    expected: str = "",
+    share: float = 0.0,
+    give_up_ms: int = 0,
+) -> VChange:
+    """Define it, or change what it stands for. read: a model's record.  info: the target,
+    registered with it if it is not yet. expected: what the target must be now. share: of the
+    queries, to the target, without a switch.  give_up_ms: wall time.
+
+    UnknownModel, UnknownVModel; AlreadyExists when another owns it, or info differs from what is
+    registered; StillLinked when it does not stand for what was expected; InvalidInput.
+    """
+    if not 0.0 <= share <= 1.0:
+        raise InvalidInput(
+            f"v-model {id!r}: share is {share:g}", hint="Give a share of the queries, 0 to 1."
+        )
+    if before is None and update_only:
+        raise UnknownVModel.named(id, ())
+    if before is not None and before.owner != owner:
+        raise AlreadyExists(
+            f"v-model {id!r} belongs to {before.owner or 'nobody'!r}", hint="Take another name."
+        )
+    if expected and (before is None or before.target != expected):
+        is_now = before.target if before else "nothing"
+        raise StillLinked(
+            f"v-model {id!r} stands for {is_now!r}, not for {expected!r}", hint="Read it again."
+        )
+    found = read(target)
+    if found is None and info is None:
+        raise UnknownModel(
+            f"v-model {id!r}: no model {target!r}", hint="Register it, or give its path."
+        )
+    if found is not None and info is not None and not same_model(found, info):
+        raise AlreadyExists(
+            f"model {target!r} is registered with another type, path or key",
+            hint="Take another id.",
+        )
+    made = found is None
+    goal = found or msgspec.structs.replace(info, auto_delete=auto_delete) if info else found
+    assert goal is not None
+    after = _after(id, before, target, owner, force, share, now_ms, give_up_ms)
+    if after == before and not made:
+        return VChange(before)
+    return _change(
+        before,
+        after,
+        lambda model: goal if model == target else read(model),
+        now_ms,
+        made=goal if made else None,
+    )
+
+
+def _after(
+    id: str,
+    before: VModel | None,
+    target: str,
+    owner: str,
+    force: bool,
+    share: float,
+    now_ms: int,
+    give_up_ms: int,
+) -> VModel:
+    if before is None:
+        return VModel(id, target, target, owner, since_ms=now_ms)
+    if (before.target, before.share) == (target, share) and not force and not before.failed:
+        return before
+    if target == before.active:
+        return changed(
+            before,
+            target=target,
+            share=0.0,
+            failed=False,
+            why="",
+            force=False,
+            since_ms=now_ms,
+            give_up_ms=0,
+        )
+    if force:
+        previous = before.active if before.active != target else before.previous
+        return VModel(id, target, target, owner, previous=previous, since_ms=now_ms)
+    return changed(
+        before,
+        target=target,
+        share=share,
+        failed=False,
+        why="",
+        force=False,
+        since_ms=now_ms,
+        give_up_ms=give_up_ms,
+    )
+
+
+def delete(before: VModel | None, read: Read, now_ms: int, *, owner: str = "") -> VChange:
+    """Take the name away. Nothing, when there is none. Forbidden: another owns it."""
+    if before is None:
+        return VChange(None)
+    if before.owner != owner:
+        raise Forbidden(
+            f"v-model {before.id!r} is {before.owner or 'nobody'!r}'s",
+            hint="Its owner can delete it.",
+        )
+    return _change(before, None, read, now_ms)
+
+
+def rollback(before: VModel, read: Read, now_ms: int) -> VChange:
+    """Back to the active model before the last switch, or away from a target that is not active
+    yet."""
+    goal = before.active if before.target != before.active else before.previous
+    if not goal:
+        raise InvalidInput(
+            f"v-model {before.id!r} has stood for {before.active!r} only",
+            hint="There is nothing to go back to.",
+        )
+    if read(goal) is None:
+        raise UnknownModel(
+            f"v-model {before.id!r}: no model {goal!r} any longer",
+            hint="Register it again, then set it.",
+        )
+    return set_target(before.id, before, goal, read, now_ms, owner=before.owner)
+
+
+def switched(before: VModel, read: Read, now_ms: int) -> VChange:
+    """The target is the active one. In the transaction that writes it, `step` on what that reads
+    must still say Switch: a copy that was loaded when the decision was made may have been evicted
+    since."""
+    after = VModel(
+        before.id,
+        before.target,
+        before.target,
+        before.owner,
+        previous=before.active,
+        since_ms=now_ms,
+    )
+    return _change(before, after, read, now_ms)
+
+
+def failed(before: VModel, why: str) -> VChange:
+    """The target cannot be loaded; what is active stays."""
+    return VChange(changed(before, failed=True, why=why[:500]))
+
+
+def step(
+    vmodel: VModel,
+    active: MeshModel | None,
+    target: MeshModel | None,
+    now_ms: int,
+    *,
+    alive: Container[object],
+    settings: MeshSettings,
+    places: int = 0,
+) -> VStep:
+    """What is next for it. active, target: their records. alive: ids of instances.  places: how
+    many could hold the target, 0: unknown."""
+    if vmodel.active == vmodel.target:
+        return Wait("it stands for one model", settled=True)
+    if target is None:
+        return (
+            Wait("its target is gone", settled=True)
+            if vmodel.failed
+            else Fail(f"model {vmodel.target!r} is gone")
+        )
+    if vmodel.force:
+        return Switch("at once, as was asked")
+    needed, has = _degree(active, target, now_ms, alive, settings, places)
+    if vmodel.share:
+        return (
+            Wait("both are loaded", settled=True)
+            if has
+            else LoadTarget(target.id, needed, "queries are split")
+        )
+    if not (active and loaded_copies(active, alive)):
+        return Switch("nothing is lost: the active one is not loaded")
+    if has >= needed:
+        return Switch(f"the target has {has} loaded {'copy' if has == 1 else 'copies'}")
+    if vmodel.give_up_ms and now_ms >= vmodel.give_up_ms:
+        return (
+            Wait(vmodel.why, settled=True)
+            if vmodel.failed
+            else Fail("its target was not loaded in time")
+        )
+    over = failures.verdict(target, now_ms, settings, places)
+    if over and not has:
+        return (
+            Wait(f"{over.why}; again in {max(0, over.retry_ms - now_ms) // 1000} s")
+            if vmodel.failed
+            else Fail(over.why)
+        )
+    return LoadTarget(target.id, needed, f"{has} of {needed} copies are loaded")
+
+
+def _degree(
+    active: MeshModel | None,
+    target: MeshModel,
+    now_ms: int,
+    alive: Container[object],
+    settings: MeshSettings,
+    places: int,
+) -> tuple[int, int]:
+    """Copies that the target needs, as the active one has; and those it has loaded."""
+    asked = max(len(loaded_copies(active, alive)) if active else 1, target.policy.copies_min, 1)
+    most = target.policy.copies_max or asked
+    if places:
+        most = min(most, max(places - len(failures.blocked(target, now_ms, settings)), 1))
+    return min(asked, most), len(loaded_copies(target, alive))
+
+
+def resolve(vmodel: VModel, draw: float, is_loaded: Callable[[str], bool]) -> str:
+    """The model that a query asks. draw: 0 to 1, by chance or of its user."""
+    if vmodel.share and draw < vmodel.share and is_loaded(vmodel.target):
+        return vmodel.target
+    return vmodel.active
+
+
+def same_model(held: MeshModel, told: MeshModel) -> bool:
+    """Registered again, it is the same."""
+    return (held.type, held.path, held.key) == (told.type, told.path, told.key)
+
+
+def changed(vmodel: VModel, **fields: Any) -> VModel:
+    return msgspec.structs.replace(vmodel, **fields)
+
+
+def is_unnamed(model: MeshModel) -> bool:
+    """It is to go, as its last v-model has."""
+    return model.auto_delete and not model.refs
+
+
+def is_left_over(model: MeshModel, now_ms: int) -> bool:
+    """It goes now. Not at once: nodes hear of a switch one after another, and until then they ask
+    it."""
+    return is_unnamed(model) and now_ms - model.used_ms >= LINGER_MS
+
+
+def _change(
+    before: VModel | None,
+    after: VModel | None,
+    read: Read,
+    now_ms: int,
+    made: MeshModel | None = None,
+) -> VChange:
+    """With the counts of references; one that loses its last was in use until now."""
+    was, becomes = named(before), named(after)
+    models = []
+    for id in sorted(was ^ becomes):
+        model = read(id)
+        if model is None:
+            continue
+        refs = max(0, model.refs + (1 if id in becomes else -1))
+        used_ms = model.used_ms if refs else max(model.used_ms, now_ms)
+        models.append(msgspec.structs.replace(model, refs=refs, used_ms=used_ms))
+    if made is not None and all(model.id != made.id for model in models):
+        models.append(made)
+    return VChange(after, tuple(models))

@@ -1,0 +1,114 @@
+"""Models that were at work when a model host ended: each is held by a host of its own, until it is
+known which of them did it.
+
+A host that holds many models cannot say which one ended it, only which were at work. So each of
+these is loaded into a host that holds nothing else, and queries that it had not answered are asked
+there again. If that host ends as well, the model did it: its load has failed. If not, the model
+goes back after a while. Threads: all on the mesh's event loop.
+"""
+
+import asyncio
+import itertools
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from clipper.mesh.loading.model_host import Host
+from clipper.mesh.transport.channel import Failed
+
+ALONE_MAX: Final = 4  # hosts that hold one model; more suspects wait for a place
+SUSPECTS_MAX: Final = 4096  # models remembered, those suspected last
+PROBATION_S: Final = 30.0  # alone; twice as long each further time
+TIMES_MAX: Final = 8  # beyond which that does not grow
+
+
+@dataclass(slots=True)
+class _Suspect:
+    times: int = 0
+    is_alone: bool = False  # it is to be loaded into a host of its own
+    host: Host | None = None
+
+
+class Isolation:
+    """start: starts a host by name, -> when it is ready; Failed.  acquit: (model, its host), told
+    that it has not ended the host within its probation; the model is to be loaded elsewhere, and
+    then `release` is to be called.
+    """
+
+    def __init__(
+        self, start: Callable[[str], Awaitable[Host]], acquit: Callable[[str, Host], None]
+    ) -> None:
+        self._start, self._acquit = start, acquit
+        self._suspects: OrderedDict[str, _Suspect] = OrderedDict()
+        self._places = asyncio.Semaphore(ALONE_MAX)
+        self._numbers = itertools.count()
+
+    def is_suspect(self, model: str) -> bool:
+        """Whether it is to be held alone."""
+        suspect = self._suspects.get(model)
+        return suspect is not None and suspect.is_alone
+
+    def is_alone_in(self, host: Host) -> bool:
+        """Whether the host is one of those that hold one model."""
+        return any(suspect.host is host for suspect in self._suspects.values())
+
+    def suspect(self, models: Iterable[str]) -> None:
+        """These were at work when a host ended."""
+        for model in models:
+            suspect = self._suspects.setdefault(model, _Suspect())
+            self._suspects.move_to_end(model)
+            suspect.times += not suspect.is_alone
+            suspect.is_alone = True
+        for model in [model for model, one in self._suspects.items() if one.host is None][
+            : -SUSPECTS_MAX or None
+        ]:
+            del self._suspects[model]
+
+    async def host_of(self, model: str, wait_s: float) -> Host:
+        """A host that holds nothing else. Failed when it does not start, or no place is free in
+        time."""
+        suspect = self._suspects.setdefault(model, _Suspect(1, True))
+        if suspect.host is not None:
+            return suspect.host
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._places.acquire()
+        except TimeoutError:
+            raise Failed(
+                f"{ALONE_MAX} models are held alone already, as many as may", "none"
+            ) from None
+        try:
+            host = suspect.host = await self._start(f"alone-{next(self._numbers)}")
+        except BaseException:
+            self._places.release()
+            raise
+        probation_s = PROBATION_S * 2.0 ** (min(suspect.times, TIMES_MAX) - 1)
+        asyncio.get_running_loop().call_later(probation_s, self._end_probation, model, host)
+        return host
+
+    def _end_probation(self, model: str, host: Host) -> None:
+        suspect = self._suspects.get(model)
+        if suspect is not None and suspect.host is host:
+            suspect.is_alone = False
+            self._acquit(model, host)
+
+    async def release(self, model: str) -> None:
+        """It is not held alone any more: it was given up, has ended its host, or goes elsewhere."""
+        suspect = self._suspects.get(model)
+        if suspect is None or suspect.host is None:
+            return
+        host, suspect.host, suspect.is_alone = suspect.host, None, False
+        try:
+            await host.stop()
+        finally:
+            self._places.release()
+
+    async def close(self) -> None:
+        await asyncio.gather(
+            *(
+                self.release(model)
+                for model, suspect in tuple(self._suspects.items())
+                if suspect.host
+            )
+        )

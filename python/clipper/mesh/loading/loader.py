@@ -1,0 +1,474 @@
+"""The models of this node: what is loaded, what loads, what waits to, and what goes to make room.
+
+Each load is claimed in the registry before it begins, and completed, failed or released there
+after; so whatever happens here, the others know of every copy. Who is to go is decided by
+mesh/paging.py, whose turn it is by mesh/loads.py. Threads: all on the mesh's event loop; what waits
+for the store is run elsewhere.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Container, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+from zlib import crc32
+
+from clipper.errors import ClipperError, StoreError, UnknownModel
+from clipper.mesh.decisions import claims, failures
+from clipper.mesh.decisions.load_queue import Load, LoadQueue, LoadTimes
+from clipper.mesh.decisions.model_cache import Refused, Residents
+from clipper.mesh.loading.isolation import Isolation
+from clipper.mesh.loading.model_host import Died, Loaded, ModelHost
+from clipper.mesh.records import Fault, MeshModel
+from clipper.mesh.registry import Registry, now_ms
+from clipper.mesh.transport.channel import ELSEWHERE, Failed, Lost
+from clipper.metrics import MeshCounts
+from clipper.settings.mesh import MeshSettings
+
+UNLOAD_S: Final = 120.0  # until the batches of a model that goes are answered
+SERVE_S: Final = 10.0
+SIZE_S: Final = 0.5  # that a guess of a size may take
+CHURN: Final = 10.0  # loads' mean time: what was used more recently is not evicted
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+Run = Callable[..., Awaitable[Any]]
+Note = Callable[[str, str, str], None]
+
+
+class Elsewhere(Failed):
+    """It is not for this node to load: others hold it, or it may not now. Look at the record
+    again."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why, ELSEWHERE)
+
+
+class Crashed(Failed):
+    """It has ended a host that held nothing else."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why, "artifact")
+
+
+@dataclass(slots=True)
+class Held:
+    """A copy here. lent: addresses of the servers that it serves, with the token of each."""
+
+    record: MeshModel
+    host: ModelHost
+    loaded_ms: int
+    concurrency: int = 1
+    lent: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Job:
+    """A load on its way. copies: how many there may be with this one; 0: it was claimed before, and
+    is loaded again."""
+
+    copies: int
+    done: "asyncio.Future[None]"
+    why: str = ""
+
+
+class LocalModels:
+    """me: this instance's id.  number: of the replicas that it lends.  run: calls a function
+    elsewhere, and awaits it. note: (model, what, why), for whoever asks later.  isolation: of
+    models that were at work when a host ended.
+    """
+
+    def __init__(
+        self,
+        me: str,
+        number: int,
+        registry: Registry,
+        settings: MeshSettings,
+        hosts: Sequence[ModelHost],
+        capacity_bytes: int,
+        run: Run,
+        note: Note = lambda *_: None,
+        isolation: Isolation | None = None,
+    ) -> None:
+        self.me, self.number = me, number
+        self._registry, self._settings, self._hosts = registry, settings, hosts
+        self.run, self._note = run, note
+        self._isolation = isolation  # None: no model is held alone
+        self.residents = Residents(capacity_bytes, models_max=settings.loaded_max)
+        self.queue = LoadQueue(settings.queue_max)
+        self.times = LoadTimes(settings.load_s)
+        self.held: dict[str, Held] = {}
+        self._jobs: dict[str, _Job] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.loading = 0
+        self.stopping = False  # it takes no more models
+        self.closed = False
+        self.counts = MeshCounts()
+        self.paged_out: Callable[[MeshModel, int], None] = lambda record, used_ms: (
+            None
+        )  # made room here; with its last use
+
+    @property
+    def loading_max(self) -> int:
+        return self._settings.loading_max or max(
+            1, sum(host.status.loading_max for host in self._hosts)
+        )
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        return tuple(sorted({type for host in self._hosts for type in host.types}))
+
+    def host_of(self, model: MeshModel) -> ModelHost:
+        """They are spread by id, so that all cores are used, and a host that ends takes its share
+        only."""
+        return self._hosts[crc32(model.id.encode()) % len(self._hosts)]
+
+    def spawn(self, work: Any) -> "asyncio.Task[Any]":
+        """Run it to its end, whoever asked for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a task of the mesh failed", exc_info=error)
+
+    # -- loading
+
+    async def load(self, id: str, used_ms: int, *, waiting: bool, copies: int = 1) -> None:
+        """It is loaded here when this returns. copies: how many there may be with it. Failed;
+        Elsewhere: others have it."""
+        if id in self.held:
+            return
+        job = self._jobs.get(id)
+        if job is None:
+            job = self._begin(id, used_ms, waiting, copies)
+        elif waiting:
+            self.queue.promote(id, now_ms())
+        await asyncio.shield(job.done)
+
+    def is_loading(self, id: str) -> bool:
+        return id in self._jobs
+
+    def _begin(self, id: str, used_ms: int, waiting: bool, copies: int, why: str = "") -> _Job:
+        if self.stopping:
+            raise Failed(f"{self.me} is stopping", "none")
+        job = self._jobs[id] = _Job(copies, asyncio.get_running_loop().create_future(), why)
+        job.done.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # nobody may wait any more
+        gone = self.queue.push(Load(id, used_ms, now_ms(), waiting))
+        if gone is not None:
+            self._finish(
+                gone.model,
+                Failed(f"{len(self.queue)} loads wait in {self.me}, as many as may", "none"),
+            )
+        self._pump()
+        return job
+
+    def _pump(self) -> None:
+        while self.loading < self.loading_max and (load := self.queue.pop()) is not None:
+            self.loading += 1
+            self.spawn(self._do(load, self._jobs[load.model]))
+
+    async def _do(self, load: Load, job: _Job) -> None:
+        failure: Failed | None = None
+        try:
+            await self._load(load, job)
+        except Failed as failed:
+            failure = failed
+        except ClipperError as error:
+            failure = Failed(error.message, "none")
+        except Exception as error:
+            _log.exception("model %r could not be loaded", load.model)
+            failure = Failed(f"{type(error).__name__}: {error}")
+        finally:
+            self.loading -= 1
+            self._finish(load.model, failure)
+            self._pump()
+
+    def _finish(self, id: str, failure: Failed | None) -> None:
+        job = self._jobs.pop(id, None)
+        if job is None or job.done.done():
+            return
+        if failure is None:
+            job.done.set_result(None)
+        else:
+            self._note(id, "not loaded here", failure.why)
+            job.done.set_exception(failure)
+
+    async def _load(self, load: Load, job: _Job) -> None:
+        id, began_ms = load.model, now_ms()
+        record = self._registry.models.get(id) or await self.run(self._registry.read, id)
+        if record is None:
+            raise Elsewhere(f"model {id!r} is registered no more")
+        host = self.host_of(record)
+        if record.type not in host.types:
+            raise Failed(
+                f"no runtime of {self.me} opens type {record.type!r}; there are:"
+                f" {', '.join(self.types)}",
+                "none",
+            )
+        size = record.size_bytes or await self._guess(host, record)
+        record = await self._claim(record, job, size)
+        try:
+            await self._make_room(record, size, load)
+            host, found = await self._in_host(host, record)
+        except BaseException as error:
+            self.residents.remove(id)
+            await self._release_alone(id)
+            await self._not_loaded(record, error)
+            raise
+        self.times.add(record.type, found.took_ms)
+        self.residents.churn_ms = min(
+            CHURN * self.times.mean_ms(record.type), self._settings.load_s * 1000
+        )
+        size = found.size_bytes or size
+        told: dict[str, Any] = {"size_bytes": size, "input": found.input, "output": found.output}
+        done = await self.run(
+            self._registry.change, id, lambda m: claims.completed(m, self.me, now_ms(), **told)
+        )
+        if isinstance(done, claims.Refused):
+            self.residents.remove(id)
+            await self._unload(host, id)
+            raise Elsewhere(done.why)
+        self.residents.resize(id, size)
+        await self._evict_excess(id)
+        self.residents.loaded(id, size, now_ms=now_ms(), cost_ms=found.took_ms)
+        self.residents.pin(id, record.policy.pinned)
+        self.held[id] = Held(done, host, now_ms(), found.concurrency)
+        queued_ms = began_ms - load.since_ms
+        self.counts.loaded(now_ms() - load.since_ms, queued_ms, found.took_ms, size)
+        self._note(
+            id,
+            "loaded",
+            f"{size} bytes in {found.took_ms:.0f} ms, after {queued_ms} ms in the queue{job.why}",
+        )
+
+    async def _guess(self, host: ModelHost, record: MeshModel) -> int:
+        """Of a model that has never been measured."""
+        with contextlib.suppress(Failed, TimeoutError):
+            async with asyncio.timeout(SIZE_S):
+                return await host.predict_size(record) or host.status.default_size_bytes
+        return host.status.default_size_bytes
+
+    async def _claim(self, record: MeshModel, job: _Job, size: int) -> MeshModel:
+        if not job.copies:
+            return record
+        if self._registry.is_fenced:
+            raise Failed(f"{self.me} does not hold its lease", "none")
+        settings, me = self._settings, self.me
+
+        def step(m: MeshModel, alive: Container[object]) -> MeshModel | claims.Refused:
+            if me in m.copies:  # of a load whose end could not be told to the store
+                return m
+            return claims.claimed(
+                m, me, now_ms(), alive=alive, copies=job.copies, settings=settings, size_bytes=size
+            )
+
+        found = await self.run(self._registry.change_copies, record.id, step)
+        if isinstance(found, claims.Refused):
+            raise Elsewhere(found.why)
+        return found  # type: ignore[no-any-return]
+
+    async def _make_room(self, record: MeshModel, size: int, load: Load) -> None:
+        room = self.residents.room_for(size, load.used_ms, now_ms(), waiting=load.waiting)
+        if isinstance(room, Refused):
+            self.counts.failed("refused")
+            raise Failed(f"{self.me} has no room: {room.why}", "none")
+        leaving = [self._begin_leaving(id) for id in room.evict]
+        self.residents.add(
+            record.id, size, load.used_ms, now_ms(), loading=True, pinned=record.policy.pinned
+        )
+        for held in leaving:
+            await self._end_leaving(held, f"to make room for {record.id}")
+            if (copy := held[1]) is not None:
+                self.paged_out(copy.record, held[2])
+
+    async def _evict_excess(self, but: str) -> None:
+        """It has turned out larger than was thought."""
+        if self.residents.used_bytes <= self.residents.capacity_bytes:
+            return
+        churn_ms, self.residents.churn_ms = (
+            self.residents.churn_ms,
+            0.0,
+        )  # memory is taken already: whoever can go, goes
+        room = self.residents.room_for(0, now_ms(), now_ms())
+        self.residents.churn_ms = churn_ms
+        if isinstance(room, Refused):
+            _log.warning("the models of %s are larger than its memory: %s", self.me, room.why)
+            return
+        for held in [self._begin_leaving(id) for id in room.evict if id != but]:
+            await self._end_leaving(held, f"{but} is larger than was thought")
+
+    async def _in_host(self, host: ModelHost, record: MeshModel) -> tuple[ModelHost, Loaded]:
+        """-> where it is, and what the host says of it. Where it may have ended a host, it is
+        loaded into one of its own."""
+        isolation, id = self._isolation, record.id
+        alone = isolation is not None and (isolation.is_suspect(id) or failures.has_crashed(record))
+        try:
+            if not alone:
+                return host, await host.load(record, self._settings.load_s)
+        except Died as died:
+            if isolation is None:
+                raise self._host_ended(id) from None
+            isolation.suspect(died.blamed)
+            if id not in died.blamed:
+                raise self._host_ended(id) from None
+        except Lost:
+            raise self._host_ended(id) from None
+        assert isolation is not None
+        self._note(id, "loaded alone", "it was at work when a model host ended")
+        own = await isolation.host_of(id, self._settings.load_s)
+        try:
+            return own, await own.load(record, self._settings.load_s)
+        except Died:
+            raise Crashed(
+                f"it ends the process that loads it, in {self.me}, where it was alone"
+            ) from None
+        except Lost:
+            raise self._host_ended(id) from None
+
+    def _host_ended(self, id: str) -> Failed:
+        return Failed(
+            f"the model host of {self.me} died, or did not answer, while it loaded {id!r}"
+        )
+
+    async def _release_alone(self, id: str) -> None:
+        if self._isolation is not None:
+            await self._isolation.release(id)
+
+    async def _not_loaded(self, record: MeshModel, error: BaseException) -> None:
+        """Tell the registry."""
+        me = self.me
+        if isinstance(error, Failed) and error.fault in ("artifact", "host"):
+            self.counts.failed(error.fault)
+
+        def step(model: MeshModel) -> MeshModel:
+            if isinstance(error, Failed) and error.fault in ("artifact", "host"):
+                fault: Fault = "artifact" if error.fault == "artifact" else "host"
+                return claims.failed(
+                    model,
+                    me,
+                    now_ms(),
+                    why=error.why,
+                    fault=fault,
+                    crashed=isinstance(error, Crashed),
+                )
+            return claims.released(model, me)
+
+        with contextlib.suppress(
+            UnknownModel, StoreError
+        ):  # what is not released now is by the janitor
+            await self.run(self._registry.change, record.id, step)
+
+    # -- serving
+
+    async def lend(self, id: str, address: str, token: str) -> None:
+        """Have the copy here dial that server. Raises Failed."""
+        held = self.held.get(id)
+        if held is None:
+            raise Elsewhere(f"{self.me} does not hold {id!r}")
+        try:
+            await held.host.serve(id, address, token, self.number, SERVE_S)
+        except Failed:
+            if self.held.get(id) is not held:
+                raise Elsewhere(f"{self.me} has just given up {id!r}") from None
+            raise
+        held.lent[address] = token
+
+    async def unlend(self, id: str, address: str) -> None:
+        held = self.held.get(id)
+        if held is not None and held.lent.pop(address, None) is not None:
+            await held.host.leave(id, address, UNLOAD_S)
+
+    def left(self, id: str, address: str) -> None:
+        """That server is gone, or wants it no more."""
+        held = self.held.get(id)
+        if held is not None:
+            held.lent.pop(address, None)
+
+    # -- going
+
+    async def evict(self, id: str, why: str) -> bool:
+        """Give up the copy here, tell the registry, and free its memory. False: there is none."""
+        if id not in self.held:
+            return False
+        await self._end_leaving(self._begin_leaving(id), why)
+        return True
+
+    def _begin_leaving(self, id: str) -> tuple[str, Held | None, int]:
+        resident = self.residents.get(id)
+        self.residents.remove(id)
+        return id, self.held.pop(id, None), resident.used_ms if resident else 0
+
+    async def _end_leaving(self, leaving: tuple[str, Held | None, int], why: str) -> None:
+        """First the others hear that it goes, so that they ask elsewhere; then it answers what it
+        has."""
+        id, held, used_ms = leaving
+        if held is None:
+            return
+        self.counts.unloaded(now_ms() - (used_ms or held.loaded_ms))
+        self._note(id, "unloaded", why)
+        with contextlib.suppress(UnknownModel, StoreError):
+            await self.run(
+                self._registry.change, id, lambda m: claims.released(m, self.me, used_ms)
+            )
+        await self._unload(held.host, id)
+
+    async def drop(self, id: str, why: str) -> None:
+        """Its record is gone, or somebody else's claim took the place of this one's: only the
+        memory is left to free."""
+        _, held, _ = self._begin_leaving(id)
+        if held is not None:
+            self._note(id, "unloaded", why)
+            await self._unload(held.host, id)
+
+    async def _unload(self, host: ModelHost, id: str) -> None:
+        try:
+            await host.unload(id, UNLOAD_S)
+        except Failed as failure:
+            _log.warning("model %r was not unloaded: %s", id, failure.why)
+        await self._release_alone(id)
+
+    # -- a host died
+
+    def host_lost(self, host: ModelHost) -> list[tuple[str, Held]]:
+        """What it had held is gone from here; the claims stay, for it is loaded again."""
+        lost = [(id, held) for id, held in self.held.items() if held.host is host]
+        for id, _ in lost:
+            del self.held[id]
+        return lost
+
+    async def crashed(self, id: str, why: str) -> None:
+        """It was held alone, and its host has ended: it is loaded no more for a while, wherever it
+        is asked."""
+        self._begin_leaving(id)
+        await self._release_alone(id)
+        self._note(id, "unloaded", why)
+        with contextlib.suppress(UnknownModel, StoreError):
+            await self.run(
+                self._registry.change,
+                id,
+                lambda m: claims.failed(
+                    m, self.me, now_ms(), why=why, fault="artifact", crashed=True
+                ),
+            )
+
+    def load_again(self, id: str, used_ms: int) -> None:
+        """A model whose host died; it is claimed already."""
+        if id in self.held or id in self._jobs or self.stopping:
+            return
+        self.residents.remove(id)
+        self._begin(id, used_ms, waiting=False, copies=0, why=", again after its host had died")
+
+    async def stop(self) -> None:
+        self.stopping = self.closed = True
+        for job in self._jobs.values():
+            if not job.done.done():
+                job.done.set_exception(Failed(f"{self.me} is stopping", "none"))
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,418 @@
+"""The processes that hold this node's models: started, asked, ended, and started again when they
+die (docs/hosts.md).
+
+A host dials the socket that it is told, and gives the token of its start. It is alive as long as
+that connection is: then all the models that it held are gone, and `lost` is told which host it was.
+A host that does not answer, or says that it is FAILING, is killed, and so replaced. Which models
+were at work when it ended is read from a file that it maps: `blamed`. Threads: all on the mesh's
+event loop.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from clipper.mesh.records import MeshModel
+from clipper.mesh.transport.channel import Channel, Door, Failed, Lost, Message
+
+TOKEN_ENV: Final = "CLIPPER_TOKEN"
+START_S: Final = 60.0  # to import what it needs, dial in, and be ready
+PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 5.0
+LINES_MAX: Final = 200
+GRACE_S: Final = 3.0
+LOOK_S: Final = 0.5  # between two looks at a host
+WORK_SLOTS, WORK_SLOT_BYTES = 512, 256  # of the file that says which models are at work
+_ASK_S: Final = 10.0  # beyond the time that the host itself gives a request
+_READ_BYTES: Final = 64 << 10
+_log = logging.getLogger(__name__)
+
+
+class Died(Lost):
+    """The process of a host ended before it answered. blamed: the models that were at work in it
+    then."""
+
+    def __init__(self, why: str, blamed: frozenset[str]) -> None:
+        super().__init__(why)
+        self.blamed = blamed
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """What a host says of a model that it has loaded."""
+
+    size_bytes: int = 0
+    concurrency: int = 1
+    input: str = "any"
+    output: str = "any"
+    took_ms: float = 0.0
+
+
+class HostStatus(msgspec.Struct, frozen=True):
+    state: str = "STARTING"
+    capacity_bytes: int = 0
+    loading_max: int = 1
+    load_timeout_ms: float = 0.0
+    default_size_bytes: int = 1 << 20
+    resident: tuple[tuple[str, int], ...] = ()
+
+
+class ModelHost(Protocol):
+    """What an instance asks of a host. All raise Failed; Lost when it dies meanwhile."""
+
+    types: tuple[str, ...]
+    status: HostStatus
+
+    async def load(self, model: MeshModel, timeout_s: float) -> Loaded:
+        """Died when its process has ended meanwhile."""
+        ...
+
+    async def unload(self, model: str, timeout_s: float) -> None: ...
+    async def predict_size(self, model: MeshModel) -> int: ...
+    async def serve(
+        self, model: str, address: str, token: str, replica: int, timeout_s: float
+    ) -> None: ...
+    async def leave(self, model: str, address: str, timeout_s: float) -> None: ...
+
+
+def host_command(
+    control: str,
+    name: str,
+    capacity_mib: int,
+    loading_max: int,
+    load_s: float,
+    runtimes: Sequence[str] = (),
+) -> Sequence[str]:
+    """The command line of a host. It holds no secret."""
+    words = [
+        sys.executable,
+        "-X",
+        "faulthandler",
+        "-m",
+        "clipper_container",
+        "host",
+        "--control",
+        control,
+    ]
+    words += [
+        "--token-env",
+        TOKEN_ENV,
+        "--name",
+        name,
+        "--load-s",
+        f"{load_s:g}",
+        "--die-with-parent",
+        str(os.getpid()),
+    ]
+    words += ["--capacity-mib", str(capacity_mib)] if capacity_mib else []
+    words += [word for runtime in runtimes for word in ("--runtime", runtime)]
+    return words + (["--loading-max", str(loading_max)] if loading_max else [])
+
+
+class Host:
+    """One of them. command: control address -> command line.  ready, lost: called at each start and
+    death; left: (model, address, why), when a connection that it had let in has ended unasked.
+    silence_s: it is replaced when it has not answered for so long.  blamed: the models that were at
+    work when it last died."""
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        command: Callable[[str], Sequence[str]],
+        ready: Callable[["Host"], None] = lambda _: None,
+        lost: Callable[["Host"], None] = lambda _: None,
+        left: Callable[[str, str, str], None] = lambda *_: None,
+        silence_s: float = 10.0,
+    ) -> None:
+        self.name, self._command, self._silence_s = name, command, silence_s
+        self._work_file = folder / f"{name}.work"
+        self.blamed: frozenset[str] = frozenset()
+        self._over: asyncio.Future[None] | None = None  # of this life
+        self._ready, self._lost, self._left = ready, lost, left
+        self._token = secrets.token_urlsafe(24)
+        self._door = Door("", self._token, self._came, folder, name)
+        self._channel: Channel | None = None
+        self._dialled = asyncio.Event()
+        self.is_ready = asyncio.Event()
+        self.types: tuple[str, ...] = ()
+        self.status = HostStatus()
+        self.lines: deque[str] = deque(maxlen=LINES_MAX)
+        self.starts = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._supervising: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process is not None else 0
+
+    # -- life
+
+    async def start(self) -> None:
+        """Begin; `is_ready` is set when it can be asked."""
+        await self._door.open()
+        self._supervising = asyncio.get_running_loop().create_task(self._supervise())
+
+    async def stop(self) -> None:
+        """SIGTERM: it says goodbye, answers what it has, and ends; SIGKILL after a grace."""
+        self._stopping = True
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+        if self._supervising is not None:
+            try:
+                async with asyncio.timeout(GRACE_S):
+                    await asyncio.shield(self._supervising)
+            except TimeoutError:
+                self.kill()
+                await self._supervising
+        self._door.close()
+        self._work_file.unlink(missing_ok=True)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    async def _supervise(self) -> None:
+        pause_s = PAUSE_S_MIN
+        while not self._stopping:
+            began = asyncio.get_running_loop().time()
+            try:
+                await self._life()
+            except OSError as error:
+                _log.error("the model host %s cannot be started: %s", self.name, error)
+            except Exception:
+                _log.exception("the model host %s is started again", self.name)
+            if self._stopping:
+                return
+            lived_s = asyncio.get_running_loop().time() - began
+            pause_s = PAUSE_S_MIN if lived_s > START_S else min(2 * pause_s, PAUSE_S_MAX)
+            tail = "\n".join([*self.lines][-10:])
+            _log.warning(
+                "the model host %s has ended; the next starts in %.1f s. Its last lines:\n%s",
+                self.name,
+                pause_s,
+                tail,
+            )
+            await asyncio.sleep(pause_s)
+
+    async def _life(self) -> None:
+        """From the start of its process until there is none any more."""
+        loop = asyncio.get_running_loop()
+        ended, was_ready = asyncio.Event(), False
+        self._dialled.clear()
+        over = self._over = loop.create_future()
+        out = self._spawn()
+        pidfd = os.pidfd_open(self._process.pid)  # type: ignore[union-attr]
+        loop.add_reader(pidfd, ended.set)
+        loop.add_reader(out, self._read_lines, out)
+        try:
+            if await _first(self._dialled, ended, timeout_s=START_S) and await self._become_ready(
+                ended
+            ):
+                was_ready = True
+                self.is_ready.set()
+                self._ready(self)
+                await self._until_over(self._channel.closed, ended)  # type: ignore[union-attr]
+                if self._stopping:
+                    await _first(ended)
+        finally:
+            self.is_ready.clear()
+            if self._channel is not None:
+                self._channel.close()
+                self._channel = None
+            self.kill()
+            await _first(ended)
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+            self._read_lines(out)
+            loop.remove_reader(out)
+            os.close(out)
+            self._process.wait()  # type: ignore[union-attr]
+            self._process = None
+            self.blamed = self._at_work()
+            over.set_result(None)
+            if was_ready and not self._stopping:
+                self._lost(self)
+
+    async def _until_over(self, closed: asyncio.Event, ended: asyncio.Event) -> None:
+        """Until the process ends, or has to be replaced."""
+        while not self._stopping and not (closed.is_set() or ended.is_set()):
+            await _first(closed, ended, timeout_s=LOOK_S)
+            if self._stopping or closed.is_set() or ended.is_set():
+                return
+            if why := await self._why_replaced():
+                _log.error(
+                    "the model host %s (pid %d) %s: it is replaced", self.name, self.pid, why
+                )
+                return
+
+    async def _why_replaced(self) -> str:
+        """Empty: it goes on. It is asked twice: when this process stood still itself, the first
+        answer may be overdue."""
+        for _ in range(2):
+            try:
+                status = await self.look(self._silence_s / 2)
+            except Lost:
+                if self._channel is None or self._channel.closed.is_set():
+                    return ""  # it has ended by itself
+                continue
+            except (Failed, msgspec.ValidationError) as failure:
+                _log.warning("the model host %s does not say how it is: %s", self.name, failure)
+                return ""
+            return "says that it is failing" if status.state == "FAILING" else ""
+        return f"has not answered for {self._silence_s:g} s"
+
+    def _at_work(self) -> frozenset[str]:
+        """The models that were at work when the process ended, as its file says."""
+        with contextlib.suppress(OSError):
+            data = self._work_file.read_bytes()
+            slots = (data[at : at + WORK_SLOT_BYTES] for at in range(0, len(data), WORK_SLOT_BYTES))
+            return frozenset(
+                slot[1 : 1 + slot[0]].decode("utf-8", "replace") for slot in slots if slot[0]
+            )
+        return frozenset()
+
+    def _spawn(self) -> int:
+        """-> the pipe of its output."""
+        self._work_file.write_bytes(bytes(WORK_SLOTS * WORK_SLOT_BYTES))
+        out, its_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(out, False)
+        try:
+            self._process = subprocess.Popen(
+                [*self._command(self._door.address), "--work-file", str(self._work_file)],
+                env={**os.environ, "PYTHONUNBUFFERED": "1", TOKEN_ENV: self._token},
+                stdin=subprocess.DEVNULL,
+                stdout=its_end,
+                stderr=its_end,
+            )
+        except BaseException:
+            os.close(out)
+            raise
+        finally:
+            os.close(its_end)
+        self.starts += 1
+        return out
+
+    def _read_lines(self, out: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(out, _READ_BYTES)
+            if not data:
+                asyncio.get_running_loop().remove_reader(out)
+            for line in data.decode("utf-8", "replace").splitlines():
+                self.lines.append(line[:4096])
+                _log.info("%s: %s", self.name, line[:4096])
+
+    def _came(self, channel: Channel) -> None:
+        self._channel = channel
+        channel.heard = self._hear
+        self.types = tuple(str(type) for type in channel.hello.get("types", ()))
+        self._dialled.set()
+
+    async def _become_ready(self, ended: asyncio.Event) -> bool:
+        until = asyncio.get_running_loop().time() + START_S
+        while not ended.is_set() and asyncio.get_running_loop().time() < until:
+            try:
+                self.status = msgspec.convert(
+                    await self._request("status", _ASK_S), HostStatus, strict=False
+                )
+            except (Failed, msgspec.ValidationError) as failure:
+                _log.warning("the model host %s does not say how it is: %s", self.name, failure)
+                return False
+            if self.status.state == "READY":
+                return True
+            if self.status.state == "FAILING":
+                return False
+            await asyncio.sleep(0.02)
+        return False
+
+    def _hear(self, message: Message) -> None:
+        if message.get("event") == "left":
+            self._left(
+                str(message.get("model", "")),
+                str(message.get("address", "")),
+                str(message.get("why", "")),
+            )
+
+    # -- asked
+
+    async def _request(self, verb: str, timeout_s: float, **fields: object) -> Message:
+        if self._channel is None:
+            raise Lost(f"the model host {self.name} is not there")
+        return await self._channel.request(verb, timeout_s, **fields)
+
+    async def look(self, timeout_s: float = _ASK_S) -> HostStatus:
+        """Ask how it is, but for its list of models."""
+        self.status = msgspec.convert(
+            await self._request("status", timeout_s, brief=True), HostStatus, strict=False
+        )
+        return self.status
+
+    async def load(self, model: MeshModel, timeout_s: float) -> Loaded:
+        asked = {"model": model.id, "type": model.type, "path": model.path, "key": model.key}
+        asked |= {"input": model.input, "output": model.output}
+        over, channel = self._over, self._channel
+        try:
+            found = await self._request(
+                "load", timeout_s + _ASK_S, timeout_ms=int(timeout_s * 1000), **asked
+            )
+        except Lost as lost:
+            if over is None or channel is None or not channel.closed.is_set():
+                raise
+            await asyncio.shield(over)
+            raise Died(lost.why, self.blamed) from None
+        return msgspec.convert(found, Loaded, strict=False)
+
+    async def unload(self, model: str, timeout_s: float) -> None:
+        await self._request("unload", timeout_s, model=model)
+
+    async def predict_size(self, model: MeshModel) -> int:
+        asked = {"model": model.id, "type": model.type, "path": model.path, "key": model.key}
+        found = await self._request("predict_size", _ASK_S, **asked)
+        return int(found.get("size_bytes", 0))
+
+    async def serve(
+        self, model: str, address: str, token: str, replica: int, timeout_s: float
+    ) -> None:
+        asked = {"model": model, "address": address, "token": token, "replica": replica}
+        await self._request("serve", timeout_s + 1.0, timeout_ms=int(timeout_s * 1000), **asked)
+
+    async def leave(self, model: str, address: str, timeout_s: float) -> None:
+        await self._request("leave", timeout_s, model=model, address=address)
+
+
+async def started(host: Host) -> Host:
+    """Start it, and wait until it is ready. Failed when that takes longer than START_S; then
+    nothing is left of it."""
+    await host.start()
+    try:
+        async with asyncio.timeout(START_S):
+            await host.is_ready.wait()
+    except BaseException as error:
+        await host.stop()
+        if isinstance(error, TimeoutError):
+            raise Failed(f"the model host {host.name} was not ready after {START_S:g} s") from None
+        raise
+    return host
+
+
+async def _first(*events: asyncio.Event, timeout_s: float | None = None) -> bool:
+    """Wait until one of them is set; -> whether the first is."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+    return events[0].is_set()

@@ -1,0 +1,1 @@
+"""Management operations of the mesh: registrations, v-models, explanations and change events."""

@@ -1,0 +1,310 @@
+"""Finding somebody to serve what is asked here: a holder that lends its copy, or a place where one
+is loaded.
+
+A query whose model nobody serves here waits in its lane, and `miss` is told once. Then, until a
+copy has dialled in or nobody waits any more: ask those who hold it, else have it loaded where
+placement says, else wait and look again. Whoever is asked and cannot is left out of the rest of the
+round. Threads: all on the mesh's event loop.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection
+from random import Random
+from typing import Final
+
+from clipper.errors import ClipperError
+from clipper.mesh.decisions import failures, placement
+from clipper.mesh.decisions.claims import alive_copies, loaded_copies
+from clipper.mesh.facade import Decision
+from clipper.mesh.loading.loader import Elsewhere, LocalModels
+from clipper.mesh.records import Instance, MeshModel
+from clipper.mesh.registry import Registry, now_ms
+from clipper.mesh.routing.router import Route
+from clipper.mesh.transport.channel import ELSEWHERE, Failed, Lost
+from clipper.mesh.transport.peers import Peers
+from clipper.settings.mesh import MeshSettings
+
+ATTACH_S: Final = 2.0  # from a host's word that it was let in, to the engine's that it is attached
+PAUSE_S_MIN, PAUSE_S_MAX = 0.01, 1.0
+LOOK_S: Final = 0.02  # at the registry, while others load
+DECISIONS_MAX: Final = 32  # of one model
+NOTED_MAX: Final = 2048  # models
+_log = logging.getLogger(__name__)
+
+
+class Notes:
+    """What this node did about the models it last had to do with."""
+
+    def __init__(self) -> None:
+        self._models: OrderedDict[str, deque[Decision]] = OrderedDict()
+
+    def note(self, id: str, what: str, why: str = "") -> None:
+        self._models.setdefault(id, deque(maxlen=DECISIONS_MAX)).append(
+            Decision(now_ms(), what, why)
+        )
+        self._models.move_to_end(id)
+        if len(self._models) > NOTED_MAX:
+            self._models.popitem(last=False)
+        _log.debug("model %s: %s, %s", id, what, why)
+
+    def of(self, id: str) -> tuple[Decision, ...]:
+        return tuple(self._models.get(id, ()))
+
+
+class Supply:
+    """here: -> this node's record, now.  address: where this server's replicas dial in, with its
+    token.  close: (route, seconds) tells the engine that no replica comes for so long."""
+
+    def __init__(
+        self,
+        local: LocalModels,
+        peers: Peers,
+        registry: Registry,
+        settings: MeshSettings,
+        here: Callable[[], Instance],
+        address: Callable[[], tuple[str, str]],
+        close: Callable[[Route, float], None],
+        notes: Notes,
+        rng: Random | None = None,
+    ) -> None:
+        self.local, self.peers, self.registry, self.settings = local, peers, registry, settings
+        self._here, self._address, self._close, self.notes = here, address, close, notes
+        self._rng = rng or Random()
+        self._serving: dict[str, asyncio.Event] = {}
+        self._closed: set[str] = set()  # failed, and not to be tried yet
+        self.quarantine = failures.Quarantine()
+        self.constraints: placement.Constraints = {}
+        self.misses = 0
+
+    # -- told
+
+    def miss(self, route: Route) -> None:
+        """A query of it waits, or may."""
+        if route.id not in self._serving and not self.local.closed:
+            self._serving[route.id] = asyncio.Event()
+            self.misses += 1
+            self.local.spawn(self._serve(route))
+
+    def came(self, route: Route) -> None:
+        """A copy serves it now."""
+        event = self._serving.get(route.id)
+        if event is not None:
+            event.set()
+
+    def reopen(self, route: Route) -> None:
+        """It may be tried again."""
+        self._closed.discard(route.id)
+        route.told = False
+        if route.core.waiting:
+            self.miss(route)
+
+    def forget(self, id: str) -> None:
+        """It is registered no more."""
+        self._closed.discard(id)
+
+    # -- serving one model
+
+    async def _serve(self, route: Route) -> None:
+        attached, pause_s = self._serving[route.id], PAUSE_S_MIN
+        exclude: dict[str, bool] = {}  # who cannot; True: it could not be reached
+        first = True
+        try:
+            while not route.served and (first or self._is_wanted(route)):
+                record = await self._read(route.id, first)
+                first = False
+                route = (
+                    route.successor or route
+                )  # one more, should it be replaced again, in the next round
+                if record is None or self._has_failed(route, record):
+                    return
+                try:
+                    if await self._from_holders(route, record, exclude) or await self._placed(
+                        route, record, exclude
+                    ):
+                        await _within(attached.wait(), ATTACH_S)
+                        continue
+                except ClipperError as error:  # the store is away, or something like it
+                    route.why = error.message
+                exclude = exclude if pause_s < PAUSE_S_MAX / 4 else {}
+                await _within(attached.wait(), pause_s)
+                pause_s = min(2 * pause_s, PAUSE_S_MAX)
+        finally:
+            del self._serving[route.id]
+            route = route.successor or route
+            route.told = route.id in self._closed
+
+    def _is_wanted(self, route: Route) -> bool:
+        return bool(route.core.waiting) or now_ms() - route.used_ms < self.settings.deadline_ms
+
+    async def _read(self, id: str, first: bool) -> MeshModel | None:
+        known: MeshModel | None = self.registry.models.get(id)
+        if known is not None and first:
+            return known
+        found: MeshModel | None = await self.local.run(self.registry.read, id)
+        return found
+
+    def _has_failed(self, route: Route, record: MeshModel) -> bool:
+        """It was tried often enough: queries are refused until it may be tried again."""
+        if loaded_copies(record, self.registry.alive()):
+            return False
+        failed = failures.verdict(record, now_ms(), self.settings, len(self.registry.alive()))
+        if failed is None:
+            return False
+        route.why = f"it could not be loaded: {failed.why}"
+        self.notes.note(route.id, "given up for now", failed.why)
+        self._closed.add(route.id)
+        self._close(route, max(0.05, (failed.retry_ms - now_ms()) / 1000))
+        return True
+
+    async def _from_holders(
+        self, route: Route, record: MeshModel, exclude: dict[str, bool]
+    ) -> bool:
+        """Have one that holds it, or is about to, serve this server."""
+        alive = self.registry.alive()
+        holders = [i for i in loaded_copies(record, alive) if i not in exclude]
+        self._rng.shuffle(holders)
+        loading = [i for i in record.copies if i in alive and i not in holders and i not in exclude]
+        me = self.local.me
+        for instance in sorted(holders, key=lambda i: i != me) + loading:
+            if await self._lent(route, instance, exclude, load=instance in loading):
+                return True
+        return False
+
+    async def _placed(self, route: Route, record: MeshModel, exclude: dict[str, bool]) -> bool:
+        """Have it loaded. Holders that cannot be reached are as good as dead: there may be a copy
+        beside theirs. One that was reached and refused, because it had not claimed it then, counts
+        as any other."""
+        unreachable = sum(
+            exclude.get(i, False) for i in loaded_copies(record, self.registry.alive())
+        )
+        choice = self.choose(record, exclude, route.used_ms)
+        if isinstance(choice, placement.Refusal):
+            newest = max(
+                record.failures.values(), key=lambda failure: failure.time_ms, default=None
+            )
+            route.why = choice.why if newest is None else f"it could not be loaded: {newest.why}"
+            self.notes.note(route.id, "no place for it", choice.why)
+            return False
+        self.notes.note(route.id, f"placed in {choice.instance}", choice.why)
+        return await self._lent(route, choice.instance, exclude, load=True, copies=1 + unreachable)
+
+    def choose(
+        self, record: MeshModel, exclude: Collection[str], used_ms: int, prefer_local: bool = True
+    ) -> placement.Choice | placement.Refusal:
+        here = self._here()
+        others = [i for i in self.registry.instances.values() if i.id != here.id]
+        return placement.choose(
+            record,
+            [*others, *([] if self.registry.is_fenced else [here])],
+            now_ms(),
+            self._rng,
+            constraints=self.constraints,
+            exclude=exclude,
+            seen=self.local.times,
+            prefer_local=here.id if prefer_local else "",
+            avoid=self.quarantine.left_alone(now_ms()),
+            used_ms=used_ms,
+        )
+
+    async def _lent(
+        self, route: Route, instance: str, exclude: dict[str, bool], *, load: bool, copies: int = 1
+    ) -> bool:
+        """Whether that instance serves it here now. If it has no copy: loads one, so that there are
+        at most `copies`."""
+        address, token = self._address()
+        limit_s = self.settings.load_s + 30.0 if load else 12.0
+        try:
+            if instance == self.local.me:
+                if load:
+                    await self.local.load(route.id, route.used_ms, waiting=True, copies=copies)
+                await self.local.lend(route.id, address, token)
+            else:
+                asked = {"model": route.id, "address": address, "token": token, "load": load}
+                await self.peers.ask(
+                    instance, "lend", limit_s, **asked, used_ms=route.used_ms, copies=copies
+                )
+        except Failed as failure:
+            self.notes.note(route.id, f"not by {instance}", failure.why)
+            if failure.fault == ELSEWHERE:
+                return False
+            exclude[instance] = isinstance(failure, Lost) and instance != self.local.me
+            route.why = failure.why
+            if load and failure.fault == "host" and not isinstance(failure, Lost):
+                self.quarantine.failed(instance, route.id, "host", now_ms())
+            return False
+        self.quarantine.loaded(instance)
+        return True
+
+    # -- a copy somewhere, whoever asked
+
+    async def load(
+        self,
+        id: str,
+        used_ms: int,
+        *,
+        copies: int = 1,
+        until_s: float = 60.0,
+        exclude: Collection[str] = (),
+    ) -> None:
+        """There are `copies` loaded when this returns. Raises Failed; Elsewhere when it is
+        registered no more; TimeoutError."""
+        tried = set(exclude)
+        async with asyncio.timeout(until_s):
+            for attempt in itertools.count():
+                record = await self._read(
+                    id, not attempt and not exclude
+                )  # what has just left there, the mirror may not know
+                if record is None:
+                    raise Elsewhere(f"no model {id!r} is registered")
+                alive = self.registry.alive()
+                if len(loaded_copies(record, alive)) >= copies:
+                    return
+                if (
+                    failed := failures.verdict(record, now_ms(), self.settings, len(alive))
+                ) is not None:
+                    raise Failed(failed.why, failed.fault)
+                is_claimed = len(alive_copies(record, alive)) >= copies
+                if is_claimed or not await self._load_once(record, used_ms, copies, tried):
+                    await asyncio.sleep(LOOK_S)
+
+    async def _load_once(
+        self, record: MeshModel, used_ms: int, copies: int, tried: set[str]
+    ) -> bool:
+        choice = self.choose(record, tried, used_ms, prefer_local=False)
+        if isinstance(choice, placement.Refusal):
+            if not choice.retry_ms or tried:
+                raise Failed(choice.why, "none")
+            await asyncio.sleep(min(choice.retry_ms / 1000, PAUSE_S_MAX))
+            return False
+        self.notes.note(record.id, f"placed in {choice.instance}", choice.why)
+        try:
+            if choice.instance == self.local.me:
+                await self.local.load(record.id, used_ms, waiting=False, copies=copies)
+            else:
+                asked = {"model": record.id, "used_ms": used_ms, "copies": copies}
+                await self.peers.ask(choice.instance, "load", self.settings.load_s + 30.0, **asked)
+        except Failed as failure:
+            self.notes.note(record.id, f"not by {choice.instance}", failure.why)
+            if failure.fault == ELSEWHERE:
+                return False
+            tried.add(choice.instance)
+        return True
+
+    # -- more of them
+
+    async def widen(self, route: Route, record: MeshModel, lenders: Collection[str]) -> None:
+        """Have every holder serve it, now that there are more of them."""
+        for instance in loaded_copies(record, self.registry.alive()):
+            if instance not in lenders:
+                await self._lent(route, instance, {}, load=False)
+
+
+async def _within(waiting: "asyncio.Future[object] | object", timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await waiting  # type: ignore[misc]
+    except TimeoutError:
+        pass

@@ -1,0 +1,1 @@
+"""Messages between nodes, and between a node and its model hosts."""

@@ -1,0 +1,105 @@
+"""Finding a copy for a model that is asked: how many copies are asked for, and of whom."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from clipper.mesh.loading.loader import LocalModels
+from clipper.mesh.records import Copy, Instance, MeshModel
+from clipper.mesh.registry import Registry, now_ms
+from clipper.mesh.routing.copy_locator import Notes, Supply
+from clipper.mesh.transport.channel import ELSEWHERE, Failed, Lost, Message
+from clipper.settings.mesh import MeshSettings
+from clipper.store import MemoryStore
+from clipper.testing import wait_until
+
+MIB = 1 << 20
+
+
+class FakePeers:
+    """Answers `lend` by what it was told for each instance; keeps what was asked, as (instance,
+    load, copies)."""
+
+    def __init__(self, **answers: Failed | None) -> None:
+        self.answers = answers
+        self.asked: list[tuple[str, bool, int]] = []
+
+    async def ask(self, instance: str, verb: str, timeout_s: float, **fields: Any) -> Message:
+        self.asked.append((instance, fields["load"], fields["copies"]))
+        answer = self.answers[instance]
+        if answer is not None:
+            raise answer
+        return {}
+
+
+class FakeRoute:
+    """A model that is asked here, served by nobody."""
+
+    id, why, used_ms, served = "m", "", 0, False
+
+
+def instance(id: str, number: int) -> Instance:
+    return Instance(id, number, "", "", types=("onnx",), capacity_bytes=100 * MIB)
+
+
+async def away(function: Any, *args: Any) -> Any:
+    return function(*args)
+
+
+@pytest.mark.parametrize(
+    ("answer", "copies"),
+    [
+        (Failed("it has 1 of 1 copies", ELSEWHERE), 1),
+        (Failed("it is stopping", "none"), 1),
+        (Failed("its model host died", "host"), 1),
+        (Lost("no answer within 12 s"), 2),
+    ],
+)
+def test_only_a_holder_that_cannot_be_reached_lets_another_copy_be_made(
+    answer: Failed, copies: int
+) -> None:
+    store = MemoryStore()
+    registry = Registry(store, MeshSettings())
+    registry.enter(instance("a", 1))
+    for other in (instance("b", 2), instance("c", 3)):
+        other_registry = Registry(store, MeshSettings())
+        other_registry.enter(other)
+        other_registry.close()
+    registry.register(MeshModel("m", "onnx", "x.onnx"))
+    record = registry.change(
+        "m",
+        lambda m: MeshModel(
+            m.id, m.type, m.path, copies={"b": Copy(now_ms(), now_ms())}, size_bytes=1
+        ),
+    )
+    assert isinstance(record, MeshModel)
+    wait_until(lambda: len(registry.instances) == 3)
+    peers = FakePeers(b=answer, c=None)
+    local = LocalModels("a", 1, registry, registry.settings, [], 0, away)
+    supply = Supply(
+        local,
+        peers,
+        registry,
+        registry.settings,
+        lambda: instance("a", 1),
+        lambda: ("", ""),
+        lambda *_: None,
+        Notes(),  # type: ignore[arg-type]
+    )
+    local.stopping = True
+
+    async def ask() -> None:
+        exclude: dict[str, bool] = {}
+        route: Any = FakeRoute()
+        assert not await supply._from_holders(route, record, exclude)
+        supply.choose = lambda *_, **__: type("Choice", (), {"instance": "c", "why": ""})()  # type: ignore[method-assign]
+        await supply._placed(route, record, exclude)
+
+    try:
+        asyncio.run(ask())
+    finally:
+        registry.leave()
+        registry.close()
+        store.close()
+    assert peers.asked == [("b", False, 1), ("c", True, copies)]

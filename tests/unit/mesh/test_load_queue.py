@@ -1,0 +1,127 @@
+"""The queue of loads beside a sorted list, and times of loads beside numpy."""
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from clipper.mesh.decisions.load_queue import FEW, SEED_MS, Load, LoadQueue, LoadTimes
+
+
+def order(queue: LoadQueue) -> list[str]:
+    found = []
+    while (load := queue.pop()) is not None:
+        found.append(load.model)
+    return found
+
+
+def test_those_a_request_waits_for_come_first() -> None:
+    queue = LoadQueue()
+    for load in (
+        Load("old", 5, 1),
+        Load("new", 9, 2),
+        Load("late", 3, 8, True),
+        Load("early", 1, 7, True),
+    ):
+        assert queue.push(load) is None
+    assert queue.waiting == 2
+    assert order(queue) == ["early", "late", "new", "old"]
+    assert (len(queue), queue.waiting) == (0, 0)
+
+
+def test_promotion_and_its_end() -> None:
+    queue = LoadQueue()
+    queue.push(Load("a", 9, 1))
+    queue.push(Load("b", 5, 1))
+    assert queue.promote("b", 20)
+    assert not queue.promote("c", 20)
+    assert "b" in queue
+    queue.push(Load("c", 1, 19, True))
+    assert queue.demote("c")
+    assert not queue.demote("a")
+    assert order(queue) == ["b", "a", "c"]
+
+
+def test_queued_again_it_is_raised_and_never_lowered() -> None:
+    queue = LoadQueue()
+    queue.push(Load("a", 5, 1, True, 100))
+    assert queue.push(Load("a", 9, 7, False, 0)) is None
+    assert queue.pop() == Load("a", 9, 1, True, 100)
+    assert queue.pop() is None
+
+
+def test_full_it_keeps_those_that_are_waited_for() -> None:
+    queue = LoadQueue(2)
+    assert queue.push(Load("a", 5, 1)) is None
+    assert queue.push(Load("b", 9, 1)) is None
+    refused = Load("c", 99, 1)
+    assert queue.push(refused) is refused
+    gone = queue.push(Load("d", 1, 1, True))
+    assert gone is not None
+    assert gone.model == "a"
+    assert queue.push(Load("e", 1, 2, True)) is not None
+    last = Load("f", 1, 3, True)
+    assert queue.push(last) is last
+    assert order(queue) == ["d", "e"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_beside_a_sorted_list(seed: int) -> None:
+    rng, queue = Random(seed), LoadQueue(30)
+    twin: dict[str, list[int]] = {}  # waiting, since, used
+    for now in range(1000, 1600):
+        id, kind = f"m{rng.randrange(60)}", rng.random()
+        if kind < 0.6:
+            load = Load(id, rng.randrange(10**6), now, rng.random() < 0.3)
+            gone = queue.push(load)
+            if id in twin:
+                held = twin[id]
+                twin[id] = [
+                    held[0] or load.waiting,
+                    now if load.waiting and not held[0] else held[1],
+                    max(held[2], load.used_ms),
+                ]
+            elif gone is not load:
+                twin[id] = [load.waiting, now, load.used_ms]
+            if gone is not None and gone is not load:
+                assert not twin[gone.model][0]
+                del twin[gone.model]
+        elif kind < 0.7:
+            assert (queue.drop(id) is not None) == (twin.pop(id, None) is not None)
+        elif kind < 0.8:
+            assert queue.promote(id, now) == (id in twin)
+            if id in twin:
+                held = twin[id]
+                twin[id] = [True, held[1] if held[0] else now, max(held[2], now)]
+        else:
+            popped = queue.pop()
+            best = min(
+                twin,
+                key=lambda m: (0, twin[m][1]) if twin[m][0] else (1, -twin[m][2]),
+                default=None,
+            )
+            assert (popped.model if popped else None) == best or (
+                popped and twin[popped.model] == twin[best or ""]
+            )
+            if popped:
+                del twin[popped.model]
+        assert len(queue) == len(twin) <= 30
+        assert queue.waiting == sum(1 for held in twin.values() if held[0])
+
+
+def test_times_of_loads() -> None:
+    times = LoadTimes(limit_s=60)
+    assert times.assumed_ms("onnx") == times.mean_ms("onnx") == 20_000
+    assert LoadTimes(limit_s=1).assumed_ms("onnx") == 1000
+    assert LoadTimes(limit_s=4).assumed_ms("onnx") == SEED_MS
+    took = np.random.default_rng(1).lognormal(6, 0.3, 50)
+    for n, ms in enumerate(took, 1):
+        times.add("onnx", ms)
+        if n > 1:
+            deviation = np.std(took[:n], ddof=1)
+            expected = took[:n].mean() + (5 if n <= FEW else 3) * deviation
+            assert times.assumed_ms("onnx") == pytest.approx(min(expected, 60_000))
+    assert times.count("onnx") == 50
+    assert times.count("skops") == 0
+    assert times.mean_ms("onnx") == pytest.approx(took.mean())
+    assert times.assumed_ms("skops") == 20_000

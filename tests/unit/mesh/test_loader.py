@@ -1,0 +1,277 @@
+"""The models of a node over hosts that are made up: whose turn it is, who goes, and that the
+registry hears of all of it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from clipper.mesh.loading.loader import Elsewhere, LocalModels
+from clipper.mesh.loading.model_host import HostStatus, Loaded
+from clipper.mesh.records import Instance, MeshModel, Policy
+from clipper.mesh.registry import Registry
+from clipper.mesh.transport.channel import Failed, Lost
+from clipper.settings.mesh import MeshSettings
+from clipper.store import MemoryStore
+from clipper.testing import wait_until
+
+SIZE = 100
+
+
+class FakeHost:
+    """Loads when it is let: `gate`. fails: id -> what it raises."""
+
+    types = ("onnx",)
+    status = HostStatus("READY", 1000, 1, 1000, SIZE)
+
+    def __init__(self) -> None:
+        self.loaded: list[str] = []
+        self.unloaded: list[str] = []
+        self.served: list[tuple[str, str]] = []
+        self.fails: dict[str, Failed] = {}
+        self.sizes: dict[str, int] = {}
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def load(self, model: MeshModel, timeout_s: float) -> Loaded:
+        await self.gate.wait()
+        if model.id in self.fails:
+            raise self.fails[model.id]
+        self.loaded.append(model.id)
+        return Loaded(self.sizes.get(model.id, SIZE), 1, "f32[3]", "f32", 2.0)
+
+    async def unload(self, model: str, timeout_s: float) -> None:
+        self.unloaded.append(model)
+
+    async def predict_size(self, model: MeshModel) -> int:
+        return SIZE
+
+    async def serve(
+        self, model: str, address: str, token: str, replica: int, timeout_s: float
+    ) -> None:
+        self.served.append((model, address))
+
+    async def leave(self, model: str, address: str, timeout_s: float) -> None:
+        self.served.remove((model, address))
+
+
+Test = Callable[[LocalModels, FakeHost, Registry], Awaitable[Any]]
+
+
+def with_models(test: Test, *, capacity: int = 10 * SIZE, models: int = 6, **settings: Any) -> None:
+    async def run() -> None:
+        store = MemoryStore()
+        registry = Registry(store, MeshSettings(**settings))
+        registry.enter(Instance("a", 1, "", ""))
+        for n in range(models):
+            registry.register(MeshModel(f"m{n}", "onnx", "x.onnx", policy=Policy(pinned=n == 5)))
+        wait_until(lambda: len(registry.models) == models)
+
+        async def away(function: Callable[..., Any], *args: Any) -> Any:
+            await asyncio.sleep(0)
+            return function(*args)
+
+        host = FakeHost()
+        local = LocalModels("a", 1, registry, registry.settings, [host], capacity, away)
+        try:
+            async with asyncio.timeout(20):
+                await test(local, host, registry)
+        finally:
+            await local.stop()
+            registry.leave()
+            registry.close()
+            store.close()
+
+    asyncio.run(run())
+
+
+def copies(registry: Registry, id: str) -> dict[str, bool]:
+    record = registry.read(id)
+    assert record is not None
+    return {instance: bool(copy.loaded_ms) for instance, copy in record.copies.items()}
+
+
+def test_those_who_ask_together_load_once() -> None:
+    async def test(local: LocalModels, host: FakeHost, registry: Registry) -> None:
+        await asyncio.gather(*(local.load("m0", 5, waiting=True) for _ in range(50)))
+        assert host.loaded == ["m0"]
+        assert copies(registry, "m0") == {"a": True}
+        record = registry.read("m0")
+        assert record is not None
+        assert (record.size_bytes, record.input) == (SIZE, "f32[3]")
+
+    with_models(test)
+
+
+def test_a_model_is_loading_until_its_load_has_ended() -> None:
+    async def test(local: LocalModels, host: FakeHost, registry: Registry) -> None:
+        host.gate.clear()
+        load = asyncio.ensure_future(local.load("m0", 1, waiting=True))
+        await asyncio.sleep(0)
+        assert (local.is_loading("m0"), local.is_loading("m1")) == (True, False)
+        host.gate.set()
+        await load
+        assert not local.is_loading("m0")
+
+    with_models(test)
+
+
+def test_what_somebody_waits_for_goes_first_then_what_was_used_last() -> None:
+    async def test(local: LocalModels, host: FakeHost, registry: Registry) -> None:
+        host.gate.clear()
+        begun = [asyncio.ensure_future(local.load("m0", 1, waiting=True))]
+        await asyncio.sleep(0)
+        begun += [asyncio.ensure_future(local.load(f"m{n}", n, waiting=False)) for n in (1, 3, 2)]
+        begun += [asyncio.ensure_future(local.load("m4", 0, waiting=True))]
+        await asyncio.sleep(0)
+        host.gate.set()
+        await asyncio.gather(*begun)
+        assert host.loaded == ["m0", "m4", "m3", "m2", "m1"]
+
+    with_models(test)
+
+
+def test_the_least_worthy_makes_room_and_the_pinned_stays() -> None:
+    async def test(local: LocalModels, host: FakeHost, registry: Registry) -> None:
+        local.residents.churn_ms = 0
+        for at, id in enumerate(("m5", "m0", "m1")):
+            await local.load(id, at, waiting=True)
+            local.residents.churn_ms = 0
+        await local.load("m2", 9, waiting=True)
+        assert host.unloaded == ["m0"]
+        assert set(local.held) == {"m5", "m1", "m2"}
+        assert copies(registry, "m0") == {}
+        assert local.residents.used_bytes == 3 * SIZE
+
+    with_models(test, capacity=3 * SIZE)
+
+
+def test_a_model_too_big_for_here_leaves_no_claim() -> None:
+    async def test(local: LocalModels, host: FakeHost, registry: Registry) -> None:
+        registry.change("m0", lambda m: MeshModel("m0", "onnx", "x.onnx", size_bytes=99 * SIZE))
+        wait_until(lambda: registry.models["m0"].size_bytes)
+        with pytest.raises(Failed, match="no room") as failure:
+            await local.load("m0", 1, waiting=True)
+        assert failure.value.fault == "none"
+        assert copies(registry, "m0") == {}
+        assert not host.loaded
+
+    with_models(test)
+
+
+def test_a_load_that_fails_is_told_with_whose_fault_it_is() -> None:
+    async def test(local: LocalModels, host: FakeHost, registry: Registry) -> None:
+        host.fails = {"m0": Failed("bad file", "artifact"), "m1": Lost("gone")}
+        for id, fault in (("m0", "artifact"), ("m1", "host")):
+            with pytest.raises(Failed):
+                await local.load(id, 1, waiting=True)
+            record = registry.read(id)
+            assert record is not None
+            assert record.failures["a"].fault == fault
+            assert not record.copies
+        assert local.residents.used_bytes == 0
+        assert local.counts.stats()["load_outcomes"]["artifact"] == 1
+
+    with_models(test)
+
+
+def test_what_another_has_is_not_loaded() -> None:
+    async def test(local: LocalModels, host: FakeHost, registry: Registry) -> None:
+        other = Instance("b", 2, "", "")
+        registry.store.put("mesh/instance/b", b'{"id":"b","number":2,"peers":"","containers":""}')
+        wait_until(lambda: "b" in registry.instances)
+        from clipper.mesh.decisions import claims
+
+        registry.change(
+            "m0",
+            lambda m: claims.claimed(
+                m, other.id, 1, alive=("b",), copies=1, settings=registry.settings
+            ),
+        )
+        with pytest.raises(Elsewhere, match="1 of 1 copies: b"):
+            await local.load("m0", 1, waiting=True)
+        await local.load("m0", 1, waiting=True, copies=2)
+        assert copies(registry, "m0") == {"b": False, "a": True}
+
+    with_models(test)
+
+
+def test_a_copy_whose_claim_was_taken_away_goes() -> None:
+    async def test(local: LocalModels, host: FakeHost, registry: Registry) -> None:
+        host.gate.clear()
+        loading = asyncio.ensure_future(local.load("m0", 1, waiting=True))
+        while copies(registry, "m0") != {"a": False}:
+            await asyncio.sleep(0)
+        registry.change("m0", lambda m: MeshModel("m0", "onnx", "x.onnx"))
+        host.gate.set()
+        with pytest.raises(Elsewhere, match="taken away"):
+            await loading
+        assert host.unloaded == ["m0"]
+        assert local.residents.used_bytes == 0
+
+    with_models(test)
+
+
+def test_who_is_fenced_claims_nothing() -> None:
+    async def test(local: LocalModels, host: FakeHost, registry: Registry) -> None:
+        assert registry.lease is not None
+        registry.lease.lost.set()
+        with pytest.raises(Failed, match="lease"):
+            await local.load("m0", 1, waiting=True)
+        assert copies(registry, "m0") == {}
+
+    with_models(test)
+
+
+def test_what_a_dead_host_held_is_loaded_again_without_a_new_claim() -> None:
+    async def test(local: LocalModels, host: FakeHost, registry: Registry) -> None:
+        await local.load("m0", 1, waiting=True)
+        assert [id for id, _ in local.host_lost(host)] == ["m0"]
+        assert copies(registry, "m0") == {"a": True}
+        local.load_again("m0", 1)
+        await local.load("m0", 1, waiting=True)
+        assert host.loaded == ["m0", "m0"]
+        assert set(local.held) == {"m0"}
+
+    with_models(test)
+
+
+def test_one_larger_than_was_thought_has_others_go() -> None:
+    async def test(local: LocalModels, host: FakeHost, registry: Registry) -> None:
+        host.sizes = {"m2": 2 * SIZE}
+        for n in range(3):
+            local.residents.churn_ms = 0
+            await local.load(f"m{n}", n, waiting=True)
+        assert local.residents.used_bytes <= 3 * SIZE
+        assert "m2" in local.held
+
+    with_models(test, capacity=3 * SIZE)
+
+
+def test_it_lends_what_it_holds() -> None:
+    async def test(local: LocalModels, host: FakeHost, registry: Registry) -> None:
+        with pytest.raises(Elsewhere):
+            await local.lend("m0", "unix:/x", "token")
+        await local.load("m0", 1, waiting=True)
+        await local.lend("m0", "unix:/x", "token")
+        assert host.served == [("m0", "unix:/x")]
+        await local.unlend("m0", "unix:/x")
+        assert not host.served
+
+    with_models(test)
+
+
+def test_who_stops_takes_nothing_more_and_tells_those_who_wait() -> None:
+    async def test(local: LocalModels, host: FakeHost, registry: Registry) -> None:
+        host.gate.clear()
+        waiting = asyncio.ensure_future(local.load("m0", 1, waiting=True))
+        await asyncio.sleep(0)
+        local.stopping = True
+        with pytest.raises(Failed, match="stopping"):
+            await local.load("m1", 1, waiting=True)
+        await local.stop()
+        with pytest.raises(Failed, match="stopping"):
+            await waiting
+
+    with_models(test)

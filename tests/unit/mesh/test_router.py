@@ -1,0 +1,179 @@
+"""From a name to a lane: what is told once, what a v-model asks, what is not there."""
+
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from clipper.mesh.routing.lookups import LOOKUPS_MAX, Lookups
+from clipper.mesh.routing.router import (
+    ABSENT_MAX,
+    Alias,
+    Route,
+    Routes,
+    core_record,
+    is_convertible,
+)
+from clipper.testing import wait_until
+from clipper.types import Batching, InputType, Model
+
+
+def routes(*known: str, draws: list[float] | None = None) -> tuple[Routes, list[str], list[str]]:
+    missed: list[str] = []
+    looked: list[str] = []
+
+    def make(record: Model, why: Any) -> Any:
+        cores = {record.id: SimpleNamespace(waiting=0)}
+        return SimpleNamespace(cores=cores, why=why), SimpleNamespace(
+            cores=cores, why=why, slo_us=31e6
+        )
+
+    def find(id: str) -> Model | None:
+        return core_record(id, "any", "any") if id in known else None
+
+    def told(route: Route) -> None:
+        missed.append(route.id)
+
+    drawn = iter(draws or ())
+    rng: Any = SimpleNamespace(random=lambda: next(drawn))
+    return Routes(make, find, told, Batching(), rng, look_up=looked.append), missed, looked
+
+
+def test_a_miss_is_told_once_until_it_was_served() -> None:
+    found, missed, _ = routes("m")
+    for _ in range(3):
+        assert found.question("m") is not None
+    assert missed == ["m"]
+    found.came_or_went("m", [1])
+    found.question("m")
+    assert missed == ["m"]
+    found.came_or_went("m", [])
+    found.question("m")
+    assert missed == ["m", "m"]
+
+
+def test_query_that_has_to_wait_for_a_load_gets_the_time_for_it() -> None:
+    found, _, _ = routes("m")
+    assert found.question("m") is found.get("m").cold  # type: ignore[union-attr]
+    found.came_or_went("m", [1])
+    assert found.question("m") is found.get("m").question  # type: ignore[union-attr]
+
+
+def test_uses_are_counted_and_those_that_waited() -> None:
+    found, _, _ = routes("m")
+    for _ in range(3):
+        found.question("m")
+    found.came_or_went("m", [1])
+    found.question("m")
+    ((route, asked),) = found.touched.take()
+    assert (route.id, asked, route.waited) == ("m", 4, 3)
+    assert not list(found.touched.take())
+    found.question("m")
+    assert [asked for _, asked in found.touched.take()] == [1]
+
+
+def test_many_threads_make_one_route() -> None:
+    found, missed, _ = routes("m")
+    threads = [threading.Thread(target=found.question, args=("m",)) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 1
+    assert set(missed) == {"m"}
+    assert sum(asked for _, asked in found.touched.take()) == 16
+
+
+def test_a_vmodel_asks_its_active_model_or_a_share_of_the_other() -> None:
+    found, _, _ = routes("m", "t", draws=[0.1, 0.9])
+    found.alias("v", Alias("m"))
+    assert found.route("v") is found.route("m")
+    found.alias("v", Alias("m", "t", 0.5))
+    assert [found.route("v").id for _ in range(2)] == ["t", "m"]  # type: ignore[union-attr]
+    found.alias("v", None)
+    assert found.route("v") is None
+
+
+def test_who_is_not_there_is_looked_up_in_the_store_once_for_a_while() -> None:
+    found, _, looked = routes()
+    for _ in range(5):
+        assert found.question("nobody") is None
+    assert looked.count("nobody") == 1
+    found.is_known("nobody")
+    found.question("nobody")
+    assert looked.count("nobody") == 2
+    for n in range(2 * ABSENT_MAX):
+        found.question(f"n{n}")
+    assert len(found._absent) <= ABSENT_MAX
+
+
+def test_a_seat_is_for_models_of_the_mesh() -> None:
+    found, missed, _ = routes("m")
+    assert found.seat("m", 1, "any") is not None
+    assert found.seat("m", 2, "any") is None
+    assert found.seat("nobody", 1, "any") is None
+    assert not missed
+
+
+def test_what_was_unregistered_is_found_no_more() -> None:
+    found, _, _ = routes("m")
+    first = found.route("m")
+    assert found.forget("m") is first
+    assert found.forget("m") is None
+    assert found.route("m") is not first
+
+
+def test_name_is_looked_up_once_at_a_time_and_an_event_loop_waits_for_one_that_hangs_once() -> None:
+    hangs, asked = threading.Event(), []
+
+    def find(name: str) -> None:
+        asked.append(name)
+        hangs.wait(30)
+
+    found = Lookups(find)
+
+    async def ask() -> None:
+        for n in range(3 * LOOKUPS_MAX):
+            found.look_up(f"n{n % (2 * LOOKUPS_MAX)}")
+
+    asyncio.run(ask())  # it would take 48 s
+    assert len(found._pending) == LOOKUPS_MAX
+    hangs.set()
+    wait_until(lambda: not found._pending)
+    assert asked == [f"n{n}" for n in range(LOOKUPS_MAX)]
+    found.close()
+    found.look_up("late")
+    assert not found._pending
+
+
+def test_event_loop_knows_a_name_once_a_quick_store_has_answered() -> None:
+    known: list[str] = []
+    found = Lookups(known.append)
+
+    async def ask() -> list[str]:
+        found.look_up("a")
+        return list(known)
+
+    assert asyncio.run(ask()) == ["a"]
+    found.close()
+
+
+@pytest.mark.parametrize(
+    ("queued", "taken", "fits"),
+    [
+        ("f64[3]", "f32[3]", True),
+        ("i32[3]", "f32[3]", True),
+        ("f64[4]", "f32[3]", False),
+        ("f64[3,1]", "f32[3]", False),
+        ("f64[*]", "f32[3]", True),
+        ("str", "f32[3]", False),
+        ("f64[3]", "bytes", False),
+        ("f64[4]", "any", True),
+    ],
+)
+def test_rows_can_be_sent_to_a_host_that_takes_the_same_shape(
+    queued: str, taken: str, fits: bool
+) -> None:
+    assert is_convertible(InputType.parse(queued), InputType.parse(taken)) == fits
