@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper.selection import Observation, Prediction, Query, Truth, policy_named
+from clipper.selection import Observation, Prediction, Query, Truth, create_policy
 from clipper.types import VersionedModel
 from clipper_core.bandit import Rule, RuleKind
 from clipper_core.linear import Blend, Context
@@ -126,7 +126,7 @@ def test_anchor_weights_numpy(benchmark: Any, k: int) -> None:
 
 
 def learned(name: str, k: int) -> tuple[Any, Any, list[VersionedModel], Any]:
-    policy, models = policy_named(name), [VersionedModel(f"m{i}", 1) for i in range(k)]
+    policy, models = create_policy(name), [VersionedModel(f"m{i}", 1) for i in range(k)]
     state, rng = policy.init(models), np.random.default_rng(5)
     numbers = name == "ridge"
     for t in range(200):

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from clipper.selection import Plan, policy_named
+from clipper.selection import Plan, create_policy
 from clipper.serving.processor import Asked, Question, finish
 from clipper.serving.states import States
 from clipper.serving.tally import Tally
@@ -40,7 +40,7 @@ class Ended:
 
 
 def question(models: tuple[VersionedModel, ...]) -> Question:
-    policy = policy_named("ensemble")
+    policy = create_policy("ensemble")
     states = States(MemoryStore(), Journal(None), "node", 100, 1.0)
     return Question(
         "app", models, {}, policy, states.learner("app", "ensemble", policy, models), 1000

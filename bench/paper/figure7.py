@@ -17,7 +17,7 @@ from sklearn.svm import SVC
 from bench.harness import Goal, Row, Sample, row
 from bench.paper import plots
 from bench.paper.runs import in_parallel
-from clipper.selection import Observation, Prediction, Query, Truth, policy_named
+from clipper.selection import Observation, Prediction, Query, Truth, create_policy
 from clipper.types import VersionedModel
 
 Array = np.ndarray[Any, Any]
@@ -129,7 +129,7 @@ def once(seed: int) -> dict[str, dict[str, float]]:
 
 
 def stream(name: str, said: Array, labels: Array) -> dict[str, float]:
-    policy, models = policy_named(name), [VersionedModel(f"m{i}", 1) for i in range(said.shape[1])]
+    policy, models = create_policy(name), [VersionedModel(f"m{i}", 1) for i in range(said.shape[1])]
     state, answers = policy.init(models), []
     for votes, label in zip(said.tolist(), labels.tolist(), strict=True):
         plan = policy.select(state, Query(), models)

@@ -10,7 +10,7 @@ from bench.harness import Goal, Row, Sample, absent, row
 from bench.paper import peers, plots
 from bench.paper.runs import in_parallel
 from bench.paper.worlds import WORLDS, Contexts, World, contexts, error_rates, oracle, stream
-from clipper.selection import Observation, Policy, Prediction, Query, Truth, policy_named
+from clipper.selection import Observation, Policy, Prediction, Query, Truth, create_policy
 from clipper.types import VersionedModel
 
 Array = np.ndarray[Any, Any]
@@ -180,7 +180,7 @@ def wrong(name: str, world: str, seed: int) -> Array:
     if name in peers.PEERS:
         labels, answers = stream(WORLDS[world], seed)
         return peers.PEERS[name]((answers != labels[:, None]).astype(float), seed + 10**6)
-    return errors(policy_named(name), WORLDS[world], seed)
+    return errors(create_policy(name), WORLDS[world], seed)
 
 
 def errors(policy: Policy, world: World, seed: int) -> Array:
@@ -190,7 +190,7 @@ def errors(policy: Policy, world: World, seed: int) -> Array:
 
 def held(name: str, world: str, seed: int) -> tuple[Array, Array]:
     """bool[queries]: which sets held the label; how many labels were in each."""
-    labels, sets, _ = answered(policy_named(name), WORLDS[world], seed)
+    labels, sets, _ = answered(create_policy(name), WORLDS[world], seed)
     inside = [label in one for label, one in zip(labels.tolist(), sets, strict=True)]
     return np.array(inside), np.array([len(one) for one in sets])
 
@@ -217,7 +217,10 @@ def answered(policy: Policy, world: World, seed: int) -> tuple[Array, list[Any],
 def by_context(name: str, seed: int) -> Array:
     """bool[queries]"""
     features, rates = contexts(Contexts(), seed)
-    policy, models = policy_named(name), [VersionedModel(f"m{i}", 1) for i in range(rates.shape[1])]
+    policy, models = (
+        create_policy(name),
+        [VersionedModel(f"m{i}", 1) for i in range(rates.shape[1])],
+    )
     rng = np.random.default_rng(seed + 10**6)
     lost, chance = rng.random(rates.shape) < rates, rng.random(len(rates))
     state, found = policy.init(models), np.empty(len(rates), bool)

@@ -10,7 +10,7 @@ import numpy as np
 
 from bench.harness import Goal, Row, row
 from bench.paper.runs import in_parallel
-from clipper.selection import policy_named
+from clipper.selection import create_policy
 from clipper.types import VersionedModel
 
 Array = np.ndarray[Any, Any]
@@ -116,7 +116,7 @@ def regret(name: str, rounds: int, seed: int) -> float:
     """Of one run; expected losses where they come by chance."""
     trial = TRIALS[name]
     rng = np.random.default_rng(seed)
-    policy: Any = policy_named(
+    policy: Any = create_policy(
         trial.policy.format(eta_exp3=eta_exp3(rounds), eta_hedge=eta_hedge(rounds))
     )
     if trial.losses == "context":

@@ -33,8 +33,13 @@ import numpy as np
 
 import clipper
 from bench.harness import Goal, Row, absent, row
-from clipper.selection import policy_named
-from clipper.selection.lessons import Rows, lesson_of, observe, observe_rows
+from clipper.selection import create_policy
+from clipper.selection.batch_learning import (
+    ObservationRows,
+    native_update_of,
+    observe,
+    observe_rows,
+)
 from clipper.serving.records import read
 from clipper.types import VersionedModel
 
@@ -149,27 +154,27 @@ def taught(app: Any, draw: random.Random) -> int:
 def after(states: State, record: bytes) -> State:
     """Serial replay: a user's first observation finds what all have taught before it."""
     application, text, models, user, seen = read(record)
-    policy, found = policy_named(text), dict(states)
+    policy, found = create_policy(text), dict(states)
     for whose in dict.fromkeys((user, "")):
         state = state_of(found, application, whose, models)
-        if isinstance(seen, Rows):
+        if isinstance(seen, ObservationRows):
             found[application, whose] = observe_rows(policy, state, seen)
         else:
-            found[application, whose] = observe(policy, state, seen, lesson_of(policy))
+            found[application, whose] = observe(policy, state, seen, native_update_of(policy))
     return found
 
 
 def state_of(states: State, application: str, user: str, models: Any) -> Any:
     if (application, user) in states:
         return states[application, user]
-    return policy_named(APPLICATIONS[application]).init(
+    return create_policy(APPLICATIONS[application]).init(
         models, state_of(states, application, "", models) if user else None
     )
 
 
 def is_so(states: State, application: str, told: dict[str, str]) -> bool:
     models = [VersionedModel(name, 1) for name in MODELS]
-    policy = policy_named(APPLICATIONS[application])
+    policy = create_policy(APPLICATIONS[application])
     return all(
         policy.encode(state_of(states, application, user, models)).hex() == told[user]
         for user in USERS
@@ -200,7 +205,7 @@ class Book:
         return ""
 
     def _difference(self, application: str, told: dict[str, str]) -> str:
-        policy = policy_named(APPLICATIONS[application])
+        policy = create_policy(APPLICATIONS[application])
         models = [VersionedModel(name, 1) for name in MODELS]
         seen = {user: policy.decode(bytes.fromhex(told[user])).seen for user in USERS}
         expected = {user: state_of(self.states, application, user, models).seen for user in USERS}

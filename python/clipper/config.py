@@ -24,9 +24,9 @@ from clipper.settings.http import (
     HttpSettings,
     TlsFiles,
     is_loopback,
-    listener_troubles,
+    listener_problems,
     query_tls,
-    tls_troubles,
+    tls_problems,
 )
 from clipper.settings.influx import InfluxSettings
 from clipper.settings.mesh import MeshSettings
@@ -34,7 +34,7 @@ from clipper.settings.params import ParamsSettings
 from clipper.settings.server import (
     ApplicationSettings,
     FeedbackSettings,
-    Limits,
+    LimitSettings,
     ModelSettings,
     ServerSettings,
 )
@@ -47,7 +47,7 @@ class Config(msgspec.Struct, frozen=True):
     """origins: where each value that is not a default came from, by dotted key."""
 
     server: ServerSettings = ServerSettings()
-    limits: Limits = Limits()
+    limits: LimitSettings = LimitSettings()
     batching: Batching = Batching()
     feedback: FeedbackSettings = FeedbackSettings()
     http: HttpSettings = HttpSettings()
@@ -77,7 +77,7 @@ class KeyInfo(msgspec.Struct, frozen=True):
 
 _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "server": ServerSettings,
-    "limits": Limits,
+    "limits": LimitSettings,
     "batching": Batching,
     "feedback": FeedbackSettings,
     "http": HttpSettings,
@@ -521,13 +521,13 @@ def _check(config: Config, leaves: _Leaves) -> None:
 
     _check_address(config.server, refuse)
     grpc_files = TlsFiles(config.grpc.tls_cert, config.grpc.tls_key, config.grpc.tls_client_ca)
-    troubles = tls_troubles("grpc", "tls", grpc_files, query_tls(config.http))
+    troubles = tls_problems("grpc", "tls", grpc_files, query_tls(config.http))
     params_files = TlsFiles(
         config.params.grpc_tls_cert, config.params.grpc_tls_key, config.params.grpc_tls_client_ca
     )
-    of_params = tls_troubles("params", "grpc_tls", params_files, None)
+    of_params = tls_problems("params", "grpc_tls", params_files, None)
     for listener, why in (
-        *listener_troubles(config.http, config.grpc.address),
+        *listener_problems(config.http, config.grpc.address),
         *troubles,
         *of_params,
     ):

@@ -7,7 +7,7 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 
 from clipper.config import Config, default_of, describe, tables
-from clipper.store.redis import shown
+from clipper.store.redis import redacted_url
 from clipper.types import Batching
 
 
@@ -73,7 +73,9 @@ def settings_of(config: Config) -> list[dict[str, Any]]:
             origins = [
                 o for at, o in config.origins.items() if f"{at}.".startswith(f"{prefix}.{key}.")
             ]
-            given = shown(value) if key in ("state", "url") else value  # a URL may have a password
+            given = (
+                redacted_url(value) if key in ("state", "url") else value
+            )  # a URL may have a password
             row = {
                 "key": f"{prefix}.{key}",
                 "value": "***" if key == "token" and value else msgspec.to_builtins(given),

@@ -47,9 +47,9 @@ from clipper.serving.recorder import Recorded, Recorder
 from clipper.serving.scaling import replica_bounds
 from clipper.settings.http import admin_tls, query_tls, scheme_of
 from clipper.state_dir import StateDir
-from clipper.store import KeptStore, open_for
-from clipper.store.etcd_address import shown
-from clipper.store.history import acting, actor_here
+from clipper.store import CachedStore, open_server_store
+from clipper.store.etcd_address import redacted_url
+from clipper.store.history import audit_context, default_actor
 from clipper.types import VERSION, Batching, InputType, Model, Similar, VersionedModel
 from clipper_core.model import Model as CoreModel
 
@@ -81,7 +81,7 @@ class ClipperServer(Streaming, Joining, Applying):
         self._dir = StateDir(config.server.state, config.server.folder)
         try:
             state, bytes_max = config.server.state, config.limits.state_bytes_max
-            self._store = open_for(
+            self._store = open_server_store(
                 state, bytes_max, self._dir.folder, required=config.server.require_store
             )
             self.catalog = Catalog(self._store)
@@ -128,7 +128,7 @@ class ClipperServer(Streaming, Joining, Applying):
             self.catalog, self._questions, lambda model: bool(containers.of(model))
         )
         place = Place(self._store, self._dir.models, self._deployment.resume)
-        self.manage = Operations(self, place, self._rolling, actor_here())
+        self.manage = Operations(self, place, self._rolling, default_actor())
 
     # -- life
 
@@ -165,7 +165,7 @@ class ClipperServer(Streaming, Joining, Applying):
                 if self._dashboard is not None:
                     self._dashboard.start()
             self._start_streams()
-            if isinstance(self._store, KeptStore):
+            if isinstance(self._store, CachedStore):
                 self._store.start(lambda: self._store_has_come(resumed))
         except BaseException:
             self.close(drain_s=0)
@@ -195,13 +195,13 @@ class ClipperServer(Streaming, Joining, Applying):
 
     def _begin(self) -> None:
         """What needs the store."""
-        with acting("the configuration", ""):
+        with audit_context("the configuration", ""):
             self._declare()
         self._learning.replay()
 
     @property
     def _store_is_away(self) -> bool:
-        return isinstance(self._store, KeptStore) and self._store.is_away
+        return isinstance(self._store, CachedStore) and self._store.is_away
 
     def _store_has_come(self, resumed: list[Model]) -> None:
         """It was away at the start. StoreError when it is gone again."""
@@ -213,7 +213,7 @@ class ClipperServer(Streaming, Joining, Applying):
                 self._mesh.enter()
             self._enter()
             self._learning.begin_again()
-            with acting("the configuration", ""):
+            with audit_context("the configuration", ""):
                 self._declare()
 
     def wait_ready(self, timeout: float | None = None, models: Iterable[str] | None = None) -> None:
@@ -434,7 +434,7 @@ class ClipperServer(Streaming, Joining, Applying):
             "feedback": self._learning.stats(),
             **({"mesh": self._mesh.stats()} if self._mesh is not None else {}),
             **({"params": self._tables.stats()} if self._tables is not None else {}),
-            **({"store": self._store.stats()} if isinstance(self._store, KeptStore) else {}),
+            **({"store": self._store.stats()} if isinstance(self._store, CachedStore) else {}),
         }
 
     def recorded(self, application: str) -> Iterator[Recorded]:
@@ -514,7 +514,7 @@ class ClipperServer(Streaming, Joining, Applying):
                 self._pid,
                 http.token,
                 queries,
-                shown(state),
+                redacted_url(state),
                 certificate,
                 self.grpc_address,
                 self.ends_by_signal,

@@ -1,5 +1,5 @@
 """What an observation teaches, seen from the core; its twin in Python stands in
-tests/unit/test_lessons.py."""
+tests/unit/test_batch_learning.py."""
 
 import math
 

@@ -28,7 +28,7 @@ from clipper.manage.client import Client
 from clipper.manage.mesh_client import MeshClient
 from clipper.mesh.decisions import vmodels
 from clipper.mesh.records import MeshModel
-from clipper.store.history import actor_here
+from clipper.store.history import default_actor
 from clipper.testing import wait_until
 from tests.end_to_end.test_hosts import onnx_file
 from tests.frontend.conftest import ask, warm_workers
@@ -177,7 +177,7 @@ def test_a_rehearsal_changes_nothing_and_a_change_is_entered_as_its_makers(
     server.mesh.unregister("d1")
     assert entered(server, "dv") == [("ann", "mesh vmodel set"), ("ann", "mesh vmodel delete")]
     made, *_, gone = entered(server, "d1")
-    assert (made, gone) == (("ann", "mesh register"), (actor_here(), "mesh unregister"))
+    assert (made, gone) == (("ann", "mesh register"), (default_actor(), "mesh unregister"))
     assert ask_as_ann("PUT", "models/d1?dryrun=1", about).status == 400
 
 

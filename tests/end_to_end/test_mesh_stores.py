@@ -14,7 +14,7 @@ import pytest
 import clipper
 from clipper.errors import StoreError
 from clipper.mesh.registry import Registry
-from clipper.store import kept
+from clipper.store import cached_store
 from clipper.testing import wait_until
 from tests.end_to_end.test_mesh_nodes import (
     MODELS,
@@ -76,7 +76,7 @@ def nodes(server: Any, nodes_of: NodesOf) -> list[clipper.ClipperServer]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "PAUSE_S_MAX", 0.2)
+    monkeypatch.setattr(cached_store, "PAUSE_S_MAX", 0.2)
 
 
 def is_back(node: clipper.ClipperServer) -> bool:

@@ -291,21 +291,21 @@ def test_a_decider_from_a_file(tmp_path: Path) -> None:
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(OWN))
-    import own_classes  # type: ignore[import-not-found]
+    import user_classes  # type: ignore[import-not-found]
 
     # an object of another test has logged its first failure already
-    clipper.selection.policy_named.cache_clear()
-    clipper.selection.decider_named.cache_clear()
-    return own_classes
+    clipper.selection.create_policy.cache_clear()
+    clipper.selection.parse_decider.cache_clear()
+    return user_classes
 
 
 @pytest.mark.usefixtures("own")
 def test_a_decider_of_ones_own(one: Any, another: Any, slow: Any, app: Any) -> None:
-    handle = app(slow, one, another, slo_ms=SLO_MS, default=-1, decider="own_classes:Two")
+    handle = app(slow, one, another, slo_ms=SLO_MS, default=-1, decider="user_classes:Two")
     answer = handle.predict(next(rows)).result(PATIENCE_S)
     assert (answer.output, answer.decided_by, set(answer.models)) == (
         1,
-        "own_classes:Two",
+        "user_classes:Two",
         {*ids(one, another)},
     )
     assert answer.missing == ids(slow) or answer.missing == ()
@@ -313,9 +313,9 @@ def test_a_decider_of_ones_own(one: Any, another: Any, slow: Any, app: Any) -> N
 
 @pytest.mark.usefixtures("own")
 def test_a_decider_that_names_a_time(one: Any, slow: Any, app: Any) -> None:
-    handle = app(slow, one, slo_ms=SLO_MS, default=-1, decider="own_classes:Patient(until_ms=30)")
+    handle = app(slow, one, slo_ms=SLO_MS, default=-1, decider="user_classes:Patient(until_ms=30)")
     answer = handle.predict(next(rows)).result(PATIENCE_S)
-    assert (answer.output, answer.decided_by) == (1, "own_classes:Patient(until_ms=30)")
+    assert (answer.output, answer.decided_by) == (1, "user_classes:Patient(until_ms=30)")
 
 
 @pytest.mark.usefixtures("own")
@@ -323,7 +323,7 @@ def test_a_decider_that_names_a_time(one: Any, slow: Any, app: Any) -> None:
 def test_a_decider_that_goes_wrong_costs_its_say(
     one: Any, another: Any, app: Any, which: str
 ) -> None:
-    handle = app(one, another, slo_ms=SLO_MS, default=-1, decider=f"own_classes:{which}")
+    handle = app(one, another, slo_ms=SLO_MS, default=-1, decider=f"user_classes:{which}")
     answer = handle.predict(next(rows)).result(PATIENCE_S)
     assert (answer.output, answer.decided_by, answer.is_default) == (1, "all", False)
 
@@ -339,21 +339,21 @@ def test_a_decider_that_hangs_costs_nobody_else(
     own.Hangs.released.clear()
     own.Hangs.hung.clear()
     try:
-        bad = app(late, hangs, slo_ms=500, default="none", decider="own_classes:Hangs")
-        good = app(late, fine, slo_ms=SLO_MS, default="none", decider="own_classes:Hangs")
+        bad = app(late, hangs, slo_ms=500, default="none", decider="user_classes:Hangs")
+        good = app(late, fine, slo_ms=SLO_MS, default="none", decider="user_classes:Hangs")
         hung = bad.predict(next(rows))
         assert own.Hangs.hung.wait(PATIENCE_S)
         assert good.predict(next(rows)).result(PATIENCE_S).output == "fine"
         answer = hung.result(PATIENCE_S)
         assert (answer.output, answer.decided_by, answer.missing) == ("hang", "all", ids(late))
-        assert good.predict(next(rows)).result(PATIENCE_S).decided_by == "own_classes:Hangs"
+        assert good.predict(next(rows)).result(PATIENCE_S).decided_by == "user_classes:Hangs"
     finally:
         own.Hangs.released.set()
 
 
 @pytest.mark.usefixtures("own")
 def test_a_policy_of_ones_own(one: Any, deploy: Any, app: Any) -> None:
-    handle = app(one, slo_ms=SLO_MS, default=-1, policy="own_classes:LastWord(confidence=0.25)")
+    handle = app(one, slo_ms=SLO_MS, default=-1, policy="user_classes:LastWord(confidence=0.25)")
     answer = handle.predict(next(rows)).result(PATIENCE_S)
     assert (answer.output, answer.confidence) == (1, 0.25)
     assert (
@@ -363,9 +363,9 @@ def test_a_policy_of_ones_own(one: Any, deploy: Any, app: Any) -> None:
         == [0.25] * 3
     )
     with pytest.raises(
-        TypeConflict, match=r"own_classes:LastWord' of application .* does not take inputs of str"
+        TypeConflict, match=r"user_classes:LastWord' of application .* does not take inputs of str"
     ):
-        app(deploy(saying("x"), input="str"), policy="own_classes:LastWord")
+        app(deploy(saying("x"), input="str"), policy="user_classes:LastWord")
 
 
 @pytest.mark.usefixtures("own")
@@ -373,7 +373,7 @@ def test_a_policy_of_ones_own(one: Any, deploy: Any, app: Any) -> None:
 def test_a_policy_that_fails_costs_the_query_its_default(
     one: Any, app: Any, fails: str, caplog: Any
 ) -> None:
-    policy = f"own_classes:Learns(fails={fails!r})"
+    policy = f"user_classes:Learns(fails={fails!r})"
     handle = app(one, slo_ms=SLO_MS, default=-1, policy=policy)
     answer = handle.predict(next(rows)).result(PATIENCE_S)
     assert (answer.output, answer.is_default, answer.decided_by) == (-1, True, "")
@@ -389,7 +389,7 @@ def test_a_policy_that_fails_costs_the_query_its_default(
 
 @pytest.mark.usefixtures("own")
 def test_feedback_that_a_policy_cannot_learn_from_is_still_counted(one: Any, app: Any) -> None:
-    handle = app(one, slo_ms=SLO_MS, default=-1, policy="own_classes:Learns(fails='observe')")
+    handle = app(one, slo_ms=SLO_MS, default=-1, policy="user_classes:Learns(fails='observe')")
     answer = handle.predict(next(rows)).result(PATIENCE_S)
     assert handle.feedback(answer, label=1)
     assert not handle.feedback(answer, label=1)
@@ -397,7 +397,7 @@ def test_feedback_that_a_policy_cannot_learn_from_is_still_counted(one: Any, app
 
 @pytest.mark.usefixtures("own")
 def test_a_user_whose_state_cannot_be_made_gets_the_default(one: Any, app: Any) -> None:
-    handle = app(one, slo_ms=SLO_MS, default=-1, policy="own_classes:Learns(fails='user')")
+    handle = app(one, slo_ms=SLO_MS, default=-1, policy="user_classes:Learns(fails='user')")
     assert handle.predict(next(rows), user="u").result(PATIENCE_S).is_default
     assert handle.predict(next(rows)).result(PATIENCE_S).output == 1
 
@@ -406,7 +406,7 @@ def test_a_class_that_is_gone_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     """The application goes on with what there is, and the log says what is missing."""
-    (tmp_path / "passing.py").write_text((OWN / "own_classes.py").read_text())
+    (tmp_path / "passing.py").write_text((OWN / "user_classes.py").read_text())
     with monkeypatch.context() as patched:
         patched.syspath_prepend(str(tmp_path))
         with clipper.start(state=str(tmp_path / "state")) as server:
@@ -415,7 +415,7 @@ def test_a_class_that_is_gone_after_a_restart(
                 "a", models=["m"], decider="passing:Two", policy="passing:Learns", slo_ms=SLO_MS
             )
     monkeypatch.delitem(__import__("sys").modules, "passing")
-    for cached in ("own_decider", "policy_named"):
+    for cached in ("user_defined_decider", "create_policy"):
         getattr(clipper.selection, cached).cache_clear()
     with clipper.start(state=str(tmp_path / "state")) as server:
         answer = server.app("a").predict(next(rows)).result(PATIENCE_S)

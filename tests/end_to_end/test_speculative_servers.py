@@ -306,16 +306,16 @@ def test_a_decider_and_a_policy_go_by_qualifiers(
         good,
         deploy(waits, input="f64[2]"),
         slo_ms=SLO_MS,
-        decider="own_classes:GoodEnough(quality=3)",
+        decider="user_classes:GoodEnough(quality=3)",
     )
     try:
         answer = handle.predict(row(1)).result(PATIENCE_S)
     finally:
         Path(gate).touch()
     assert (answer.output, [str(model) for model in answer.models]) == (5, [good.name])
-    assert answer.decided_by == "own_classes:GoodEnough(quality=3)"
+    assert answer.decided_by == "user_classes:GoodEnough(quality=3)"
     assert answer.qualifiers[answer.models[0]]["quality"] == 5
-    chosen = app(poor, good, slo_ms=SLO_MS, policy="own_classes:BestQuality")
+    chosen = app(poor, good, slo_ms=SLO_MS, policy="user_classes:BestQuality")
     answer = chosen.predict(row(2)).result(PATIENCE_S)
     assert (answer.output, [str(model) for model in answer.models], len(answer.qualifiers)) == (
         5,

@@ -15,7 +15,7 @@ import pytest
 
 import clipper
 from clipper import errors
-from clipper.store import kept
+from clipper.store import cached_store
 from clipper.testing import wait_until
 from tests.frontend.conftest import ask
 from tests.store.conftest import RedisServer, own_redis
@@ -35,7 +35,7 @@ QUICK = {
 FIRST = """
 import json, sys, clipper
 from clipper.frontend.messages import to_json
-from clipper.selection import policy_named
+from clipper.selection import create_policy
 state, folder = sys.argv[1:3]
 server = clipper.start(state=state, folder=folder, restart_ms_min=20, feedback={"write_ms": 20})
 for factor in (1, 2, 3):
@@ -54,7 +54,7 @@ for i in range(40):
     answer = server.app("c").predict([i, 1.0]).result(60)
     server.app("c").feedback(answer, label=i + 1.0)
 ids = [server.catalog.view.model(name).id for name in ("m", "n")]
-learner = server._learning.states.learner("c", "stacking", policy_named("stacking"), ids)
+learner = server._learning.states.learner("c", "stacking", create_policy("stacking"), ids)
 print(to_json({
     "models": [(str(model.id), model.replicas, model.replicas_max, model.sha256) for model in server.catalog.models()],
     "latest": str(server.catalog.latest("m").id),
@@ -129,18 +129,18 @@ def serves(server: clipper.ClipperServer) -> None:
 
 
 def learned(server: clipper.ClipperServer) -> dict[str, int]:
-    from clipper.selection import policy_named
+    from clipper.selection import create_policy
 
     ids = [server.catalog.view.model(name).id for name in ("m", "n")]
     found: dict[str, int] = server._learning.states.learner(
-        "c", "stacking", policy_named("stacking"), ids
+        "c", "stacking", create_policy("stacking"), ids
     ).shared.applied
     return found
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "PAUSE_S_MAX", 0.2)
+    monkeypatch.setattr(cached_store, "PAUSE_S_MAX", 0.2)
 
 
 @pytest.fixture(params=["sqlite", "redis"])

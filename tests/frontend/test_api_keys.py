@@ -13,7 +13,7 @@ import clipper
 from clipper.cli import main
 from clipper.errors import ConfigError, NotAllowed
 from clipper.frontend.api_keys import ApiKeys, line_of, new_key
-from clipper.settings.http import HttpSettings, TlsFiles, open_to_all
+from clipper.settings.http import HttpSettings, TlsFiles, unauthenticated_listeners
 from tests.frontend.conftest import PATIENCE_S, QUICK, ask, total, warm_workers
 
 ASKED = {"input": [1, 2, 3]}
@@ -152,14 +152,18 @@ def test_up_takes_no_strangers_queries(
 
 def test_what_is_open_to_all() -> None:
     mutual = TlsFiles("c", "k", "ca")
-    assert [key for key, _ in open_to_all(HttpSettings("0.0.0.0:1"), ("[::]:1", None))] == [
+    assert [
+        key for key, _ in unauthenticated_listeners(HttpSettings("0.0.0.0:1"), ("[::]:1", None))
+    ] == [
         "http.address",
         "grpc.address",
     ]
-    assert [key for key, _ in open_to_all(HttpSettings("0.0.0.0:1"), ("[::]:1", mutual))] == [
-        "http.address"
-    ]
-    assert not list(open_to_all(HttpSettings("127.0.0.1:1"), ("localhost:1", None)))
-    assert not list(open_to_all(HttpSettings("0.0.0.0:1", api_keys_file="k"), ("[::]:1", None)))
+    assert [
+        key for key, _ in unauthenticated_listeners(HttpSettings("0.0.0.0:1"), ("[::]:1", mutual))
+    ] == ["http.address"]
+    assert not list(unauthenticated_listeners(HttpSettings("127.0.0.1:1"), ("localhost:1", None)))
+    assert not list(
+        unauthenticated_listeners(HttpSettings("0.0.0.0:1", api_keys_file="k"), ("[::]:1", None))
+    )
     http = HttpSettings("0.0.0.0:1", tls_cert="c", tls_key="k", tls_client_ca="ca")
-    assert not list(open_to_all(http, ("", None)))
+    assert not list(unauthenticated_listeners(http, ("", None)))

@@ -14,7 +14,7 @@ import clipper
 from clipper.errors import ConfigError
 from clipper.frontend.spans import Batch, Find, Spans
 from clipper.frontend.traces import begin_trace, sampler_named, state_of, trace_of
-from clipper.settings.tracing import TracingSettings, exporting
+from clipper.settings.tracing import TracingSettings, export_settings
 from tests.frontend.collector import Collector, attributes_of
 from tests.frontend.conftest import QUICK, Reply, ask, total, warm_workers
 
@@ -329,7 +329,7 @@ def test_the_environment_is_honoured(collector: Collector, monkeypatch: pytest.M
     ],
 )
 def test_each_variable(env: dict[str, str], field: str, value: Any) -> None:
-    assert getattr(exporting(TracingSettings(), env), field) == value
+    assert getattr(export_settings(TracingSettings(), env), field) == value
 
 
 def test_settings_come_first() -> None:
@@ -338,7 +338,7 @@ def test_settings_come_first() -> None:
         "OTEL_SDK_DISABLED": "true",
         "OTEL_SERVICE_NAME": "x",
     }
-    found = exporting(
+    found = export_settings(
         TracingSettings("http://b:2", service="y", sampler="traceidratio", share=0.5, timeout_s=3),
         env,
     )

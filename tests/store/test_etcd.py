@@ -19,9 +19,9 @@ import pytest
 
 import clipper
 from clipper.errors import ConfigError, ForkedProcess, LeaseLost, StoreError
-from clipper.store import Event, Mirror, Put, Store, etcd_line, etcd_watch, open_store
+from clipper.store import Event, Mirror, Put, Store, etcd_channel, etcd_watch, open_store
 from clipper.store.etcd import EtcdStore
-from clipper.store.etcd_address import parsed, shown
+from clipper.store.etcd_address import parse_url, redacted_url
 from clipper.testing import wait_until
 from tests.store.etcd_server import EtcdServer, started
 
@@ -34,7 +34,7 @@ def etcd_store(etcd_server: EtcdServer, tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(etcd_line, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(etcd_channel, "PATIENCE_S", 0.5)
     monkeypatch.setattr(etcd_watch, "SILENCE_S", 0.2)
     monkeypatch.setattr(etcd_watch, "WATCHDOG_S", 0.6)
 
@@ -193,7 +193,7 @@ def test_a_lease_is_lost_here_while_etcd_cannot_be_reached_and_its_keys_go_when_
     own_etcd: EtcdServer,
 ) -> None:
     with open_store(own_etcd.url) as store, Mirror(store, "", bytes) as mirror:
-        lease = store.lease(1).keeping()
+        lease = store.lease(1).renew_in_background()
         store.put("me", b"1", lease.id)
         own_etcd.kill()
         began_s = monotonic()
@@ -299,7 +299,7 @@ def next_event(watch: etcd_watch.EtcdWatch) -> Event | None:
 def test_a_cluster_goes_on_without_one_of_three_members() -> None:
     for servers in started(count=3):
         with open_store("etcd://" + ",".join(server.address for server in servers)) as store:
-            lease = store.lease(10).keeping()
+            lease = store.lease(10).renew_in_background()
             store.put("me", b"1", lease.id)
             with Mirror(store, "n/", int) as mirror:
                 put_surely(store, "n/1", b"1")
@@ -317,7 +317,7 @@ def test_a_transaction_of_unknown_fate_is_not_sent_twice(
     own_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two endpoints, the same hung server: a read tries both, a transaction one."""
-    monkeypatch.setattr(etcd_line, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(etcd_channel, "PATIENCE_S", 0.3)
     with open_store(f"etcd://{own_etcd.address},localhost:{own_etcd.port}") as store:
         store.put("a", b"1")
         calls: list[str] = []
@@ -378,7 +378,7 @@ def certificate(folder: Path) -> tuple[Path, Path]:
 def test_tls_with_a_certificate_of_the_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(etcd_line, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(etcd_channel, "PATIENCE_S", 1.0)
     cert, key = certificate(tmp_path)
     secured = [
         "--cert-file",
@@ -460,7 +460,7 @@ def test_no_server_and_what_it_is_called() -> None:
     ],
 )
 def test_urls(url: str, endpoints: tuple[str, ...], prefix: str, secure: bool, user: str) -> None:
-    address = parsed(url)
+    address = parse_url(url)
     assert (address.endpoints, address.prefix, address.secure, address.user) == (
         endpoints,
         prefix,
@@ -470,8 +470,10 @@ def test_urls(url: str, endpoints: tuple[str, ...], prefix: str, secure: bool, u
 
 
 def test_urls_that_say_too_much_or_nothing() -> None:
-    assert parsed("etcd://u:p%40q@a").password == "p@q"
-    assert shown("etcd://u:p@a/x?user=v&password=w") == "etcd://u:***@a/x?user=v&password=***"
+    assert parse_url("etcd://u:p%40q@a").password == "p@q"
+    assert (
+        redacted_url("etcd://u:p@a/x?user=v&password=w") == "etcd://u:***@a/x?user=v&password=***"
+    )
     for url, why in (("etcd:///x", "names no host"), ("etcd://a?c=1", "unknown 'c'")):
         with pytest.raises(ConfigError, match=why):
             open_store(url)

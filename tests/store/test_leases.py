@@ -161,7 +161,7 @@ class Silent:
 def test_a_lease_is_lost_here_before_it_is_in_the_store_that_cannot_be_reached() -> None:
     store, began_s = Silent(), monotonic()
     store.error = StoreError("away")
-    lease = Lease(store, "x", 0.6, began_s).keeping()
+    lease = Lease(store, "x", 0.6, began_s).renew_in_background()
     assert lease.lost.wait(20)
     assert began_s + 0.6 * 7 / 8 <= monotonic()
     assert store.renewals > 1, "it was tried again"
@@ -174,7 +174,7 @@ def test_a_lease_is_lost_here_before_it_is_in_the_store_that_cannot_be_reached()
 def test_a_keeper_renews_in_time() -> None:
     store = Silent()
     store.ttl_s = 1000
-    lease = Lease(store, "x", 3, monotonic()).keeping()
+    lease = Lease(store, "x", 3, monotonic()).renew_in_background()
     wait_until(lambda: store.renewals == 1)
     wait_until(lambda: lease.left_s > 800)
     lease.revoke()
@@ -185,7 +185,7 @@ def test_a_lease_is_lost_while_a_renewal_hangs() -> None:
     store = Silent()
     store.ttl_s = 1000
     store.answer.clear()
-    lease = Lease(store, "x", 0.2, monotonic()).keeping()
+    lease = Lease(store, "x", 0.2, monotonic()).renew_in_background()
     assert lease.lost.wait(20), "though its keeper is still waiting for an answer"
     store.answer.set()
     keeper = lease._keeper

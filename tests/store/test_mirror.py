@@ -21,7 +21,7 @@ from clipper.store import (
     etcd_watch,
     open_store,
 )
-from clipper.store.mirror import Change
+from clipper.store.mirror import KeyChange
 from clipper.testing import wait_until
 from tests.store.etcd_server import EtcdServer
 
@@ -54,7 +54,7 @@ def test_changes_are_told_when_they_can_be_read(store: Store) -> None:
     store.put("m/a", b"1")
     with Mirror(store, "m/", int) as mirror:
 
-        def note(changes: list[Change[int]]) -> None:
+        def note(changes: list[KeyChange[int]]) -> None:
             told.extend(
                 (c.key, c.before, c.after, c.new is None or c.key in mirror) for c in changes
             )
@@ -131,7 +131,7 @@ def test_a_mirror_follows_random_writers(open_with: OpenStore, seed: int) -> Non
     store, rng = open_with(20), random.Random(seed)
     twin: dict[str, int] = {}
 
-    def follow(changes: list[Change[int]]) -> None:
+    def follow(changes: list[KeyChange[int]]) -> None:
         for change in changes:
             assert twin.get(change.key) == change.before
             if change.after is None:

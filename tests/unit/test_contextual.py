@@ -15,8 +15,8 @@ from clipper.selection import (
     Prediction,
     Query,
     Truth,
+    create_policy,
     features_of,
-    policy_named,
 )
 from clipper.selection.contextual import features_in
 from clipper.types import VersionedModel
@@ -24,7 +24,7 @@ from clipper.types import VersionedModel
 A, B, C = (VersionedModel(name, 1) for name in "abc")
 A2 = VersionedModel("a", 2)
 every_policy = pytest.mark.parametrize(
-    "policy", [policy_named("linucb"), policy_named("lints")], ids=["linucb", "lints"]
+    "policy", [create_policy("linucb"), create_policy("lints")], ids=["linucb", "lints"]
 )
 
 
@@ -96,7 +96,7 @@ def test_the_first_feedback_with_features_fixes_their_number(policy):
 
 @every_policy
 def test_servers_that_learned_apart_add_up(policy):
-    sure = policy_named(f"{policy.name}(discount=1.0)")
+    sure = create_policy(f"{policy.name}(discount=1.0)")
     base, _ = taught(sure, 3, 50)
     mine, theirs = taught(sure, 4, 200, begin=base)[0], taught(sure, 5, 300, begin=base)[0]
     merged = sure.merge(base, mine, theirs)

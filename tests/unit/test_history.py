@@ -8,13 +8,20 @@ import pytest
 from clipper.catalog import Catalog
 from clipper.errors import AlreadyExists, UnknownModel
 from clipper.store import MemoryStore
-from clipper.store.history import ENTRIES_MAX, Entry, acting, actor_here, entries, plain
+from clipper.store.history import (
+    ENTRIES_MAX,
+    HistoryEntry,
+    audit_context,
+    default_actor,
+    entries,
+    plain,
+)
 
 
 def test_each_change_says_who_what_and_how_it_was() -> None:
     with MemoryStore() as store, Catalog(store, follow=False, wall_us=lambda: 7) as catalog:
         catalog.register_model("svm", "f64[64]")
-        with acting("ann", "challenge"):
+        with audit_context("ann", "challenge"):
             catalog.register_application("digits", ["svm"], default=b"x")
         catalog.update_application("digits", slo_ms=5.0)
         catalog.update_application("digits", slo_ms=5.0)  # it is so already
@@ -25,7 +32,12 @@ def test_each_change_says_who_what_and_how_it_was() -> None:
         assert [(entry.number, entry.time_us, entry.verb) for entry in found] == [
             (1, 7, "deploy"), (2, 7, "challenge"), (3, 7, "set"), (4, 7, "remove"),
         ]  # fmt: skip
-        assert [entry.actor for entry in found] == [actor_here(), "ann", actor_here(), actor_here()]
+        assert [entry.actor for entry in found] == [
+            default_actor(),
+            "ann",
+            default_actor(),
+            default_actor(),
+        ]
         (one,) = plain(found[2])["changed"]
         assert (one["key"], one["before"]["slo_ms"], one["after"]["slo_ms"]) == (
             "application/digits",
@@ -41,7 +53,7 @@ def test_a_rehearsal_checks_and_writes_nothing() -> None:
     with MemoryStore() as store, Catalog(store, follow=False) as catalog:
         model = catalog.register_model("svm", "f64[64]")
         before = store.range("")
-        with acting("ann", "deploy", dry=True) as rehearsal:
+        with audit_context("ann", "deploy", dry=True) as rehearsal:
             catalog.register_model("svm", "f64[64]")
             with pytest.raises(AlreadyExists):
                 catalog.register(model)
@@ -78,5 +90,5 @@ def test_what_cannot_be_kept_or_read_is_left_out() -> None:
         first, second = entries(store)
         assert msgspec.json.decode(first.changed[0].after) == "(too long to keep)"
         assert msgspec.json.decode(second.changed[0].before) == "(not readable)"
-        assert isinstance(first, Entry)
+        assert isinstance(first, HistoryEntry)
         assert len(msgspec.json.encode(first)) < 1000

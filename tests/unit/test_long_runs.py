@@ -6,9 +6,9 @@ import random
 import numpy as np
 import pytest
 
-from clipper.selection import Observation, Plan, Prediction, Query, Truth, policy_named
-from clipper.selection.learned import Learned, LearningPolicy
-from clipper.selection.lessons import lesson_of, observe
+from clipper.selection import Observation, Plan, Prediction, Query, Truth, create_policy
+from clipper.selection.batch_learning import native_update_of, observe
+from clipper.selection.learning_policy import LearnedState, LearningPolicy
 from clipper.selection.policy import Policy
 from clipper.types import VersionedModel
 
@@ -26,16 +26,20 @@ CHOOSE_ONE = [
 ASK_ALL = ["exp4", "stacking", "logodds"]
 
 
-def is_finite(state: Learned) -> bool:
+def is_finite(state: LearnedState) -> bool:
     return bool(np.isfinite(state.rows).all() and np.isfinite(state.sure).all())
 
 
 def taught(
-    policy: Policy, state: Learned, n: int, right: dict[VersionedModel, float], draw: random.Random
-) -> tuple[Learned, float]:
+    policy: Policy,
+    state: LearnedState,
+    n: int,
+    right: dict[VersionedModel, float],
+    draw: random.Random,
+) -> tuple[LearnedState, float]:
     """The state after n queries with feedback, and the share of the last hundred answers that came
     from model a."""
-    lesson, from_a = lesson_of(policy), []
+    lesson, from_a = native_update_of(policy), []
     for _ in range(n):
         plan = policy.select(state, Query(None, draw.random(), (1.0,)), (A, B))
         heard = {model: Prediction(int(draw.random() < right[model])) for model in plan.models}
@@ -49,7 +53,7 @@ def taught(
 def test_a_model_that_fails_is_left_however_long_it_was_good(name: str) -> None:
     """The theory of each (docs/selection.md) has it left within a few times the length of its
     memory."""
-    policy, draw = policy_named(name), random.Random(1)
+    policy, draw = create_policy(name), random.Random(1)
     state, before = taught(policy, policy.init((A, B)), 30_000, {A: 0.95, B: 0.7}, draw)
     assert before > 0.8
     _, after = taught(policy, state, 3_000, {A: 0.0, B: 0.7}, draw)
@@ -60,10 +64,10 @@ def test_a_model_that_fails_is_left_however_long_it_was_good(name: str) -> None:
 @pytest.mark.parametrize("in_the_core", [True, False])
 def test_stacking_many_models_that_agree_stays_finite(weight: float, in_the_core: bool) -> None:
     models = tuple(VersionedModel(f"m{i}", 1) for i in range(50))
-    policy = policy_named("stacking(rate=1.0)")
+    policy = create_policy("stacking(rate=1.0)")
     assert isinstance(policy, LearningPolicy)
-    fresh, lesson = policy.init(models), lesson_of(policy) if in_the_core else None
-    state = Learned(
+    fresh, lesson = policy.init(models), native_update_of(policy) if in_the_core else None
+    state = LearnedState(
         models, np.full((50, 1), 20.0), fresh.seen, fresh.labels, fresh.sure
     )  # as large as they become
     for turn in range(12):
@@ -76,7 +80,7 @@ def test_stacking_many_models_that_agree_stays_finite(weight: float, in_the_core
     assert found.output == 2
     assert math.isfinite(found.confidence)
     assert 0 <= found.confidence <= 1
-    covering = policy_named("stacking(rate=1.0, coverage=0.9)")
+    covering = create_policy("stacking(rate=1.0, coverage=0.9)")
     assert 2 in covering.combine(state, heard, ()).set
     assert np.array_equal(policy.decode(policy.encode(state)).rows, state.rows)
 
@@ -84,12 +88,12 @@ def test_stacking_many_models_that_agree_stays_finite(weight: float, in_the_core
 @pytest.mark.parametrize("name", [*CHOOSE_ONE, *ASK_ALL])
 @pytest.mark.parametrize("how", ["observed", "decoded"])
 def test_a_state_that_is_not_finite_heals(name: str, how: str) -> None:
-    policy, draw = policy_named(name), random.Random(2)
+    policy, draw = create_policy(name), random.Random(2)
     assert isinstance(policy, LearningPolicy)
     state, _ = taught(policy, policy.init((A, B)), 20, {A: 0.9, B: 0.1}, draw)
     rows, sure = state.rows.copy(), state.sure.copy()
     rows[0, 0], sure[3, 1] = math.nan, math.inf
-    broken = Learned(state.models, rows, state.seen, state.labels, sure, state.tracked)
+    broken = LearnedState(state.models, rows, state.seen, state.labels, sure, state.tracked)
     if how == "decoded" and name.startswith("lin"):
         with pytest.raises(
             ValueError, match="no factor of a positive matrix"

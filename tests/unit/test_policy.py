@@ -17,7 +17,7 @@ from clipper.selection import (
     Prediction,
     Query,
     Truth,
-    policy_named,
+    create_policy,
 )
 from clipper.selection.policy import agrees, loss, losses
 from clipper.types import VersionedModel
@@ -25,7 +25,7 @@ from clipper.types import VersionedModel
 A, B, C = (VersionedModel(name, 1) for name in "abc")
 A2 = VersionedModel("a", 2)
 every_policy = pytest.mark.parametrize(
-    "policy", [policy_named(name) for name in POLICIES], ids=POLICIES
+    "policy", [create_policy(name) for name in POLICIES], ids=POLICIES
 )
 
 
@@ -125,7 +125,7 @@ def test_equal_outputs() -> None:
 
 
 def test_shares_are_kept() -> None:
-    policy = policy_named("ab(shares={'a': 0.9, 'b:1': 0.1})")
+    policy = create_policy("ab(shares={'a': 0.9, 'b:1': 0.1})")
     state = policy.init([A, B, C])
     plans = [policy.select(state, Query(uniform=(i + 0.5) / 1000), [C, A, B]) for i in range(1000)]
     asked = [plan.models[0] for plan in plans]
@@ -139,7 +139,7 @@ def test_shares_are_kept() -> None:
 
 
 def test_votes_weigh_what_a_person_said() -> None:
-    policy = policy_named("static(weights={'a': 2.5})")
+    policy = create_policy("static(weights={'a': 2.5})")
     state, said = policy.init([A, B, C]), {A: Prediction(1), B: Prediction(2), C: Prediction(2)}
     combined = policy.combine(state, said, ())
     assert (combined.output, combined.confidence) == (1, 2.5 / 4.5)
@@ -147,7 +147,7 @@ def test_votes_weigh_what_a_person_said() -> None:
     assert policy.combine(
         state, {A: Prediction(1.0), B: Prediction(2.0)}, ()
     ).output == pytest.approx(4.5 / 3.5)
-    only_a = policy_named("static(weights={'a': 1, 'b': 0})")
+    only_a = create_policy("static(weights={'a': 1, 'b': 0})")
     assert only_a.combine(state, {B: said[B]}, [A]).output == 2, "better than nobody"
 
 
@@ -163,7 +163,7 @@ def test_votes_weigh_what_a_person_said() -> None:
 )
 def test_weights_that_are_none(text: str, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
-        policy_named(text)
+        create_policy(text)
 
 
 @every_policy

@@ -278,12 +278,12 @@ def _greeting(server: Any) -> str:
     from clipper import __version__
     from clipper.manage.running import state_named
     from clipper.settings.http import admin_tls, query_tls, scheme_of
-    from clipper.store.etcd_address import shown
+    from clipper.store.etcd_address import redacted_url
 
     config = server.config
     lines = [
         f"clipper {__version__} · node {server.mesh.instance} · store:"
-        f" {shown(state_named(config.server.state))}"
+        f" {redacted_url(state_named(config.server.state))}"
     ]
     if server.http_address:
         lines.append(

@@ -150,11 +150,11 @@ def refuse_open(config: Any, insecure: bool) -> None:
     """Not to be asked by every host that reaches it, unless that is said. Errors: ConfigError."""
     from clipper.errors import ConfigError
     from clipper.settings.grpc import grpc_tls
-    from clipper.settings.http import open_to_all
+    from clipper.settings.http import unauthenticated_listeners
 
     if insecure or config.http.insecure:
         return
-    for key, address in open_to_all(
+    for key, address in unauthenticated_listeners(
         config.http, (config.grpc.address, grpc_tls(config.grpc, config.http))
     ):
         hint = (

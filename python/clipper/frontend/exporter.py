@@ -16,7 +16,7 @@ from clipper.frontend.posting import Poster
 from clipper.frontend.spans import Find, Spans, Told, epoch_ns
 from clipper.frontend.traces import sampler_named
 from clipper.metrics import Samples
-from clipper.settings.tracing import Exporting, TracingSettings
+from clipper.settings.tracing import ExportSettings, TracingSettings
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class Exporter:
     """Threads: put from any; start and stop from one. sample: which traces are recorded."""
 
     def __init__(
-        self, settings: TracingSettings, exporting: Exporting, version: str, find: Find
+        self, settings: TracingSettings, exporting: ExportSettings, version: str, find: Find
     ) -> None:
         """ConfigError for an address that is none."""
         assert exporting.url is not None

@@ -28,7 +28,7 @@ from clipper.metrics import Counts, GrpcCounts, HttpCounts, MeshMetrics, ParamsM
 from clipper.serving.ear import Ear
 from clipper.settings.grpc import grpc_tls
 from clipper.settings.http import HttpSettings, TlsFiles, admin_tls, query_tls
-from clipper.settings.tracing import exporting
+from clipper.settings.tracing import export_settings
 from clipper_core.batch_reader import BatchLog
 from clipper_core.engine import Engine
 
@@ -196,7 +196,7 @@ def _exporter(node: Node, engines: Sequence[Engine]) -> Exporter | None:
     """Where spans go, as [tracing] and OpenTelemetry's variables say. ConfigError."""
     settings = node.config.tracing
     try:
-        found = exporting(settings, os.environ)
+        found = export_settings(settings, os.environ)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if not found.url:

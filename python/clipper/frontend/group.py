@@ -28,7 +28,7 @@ import msgspec
 
 from clipper.errors import ConfigError, InvalidInput
 from clipper.frontend.records import Flat
-from clipper.store.redis import shown
+from clipper.store.redis import redacted_url
 
 BLOCK_MS: Final = 100  # a read that waits looks this often whether it is to end
 PATIENCE_S: Final = 5.0  # for an answer of the server
@@ -302,11 +302,11 @@ def connected(url: str) -> tuple[Any, Any]:
     except ImportError:
         hint = "pip install 'clipper-serving[redis]'."
         raise ConfigError(
-            f"url={shown(url)!r} needs the package redis, which is not installed.", hint=hint
+            f"url={redacted_url(url)!r} needs the package redis, which is not installed.", hint=hint
         ) from None
     if urlsplit(url).scheme not in ("redis", "rediss", "unix"):
         raise ConfigError(
-            f"url={shown(url)!r} names no Redis server.", hint="Write redis://HOST:PORT/DB."
+            f"url={redacted_url(url)!r} names no Redis server.", hint="Write redis://HOST:PORT/DB."
         )
     try:
         client = redis.Redis.from_url(
@@ -318,7 +318,7 @@ def connected(url: str) -> tuple[Any, Any]:
         )
     except ValueError as error:
         raise ConfigError(
-            f"url={shown(url)!r}: {error}.", hint="Write redis://HOST:PORT/DB."
+            f"url={redacted_url(url)!r}: {error}.", hint="Write redis://HOST:PORT/DB."
         ) from None
     return client, redis.exceptions
 

@@ -28,7 +28,7 @@ from clipper.frontend.grpc_calls import Call, Calls
 from clipper.frontend.protocols import message
 from clipper.mesh.facade import Info, MeshFacade, ModelStatus, VModelStatus
 from clipper.settings.http import is_loopback
-from clipper.store.history import acting
+from clipper.store.history import audit_context
 
 SERVICE: Final = "mmesh.ModelMesh"
 WAITING_MAX: Final = 32  # calls that wait for loads, at once
@@ -236,7 +236,7 @@ def _by(who: str, run: Callable[[], _T]) -> Callable[[], _T]:
     """The same, entered in the history as done by `who`."""
 
     def act() -> _T:
-        with acting(who, ""):
+        with audit_context(who, ""):
             return run()
 
     return act

@@ -39,7 +39,7 @@ from clipper.frontend.v2_models import Asking, Target
 from clipper.metrics import HttpCounts
 from clipper.selection import Plan
 from clipper.selection.ensemble import Ensemble
-from clipper.selection.fixed import Fixed
+from clipper.selection.single_model import SingleModel
 from clipper.serving.application import fits_id
 from clipper.serving.processor import Asked, Question, finish, plan_for
 from clipper.types import PredictionRequest
@@ -48,7 +48,7 @@ from clipper_core.http_door import Door, Ending, Handed
 from clipper_core.http_route import HotRoute, HotTable
 
 _log = logging.getLogger(__name__)
-_POLICIES = (Ensemble, Fixed)
+_POLICIES = (Ensemble, SingleModel)
 _FOREIGN = (
     b"transfer-encoding",
     b"content-encoding",

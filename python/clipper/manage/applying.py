@@ -6,7 +6,7 @@ from typing import Any
 
 from clipper.errors import InvalidInput, ShuttingDown, UnknownApplication, did_you_mean
 from clipper.manage.tables import Tabled
-from clipper.selection import covering, policy_named
+from clipper.selection import create_policy, with_coverage
 from clipper.serving.application import ApplicationHandle, array_slo_in_us, request_id, slo_in_us
 from clipper.serving.arrays import predict_array
 from clipper.serving.collector import Collector
@@ -60,8 +60,8 @@ class Applying(Tabled):
         self._check_open()
         if "policy" in settings or "coverage" in settings:
             known = self.catalog.view.applications.get(name, Application(name))
-            policy_named(
-                covering(
+            create_policy(
+                with_coverage(
                     settings.get("policy", known.policy), settings.get("coverage", known.coverage)
                 )
             )

@@ -15,7 +15,7 @@ from clipper.config import Config, roles_in
 from clipper.errors import ClipperError
 from clipper.manage.operations import Server
 from clipper.settings.server import ApplicationSettings, ModelSettings
-from clipper.store.history import acting
+from clipper.store.history import audit_context
 
 _ACTOR = "the configuration"
 _AT_START = ("server", "limits", "batching", "feedback", "http", "streams", "model_streams")
@@ -86,7 +86,7 @@ def declare_again(server: Server, old: Config, new: Config) -> list[str]:
     """Do what a file says now and did not say before (old: all it ever said). -> what was done, and
     what cannot be, a line each."""
     said: list[str] = []
-    with acting(_ACTOR, ""):
+    with audit_context(_ACTOR, ""):
         for kind, names in (("model", new.models), ("application", new.apps)):
             for name in names:
                 try:

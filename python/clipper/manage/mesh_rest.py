@@ -23,7 +23,7 @@ from clipper.manage.rest import actor_of, read_query
 from clipper.mesh.decisions.vmodels import UnknownVModel
 from clipper.mesh.facade import LIST_MAX, Info, MeshFacade, ModelStatus, VModelStatus
 from clipper.mesh.records import Policy
-from clipper.store.history import acting
+from clipper.store.history import audit_context
 
 WAITING_MAX: Final = 2
 _Time = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
@@ -182,7 +182,7 @@ class MeshManagement:
 def _changing(request: Request, **takes: Any) -> Iterator[dict[str, Any]]:
     """A change by who asks, or its rehearsal. Gives the parameters of the query."""
     asked = read_query(request, {"dry_run": bool, **takes})
-    with acting(actor_of(request), "", dry=asked.get("dry_run", False)):
+    with audit_context(actor_of(request), "", dry=asked.get("dry_run", False)):
         yield asked
 
 

@@ -39,8 +39,8 @@ from clipper.serving.reads import said_of
 from clipper.serving.scaling import replica_bounds
 from clipper.settings.http import query_tls, scheme_of
 from clipper.settings.server import Column
-from clipper.store.history import ENTRIES_MAX, Changed, acting, entries, plain
-from clipper.store.redis import shown
+from clipper.store.history import ENTRIES_MAX, Changed, audit_context, entries, plain
+from clipper.store.redis import redacted_url
 from clipper.types import VERSION, Application, Model, VersionedModel, check_name
 
 _OF_THE_RECORD = ("name", "models", "created_us")
@@ -104,7 +104,7 @@ class Operations:
     @contextmanager
     def _doing(self, verb: str) -> Iterator[Change]:
         change = Change(verb, dry_run=self.dry_run)
-        with acting(self.actor, verb, dry=self.dry_run) as now:
+        with audit_context(self.actor, verb, dry=self.dry_run) as now:
             yield change
         change.changed = tuple(one for entry in now.entries for one in entry.changed)
 
@@ -124,7 +124,7 @@ class Operations:
             "version": VERSION,
             "pid": os.getpid(),
             **addresses,
-            "state": shown(state) or "memory",
+            "state": redacted_url(state) or "memory",
         }
 
     def stats(self) -> dict[str, Any]:

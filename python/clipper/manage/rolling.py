@@ -20,7 +20,7 @@ from clipper.errors import ClipperError, NoReplica, StoreError, Unknown
 from clipper.manage.rollout import Step, decide, moved
 from clipper.serving.guards import Counts, Figures
 from clipper.serving.questions import Questions, applies
-from clipper.store.history import acting
+from clipper.store.history import audit_context
 from clipper.types import VersionedModel
 
 LOOK_S: Final = 0.2
@@ -99,7 +99,7 @@ class Rolling:
 
     def _move(self, rollout: Rollout, step: Step) -> None:
         verb = {"advance": "grow", "promote": "promote"}.get(step.kind, step.kind)
-        with acting(f"rollout of {rollout.application}", f"rollout {verb}"):
+        with audit_context(f"rollout of {rollout.application}", f"rollout {verb}"):
             new = self._catalog.move_rollout(
                 f"rollout {verb}",
                 rollout.application,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from clipper.catalog import Catalog
 from clipper.config import Config
 from clipper.errors import DoesNotFit, InvalidInput, NotAllowed
-from clipper.selection import policy_named, takes_context
+from clipper.selection import create_policy, takes_context
 from clipper.serving.reads import check_reads
 from clipper.types import Application, Model
 
@@ -80,7 +80,7 @@ class Tabled:
             )
         known = self.catalog.view.applications.get(name, Application(name))
         policy = settings.get("policy", known.policy)
-        if not takes_context(policy_named(policy)):
+        if not takes_context(create_policy(policy)):
             why = (
                 f"context_table={table!r}: policy {policy!r} of application {name!r} takes no"
                 " context."

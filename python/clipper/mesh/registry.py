@@ -71,7 +71,7 @@ class Registry:
 
     def __init__(self, store: Store, settings: MeshSettings) -> None:
         self.store, self.settings = store, settings
-        self._numbers = history.MeshNumbers(store)
+        self._numbers = history.MeshEntryNumbers(store)
         self._token = self._history = ""
         self.other_history = ""  # why what the store says now is not taken; empty: it is
         with contextlib.ExitStack() as undo:
@@ -130,7 +130,7 @@ class Registry:
     def enter(self, instance: Instance) -> None:
         """This node is there, as long as its lease lives. AlreadyExists while another of its name
         is."""
-        lease = self.store.lease(self.settings.lease_s).keeping()
+        lease = self.store.lease(self.settings.lease_s).renew_in_background()
         try:
             record = self.store.get(INSTANCES + instance.id)
             if record is not None and decode(record.value, Instance).number != instance.number:
@@ -281,7 +281,7 @@ class Registry:
 
     def let_go(self, id: str) -> bool:
         """Unregister a model that was to go with its last v-model; whether it went."""
-        with history.acting(f"the mesh (node {self._me})", "mesh unregister"):
+        with history.audit_context(f"the mesh (node {self._me})", "mesh unregister"):
             return self._remove(id, lambda model: vmodels.is_left_over(model, now_ms()), "")
 
     def _is_unlinked(self, model: MeshModel) -> bool:
@@ -315,8 +315,7 @@ class Registry:
         same = Compare(record.key, record.revision)
         return (
             kept
-            if history.is_rehearsed()
-            or self.store.txn((same,), (Put(record.key, encode(kept)),)).ok
+            if history.is_dry_run() or self.store.txn((same,), (Put(record.key, encode(kept)),)).ok
             else None
         )
 
@@ -438,14 +437,14 @@ class Registry:
                 f"mesh vmodel {verb if change.vmodel is not None else 'delete'}", ops, before
             )
         verb = "failed" if change.vmodel is not None and change.vmodel.failed else "switched"
-        with history.acting(f"the mesh (node {self._me})", f"mesh vmodel {verb}"):
+        with history.audit_context(f"the mesh (node {self._me})", f"mesh vmodel {verb}"):
             return self._entry("", ops, before)
 
     def _entry(
         self, verb: str, ops: Sequence[Put | Delete], before: Mapping[str, Record]
     ) -> Put | None:
         """None: this is a rehearsal."""
-        number = 0 if history.is_rehearsed() else self._numbers.next()
+        number = 0 if history.is_dry_run() else self._numbers.next()
         return history.enter(number, wall_time_us(), verb, ops, before, "", history.MESH)
 
 

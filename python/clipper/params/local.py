@@ -42,7 +42,7 @@ from clipper.params.probing import Prober
 from clipper.params.replication import asked
 from clipper.params.snapshots import newest_of, parts_in, sets_in
 from clipper.params.tables import optimizer_in
-from clipper.settings.params import ParamsSettings, grpc_address, params_tls, rooted
+from clipper.settings.params import ParamsSettings, grpc_address, params_tls, with_absolute_paths
 from clipper.tls import Certificate
 
 log = logging.getLogger("clipper.params")
@@ -159,7 +159,7 @@ class LocalSet:
     """
 
     def __init__(self, settings: ParamsSettings, *, code: str = "") -> None:
-        self.settings = settings = rooted(settings)
+        self.settings = settings = with_absolute_paths(settings)
         self.folder = Path(settings.folder).absolute()
         if settings.replicas >= settings.shards:
             raise ConfigError(

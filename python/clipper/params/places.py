@@ -20,7 +20,7 @@ import msgspec
 from clipper.errors import AlreadyExists, ConfigError, DoesNotFit, InvalidInput
 from clipper.params.line import SHARDS_FILE, addresses_in
 from clipper.params.recovery import written
-from clipper.settings.params import ParamsSettings, rooted
+from clipper.settings.params import ParamsSettings, with_absolute_paths
 
 NOWHERE = "tcp:not-yet.invalid:1"  # a name that is never one: whoever dials it tries again
 FRESH_S = 0.2  # so old may be what was read
@@ -67,7 +67,7 @@ def _is_held(path: Path) -> bool:
 def prepare(settings: ParamsSettings, engine: str) -> Path:
     """shards.json for shards that `engine` will run, or runs already. Raises ConfigError,
     DoesNotFit, AlreadyExists. -> folder"""
-    settings, folder = rooted(settings), Path(settings.folder).absolute()
+    settings, folder = with_absolute_paths(settings), Path(settings.folder).absolute()
     if settings.replicas >= settings.shards:
         raise ConfigError(
             f"params.replicas = {settings.replicas}: fewer than params.shards = {settings.shards}."

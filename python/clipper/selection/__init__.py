@@ -7,14 +7,14 @@ import inspect
 from typing import Any
 
 from clipper.errors import DoesNotFit, InvalidInput, did_you_mean
-from clipper.selection import own
+from clipper.selection import user_defined
 from clipper.selection.bandits import EpsilonGreedy, Exp3, KlUcb, SquareCB, Thompson, TsallisInf
 from clipper.selection.contextual import Contextual, LinTs, LinUcb, features_of
-from clipper.selection.deciding import AnswerFrom, Decider, DecidingPolicy, View, Wait
+from clipper.selection.decider import AnswerFrom, Decider, DecidingPolicy, View, Wait
+from clipper.selection.decider_schedule import DeciderStep, Schedule, parse_decider
 from clipper.selection.ensemble import Ensemble
 from clipper.selection.experts import Exp4, LogOdds, Stacking
-from clipper.selection.fixed import Fixed
-from clipper.selection.learned import LearningPolicy
+from clipper.selection.learning_policy import LearningPolicy
 from clipper.selection.policy import (
     Combined,
     Observation,
@@ -25,14 +25,14 @@ from clipper.selection.policy import (
     Query,
     Truth,
 )
-from clipper.selection.regression import Ridge
-from clipper.selection.sets import checked_coverage, covering
-from clipper.selection.settings import settings_in
-from clipper.selection.speculation import Schedule, Step, decider_named
+from clipper.selection.prediction_sets import check_coverage, with_coverage
+from clipper.selection.ridge import Ridge
+from clipper.selection.setting_syntax import parse_settings
+from clipper.selection.single_model import SingleModel
 from clipper.selection.weighted import AbSplit, StaticWeights
 
 _CLASSES = (
-    Fixed, Ensemble, AbSplit, StaticWeights,
+    SingleModel, Ensemble, AbSplit, StaticWeights,
     Exp3, Exp4, Stacking, SquareCB, Thompson, KlUcb, TsallisInf, LogOdds, EpsilonGreedy,
     LinUcb, LinTs, Ridge,
 )  # fmt: skip
@@ -40,14 +40,17 @@ POLICIES: dict[str, type[Any]] = {policy.name: policy for policy in _CLASSES}
 
 
 @functools.lru_cache(maxsize=1024)
-def policy_named(text: str) -> Policy:
+def create_policy(text: str) -> Policy:
     """The policy of `NAME` or `NAME(setting=value, ...)`; InvalidInput with the names and settings
     there are."""
-    if own.is_own(text):
-        made = own.own_object(
-            text, "policy", lambda inner: _settings(text, text.partition("(")[0], inner), own.NEEDED
+    if user_defined.is_user_defined(text):
+        made = user_defined.load_user_object(
+            text,
+            "policy",
+            lambda inner: _settings(text, text.partition("(")[0], inner),
+            user_defined.NEEDED,
         )
-        return own.OwnPolicy(made, text.strip())
+        return user_defined.UserDefinedPolicy(made, text.strip())
     name, open, rest = text.strip().partition("(")
     if name not in POLICIES:
         guess = did_you_mean(name, POLICIES) or "."
@@ -70,26 +73,26 @@ def policy_named(text: str) -> Policy:
                 f"coverage={coverage!r}: policy {name!r} does not learn how wide a set must be.",
                 hint=hint,
             )
-        policy.coverage = checked_coverage(coverage)
+        policy.coverage = check_coverage(coverage)
     return policy
 
 
 def takes_context(policy: Policy) -> bool:
     """Whether it may look at a query's features."""
-    return isinstance(policy, Contextual | own.OwnPolicy)
+    return isinstance(policy, Contextual | user_defined.UserDefinedPolicy)
 
 
 @functools.lru_cache(maxsize=1024)
-def own_decider(text: str) -> Decider:
+def user_defined_decider(text: str) -> Decider:
     """The decider of `package.module:Class(setting=value)`. InvalidInput names what is missing."""
-    decider: Decider = own.own_object(
+    decider: Decider = user_defined.load_user_object(
         text, "decider", lambda inner: _settings(text, text.partition("(")[0], inner), ("decide",)
     )
     return decider
 
 
 def _settings(text: str, name: str, rest: str) -> dict[str, Any]:
-    return settings_in(rest, "policy", text, f"{name} or {name}(setting=value, ...)")
+    return parse_settings(rest, "policy", text, f"{name} or {name}(setting=value, ...)")
 
 
 __all__ = [
@@ -98,12 +101,12 @@ __all__ = [
     "AnswerFrom",
     "Combined",
     "Decider",
+    "DeciderStep",
     "DecidingPolicy",
     "Ensemble",
     "EpsilonGreedy",
     "Exp3",
     "Exp4",
-    "Fixed",
     "KlUcb",
     "LinTs",
     "LinUcb",
@@ -116,19 +119,19 @@ __all__ = [
     "Query",
     "Ridge",
     "Schedule",
+    "SingleModel",
     "SquareCB",
     "Stacking",
     "StaticWeights",
-    "Step",
     "Thompson",
     "Truth",
     "TsallisInf",
     "View",
     "Wait",
-    "covering",
-    "decider_named",
+    "create_policy",
     "features_of",
-    "own_decider",
-    "policy_named",
+    "parse_decider",
     "takes_context",
+    "user_defined_decider",
+    "with_coverage",
 ]

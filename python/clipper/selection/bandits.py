@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from clipper.errors import InvalidInput
-from clipper.selection.learned import Array, Learned, LearningPolicy
+from clipper.selection.learning_policy import Array, LearnedState, LearningPolicy
 from clipper.selection.policy import (
     NOTHING,
     Combined,
@@ -23,7 +23,7 @@ from clipper.selection.policy import (
     is_usable,
     sound_confidence,
 )
-from clipper.selection.sets import Chances
+from clipper.selection.prediction_sets import Chances
 from clipper.selection.votes import in_order, label_key
 from clipper.types import VersionedModel
 from clipper_core.bandit import Rule, RuleKind
@@ -36,7 +36,9 @@ class Bandit(LearningPolicy):
     chance = True
     shadow: float = 0.0
 
-    def select(self, state: Learned, query: Query, candidates: Sequence[VersionedModel]) -> Plan:
+    def select(
+        self, state: LearnedState, query: Query, candidates: Sequence[VersionedModel]
+    ) -> Plan:
         known = [i for i, model in enumerate(state.models) if model in candidates]
         if not known:
             return Plan(in_order(candidates)[:1])
@@ -52,26 +54,26 @@ class Bandit(LearningPolicy):
             others = tuple(model for model in in_order(candidates) if model != chosen)
         return Plan((chosen,), (p,), others)
 
-    def portions(self, state: Learned) -> dict[VersionedModel, float]:
+    def portions(self, state: LearnedState) -> dict[VersionedModel, float]:
         odds = self.rule.probabilities(state.rows, state.seen) if len(state.models) else np.zeros(0)
         return dict(zip(state.models, odds.tolist(), strict=True))
 
     def combine(
-        self, state: Learned, arrived: Predictions, missing: Sequence[VersionedModel]
+        self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> Combined:
         for model in in_order(arrived):
             if is_usable(arrived[model].output):
                 return self._alone(state, model, arrived[model])
         return NOTHING
 
-    def _alone(self, state: Learned, model: VersionedModel, said: Prediction) -> Combined:
+    def _alone(self, state: LearnedState, model: VersionedModel, said: Prediction) -> Combined:
         heard = {model: said}
         _, raw = self.raw_confidence(state, heard, ())
         found = Combined(said.output, self.sureness(state, raw), (model,))
         return self.with_set(state, found, lambda: self.chances(state, heard, ()))
 
     def raw_confidence(
-        self, state: Learned, heard: Predictions, missing: Sequence[VersionedModel]
+        self, state: LearnedState, heard: Predictions, missing: Sequence[VersionedModel]
     ) -> tuple[object, float]:
         """The model's own; if it gives none, how often it was right."""
         for model, prediction in heard.items():
@@ -82,7 +84,7 @@ class Bandit(LearningPolicy):
         return None, 0.0
 
     def chances(
-        self, state: Learned, heard: Predictions, missing: Sequence[VersionedModel]
+        self, state: LearnedState, heard: Predictions, missing: Sequence[VersionedModel]
     ) -> Chances:
         output, raw = self.raw_confidence(state, heard, missing)
         sure = self.sureness(state, raw)
@@ -90,7 +92,7 @@ class Bandit(LearningPolicy):
             {label_key(output): (output, sure)}, (1.0 - sure) / max(state.classes - 1.0, 1.0)
         )
 
-    def _accuracy(self, state: Learned, model: VersionedModel) -> float:
+    def _accuracy(self, state: LearnedState, model: VersionedModel) -> float:
         return 0.5
 
 
@@ -120,13 +122,13 @@ class Exp3(Bandit):
 class ByMean(Bandit):
     """Those whose first two columns are a model's mean loss and how often it was seen."""
 
-    def _accuracy(self, state: Learned, model: VersionedModel) -> float:
+    def _accuracy(self, state: LearnedState, model: VersionedModel) -> float:
         return mean_accuracy(state, model)
 
     def _merged(self, base: Array, mine: Array, theirs: Array) -> Array:
         return merged_means(base, mine, theirs)
 
-    def standing(self, state: Learned) -> Array:
+    def standing(self, state: LearnedState) -> Array:
         return -state.rows[:, 0]
 
 
@@ -199,7 +201,7 @@ class Thompson(Bandit):
         self.rule = Rule(RuleKind.THOMPSON, discount=within("discount", discount, 0.5, 1.0))
         self.shadow = within("shadow", shadow, 0.0, 1.0)
 
-    def _accuracy(self, state: Learned, model: VersionedModel) -> float:
+    def _accuracy(self, state: LearnedState, model: VersionedModel) -> float:
         if model not in state.models:
             return 0.5
         right, wrong = state.rows[state.models.index(model)]
@@ -224,13 +226,13 @@ class KlUcb(Bandit):
         self.rule = Rule(RuleKind.KL_UCB, discount=within("discount", discount, 0.5, 1.0))
         self.shadow = within("shadow", shadow, 0.0, 1.0)
 
-    def _accuracy(self, state: Learned, model: VersionedModel) -> float:
+    def _accuracy(self, state: LearnedState, model: VersionedModel) -> float:
         if model not in state.models:
             return 0.5
         lost, count = state.rows[state.models.index(model)]
         return float(1 - (lost + 1) / (count + 2))
 
-    def standing(self, state: Learned) -> Array:
+    def standing(self, state: LearnedState) -> Array:
         return -(state.rows[:, 0] + 1) / (state.rows[:, 1] + 2)
 
 
@@ -263,7 +265,7 @@ class TsallisInf(Bandit):
     def _newcomer(self, rows: Array) -> Array:
         return rows.mean(axis=0) if len(rows) else np.zeros(1)
 
-    def standing(self, state: Learned) -> Array:
+    def standing(self, state: LearnedState) -> Array:
         return -state.rows[:, 0]
 
 
@@ -285,7 +287,7 @@ def log_mean(rows: Array) -> Array:
     return np.asarray(high + np.log(np.exp(rows - high).mean(axis=0)))
 
 
-def mean_accuracy(state: Learned, model: VersionedModel) -> float:
+def mean_accuracy(state: LearnedState, model: VersionedModel) -> float:
     if model not in state.models:
         return 0.5
     row = state.rows[state.models.index(model)]

@@ -15,7 +15,7 @@ import numpy as np
 
 from clipper.errors import InvalidInput
 from clipper.selection.bandits import Bandit, within
-from clipper.selection.learned import Array, Learned
+from clipper.selection.learning_policy import Array, LearnedState
 from clipper.selection.policy import Observation, Plan, Query
 from clipper.selection.votes import in_order
 from clipper.types import VersionedModel
@@ -34,7 +34,9 @@ class Contextual(Bandit):
     fresh = (1.0, 0.0)
     linear: Context
 
-    def select(self, state: Learned, query: Query, candidates: Sequence[VersionedModel]) -> Plan:
+    def select(
+        self, state: LearnedState, query: Query, candidates: Sequence[VersionedModel]
+    ) -> Plan:
         """InvalidInput for another number of features than those before."""
         known = [i for i, model in enumerate(state.models) if model in candidates]
         if not known:
@@ -61,7 +63,7 @@ class Contextual(Bandit):
             others = tuple(model for model in in_order(candidates) if model != chosen)
         return Plan((chosen,), (), others, query.features)
 
-    def portions(self, state: Learned) -> dict[VersionedModel, float]:
+    def portions(self, state: LearnedState) -> dict[VersionedModel, float]:
         """Of queries without features."""
         x = _point(state.rows, ())
         if x is None or not state.models:
@@ -70,7 +72,7 @@ class Contextual(Bandit):
         return {model: asked.count(i) / DRAWS for i, model in enumerate(state.models)}
 
     def _learned(
-        self, state: Learned, observation: Observation, told: Mapping[VersionedModel, float]
+        self, state: LearnedState, observation: Observation, told: Mapping[VersionedModel, float]
     ) -> Array:
         """What has another number of features than the state teaches nothing."""
         features = observation.plan.features
@@ -85,13 +87,13 @@ class Contextual(Bandit):
         rewards = np.array([1.0 - told.get(model, math.nan) for model in state.models])
         return self.linear.learn(rows, x, rewards, int(state.seen), observation.weight)
 
-    def _accuracy(self, state: Learned, model: VersionedModel) -> float:
+    def _accuracy(self, state: LearnedState, model: VersionedModel) -> float:
         """Over all queries, whatever they are like."""
         if model not in state.models:
             return 0.5
         return float((self.standing(state) + 1.0)[state.models.index(model)] / 2.0)
 
-    def standing(self, state: Learned) -> Array:
+    def standing(self, state: LearnedState) -> Array:
         count = state.rows[:, 0] ** 2 - 1.0
         good = state.rows[:, _triangle(features_in(state.rows) + 1)]
         return np.asarray(2.0 * np.clip((good + 1.0) / (count + 2.0), 0.0, 1.0) - 1.0)

@@ -9,7 +9,7 @@ that arrived, unless the application has it replaced by its model's own mean bef
 from collections.abc import Sequence
 
 from clipper.selection.policy import NOTHING, Combined, Plan, Predictions, Query, sound_confidence
-from clipper.selection.unlearned import Models, Unlearned
+from clipper.selection.stateless_policy import Models, Unlearned
 from clipper.selection.votes import combine, in_order, usable
 from clipper.types import VersionedModel
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from clipper.selection.bandits import log_mean, within
-from clipper.selection.learned import Array, Learned, LearningPolicy
+from clipper.selection.learning_policy import Array, LearnedState, LearningPolicy
 from clipper.selection.policy import (
     NOTHING,
     Combined,
@@ -24,7 +24,7 @@ from clipper.selection.policy import (
     is_number,
     sound_confidence,
 )
-from clipper.selection.sets import Chances
+from clipper.selection.prediction_sets import Chances
 from clipper.selection.votes import Votes, combine, in_order, label_key, scores, usable
 from clipper.types import VersionedModel
 from clipper_core.bandit import Rule, RuleKind
@@ -36,11 +36,13 @@ class Experts(LearningPolicy):
 
     averages = True
 
-    def select(self, state: Learned, query: Query, candidates: Sequence[VersionedModel]) -> Plan:
+    def select(
+        self, state: LearnedState, query: Query, candidates: Sequence[VersionedModel]
+    ) -> Plan:
         return Plan(in_order(candidates))
 
     def combine(
-        self, state: Learned, arrived: Predictions, missing: Sequence[VersionedModel]
+        self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> Combined:
         votes = usable(arrived)
         if not votes:
@@ -56,7 +58,9 @@ class Experts(LearningPolicy):
             found = Combined(found.output, self.sureness(state, raw), found.used, found.agreement)
         return self.with_set(state, found, lambda: self._chances(state, votes, weights))
 
-    def weights(self, state: Learned, models: set[VersionedModel]) -> dict[VersionedModel, float]:
+    def weights(
+        self, state: LearnedState, models: set[VersionedModel]
+    ) -> dict[VersionedModel, float]:
         """Of the votes; a model that the state does not know yet weighs as much as the mean."""
         if not state.models:
             return dict.fromkeys(models, 1.0)
@@ -66,7 +70,7 @@ class Experts(LearningPolicy):
         return found if any(weight > 0 for weight in found.values()) else dict.fromkeys(models, 1.0)
 
     def raw_confidence(
-        self, state: Learned, heard: Predictions, missing: Sequence[VersionedModel]
+        self, state: LearnedState, heard: Predictions, missing: Sequence[VersionedModel]
     ) -> tuple[object, float]:
         votes = usable(heard)
         if not votes:
@@ -78,17 +82,21 @@ class Experts(LearningPolicy):
         )
 
     def _raw(
-        self, state: Learned, votes: Votes, weights: Mapping[VersionedModel, float], found: Combined
+        self,
+        state: LearnedState,
+        votes: Votes,
+        weights: Mapping[VersionedModel, float],
+        found: Combined,
     ) -> float:
         return found.confidence
 
     def chances(
-        self, state: Learned, heard: Predictions, missing: Sequence[VersionedModel]
+        self, state: LearnedState, heard: Predictions, missing: Sequence[VersionedModel]
     ) -> Chances:
         return self._chances(state, usable(heard), self.weights(state, {*heard, *missing}))
 
     def _chances(
-        self, state: Learned, votes: Votes, weights: Mapping[VersionedModel, float]
+        self, state: LearnedState, votes: Votes, weights: Mapping[VersionedModel, float]
     ) -> Chances:
         """The share of the weight behind each; what is behind nobody is shared by the labels
         without a vote."""
@@ -161,7 +169,7 @@ class Stacking(Experts):
         return np.clip(mine + theirs - base, 0.0, 20.0)
 
     def _learned(
-        self, state: Learned, observation: Observation, told: Mapping[VersionedModel, float]
+        self, state: LearnedState, observation: Observation, told: Mapping[VersionedModel, float]
     ) -> Array:
         if not observation.truth.known or is_number(observation.truth.label):
             return state.rows
@@ -179,14 +187,18 @@ class Stacking(Experts):
         )
 
     def _raw(
-        self, state: Learned, votes: Votes, weights: Mapping[VersionedModel, float], found: Combined
+        self,
+        state: LearnedState,
+        votes: Votes,
+        weights: Mapping[VersionedModel, float],
+        found: Combined,
     ) -> float:
         """Softmax of the scores, labels without a vote included."""
         behind, others, _ = self._softmax(state, votes, weights)
         return behind[label_key(found.output)] / (sum(behind.values()) + others)
 
     def _softmax(
-        self, state: Learned, votes: Votes, weights: Mapping[VersionedModel, float]
+        self, state: LearnedState, votes: Votes, weights: Mapping[VersionedModel, float]
     ) -> tuple[dict[object, float], float, float]:
         """Return exp(score) by label, the sum for all labels without a vote, and that of one of
         them, whose score is 0.
@@ -201,7 +213,7 @@ class Stacking(Experts):
         return behind, max(state.classes - len(behind), 0.0) * each, each
 
     def _chances(
-        self, state: Learned, votes: Votes, weights: Mapping[VersionedModel, float]
+        self, state: LearnedState, votes: Votes, weights: Mapping[VersionedModel, float]
     ) -> Chances:
         behind, others, each = self._softmax(state, votes, weights)
         total = sum(behind.values()) + others

@@ -110,10 +110,12 @@ class Observation(msgspec.Struct, frozen=True, eq=False):
 
 
 class Policy(Protocol):
-    """Threads: any; several at once. One of a user's own may raise: it costs that query its default
-    answer (selection/own.py). It may also have `decide(state, view)` (selection/deciding.py), which
-    says when to answer; without it, all are waited for. Source: the design document, "Selection
-    policies"; the paper, section 5.
+    """Threads: any; several at once.
+
+    A policy of a user's own may raise: the query then gets its default answer
+    (selection/user_defined.py). A policy may also have `decide(state, view)`
+    (selection/decider.py), which says when to answer; without it, all models are waited for.
+    Source: the design document, "Selection policies"; the paper, section 5.
     """
 
     name: str

@@ -16,7 +16,7 @@ from clipper.selection.policy import (
     is_usable,
     sound_confidence,
 )
-from clipper.selection.unlearned import Models, Unlearned
+from clipper.selection.stateless_policy import Models, Unlearned
 from clipper.selection.votes import combine, in_order, usable
 from clipper.types import VersionedModel
 

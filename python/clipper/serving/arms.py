@@ -17,7 +17,7 @@ import numpy as np
 
 from clipper.catalog_view import Rollout
 from clipper.selection import Observation
-from clipper.selection.lessons import Column, Rows, losses_by_model
+from clipper.selection.batch_learning import Column, ObservationRows, losses_by_model
 from clipper.selection.policy import loss
 from clipper.serving.guards import Counts, Figures, guards_in
 from clipper.serving.states import Watcher
@@ -96,7 +96,7 @@ class Hears:
         self._next.told(seen)
         return True
 
-    def told_rows(self, rows: Rows, answers: Column) -> None:
+    def told_rows(self, rows: ObservationRows, answers: Column) -> None:
         self._next.told_rows(rows, answers)
         lost = losses_by_model(
             msgspec.structs.replace(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from clipper.errors import ForkedProcess, PolicyFailed
 from clipper.selection import Plan, Prediction
 from clipper.selection.policy import NOTHING
-from clipper.selection.unlearned import Unlearned
+from clipper.selection.stateless_policy import Unlearned
 from clipper.serving.dispatch import FORK_HINT
 from clipper.serving.feedback import JoinedRows
 from clipper.serving.processor import (

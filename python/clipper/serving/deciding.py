@@ -16,7 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from clipper.selection.deciding import AnswerFrom, View, checked
+from clipper.selection.decider import AnswerFrom, View, checked
 from clipper.selection.policy import Prediction, is_usable
 from clipper.serving.qualifiers import prediction_of
 from clipper.types import VersionedModel

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from clipper.errors import UnknownPrediction
 from clipper.selection import Observation, Plan, Prediction, Truth
-from clipper.selection.lessons import Column, Rows
+from clipper.selection.batch_learning import Column, ObservationRows
 from clipper.serving.forwarding import Forwarding
 from clipper.serving.states import Learner
 from clipper.types import VersionedModel
@@ -110,7 +110,7 @@ class JoinedRows:
         )  # rows that anything can be learned from
         self.told = np.zeros(len(self.heard), np.bool_)
         self.until_s = 0.0
-        self._rows: Rows | None = None
+        self._rows: ObservationRows | None = None
 
     def __len__(self) -> int:
         return len(self.told)
@@ -121,7 +121,7 @@ class JoinedRows:
         asked, place = set(self.plan.models), self.learner.place
         return (len(asked) == 1 or asked == place.keys()) and all(model in place for model in asked)
 
-    def columns(self, places: NDArray[np.intp], labels: Column) -> Rows:
+    def columns(self, places: NDArray[np.intp], labels: Column) -> ObservationRows:
         """These rows, with their labels."""
         if self._rows is None:
             self._rows = self._read()
@@ -137,7 +137,7 @@ class JoinedRows:
             for column in columns
         ]
 
-    def _read(self) -> Rows:
+    def _read(self) -> ObservationRows:
         n, future, models = len(self), self._future, self.learner.models
         outputs: list[Column] = [np.zeros(n, np.int64)] * len(models)
         heard: list[NDArray[np.bool_] | None] = [np.zeros(n, np.bool_)] * len(models)
@@ -161,7 +161,7 @@ class JoinedRows:
         else:
             at, p = -1, 1.0
         unsaid = np.zeros(n, np.bool_)
-        return Rows(
+        return ObservationRows(
             models,
             tuple(outputs),
             tuple(heard),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from clipper.errors import ClipperError
-from clipper.selection import Policy, policy_named
+from clipper.selection import Policy, create_policy
 from clipper.serving.feedback import Window
 from clipper.serving.forwarding import Forwarding, Reply, Told
 from clipper.serving.presence import Presence
@@ -64,7 +64,7 @@ class Learning:
         The window is None for a query that names its models itself, and so belongs to no
         application.
         """
-        policy = policy_named(text)
+        policy = create_policy(text)
         learner = self.states.learner(application, text, policy, models)
         return policy, learner, self.window if application else None
 
@@ -94,7 +94,7 @@ class Learning:
     def _read(self, record: bytes) -> tuple[Learner, str, Seen] | None:
         try:
             application, text, models, user, seen = read(record)
-            policy = policy_named(text)
+            policy = create_policy(text)
         except (ValueError, ClipperError) as error:
             _log.error("a record of the journal cannot be replayed: %s", error)
             return None

@@ -12,7 +12,7 @@ import msgspec
 from clipper.errors import InvalidInput
 from clipper.serving.containers import Seat
 from clipper.serving.reads import Reads, Watches, ids_of
-from clipper.settings.server import Limits
+from clipper.settings.server import LimitSettings
 from clipper.types import InputType, Model, VersionedModel
 from clipper_core.engine import Engine
 from clipper_core.model import Model as CoreModel
@@ -35,7 +35,7 @@ class RunningModels:
     def __init__(
         self,
         engine_of: Callable[[str], Engine],
-        limits: Limits,
+        limits: LimitSettings,
         on_cached: Callable[[Engine], None],
     ) -> None:
         self._engine_of = engine_of

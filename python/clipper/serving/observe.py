@@ -17,7 +17,7 @@ from clipper.errors import (
     UnknownPrediction,
 )
 from clipper.selection import Observation, Prediction, Truth
-from clipper.selection.lessons import Column, Rows, column_of
+from clipper.selection.batch_learning import Column, ObservationRows, column_of
 from clipper.serving.feedback import Joined, JoinedRows, Window
 from clipper.serving.forwarding import Reply, Told, by_node, refusal
 from clipper.serving.processor import Question, plan_for, side_of
@@ -220,7 +220,7 @@ def _learn_joined(found: Sequence[Joined], labels: Sequence[Any]) -> Sequence[An
     for i, joined in enumerate(found):
         groups.setdefault((joined.learner, joined.user), []).append(i)
     items: list[Item] = []
-    told: list[tuple[Learner, Sequence[Joined], Sequence[Any], Rows | None]] = []
+    told: list[tuple[Learner, Sequence[Joined], Sequence[Any], ObservationRows | None]] = []
     try:
         labels = [
             _fitted(Truth(label), joined).label for label, joined in zip(labels, found, strict=True)
@@ -251,7 +251,11 @@ def _learn_joined(found: Sequence[Joined], labels: Sequence[Any]) -> Sequence[An
 
 
 def _items(
-    learner: Learner, user: str, found: Sequence[Joined], labels: Sequence[Any], rows: Rows | None
+    learner: Learner,
+    user: str,
+    found: Sequence[Joined],
+    labels: Sequence[Any],
+    rows: ObservationRows | None,
 ) -> list[Item]:
     if rows is not None:
         return [(learner, user, part, record) for part, record in written_rows(learner, user, rows)]
@@ -262,7 +266,9 @@ def _items(
     return items
 
 
-def _columns(learner: Learner, found: Sequence[Joined], labels: Sequence[Any]) -> Rows | None:
+def _columns(
+    learner: Learner, found: Sequence[Joined], labels: Sequence[Any]
+) -> ObservationRows | None:
     """None for plans that columns cannot say."""
     place = learner.place
     asked, p = [-1] * len(found), [1.0] * len(found)
@@ -293,7 +299,7 @@ def _columns(learner: Learner, found: Sequence[Joined], labels: Sequence[Any]) -
         confidence.append(
             None if own.count(None) == len(own) else np.array([_sound(one) for one in own])
         )
-    return Rows(
+    return ObservationRows(
         learner.models,
         tuple(outputs),
         tuple(was_heard),
@@ -357,7 +363,7 @@ def _learn_rows(joined: JoinedRows, places: NDArray[np.intp], labels: Column) ->
         labels = fitted_column(labels, joined.outputs_of(places))
         for part, record in _parts(joined, places, labels):
             number = states.observe_one(learner, user, part, record)
-            done += len(part) if isinstance(part, Rows) else 1
+            done += len(part) if isinstance(part, ObservationRows) else 1
             seen.append(part)
     except BaseException:
         joined.told[places[done:]] = False
@@ -389,7 +395,7 @@ def _tell_watcher(learner: Learner, seen: Observation) -> None:
 
 
 def _tell_watcher_of_list(
-    learner: Learner, found: Sequence[Joined], labels: Sequence[Any], rows: Rows | None
+    learner: Learner, found: Sequence[Joined], labels: Sequence[Any], rows: ObservationRows | None
 ) -> None:
     if learner.watcher is None:
         return
@@ -408,7 +414,7 @@ def _tell_watcher_of_rows(
     if watcher is None:
         return
     for part in seen:
-        if isinstance(part, Rows):
+        if isinstance(part, ObservationRows):
             mine = places[at : at + len(part)]
             answers = joined.answers
             watcher.told_rows(

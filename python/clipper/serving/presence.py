@@ -72,7 +72,7 @@ class Presence:
         except BaseException:
             self._end(lease)
             raise
-        self._lease = lease.keeping()
+        self._lease = lease.renew_in_background()
 
     def _claim(self, lease: Lease, stop: threading.Event) -> None:
         key, own = NAMES + self._name, Holder(self.node, _identity(self._folder))

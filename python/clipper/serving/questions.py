@@ -16,7 +16,7 @@ from clipper.errors import (
     TypeConflict,
     UnknownApplication,
 )
-from clipper.selection import covering, policy_named, takes_context
+from clipper.selection import create_policy, takes_context, with_coverage
 from clipper.serving.arms import COMPARED_S_MAX, Hears, Split, Stage
 from clipper.serving.deciding import Deciding
 from clipper.serving.learning import Learning
@@ -110,7 +110,7 @@ class Questions:
         )
         if models:
             input = settings.get("input") or models[0].input
-            found = policy_named(policy)
+            found = create_policy(policy)
             found.init(
                 [model.id for model in models]
             )  # what it raises, it raises here and not in a query
@@ -277,7 +277,7 @@ class Questions:
         }
         try:
             policy, learner, window = self._learning.learner(
-                app.name, covering(app.policy, app.coverage), ids
+                app.name, with_coverage(app.policy, app.coverage), ids
             )
         except (
             InvalidInput,

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from clipper.selection import Observation, Plan, Prediction, Truth
-from clipper.selection.lessons import Column, Rows
+from clipper.selection.batch_learning import Column, ObservationRows
 from clipper.serving.states import Learner
 from clipper.store.journal import RECORD_BYTES_MAX
 from clipper.types import VersionedModel
@@ -79,7 +79,9 @@ def _head_of(learner: Learner) -> bytes:
     return learner.head
 
 
-def written_rows(learner: Learner, user: str, rows: Rows) -> Iterator[tuple[Rows, bytes]]:
+def written_rows(
+    learner: Learner, user: str, rows: ObservationRows
+) -> Iterator[tuple[ObservationRows, bytes]]:
     """Records of many observations, each with the rows that are in it."""
     for at in range(0, len(rows), CHUNK):
         yield from _halved(
@@ -89,7 +91,9 @@ def written_rows(learner: Learner, user: str, rows: Rows) -> Iterator[tuple[Rows
         )
 
 
-def _halved(learner: Learner, user: str, rows: Rows) -> Iterator[tuple[Rows, bytes]]:
+def _halved(
+    learner: Learner, user: str, rows: ObservationRows
+) -> Iterator[tuple[ObservationRows, bytes]]:
     """Whole, if that is not too long for a record."""
     names = tuple(map(str, learner.models))
     heard = tuple(None if column is None or column.all() else column for column in rows.heard)
@@ -132,7 +136,9 @@ def _narrow(column: Column) -> Column:
     return column
 
 
-def read(record: bytes) -> tuple[str, str, tuple[VersionedModel, ...], str, Observation | Rows]:
+def read(
+    record: bytes,
+) -> tuple[str, str, tuple[VersionedModel, ...], str, Observation | ObservationRows]:
     """-> application, policy, models, user, and what was observed. ValueError for what is no
     record."""
     if record[:1] == COLUMNS:
@@ -156,14 +162,14 @@ def read(record: bytes) -> tuple[str, str, tuple[VersionedModel, ...], str, Obse
     )
 
 
-def _read_rows(record: bytes) -> tuple[str, str, tuple[VersionedModel, ...], str, Rows]:
+def _read_rows(record: bytes) -> tuple[str, str, tuple[VersionedModel, ...], str, ObservationRows]:
     try:
         found = _ROWS_DECODER.decode(memoryview(record)[1:])
         models = tuple(VersionedModel.parse(name) for name in found.models)
     except msgspec.MsgspecError as error:
         raise ValueError(f"no record of feedback: {error}") from None
     asked = np.asarray(found.asked, np.int32)
-    rows = Rows(
+    rows = ObservationRows(
         models,
         tuple(map(_wide, found.outputs)),
         found.heard,

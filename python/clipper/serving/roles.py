@@ -24,7 +24,7 @@ import msgspec
 
 from clipper.errors import DoesNotFit, InvalidInput, did_you_mean
 from clipper.selection import Plan, Policy, Query
-from clipper.selection.settings import settings_in
+from clipper.selection.setting_syntax import parse_settings
 from clipper.types import VersionedModel, check_name
 
 _BUDGET = ("share", "rate_max")
@@ -69,7 +69,7 @@ def role_named(text: str, whose: str) -> Role:
         raise InvalidInput(
             f"no role {kind[:100]!r} (of {whose!r}){guess}", hint=f"Roles: {', '.join(_SETTINGS)}."
         )
-    settings = settings_in(rest, "role", text, "shadow or shadow(share=0.5)") if open else {}
+    settings = parse_settings(rest, "role", text, "shadow or shadow(share=0.5)") if open else {}
     for setting in settings:
         if setting not in _SETTINGS[kind]:
             guess = did_you_mean(setting, _SETTINGS[kind]) or "."

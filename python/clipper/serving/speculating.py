@@ -13,9 +13,22 @@ from typing import Any, cast
 import msgspec
 
 from clipper.errors import DoesNotFit, InvalidInput, did_you_mean
-from clipper.selection import Plan, Policy, Prediction, Schedule, Step, decider_named, own_decider
-from clipper.selection.own import Faults
-from clipper.selection.verdicts import Heard, answer_by, ranked, vote_weights
+from clipper.selection import (
+    DeciderStep,
+    Plan,
+    Policy,
+    Prediction,
+    Schedule,
+    parse_decider,
+    user_defined_decider,
+)
+from clipper.selection.decided_answer import (
+    DecisionInputs,
+    decided_answer,
+    rank_models,
+    vote_weights,
+)
+from clipper.selection.user_defined import FailureLog
 from clipper.serving.deciding import OWN_STEP, Deciding, Listener
 from clipper.serving.processor import NO_FINITE_VALUE, Asked, Outcome, Question, refuse_fork, why_of
 from clipper.serving.qualifiers import prediction_of
@@ -116,8 +129,8 @@ class Hearing(msgspec.Struct, frozen=True, eq=False):
         if not arrived:
             refuse_fork(future, question)
         rule, name = self.speculation.decided(at)
-        all_heard = Heard(question.policy, asked.state, asked.plan, self.models, arrived)
-        combined = answer_by(
+        all_heard = DecisionInputs(question.policy, asked.state, asked.plan, self.models, arrived)
+        combined = decided_answer(
             rule, all_heard, [model for i, model in enumerate(self.models) if used >> i & 1]
         )
         return arrived, self._missing(future, at, seen), combined, name if combined.used else ""
@@ -214,19 +227,19 @@ class Speculation:
         deciding: Deciding,
     ) -> None:
         self.text = text
-        self.schedule = decider_named(text)
+        self.schedule = parse_decider(text)
         self.policy = policy
         self.links, self._cores = tuple(links), dict(cores)
         self.deciding = deciding
         self._deciders: dict[tuple[Any, ...], Decider] = {}
         self._last: _Order | None = None
         self._hedge = (0.0, 0)  # until when it is good, and the time in us
-        self.faults = Faults(f"decider {self.schedule.own!r}")
+        self.faults = FailureLog(f"decider {self.schedule.own!r}")
         self.steps = self.schedule.steps
         own = getattr(policy, "decide", None)
         self.own: Any = None
         if self.schedule.own:
-            self.own = lambda _, view: own_decider(self.schedule.own).decide(view)
+            self.own = lambda _, view: user_defined_decider(self.schedule.own).decide(view)
         elif self.schedule.waits_for_all and callable(own):
             self.own = own
             self.faults = getattr(policy, "faults", self.faults)
@@ -256,7 +269,7 @@ class Speculation:
         if first == "cascade":
             models: tuple[VersionedModel, ...] = self.links
         else:
-            models = ranked(policy, state, user, self.links)
+            models = rank_models(policy, state, user, self.links)
             if len(chosen) == 1:
                 models = (*chosen, *(model for model in models if model not in chosen))
         named = self.named(self.schedule.models)
@@ -295,7 +308,7 @@ class Speculation:
             self._deciders[key] = decider
         return decider
 
-    def _core_step(self, step: Step, models: tuple[VersionedModel, ...]) -> CoreStep:
+    def _core_step(self, step: DeciderStep, models: tuple[VersionedModel, ...]) -> CoreStep:
         named = [
             i
             for i, model in enumerate(models)
@@ -379,9 +392,9 @@ def speculation_of(text: str, question: Question, deciding: Deciding) -> Specula
 
 def check_decider(application: str, text: str, links: Sequence[VersionedModel]) -> Schedule:
     """The schedule, if it fits the application's models. InvalidInput otherwise."""
-    schedule = decider_named(text)
+    schedule = parse_decider(text)
     if schedule.own:
-        own_decider(schedule.own)
+        user_defined_decider(schedule.own)
     if schedule.waits_for_all:
         return schedule
     if len(links) > MODELS_MAX:

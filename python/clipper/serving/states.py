@@ -36,8 +36,14 @@ import msgspec
 
 from clipper.errors import InvalidInput, Overloaded, StoreError
 from clipper.selection import Observation, Policy
-from clipper.selection.lessons import Column, Rows, lesson_of, observe, observe_rows
-from clipper.selection.unlearned import learns
+from clipper.selection.batch_learning import (
+    Column,
+    ObservationRows,
+    native_update_of,
+    observe,
+    observe_rows,
+)
+from clipper.selection.stateless_policy import learns
 from clipper.serving.held import PREFIX, SHARED, Held, unsealed
 from clipper.serving.state_sync import StateSync
 from clipper.store.journal import Journal
@@ -50,7 +56,7 @@ _log = logging.getLogger(__name__)
 READ_S = 0.02  # a context's first query waits so long for a store elsewhere
 LOOKS_MAX = 64  # contexts that one new context looks at for one to forget
 
-Seen = Observation | Rows
+Seen = Observation | ObservationRows
 
 
 class Watcher(Protocol):
@@ -60,7 +66,7 @@ class Watcher(Protocol):
         """False when it was not looked at: there is more than is worth it."""
         ...
 
-    def told_rows(self, rows: Rows, answers: Column) -> None: ...
+    def told_rows(self, rows: ObservationRows, answers: Column) -> None: ...
 
 
 class Learner:
@@ -102,7 +108,7 @@ class Learner:
         )
         self.states, self._dirty, self._node = states, states.dirty, states.node
         self.learns = learns(policy)
-        self.lesson = lesson_of(policy)
+        self.lesson = native_update_of(policy)
         self.place = {model: i for i, model in enumerate(self.models)}
         self._all = tuple(range(len(self.models)))
         self.head = b""  # of its records, once there is one
@@ -210,7 +216,7 @@ class Learner:
             self._follow(held)
             held.prior = None
         try:
-            if isinstance(seen, Rows):
+            if isinstance(seen, ObservationRows):
                 held.state = observe_rows(self.policy, held.state, seen)
             else:
                 held.state = observe(self.policy, held.state, seen, self.lesson)
@@ -458,7 +464,7 @@ class States:
                     continue
                 learner, user, seen = found
                 if learner.learns and learner.shared.applied.get(self.node, 0) < number:
-                    applied += len(seen) if isinstance(seen, Rows) else 1
+                    applied += len(seen) if isinstance(seen, ObservationRows) else 1
                 learner.observe(user, seen, number)
         self._hurried = True
         if applied:

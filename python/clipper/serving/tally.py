@@ -21,7 +21,7 @@ import numpy as np
 
 from clipper.clock import wall_time_us
 from clipper.selection import Combined, Observation, Prediction
-from clipper.selection.lessons import Column, Rows, losses_by_model
+from clipper.selection.batch_learning import Column, ObservationRows, losses_by_model
 from clipper.selection.policy import agrees, is_number, is_usable, loss, losses
 from clipper.serving.roles import PRIMARY, Cast
 from clipper.serving.sketch import Bucket
@@ -187,7 +187,7 @@ class Tally:
                     self._models[model].feedback.add(1.0 - value, seen.weight)
         return True
 
-    def told_rows(self, rows: Rows, answers: Column) -> None:
+    def told_rows(self, rows: ObservationRows, answers: Column) -> None:
         """Much feedback came: all of it is looked at where its columns are numbers, else what the
         budget has."""
         lost = losses_by_model(

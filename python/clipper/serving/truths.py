@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from clipper.errors import InvalidInput
 from clipper.selection import Truth
-from clipper.selection.lessons import Column, column_of
+from clipper.selection.batch_learning import Column, column_of
 from clipper.selection.policy import is_number
 from clipper.serving.states import check_user
 from clipper.store.journal import RECORD_BYTES_MAX

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 
 from clipper.setting import about
-from clipper.settings.http import HttpSettings, TlsFiles, own_or_shared, query_tls
+from clipper.settings.http import HttpSettings, TlsFiles, effective_tls, query_tls
 
 
 class GrpcSettings(msgspec.Struct, frozen=True):
@@ -60,4 +60,4 @@ class GrpcSettings(msgspec.Struct, frozen=True):
 
 def grpc_tls(grpc: GrpcSettings, http: HttpSettings) -> TlsFiles | None:
     """None: without TLS."""
-    return own_or_shared(TlsFiles(grpc.tls_cert, grpc.tls_key, grpc.tls_client_ca), query_tls(http))
+    return effective_tls(TlsFiles(grpc.tls_cert, grpc.tls_key, grpc.tls_client_ca), query_tls(http))

@@ -184,7 +184,7 @@ def query_tls(http: HttpSettings) -> TlsFiles | None:
     return TlsFiles(http.tls_cert, http.tls_key, http.tls_client_ca) if http.tls_cert else None
 
 
-def own_or_shared(own: TlsFiles, shared: TlsFiles | None) -> TlsFiles | None:
+def effective_tls(own: TlsFiles, shared: TlsFiles | None) -> TlsFiles | None:
     """What a listener has that may share the files of queries: each is its own, or theirs when
     empty, or none when `off`."""
     if own.cert == "off" or not (own.cert or shared):
@@ -199,10 +199,10 @@ def own_or_shared(own: TlsFiles, shared: TlsFiles | None) -> TlsFiles | None:
 
 def admin_tls(http: HttpSettings) -> TlsFiles | None:
     own = TlsFiles(http.admin_tls_cert, http.admin_tls_key, http.admin_tls_client_ca)
-    return own_or_shared(own, query_tls(http))
+    return effective_tls(own, query_tls(http))
 
 
-def tls_troubles(
+def tls_problems(
     section: str, prefix: str, own: TlsFiles, shared: TlsFiles | None
 ) -> Iterator[tuple[tuple[str, str], str]]:
     """What is wrong with the settings of one listener: (section and key, why). Whether files are in
@@ -220,7 +220,9 @@ def tls_troubles(
         )
 
 
-def open_to_all(http: HttpSettings, grpc: tuple[str, TlsFiles | None]) -> Iterator[tuple[str, str]]:
+def unauthenticated_listeners(
+    http: HttpSettings, grpc: tuple[str, TlsFiles | None]
+) -> Iterator[tuple[str, str]]:
     """Where other hosts may ask without saying who they are: (key, address). grpc: its address and
     TLS."""
     each = (("http.address", http.address, query_tls(http)), ("grpc.address", *grpc))
@@ -244,7 +246,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def listener_troubles(
+def listener_problems(
     http: HttpSettings, grpc_address: str
 ) -> Iterator[tuple[tuple[str, str], str]]:
     """What is wrong with where queries and management come in: (section and key, why)."""
@@ -260,11 +262,11 @@ def listener_troubles(
                 (section, key),
                 "expected 'HOST:PORT', as '127.0.0.1:8080' or '127.0.0.1:0' (any free port).",
             )
-    yield from tls_troubles(
+    yield from tls_problems(
         "http", "tls", TlsFiles(http.tls_cert, http.tls_key, http.tls_client_ca), None
     )
     own = TlsFiles(http.admin_tls_cert, http.admin_tls_key, http.admin_tls_client_ca)
-    yield from tls_troubles("http", "admin_tls", own, query_tls(http))
+    yield from tls_problems("http", "admin_tls", own, query_tls(http))
     if (
         http.admin
         and not (http.token or http.tokens_file)

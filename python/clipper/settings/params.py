@@ -179,7 +179,7 @@ def params_tls(settings: ParamsSettings) -> TlsFiles | None:
     return TlsFiles(settings.grpc_tls_cert, settings.grpc_tls_key, settings.grpc_tls_client_ca)
 
 
-def rooted(settings: ParamsSettings) -> ParamsSettings:
+def with_absolute_paths(settings: ParamsSettings) -> ParamsSettings:
     """Files by their whole paths, as shards read them, wherever these are started."""
     files = ("grpc_tls_cert", "grpc_tls_key", "grpc_tls_client_ca", "grpc_keys_file")
     said = {file: getattr(settings, file) for file in files}

@@ -220,7 +220,7 @@ class ServerSettings(msgspec.Struct, frozen=True):
         return f"ServerSettings({', '.join(shown)})"
 
 
-class Limits(msgspec.Struct, frozen=True):
+class LimitSettings(msgspec.Struct, frozen=True):
     cache_bytes_max: Annotated[
         int, about("memory of the prediction cache", "bytes", ge=64 * _KIB, le=1 << 40)
     ] = 64 * _MIB

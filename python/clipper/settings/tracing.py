@@ -89,7 +89,7 @@ class TracingSettings(msgspec.Struct, frozen=True):
         return f"TracingSettings({', '.join(shown)})"
 
 
-class Exporting(msgspec.Struct, frozen=True):
+class ExportSettings(msgspec.Struct, frozen=True):
     """The settings as they come out. url: None: nothing is exported. attributes: of the
     resource."""
 
@@ -102,7 +102,7 @@ class Exporting(msgspec.Struct, frozen=True):
     timeout_s: float
 
 
-def exporting(settings: TracingSettings, env: Mapping[str, str]) -> Exporting:
+def export_settings(settings: TracingSettings, env: Mapping[str, str]) -> ExportSettings:
     """Settings first, then OpenTelemetry's variables. ValueError for a variable that cannot be."""
 
     def variable(name: str) -> str:
@@ -139,7 +139,7 @@ def exporting(settings: TracingSettings, env: Mapping[str, str]) -> Exporting:
         name.lower(): value
         for name, value in _pairs(settings.headers or variable("HEADERS")).items()
     }
-    return Exporting(
+    return ExportSettings(
         url, headers, settings.ca or variable("CERTIFICATE"), attributes, sampler, share, timeout_s
     )
 

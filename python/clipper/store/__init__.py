@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from clipper.errors import ConfigError
+from clipper.store.cached_store import CachedStore
 from clipper.store.election import Candidate
-from clipper.store.etcd_address import shown as shown_of_etcd
-from clipper.store.kept import KeptStore
+from clipper.store.etcd_address import redacted_url as redacted_etcd_url
 from clipper.store.lease import Lease
 from clipper.store.memory import MemoryStore
-from clipper.store.mirror import Change, Mirror
-from clipper.store.redis import RedisStore, shown
+from clipper.store.mirror import KeyChange, Mirror
+from clipper.store.redis import RedisStore, redacted_url
 from clipper.store.sqlite import SqliteStore
 from clipper.store.store import (
     ABSENT,
@@ -36,14 +36,16 @@ if TYPE_CHECKING:
     from clipper.store.etcd import EtcdStore
 
 
-def open_for(state: str, bytes_max: int, folder: Path | None, *, required: bool = False) -> Store:
+def open_server_store(
+    state: str, bytes_max: int, folder: Path | None, *, required: bool = False
+) -> Store:
     """The store of a server. One elsewhere may be away at the start, unless it is required; folder:
     where its copy is kept."""
     kind = state.partition(":")[0]
     if kind not in REDIS + ETCD:
         return open_store(state, bytes_max)
-    name = shown(state) if kind in REDIS else shown_of_etcd(state)
-    return KeptStore(
+    name = redacted_url(state) if kind in REDIS else redacted_etcd_url(state)
+    return CachedStore(
         lambda: open_store(state), name, folder and folder / COPY_FILE, required=required
     )
 
@@ -75,7 +77,7 @@ def _open_etcd(url: str) -> "EtcdStore":
     except ImportError:
         hint = "pip install 'clipper-serving[etcd]'."
         raise ConfigError(
-            f"state={shown_of_etcd(url)!r} needs the package grpcio, which is not installed.",
+            f"state={redacted_etcd_url(url)!r} needs the package grpcio, which is not installed.",
             hint=hint,
         ) from None
     return EtcdStore(url)
@@ -84,13 +86,13 @@ def _open_etcd(url: str) -> "EtcdStore":
 __all__ = [
     "ABSENT",
     "STATE_FILE",
+    "CachedStore",
     "Candidate",
-    "Change",
     "Compare",
     "Delete",
     "Event",
     "Get",
-    "KeptStore",
+    "KeyChange",
     "Lease",
     "MemoryStore",
     "Mirror",
@@ -102,6 +104,6 @@ __all__ = [
     "Store",
     "TxnResult",
     "Watch",
-    "open_for",
+    "open_server_store",
     "open_store",
 ]

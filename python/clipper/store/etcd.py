@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from clipper.errors import ForkedProcess, StoreError
-from clipper.store.etcd_address import parsed
-from clipper.store.etcd_line import PATIENCE_S, Line, is_lost_lease
+from clipper.store.etcd_address import parse_url
+from clipper.store.etcd_channel import PATIENCE_S, EtcdChannel, is_lost_lease
 from clipper.store.etcd_watch import EtcdWatch
 from clipper.store.protocol import message
 from clipper.store.store import (
@@ -45,8 +45,8 @@ _TARGETS: Final = {
 
 
 class EtcdStore(Store):
-    """Threads: any. url: `etcd://HOST:PORT,HOST:PORT/PREFIX`; see etcd_address.Address for TLS and
-    users.
+    """Threads: any. url: `etcd://HOST:PORT,HOST:PORT/PREFIX`; see
+    etcd_address.EtcdAddress for TLS and users.
 
     Errors: StoreError when no endpoint answers in time, or when etcd refuses.
     """
@@ -54,13 +54,13 @@ class EtcdStore(Store):
     remote = True
 
     def __init__(self, url: str) -> None:
-        address = parsed(url)
+        address = parse_url(url)
         self.name = address.shown
         self._prefix = address.prefix
         self._pid = os.getpid()
         self._lease_s: dict[str, float] = {}
         self._watches: weakref.WeakSet[EtcdWatch] = weakref.WeakSet()
-        self._line = Line(address)
+        self._line = EtcdChannel(address)
         try:
             _ = self.revision
         except BaseException:

@@ -11,7 +11,7 @@ _PORT: Final = "2379"
 _OPTIONS: Final = ("ca", "cert", "key", "user", "password")
 
 
-class Address(msgspec.Struct, frozen=True):
+class EtcdAddress(msgspec.Struct, frozen=True):
     """What
     `etcd://[USER:PASSWORD@]HOST:PORT,HOST:PORT/PREFIX?ca=FILE&cert=FILE&key=FILE&user=NAME&password=SECRET`
     says. With `etcds://`, or a ca or a cert, it speaks TLS. shown: the URL without its password."""
@@ -27,7 +27,7 @@ class Address(msgspec.Struct, frozen=True):
     password: str = ""
 
 
-def parsed(url: str) -> Address:
+def parse_url(url: str) -> EtcdAddress:
     parts = urlsplit(url)
     login, _, hosts = parts.netloc.rpartition("@")
     user, _, password = (unquote(part) for part in login.partition(":"))
@@ -37,13 +37,17 @@ def parsed(url: str) -> Address:
     if unknown or not endpoints:
         why = f"unknown {unknown[0]!r}" if unknown else "it names no host"
         raise ConfigError(
-            f"no store for state={shown(url)!r}: {why}.",
+            f"no store for state={redacted_url(url)!r}: {why}.",
             hint="Write etcd://HOST:2379,HOST:2379/PREFIX?ca=FILE.",
         )
     prefix = parts.path.strip("/") + "/" if parts.path.strip("/") else "clipper/"
     secure = parts.scheme == "etcds" or bool(options.get("ca") or options.get("cert"))
-    return Address(
-        shown(url), endpoints, prefix, secure, **{"user": user, "password": password, **options}
+    return EtcdAddress(
+        redacted_url(url),
+        endpoints,
+        prefix,
+        secure,
+        **{"user": user, "password": password, **options},
     )
 
 
@@ -52,7 +56,7 @@ def _endpoint(host: str) -> str:
     return host if ":" in bare else f"{host}:{_PORT}"
 
 
-def shown(url: str) -> str:
+def redacted_url(url: str) -> str:
     """The URL without its password."""
     address, mark, query = url.partition("?")
     login, at, rest = address.rpartition("@")

@@ -20,7 +20,7 @@ from typing import Any, Final
 import grpc
 
 from clipper.errors import StoreError
-from clipper.store.etcd_line import Line
+from clipper.store.etcd_channel import EtcdChannel
 from clipper.store.protocol import message
 from clipper.store.store import EVENTS_MAX, Event, Record
 
@@ -47,7 +47,7 @@ class EtcdWatch:
 
     def __init__(
         self,
-        line: Line,
+        line: EtcdChannel,
         prefix: bytes,
         cursor: int,
         key: Callable[[bytes], str],

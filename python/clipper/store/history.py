@@ -42,7 +42,7 @@ class Changed(msgspec.Struct, frozen=True):
     after: msgspec.Raw
 
 
-class Entry(msgspec.Struct, frozen=True):
+class HistoryEntry(msgspec.Struct, frozen=True):
     """number: of the catalog's writes, from 1; one of the mesh has a number of its own.
     time_us: microseconds since 1970 by the wall clock.  actor: who, as they say."""
 
@@ -54,24 +54,24 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Acting:
+class AuditContext:
     """Who acts, and by which verb. dry: nothing is written.  entries: what was written (or would
     have been)."""
 
     actor: str
     verb: str
     dry: bool = False
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[HistoryEntry] = field(default_factory=list)
 
 
-_acting: ContextVar[Acting | None] = ContextVar("clipper_acting", default=None)
+_acting: ContextVar[AuditContext | None] = ContextVar("clipper_acting", default=None)
 
 
 @contextlib.contextmanager
-def acting(actor: str, verb: str, *, dry: bool = False) -> Iterator[Acting]:
+def audit_context(actor: str, verb: str, *, dry: bool = False) -> Iterator[AuditContext]:
     """What this thread changes in the block is entered under this name. dry: it is checked, and not
     written."""
-    now = Acting(actor, verb, dry)
+    now = AuditContext(actor, verb, dry)
     token = _acting.set(now)
     try:
         yield now
@@ -79,13 +79,13 @@ def acting(actor: str, verb: str, *, dry: bool = False) -> Iterator[Acting]:
         _acting.reset(token)
 
 
-def is_rehearsed() -> bool:
+def is_dry_run() -> bool:
     """Whether what this thread changes now is only checked."""
     who = _acting.get()
     return who is not None and who.dry
 
 
-class MeshNumbers:
+class MeshEntryNumbers:
     """Of entries of the mesh. Threads: any; StoreError."""
 
     def __init__(self, store: Store) -> None:
@@ -105,7 +105,7 @@ class MeshNumbers:
             return self._next - 1
 
 
-def actor_here() -> str:
+def default_actor() -> str:
     """Who acts when nobody is named: the user and the process."""
     try:
         user = getpass.getuser()
@@ -127,8 +127,8 @@ def enter(
     is a rehearsal. records: before, by key.  prefix: of their keys, which the entry is not told.
     under: where it is kept, `MESH` for the mesh's.
     """
-    who = _acting.get() or Acting(actor_here(), verb)
-    entry = Entry(
+    who = _acting.get() or AuditContext(default_actor(), verb)
+    entry = HistoryEntry(
         number, time_us, who.actor, who.verb or verb, tuple(_changed(ops, records, prefix))
     )
     who.entries.append(entry)
@@ -156,7 +156,7 @@ def _kept(value: bytes) -> msgspec.Raw:
     return msgspec.Raw(value or b"null")
 
 
-def entries(store: Store, count: int = ENTRIES_MAX) -> list[Entry]:
+def entries(store: Store, count: int = ENTRIES_MAX) -> list[HistoryEntry]:
     """The last `count`, the oldest first. What cannot be read is left out."""
     of_catalog = sorted(_read(store, _PREFIX), key=lambda entry: entry.number)
     of_mesh = sorted(_read(store, MESH), key=lambda entry: (entry.time_us, entry.number))
@@ -164,13 +164,13 @@ def entries(store: Store, count: int = ENTRIES_MAX) -> list[Entry]:
     return found[-count:] if count > 0 else []
 
 
-def _read(store: Store, under: str) -> Iterator[Entry]:
+def _read(store: Store, under: str) -> Iterator[HistoryEntry]:
     for record in store.range(under)[0]:
         with contextlib.suppress(msgspec.MsgspecError):
-            yield msgspec.json.decode(record.value, type=Entry)
+            yield msgspec.json.decode(record.value, type=HistoryEntry)
 
 
-def plain(entry: Entry) -> dict[str, Any]:
+def plain(entry: HistoryEntry) -> dict[str, Any]:
     """An entry of builtins."""
     found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(entry))
     return found

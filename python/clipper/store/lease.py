@@ -29,7 +29,7 @@ class Leases(Protocol):
     def revoke(self, lease: str) -> None: ...
 
 
-class Lost(threading.Event):
+class LeaseLostEvent(threading.Event):
     """Set when the lease was lost, be it only by the clock: nobody has to be awake to set it."""
 
     def __init__(self, until_s: float) -> None:
@@ -60,7 +60,7 @@ class Lease:
     def __init__(self, store: Leases, id: str, ttl_s: float, began_s: float) -> None:
         self.id, self.ttl_s = id, ttl_s
         self._store = store
-        self.lost = Lost(began_s + ttl_s * (1 - MARGIN))
+        self.lost = LeaseLostEvent(began_s + ttl_s * (1 - MARGIN))
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._keeper: threading.Thread | None = None
@@ -93,7 +93,7 @@ class Lease:
             if self.alive:  # an answer that came too late renews nothing
                 self.lost.until_s = max(self.lost.until_s, began_s + ttl_s * (1 - MARGIN))
 
-    def keeping(self) -> Self:
+    def renew_in_background(self) -> Self:
         """Renew it from a thread of its own, until it is revoked or lost."""
         with self._lock:
             if self._keeper is None:

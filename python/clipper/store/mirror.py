@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Change(Generic[T]):
+class KeyChange(Generic[T]):
     """One key's change. old, new: the records; None: there was, or is, none. Several changes in a
     row may be told as one."""
 
@@ -46,7 +46,7 @@ class Change(Generic[T]):
         return self._decode(self.new) if self.new is not None else None
 
     def __repr__(self) -> str:
-        return f"Change({self.key!r}, {self.old!r}, {self.new!r})"
+        return f"KeyChange({self.key!r}, {self.old!r}, {self.new!r})"
 
 
 class Mirror(Mapping[str, T]):
@@ -77,7 +77,7 @@ class Mirror(Mapping[str, T]):
         self._heard_s = float("-inf")
         self._trouble: StoreError | None = None
         self._changed = threading.Condition()
-        self._callbacks: list[Callable[[list[Change[T]]], Any]] = []
+        self._callbacks: list[Callable[[list[KeyChange[T]]], Any]] = []
         self._watch: Watch | None = None
         self._stop = threading.Event()
         if wait:
@@ -167,7 +167,7 @@ class Mirror(Mapping[str, T]):
             self._changed.wait_for(lambda: self._stop.is_set() or predicate(self), timeout_s)
             return bool(predicate(self))
 
-    def on_change(self, callback: Callable[[list[Change[T]]], Any]) -> None:
+    def on_change(self, callback: Callable[[list[KeyChange[T]]], Any]) -> None:
         """Call it with what has changed, on the mirror's thread, when it can be read here already.
         What it raises is logged."""
         self._callbacks.append(callback)
@@ -252,19 +252,19 @@ class Mirror(Mapping[str, T]):
         self._heard(monotonic())
         return old
 
-    def _differing(self, old: dict[str, Record]) -> list[Change[T]]:
+    def _differing(self, old: dict[str, Record]) -> list[KeyChange[T]]:
         """What has changed since that content, if anybody wants to know."""
         if not self._callbacks:
             return []
         fresh = self._records
         gone = [
-            Change(key, record, None, self._value_of_change)
+            KeyChange(key, record, None, self._value_of_change)
             for key, record in old.items()
             if key not in fresh
         ]
         new = ((key, old.get(key), record) for key, record in fresh.items())
         return gone + [
-            Change(key, was, now, self._value_of_change) for key, was, now in new if was != now
+            KeyChange(key, was, now, self._value_of_change) for key, was, now in new if was != now
         ]
 
     def _value_of_change(self, record: Record) -> T | None:
@@ -281,7 +281,7 @@ class Mirror(Mapping[str, T]):
             self._changed.notify_all()
         self._tell(changes)
 
-    def _apply(self, event: Event) -> Change[T]:
+    def _apply(self, event: Event) -> KeyChange[T]:
         key = event.key[len(self._prefix) :]
         old = self._records.get(key)
         if event.record is not None:
@@ -290,9 +290,9 @@ class Mirror(Mapping[str, T]):
             self._records.pop(key, None)
             self._decoded.pop(event.key, None)
         self._revision = event.revision
-        return Change(key, old, event.record, self._value_of_change)
+        return KeyChange(key, old, event.record, self._value_of_change)
 
-    def _tell(self, changes: list[Change[T]]) -> None:
+    def _tell(self, changes: list[KeyChange[T]]) -> None:
         for callback in self._callbacks if changes else ():
             try:
                 callback(changes)

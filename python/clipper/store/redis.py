@@ -206,9 +206,10 @@ class RedisStore(Store):
         except ImportError:
             hint = "pip install 'clipper-serving[redis]'."
             raise ConfigError(
-                f"state={shown(url)!r} needs the package redis, which is not installed.", hint=hint
+                f"state={redacted_url(url)!r} needs the package redis, which is not installed.",
+                hint=hint,
             ) from None
-        self.name = shown(url)
+        self.name = redacted_url(url)
         self._errors: Any = redis.exceptions
         self._events_max = events_max
         self._pid = os.getpid()
@@ -406,7 +407,7 @@ class _RedisWatch:
             yield event
 
 
-def shown(url: str) -> str:
+def redacted_url(url: str) -> str:
     """The URL without its password."""
     parts = urlsplit(url)
     if not parts.password:

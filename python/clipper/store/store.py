@@ -173,8 +173,8 @@ class Store(Protocol):
     # -- in terms of these
 
     def lease(self, ttl_s: float) -> Lease:
-        """Keys that were put with its id vanish `ttl_s` after it was last renewed: `keeping()`
-        renews it in time."""
+        """Keys that were put with its id vanish `ttl_s` after it was last renewed;
+        `renew_in_background()` renews it in time."""
         check_ttl(ttl_s)
         began_s = monotonic()
         id, ttl_s = self.grant(ttl_s)

@@ -293,7 +293,7 @@ def deleted(registry: Registry, id: str) -> VModel | None:
 def test_each_change_by_management_has_an_entry_and_what_a_node_does_by_itself_has_none(
     registry: Registry, store: MemoryStore
 ) -> None:
-    with history.acting("ann", ""):
+    with history.audit_context("ann", ""):
         registry.register(model("m"))
     registry.register(model("m"))  # it is so already
     with pytest.raises(AlreadyExists):
@@ -306,7 +306,7 @@ def test_each_change_by_management_has_an_entry_and_what_a_node_does_by_itself_h
     deleted(registry, "v")
     registry.unregister("m")
     registry.unregister("m")
-    here = history.actor_here()
+    here = history.default_actor()
     assert said(store) == [
         ("ann", "mesh register", ["mesh/model/m"]),
         (here, "mesh vmodel set", ["mesh/model/m", "mesh/vmodel/v"]),
@@ -347,7 +347,7 @@ def test_a_rehearsal_is_checked_and_writes_nothing(registry: Registry, store: Me
     set_to(registry, "v", "m")
     wait_until(lambda: "v" in registry.vmodels)
     before = store.range("")
-    with history.acting("ann", "", dry=True) as rehearsal:
+    with history.audit_context("ann", "", dry=True) as rehearsal:
         assert registry.register(model("n")) == model("n")
         assert set_to(registry, "w", "m") == VModel("w", "m", "m", since_ms=1)
         assert deleted(registry, "v") is None

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from clipper.errors import InvalidInput, UnknownApplication
-from clipper.selection import policy_named
+from clipper.selection import create_policy
 from clipper.serving.application import ApplicationHandle, slo_in_us
 from clipper.serving.processor import Question
 from clipper.serving.states import States
@@ -31,7 +31,7 @@ def test_an_slo_that_is_none(slo_ms):
 
 def test_it_follows_its_record():
     models = (VersionedModel("m", 1),)
-    policy = policy_named("single")
+    policy = create_policy("single")
     states = States(MemoryStore(), Journal(None), "node", 100, 1.0)
     known = {
         "a": Question(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from clipper.selection import AnswerFrom, View, Wait
-from clipper.selection.own import Faults
+from clipper.selection.user_defined import FailureLog
 from clipper.serving.deciding import LOST_MAX, OWN_STEP, THREADS_MAX, Deciding, Listener, view_of
 from clipper.types import VersionedModel
 from clipper_core.status import Status
@@ -70,7 +70,7 @@ class Speculating:
     slo_us: int = 10_000_000
     models: tuple[VersionedModel, ...] = (A, B, C)
     begun_s: float = field(default_factory=time.monotonic)
-    faults: Faults = field(default_factory=lambda: Faults("decider 'd'"))
+    faults: FailureLog = field(default_factory=lambda: FailureLog("decider 'd'"))
 
     @property
     def speculation(self) -> "Speculating":
@@ -93,7 +93,7 @@ def listen(
     slo_us: int = 10_000_000,
     name: str = "decider 'd'",
 ) -> tuple[Asked, Speculating]:
-    future, hearing = Asked(), Speculating(decide, slo_us, faults=Faults(name))
+    future, hearing = Asked(), Speculating(decide, slo_us, faults=FailureLog(name))
     deciding.listen(Listener(future, hearing, None))  # type: ignore[arg-type]
     return future, hearing
 

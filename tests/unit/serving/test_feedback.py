@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clipper.errors import InvalidInput, UnknownPrediction
-from clipper.selection import Observation, Plan, Prediction, Truth, policy_named
-from clipper.selection.lessons import Rows, column_of
+from clipper.selection import Observation, Plan, Prediction, Truth, create_policy
+from clipper.selection.batch_learning import ObservationRows, column_of
 from clipper.serving.feedback import JoinedRows, Window
 from clipper.serving.records import read, written, written_rows
 from clipper.serving.states import Learner, States
@@ -25,7 +25,7 @@ A, B = VersionedModel("a", 1), VersionedModel("b", 2)
 @pytest.fixture
 def learner() -> Learner:
     return States(MemoryStore(), Journal(None), "n", 100, 1.0).learner(
-        "app", "exp3", policy_named("exp3"), (A, B)
+        "app", "exp3", create_policy("exp3"), (A, B)
     )
 
 
@@ -143,9 +143,9 @@ def array(learner: Learner, statuses: list[list[int]]) -> JoinedRows:
 @settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 5), max_size=8), max_size=8))
 def test_each_row_of_an_array_counts_once(told: list[list[int]]) -> None:
-    """Row 4 has no prediction. Rows in any order, several times over."""
+    """Row 4 has no prediction. ObservationRows in any order, several times over."""
     learner = States(MemoryStore(), Journal(None), "n", 100, 1.0).learner(
-        "app", "exp4", policy_named("exp4"), (A, B)
+        "app", "exp4", create_policy("exp4"), (A, B)
     )
     window, counted = Window(10, 60), set[int]()
     window.add_rows("x", array(learner, [[1, 1, 3, 1, 3, 1], [1, 3, 1, 1, 3, 1]]))
@@ -273,7 +273,7 @@ def same(one: object, other: object) -> bool:
 @given(outputs, outputs, st.floats(0, 1), st.text(max_size=5))
 def test_an_observation_is_written_and_read(a: object, label: object, p: float, user: str) -> None:
     learner = States(MemoryStore(), Journal(None), "n", 100, 1.0).learner(
-        "app", "exp3", policy_named("exp3"), (B, A)
+        "app", "exp3", create_policy("exp3"), (B, A)
     )
     seen = Observation(
         Plan((A,), (p,)), {A: Prediction(a, 0.5), B: Prediction(1)}, Truth(label), a, 2.0
@@ -304,7 +304,7 @@ def test_columns_are_written_and_read(
     rows: list[tuple[object, object, object]], seed: int, alone: bool
 ) -> None:
     learner = States(MemoryStore(), Journal(None), "n", 100, 1.0).learner(
-        "app", "exp3", policy_named("exp3"), (B, A)
+        "app", "exp3", create_policy("exp3"), (B, A)
     )
     rng, n = np.random.default_rng(seed), len(rows)
     columns = [column_of([row[i] for row in rows]) for i in range(3)]
@@ -314,14 +314,14 @@ def test_columns_are_written_and_read(
         if alone
         else (rng.integers(-1, 2, n, np.int32), rng.random(n))
     )
-    seen = Rows(
+    seen = ObservationRows(
         (A, B), (columns[0], columns[1]), (None, heard), (rng.random(n), None), columns[2], asked, p
     )
     ((part, record),) = written_rows(learner, "u", seen)
     application, text, models, user, found = read(record)
     assert part is seen
     assert (application, text, models, user) == ("app", "exp3", (A, B), "u")
-    assert isinstance(found, Rows)
+    assert isinstance(found, ObservationRows)
     for i in range(n):
         one, other = seen.observation(i), found.observation(i)
         assert (one.plan.models, one.plan.probabilities) == (

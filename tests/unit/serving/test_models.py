@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clipper.serving.models import RunningModels, row_shape
-from clipper.settings.server import Limits
+from clipper.settings.server import LimitSettings
 from clipper.types import InputType, Model, Similar, VersionedModel
 from clipper_core.engine import Engine
 
@@ -18,7 +18,7 @@ def record(name="m", version=1, **fields):
 @pytest.fixture
 def running():
     engine = Engine(manual_clock=True, cache_bytes_max=1 << 20, tasks_max=1024)
-    return RunningModels(lambda _: engine, Limits(), lambda _: None)
+    return RunningModels(lambda _: engine, LimitSettings(), lambda _: None)
 
 
 def test_one_for_each_record(running):
@@ -32,7 +32,7 @@ def test_one_for_each_record(running):
 
 def test_of_models_that_are_cached_the_engine_is_told():
     engine, heard = Engine(manual_clock=True, cache_bytes_max=1 << 20, tasks_max=1024), []
-    running = RunningModels(lambda _: engine, Limits(), heard.append)
+    running = RunningModels(lambda _: engine, LimitSettings(), heard.append)
     running.ensure(record(cache=False))
     assert heard == []
     running.ensure(record("n"))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clipper.errors import ForkedProcess, UnknownModel
-from clipper.selection import Plan, policy_named
+from clipper.selection import Plan, create_policy
 from clipper.serving.processor import Asked, Question, finish, last_line, predict, why
 from clipper.serving.states import States
 from clipper.serving.stragglers import Means
@@ -51,7 +51,7 @@ class Ended:
 
 
 def question(*models, policy="ensemble", **fields):
-    chosen = policy_named(policy)
+    chosen = create_policy(policy)
     learner = learner_of("app", policy, models)
     return Question(
         "app", models, {}, chosen, learner, 1000, **{"default": "none", "node": "n0", **fields}
@@ -60,7 +60,7 @@ def question(*models, policy="ensemble", **fields):
 
 def learner_of(application, policy, models):
     states = States(MemoryStore(), Journal(None), "node", 100, 1.0)
-    return states.learner(application, policy, policy_named(policy), models)
+    return states.learner(application, policy, create_policy(policy), models)
 
 
 def ended(asked, *tasks):

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from clipper.errors import InvalidInput
-from clipper.selection import Plan, Query, policy_named
+from clipper.selection import Plan, Query, create_policy
 from clipper.serving.roles import Cast, Role, check_roles, role_named
 from clipper.types import VersionedModel
 
@@ -93,7 +93,7 @@ def test_two_roles_of_one_model():
 
 
 def planned(cast, n=10_000, policy="ensemble", models=(A, B, C, D)):
-    chosen = policy_named(policy)
+    chosen = create_policy(policy)
     state = chosen.init(models)
     return [cast.plan(chosen, state, Query(None, (i + 0.5) / n)) for i in range(n)]
 
@@ -124,7 +124,7 @@ def test_a_plan_holds_the_probability_of_the_whole_choice():
     for plan in set(plans):
         assert asked[plan.models] / len(plans) == pytest.approx(plan.probabilities[0], abs=2e-3)
     everybody = Cast({B: Role("challenger", 0.25)}, (A, B, C)).plan(
-        policy_named("ensemble"), (A, B, C), Query(None, 0.9)
+        create_policy("ensemble"), (A, B, C), Query(None, 0.9)
     )
     assert everybody.probability(A) == 0.75
 
@@ -159,7 +159,7 @@ def test_a_replay_chooses_alike():
 
 def test_an_observer_has_its_share_whatever_the_policy_does():
     cast = Cast({B: Role("shadow", 0.25), C: Role("canary", 0.5)}, (A, B, C, D))
-    chosen = policy_named("single")
+    chosen = create_policy("single")
     golden = [(i * 0.7548776662466927) % 1.0 for i in range(20_000)]
     plans = [cast.plan(chosen, (A, B, C, D), Query(None, uniform)) for uniform in golden]
     assert sum(B in plan.observers for plan in plans) / len(plans) == pytest.approx(0.25, abs=0.02)
@@ -174,6 +174,6 @@ def test_an_observer_has_its_share_whatever_the_policy_does():
 
 def test_a_policys_own_observers_stay():
     cast = Cast({C: Role("shadow")}, (A, B, C))
-    policy = policy_named("exp3(shadow=1.0)")
+    policy = create_policy("exp3(shadow=1.0)")
     plan = cast.plan(policy, policy.init((A, B, C)), Query(None, 0.4))
     assert set(plan.observers) == {A, B, C} - set(plan.models)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from clipper.errors import ForkedProcess, InvalidInput
-from clipper.selection import Plan, policy_named
+from clipper.selection import Plan, create_policy
 from clipper.serving.deciding import OWN_STEP, Deciding
 from clipper.serving.feedback import Window
 from clipper.serving.processor import Asked, Question, finish
@@ -58,7 +58,7 @@ class Core:
 def question(
     decider: str = "all", policy: str = "ensemble", cores: tuple[Any, ...] = (), **fields: Any
 ) -> Question:
-    chosen = policy_named(policy)
+    chosen = create_policy(policy)
     learner = States(MemoryStore(), Journal(None), "node", 100, 1.0).learner(
         "app", policy, chosen, LINKS
     )
@@ -433,9 +433,9 @@ def test_late_predictions_wait_for_feedback() -> None:
 
 def test_a_decider_of_your_own_has_decided(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "selection"))
-    answer = ruled("own_classes:Two", (OWN_STEP, 0b110, 0b110), (PENDING,), (OK, 7), (OK, 7))
-    assert (answer.output, answer.decided_by, answer.models) == (7, "own_classes:Two", (A, B))
-    answer = ruled("own_classes:Two", (0, 0b110, 0b110), (PENDING,), (OK, 7), (OK, 7))
+    answer = ruled("user_classes:Two", (OWN_STEP, 0b110, 0b110), (PENDING,), (OK, 7), (OK, 7))
+    assert (answer.output, answer.decided_by, answer.models) == (7, "user_classes:Two", (A, B))
+    answer = ruled("user_classes:Two", (0, 0b110, 0b110), (PENDING,), (OK, 7), (OK, 7))
     assert (answer.output, answer.decided_by) == (7, "all"), "it failed, or was too late"
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from clipper.errors import InvalidInput, StoreError
-from clipper.selection import Observation, Plan, Prediction, Truth, policy_named
-from clipper.selection.lessons import Rows
+from clipper.selection import Observation, Plan, Prediction, Truth, create_policy
+from clipper.selection.batch_learning import ObservationRows
 from clipper.serving import records
 from clipper.serving.held import PREFIX, SHARED
 from clipper.serving.states import Learner, States, check_user, set_id
@@ -48,7 +48,7 @@ class Server:
         self.states.replay(self.read)
 
     def learner(self, text: str, models=(A, B), application: str = "app") -> Learner:
-        return self.states.learner(application, text, policy_named(text), models)
+        return self.states.learner(application, text, create_policy(text), models)
 
     def read(self, record: bytes):
         application, text, models, user, seen = records.read(record)
@@ -67,11 +67,13 @@ def encoded(learner: Learner, user: str = "") -> bytes:
     return learner.policy.encode(learner.state(user))
 
 
-def columns(draw: random.Random, n: int) -> Rows:
+def columns(draw: random.Random, n: int) -> ObservationRows:
     outputs = tuple(np.array([draw.randrange(3) for _ in range(n)]) for _ in range(2))
     asked = np.array([draw.randrange(2) for _ in range(n)], np.int32)
     labels = np.array([draw.randrange(3) for _ in range(n)])
-    return Rows((A, B), outputs, (None, None), (None, None), labels, asked, np.full(n, 0.5))
+    return ObservationRows(
+        (A, B), outputs, (None, None), (None, None), labels, asked, np.full(n, 0.5)
+    )
 
 
 @every_policy
@@ -81,7 +83,7 @@ def test_columns_survive_any_kill_as_what_their_rows_are(
 ) -> None:
     """Among single observations, for several contexts, each asked for now and then before it is
     told of."""
-    draw, store, said = random.Random(seed), MemoryStore(), list[tuple[str, Rows]]()
+    draw, store, said = random.Random(seed), MemoryStore(), list[tuple[str, ObservationRows]]()
     server = Server(store, tmp_path)
     learner = server.learner(text)
     for _ in range(40):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clipper.errors import InvalidInput
-from clipper.selection import POLICIES, Combined, Prediction, policy_named
+from clipper.selection import POLICIES, Combined, Prediction, create_policy
 from clipper.serving.stragglers import Means, averages, check_missing, combine
 from clipper.types import VersionedModel
 
@@ -80,7 +80,7 @@ def test_a_mean_follows():
     "lost", [lost for n in (1, 2, 3) for lost in itertools.combinations(range(4), n)]
 )
 def test_an_answer_with_stragglers_is_that_with_their_means(name, lost):
-    policy = policy_named(name)
+    policy = create_policy(name)
     rng = np.random.default_rng(7)
     rounds = (rng.normal(size=(50, 4)) + np.array([0, 10, 20, 30])).tolist()
     state, means = learned(policy, rounds)
@@ -110,7 +110,7 @@ def test_an_answer_with_stragglers_is_that_with_their_means(name, lost):
 
 @pytest.mark.parametrize("name", AVERAGING)
 def test_votes_are_combined_without(name):
-    policy = policy_named(name)
+    policy = create_policy(name)
     state, means = learned(policy, [["cat", "cat", "dog", "cat"]] * 5)
     arrived, missing = said(["dog", None, "dog", "cat"]), [MODELS[1]]
     found, without = (
@@ -121,7 +121,7 @@ def test_votes_are_combined_without(name):
 
 
 def test_a_number_of_the_past_is_no_vote():
-    policy = policy_named("ensemble")
+    policy = create_policy("ensemble")
     state, means = learned(policy, [[0.5, 0.5, 0.5, 7.5]])
     for label in (3, "cat", True):
         arrived, missing = said([label, label]), list(MODELS[2:])
@@ -147,7 +147,7 @@ def test_what_means_nothing_is_left_alone():
 
 
 def test_nobody_is_made_up():
-    policy = policy_named("ensemble")
+    policy = create_policy("ensemble")
     state, means = learned(policy, [[1.0, 2.0, 3.0, 4.0]])
     assert combine(policy, state, means, {}, MODELS).used == (), (
         "all are missing: the default is due"
@@ -163,7 +163,7 @@ def test_nobody_is_made_up():
 def test_which_policies_average():
     assert {name for name, kind in POLICIES.items() if averages(kind())} >= set(AVERAGING)
     assert not any(
-        averages(policy_named(name)) for name in ("single", "ab", "exp3", "squarecb", "thompson")
+        averages(create_policy(name)) for name in ("single", "ab", "exp3", "squarecb", "thompson")
     )
 
     class Mine:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clipper.selection import Combined, Observation, Plan, Prediction, Truth
-from clipper.selection.lessons import Rows, column_of
+from clipper.selection.batch_learning import ObservationRows, column_of
 from clipper.selection.policy import NOTHING
 from clipper.serving.roles import Cast, Role
 from clipper.serving.tally import Tally, closeness
@@ -105,7 +105,7 @@ def test_feedback_in_columns_counts_as_its_rows(said: list[Any], label: Any) -> 
     count."""
     models, heard = (A, B), (None, np.array([True, False, True]))
     both, n = (column_of(said), column_of(said[::-1])), 3
-    rows = Rows(
+    rows = ObservationRows(
         models,
         both,
         heard,

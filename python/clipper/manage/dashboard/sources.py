@@ -16,7 +16,7 @@ from clipper.manage.deployment import Incident
 from clipper.manage.operations import Operations, application_row, record_of
 from clipper.manage.overview import Server, troubles
 from clipper.serving.application import ApplicationHandle
-from clipper.store.redis import shown
+from clipper.store.redis import redacted_url
 from clipper.types import Model
 
 EVENTS_MAX: Final = 100
@@ -74,7 +74,7 @@ class ServerSources:
             "version": self.node.version,
             "pid": os.getpid(),
             "started_us": self.started_us,
-            "state": shown(self.node.config.server.state) or "memory",
+            "state": redacted_url(self.node.config.server.state) or "memory",
             "addresses": dict(self.addresses()),
             "mesh": "" if self.node.mesh is None else self.node.mesh.instance,
             "params": "" if self.node.params is None else str(self.node.params.folder),

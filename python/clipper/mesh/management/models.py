@@ -36,8 +36,8 @@ from clipper.mesh.node.parts import Parts
 from clipper.mesh.records import MeshModel, Policy, Status, VModel
 from clipper.mesh.registry import now_ms
 from clipper.mesh.transport.channel import Failed
-from clipper.store import Change, Mirror
-from clipper.store.history import is_rehearsed
+from clipper.store import KeyChange, Mirror
+from clipper.store.history import is_dry_run
 from clipper.types import InputType, check_name
 
 HOUR_MS: Final = 3_600_000
@@ -89,7 +89,7 @@ class Managing(Parts):
         self._check_open()
         info = Info(path, type, key, input, output, policy)
         record = self.registry.register(self._record(id, info, used_ms, load_now, owner))
-        if is_rehearsed():
+        if is_dry_run():
             return self._status_of(id, record)
         if load_now:
             return self.ensure_loaded(id, sync=sync, used_ms=used_ms)
@@ -131,7 +131,7 @@ class Managing(Parts):
             raise StillLinked(
                 f"model {id!r} is asked by application {apps[0]!r}.", hint="Unlink it there first."
             )
-        if self.registry.unregister(id) and not is_rehearsed():
+        if self.registry.unregister(id) and not is_dry_run():
             self._tell(self.notes.note, id, "unregistered", "by management")
 
     def status(self, id: str) -> ModelStatus:
@@ -271,7 +271,7 @@ class Managing(Parts):
             )
 
         after = self.registry.change_vmodel(id, decide)
-        if is_rehearsed():
+        if is_dry_run():
             return self._vstatus_of(id, after, owner)
         self._tell(self.vmodels_moved)
         if load_now and after is not None and after.active == after.target:
@@ -340,7 +340,7 @@ class Managing(Parts):
             return vmodels.rollback(before, read, now_ms())
 
         after = self.registry.change_vmodel(id, decide, verb="rollback")
-        if is_rehearsed():
+        if is_dry_run():
             return self._vstatus_of(id, after)
         self._tell(self.vmodels_moved)
         return self.vmodel_status(id)
@@ -428,7 +428,7 @@ class Managing(Parts):
         finally:
             self._watchers.discard(heard)
 
-    def _tell_watchers(self, of: Of, changes: list[Change[Any]]) -> None:
+    def _tell_watchers(self, of: Of, changes: list[KeyChange[Any]]) -> None:
         for heard in tuple(self._watchers):
             for change in changes:
                 heard(event_of(of, change))
@@ -442,7 +442,7 @@ def checked(id: str, noun: str) -> None:
         raise InvalidInput(str(error)) from None
 
 
-def event_of(of: Of, change: Change[Any]) -> MeshEvent:
+def event_of(of: Of, change: KeyChange[Any]) -> MeshEvent:
     record = change.new
     if record is None:
         return MeshEvent("DELETE", of, change.key, change.old.revision if change.old else 0)

@@ -1,7 +1,7 @@
 """The start of a node whose store is away: nothing of the mesh is there before its store, and what
 asks for it is told why.
 
-Whoever hears first of the store (clipper.store.kept) calls `enter`, and again while that raises
+Whoever hears first of the store (store/cached_store.py) calls `enter`, and again while that raises
 StoreError; when `mesh.enter_s` is over before, the node gives up, and is no node until it is
 started anew.
 """

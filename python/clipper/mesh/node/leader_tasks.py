@@ -21,7 +21,7 @@ from clipper.mesh.node.parts import Parts
 from clipper.mesh.records import MeshModel, VModel
 from clipper.mesh.registry import now_ms
 from clipper.mesh.transport.channel import Failed
-from clipper.store import Candidate, Change
+from clipper.store import Candidate, KeyChange
 
 ELECTION: Final = "mesh"
 WAKING_MAX: Final = 1000  # models that one round looks at for proactive loads
@@ -247,7 +247,7 @@ class Leading(Parts):
         ):
             self._stepping = self.local.spawn(self._step_vmodels())
 
-    def let_go_later(self, changes: Sequence[Change[VModel]]) -> None:
+    def let_go_later(self, changes: Sequence[KeyChange[VModel]]) -> None:
         """Of models that were to go with these, where they have: before the reaper comes round."""
         ids = set[str]().union(
             *(vmodels.named(change.before) - vmodels.named(change.after) for change in changes)

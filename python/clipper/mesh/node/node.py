@@ -42,7 +42,7 @@ from clipper.mesh.transport.peers import Peers
 from clipper.serving.containers import Replica, Seat
 from clipper.serving.processor import Question
 from clipper.settings.mesh import MeshSettings
-from clipper.store import Change, Store
+from clipper.store import KeyChange, Store
 from clipper.types import VERSION, Batching, Model, VersionedModel
 
 STORE_THREADS: Final = 4
@@ -513,7 +513,7 @@ class Mesh(Entering, Tending, Managing, Draining):
 
     # -- the registry has changed
 
-    def _models_changed(self, changes: Sequence[Change[MeshModel]]) -> None:
+    def _models_changed(self, changes: Sequence[KeyChange[MeshModel]]) -> None:
         for change in changes:
             id = change.key
             route = self.routes.get(id)
@@ -560,7 +560,7 @@ class Mesh(Entering, Tending, Managing, Draining):
         if set(record.loaded) - lenders:
             self.local.spawn(self.supply.widen(route, record, lenders))
 
-    def _vmodels_changed(self, changes: Sequence[Change[VModel]]) -> None:
+    def _vmodels_changed(self, changes: Sequence[KeyChange[VModel]]) -> None:
         for change in changes:
             self.follow_vmodel(change.key)
         self.let_go_later(changes)
@@ -573,7 +573,7 @@ class Mesh(Entering, Tending, Managing, Draining):
             vmodel = self.registry.vmodels.get(id)
             self.routes.alias(id, None if vmodel is None else alias_of(vmodel))
 
-    def _instances_changed(self, changes: Sequence[Change[Instance]]) -> None:
+    def _instances_changed(self, changes: Sequence[KeyChange[Instance]]) -> None:
         for change in changes:
             if change.new is None and change.key != self._id:
                 self.peers.forget(change.key)

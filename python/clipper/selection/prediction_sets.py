@@ -131,7 +131,7 @@ def merged(base: Tracked, mine: Tracked, theirs: Tracked) -> Tracked:
     )
 
 
-def checked_coverage(coverage: Any) -> float:
+def check_coverage(coverage: Any) -> float:
     if (
         isinstance(coverage, bool)
         or not isinstance(coverage, int | float)
@@ -142,7 +142,7 @@ def checked_coverage(coverage: Any) -> float:
     return float(coverage)
 
 
-def covering(policy: str, coverage: float | None) -> str:
+def with_coverage(policy: str, coverage: float | None) -> str:
     """The text of a policy with an application's coverage among its settings."""
     if coverage is None:
         return policy

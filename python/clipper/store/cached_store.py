@@ -36,7 +36,7 @@ class _Copy(msgspec.Struct):
     schema: str = "clipper.copy/1"
 
 
-class KeptStore(Store):
+class CachedStore(Store):
     """Threads: any. open: the store, or StoreError while it is away.  copy: a file, or None for
     none.
 
@@ -259,7 +259,7 @@ class _LateWatch:
     """Of a store that is not there yet: what changed meanwhile nobody knows, so its first event is
     RESET."""
 
-    def __init__(self, store: KeptStore, prefix: str) -> None:
+    def __init__(self, store: CachedStore, prefix: str) -> None:
         self._store, self._prefix = store, prefix
         self._watch: Watch | None = None
         self._closed = False

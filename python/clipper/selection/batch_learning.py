@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 
 from clipper.selection.bandits import EpsilonGreedy, Exp3, KlUcb, SquareCB, Thompson, TsallisInf
 from clipper.selection.experts import Exp4, LogOdds, Stacking
-from clipper.selection.learned import FADE, LABEL_BITS, Learned, LearningPolicy, label_bit
+from clipper.selection.learning_policy import (
+    FADE,
+    LABEL_BITS,
+    LearnedState,
+    LearningPolicy,
+    label_bit,
+)
 from clipper.selection.policy import Observation, Plan, Policy, Prediction, State, Truth
 from clipper.types import VersionedModel
 from clipper_core.bandit import Rule
@@ -39,7 +45,7 @@ _WHOLE: tuple[set[np.dtype[Any] | None], ...] = ({np.dtype(np.int64)}, {np.dtype
 Column = Any  # ndarray of shape (n,), or a list of n
 
 
-class Rows(msgspec.Struct, frozen=True, eq=False):
+class ObservationRows(msgspec.Struct, frozen=True, eq=False):
     """n observations of labels, of one context.
 
     models: of the columns.  outputs, heard, confidence: a column a model; heard bool (n,), or None
@@ -59,9 +65,9 @@ class Rows(msgspec.Struct, frozen=True, eq=False):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def take(self, places: NDArray[np.intp]) -> "Rows":
+    def take(self, places: NDArray[np.intp]) -> "ObservationRows":
         """These rows only, in this order."""
-        return Rows(
+        return ObservationRows(
             self.models,
             tuple(_taken(column, places) for column in self.outputs),
             tuple(None if column is None else column[places] for column in self.heard),
@@ -94,7 +100,7 @@ class Rows(msgspec.Struct, frozen=True, eq=False):
 
 def observe(policy: Policy, state: State, seen: Observation, lesson: Lesson | None) -> State:
     """`policy.observe`, in the core where it can be: the state that `observe_rows` comes to by the
-    same row. lesson: the policy's, by `lesson_of`."""
+    same row. lesson: the policy's, by `native_update_of`."""
     truth, plan = seen.truth, seen.plan
     if lesson is None or truth.score is not None:
         return policy.observe(state, seen)
@@ -116,9 +122,9 @@ def observe(policy: Policy, state: State, seen: Observation, lesson: Lesson | No
     return found or state
 
 
-def observe_rows(policy: Policy, state: State, rows: Rows) -> State:
+def observe_rows(policy: Policy, state: State, rows: ObservationRows) -> State:
     """What is known after these observations, one after another."""
-    lesson = lesson_of(policy)
+    lesson = native_update_of(policy)
     if lesson is not None and _fits(policy, state, rows):
         coded = _votes(rows)
         if coded is not None:
@@ -131,7 +137,7 @@ def observe_rows(policy: Policy, state: State, rows: Rows) -> State:
     return state
 
 
-def lesson_of(policy: Policy) -> Lesson | None:
+def native_update_of(policy: Policy) -> Lesson | None:
     """How this policy learns in the core; None if it does not, or not all of it: the sets of a
     coverage."""
     if (
@@ -145,10 +151,10 @@ def lesson_of(policy: Policy) -> Lesson | None:
 
 @functools.lru_cache(maxsize=1024)
 def _lesson(rule: Rule) -> Lesson:
-    return Lesson(rule, FADE, Learned, label_bit)
+    return Lesson(rule, FADE, LearnedState, label_bit)
 
 
-def _fits(policy: Policy, state: Learned, rows: Rows) -> bool:
+def _fits(policy: Policy, state: LearnedState, rows: ObservationRows) -> bool:
     is_finite = bool(np.isfinite(state.rows).all() and np.isfinite(state.sure).all())
     return (
         is_finite
@@ -157,18 +163,18 @@ def _fits(policy: Policy, state: Learned, rows: Rows) -> bool:
     )
 
 
-def _chosen(rows: Rows) -> NDArray[np.uint32]:
+def _chosen(rows: ObservationRows) -> NDArray[np.uint32]:
     return np.where(rows.asked < 0, len(rows.models), rows.asked).astype(np.uint32)
 
 
 def _of_votes(
     lesson: Lesson,
-    state: Learned,
-    rows: Rows,
+    state: LearnedState,
+    rows: ObservationRows,
     values: NDArray[np.int64],
     labels: NDArray[np.int64],
     bits: NDArray[np.uint8],
-) -> Learned:
+) -> LearnedState:
     shape = values.shape
     heard = np.ones(shape, np.uint8)
     confidence = np.full(shape, np.nan)
@@ -191,18 +197,22 @@ def _of_votes(
         rows.p,
     )
     taught, sure, seen, bits_seen = learned
-    return Learned(state.models, taught, seen, bits_seen, sure, state.tracked)
+    return LearnedState(state.models, taught, seen, bits_seen, sure, state.tracked)
 
 
-def _of_losses(lesson: Lesson, state: Learned, rows: Rows, lost: NDArray[np.float64]) -> Learned:
+def _of_losses(
+    lesson: Lesson, state: LearnedState, rows: ObservationRows, lost: NDArray[np.float64]
+) -> LearnedState:
     taught, seen = lesson.graded(state.rows, state.seen, lost, _chosen(rows), rows.p)
-    return Learned(state.models, taught, seen, state.labels, state.sure, state.tracked)
+    return LearnedState(state.models, taught, seen, state.labels, state.sure, state.tracked)
 
 
 # -- columns as numbers
 
 
-def _votes(rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]] | None:
+def _votes(
+    rows: ObservationRows,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]] | None:
     """Labels as numbers that are equal when they are: i64 (k, n), i64 (n,), and the bit of each, u8
     (n,). None when some output or label is none."""
     if _kinds(rows) in _WHOLE:
@@ -227,7 +237,7 @@ def _votes(rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np
     return values, right, bits[right]
 
 
-def _kinds(rows: Rows) -> set[np.dtype[Any] | None]:
+def _kinds(rows: ObservationRows) -> set[np.dtype[Any] | None]:
     """Of its columns; None for what is no array of one dimension."""
     columns = (*rows.outputs, rows.labels)
     return {
@@ -256,7 +266,7 @@ def _coded(
     return np.array([codes.setdefault(value, len(codes)) for value in column], np.int64)
 
 
-def _losses(rows: Rows) -> NDArray[np.float64] | None:
+def _losses(rows: ObservationRows) -> NDArray[np.float64] | None:
     """f64 (k, n) of numbers, as `clipper.selection.policy.loss` has it, NaN where there is none;
     None for what are no numbers."""
     if not all(
@@ -273,14 +283,14 @@ def _losses(rows: Rows) -> NDArray[np.float64] | None:
     return _where_heard(rows, np.where(usable, lost, np.nan))
 
 
-def _where_heard(rows: Rows, lost: NDArray[np.float64]) -> NDArray[np.float64]:
+def _where_heard(rows: ObservationRows, lost: NDArray[np.float64]) -> NDArray[np.float64]:
     for j, was_heard in enumerate(rows.heard):
         if was_heard is not None:
             lost[j, ~was_heard] = np.nan
     return lost
 
 
-def losses_by_model(rows: Rows) -> NDArray[np.float64] | None:
+def losses_by_model(rows: ObservationRows) -> NDArray[np.float64] | None:
     """f64 (k, n): as `clipper.selection.policy.losses` has them, NaN where there is none; None
     unless all columns are arrays of whole numbers, of truth values, or of numbers."""
     if _kinds(rows) not in _WHOLE:

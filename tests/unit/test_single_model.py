@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from clipper.errors import InvalidInput
-from clipper.selection import POLICIES, Fixed, Prediction, Query, policy_named
+from clipper.selection import POLICIES, Prediction, Query, SingleModel, create_policy
 from clipper.types import InputType, VersionedModel
 
 A, B, C = (VersionedModel(name, 1) for name in "abc")
-POLICY = Fixed()
+POLICY = SingleModel()
 
 
 def test_the_first_linked_candidate_is_asked() -> None:
@@ -51,16 +51,18 @@ def test_nothing_arrived() -> None:
 
 def test_any_input_will_do() -> None:
     assert all(
-        policy_named(name).accepts_input_type(InputType.parse(t))
+        create_policy(name).accepts_input_type(InputType.parse(t))
         for name in POLICIES
         for t in ("str", "f64[3]")
     )
 
 
 def test_policies_are_found_by_name() -> None:
-    assert {name: policy_named(name).name for name in POLICIES} == {name: name for name in POLICIES}
+    assert {name: create_policy(name).name for name in POLICIES} == {
+        name: name for name in POLICIES
+    }
     with pytest.raises(InvalidInput) as caught:
-        policy_named("ensembel")
+        create_policy("ensembel")
     text = str(caught.value)
     assert text.startswith(
         "no policy 'ensembel' - did you mean 'ensemble'? Policies: ab, ensemble, epsilon_greedy,"
@@ -69,8 +71,8 @@ def test_policies_are_found_by_name() -> None:
 
 
 def test_policies_take_settings() -> None:
-    assert policy_named("exp3(eta=0.05, shadow=0.1)").shadow == 0.1
-    assert policy_named("exp3(eta=0.05)") is policy_named("exp3(eta=0.05)")
+    assert create_policy("exp3(eta=0.05, shadow=0.1)").shadow == 0.1
+    assert create_policy("exp3(eta=0.05)") is create_policy("exp3(eta=0.05)")
 
 
 @pytest.mark.parametrize(
@@ -97,5 +99,5 @@ def test_policies_take_settings() -> None:
 )
 def test_what_cannot_be_read_is_named(text: str, message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        policy_named(text)
+        create_policy(text)
     assert str(caught.value).startswith(message)

@@ -7,7 +7,7 @@ from typing import Any
 from clipper.errors import InvalidInput
 
 
-def settings_in(rest: str, noun: str, text: str, example: str) -> dict[str, Any]:
+def parse_settings(rest: str, noun: str, text: str, example: str) -> dict[str, Any]:
     """Of `setting=value, ...)`, what follows the parenthesis: plain Python values by name.
     InvalidInput for anything else."""
     try:

@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
-from clipper.selection import sets
+from clipper.selection import prediction_sets
 from clipper.selection.policy import Combined, Observation, Predictions, agrees, is_number, losses
-from clipper.selection.sets import FRESH, Chances, Tracked
+from clipper.selection.prediction_sets import FRESH, Chances, Tracked
 from clipper.selection.votes import in_order, label_key
 from clipper.types import InputType, VersionedModel
 from clipper_core.bandit import Rule
@@ -35,7 +35,7 @@ PRIOR_COUNTS = 30.0  # what the state that all users share counts as for a new o
 LABEL_BITS = 64
 
 
-class Learned(msgspec.Struct, frozen=True, eq=False):
+class LearnedState(msgspec.Struct, frozen=True, eq=False):
     """models: sorted.  rows: f64[models, columns].  seen: weight of the observations.  labels: one
     bit a label seen. sure: f64[BINS, 2], right and all answers by confidence.  tracked: of the
     sets, where a coverage is asked for.
@@ -82,18 +82,20 @@ class LearningPolicy(ABC):
     rule: Rule
     coverage: float | None = None
 
-    def init(self, models: Sequence[VersionedModel], prior: Learned | None = None) -> Learned:
+    def init(
+        self, models: Sequence[VersionedModel], prior: LearnedState | None = None
+    ) -> LearnedState:
         ordered = in_order(models)
-        nobody = Learned(ordered, self._fresh_rows(len(ordered)), 0.0, 0, np.zeros((BINS, 2)))
+        nobody = LearnedState(ordered, self._fresh_rows(len(ordered)), 0.0, 0, np.zeros((BINS, 2)))
         return nobody if prior is None else self._believing(nobody, prior)
 
     def _fresh_rows(self, k: int) -> Array:
         return np.tile(np.array(self.fresh), (k, 1)).reshape(k, len(self.fresh))
 
-    def _believing(self, state: Learned, prior: Learned) -> Learned:
+    def _believing(self, state: LearnedState, prior: LearnedState) -> LearnedState:
         """What all users taught, with little evidence behind it."""
         rows = self._discounted(self.fitting(prior, state.models).rows, PRIOR_COUNTS)
-        return Learned(state.models, rows, 0.0, prior.labels, prior.sure, prior.tracked)
+        return LearnedState(state.models, rows, 0.0, prior.labels, prior.sure, prior.tracked)
 
     def _discounted(self, rows: Array, most: float) -> Array:
         """Evidence brought down to that of `most` observations a model, in proportion."""
@@ -121,7 +123,7 @@ class LearningPolicy(ABC):
 
     # -- models come and go
 
-    def add_model(self, state: Learned, model: VersionedModel) -> Learned:
+    def add_model(self, state: LearnedState, model: VersionedModel) -> LearnedState:
         """The newcomer stands where the others do on average, with no evidence: it is tried."""
         if model in state.models:
             return state
@@ -133,15 +135,15 @@ class LearningPolicy(ABC):
     def _newcomer(self, rows: Array) -> Array:
         return np.array(self.fresh)
 
-    def remove_model(self, state: Learned, model: VersionedModel) -> Learned:
+    def remove_model(self, state: LearnedState, model: VersionedModel) -> LearnedState:
         if model not in state.models:
             return state
         rows = np.delete(state.rows, state.models.index(model), axis=0)
         return _replace(state, models=tuple(m for m in state.models if m != model), rows=rows)
 
     def update_model_version(
-        self, state: Learned, old: VersionedModel, new: VersionedModel
-    ) -> Learned:
+        self, state: LearnedState, old: VersionedModel, new: VersionedModel
+    ) -> LearnedState:
         if old not in state.models or new in state.models:
             return state
         rows = self._faded(
@@ -153,7 +155,7 @@ class LearningPolicy(ABC):
             state, models=ordered, rows=rows[[models.index(model) for model in ordered]]
         )
 
-    def fitting(self, state: Learned, models: Sequence[VersionedModel]) -> Learned:
+    def fitting(self, state: LearnedState, models: Sequence[VersionedModel]) -> LearnedState:
         """The state for exactly these models: versions follow their names, the rest is added and
         removed."""
         for new in (model for model in models if model not in state.models):
@@ -169,7 +171,7 @@ class LearningPolicy(ABC):
 
     # -- learning
 
-    def observe(self, state: Learned, observation: Observation) -> Learned:
+    def observe(self, state: LearnedState, observation: Observation) -> LearnedState:
         if not (np.isfinite(state.rows).all() and np.isfinite(state.sure).all()):
             state = self._healed(state)
         told = losses(observation)
@@ -184,9 +186,9 @@ class LearningPolicy(ABC):
             else state.labels
         )
         sure, tracked = self._experience(state, observation)
-        return Learned(state.models, rows, state.seen + weight, labels, sure, tracked)
+        return LearnedState(state.models, rows, state.seen + weight, labels, sure, tracked)
 
-    def _healed(self, state: Learned) -> Learned:
+    def _healed(self, state: LearnedState) -> LearnedState:
         """The state with what is not finite begun anew: models that are sound keep what they have
         learned."""
         anew = self.init(state.models)
@@ -199,7 +201,7 @@ class LearningPolicy(ABC):
         return _replace(state, rows=rows, sure=sure)
 
     def _learned(
-        self, state: Learned, observation: Observation, told: Mapping[VersionedModel, float]
+        self, state: LearnedState, observation: Observation, told: Mapping[VersionedModel, float]
     ) -> Array:
         lost = np.array([told.get(model, math.nan) for model in state.models])
         asked = observation.plan.models
@@ -213,16 +215,16 @@ class LearningPolicy(ABC):
 
     @abstractmethod
     def raw_confidence(
-        self, state: Learned, heard: Predictions, missing: Sequence[VersionedModel]
+        self, state: LearnedState, heard: Predictions, missing: Sequence[VersionedModel]
     ) -> tuple[Any, float]:
         """-> what would be answered, and how sure the policy is before calibration."""
 
-    def sureness(self, state: Learned, raw: float) -> float:
+    def sureness(self, state: LearnedState, raw: float) -> float:
         """`raw` as experience has it: the share of answers given with it that were right."""
         right, count = state.sure[bin_of(raw)]
         return float((right + DOUBT * raw) / (count + DOUBT))
 
-    def _experience(self, state: Learned, observation: Observation) -> tuple[Array, Tracked]:
+    def _experience(self, state: LearnedState, observation: Observation) -> tuple[Array, Tracked]:
         """How sure one may be, and how wide a set must be, now that the truth about one more answer
         is known."""
         plan, truth = observation.plan, observation.truth
@@ -240,11 +242,13 @@ class LearningPolicy(ABC):
         tracked = state.tracked
         if is_number(output):
             if self.coverage is not None and truth.known:
-                tracked = sets.after_number(tracked, self.coverage, output, truth.label)
+                tracked = prediction_sets.after_number(tracked, self.coverage, output, truth.label)
             return state.sure, tracked
         if self.coverage is not None and truth.known:
             chances = self.chances(state, heard, missing)
-            tracked = sets.after_label(tracked, self.coverage, chances, output, truth.label)
+            tracked = prediction_sets.after_label(
+                tracked, self.coverage, chances, output, truth.label
+            )
         right = _right(output, observation)
         if right is None:
             return state.sure, tracked
@@ -256,28 +260,32 @@ class LearningPolicy(ABC):
 
     @abstractmethod
     def chances(
-        self, state: Learned, heard: Predictions, missing: Sequence[VersionedModel]
+        self, state: LearnedState, heard: Predictions, missing: Sequence[VersionedModel]
     ) -> Chances:
         """Of the labels, before any set is made of them; called when a usable label was heard."""
 
-    def with_set(self, state: Learned, found: Combined, chances: Callable[[], Chances]) -> Combined:
+    def with_set(
+        self, state: LearnedState, found: Combined, chances: Callable[[], Chances]
+    ) -> Combined:
         """`found` with its set, where a coverage is asked for and there is an answer."""
         if self.coverage is None or not found.used:
             return found
         if is_number(found.output):
-            return _replace(found, set=sets.interval_of(state.tracked, found.output))
-        return _replace(found, set=sets.labels_of(state.tracked, chances(), found.output))
+            return _replace(found, set=prediction_sets.interval_of(state.tracked, found.output))
+        return _replace(
+            found, set=prediction_sets.labels_of(state.tracked, chances(), found.output)
+        )
 
     # -- the rest
 
-    def merge(self, base: Learned, mine: Learned, theirs: Learned) -> Learned:
+    def merge(self, base: LearnedState, mine: LearnedState, theirs: LearnedState) -> LearnedState:
         """What both learned since `base`, added up."""
         models = in_order((*mine.models, *theirs.models))
         base, mine, theirs = (self.fitting(state, models) for state in (base, mine, theirs))
         rows = self._merged(base.rows, mine.rows, theirs.rows)
         sure = np.maximum(mine.sure + theirs.sure - base.sure, 0.0)
-        tracked = sets.merged(base.tracked, mine.tracked, theirs.tracked)
-        return Learned(
+        tracked = prediction_sets.merged(base.tracked, mine.tracked, theirs.tracked)
+        return LearnedState(
             models,
             rows,
             mine.seen + theirs.seen - base.seen,
@@ -294,7 +302,7 @@ class LearningPolicy(ABC):
             rows[:, column] = np.maximum(rows[:, column], self.least)
         return rows
 
-    def encode(self, state: Learned) -> bytes:
+    def encode(self, state: LearnedState) -> bytes:
         written = _Written(
             self.name,
             self.schema,
@@ -308,7 +316,7 @@ class LearningPolicy(ABC):
         body = msgspec.msgpack.encode(written)
         return zlib.crc32(body).to_bytes(4, "little") + body
 
-    def decode(self, data: bytes) -> Learned:
+    def decode(self, data: bytes) -> LearnedState:
         if len(data) < 4 or zlib.crc32(data[4:]).to_bytes(4, "little") != data[:4]:
             raise ValueError(
                 f"no state of {self.name}: the checksum does not fit its {len(data)} bytes"
@@ -332,8 +340,8 @@ class LearningPolicy(ABC):
             raise ValueError(f"a state of {self.name} of the wrong size: {error}") from None
         if not math.isfinite(written.seen):
             raise ValueError(f"a state of {self.name} holds numbers that are not finite")
-        tracked = written.tracked if sets.sound(written.tracked) else FRESH
-        state = Learned(written.models, rows, written.seen, written.labels, sure, tracked)
+        tracked = written.tracked if prediction_sets.sound(written.tracked) else FRESH
+        state = LearnedState(written.models, rows, written.seen, written.labels, sure, tracked)
         return state if np.isfinite(rows).all() and np.isfinite(sure).all() else self._healed(state)
 
     def _shaped(self, numbers: Array, k: int) -> Array:
@@ -344,17 +352,17 @@ class LearningPolicy(ABC):
     def accepts_input_type(self, input: InputType) -> bool:
         return True
 
-    def standing(self, state: Learned) -> Array:
+    def standing(self, state: LearnedState) -> Array:
         """f64[models]: higher is better."""
         return self.rule.weights(state.rows, state.classes)
 
-    def portions(self, state: Learned) -> dict[VersionedModel, float]:
+    def portions(self, state: LearnedState) -> dict[VersionedModel, float]:
         """Of an answer, or (of those that ask one model) of the queries: each model's; they add up
         to 1."""
         weights = self.rule.weights(state.rows, state.classes) if len(state.models) else np.zeros(0)
         return dict(zip(state.models, (weights / (weights.sum() or 1.0)).tolist(), strict=True))
 
-    def rank_models_desc(self, state: Learned, user: str | None) -> tuple[VersionedModel, ...]:
+    def rank_models_desc(self, state: LearnedState, user: str | None) -> tuple[VersionedModel, ...]:
         if not state.models:
             return ()
         order = np.argsort(-self.standing(state), kind="stable")
@@ -367,7 +375,7 @@ def bin_of(confidence: float) -> int:
 
 
 def label_bit(label: object) -> int:
-    """The bit of a label in `Learned.labels`; the same in every process."""
+    """The bit of a label in `LearnedState.labels`; the same in every process."""
     if is_number(label):
         return 0
     if isinstance(label, int | np.integer):

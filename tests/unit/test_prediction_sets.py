@@ -15,11 +15,11 @@ from clipper.selection import (
     Prediction,
     Query,
     Truth,
-    covering,
-    policy_named,
-    sets,
+    create_policy,
+    prediction_sets,
+    with_coverage,
 )
-from clipper.selection.learned import LearningPolicy
+from clipper.selection.learning_policy import LearningPolicy
 from clipper.types import VersionedModel
 from tests.sizes import sized
 
@@ -42,7 +42,7 @@ def test_nine_sets_in_ten_hold_the_label_in_every_window(name):
     """The goal of Figure 7: 90 +- 1 %, also while a model fails. A single model's answers are worth
     less: its sets are larger."""
     policy, (labels, answers) = (
-        policy_named(f"{name}(coverage=0.9)"),
+        create_policy(f"{name}(coverage=0.9)"),
         stream(World(begins=N // 4, ends=N // 2, queries=N), 1),
     )
     candidates, chance = models(5), np.random.default_rng(2).random(N)
@@ -66,7 +66,7 @@ def test_nine_sets_in_ten_hold_the_label_in_every_window(name):
 def test_nine_intervals_in_ten_hold_the_number_in_every_window(name, elements):
     """Errors grow tenfold at a third of the stream and shrink again at two."""
     policy, rng, candidates = (
-        policy_named(f"{name}(coverage=0.9)"),
+        create_policy(f"{name}(coverage=0.9)"),
         np.random.default_rng(3),
         models(3),
     )
@@ -91,8 +91,8 @@ def test_nine_intervals_in_ten_hold_the_number_in_every_window(name, elements):
 
 
 def test_a_set_is_given_only_where_it_is_asked_for():
-    policy, asked = policy_named("stacking"), policy_named("stacking(coverage=0.9)")
-    plain = policy_named("stacking")
+    policy, asked = create_policy("stacking"), create_policy("stacking(coverage=0.9)")
+    plain = create_policy("stacking")
     assert (policy.coverage, asked.coverage, plain.coverage) == (
         None,
         0.9,
@@ -102,7 +102,7 @@ def test_a_set_is_given_only_where_it_is_asked_for():
     assert policy.combine(state, heard, ()).set == ()
     assert (
         policy.observe(state, Observation(Plan(tuple(heard)), heard, Truth(1))).tracked
-        is sets.FRESH
+        is prediction_sets.FRESH
     )
     assert asked.combine(state, heard, ()).set == (1,)
     assert asked.combine(state, {}, models(2)).set == ()
@@ -111,45 +111,49 @@ def test_a_set_is_given_only_where_it_is_asked_for():
 
 
 def test_a_threshold_of_one_lets_every_label_in():
-    tracked = sets.Tracked(labels=1.0, known=(3, "x", True, 1))
-    chances = sets.Chances({3: (3, 0.9), 7: (7, 0.1)}, 0.0)
-    assert sets.labels_of(tracked, chances, 3) == (3, 7, "x", True, 1)
-    assert sets.labels_of(sets.Tracked(labels=0.0), chances, 3) == (3,)
-    assert sets.labels_of(sets.Tracked(labels=0.95), chances, 7) == (7, 3), "the answer first"
+    tracked = prediction_sets.Tracked(labels=1.0, known=(3, "x", True, 1))
+    chances = prediction_sets.Chances({3: (3, 0.9), 7: (7, 0.1)}, 0.0)
+    assert prediction_sets.labels_of(tracked, chances, 3) == (3, 7, "x", True, 1)
+    assert prediction_sets.labels_of(prediction_sets.Tracked(labels=0.0), chances, 3) == (3,)
+    assert prediction_sets.labels_of(prediction_sets.Tracked(labels=0.95), chances, 7) == (7, 3), (
+        "the answer first"
+    )
 
 
 def test_a_miss_counts_also_where_every_label_is_in():
     """Else sets that must hold nearly all labels would hold the truth too seldom: what a miss
     raised is paid back by ten hits."""
-    chances = sets.Chances({1: (1, 0.0)}, 0.0)
-    missed = sets.after_label(sets.Tracked(labels=1.0, known=(1, 2)), 0.9, chances, 1, "new")
-    assert missed.labels == pytest.approx(1.0 + 0.9 * sets.STEP)
+    chances = prediction_sets.Chances({1: (1, 0.0)}, 0.0)
+    missed = prediction_sets.after_label(
+        prediction_sets.Tracked(labels=1.0, known=(1, 2)), 0.9, chances, 1, "new"
+    )
+    assert missed.labels == pytest.approx(1.0 + 0.9 * prediction_sets.STEP)
     for _ in range(9):
-        missed = sets.after_label(missed, 0.9, chances, 1, 1)
+        missed = prediction_sets.after_label(missed, 0.9, chances, 1, 1)
     assert missed.labels == pytest.approx(1.0)
 
 
 def test_labels_are_remembered_up_to_a_bound():
-    policy = policy_named("stacking(coverage=0.9)")
+    policy = create_policy("stacking(coverage=0.9)")
     state, one = policy.init(models(1)), models(1)
     for label in [*range(100), "y" * 65, 2**64]:
         state = policy.observe(
             state, Observation(Plan(tuple(one)), {one[0]: Prediction(0)}, Truth(label))
         )
-    assert state.tracked.known == tuple(range(sets.KNOWN_MAX))
+    assert state.tracked.known == tuple(range(prediction_sets.KNOWN_MAX))
     again = policy.decode(policy.encode(state))
     assert again.tracked == state.tracked
 
 
 def test_wild_labels_leave_a_threshold_sound():
-    policy, one = policy_named("exp4(coverage=0.9)"), models(1)
+    policy, one = create_policy("exp4(coverage=0.9)"), models(1)
     state = policy.init(one)
     far = [(1.0, 1e308), (-1e308, 1e308), (0.0, 0.0)]
     for output, label in [*far, (1.0, "x"), (1.0, np.zeros(2)), (1.0, True), (np.zeros(2), 1.0)]:
         state = policy.observe(
             state, Observation(Plan(tuple(one)), {one[0]: Prediction(output)}, Truth(label))
         )
-        assert sets.sound(state.tracked)
+        assert prediction_sets.sound(state.tracked)
         low, high = policy.combine(state, {one[0]: Prediction(1.0)}, ()).set or (0, 0)
         assert math.isfinite(low)
         assert math.isfinite(high)
@@ -157,16 +161,20 @@ def test_wild_labels_leave_a_threshold_sound():
 
 def test_two_servers_meet_half_way():
     mine, theirs = (
-        sets.Tracked(0.6, 1.0, 2.0, 10.0, (1, 2)),
-        sets.Tracked(0.8, 3.0, 4.0, 20.0, (2, 3)),
+        prediction_sets.Tracked(0.6, 1.0, 2.0, 10.0, (1, 2)),
+        prediction_sets.Tracked(0.8, 3.0, 4.0, 20.0, (2, 3)),
     )
-    assert sets.merged(sets.FRESH, mine, theirs) == sets.Tracked(0.7, 2.0, 3.0, 30.0, (1, 2, 3))
-    assert sets.merged(sets.FRESH, mine, sets.FRESH) == sets.Tracked(0.75, 1.0, 2.0, 10.0, (1, 2))
+    assert prediction_sets.merged(prediction_sets.FRESH, mine, theirs) == prediction_sets.Tracked(
+        0.7, 2.0, 3.0, 30.0, (1, 2, 3)
+    )
+    assert prediction_sets.merged(
+        prediction_sets.FRESH, mine, prediction_sets.FRESH
+    ) == prediction_sets.Tracked(0.75, 1.0, 2.0, 10.0, (1, 2))
 
 
 @pytest.mark.parametrize("name", ["exp3", "exp4", "stacking", "squarecb", "thompson"])
 def test_a_state_of_the_first_schema_is_read(name):
-    policy = policy_named(name)
+    policy = create_policy(name)
     assert isinstance(policy, LearningPolicy)
     state = policy.init(models(2))
     old = np.arange(40.0).reshape(20, 2)
@@ -174,7 +182,7 @@ def test_a_state_of_the_first_schema_is_read(name):
         (name, 1, state.models, state.rows.tobytes(), 7.0, 3, old.tobytes())
     )
     read = policy.decode(zlib.crc32(body).to_bytes(4, "little") + body)
-    assert (read.seen, read.labels, read.tracked) == (7.0, 3, sets.FRESH)
+    assert (read.seen, read.labels, read.tracked) == (7.0, 3, prediction_sets.FRESH)
     assert read.sure.tolist() == (old[::2] + old[1::2]).tolist()
 
 
@@ -189,11 +197,11 @@ def test_a_state_of_the_first_schema_is_read(name):
 )
 def test_what_no_coverage_can_be(text, message):
     with pytest.raises(InvalidInput, match=message):
-        policy_named(text)
+        create_policy(text)
 
 
 def test_a_coverage_among_the_settings():
-    assert covering("stacking", None) == "stacking"
-    assert covering("stacking", 0.9) == "stacking(coverage=0.9)"
-    assert covering("exp3(eta=0.1)", 0.95) == "exp3(eta=0.1, coverage=0.95)"
-    assert policy_named(covering("exp3(eta=0.1,)", 0.95)).coverage == 0.95
+    assert with_coverage("stacking", None) == "stacking"
+    assert with_coverage("stacking", 0.9) == "stacking(coverage=0.9)"
+    assert with_coverage("exp3(eta=0.1)", 0.95) == "exp3(eta=0.1, coverage=0.95)"
+    assert create_policy(with_coverage("exp3(eta=0.1,)", 0.95)).coverage == 0.95

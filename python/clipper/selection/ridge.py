@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from clipper.selection.bandits import within
-from clipper.selection.learned import CARRIED, Array, Learned, LearningPolicy
+from clipper.selection.learning_policy import CARRIED, Array, LearnedState, LearningPolicy
 from clipper.selection.policy import (
     NOTHING,
     Combined,
@@ -22,7 +22,7 @@ from clipper.selection.policy import (
     Query,
     is_number,
 )
-from clipper.selection.sets import Chances
+from clipper.selection.prediction_sets import Chances
 from clipper.selection.votes import (
     Votes,
     combine,
@@ -66,17 +66,19 @@ class Ridge(LearningPolicy):
             discount=within("discount", discount, 0.5, 1.0),
         )
 
-    def select(self, state: Learned, query: Query, candidates: Sequence[VersionedModel]) -> Plan:
+    def select(
+        self, state: LearnedState, query: Query, candidates: Sequence[VersionedModel]
+    ) -> Plan:
         return Plan(in_order(candidates))
 
     def combine(
-        self, state: Learned, arrived: Predictions, missing: Sequence[VersionedModel]
+        self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> Combined:
         found = self._combined(state, arrived, missing)
         return self.with_set(state, found, lambda: self.chances(state, arrived, missing))
 
     def _combined(
-        self, state: Learned, arrived: Predictions, missing: Sequence[VersionedModel]
+        self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> Combined:
         votes, asked = usable(arrived), len({*arrived, *missing})
         if not votes:
@@ -103,7 +105,7 @@ class Ridge(LearningPolicy):
         )
         return Combined(shaped, min(sure * len(chosen) / asked, 1.0), tuple(chosen), agreement)
 
-    def _outputs(self, state: Learned, votes: Predictions) -> Array | None:
+    def _outputs(self, state: LearnedState, votes: Predictions) -> Array | None:
         """f64[elements, models]; None when the state knows none of them, or not how to."""
         if not any(model in votes for model in state.models) or len(state.models) > MODELS_MAX:
             return None
@@ -122,7 +124,7 @@ class Ridge(LearningPolicy):
         return np.stack([heard.get(model, nothing) for model in state.models], axis=1)
 
     def _learned(
-        self, state: Learned, observation: Observation, told: Mapping[VersionedModel, float]
+        self, state: LearnedState, observation: Observation, told: Mapping[VersionedModel, float]
     ) -> Array:
         label = observation.truth.label
         if not observation.truth.known or isinstance(label, str | bytes):
@@ -137,7 +139,7 @@ class Ridge(LearningPolicy):
         )
 
     def raw_confidence(
-        self, state: Learned, heard: Predictions, missing: Sequence[VersionedModel]
+        self, state: LearnedState, heard: Predictions, missing: Sequence[VersionedModel]
     ) -> tuple[object, float]:
         found = self._combined(state, heard, missing)
         return (
@@ -147,7 +149,7 @@ class Ridge(LearningPolicy):
         )
 
     def chances(
-        self, state: Learned, heard: Predictions, missing: Sequence[VersionedModel]
+        self, state: LearnedState, heard: Predictions, missing: Sequence[VersionedModel]
     ) -> Chances:
         votes = usable(heard)
         behind = scores(votes, dict.fromkeys(votes, 1.0 / len(votes)))
@@ -159,7 +161,7 @@ class Ridge(LearningPolicy):
             0.0,
         )
 
-    def portions(self, state: Learned) -> dict[VersionedModel, float]:
+    def portions(self, state: LearnedState) -> dict[VersionedModel, float]:
         """By the size of the weights."""
         if not 0 < len(state.models) <= MODELS_MAX:
             return dict.fromkeys(state.models, 1.0 / max(len(state.models), 1))
@@ -180,7 +182,7 @@ class Ridge(LearningPolicy):
         rows[:, 1:] *= float(share.min(initial=1.0))
         return rows
 
-    def add_model(self, state: Learned, model: VersionedModel) -> Learned:
+    def add_model(self, state: LearnedState, model: VersionedModel) -> LearnedState:
         """The newcomer stands as one who always said the mean of the others."""
         if model in state.models:
             return state
@@ -188,18 +190,18 @@ class Ridge(LearningPolicy):
         move = np.insert(np.eye(k + 1), models.index(model), [*[1.0 / max(k, 1)] * k, 0.0], axis=0)
         return _moved(state, models, move)
 
-    def remove_model(self, state: Learned, model: VersionedModel) -> Learned:
+    def remove_model(self, state: LearnedState, model: VersionedModel) -> LearnedState:
         if model not in state.models:
             return state
         move = np.delete(np.eye(len(state.models) + 1), state.models.index(model), axis=0)
         return _moved(state, tuple(other for other in state.models if other != model), move)
 
     def update_model_version(
-        self, state: Learned, old: VersionedModel, new: VersionedModel
-    ) -> Learned:
+        self, state: LearnedState, old: VersionedModel, new: VersionedModel
+    ) -> LearnedState:
         if old not in state.models or new in state.models:
             return state
-        faded = Learned(
+        faded = LearnedState(
             state.models,
             self._faded(state.rows, np.array([CARRIED])),
             state.seen,
@@ -227,7 +229,7 @@ class Ridge(LearningPolicy):
     def _shaped(self, numbers: Array, k: int) -> Array:
         return numbers.reshape(k + 1, k + 3)
 
-    def standing(self, state: Learned) -> Array:
+    def standing(self, state: LearnedState) -> Array:
         """Less the mean square of each model's own errors."""
         mean, count, products = (
             state.rows[:-1, 0],
@@ -238,12 +240,12 @@ class Ridge(LearningPolicy):
         return np.asarray(-(around / count + (mean - state.rows[-1, 0]) ** 2))
 
 
-def _moved(state: Learned, models: tuple[VersionedModel, ...], move: Array) -> Learned:
+def _moved(state: LearnedState, models: tuple[VersionedModel, ...], move: Array) -> LearnedState:
     """The state of `models`, each of which says what a row of `move` makes of the former ones, the
     label the last."""
     count = np.full(len(move), state.rows[-1, 1])
     rows = np.column_stack([move @ state.rows[:, 0], count, move @ state.rows[:, 2:] @ move.T])
-    return Learned(
+    return LearnedState(
         models, np.ascontiguousarray(rows), state.seen, state.labels, state.sure, state.tracked
     )
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from clipper.errors import ClipperError, InvalidInput, PolicyFailed, did_you_mean
 from clipper.selection.policy import Combined, Observation, Plan, Predictions, Query, State
-from clipper.selection.unlearned import Unlearned
+from clipper.selection.stateless_policy import Unlearned
 from clipper.types import OWN_CLASS, InputType, VersionedModel
 
 _log = logging.getLogger(__name__)
@@ -27,11 +27,11 @@ _T = TypeVar("_T")
 _OWN = re.compile(OWN_CLASS, re.S)
 
 
-def is_own(text: str) -> bool:
+def is_user_defined(text: str) -> bool:
     return isinstance(text, str) and _OWN.fullmatch(text.strip()) is not None
 
 
-def own_object(
+def load_user_object(
     text: str, noun: str, settings: Callable[[str], dict[str, Any]], needs: Sequence[str]
 ) -> Any:
     """The object that `text` denotes, made anew. InvalidInput names the module, the class or the
@@ -87,7 +87,7 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error)[:300]}"
 
 
-class Faults:
+class FailureLog:
     """Threads: any. What a class of the user's own did wrong: counted, and now and then logged with
     its traceback."""
 
@@ -106,7 +106,7 @@ class Faults:
         return PolicyFailed(f"{self.whose}: {method} raised {_said(error)}")
 
 
-class OwnPolicy:
+class UserDefinedPolicy:
     """Threads: any. A policy of the user's own behind a guard: what it raises is PolicyFailed, what
     it returns is checked. It needs `select` and `combine`; one that has `observe` learns, and then
     needs the whole of clipper.selection.Policy.
@@ -118,7 +118,7 @@ class OwnPolicy:
         self.name: str = getattr(policy, "name", text)
         self.schema: int = getattr(policy, "schema", 1)
         self.chance: bool = getattr(policy, "chance", True)
-        self.faults = Faults(f"policy {text!r}")
+        self.faults = FailureLog(f"policy {text!r}")
         self._plain = Unlearned()
         self.decide: Callable[[State, Any], Any] | None = getattr(policy, "decide", None)
         if self.learns and (

@@ -53,7 +53,7 @@ STEPS_MAX = 16  # of a schedule, as the core has it
 WAIT_FOR_ALL = "all"
 
 
-class Step(msgspec.Struct, frozen=True):
+class DeciderStep(msgspec.Struct, frozen=True):
     """One rule and how long it decides.
 
     rule: a key of RULES, or "row" of a table: the best ranked that is there, of some. until_ms:
@@ -104,14 +104,14 @@ class Schedule(msgspec.Struct, frozen=True):
     """Steps in the order of their times. own: `module:Class(...)` of a decider that is a user's
     own, and then the one step is what its queries fall back to."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[DeciderStep, ...]
     own: str = ""
 
     @property
     def waits_for_all(self) -> bool:
         """Whether there is nothing to decide: the policy combines what is there at the deadline, or
         once all have ended."""
-        return not self.own and self.steps == (Step(WAIT_FOR_ALL),)
+        return not self.own and self.steps == (DeciderStep(WAIT_FOR_ALL),)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -119,7 +119,7 @@ class Schedule(msgspec.Struct, frozen=True):
         return tuple(dict.fromkeys(model for step in self.steps for model in step.models))
 
     @property
-    def guaranteed(self) -> Step | None:
+    def guaranteed(self) -> DeciderStep | None:
         return next((step for step in self.steps if step.rule == "guaranteed_time"), None)
 
     def __str__(self) -> str:
@@ -137,7 +137,7 @@ def _plain(number: float) -> str:
     return short if float(short) == number else repr(number)
 
 
-def _row_text(row: Step, start_ms: float) -> str:
+def _row_text(row: DeciderStep, start_ms: float) -> str:
     sure = f" >= {_plain(row.confidence)}" if row.confidence else ""
     return f"{_plain(start_ms)}: {', '.join(row.models) or 'any'}{sure}"
 
@@ -198,7 +198,7 @@ _MUST = {"quorum": "need", "cascade": "confidence", "floor": "floor"}
 _EXAMPLES = {"quorum": "quorum(3)", "cascade": "cascade(confidence=0.9)", "floor": "floor(fast)"}
 
 
-def _settings_of(rule: _Rule, step: Step) -> dict[str, Any]:
+def _settings_of(rule: _Rule, step: DeciderStep) -> dict[str, Any]:
     return {setting: getattr(step, setting) for setting in rule.settings}
 
 
@@ -210,7 +210,7 @@ _OWN = re.compile(OWN_CLASS, re.S)
 
 
 @functools.lru_cache(maxsize=1024)
-def decider_named(text: str) -> Schedule:
+def parse_decider(text: str) -> Schedule:
     """The schedule that `text` denotes. InvalidInput names the step or the row, what is wrong and
     what to write. Threads: any."""
     if not isinstance(text, str) or not text.strip():
@@ -219,7 +219,7 @@ def decider_named(text: str) -> Schedule:
         )
     text = " ".join(text.split())
     if _OWN.fullmatch(text):
-        return Schedule((Step(WAIT_FOR_ALL),), own=text)
+        return Schedule((DeciderStep(WAIT_FOR_ALL),), own=text)
     if re.match(r"table\s*\(", text):
         return Schedule(_table(text))
     parts = _split(text, r"(?:\s*,\s*|\s+)else\s+")
@@ -253,7 +253,7 @@ def _split(text: str, at: str) -> list[str]:
     return [*parts, text[start:]]
 
 
-def _step(part: str, text: str) -> Step:
+def _step(part: str, text: str) -> DeciderStep:
     found = _STEP.fullmatch(part.strip())
     if not found:
         hint = (
@@ -276,7 +276,7 @@ def _step(part: str, text: str) -> Step:
         )
     for setting, about in rule.settings.items():
         fields.setdefault(setting, about.default)
-    return Step(name, _time(time, name, text) if time else 0.0, **fields)
+    return DeciderStep(name, _time(time, name, text) if time else 0.0, **fields)
 
 
 def _arguments(name: str, rule: _Rule, inner: str) -> dict[str, Any]:
@@ -353,7 +353,7 @@ def _time(text: str, name: str, whole: str) -> float:
     return time
 
 
-def _check_order(steps: Sequence[Step], text: str) -> None:
+def _check_order(steps: Sequence[DeciderStep], text: str) -> None:
     for i, step in enumerate(steps):
         rule, last = RULES[step.rule], i == len(steps) - 1
         if rule.asks and i:
@@ -391,7 +391,7 @@ _ROW = re.compile(
 )
 
 
-def _table(text: str) -> tuple[Step, ...]:
+def _table(text: str) -> tuple[DeciderStep, ...]:
     """Rows that only ever widen: whoever was acceptable stays so, and nobody must be surer than
     before."""
     if not text.endswith(")"):
@@ -415,7 +415,7 @@ def _table(text: str) -> tuple[Step, ...]:
     for number, (before, row) in enumerate(itertools.pairwise(rows), 2):
         _check_wider(number, before, row)
     return tuple(
-        Step("row", until_ms=until, models=models, confidence=confidence)
+        DeciderStep("row", until_ms=until, models=models, confidence=confidence)
         for (_, models, confidence), until in zip(rows, [*starts[1:], 0.0], strict=True)
     )
 

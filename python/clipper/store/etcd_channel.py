@@ -16,7 +16,7 @@ import grpc
 
 from clipper.errors import ConfigError, StoreError
 from clipper.store import protocol
-from clipper.store.etcd_address import Address
+from clipper.store.etcd_address import EtcdAddress
 from clipper.store.store import closed_error
 
 PATIENCE_S = 2.0  # for an answer of one endpoint
@@ -42,10 +42,10 @@ _OF_AUTH: Final = (
 _LEASE_LOST: Final = "requested lease not found"
 
 
-class Line:
+class EtcdChannel:
     """Threads: any. Errors: StoreError, which names the store."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: EtcdAddress) -> None:
         self._address = address
         self.name = address.shown
         self._credentials = _credentials(address)
@@ -195,7 +195,7 @@ def is_lost_lease(problem: StoreError) -> bool:
     return _LEASE_LOST in problem.message
 
 
-def _credentials(address: Address) -> Any:
+def _credentials(address: EtcdAddress) -> Any:
     if not address.secure:
         return None
     try:

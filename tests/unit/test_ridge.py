@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from clipper.selection import Observation, Plan, Prediction, Truth, policy_named
+from clipper.selection import Observation, Plan, Prediction, Truth, create_policy
 from clipper.types import VersionedModel
 
 A, B, C = MODELS = [VersionedModel(name, 1) for name in "abc"]
-RIDGE = policy_named("ridge")
+RIDGE = create_policy("ridge")
 
 
 def said(values, models=MODELS):
@@ -127,7 +127,7 @@ def test_models_come_and_go():
 
 
 def test_servers_that_learned_apart_add_up():
-    policy = policy_named("ridge(discount=1.0)")
+    policy = create_policy("ridge(discount=1.0)")
     outputs, labels = world(7, 300)
     rows = list(zip(outputs.tolist(), labels.tolist(), strict=True))
     base = mine = theirs = every = policy.init(MODELS)

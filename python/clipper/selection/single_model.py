@@ -11,11 +11,11 @@ from clipper.selection.policy import (
     is_usable,
     sound_confidence,
 )
-from clipper.selection.unlearned import Models, Unlearned
+from clipper.selection.stateless_policy import Models, Unlearned
 from clipper.types import VersionedModel
 
 
-class Fixed(Unlearned):
+class SingleModel(Unlearned):
     """State: the linked models in their order. Threads: any."""
 
     name = "single"

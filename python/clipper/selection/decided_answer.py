@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from clipper.selection.experts import Experts
-from clipper.selection.learned import LearningPolicy
+from clipper.selection.learning_policy import LearningPolicy
 from clipper.selection.policy import (
     NOTHING,
     Combined,
@@ -25,7 +25,7 @@ from clipper.selection.policy import (
     is_number,
     sound_confidence,
 )
-from clipper.selection.unlearned import learns
+from clipper.selection.stateless_policy import learns
 from clipper.selection.votes import Votes, combine, in_order, label_key, scores, usable
 from clipper.selection.weighted import StaticWeights, given
 from clipper.types import VersionedModel
@@ -34,7 +34,7 @@ VOTES = ("majority", "quorum", "weighted", "mean")
 ALL_HEARD = ("all", "own")
 
 
-class Heard:
+class DecisionInputs:
     """What was asked and had arrived when the verdict fell. asked: all of the query's, best first.
     plan: the policy's."""
 
@@ -56,8 +56,8 @@ class Heard:
         return [model for model in self.asked if model not in but]
 
 
-def answer_by(rule: str, heard: Heard, used: Sequence[VersionedModel]) -> Combined:
-    """The answer by `rule` (a key of clipper.selection.speculation.RULES, "row" or "own") from
+def decided_answer(rule: str, heard: DecisionInputs, used: Sequence[VersionedModel]) -> Combined:
+    """The answer by `rule` (a key of clipper.selection.decider_schedule.RULES, "row" or "own") from
     `used`, best first. Threads: any; pure."""
     if not used:
         return NOTHING
@@ -83,7 +83,7 @@ def vote_weights(
     return dict.fromkeys(models, 1.0)
 
 
-def ranked(
+def rank_models(
     policy: Policy, state: Any, user: str | None, links: Sequence[VersionedModel]
 ) -> tuple[VersionedModel, ...]:
     """The linked models, best first: as the policy has learned, by given weights, else as they are
@@ -99,7 +99,7 @@ def ranked(
     return (*known, *(model for model in links if model not in known))
 
 
-def _by_policy(heard: Heard, used: Sequence[VersionedModel]) -> Combined:
+def _by_policy(heard: DecisionInputs, used: Sequence[VersionedModel]) -> Combined:
     """By the policy's own rule, of the models it chose; of the others only if none of these was
     heard."""
     chosen = {model: heard.arrived[model] for model in used if model in heard.plan.models}
@@ -109,7 +109,7 @@ def _by_policy(heard: Heard, used: Sequence[VersionedModel]) -> Combined:
     return _by_one(heard, used[0])
 
 
-def _by_votes(rule: str, heard: Heard) -> Combined:
+def _by_votes(rule: str, heard: DecisionInputs) -> Combined:
     votes = _numbers(heard) if rule == "mean" else usable(heard.arrived)
     if not votes:
         return NOTHING
@@ -130,7 +130,7 @@ def _by_votes(rule: str, heard: Heard) -> Combined:
     )
 
 
-def _by_median(heard: Heard) -> Combined:
+def _by_median(heard: DecisionInputs) -> Combined:
     votes = _numbers(heard)
     if not votes:
         return NOTHING
@@ -144,7 +144,7 @@ def _by_median(heard: Heard) -> Combined:
     return Combined(output, spread.confidence, tuple(votes), spread.agreement)
 
 
-def _numbers(heard: Heard) -> Votes:
+def _numbers(heard: DecisionInputs) -> Votes:
     """Those that are numbers, whole ones too."""
     votes = usable(heard.arrived)
     return {
@@ -158,7 +158,7 @@ def _numbers(heard: Heard) -> Votes:
     }
 
 
-def _by_one(heard: Heard, model: VersionedModel) -> Combined:
+def _by_one(heard: DecisionInputs, model: VersionedModel) -> Combined:
     """One model's word. Agreement: the share of all asked that said the same."""
     prediction = heard.arrived.get(model)
     if prediction is None or model not in usable({model: prediction}):
@@ -179,7 +179,7 @@ def _by_one(heard: Heard, model: VersionedModel) -> Combined:
     )
 
 
-def _agreement(heard: Heard, output: Any) -> float:
+def _agreement(heard: DecisionInputs, output: Any) -> float:
     votes = usable(heard.arrived)
     equal = dict.fromkeys(heard.asked, 1.0)
     if is_number(output):
@@ -187,7 +187,7 @@ def _agreement(heard: Heard, output: Any) -> float:
     return scores(votes, equal).get(label_key(output), 0.0) / len(heard.asked)
 
 
-def _sureness(heard: Heard, output: Any, raw: Callable[[], float]) -> float:
+def _sureness(heard: DecisionInputs, output: Any, raw: Callable[[], float]) -> float:
     """`raw()`, as far as the policy's experience does not know better."""
     if not learns(heard.policy) or len(heard.plan.models) == 1:
         return raw()

@@ -13,12 +13,12 @@ from clipper.selection import (
     Query,
     Truth,
     View,
-    own_decider,
-    policy_named,
+    create_policy,
+    user_defined_decider,
 )
-from clipper.selection.deciding import checked
-from clipper.selection.own import LOGGED_EVERY, OwnPolicy
-from clipper.selection.unlearned import learns
+from clipper.selection.decider import checked
+from clipper.selection.stateless_policy import learns
+from clipper.selection.user_defined import LOGGED_EVERY, UserDefinedPolicy
 from clipper.types import InputType, VersionedModel
 
 A, B = VersionedModel("a", 1), VersionedModel("b", 1)
@@ -29,9 +29,9 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
-def own(text: str) -> OwnPolicy:
-    policy = policy_named(f"own_classes:{text}")
-    assert isinstance(policy, OwnPolicy)
+def own(text: str) -> UserDefinedPolicy:
+    policy = create_policy(f"user_classes:{text}")
+    assert isinstance(policy, UserDefinedPolicy)
     return policy
 
 
@@ -43,7 +43,7 @@ def test_a_policy_of_two_methods() -> None:
     combined = policy.combine(state, {A: Prediction(1), B: Prediction(2)}, ())
     assert (combined.output, combined.confidence, combined.used) == (2, 0.25, (B,))
     assert not learns(policy)
-    assert policy.name == "own_classes:LastWord(confidence=0.25)"
+    assert policy.name == "user_classes:LastWord(confidence=0.25)"
     assert policy.decode(policy.encode(state)) == state
     assert not policy.accepts_input_type(InputType.parse("str"))
     assert policy.rank_models_desc(state, None) == (A, B)
@@ -67,14 +67,17 @@ def test_a_policy_that_learns() -> None:
             ["no module 'nowhere'", "importable where the server runs", "PYTHONPATH"],
         ),
         (
-            "own_classes:LastWrod",
-            ["module 'own_classes' has no class 'LastWrod'", "did you mean 'LastWord'?"],
+            "user_classes:LastWrod",
+            ["module 'user_classes' has no class 'LastWrod'", "did you mean 'LastWord'?"],
         ),
-        ("own_classes:Two", ["class 'Two' has no method 'select'", "see clipper.selection.Policy"]),
-        ("own_classes:HalfLearns", ["has observe, and no 'init'", "leave out observe"]),
-        ("own_classes:LastWord(x=1)", ["making it raised TypeError"]),
-        ("own_classes:Refuses", ["has no method 'select'"]),
-        ("own_classes:LastWord(confidence=f())", ["cannot read the policy"]),
+        (
+            "user_classes:Two",
+            ["class 'Two' has no method 'select'", "see clipper.selection.Policy"],
+        ),
+        ("user_classes:HalfLearns", ["has observe, and no 'init'", "leave out observe"]),
+        ("user_classes:LastWord(x=1)", ["making it raised TypeError"]),
+        ("user_classes:Refuses", ["has no method 'select'"]),
+        ("user_classes:LastWord(confidence=f())", ["cannot read the policy"]),
         ("broken:X", ["importing it raised NameError", "python -c 'import broken'"]),
     ],
 )
@@ -84,19 +87,19 @@ def test_what_cannot_be_made(
     (tmp_path / "broken.py").write_text("undefined_name\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(InvalidInput) as caught:
-        policy_named(text)
+        create_policy(text)
     for part in parts:
         assert part in str(caught.value), str(caught.value)
 
 
 def test_deciders() -> None:
-    assert own_decider("own_classes:Two(need=1)").need == 1  # type: ignore[attr-defined]
+    assert user_defined_decider("user_classes:Two(need=1)").need == 1  # type: ignore[attr-defined]
     with pytest.raises(
         InvalidInput, match=r"class 'LastWord' has no method 'decide'.*clipper.selection.Decider"
     ):
-        own_decider("own_classes:LastWord")
+        user_defined_decider("user_classes:LastWord")
     with pytest.raises(InvalidInput, match="making it raised OSError: no licence"):
-        own_decider("own_classes:RefusesToDecide")
+        user_defined_decider("user_classes:RefusesToDecide")
 
 
 SEEN = Observation(Plan((A,)), {A: Prediction(1)}, Truth(1))
@@ -104,7 +107,7 @@ SEEN = Observation(Plan((A,)), {A: Prediction(1)}, Truth(1))
 
 def test_what_a_query_pays_for() -> None:
     with pytest.raises(
-        PolicyFailed, match=r"policy .own_classes:Learns.*: init raised ZeroDivisionError: init"
+        PolicyFailed, match=r"policy .user_classes:Learns.*: init raised ZeroDivisionError: init"
     ):
         own("Learns(fails='init')").init([A])
     with pytest.raises(PolicyFailed, match="select raised ZeroDivisionError"):
@@ -164,4 +167,6 @@ def test_the_log_has_the_first_traceback_and_then_every_so_many(
 def test_what_a_decider_may_not_say(kind: str) -> None:
     view = View((A,), {}, (), (A,), 0.0, 20.0)
     with pytest.raises((TypeError, ValueError), match="decide"):
-        checked(own_decider(f"own_classes:SaysNonsense(kind={kind!r})").decide(view), view)
+        checked(
+            user_defined_decider(f"user_classes:SaysNonsense(kind={kind!r})").decide(view), view
+        )

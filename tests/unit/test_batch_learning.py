@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clipper.selection import Observation, Prediction, Query, Truth, policy_named
-from clipper.selection.learned import Learned
-from clipper.selection.lessons import (
-    Rows,
+from clipper.selection import Observation, Prediction, Query, Truth, create_policy
+from clipper.selection.batch_learning import (
+    ObservationRows,
     column_of,
-    lesson_of,
     losses_by_model,
+    native_update_of,
     observe,
     observe_rows,
 )
+from clipper.selection.learning_policy import LearnedState
 from clipper.selection.policy import losses
 from clipper.types import VersionedModel
 from tests.sizes import sized
@@ -54,7 +54,9 @@ def said(draw: random.Random, kind: str) -> Any:
     return draw.choice(LABELS[kind])
 
 
-def rows_of(draw: random.Random, policy: Any, state: Learned, kind: str, n: int) -> Rows:
+def rows_of(
+    draw: random.Random, policy: Any, state: LearnedState, kind: str, n: int
+) -> ObservationRows:
     """As a policy would have asked: one model, or all; some are not heard, some are sure of
     themselves."""
     k = len(state.models)
@@ -75,12 +77,12 @@ def rows_of(draw: random.Random, policy: Any, state: Learned, kind: str, n: int)
     plans = [policy.select(state, Query(None, draw.random()), state.models) for _ in range(n)]
     asked = [state.models.index(plan.models[0]) if len(plan.models) == 1 else -1 for plan in plans]
     odds = [plan.probabilities[0] if plan.probabilities else 1.0 for plan in plans]
-    return Rows(
+    return ObservationRows(
         state.models, outputs, heard, tuple(sure), labels, np.array(asked, np.int32), np.array(odds)
     )
 
 
-def same(one: Learned, other: Learned) -> bool:
+def same(one: LearnedState, other: LearnedState) -> bool:
     numbers = np.array_equal(one.rows, other.rows) and np.array_equal(one.sure, other.sure)
     rest = [(state.models, state.seen, state.labels, state.tracked) for state in (one, other)]
     return numbers and rest[0] == rest[1]
@@ -91,13 +93,13 @@ def same(one: Learned, other: Learned) -> bool:
 @settings(max_examples=sized(6, 15), deadline=None)
 @given(seed=st.integers(0, 2**32), k=st.integers(1, 5))
 def test_columns_teach_what_their_rows_would(text: str, kind: str, seed: int, k: int) -> None:
-    draw, policy = random.Random(seed), policy_named(text)
+    draw, policy = random.Random(seed), create_policy(text)
     state = expected = single = policy.init(MODELS[:k])
     for n in (1, 30, 7):
         rows = rows_of(draw, policy, state, kind, n)
         state = observe_rows(policy, state, rows)
         for i in range(n):
-            single = observe(policy, single, rows.observation(i), lesson_of(policy))
+            single = observe(policy, single, rows.observation(i), native_update_of(policy))
             expected = policy.observe(expected, rows.observation(i))
         assert same(state, single), "bit for bit"
         assert np.allclose(state.rows, expected.rows, rtol=1e-12, atol=1e-12)
@@ -116,26 +118,28 @@ def test_sets_are_learned_in_python_and_kept_when_nobody_asks_for_them(
 ) -> None:
     draw, policy, plain = (
         random.Random(5),
-        policy_named(f"{text}(coverage=0.9)"),
-        policy_named(text),
+        create_policy(f"{text}(coverage=0.9)"),
+        create_policy(text),
     )
     state = expected = policy.init(MODELS[:3])
     rows = rows_of(draw, policy, state, kind, 40)
     state = observe_rows(policy, state, rows)
     for i in range(40):
         expected = policy.observe(expected, rows.observation(i))
-    assert lesson_of(policy) is None
+    assert native_update_of(policy) is None
     assert same(state, expected)
     assert state.tracked != policy.init(MODELS[:3]).tracked
     after = observe_rows(plain, state, rows)
     assert after.tracked == state.tracked
-    assert observe(plain, state, rows.observation(0), lesson_of(plain)).tracked == state.tracked
+    assert (
+        observe(plain, state, rows.observation(0), native_update_of(plain)).tracked == state.tracked
+    )
     assert after.seen > state.seen
 
 
 @pytest.mark.parametrize("kind", LABELS)
 def test_losses_of_columns_are_those_of_their_rows(kind: str) -> None:
-    draw, policy = random.Random(11), policy_named("exp4")
+    draw, policy = random.Random(11), create_policy("exp4")
     rows = rows_of(draw, policy, policy.init(MODELS[:4]), kind, 50)
     found = losses_by_model(rows)
     if kind not in ("ints", "bools", "numbers"):
@@ -151,8 +155,8 @@ def test_losses_of_columns_are_those_of_their_rows(kind: str) -> None:
 
 @every_policy
 def test_an_observation_of_labels_is_learned_in_the_core(text: str) -> None:
-    policy = policy_named(text)
-    state, lesson = policy.init(MODELS[:3]), lesson_of(policy)
+    policy = create_policy(text)
+    state, lesson = policy.init(MODELS[:3]), native_update_of(policy)
     assert lesson is not None
     plan = policy.select(state, Query(None, 0.5), MODELS[:3])
     heard = {model: Prediction("x") for model in plan.models}
@@ -172,7 +176,7 @@ def test_an_observation_of_labels_is_learned_in_the_core(text: str) -> None:
             weight,
         )
 
-    assert isinstance(taught(plan.models, heard, "x"), Learned)
+    assert isinstance(taught(plan.models, heard, "x"), LearnedState)
     assert taught(plan.models, {}, "x") is False, "nobody was heard"
     for models, label, weight in (
         (plan.models, 1, 1.0),
@@ -182,12 +186,12 @@ def test_an_observation_of_labels_is_learned_in_the_core(text: str) -> None:
         ((VersionedModel("z", 1),), "x", 1.0),
     ):
         assert taught(models, heard, label, weight) is None
-    assert lesson_of(policy_named("ensemble")) is None
+    assert native_update_of(create_policy("ensemble")) is None
 
 
 @every_policy
 def test_the_weight_of_an_observation(text: str) -> None:
-    policy, draw = policy_named(text), random.Random(3)
+    policy, draw = create_policy(text), random.Random(3)
     state = expected = policy.init(MODELS[:3])
     for _ in range(50):
         plan = policy.select(state, Query(None, draw.random()), MODELS[:3])
@@ -196,7 +200,7 @@ def test_the_weight_of_an_observation(text: str) -> None:
             plan, heard, Truth(draw.randrange(3)), None, draw.choice([0.5, 1.0, 7.0])
         )
         state, expected = (
-            observe(policy, state, seen, lesson_of(policy)),
+            observe(policy, state, seen, native_update_of(policy)),
             policy.observe(expected, seen),
         )
     assert np.allclose(state.rows, expected.rows, rtol=1e-12, atol=1e-12)
@@ -206,13 +210,13 @@ def test_the_weight_of_an_observation(text: str) -> None:
 @every_policy
 def test_a_million_of_the_worst_leave_every_number_finite(text: str) -> None:
     """Right and wrong in whatever order, with the least probability there can be."""
-    policy, rng, n = policy_named(text), np.random.default_rng(7), sized(1 << 17, 1 << 20)
+    policy, rng, n = create_policy(text), np.random.default_rng(7), sized(1 << 17, 1 << 20)
     state = policy.init(MODELS[:2])
     alone = policy.select(state, Query(None, 0.5), MODELS[:2]).models != MODELS[:2]
     outputs = (np.zeros(n, np.int64), rng.integers(-(2**63), 2**63 - 1, n))
     for labels in (np.zeros(n, np.int64), np.ones(n, np.int64), rng.integers(0, 2, n)):
         asked = rng.integers(0, 2, n).astype(np.int32) if alone else np.array([-1], np.int32)
-        rows = Rows(
+        rows = ObservationRows(
             MODELS[:2],
             outputs,
             (None, None),
@@ -234,11 +238,13 @@ def test_a_million_of_the_worst_leave_every_number_finite(text: str) -> None:
     "label", [np.array([1.0, 2.0]), np.array([1e308, -1e308, 1e308]), 1e308, -5.0]
 )
 def test_a_label_of_another_shape_or_out_of_all_bounds(text: str, label: Any) -> None:
-    policy = policy_named(text)
+    policy = create_policy(text)
     state = policy.init(MODELS[:2])
     heard = {MODELS[0]: Prediction(np.array([-1e308, 1.0, 1.0])), MODELS[1]: Prediction(-1e308)}
     for _ in range(10):
         plan = policy.select(state, Query(None, 0.1), MODELS[:2])
-        state = observe(policy, state, Observation(plan, heard, Truth(label)), lesson_of(policy))
+        state = observe(
+            policy, state, Observation(plan, heard, Truth(label)), native_update_of(policy)
+        )
     assert np.isfinite(state.rows).all()
     assert state.seen == 10

@@ -7,75 +7,75 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clipper.errors import InvalidInput
-from clipper.selection.speculation import RULES, Schedule, Step, decider_named
+from clipper.selection.decider_schedule import RULES, DeciderStep, Schedule, parse_decider
 
 NAMES = st.sampled_from(["svm", "forest:2", "a.b-c"])
 
 
 def refused(text: object) -> str:
     with pytest.raises(InvalidInput) as caught:
-        decider_named(text)  # type: ignore[arg-type]
+        parse_decider(text)  # type: ignore[arg-type]
     return str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("text", "steps"),
     [
-        ("all", [Step("all")]),
-        ("first(0.5)", [Step("first", confidence=0.5)]),
-        ("majority", [Step("majority")]),
-        ("quorum(3)", [Step("quorum", need=3)]),
-        ("weighted", [Step("weighted")]),
-        ("best_quality(confidence=0.8)", [Step("best_quality", confidence=0.8)]),
-        ("surest", [Step("surest")]),
-        ("cascade(confidence=0.9)", [Step("cascade", confidence=0.9)]),
-        ("hedged(after_ms=5, budget=0.1)", [Step("hedged", after_ms=5.0, budget=0.1)]),
-        ("hedged", [Step("hedged", budget=0.05)]),
-        ('hedged(after_ms="p95")', [Step("hedged", budget=0.05)]),
-        ("tied", [Step("tied")]),
-        ("mean(tolerance=0.1, need=2)", [Step("mean", tolerance=0.1, need=2)]),
-        ("median(low=-1, high=1)", [Step("median", low=-1.0, high=1.0)]),
+        ("all", [DeciderStep("all")]),
+        ("first(0.5)", [DeciderStep("first", confidence=0.5)]),
+        ("majority", [DeciderStep("majority")]),
+        ("quorum(3)", [DeciderStep("quorum", need=3)]),
+        ("weighted", [DeciderStep("weighted")]),
+        ("best_quality(confidence=0.8)", [DeciderStep("best_quality", confidence=0.8)]),
+        ("surest", [DeciderStep("surest")]),
+        ("cascade(confidence=0.9)", [DeciderStep("cascade", confidence=0.9)]),
+        ("hedged(after_ms=5, budget=0.1)", [DeciderStep("hedged", after_ms=5.0, budget=0.1)]),
+        ("hedged", [DeciderStep("hedged", budget=0.05)]),
+        ('hedged(after_ms="p95")', [DeciderStep("hedged", budget=0.05)]),
+        ("tied", [DeciderStep("tied")]),
+        ("mean(tolerance=0.1, need=2)", [DeciderStep("mean", tolerance=0.1, need=2)]),
+        ("median(low=-1, high=1)", [DeciderStep("median", low=-1.0, high=1.0)]),
         (
             'guaranteed_time(floor="fast")',
-            [Step("guaranteed_time", models=("fast",), margin_ms=1.0)],
+            [DeciderStep("guaranteed_time", models=("fast",), margin_ms=1.0)],
         ),
-        ("guaranteed_time", [Step("guaranteed_time", margin_ms=1.0)]),
-        ("floor(fast:2)", [Step("floor", models=("fast:2",))]),
-        ("first within 0.5 s", [Step("first", until_ms=500.0)]),
+        ("guaranteed_time", [DeciderStep("guaranteed_time", margin_ms=1.0)]),
+        ("floor(fast:2)", [DeciderStep("floor", models=("fast:2",))]),
+        ("first within 0.5 s", [DeciderStep("first", until_ms=500.0)]),
         (
             "majority within 12 ms, else best_quality within 18ms else floor(fast)",
             [
-                Step("majority", until_ms=12.0),
-                Step("best_quality", until_ms=18.0),
-                Step("floor", models=("fast",)),
+                DeciderStep("majority", until_ms=12.0),
+                DeciderStep("best_quality", until_ms=18.0),
+                DeciderStep("floor", models=("fast",)),
             ],
         ),
         (
             "table(0: svm ≥ .9; 10: svm, forest; 18: any)",
             [
-                Step("row", until_ms=10.0, models=("svm",), confidence=0.9),
-                Step("row", until_ms=18.0, models=("svm", "forest")),
-                Step("row"),
+                DeciderStep("row", until_ms=10.0, models=("svm",), confidence=0.9),
+                DeciderStep("row", until_ms=18.0, models=("svm", "forest")),
+                DeciderStep("row"),
             ],
         ),
     ],
 )
-def test_what_a_text_denotes(text: str, steps: list[Step]) -> None:
-    schedule = decider_named(text)
+def test_what_a_text_denotes(text: str, steps: list[DeciderStep]) -> None:
+    schedule = parse_decider(text)
     assert schedule == Schedule(tuple(steps))
-    assert decider_named(str(schedule)) == schedule
+    assert parse_decider(str(schedule)) == schedule
 
 
 def test_only_one_waits_for_all() -> None:
-    assert decider_named(" all ").waits_for_all
+    assert parse_decider(" all ").waits_for_all
     others = ("first", "all within 3 ms", "a.b:C", "all within 1 ms, else first")
-    assert not any(decider_named(text).waits_for_all for text in others)
+    assert not any(parse_decider(text).waits_for_all for text in others)
 
 
 def test_names_of_answers() -> None:
     names = [
         step.name
-        for step in decider_named(
+        for step in parse_decider(
             "quorum(2) within 1 ms, else majority within 2 ms, else floor(a)"
         ).steps
     ]
@@ -83,16 +83,16 @@ def test_names_of_answers() -> None:
 
 
 def test_the_models_it_names() -> None:
-    assert decider_named("table(0: b; 1: b, a)").models == ("b", "a")
-    assert decider_named("majority within 1 ms, else guaranteed_time(floor=c)").models == ("c",)
-    assert decider_named("guaranteed_time(floor=c)").guaranteed == Step(
+    assert parse_decider("table(0: b; 1: b, a)").models == ("b", "a")
+    assert parse_decider("majority within 1 ms, else guaranteed_time(floor=c)").models == ("c",)
+    assert parse_decider("guaranteed_time(floor=c)").guaranteed == DeciderStep(
         "guaranteed_time", models=("c",), margin_ms=1.0
     )
 
 
 def test_one_of_your_own() -> None:
-    assert decider_named("my.rules:Two(need=2)").own == "my.rules:Two(need=2)"
-    assert str(decider_named(" my:Two ")) == "my:Two"
+    assert parse_decider("my.rules:Two(need=2)").own == "my.rules:Two(need=2)"
+    assert str(parse_decider(" my:Two ")) == "my:Two"
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_what_is_refused_is_named(text: object, parts: list[str]) -> None:
 
 
 @st.composite
-def steps(draw: st.DrawFn, last: bool, first: bool) -> Step:
+def steps(draw: st.DrawFn, last: bool, first: bool) -> DeciderStep:
     names = [
         name for name, rule in RULES.items() if (last or not rule.last) and (first or not rule.asks)
     ]
@@ -176,7 +176,7 @@ def steps(draw: st.DrawFn, last: bool, first: bool) -> Step:
             )
     if name == "floor" or (name == "guaranteed_time" and draw(st.booleans())):
         fields["models"] = (draw(NAMES),)
-    return Step(name, **fields)
+    return DeciderStep(name, **fields)
 
 
 @st.composite
@@ -188,7 +188,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
         step = draw(steps(i == n - 1, i == 0))
         ends = i < n - 1 or (not RULES[step.rule].last and draw(st.booleans()))
         made.append(
-            Step(
+            DeciderStep(
                 **{
                     **{f: getattr(step, f) for f in step.__struct_fields__},
                     "until_ms": time if ends else 0.0,
@@ -201,7 +201,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
 @settings(deadline=None)
 @given(schedules())
 def test_what_is_written_is_read_again(schedule: Schedule) -> None:
-    assert decider_named(str(schedule)) == schedule
+    assert parse_decider(str(schedule)) == schedule
 
 
 ROW = st.tuples(
@@ -228,7 +228,7 @@ def test_a_table_only_widens(rows: list[tuple[int, set[str], float]]) -> None:
     sound = times[0] == 0 and all(a < b for a, b in itertools.pairwise(times))
     sound = sound and all(a <= b for a, b in itertools.pairwise(accepts))
     try:
-        schedule = decider_named(f"table({text})")
+        schedule = parse_decider(f"table({text})")
     except InvalidInput:
         assert not sound, text
     else:
