@@ -50,7 +50,7 @@ QUERIES_MIN = 20  # with fewer no interval means anything
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """A mean reward in [0, 1] with its 95 % interval (not clipped: a wide one shows little data)."""
+    """A mean reward with its 95 % interval, which may exceed [0, 1] where there is little data."""
 
     value: float
     low: float
