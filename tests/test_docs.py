@@ -151,6 +151,31 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+REFERENCE = re.compile(r"""docs/([\w-]+\.md)(?:,\W+"([^"]+)")?""")
+SOURCES = ["src", "python", "container_sdk", "dashboard", "tests", "bench", "tools", "examples"]
+
+
+def test_every_reference_from_code_leads_somewhere() -> None:
+    """A comment or docstring that names a page, or a heading of a page, names one that exists."""
+    wrong = []
+    for folder in SOURCES:
+        for path in (ROOT / folder).rglob("*.*"):
+            if path.suffix not in {".py", ".pxd", ".pyx", ".hpp", ".proto", ".jsx"}:
+                continue
+            for page, heading in REFERENCE.findall(path.read_text()):
+                words = re.sub(r"\W+", " ", heading).strip()
+                headings = re.findall(r"^#+ +(.*)$", text_of(DOCS / page), re.M)
+                if not (DOCS / page).exists() or (
+                    words and words not in [re.sub(r"\W+", " ", one).strip() for one in headings]
+                ):
+                    wrong.append(f"{path.relative_to(ROOT)}: {page} {words}".strip())
+    assert not wrong, "\n".join(wrong)
+
+
+def text_of(page: Path) -> str:
+    return page.read_text() if page.exists() else ""
+
+
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 
 

@@ -215,7 +215,7 @@ class Tally:
     # -- looking in
 
     def stats(self, lineup: "Lineup") -> dict[str, Any]:
-        """See docs/monitoring.md, "What an application's statistics say"."""
+        """See docs/monitoring.md, "Statistics of an application"."""
         watching = self.watched.stats()
         roles = lineup.cast.roles if lineup.cast is not None else {}
         with self._lock:
