@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 import pytest
@@ -231,7 +231,10 @@ def keywords() -> frozenset[str]:
 
 def parameters_of(call: Any) -> Iterator[str]:
     try:
-        yield from inspect.signature(call).parameters
+        for parameter in inspect.signature(call).parameters.values():
+            options = get_args(parameter.annotation)  # of **options: Unpack[TypedDict]
+            yield from getattr(options[0], "__annotations__", ()) if options else ()
+            yield parameter.name
     except (TypeError, ValueError):
         return
 

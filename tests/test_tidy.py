@@ -69,7 +69,7 @@ CORE_LAYERS: tuple[tuple[str, ...], ...] = (
 PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
     ("setting",),
     ("types", "errors", "clock", "keys", "json_log", "foreign_text"),
-    ("settings",),
+    ("settings", "options"),
     ("config", "selection", "store", "metrics", "state_dir", "tls"),
     ("catalog_view", "config_schema"),
     ("catalog_rules",),

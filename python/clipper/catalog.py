@@ -80,15 +80,21 @@ __all__ = ["REPLICAS_MAX", "Catalog", "View", "plain"]
 
 
 class Catalog:
-    """Threads: any. Errors beside those named: StoreError. After a failed write nothing has
-    changed.
+    """Models and applications as records of a store. Threads: any.
 
-    store: stays the caller's to close, after this.  follow: watch it for other processes' writes,
-    on a thread.
+    Every method that writes may also raise StoreError; after a failed write nothing has changed.
+
+    store: the caller closes it, after this. follow: watch it for other processes' writes, on a
+    thread. external: returns the record of a model of the mesh, which the catalog does not have.
     """
 
     def __init__(
-        self, store: Store, *, follow: bool = True, wall_us: Callable[[], int] = wall_time_us
+        self,
+        store: Store,
+        *,
+        follow: bool = True,
+        wall_us: Callable[[], int] = wall_time_us,
+        external: Callable[[str], Model | None] = lambda name: None,
     ) -> None:
         self._store = store
         self._wall_us = wall_us
@@ -97,9 +103,7 @@ class Catalog:
         self._listeners: list[Callable[[View], None]] = []
         self._stamp: list[tuple[str, int]] = []
         self.view = View(-1, {}, {}, {})
-        self.elsewhere: Callable[[str], Model | None] = lambda name: (
-            None
-        )  # models that are not in the catalog: of the mesh
+        self._external = external
         self._watch = store.watch(PREFIX) if follow else None
         self.refresh()
         self._follower = (
@@ -128,7 +132,7 @@ class Catalog:
         """What a link of an application asks: a version that is in the catalog, else a model of the
         mesh. UnknownModel, UnknownVersion."""
         wanted = checked(VersionedModel.parse, link)
-        if wanted.name not in view.versions and (found := self.elsewhere(wanted.name)) is not None:
+        if wanted.name not in view.versions and (found := self._external(wanted.name)) is not None:
             if wanted.version in (None, found.version):
                 return found
             raise UnknownVersion.named(str(wanted), [str(found.id)])

@@ -2,12 +2,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from numpy.typing import NDArray
+from typing_extensions import TypeVar
 
 from clipper_core.dtype import NAMES as NAMES
 from clipper_core.engine import Engine
 from clipper_core.future import Future
 from clipper_core.projection import Similarity
 from clipper_core.taking import Taking
+
+_T = TypeVar("_T", default=Any)
 
 @final
 class Model(Taking):
@@ -53,14 +56,14 @@ def predict_rows(
     rows: NDArray[Any] | Sequence[Any],
     slo_us: int | None = None,
     salt: int = 0,
-    finish: Callable[[Future], Any] | None = None,
+    finish: Callable[[Future], _T] | None = None,
     extra: Any = None,
-) -> Future: ...
+) -> Future[_T]: ...
 def predict_all(
     models: tuple[Model, ...],
     x: Any,
     slo_us: int | None = None,
     salt: int = 0,
-    finish: Callable[[Future], Any] | None = None,
+    finish: Callable[[Future], _T] | None = None,
     extra: Any = None,
-) -> Future: ...
+) -> Future[_T]: ...

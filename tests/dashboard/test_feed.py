@@ -510,7 +510,7 @@ def test_without_a_dashboard_there_is_neither_page_nor_thread() -> None:
     with clipper.start(http={"admin": "127.0.0.1:0", "dashboard": False}, **QUICK) as server:
         assert ask(server.admin_address, "GET", "/dashboard").status == 404
         assert ask(server.admin_address, "GET", "/admin/stream").status == 404
-        assert server._dashboard is None
+        assert server._endpoints.dashboard is None
 
 
 # -- the files

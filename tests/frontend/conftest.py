@@ -81,7 +81,7 @@ def server() -> Iterator[clipper.ClipperServer]:
 
 def warm_workers(server: clipper.ClipperServer) -> None:
     """Worker threads start one by one, as they are needed, and stay: none may begin in a test."""
-    frontends: Any = server._frontends
+    frontends: Any = server._endpoints.frontends
     pools = [*frontends._listeners._pools.values()] if frontends._listeners is not None else []
     if frontends._grpc is not None:
         pools += [frontends._grpc._workers, frontends._grpc._managers]

@@ -85,7 +85,7 @@ def test_what_is_looked_at_needs_one_too_but_for_probes(
 def test_the_file_may_change(guarded: clipper.ClipperServer, keys: Path, key: str) -> None:
     another = new_key()
     keys.write_text("what is this\n")
-    access: Any = guarded._frontends
+    access: Any = guarded._endpoints.frontends
     access._access.look()
     assert ask(guarded.http_address, "GET", "/api", None, bearing(key)).status == 200, (
         "what is not in order is not taken"

@@ -99,7 +99,7 @@ def server() -> Iterator[clipper.ClipperServer]:
 
 def held(server: clipper.ClipperServer) -> int:
     """Connections of the door."""
-    frontends: Any = server._frontends
+    frontends: Any = server._endpoints.frontends
     return int(frontends._listeners._hot.door.connections)
 
 
@@ -542,7 +542,7 @@ def test_workers_share_the_connections(workers: int) -> None:
 
 
 def answered_by(server: clipper.ClipperServer, pattern: str) -> int:
-    frontends: Any = server._frontends
+    frontends: Any = server._endpoints.frontends
     return int(frontends._counts["address"].row("POST", pattern).codes().get(200, 0))
 
 

@@ -329,7 +329,7 @@ def test_a_context_is_a_parameter(client: Client) -> None:
 
 def test_calls_are_counted(server: clipper.ClipperServer, client: Client) -> None:
     def counted() -> tuple[float, ...]:
-        samples = server._frontends.scrape.metrics.collect()  # type: ignore[union-attr]
+        samples = server._endpoints.frontends.scrape.metrics.collect()  # type: ignore[union-attr]
         names = ("OK", "NOT_FOUND")
         found = [
             samples.get("clipper_grpc_requests_total", APPLICATIONS, "Predict", code) or 0

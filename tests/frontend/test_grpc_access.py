@@ -104,7 +104,7 @@ def test_a_new_certificate_is_taken_up(authority: Authority, tmp_path: Path) -> 
         second = authority.sign("second", hosts=("here",))
         shutil.copy(second[1], key)
         shutil.copy(second[0], cert)
-        access: Any = server._frontends
+        access: Any = server._endpoints.frontends
         until = time.monotonic() + PATIENCE_S
         while (
             access._access.certificates["grpc"][0].pem.cert != Path(second[0]).read_bytes()

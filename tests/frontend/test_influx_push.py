@@ -30,7 +30,7 @@ def pushing(sink: Collector, **more: Any) -> clipper.ClipperServer:
 
 
 def counted(server: clipper.ClipperServer, outcome: str) -> float:
-    frontends: Any = server._frontends
+    frontends: Any = server._endpoints.frontends
     return float(
         frontends.scrape.metrics.collect().get("clipper_influx_pushes_total", outcome) or 0
     )

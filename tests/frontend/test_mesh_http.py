@@ -188,7 +188,7 @@ def test_two_may_wait_for_loads_and_others_are_told_to_come_again(
 
 def test_it_is_described(server: clipper.ClipperServer) -> None:
     document = ask(server.admin_address, "GET", "/openapi.json").json
-    frontends: Any = server._frontends
+    frontends: Any = server._endpoints.frontends
     routes = frontends.admin_routes
     assert {route for route in routes if route not in routes.about} == set()
     assert "Registering" in document["components"]["schemas"]

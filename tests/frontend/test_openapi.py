@@ -15,7 +15,7 @@ BOTH = pytest.mark.parametrize("listener", ["query", "management"])
 
 
 def routes_of(server: clipper.ClipperServer, listener: str) -> Any:
-    frontends: Any = server._frontends
+    frontends: Any = server._endpoints.frontends
     return frontends.routes if listener == "query" else frontends.admin_routes
 
 

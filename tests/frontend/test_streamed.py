@@ -252,7 +252,7 @@ def ticking(request: Request) -> Outcome:
 def test_http_client_reads_a_stream_to_its_end_and_an_endless_one_until_the_server_closes() -> None:
     bodies: list[Body] = []
     with clipper.start(http="127.0.0.1:0", **QUICK) as server:
-        frontends: Any = server._frontends
+        frontends: Any = server._endpoints.frontends
         frontends.routes.add("GET", "/ticks", ticking)
         frontends.routes.add(
             "GET", "/feed", lambda _: Streamed(bodies.append, CONTENT_TYPE, endless=True)

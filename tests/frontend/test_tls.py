@@ -117,7 +117,7 @@ def ended(line: Any) -> bool:
 
 
 def metric(server: clipper.ClipperServer, name: str, *labels: str) -> float:
-    scrape: Any = server._frontends
+    scrape: Any = server._endpoints.frontends
     counts = next(each for each in scrape._tls_counts.values() if each.listener == labels[0])
     return float(counts.ends_s if name == "ends" else counts._outcomes[labels[1]])
 
@@ -179,7 +179,7 @@ def test_a_response_that_is_written_bit_by_bit(world: World) -> None:
             body.write(b"x" * 100_000)
         body.end()
 
-    frontends: Any = world.server._frontends
+    frontends: Any = world.server._endpoints.frontends
     frontends.routes.add("GET", "/bits", lambda request: Streamed(begin, b"text/plain"))
     with connected(world.server.http_address, trusting(world.authority.ca)) as line:
         line.sendall(b"GET /bits HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -199,7 +199,7 @@ def test_alpn_and_versions(world: World) -> None:
     with connected(world.server.http_address, offering) as line:
         assert (line.selected_alpn_protocol(), line.version()) == ("http/1.1", "TLSv1.2")
         assert asked(line)[0] == 200
-    service: Any = world.server._frontends
+    service: Any = world.server._endpoints.frontends
     context = service._access.certificates["address"][0].context
     assert context.minimum_version is ssl.TLSVersion.TLSv1_2
 
@@ -266,7 +266,7 @@ def test_half_open_handshakes_are_connections(authority: Authority) -> None:
     }
     with started(http) as server, contextlib.ExitStack() as open:
         host, _, port = server.http_address.rpartition(":")
-        service: Any = server._frontends
+        service: Any = server._endpoints.frontends
         door = service._listeners._doors[0]
         lines = [
             open.enter_context(socket.create_connection((host, int(port)), PATIENCE_S))
@@ -283,7 +283,7 @@ def test_half_open_handshakes_are_connections(authority: Authority) -> None:
 
 
 def test_a_client_that_leaves_at_any_time_leaves_nothing(world: World) -> None:
-    service: Any = world.server._frontends
+    service: Any = world.server._endpoints.frontends
     listeners = service._listeners
     host, _, port = world.server.http_address.rpartition(":")
     for size in (0, 1, 5, 100, 300):
@@ -373,7 +373,7 @@ def test_a_new_certificate_is_taken_up(authority: Authority, tmp_path: Path) -> 
         ends = metric(server, "ends", "query")
         assert ends > time.time()
         Path(cert).write_text("half a cert")
-        access: Any = server._frontends
+        access: Any = server._endpoints.frontends
         access._access.look()
         assert subject_of(server.http_address, authority) == "first", (
             "what is not in order is not taken"
@@ -433,7 +433,7 @@ def test_no_handshake_outlives_the_server(authority: Authority) -> None:
     ) as server:
         host, _, port = server.http_address.rpartition(":")
         line = socket.create_connection((host, int(port)), PATIENCE_S)
-        service: Any = server._frontends
+        service: Any = server._endpoints.frontends
         await_that(lambda: len(service._listeners._doors[0].waiting) == 1)
     assert ended(line)
     line.close()

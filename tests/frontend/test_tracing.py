@@ -50,7 +50,7 @@ def predict(
 
 
 def counted(server: clipper.ClipperServer, outcome: str) -> float:
-    frontends: Any = server._frontends
+    frontends: Any = server._endpoints.frontends
     return float(
         frontends.scrape.metrics.collect().get("clipper_traced_requests_total", outcome) or 0
     )

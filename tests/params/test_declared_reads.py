@@ -85,7 +85,7 @@ def test_wherever_it_is_said(server: clipper.ClipperServer, here: Path) -> None:
     assert (shelled["reads"], shelled["tolerance"]) == ({"taste": [0, 1]}, 0.5)
     (asked,) = client.models("asked")
     assert asked["reads"] == {"taste": [0], "nowhere": [1]}
-    wait_until(lambda: server._watching is not None and server._watching.knows)
+    wait_until(lambda: getattr(server._parameters.watching, "knows", False))
     wait_until(lambda: server.stats()["models"]["declared:1"]["has"])
     for name, tolerance in (("declared", 0.25), ("shelled", 0.5), ("asked", 1.0)):
         assert [server.model(name).predict([1, 2]).result() for _ in range(3)] == [4.0] * 3

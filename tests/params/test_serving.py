@@ -104,9 +104,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clipper.Clipper
 
 
 def own(server: clipper.ClipperServer) -> LocalSet:
-    assert server._tables is not None
-    assert server._tables._own is not None
-    return server._tables._own
+    assert server._parameters.served is not None
+    assert server._parameters.served._own is not None
+    return server._parameters.served._own
 
 
 @pytest.fixture

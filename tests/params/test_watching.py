@@ -314,7 +314,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clipper.Clipper
 def deployed(server: clipper.ClipperServer, name: str, **settings: Any) -> Iterator[str]:
     """A model `taste:3`, until the end."""
     model = server.deploy(name, Taste, **settings).name
-    wait_until(lambda: server._watching is not None and server._watching.knows)
+    wait_until(lambda: getattr(server._parameters.watching, "knows", False))
     server.app(name, models=[model], slo_ms=10_000, default=-1.0)
     try:
         yield model
@@ -329,7 +329,7 @@ def evaluated(server: clipper.ClipperServer, model: str) -> int:
 
 def steady(server: clipper.ClipperServer, model: str) -> dict[str, Any]:
     """What is followed, once all of it is known."""
-    watching = server._watching
+    watching = server._parameters.watching
     assert watching is not None
     wait_until(lambda: watching.knows and not any(one.moves.has_new for one in watching._watched))
     now = [post.question for post in watching._posts]
@@ -383,7 +383,7 @@ def test_over_http_too(server: clipper.ClipperServer) -> None:
             return float(json.load(answer)["output"])
 
     with deployed(server, "plain", reads={"taste": [0, 1]}, tolerance=0.0) as model:
-        frontends: Any = server._frontends
+        frontends: Any = server._endpoints.frontends
         assert b"/api/plain/predict" not in frontends._listeners._hot._table, (
             "the door knows nothing of rows"
         )
@@ -396,7 +396,7 @@ def test_over_http_too(server: clipper.ClipperServer) -> None:
 
 
 def test_a_retired_model_is_not_followed(server: clipper.ClipperServer) -> None:
-    watching = server._watching
+    watching = server._parameters.watching
     assert watching is not None
     before = len(watching._watched)
     with deployed(server, "gone", reads={"taste": 0}):
@@ -447,6 +447,6 @@ def test_what_is_read_is_kept_with_the_model(tmp_path: Path) -> None:
     with clipper.start(**said) as server:
         wait_until(lambda: server.stats()["models"]["taste:1"]["has"])
         assert server.stats()["models"]["taste:1"]["followed"]["tolerance"] == 0.25
-        wait_until(lambda: server._watching is not None and server._watching.knows)
+        wait_until(lambda: getattr(server._parameters.watching, "knows", False))
         assert [server.model("taste").predict([1, 2]).result() for _ in range(3)] == [4.0] * 3
         assert evaluated(server, "taste:1") == 1

@@ -145,8 +145,7 @@ def _started(config: "Config", stopping: threading.Event) -> "ClipperServer | No
     from clipper.server import ClipperServer
 
     while True:
-        server = ClipperServer(config)
-        server.ends_by_signal = True
+        server = ClipperServer(config, ends_by_signal=True)
         try:
             return server.start()
         except StoreError as error:

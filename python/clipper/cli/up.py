@@ -95,8 +95,7 @@ def up(
     loaded = _requiring(loaded) if require_store else loaded
     config = managed(_with_workers(loaded, http_workers))
     stopping = threading.Event()
-    server = ClipperServer(config)
-    server.ends_by_signal = True
+    server = ClipperServer(config, ends_by_signal=True)
     server.start()
     try:
         on_first_signal(stopping)

@@ -11,7 +11,7 @@ far, and is told in the dead letters.
 import hashlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -69,7 +69,8 @@ class Deploys(Protocol):
 
     catalog: Catalog
 
-    def deploy(self, name: str, model: Any, **settings: Any) -> Any: ...
+    @property
+    def deploy(self) -> Callable[..., Any]: ...
 
     def retire(self, name: str | VersionedModel, *, force: bool = False) -> None: ...
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -46,8 +46,8 @@ from clipper.manage.building import (
     Stage,
     needs_environment,
 )
-from clipper.manage.tables import make_tables
-from clipper.mesh.node.node import Mesh
+from clipper.manage.parameters import ParameterSet, make_tables
+from clipper.mesh.membership import MeshMembership
 from clipper.serving.containers import Containers, Hello, Seat
 from clipper.serving.engines import Engines
 from clipper.serving.models import Running, RunningModels, row_shape
@@ -58,9 +58,6 @@ from clipper.settings.server import ServerSettings
 from clipper.state_dir import StateDir
 from clipper.types import VERSION_MAX, InputType, Model, VersionedModel
 from clipper_core.model import Model as CoreModel
-
-if TYPE_CHECKING:
-    from clipper.params.serving import ServedSet
 
 _log = logging.getLogger(__name__)
 _DRAIN_POLL_S = 0.002
@@ -97,6 +94,8 @@ class Deployment:
         folder: StateDir,
         token: str,
         address: Callable[[], str],
+        parameters: ParameterSet,
+        mesh: MeshMembership,
     ) -> None:
         self.config = config
         self.catalog = catalog
@@ -137,8 +136,7 @@ class Deployment:
         )
         self._building = Building(self._in_service, environments, self._built)
         self.incidents: deque[Incident] = deque(maxlen=INCIDENTS_MAX)
-        self.mesh: Mesh | None = None
-        self.tables: ServedSet | None = None
+        self._parameters, self._mesh = parameters, mesh
         self._numbering = threading.Lock()  # from the choice of a version to its place in _running
 
     # -- life
@@ -152,7 +150,7 @@ class Deployment:
         """A model of the catalog is served again."""
         self._running.ensure(model)
         try:
-            make_tables(self.tables, model, networked=self._networked)
+            make_tables(self._parameters.served, model, networked=self._networked)
             self._start_replicas(model)
         except (InvalidInput, TypeConflict, ShardAway) as error:
             self._fail(model.id, str(error))
@@ -206,7 +204,7 @@ class Deployment:
             running = self._running.ensure(record)
         self._building.enter(record.id, STARTING)
         try:
-            make_tables(self.tables, record, networked=self._networked)
+            make_tables(self._parameters.served, record, networked=self._networked)
             self._start_replicas(record)
             if wait and record.replicas:
                 self._await_replicas(record)
@@ -441,11 +439,12 @@ class Deployment:
 
     def _told_of_tables(self, model: Model) -> tuple[dict[str, str], dict[str, str]]:
         """A container's environment, and its secrets."""
-        if self.tables is None:
+        tables = self._parameters.served
+        if tables is None:
             return {}, {}
         if model.deployer in ENGINES:
-            return self.tables.carried(model.tables) if self._networked else ({}, {})
-        return self.tables.environment(model.tables), {}
+            return tables.carried(model.tables) if self._networked else ({}, {})
+        return tables.environment(model.tables), {}
 
     @property
     def _networked(self) -> bool:
@@ -589,7 +588,7 @@ class Deployment:
             running.core.engine.expect(running.core.index, when_us)
 
     def _came_or_went(self, id_: VersionedModel) -> None:
-        if self.mesh is not None and self.mesh.came_or_went(id_):
+        if self._mesh.came_or_went(id_):
             return
         if self.containers.of(id_):
             self._building.enter(id_, WARM)
@@ -640,14 +639,10 @@ class Deployment:
 
     def _seat_of(self, hello: Hello) -> Seat:
         running = self._running.get(hello.id)
-        meshed = (
-            self.mesh.seat(hello.name, hello.version, hello.input)
-            if running is None and self.mesh is not None
-            else None
-        )
-        if meshed is not None:
-            return meshed
         if running is None:
+            external = self._mesh.seat(hello.name, hello.version, hello.input)
+            if external is not None:
+                return external
             running = self._admit(hello)
         elif running.core.describe_input() == "any" and hello.input != "any":
             running.core.settle(*_row_type(InputType.parse(hello.input)))

@@ -24,6 +24,7 @@ from clipper.manage.deployment import type_of
 from clipper.manage.moving import Place, State, applications_of, bring, exported, missing
 from clipper.manage.moving import read as read_state
 from clipper.manage.overview import followed, processes
+from clipper.manage.parameters import check_read
 from clipper.manage.rolling import Rolling, tell
 from clipper.manage.rollout import (
     ERROR_RATE,
@@ -34,7 +35,6 @@ from clipper.manage.rollout import (
     seconds_of,
     stages_of,
 )
-from clipper.manage.tables import check_read
 from clipper.serving.reads import said_of
 from clipper.serving.scaling import replica_bounds
 from clipper.settings.http import query_tls, scheme_of
@@ -57,7 +57,8 @@ class Server(Protocol):
     def scale(self, name: str | VersionedModel, replicas: int | tuple[int, int]) -> None: ...
     def retire(self, name: str | VersionedModel, *, force: bool = False) -> None: ...
     def logs(self, name: str | VersionedModel, replica: int = 0) -> Sequence[str]: ...
-    def app(self, name: str, models: Any = None, **settings: Any) -> Any: ...
+    @property
+    def app(self) -> Callable[..., Any]: ...
     def stats(self) -> dict[str, Any]: ...
     def stages(self, name: str) -> dict[VersionedModel, Stage]: ...
     @property

@@ -29,14 +29,18 @@ class Running:
 
 
 class RunningModels:
-    """Threads: any. `engine_of` gives the engine that serves the model of a name; `on_cached` is
-    told of the engine of each model whose predictions are cached."""
+    """The models that this server runs, by version. Threads: any.
+
+    engine_of: returns the engine for a model's name. on_cached: is called with the engine of each
+    model whose predictions are cached. watching: returns the watcher of parameter rows, if any.
+    """
 
     def __init__(
         self,
         engine_of: Callable[[str], Engine],
         limits: LimitSettings,
         on_cached: Callable[[Engine], None],
+        watching: Callable[[], Watches | None] = lambda: None,
     ) -> None:
         self._engine_of = engine_of
         self._on_cached = on_cached
@@ -44,7 +48,7 @@ class RunningModels:
         self._uids = itertools.count(1)
         self._guard = threading.Lock()
         self._running: dict[VersionedModel, Running] = {}
-        self.watching: Watches | None = None  # of a server that has tables
+        self._watching = watching
 
     def __iter__(self) -> Iterator[Running]:
         return iter(tuple(self._running.values()))
@@ -74,8 +78,9 @@ class RunningModels:
         """Serve it no more. Its queue stays with the engine; nothing new reaches it."""
         with self._guard:
             gone = self._running.pop(wanted, None)
-        if gone is not None and gone.core.watch is not None and self.watching is not None:
-            self.watching.remove(gone.core.watch)
+        watching = self._watching()
+        if gone is not None and gone.core.watch is not None and watching is not None:
+            watching.remove(gone.core.watch)
 
     def _make(self, model: Model, lane_rows: int = 0, unlisted: bool = False) -> CoreModel:
         output = InputType.parse(model.output)
@@ -101,11 +106,10 @@ class RunningModels:
         core.on_untyped = _infer
         if cached:
             self._on_cached(engine)
-        if reads is not None and self.watching is not None:
+        watching = self._watching()
+        if reads is not None and watching is not None:
             forget = lambda key, number: core.forget(key[0], key[1], number)  # noqa: E731
-            core.watch = self.watching.watched(
-                reads, model.tolerance, self._limits.followed_max, forget
-            )
+            core.watch = watching.watched(reads, model.tolerance, self._limits.followed_max, forget)
         return core
 
     def _reads_of(self, model: Model) -> Reads | None:
@@ -121,7 +125,7 @@ class RunningModels:
         if not (model.reads and model.cache):
             return None
         try:
-            if self.watching is not None:
+            if self._watching() is not None:
                 return ids_of(model.reads)
             why = "This server has no tables."
         except InvalidInput as error:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -43,8 +43,24 @@ DEFAULT_POLICY = "ensemble"
 _QUESTIONS_MAX = 4096  # distinct sets of candidate models kept resolved
 
 
+class ExternalModels(Protocol):
+    """Models that the catalog does not have: those of a mesh."""
+
+    def question(self, name: str) -> Question | None:
+        """Resolve a model for a query; None when there is none of this name."""
+        ...
+
+    def link(self, name: str) -> Link | None:
+        """Resolve a model for an application that links it; None when there is none."""
+        ...
+
+
 class Questions:
-    """Threads: any. What it hands out is never changed, only replaced."""
+    """Resolves applications and candidate models. Threads: any.
+
+    What it returns is immutable; a change of the catalog replaces it. contexts: returns the user
+    vectors of an application from a parameter table.
+    """
 
     def __init__(
         self,
@@ -54,6 +70,8 @@ class Questions:
         recorder: Recorder,
         teaching: Teaching,
         deciding: Deciding,
+        external: ExternalModels,
+        contexts: Callable[[str, str], UserContext | None],
     ) -> None:
         self._catalog = catalog
         self._running = running
@@ -70,13 +88,7 @@ class Questions:
         ] = {}  # floors of guaranteed times: their latencies then
         self._may_roll: Callable[[Rollout], bool] = lambda _: True
         self._stages: dict[str, Stage] = {}
-        self.mesh: Callable[[str], Question | None] | None = (
-            None  # of models that are not in the catalog
-        )
-        self.link: Callable[[str], Link | None] = lambda name: (
-            None
-        )  # the same, for an application that asks one
-        self.contexts: Callable[[str, str], UserContext | None] = lambda application, table: None
+        self._external, self._contexts = external, contexts
 
     def of(self, name: str) -> Question:
         """Of an application; of a model of the mesh, for a query that is about to be asked. Raises
@@ -84,7 +96,7 @@ class Questions:
         try:
             return self._by_name[name]
         except KeyError:
-            if self.mesh is not None and (question := self.mesh(str(name))) is not None:
+            if (question := self._external.question(str(name))) is not None:
                 return question
             raise UnknownApplication.named(str(name), self._by_name) from None
 
@@ -273,7 +285,7 @@ class Questions:
         links = {
             id: found
             for id in ids
-            if id.name not in view.versions and (found := self.link(id.name)) is not None
+            if id.name not in view.versions and (found := self._external.link(id.name)) is not None
         }
         try:
             policy, learner, window = self._learning.learner(
@@ -303,12 +315,15 @@ class Questions:
             self._node,
             window,
             teaching=self._teaching,
-            rows=self.contexts(app.name, app.context_table) if wanted else None,
+            rows=self._contexts(app.name, app.context_table) if wanted else None,
             links=links,
         )
 
     def _core(self, view: View, model: Model) -> CoreModel:
-        if model.name not in view.versions and (link := self.link(model.name)) is not None:
+        if (
+            model.name not in view.versions
+            and (link := self._external.link(model.name)) is not None
+        ):
             return link.core
         return (self._running.get(model.id) or self._running.ensure(model)).core
 
@@ -356,11 +371,11 @@ class Questions:
         question = known.get(key)
         if question is not None:
             return question
-        if self.mesh is not None and len(candidates) == 1 and request.application is None:
+        if len(candidates) == 1 and request.application is None:
             name = str(candidates[0])
             if (
                 name not in self._catalog.view.versions
-                and (question := self.mesh(name)) is not None
+                and (question := self._external.question(name)) is not None
             ):
                 return question
         if not candidates:

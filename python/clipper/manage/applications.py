@@ -1,0 +1,91 @@
+"""The applications of a server: made, changed and removed, after all checks."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from clipper.catalog import Catalog
+from clipper.errors import InvalidInput, UnknownApplication, did_you_mean
+from clipper.manage.parameters import ParameterSet
+from clipper.options import Links
+from clipper.selection import create_policy, with_coverage
+from clipper.serving.application import ApplicationHandle, slo_in_us
+from clipper.serving.questions import Questions
+from clipper.serving.roles import check_roles
+from clipper.serving.stragglers import check_missing
+from clipper.types import Application, VersionedModel
+
+_SETTINGS = tuple(
+    field
+    for field in Application.__struct_fields__
+    if field not in ("name", "models", "created_us")
+)
+
+
+class Applications:
+    """Makes and changes the applications of the catalog. Threads: any."""
+
+    def __init__(
+        self, catalog: Catalog, questions: Questions, parameters: ParameterSet, slo_ms_max: float
+    ) -> None:
+        self._catalog, self._questions = catalog, questions
+        self._parameters, self._slo_ms_max = parameters, slo_ms_max
+
+    def handle(
+        self,
+        name: str,
+        models: Links | None,
+        settings: Mapping[str, object],
+        *,
+        measured: bool = True,
+    ) -> ApplicationHandle:
+        """Return the handle of an application; make or change it when models or settings are given.
+
+        measured: refuse a decider whose guaranteed time the models do not keep now; otherwise log
+        it. Raises UnknownApplication, UnknownModel, TypeConflict, InvalidInput, and the errors of
+        ParameterSet.check_context_table().
+        """
+        changes = self._changes(name, models, settings)
+        known = self._catalog.view.applications.get(name)
+        if known is None and not changes:
+            raise UnknownApplication.named(name, self._catalog.view.applications)
+        self._questions.check(name, changes, measured=measured)
+        if known is None:
+            self._catalog.register_application(name, changes.pop("models", ()), **changes)
+        elif changes:
+            self._catalog.update_application(name, **changes)
+        return ApplicationHandle(name, self._questions.of, self._slo_ms_max)
+
+    def remove(self, name: str) -> None:
+        """Remove an application and its statistics. Raises UnknownApplication, StoreError."""
+        self._catalog.unregister_application(name)
+
+    def _changes(
+        self, name: str, models: Links | None, settings: Mapping[str, object]
+    ) -> dict[str, Any]:
+        """Return the checked changes of an application's record."""
+        changes: dict[str, Any] = dict(settings)
+        if unknown := sorted(set(changes) - set(_SETTINGS)):
+            guess = did_you_mean(unknown[0], _SETTINGS) or "."
+            raise InvalidInput(
+                f"unknown setting {unknown[0]!r} of application {name!r}{guess}",
+                hint=f"Settings: {', '.join(_SETTINGS)}.",
+            )
+        if models is not None:
+            changes["models"] = (
+                (models,) if isinstance(models, str | VersionedModel) else tuple(models)
+            )
+        known = self._catalog.view.applications.get(name, Application(name))
+
+        def new(setting: str) -> Any:
+            return changes.get(setting, getattr(known, setting))
+
+        if changes.keys() & {"policy", "coverage"}:
+            create_policy(with_coverage(new("policy"), new("coverage")))
+        if "slo_ms" in changes:
+            slo_in_us(changes["slo_ms"], self._slo_ms_max)
+        if "missing" in changes:
+            check_missing(changes["missing"])
+        if new("roles") and changes.keys() & {"roles", "models"}:
+            check_roles(name, new("models"), new("roles"))
+        self._parameters.check_context_table(name, changes.get("context_table"), new("policy"))
+        return changes

@@ -1,0 +1,175 @@
+"""The network endpoints of a server: HTTP and gRPC frontends, management routes, the dashboard."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from clipper.manage.deployment import Deployment
+from clipper.manage.operations import Operations, Server
+from clipper.manage.parameters import ParameterSet
+from clipper.manage.running import Running, announce, state_named
+from clipper.mesh.membership import MeshMembership
+from clipper.serving.dispatch import Dispatch
+from clipper.serving.ear import Ear
+from clipper.serving.questions import Questions
+from clipper.settings.http import admin_tls, query_tls, scheme_of
+from clipper.store.etcd_address import redacted_url
+from clipper.types import VERSION
+
+if TYPE_CHECKING:
+    from clipper.frontend.frontends import Frontends
+    from clipper.manage.dashboard.feed import Feed
+
+
+class EndpointHost(Server, Protocol):
+    """The server's methods that its endpoints need."""
+
+    @property
+    def address(self) -> str: ...
+    @property
+    def admin_address(self) -> str: ...
+    @property
+    def manage(self) -> Operations: ...
+
+
+class Endpoints:
+    """The frontends that the configuration asks for; none until start().
+
+    closed: returns whether the server is closing. run_folder: the private folder of this process.
+    ends_by_signal: whether SIGTERM ends the process in good order.
+    """
+
+    def __init__(
+        self,
+        server: EndpointHost,
+        questions: Questions,
+        dispatch: Dispatch,
+        deployment: Deployment,
+        parameters: ParameterSet,
+        mesh: MeshMembership,
+        run_folder: Path,
+        closed: Callable[[], bool],
+        *,
+        ends_by_signal: bool,
+    ) -> None:
+        self._server, self._config = server, server.config
+        self._questions, self._dispatch, self._deployment = questions, dispatch, deployment
+        self._parameters, self._mesh, self._run_folder = parameters, mesh, run_folder
+        self._closed, self._ends_by_signal = closed, ends_by_signal
+        self.frontends: Frontends | None = None
+        self.dashboard: Feed | None = None
+
+    def start(self) -> None:
+        """Listen, and publish where this server is managed. Raises ConfigError, OSError."""
+        config = self._config
+        if config.http.address or config.http.admin or config.grpc.address or config.influx.url:
+            self.frontends = self._make_frontends()
+            self.frontends.start()
+            self._announce()
+            if self.dashboard is not None:
+                self.dashboard.start()
+
+    def drain(self) -> None:
+        """Stop the dashboard and accept no further connections."""
+        if self.dashboard is not None:
+            self.dashboard.stop()
+        if self.frontends is not None:
+            self.frontends.drain()
+
+    def stop(self) -> None:
+        """Close all connections. Idempotent."""
+        if self.frontends is not None:
+            self.frontends.stop()
+
+    @property
+    def http_address(self) -> str:
+        """The address of HTTP queries, `host:port`; empty without [http]."""
+        return "" if self.frontends is None else self.frontends.address
+
+    @property
+    def admin_address(self) -> str:
+        """The address of HTTP management, `host:port`; empty without http.admin."""
+        return "" if self.frontends is None else self.frontends.admin_address
+
+    @property
+    def grpc_address(self) -> str:
+        """The address of gRPC queries, `host:port`; empty without [grpc]."""
+        return "" if self.frontends is None else self.frontends.grpc_address
+
+    def _make_frontends(self) -> "Frontends":
+        # imported here: the frontends are a tenth of what `import clipper` would take
+        from clipper.frontend.frontends import Frontends
+        from clipper.frontend.node import Node
+        from clipper.manage.described import of_management
+        from clipper.manage.mesh_rest import MeshManagement
+        from clipper.manage.rest import Management
+
+        server, questions, engines = self._server, self._questions, self._dispatch.engines
+        mesh = self._mesh.node
+        node = Node(
+            VERSION,
+            self._config,
+            server.catalog,
+            questions.of,
+            questions.asked,
+            server.app,
+            server.stats,
+            self._closed,
+            server.scale,
+            mesh,
+            self._parameters.served,
+        )
+        frontends = Frontends(node, lambda loop: Ear(loop, engines), engines)
+        Management(node, server.manage).add_to(frontends.admin_routes)
+        if mesh is not None:
+            MeshManagement(mesh).add_to(frontends.admin_routes)
+        if self._config.http.admin and self._config.http.dashboard:
+            self.dashboard = self._make_dashboard(node, frontends)
+        frontends.admin_routes.describe(of_management())
+        return frontends
+
+    def _make_dashboard(self, node: Any, frontends: "Frontends") -> "Feed":
+        from clipper.manage.dashboard.feed import Feed
+        from clipper.manage.dashboard.page import Page
+        from clipper.manage.dashboard.sources import ServerSources
+
+        sources = ServerSources(
+            self._server,
+            node,
+            self._server.manage,
+            lambda: tuple(self._deployment.incidents),
+            self._questions.slowest,
+            self._addresses,
+        )
+        feed = Feed(sources, self._config.http.dashboard_viewers_max)
+        Page(feed, self._config).add_to(frontends.admin_routes)
+        return feed
+
+    def _addresses(self) -> Mapping[str, str]:
+        each = {
+            "http": self.http_address,
+            "grpc": self.grpc_address,
+            "admin": self.admin_address,
+            "containers": self._server.address,
+        }
+        return {name: address for name, address in each.items() if address}
+
+    def _announce(self) -> None:
+        """Write where this server is managed, for the commands of this user on this host."""
+        if not self.admin_address:
+            return
+        http = self._config.http
+        queries = f"{scheme_of(query_tls(http))}://{self.http_address}" if self.http_address else ""
+        tls = admin_tls(http)
+        running = Running(
+            f"{scheme_of(tls)}://{self.admin_address}",
+            os.getpid(),
+            http.token,
+            queries,
+            redacted_url(state_named(self._config.server.state)),
+            os.path.abspath(tls.cert) if tls else "",
+            self.grpc_address,
+            self._ends_by_signal,
+        )
+        announce(self._run_folder, running)

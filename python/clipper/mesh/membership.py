@@ -1,0 +1,204 @@
+"""A server's membership in a mesh: its node, and what that node needs of the server."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from clipper.catalog import Catalog
+from clipper.config import Config
+from clipper.errors import NotAllowed, UnknownModel
+from clipper.mesh.node.node import Mesh
+from clipper.mesh.routing.router import MeshedModel
+from clipper.serving.containers import Containers, Replica, Seat
+from clipper.serving.engines import Engines
+from clipper.serving.models import RunningModels
+from clipper.serving.processor import Link, Meshed, Question
+from clipper.serving.questions import Questions
+from clipper.store import Store
+from clipper.types import Batching, Model, VersionedModel
+
+UNREGISTERED_S: Final = 1e9  # no replica of an unregistered model will ever connect
+LANE_ROWS_MAX: Final = 2048  # per model of the mesh: there are thousands, and each takes memory
+
+
+class MeshMembership:
+    """The mesh node of a server. Before start(), and without `[mesh] enabled`, it has none.
+
+    Queries, links and containers of models that the catalog does not have are looked up here.
+    Threads: any.
+    """
+
+    def __init__(self, config: Config, store: Store, folder: Path) -> None:
+        self._settings, self._store, self._folder = config.mesh, store, folder
+        self._node: Mesh | None = None
+
+    def start(self, host: "ServerHost", *, store_is_away: bool) -> None:
+        """Start the node, if the configuration enables one.
+
+        While the store is away the node enters later, by itself, when `mesh.enter_s` permits it.
+        Raises StoreError.
+        """
+        if not self._settings.enabled:
+            return
+        self._node = Mesh(self._settings, self._store, host, self._folder)
+        if store_is_away and self._settings.enter_s:
+            self._node.start_late()
+        else:
+            self._node.start()
+
+    @property
+    def node(self) -> Mesh | None:
+        """The node; None when the server is not a member of a mesh."""
+        return self._node
+
+    @property
+    def required_node(self) -> Mesh:
+        """The node. Raises NotAllowed when the server is not a member of a mesh."""
+        if self._node is None:
+            raise NotAllowed(
+                "this server is no node of a mesh.", hint="Start it by clipper.start(mesh=True)."
+            )
+        return self._node
+
+    def question(self, name: str) -> Question | None:
+        """Resolve a model of the mesh for a query; None when no such model is registered."""
+        return None if self._node is None else self._node.question(name)
+
+    def link(self, name: str) -> Link | None:
+        """Resolve a model of the mesh for an application that links it; None when unregistered."""
+        return None if self._node is None else self._node.link(name)
+
+    def record(self, name: str) -> Model | None:
+        """Return the record of a model that an application links; None when unregistered."""
+        link = self.link(name)
+        return None if link is None else link.record
+
+    def is_routed(self, name: str) -> bool:
+        """Return whether the mesh has a model of this name."""
+        return self._node is not None and self._node.routes.route(name) is not None
+
+    def model(self, name: str) -> MeshedModel:
+        """Return the handle of one model. Raises UnknownModel."""
+        route = self._node.routes.route(name) if self._node is not None else None
+        if route is None:
+            raise UnknownModel(f"no model {name!r} is registered.")
+        return MeshedModel(route)
+
+    def seat(self, name: str, version: int, input: str) -> Seat | None:
+        """Return the queue that a connecting container serves; None for a model of the catalog."""
+        return None if self._node is None else self._node.seat(name, version, input)
+
+    def came_or_went(self, id: VersionedModel) -> bool:
+        """Report a replica that connected or disconnected; return whether it is one of the mesh."""
+        return self._node is not None and self._node.came_or_went(id)
+
+    def enter(self) -> None:
+        """Enter the mesh, once a store that was away at the start has come back."""
+        if self._node is not None:
+            self._node.enter()
+
+    def stats(self) -> dict[str, Any] | None:
+        """Return the node's statistics; None without a node."""
+        return None if self._node is None else self._node.stats()
+
+    def drain(self) -> None:
+        """Leave the mesh in good order: recently used models are loaded elsewhere first."""
+        if self._node is not None:
+            self._node.drain_for_good()
+
+    def close(self) -> None:
+        """Stop the node. Idempotent."""
+        if self._node is not None:
+            self._node.close()
+
+
+class ServerHost:
+    """What a mesh node needs of its server: `clipper.mesh.node.Ground`. Threads: any."""
+
+    def __init__(
+        self,
+        config: Config,
+        catalog: Catalog,
+        engines: Engines,
+        running: RunningModels,
+        questions: Questions,
+        containers: Containers,
+        token: str,
+        address: Callable[[], str],
+    ) -> None:
+        self._config, self._catalog = config, catalog
+        self._engines, self._running = engines, running
+        self._questions, self._containers = questions, containers
+        self.token, self._address = token, address
+
+    @property
+    def address(self) -> str:
+        """The address that replicas connect to."""
+        return self._address()
+
+    @property
+    def batching(self) -> Batching:
+        """The server's default batching."""
+        return self._config.batching
+
+    def question(self, record: Model, why: Callable[[], str]) -> tuple[Question, Question]:
+        """Make a queue for a model; return its resolved query, and the one with time to load it.
+
+        why: returns why the model has no replica.
+        """
+        settings = self._config.mesh
+        core = self._running.unlisted(
+            record, min(LANE_ROWS_MAX, self._config.limits.queue_rows_max)
+        )
+        slo_us = int(settings.deadline_ms * 1000)
+        question = self._questions.alone(core, Meshed(record, why), slo_us)
+        return question, msgspec.structs.replace(
+            question, slo_us=slo_us + int(settings.load_s * 1e6)
+        )
+
+    def replicas(self, id: VersionedModel) -> Sequence[Replica]:
+        """Return the connected replicas of a model."""
+        return self._containers.of(id)
+
+    def disconnect(self, id: VersionedModel, number: int) -> None:
+        """Disconnect the replicas of a model with this number; their rows return to the queue."""
+        for replica in self._containers.of(id):
+            if replica.hello.replica == number:
+                replica.engine.disconnect(replica.conn)
+
+    def close(self, question: Question, seconds: float) -> None:
+        """Fail at once the queries that are due before a replica can come, `seconds` from now."""
+        core = next(iter(question.cores.values()))
+        core.engine.expect(core.index, time.monotonic_ns() // 1000 + int(seconds * 1e6))
+
+    def forget(self, question: Question) -> None:
+        """Fail the waiting queries of an unregistered model, and release its engine."""
+        self.close(question, UNREGISTERED_S)
+        self._engines.forget(question.models[0].name)
+
+    def linking(self, id: str) -> Sequence[str]:
+        """Return the applications that link a model."""
+        return [
+            app.name
+            for app in self._catalog.view.applications.values()
+            if any(link.name == id for link in app.models)
+        ]
+
+    def link_again(self) -> None:
+        """Resolve all applications again, since the models of the mesh have changed."""
+        self._catalog.refresh_listeners()
+
+    def is_taken(self, name: str) -> bool:
+        """Return whether the catalog has a model or an application of this name."""
+        view = self._catalog.view
+        return name in view.versions or name in view.applications
+
+
+if TYPE_CHECKING:
+    from clipper.mesh.node.node import Ground
+
+    def _is_ground(host: ServerHost) -> Ground:
+        return host

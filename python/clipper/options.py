@@ -1,0 +1,123 @@
+"""Keyword arguments of ClipperServer's methods: groups of options, and types for editors."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypedDict, TypeVar
+
+import msgspec
+
+from clipper.errors import InvalidInput
+from clipper.types import InputType, VersionedModel
+
+ReadColumns = Mapping[str, int | Sequence[int]]
+Reads = ReadColumns | str | Callable[[Any], Any]
+_G = TypeVar("_G", bound=msgspec.Struct)
+
+
+class Resources(msgspec.Struct, frozen=True, kw_only=True):
+    """The replicas of a model, and what each of them may use."""
+
+    replicas: int | tuple[int, int] = 1  # (1, 4): as many of 1 to 4 as the load requires
+    deployer: str = ""  # "process", "docker" or "podman"; empty: server.deployer
+    memory_mib: int = 0  # Docker and Podman: memory of each container; 0: no limit
+    cpus: float = 0.0  # the same of its CPUs
+    gpus: str = ""  # the same of its GPUs: "all", a number, or ids such as "0,2"
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """The Python environment of a model. The default is that of the server."""
+
+    requirements: str | os.PathLike[str] | Sequence[str] = ()  # a file, or lines for pip
+    python: str = ""  # "3.12", or the path of an interpreter
+    code: str | Sequence[str] = ()  # folders or files that the model imports
+
+
+class TableAccess(msgspec.Struct, frozen=True, kw_only=True):
+    """The parameter tables of a model: docs/params.md, "Serving"."""
+
+    tables: Mapping[str, Mapping[str, Any]] | None = None  # {"factors": {"dim": 8}}
+    reads: Reads | None = None  # rows that a prediction depends on: input columns by table
+    tolerance: float = 0.0  # a cached prediction lasts until a row moves by this share of its norm
+
+
+class DeployOptions(TypedDict, total=False):
+    """The options of the groups as single keywords of ClipperServer.deploy()."""
+
+    replicas: int | tuple[int, int] | None
+    deployer: str
+    memory_mib: int
+    cpus: float
+    gpus: str
+    requirements: str | os.PathLike[str] | Sequence[str]
+    python: str
+    code: str | Sequence[str]
+    tables: Mapping[str, Mapping[str, Any]] | None
+    reads: Reads | None
+    tolerance: float
+
+
+class ApplicationOptions(TypedDict, total=False):
+    """The settings of an application: keywords of ClipperServer.app()."""
+
+    slo_ms: float
+    default: Any
+    input: str | InputType
+    policy: str
+    confidence_min: float
+    roles: Mapping[str, str]
+    missing: Literal["mean", "skip"]
+    decider: str
+    coverage: float | None
+    context_table: str
+
+
+class StreamOptions(TypedDict, total=False):
+    """The settings of a stream of records: keywords of ClipperServer.stream()."""
+
+    source: str
+    answers: str
+    refused: str
+    group: str
+    feedback: str
+    in_flight_max: int
+    patience_s: float
+    claim_s: float
+    deliveries_max: int
+    answers_max: int
+    refused_max: int
+    ids_max: int
+
+
+class ModelStreamOptions(TypedDict, total=False):
+    """The settings of a stream of models: keywords of ClipperServer.models_from()."""
+
+    stream: str
+    group: str
+    keep: int
+    trusted: Sequence[str]
+    bytes_max: int
+    replicas: int
+    claim_s: float
+
+
+Links = str | VersionedModel | Sequence[str | VersionedModel]
+
+
+def grouped(group: type[_G], given: _G | None, keywords: dict[str, Any]) -> _G:
+    """Return a group of options, from the group itself or from single keywords.
+
+    Takes the keywords of the group out of `keywords`. A keyword that is None counts as not given.
+    Raises InvalidInput when both name an option.
+    """
+    single = {
+        name: value
+        for name in group.__struct_fields__
+        if (value := keywords.pop(name, None)) is not None
+    }
+    if given is None:
+        return group(**single)
+    if single:
+        raise InvalidInput(
+            f"{', '.join(single)} is given beside {group.__name__}(...): give one of the two."
+        )
+    return given
