@@ -142,8 +142,12 @@ class _Target:
     ) -> dict[VersionedModel, float]:
         """Return with which probability the policy would send this query to each single model.
 
-        Estimated by DRAWS stratified draws, unless the policy chooses without randomness.
+        Exact where the policy can say it (`portions`), else estimated by DRAWS stratified draws.
         """
+        portions = getattr(self.policy, "portions", None)
+        if portions is not None and not seen.plan.features:
+            known: dict[VersionedModel, float] = portions(self._state)
+            return known
         draws = DRAWS if self.policy.chance else 1
         found: dict[VersionedModel, float] = {}
         for i in range(draws):
