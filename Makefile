@@ -93,7 +93,7 @@ docs: .venv/.installed  ## every key, error, verb and frame has its place in doc
 
 clean:  ## what was built, but not .venv
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
-	rm -f src/clipper_core/*.so src/clipper_core/*.html
+	find src/clipper_core \( -name "*.so" -o -name "*.html" \) -delete
 	find bench python src tests container_sdk -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## .venv too

@@ -35,15 +35,16 @@ class BuildCore(build_ext):
         in_place = self.inplace or self.editable_mode
         out = build_core.SOURCES if in_place else Path(self.build_lib) / build_core.PACKAGE
         if CORE == "prebuilt":
-            out.mkdir(parents=True, exist_ok=True)
-            for path in self._in_place():
+            for file in self._modules():
+                path = build_core.SOURCES / file
                 if not path.exists():
                     raise SystemExit(
                         f"{path} is not compiled. Run `make build`, or leave CLIPPER_CORE=prebuilt"
                         " out."
                     )
                 if not in_place:
-                    shutil.copy2(path, out)
+                    (out / file).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(path, out / file)
             return
         try:
             variant = os.environ.get("CLIPPER_BUILD", "release")
@@ -53,17 +54,13 @@ class BuildCore(build_ext):
         except build_core.BuildError as error:
             raise SystemExit(str(error)) from error
 
-    def _in_place(self) -> list[Path]:
-        return [
-            build_core.SOURCES / f"{name}{build_core.SUFFIX}" for name in build_core.module_names()
-        ]
+    def _modules(self) -> list[Path]:
+        return [build_core.module_file(name) for name in build_core.module_names()]
 
     def get_outputs(self) -> list[str]:
         if CORE == "none" or self.inplace or self.editable_mode:
             return []
-        return [
-            str(Path(self.build_lib) / build_core.PACKAGE / path.name) for path in self._in_place()
-        ]
+        return [str(Path(self.build_lib) / build_core.PACKAGE / file) for file in self._modules()]
 
     def get_output_mapping(self) -> dict[str, str]:
         return {}

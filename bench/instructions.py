@@ -51,8 +51,8 @@ def repeat(call: Callable[[], object]) -> Callable[[int], None]:
 
 
 def model_of(dtype: str, floats: int, **options: Any) -> Any:
-    from clipper_core.engine import Engine
-    from clipper_core.model import Model
+    from clipper_core.engine.engine import Engine
+    from clipper_core.engine.model import Model
 
     engine = Engine(manual_clock=True, seed=1, cache_bytes_max=1 << 22, tasks_max=1 << 15)
     return Model(engine, "m:1", 1, dtype, (floats,), lane_rows=1 << 14, **options)
@@ -75,7 +75,7 @@ def miss() -> Callable[[int], None]:
 
 def query() -> Callable[[int], None]:
     """64 queries: submitted, sent as one batch, answered by one frame, read."""
-    from clipper_core.codec import Kind, encode_frame, encode_rows
+    from clipper_core.wire.codec import Kind, encode_frame, encode_rows
 
     model, xs = model_of("f64", 1, cached=False), [np.full(1, float(i)) for i in range(64)]
     engine = model.engine
@@ -99,7 +99,7 @@ def query() -> Callable[[int], None]:
 
 
 def ring() -> Callable[[int], None]:
-    from clipper_core.ring import WorkRing
+    from clipper_core.runtime.ring import WorkRing
 
     cells = WorkRing(1 << 16, 8)
 
@@ -111,13 +111,13 @@ def ring() -> Callable[[int], None]:
 
 
 def timer() -> Callable[[int], None]:
-    from clipper_core.timer_wheel import churn
+    from clipper_core.runtime.timer_wheel import churn
 
     return lambda n: (churn(n, 1_000_000, 20_000, 30_000), None)[1]
 
 
 def lookup() -> Callable[[int], None]:
-    from clipper_core.clock_cache import ClockCache
+    from clipper_core.cache.clock_cache import ClockCache
 
     cache, rows = ClockCache(1 << 21, 1), [struct.pack("<Q", i) for i in range(10_000)]
     for row in rows:
@@ -127,8 +127,8 @@ def lookup() -> Callable[[int], None]:
 
 
 def encode(version: int, search: int) -> Callable[[int], None]:
-    from clipper_core.codec import Kind, encode_rows
-    from clipper_core.v1 import encode_v1
+    from clipper_core.wire.codec import Kind, encode_rows
+    from clipper_core.wire.v1 import encode_v1
 
     texts = [f"{i % 7} the quick brown fox jumps over the lazy dog " * 2 for i in range(1000)]
     if version == 1:

@@ -107,8 +107,14 @@ def main() -> int:
         measure: dict[str, Callable[[], float]] = {
             "cold": lambda: run(["make", "demo", "ARGS=--seconds 1"], folder, FIRST_PREDICTION),
             "nothing": lambda: run(["make", "build"], folder),
-            "pyx": lambda: (change(core / "scheduler.pyx"), run(["make", "build"], folder))[1],
-            "header": lambda: (change(core / "clock_cache.hpp"), run(["make", "build"], folder))[1],
+            "pyx": lambda: (
+                change(core / "scheduling" / "scheduler.pyx"),
+                run(["make", "build"], folder),
+            )[1],
+            "header": lambda: (
+                change(core / "cache" / "clock_cache.hpp"),
+                run(["make", "build"], folder),
+            )[1],
             "test": lambda: run(["make", "test"], folder),
             "size": lambda: gigabytes(folder / ".venv"),
             "ci": lambda: _measure_ci(folder),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from clipper_core.status import Status, StatusError, bind_errors, error_for
+from clipper_core.runtime.status import Status, StatusError, bind_errors, error_for
 
 if TYPE_CHECKING:
     from tests.store.etcd_server import EtcdServer

@@ -312,7 +312,7 @@ class Copy:
         ).stdout.split("\n")
         for place in [
             *filter(None, listed),
-            *(str(so.relative_to(ROOT)) for so in ROOT.glob("src/clipper_core/*.so")),
+            *(str(so.relative_to(ROOT)) for so in ROOT.glob("src/clipper_core/**/*.so")),
         ]:
             if (ROOT / place).is_file():
                 (root / place).parent.mkdir(parents=True, exist_ok=True)

@@ -27,11 +27,12 @@ pytestmark = [
 
 class Checkout:
     """A folder with the build's tool and a core of three modules: `plain`, `base` and `adder`,
-    which reads a header."""
+    which reads a header. `plain` lies in a package."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.sources = root / "src" / "clipper_core"
+        self.plain = self.sources / "inner" / "plain.pyx"
         if self.sources.exists():
             return
         self.sources.mkdir(parents=True)
@@ -41,11 +42,13 @@ class Checkout:
         (self.sources / "answer.hpp").write_text(HEADER)
         (self.sources / "adder.pyx").write_text(ADDER)
         (self.sources / "base.pyx").write_text("def double(int a):\n    return 2 * a\n")
-        (self.sources / "plain.pyx").write_text("def name():\n    return 'plain'\n")
+        (self.sources / "inner").mkdir()
+        (self.sources / "inner" / "__init__.py").touch()
+        self.plain.write_text("def name():\n    return 'plain'\n")
 
     def change(self) -> None:
         """Give each module other code."""
-        for source in self.sources.glob("*.pyx"):
+        for source in self.sources.rglob("*.pyx"):
             source.write_text(f"{source.read_text()}\n\ndef changed():\n    return True\n")
 
     def start(self) -> subprocess.Popen[str]:
@@ -73,7 +76,8 @@ class Checkout:
         return output
 
     def call(self, expression: str) -> str:
-        code = f"from clipper_core import adder, base, plain; print(({expression}))"
+        imports = "from clipper_core import adder, base\nfrom clipper_core.inner import plain\n"
+        code = f"{imports}print(({expression}))"
         done = subprocess.run(
             [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(self.root / "src")},
             capture_output=True, text=True, check=True, cwd=self.root,
@@ -97,15 +101,15 @@ def checkout(built: Checkout, tmp_path: Path) -> Checkout:
 
 def test_only_what_changed_is_built_again(checkout: Checkout) -> None:
     assert checkout.call("adder.total(1), base.double(4), plain.name()") == "(43, 8, 'plain')"
-    for source in checkout.sources.glob("*.pyx"):
+    for source in checkout.sources.rglob("*.pyx"):
         source.touch()  # a fresh checkout has new times and the same content
     assert checkout.build() == ""
     (checkout.sources / "answer.hpp").write_text(HEADER.replace("42", "43"))
     assert "compiling 1 of 4 modules" in checkout.build()
     assert checkout.call("adder.total(1)") == "44"
-    (checkout.sources / "plain.pyx").unlink()
+    checkout.plain.unlink()
     checkout.build()
-    assert not list(checkout.sources.glob("plain*.so")), (
+    assert not list(checkout.sources.rglob("plain*.so")), (
         "a module whose source is gone stays importable"
     )
 
@@ -116,7 +120,7 @@ def test_a_failing_build_names_the_module_and_the_error_in_its_last_lines(
     (checkout.sources / "answer.hpp").write_text(
         "static inline int answer(void) { return nothing; }\n"
     )
-    (checkout.sources / "plain.pyx").write_text("def name(:\n")
+    checkout.plain.write_text("def name(:\n")
     process = checkout.start()
     output, _ = process.communicate()
     last = "\n".join(output.splitlines()[-10:])
@@ -126,7 +130,7 @@ def test_a_failing_build_names_the_module_and_the_error_in_its_last_lines(
     assert "'nothing' was not declared" in last
     assert "plain: Cython cannot translate" in last
     (checkout.sources / "answer.hpp").write_text(HEADER)
-    (checkout.sources / "plain.pyx").write_text("def name():\n    return 'mended'\n")
+    checkout.plain.write_text("def name():\n    return 'mended'\n")
     checkout.build()
     assert checkout.call("plain.name()") == "mended"
 

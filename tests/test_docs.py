@@ -97,13 +97,13 @@ def test_every_error_has_its_row() -> None:
 
 
 def test_every_status_is_explained() -> None:
-    status = importlib.import_module("clipper_core.status").Status
+    status = importlib.import_module("clipper_core.runtime.status").Status
     missing = [member.name for member in status if f"`{member.name}`" not in everything()]
     assert not missing, f"statuses that docs/ does not name: {', '.join(missing)}"
 
 
 def test_every_frame_kind_is_in_the_protocol() -> None:
-    codec = importlib.import_module("clipper_core.codec")
+    codec = importlib.import_module("clipper_core.wire.codec")
     page = (DOCS / "wire.md").read_text()
     named = [
         f"{member.value} {member.name}" for enum in (codec.Kind, codec.Flag) for member in enum

@@ -44,7 +44,7 @@ def constant(module: str, name: str) -> float:
     """A constant of a Python module, or one that a page or a module of the core declares."""
     if not module.startswith("clipper_core."):
         return float(getattr(importlib.import_module(module), name))
-    base = ROOT / "src" / "clipper_core" / module.partition(".")[2]
+    base = ROOT / "src" / "clipper_core" / module.partition(".")[2].replace(".", "/")
     text = "".join(base.with_suffix(suffix).read_text() for suffix in (".pxd", ".pyx"))
     (found,) = re.findall(rf"^    {name} = (\d+)\b", text, re.MULTILINE)
     return float(found)

@@ -19,52 +19,8 @@ SDK = ROOT / "container_sdk" / "src" / "clipper_container"
 
 # -- the arrows, bottom first: a module may import from the rows below its own, never from its own
 # row, never up.
-#    docs/architecture.md draws them.
-
-CORE_LAYERS: tuple[tuple[str, ...], ...] = (
-    ("machine", "allocation"),
-    ("status", "dtype", "row_hash", "lead", "crc", "row_lock", "http_bytes", "shard_log", "spin"),
-    (
-        "lz4",
-        "json_rows",
-        "http_head",
-        "optimizer",
-        "initializer",
-        "shard_region",
-        "standard_future",
-    ),
-    (
-        "prediction",
-        "histogram",
-        "ring",
-        "timer_wheel",
-        "batcher",
-        "bandit",
-        "admission",
-        "v1",
-        "pending",
-        "projection",
-    ),
-    ("decider", "row_index", "shard_counts"),
-    ("column", "linear", "lesson", "row_arena"),
-    ("delivery", "clock_cache", "codec", "json_value", "embedding_rows"),
-    ("recent_answers",),
-    ("hearing", "embedding", "http_infer", "shard_line"),
-    ("task", "correction", "output", "shard_connections"),
-    ("piece", "batch_log", "shard_door"),
-    ("future", "lane", "link"),
-    ("offer",),
-    ("mailbox", "replica", "bulk", "demand", "asking"),
-    ("crew", "sending"),
-    ("model_state",),
-    ("scheduler",),
-    ("engine", "submit"),
-    ("taking", "io_loop", "batch_reader"),
-    ("model",),
-    ("ensemble", "http_route"),
-    ("http_line",),
-    ("http_door",),
-)
+#    docs/architecture.md draws them. The packages of the core say in their __init__.pxd what they
+#    may import.
 
 PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
     ("setting",),
@@ -292,48 +248,94 @@ def test_the_sdk_stands_alone() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-CIMPORT = re.compile(
-    r"^\s*(?:from\s+clipper_core(?:\.(\w+))?\s+c?import\s+(\w+)|c?import\s+clipper_core\.(\w+))",
+CORE_IMPORT = re.compile(
+    r"^\s*(?:from\s+clipper_core((?:\.\w+)*)\s+c?import\s+(\w+)|c?import\s+clipper_core\.([\w.]+))",
     re.M,
 )
-HPP_INCLUDE = re.compile(r'^\s*#include\s+"(\w+)\.hpp"', re.M)
+HPP_INCLUDE = re.compile(r'^\s*#include\s+"([\w/]+)\.hpp"', re.M)
 PACKAGE_IMPORT = re.compile(r"^\s*(?:from|c?import)\s+clipper\b(?!_)", re.M)
+MAY_IMPORT = re.compile(r"^# May import: (.+)\.$", re.M)
+
+
+def core_modules() -> dict[str, list[Path]]:
+    """The .pyx, .pxd and .hpp files of each module of the core, by its dotted name."""
+    found: dict[str, list[Path]] = {}
+    for path in CODE:
+        if path.is_relative_to(CORE) and path.suffix in (".pyx", ".pxd", ".hpp"):
+            name = ".".join(path.relative_to(CORE).with_suffix("").parts)
+            if path.stem != "__init__":
+                found.setdefault(name, []).append(path)
+    return found
 
 
 def core_imports(text: str) -> set[str]:
-    """Names of the core's modules that a .pyx, .pxd or .hpp refers to."""
-    named = {(a or b or c) for a, b, c in CIMPORT.findall(text)}
-    return named | set(HPP_INCLUDE.findall(text))
+    """The core's modules that a .pyx, .pxd or .hpp refers to, by dotted name."""
+    named = set()
+    for base, name, module in CORE_IMPORT.findall(text):
+        parts = (module or base or name).strip(".").split(".")
+        named.add(".".join(parts if len(parts) > 1 or module or not base else [*parts, name]))
+    return named | {include.replace("/", ".") for include in HPP_INCLUDE.findall(text)}
 
 
-def test_arrows_of_the_core() -> None:
-    wrong = []
-    for path in CODE:
-        if path.parent != CORE or path.suffix not in (".pyx", ".pxd", ".hpp"):
-            continue
-        name, text = path.stem, path.read_text()
-        mine = rank_in(CORE_LAYERS, name)
-        if mine is None and name != "__init__":
-            wrong.append(f"{at(path)}: give {name} a row in CORE_LAYERS")
-            continue
-        if PACKAGE_IMPORT.search(text):
-            wrong.append(f"{at(path)}: the core knows nothing of the package above it")
-        for target in sorted(core_imports(text) - {name}):
-            theirs = rank_in(CORE_LAYERS, target)
-            if mine is not None and (theirs is None or theirs >= mine):
-                wrong.append(f"{at(path)}: {target} is not below {name}")
+def may_import(package: str) -> set[str]:
+    """The packages of the core that a package may import, as its __init__.pxd declares."""
+    found = MAY_IMPORT.search((CORE / package / "__init__.pxd").read_text())
+    assert found, f"src/clipper_core/{package}/__init__.pxd: no line `# May import: ...`"
+    return set() if found[1] == "nothing" else set(found[1].split(", "))
+
+
+def first_cycle(graph: dict[str, set[str]]) -> list[str]:
+    """Nodes along a cycle of the graph; empty if there is none."""
+    left = {node: targets & graph.keys() for node, targets in graph.items()}
+    while ends := [node for node, targets in left.items() if not targets]:
+        for node in ends:
+            del left[node]
+        for targets in left.values():
+            targets -= set(ends)
+    path: list[str] = []
+    while left and (not path or path[-1] not in path[:-1]):
+        path.append(min(left[path[-1]] if path else left))
+    return path[path.index(path[-1]) :] if path else []
+
+
+def test_packages_of_the_core_import_what_their_pages_declare() -> None:
+    wrong, used = [], set()
+    for name, paths in core_modules().items():
+        package = name.partition(".")[0]
+        for path in paths:
+            text = path.read_text()
+            if PACKAGE_IMPORT.search(text):
+                wrong.append(f"{at(path)}: the core knows nothing of the package above it")
+            for target in core_imports(text):
+                other = target.partition(".")[0]
+                used.add((package, other))
+                if other not in {package, *may_import(package)}:
+                    wrong.append(f"{at(path)}: {package} does not declare that it imports {other}")
+    packages = {name.partition(".")[0] for name in core_modules()}
+    for package in sorted(packages):
+        unused = {other for other in may_import(package) if (package, other) not in used}
+        wrong += [f"{package} declares {other} and does not import it" for other in unused]
     assert not wrong, "\n".join(wrong)
+    cycle = first_cycle({package: may_import(package) for package in packages})
+    assert not cycle, f"packages of the core import each other: {' -> '.join(cycle)}"
 
 
-def test_no_arrow_points_at_nothing() -> None:
-    gone = [n for row in CORE_LAYERS for n in row if not (CORE / f"{n}.pxd").exists()]
-    assert not gone, f"in CORE_LAYERS but not in src/clipper_core: {', '.join(gone)}"
+def test_modules_of_the_core_have_no_import_cycle() -> None:
+    modules = core_modules()
+    graph = {
+        name: set().union(*(core_imports(path.read_text()) for path in paths)) - {name}
+        for name, paths in modules.items()
+    }
+    gone = {target for targets in graph.values() for target in targets} - graph.keys()
+    assert not gone, f"imported, but not in src/clipper_core: {', '.join(sorted(gone))}"
+    cycle = first_cycle(graph)
+    assert not cycle, f"modules of the core import each other: {' -> '.join(cycle)}"
 
 
 def test_every_compiled_module_has_its_page_and_its_stub() -> None:
     wrong = [
         f"{at(path)}: no {path.stem}{suffix} beside it"
-        for path in sorted(CORE.glob("*.pyx"))
+        for path in sorted(CORE.rglob("*.pyx"))
         for suffix in (".pxd", ".pyi")
         if not path.with_suffix(suffix).exists()
     ]
@@ -394,7 +396,7 @@ DOCSTRING = re.compile(r'(?s)"""(.*?)"""')
 def test_no_banned_word_in_the_core() -> None:
     wrong = []
     for path in CODE:
-        if path.parent != CORE or path.suffix not in (".pyx", ".pxd", ".hpp"):
+        if not path.is_relative_to(CORE) or path.suffix not in (".pyx", ".pxd", ".hpp"):
             continue
         text = DOCSTRING.sub(lambda found: "\n" * found[0].count("\n"), path.read_text())
         comment = "//" if path.suffix == ".hpp" else "#"
@@ -442,8 +444,8 @@ def test_no_path_of_one_machine() -> None:
 @pytest.mark.parametrize(
     ("unit", "target", "allowed"),
     [
-        ("serving", "clipper_core.engine", True),
-        ("catalog", "clipper_core.engine", False),
+        ("serving", "clipper_core.engine.engine", True),
+        ("catalog", "clipper_core.engine.engine", False),
         ("catalog", "clipper.store.memory", True),
         ("store", "clipper.catalog", False),
         ("types", "clipper.errors", False),
@@ -459,11 +461,20 @@ def test_an_arrow_is_judged(unit: str, target: str, allowed: bool) -> None:
 
 def test_a_core_import_is_seen() -> None:
     text = (
-        "from clipper_core.ring cimport Ring\n  from clipper_core cimport lane\ncimport"
-        " clipper_core.codec\n"
+        "from clipper_core.runtime.ring cimport Ring\n  from clipper_core.scheduling cimport lane\n"
+        'cimport clipper_core.wire.codec\n#include "runtime/machine.hpp"\n'
     )
-    text += '#include "machine.hpp"\n'
-    assert core_imports(text) == {"ring", "lane", "codec", "machine"}
+    assert core_imports(text) == {
+        "runtime.ring",
+        "scheduling.lane",
+        "wire.codec",
+        "runtime.machine",
+    }
+
+
+def test_a_cycle_is_found() -> None:
+    assert first_cycle({"a": {"b"}, "b": set(), "c": {"a", "b"}}) == []
+    assert first_cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == ["b", "c", "b"]
 
 
 def test_a_banned_call_is_seen() -> None:

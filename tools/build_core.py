@@ -1,4 +1,7 @@
-"""Compile the core: one extension module for each `.pyx` file of src/clipper_core.
+"""Compile the core: one extension module for each `.pyx` file below src/clipper_core.
+
+A module is named by its dotted path in the package: `cache.clock_cache` is made from
+src/clipper_core/cache/clock_cache.pyx.
 
 Each module is one task: Cython translates it, g++ compiles it, g++ links it. Tasks run in as many
 processes as there are cores, the slowest first. Three things keep a build short:
@@ -241,7 +244,7 @@ def _translate(settings: Settings, name: str, cpp: Path) -> dict[str, str]:
         partial.replace(cpp)
         return Hashes().record([Path(__file__)])
     options |= {"depfile": True, "shared_utility_qualified_name": f"{PACKAGE}.{SHARED}"}
-    source = SOURCES / f"{name}.pyx"
+    source = source_of(name)
     with (
         messages.open("w") as stream,
         contextlib.redirect_stderr(stream),
@@ -260,7 +263,7 @@ def _translate(settings: Settings, name: str, cpp: Path) -> dict[str, str]:
     if failed:
         raise BuildError(
             f"{name}: Cython cannot translate"
-            f" src/{PACKAGE}/{name}.pyx\n{_first_errors(messages.read_text())}"
+            f" {source.relative_to(ROOT)}\n{_first_errors(messages.read_text())}"
         )
     depfile = Path(f"{partial}.dep")
     made_from = Hashes().record([source, *_depfile_paths(depfile)])
@@ -402,7 +405,22 @@ def make_settings(variant: str) -> Settings:
 
 
 def module_names() -> list[str]:
-    return [SHARED, *sorted(path.stem for path in SOURCES.glob("*.pyx"))]
+    """Return the dotted names of all modules, relative to the package."""
+    sources = SOURCES.rglob("*.pyx")
+    return [
+        SHARED,
+        *sorted(".".join(path.relative_to(SOURCES).with_suffix("").parts) for path in sources),
+    ]
+
+
+def source_of(name: str) -> Path:
+    """Return the .pyx file of a module."""
+    return SOURCES / f"{name.replace('.', '/')}.pyx"
+
+
+def module_file(name: str) -> Path:
+    """Return where the compiled module lies, relative to the package."""
+    return Path(f"{name.replace('.', '/')}{SUFFIX}")
 
 
 def estimate(name: str, record: Record) -> float:
@@ -412,7 +430,7 @@ def estimate(name: str, record: Record) -> float:
         return record.seconds
     if name == SHARED:
         return 5.0
-    return 1.6 + (SOURCES / f"{name}.pyx").stat().st_size / 13_000
+    return 1.6 + source_of(name).stat().st_size / 13_000
 
 
 def outdated(settings: Settings) -> dict[str, tuple[bool, float]]:
@@ -552,21 +570,21 @@ def _build_all(
 def install(settings: Settings, out: Path) -> None:
     """Copy the linked modules to `out`, each in one step, and remove modules whose source is
     gone."""
-    names = {f"{name}{SUFFIX}" for name in module_names()}
-    out.mkdir(parents=True, exist_ok=True)
-    for stale in out.glob(f"*{SUFFIX}"):
-        if stale.name not in names:
-            stale.unlink()
-    for name in sorted(names):
-        source, target = settings.work / "lib" / name, out / name
+    names = module_names()
+    targets = {name: out / module_file(name) for name in names}
+    for stale in set(out.rglob(f"*{SUFFIX}")) - set(targets.values()):
+        stale.unlink()
+    for name, target in targets.items():
+        source = settings.work / "lib" / f"{name}{SUFFIX}"
+        target.parent.mkdir(parents=True, exist_ok=True)
         there, here = source.stat(), target.stat() if target.exists() else None
         if not here or (here.st_size, here.st_mtime_ns) != (there.st_size, there.st_mtime_ns):
-            partial = out / f".{name}.{os.getpid()}"
+            partial = target.with_name(f".{target.name}.{os.getpid()}")
             shutil.copy2(source, partial)
             partial.replace(target)
     if out != SOURCES:
-        for source in (SOURCES / "__init__.py", SOURCES / "py.typed"):
-            shutil.copy2(source, out / source.name)
+        for source in (*SOURCES.rglob("__init__.py"), SOURCES / "py.typed"):
+            shutil.copy2(source, out / source.relative_to(SOURCES))
 
 
 def main() -> int:

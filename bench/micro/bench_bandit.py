@@ -15,8 +15,8 @@ import pytest
 
 from clipper.selection import Observation, Prediction, Query, Truth, create_policy
 from clipper.types import VersionedModel
-from clipper_core.bandit import Rule, RuleKind
-from clipper_core.linear import Blend, Context
+from clipper_core.learning.bandit import Rule, RuleKind
+from clipper_core.learning.linear import Blend, Context
 
 MODELS = (5, 8)
 RULES: dict[str, tuple[Rule, tuple[float, ...]]] = {

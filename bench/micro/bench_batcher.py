@@ -4,7 +4,7 @@ plain Python."""
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from clipper_core.batcher import BatchSizer
+from clipper_core.scheduling.batcher import BatchSizer
 
 SLO_US = 20_000
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper_core.clock_cache import POLICIES, VARIANTS, ClockCache
+from clipper_core.cache.clock_cache import POLICIES, VARIANTS, ClockCache
 
 OPERATIONS = 50_000
 ENTRIES = [10_000, 1_000_000]

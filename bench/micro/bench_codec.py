@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from clipper_core.codec import (
+from clipper_core.wire.codec import (
     HEADER_BYTES,
     checksum,
     decode_header,
@@ -22,8 +22,8 @@ from clipper_core.codec import (
     encode_rows,
     open_rows,
 )
-from clipper_core.lz4 import Search, decode_lz4, encode_lz4
-from clipper_core.v1 import decode_v1, encode_v1
+from clipper_core.wire.lz4 import Search, decode_lz4, encode_lz4
+from clipper_core.wire.v1 import decode_v1, encode_v1
 
 PREDICT, REPLY = 4, 5
 IMAGES = np.random.default_rng(1).random((256, 784)).astype("f4")

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from clipper_core.decider import Decider, Rule, Step, Vote, VoteState
+from clipper_core.results.decider import Decider, Rule, Step, Vote, VoteState
 
 LAPS = 10  # queries a round of the core's rows: short rounds, or they would be interrupted
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from clipper_core.codec import Kind, decode_header, encode_frame, encode_rows
-from clipper_core.engine import Engine
-from clipper_core.future import Future
-from clipper_core.mailbox import MailboxReader
-from clipper_core.model import Model
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.model import Model
+from clipper_core.results.future import Future
+from clipper_core.results.mailbox import MailboxReader
+from clipper_core.wire.codec import Kind, decode_header, encode_frame, encode_rows
 
 OPERATIONS = 4096
 STATIC = 3

@@ -6,7 +6,7 @@ pytest bench/micro/bench_histogram.py --benchmark-columns=min,median,iqr
 import collections
 from typing import Any
 
-from clipper_core.histogram import Counter, LatencyHistogram, churn
+from clipper_core.runtime.histogram import Counter, LatencyHistogram, churn
 
 OPERATIONS = 100_000
 

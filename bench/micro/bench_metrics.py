@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from clipper.metrics import HttpCounts, Metrics, openmetrics, prometheus
-from clipper_core.histogram import LatencyHistogram
-from clipper_core.status import Status
+from clipper_core.runtime.histogram import LatencyHistogram
+from clipper_core.runtime.status import Status
 
 NAMES = 100
 

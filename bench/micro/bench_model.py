@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper_core.codec import Kind, encode_frame, encode_rows
-from clipper_core.engine import Engine
-from clipper_core.model import Model, predict_all
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.model import Model, predict_all
+from clipper_core.wire.codec import Kind, encode_frame, encode_rows
 
 OPERATIONS = 10_000
 ROW_FLOATS = [1, 64, 784]

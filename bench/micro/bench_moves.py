@@ -17,8 +17,8 @@ import pytest
 from clipper.params.moves import Moves
 from clipper.params.watching import Watched, Watching
 from clipper.serving.reads import ids_of
-from clipper_core.engine import Engine
-from clipper_core.model import Model
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.model import Model
 
 OPERATIONS = 10_000
 ROWS = 256

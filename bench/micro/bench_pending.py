@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clipper_core.pending import Pending
+from clipper_core.scheduling.pending import Pending
 
 
 @pytest.mark.parametrize("held", [Pending, dict], ids=["table", "dict_anchor"])

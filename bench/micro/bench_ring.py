@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clipper_core.ring import SpscRing, WorkRing
+from clipper_core.runtime.ring import SpscRing, WorkRing
 
 OPERATIONS = 100_000
 ROW = bytes(512)

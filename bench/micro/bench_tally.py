@@ -16,7 +16,7 @@ from clipper.serving.tally import Tally
 from clipper.store.journal import Journal
 from clipper.store.memory import MemoryStore
 from clipper.types import VersionedModel
-from clipper_core.status import Status
+from clipper_core.runtime.status import Status
 
 OPERATIONS = 2_000
 OUTPUTS = {"one label": [7], "three labels": [7, 7, 8], "three numbers": [1.0, 2.0, 3.0]}

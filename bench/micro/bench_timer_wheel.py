@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from clipper_core.timer_wheel import TimerWheel, churn
+from clipper_core.runtime.timer_wheel import TimerWheel, churn
 
 OPERATIONS = 100_000
 

@@ -19,7 +19,7 @@ import clipper
 from bench.harness import Goal, Row, Sample, interleave, row
 
 SLO_MS = 20.0
-OK = 1  # clipper_core.status.Status.OK
+OK = 1  # clipper_core.runtime.status.Status.OK
 STATIC_SIZES = (1, 8, 64, 256, 512, 1024)
 RATES = (100_000, 200_000, 400_000)
 TICK_S = 0.001

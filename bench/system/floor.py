@@ -11,9 +11,9 @@ from collections.abc import Callable
 import numpy as np
 
 from bench.harness import CPU
-from clipper_core.engine import Engine
-from clipper_core.future import Future
-from clipper_core.model import Model
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.model import Model
+from clipper_core.results.future import Future
 
 
 def call_ns(n: int = 20000) -> float:

@@ -104,7 +104,7 @@ def phase(
     for future in futures:
         future.wait(10)
     status = np.array([future.status().value for future in futures])
-    refused = status == 2  # clipper_core.status.Status.FULL
+    refused = status == 2  # clipper_core.runtime.status.Status.FULL
     own = np.array([future.latency_us for future in futures])
     latency = np.where(refused, (back - due) * 1e6, (sent - due) * 1e6 + own)
     return Phase(seconds, due, latency, status == 1, refused, (sent - due) * 1e6)

@@ -28,8 +28,8 @@ from bench.system import (
     params_training,
     params_wire,
 )
-from clipper_core.embedding import Table
-from clipper_core.optimizer import Optimizer
+from clipper_core.params.embedding import Table
+from clipper_core.params.optimizer import Optimizer
 
 BATCH = 4096
 SOURCE = Path(__file__).with_name("rows_floor.c")

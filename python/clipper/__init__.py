@@ -11,7 +11,7 @@ from typing import Any
 
 try:
     import clipper_container
-    import clipper_core.engine  # noqa: F401  # a core that cannot be loaded is told here, with the way to one
+    import clipper_core.engine.engine  # noqa: F401  # a core that cannot be loaded is told here, with the way to one
 except ImportError as error:
     raise ImportError(
         f"{error}. Install clipper anew: in its checkout, make build, or elsewhere, pip install ."
@@ -43,7 +43,7 @@ from clipper.types import (
     Similar,
     VersionedModel,
 )
-from clipper_core.future import Future
+from clipper_core.results.future import Future
 
 __version__ = VERSION
 

@@ -71,8 +71,8 @@ from clipper.types import (
     Similar,
     VersionedModel,
 )
-from clipper_core.future import Future
-from clipper_core.model import Model as CoreModel
+from clipper_core.engine.model import Model as CoreModel
+from clipper_core.results.future import Future
 
 if TYPE_CHECKING:
     from clipper.frontend.live_models import ModelUpdates

@@ -311,8 +311,8 @@ class Answers(msgspec.Struct, frozen=True, eq=False):
 
     outputs: ndarray of shape (n, ...) when they are numbers of one shape and the default fits among
     them, else a list. confidence: f64 (n,).  is_default: bool (n,); `reasons` counts why.
-    statuses: u8 (n,) for every model asked: how its rows ended (clipper_core.status.Status; 1 is
-    OK).  latency_us: u32 (n,), 0 for rows that the cache had.
+    statuses: u8 (n,) for every model asked: how its rows ended (clipper_core.runtime.status.Status;
+    1 is OK).  latency_us: u32 (n,), 0 for rows that the cache had.
     """
 
     outputs: Any

@@ -22,9 +22,9 @@ from pathlib import Path
 import numpy as np
 
 from clipper.serving.dispatch import Dispatch
-from clipper_core.codec import Kind, decode_header, encode_frame, encode_rows, open_rows
-from clipper_core.engine import Engine
-from clipper_core.model import Model
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.model import Model
+from clipper_core.wire.codec import Kind, decode_header, encode_frame, encode_rows, open_rows
 
 CONTAINERS, CLIENTS, QUERIES, BATCHES = 3, 3, 150, 10
 ANY_ERROR = Exception  # what the core raises is not bound to the classes of the package here

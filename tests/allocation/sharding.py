@@ -20,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-from clipper_core.embedding import Table
-from clipper_core.optimizer import Optimizer
-from clipper_core.shard_door import ShardDoor
-from clipper_core.status import StatusError
+from clipper_core.params.embedding import Table
+from clipper_core.params.optimizer import Optimizer
+from clipper_core.params.shard_door import ShardDoor
+from clipper_core.runtime.status import StatusError
 
 HEAD = struct.Struct("<4s4B2I5QfI")
 PUSH, CALL, ANSWER, REFUSED = 2, 3, 4, 5

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper_core.codec import Kind, decode_header, encode_frame, encode_rows, open_rows
-from clipper_core.engine import Engine
-from clipper_core.future import Future
-from clipper_core.model import Model
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.model import Model
+from clipper_core.results.future import Future
+from clipper_core.wire.codec import Kind, decode_header, encode_frame, encode_rows, open_rows
 
 STATIC = 3  # batching that is always size_max rows: nothing learned, nothing guessed
 TICK_US = 64  # a deadline is kept this late at most

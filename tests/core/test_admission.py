@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper_core.admission import Door
-from clipper_core.status import Status
+from clipper_core.runtime.status import Status
+from clipper_core.scheduling.admission import Door
 
 World = Any  # tests/core/conftest.py
 AIMD, STATIC = 0, 3

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clipper_core.bandit import Rule, RuleKind
-from clipper_core.status import StatusError
+from clipper_core.learning.bandit import Rule, RuleKind
+from clipper_core.runtime.status import StatusError
 
 STEPS = 20_000
 RULES = {

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clipper_core.batcher import Batching, BatchSizer
+from clipper_core.scheduling.batcher import Batching, BatchSizer
 
 SLO_US = 20_000
 ADAPTIVE = ["aimd", "fit", "quantile"]

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper_core.model import predict_rows
-from clipper_core.status import Status, StatusError
+from clipper_core.engine.model import predict_rows
+from clipper_core.runtime.status import Status, StatusError
 
 World = Any  # tests/core/conftest.py
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from clipper_core.clock_cache import POLICIES, VARIANTS, ClockCache, SharedBlob
+from clipper_core.cache.clock_cache import POLICIES, VARIANTS, ClockCache, SharedBlob
 from tests.memory import resident_bytes
 from tests.sizes import sized
 

@@ -20,7 +20,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clipper_core.codec import (
+from clipper_core.runtime.dtype import NAMES, DType
+from clipper_core.runtime.status import Status, error_for
+from clipper_core.wire.codec import (
     HEADER_BYTES,
     Flag,
     FrameHeader,
@@ -33,11 +35,9 @@ from clipper_core.codec import (
     open_rows,
     open_runs,
 )
-from clipper_core.correction import decode_accuracy, decode_feedback
-from clipper_core.dtype import NAMES, DType
-from clipper_core.lz4 import decode_lz4
-from clipper_core.status import Status, error_for
-from clipper_core.v1 import V1, decode_v1, encode_v1, message_bytes_v1
+from clipper_core.wire.correction import decode_accuracy, decode_feedback
+from clipper_core.wire.lz4 import decode_lz4
+from clipper_core.wire.v1 import V1, decode_v1, encode_v1, message_bytes_v1
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 FRAMES = json.loads((VECTORS / "frames.json").read_text())

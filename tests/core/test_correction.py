@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper_core.codec import HEADER_BYTES, Kind, decode_header, encode_rows, open_rows
-from clipper_core.correction import (
+from clipper_core.runtime.status import Status, error_for
+from clipper_core.wire.codec import HEADER_BYTES, Kind, decode_header, encode_rows, open_rows
+from clipper_core.wire.correction import (
     accuracy_frame,
     decode_accuracy,
     decode_feedback,
     encode_feedback,
     feedback_frame,
 )
-from clipper_core.status import Status, error_for
 
 World = Any  # tests/core/conftest.py
 LATER_MAX = 64  # link.pxd

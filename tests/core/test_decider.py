@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from clipper_core.decider import Decider, Rule, Ruling, Step, Vote, VoteState
-from clipper_core.status import Status, StatusError
+from clipper_core.results.decider import Decider, Rule, Ruling, Step, Vote, VoteState
+from clipper_core.runtime.status import Status, StatusError
 from tests.sizes import sized
 
 NEVER = math.inf

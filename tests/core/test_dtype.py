@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from clipper_core.dtype import NAMES, DType, item_bytes
+from clipper_core.runtime.dtype import NAMES, DType, item_bytes
 
 NUMPY = {
     "bool": "?",

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from clipper_core.status import Status
+from clipper_core.runtime.status import Status
 
 World = Any  # tests/core/conftest.py
 STATIC = 3

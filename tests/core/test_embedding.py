@@ -1,4 +1,4 @@
-"""clipper_core.embedding beside a dict of rows."""
+"""clipper_core.params.embedding beside a dict of rows."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clipper_core.embedding import Table, key_of
-from clipper_core.initializer import Initializer
-from clipper_core.optimizer import Optimizer
-from clipper_core.status import StatusError
+from clipper_core.params.embedding import Table, key_of
+from clipper_core.params.initializer import Initializer
+from clipper_core.params.optimizer import Optimizer
+from clipper_core.runtime.status import StatusError
 
 OPTIMIZERS = list(Optimizer.SETTINGS)
 I64 = np.iinfo(np.int64)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from clipper_core.codec import Kind, decode_header, encode_frame
-from clipper_core.engine import Engine
-from clipper_core.model import Model
-from clipper_core.scheduler import Notice
-from clipper_core.status import Status, StatusError
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.model import Model
+from clipper_core.runtime.status import Status, StatusError
+from clipper_core.scheduling.scheduler import Notice
+from clipper_core.wire.codec import Kind, decode_header, encode_frame
 
 World = Any  # tests/core/conftest.py
 

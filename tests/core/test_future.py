@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper_core.engine import Engine
-from clipper_core.future import Awaiting, Future
-from clipper_core.model import Model, predict_all
-from clipper_core.status import Status, StatusError
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.model import Model, predict_all
+from clipper_core.results.future import Awaiting, Future
+from clipper_core.runtime.status import Status, StatusError
 
 World = Any  # tests/core/conftest.py
 
@@ -361,8 +361,8 @@ def future_error(future: Future) -> BaseException | None:
 
 WAIT_FOR_EVER = """
 import _thread, os, signal, threading
-from clipper_core.engine import Engine
-from clipper_core.model import Model
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.model import Model
 model = Model(Engine(manual_clock=True), "m:1", 1, "f64")
 future = model.predict(1.0)
 signal.signal(signal.SIGALRM, signal.default_int_handler)

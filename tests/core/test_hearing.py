@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper_core.decider import Decider, Rule, Step
-from clipper_core.ensemble import predict_heard
-from clipper_core.future import Future
-from clipper_core.mailbox import MailboxReader
-from clipper_core.status import Status, StatusError
+from clipper_core.engine.ensemble import predict_heard
+from clipper_core.results.decider import Decider, Rule, Step
+from clipper_core.results.future import Future
+from clipper_core.results.mailbox import MailboxReader
+from clipper_core.runtime.status import Status, StatusError
 
 World = Any  # tests/core/conftest.py
 TICK_US = 64  # a deadline is kept this late at most

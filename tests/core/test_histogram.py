@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from clipper_core.histogram import Counter, LatencyHistogram, Snapshot, churn
+from clipper_core.runtime.histogram import Counter, LatencyHistogram, Snapshot, churn
 
 TOP = 2**42
 values = st.one_of(

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from clipper.frontend.messages import KNOWN_HEADERS
-from clipper_core.http_head import KNOWN, Plain, read_head
+from clipper_core.http.http_head import KNOWN, Plain, read_head
 
 SEEDS = range(6)
 TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"

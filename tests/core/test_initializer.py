@@ -1,12 +1,12 @@
-"""clipper_core.initializer: what rows begin as."""
+"""clipper_core.params.initializer: what rows begin as."""
 
 from statistics import NormalDist
 
 import numpy as np
 import pytest
 
-from clipper_core.initializer import Initializer
-from clipper_core.status import StatusError
+from clipper_core.params.initializer import Initializer
+from clipper_core.runtime.status import StatusError
 
 IDS = np.concatenate([np.arange(40_000), -np.arange(1, 2), [2**63 - 1, -(2**63)]])
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from clipper_core.json_value import json_of
+from clipper_core.http.json_value import json_of
 
 SEEDS = range(5)
 DTYPES = ("?", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8")

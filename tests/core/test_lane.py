@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper_core.codec import Kind
-from clipper_core.future import Future
-from clipper_core.status import Status
+from clipper_core.results.future import Future
+from clipper_core.runtime.status import Status
+from clipper_core.wire.codec import Kind
 
 World = Any  # tests/core/conftest.py
 Statuses = Callable[[list[Future]], list[str]]

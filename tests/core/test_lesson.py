@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from clipper_core.bandit import Rule, RuleKind
-from clipper_core.lesson import Lesson
-from clipper_core.status import StatusError
+from clipper_core.learning.bandit import Rule, RuleKind
+from clipper_core.learning.lesson import Lesson
+from clipper_core.runtime.status import StatusError
 
 K, N, BINS = 3, 500, 10
 

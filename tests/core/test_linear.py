@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from clipper_core.linear import Blend, Context
-from clipper_core.status import StatusError
+from clipper_core.learning.linear import Blend, Context
+from clipper_core.runtime.status import StatusError
 
 
 def bandit(sampled=False, width=1.0, discount=1.0, ridge=1.0):

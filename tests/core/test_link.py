@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper_core.codec import Kind, encode_frame, encode_rows
-from clipper_core.scheduler import Notice
-from clipper_core.status import Status
+from clipper_core.runtime.status import Status
+from clipper_core.scheduling.scheduler import Notice
+from clipper_core.wire.codec import Kind, encode_frame, encode_rows
 
 World = Any  # tests/core/conftest.py
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clipper_core.lz4 import Search, bound_lz4, decode_lz4, encode_lz4
-from clipper_core.status import Status, error_for
+from clipper_core.runtime.status import Status, error_for
+from clipper_core.wire.lz4 import Search, bound_lz4, decode_lz4, encode_lz4
 
 
 def refused(*statuses: Status) -> Any:

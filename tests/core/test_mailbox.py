@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper_core.future import Future
-from clipper_core.mailbox import MailboxReader
+from clipper_core.results.future import Future
+from clipper_core.results.mailbox import MailboxReader
 
 World = Any  # tests/core/conftest.py
 MAILBOX_WORDS = 8192

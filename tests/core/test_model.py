@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from clipper_core.decider import Decider, Rule, Step
-from clipper_core.engine import Engine
-from clipper_core.ensemble import predict_heard
-from clipper_core.model import Model, predict_all
-from clipper_core.status import Status, StatusError
-from clipper_core.taking import Taking
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.ensemble import predict_heard
+from clipper_core.engine.model import Model, predict_all
+from clipper_core.engine.taking import Taking
+from clipper_core.results.decider import Decider, Rule, Step
+from clipper_core.runtime.status import Status, StatusError
 
 World = Any  # tests/core/conftest.py
 NUMPY = {

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper_core.codec import Kind, decode_header, encode_frame, encode_rows, open_rows
-from clipper_core.engine import Engine
-from clipper_core.future import Future
-from clipper_core.model import Model
-from clipper_core.status import Status, StatusError
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.model import Model
+from clipper_core.results.future import Future
+from clipper_core.runtime.status import Status, StatusError
+from clipper_core.wire.codec import Kind, decode_header, encode_frame, encode_rows, open_rows
 
 CHORES_US = 25_000
 FAR_US = 1 << 50

@@ -1,4 +1,5 @@
-"""clipper_core.optimizer beside the same rules in doubles, written as their papers have them."""
+"""clipper_core.params.optimizer beside the same rules in doubles, written as their papers have
+them."""
 
 import math
 from collections.abc import Callable
@@ -9,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clipper_core.optimizer import Optimizer
-from clipper_core.status import StatusError
+from clipper_core.params.optimizer import Optimizer
+from clipper_core.runtime.status import StatusError
 
 NAMES = list(Optimizer.SETTINGS)
 

@@ -5,11 +5,11 @@ import gc
 import numpy as np
 import pytest
 
-from clipper_core.codec import Kind, decode_header, encode_frame, encode_rows, open_rows
-from clipper_core.engine import Engine
-from clipper_core.mailbox import MailboxReader
-from clipper_core.model import Model, predict_all, predict_rows
-from clipper_core.status import Status, StatusError
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.model import Model, predict_all, predict_rows
+from clipper_core.results.mailbox import MailboxReader
+from clipper_core.runtime.status import Status, StatusError
+from clipper_core.wire.codec import Kind, decode_header, encode_frame, encode_rows, open_rows
 
 ROW = np.arange(2.0)
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from clipper_core.codec import Kind, encode_rows
-from clipper_core.engine import Engine
-from clipper_core.model import Model
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.model import Model
+from clipper_core.wire.codec import Kind, encode_rows
 from tests.memory import resident_bytes
 
 World = Any  # tests/core/conftest.py

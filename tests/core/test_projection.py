@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper_core.projection import Similarity, difference
-from clipper_core.status import StatusError
+from clipper_core.cache.projection import Similarity, difference
+from clipper_core.runtime.status import StatusError
 
 World = Any  # tests/core/conftest.py
 MASK = 2**64 - 1

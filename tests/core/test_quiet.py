@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from clipper_container.sizes import allocated_bytes
-from clipper_core.codec import Kind, encode_frame
-from clipper_core.engine import Engine
-from clipper_core.model import Model
-from clipper_core.status import Status, StatusError
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.model import Model
+from clipper_core.runtime.status import Status, StatusError
+from clipper_core.wire.codec import Kind, encode_frame
 
 World = Any  # tests/core/conftest.py
 BEAT_US = 10_000

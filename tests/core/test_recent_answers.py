@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from clipper_core.recent_answers import RecentAnswers
-from clipper_core.status import StatusError
+from clipper_core.http.recent_answers import RecentAnswers
+from clipper_core.runtime.status import StatusError
 
 
 def test_an_answer_is_taken_once_with_its_owner_and_its_output() -> None:

@@ -7,10 +7,10 @@ import lz4.block
 import numpy as np
 import pytest
 
-from clipper_core.codec import Flag, Kind, decode_header, encode_frame, encode_rows, open_rows
-from clipper_core.engine import Engine
-from clipper_core.status import Status, error_for
-from clipper_core.v1 import decode_v1, encode_v1
+from clipper_core.engine.engine import Engine
+from clipper_core.runtime.status import Status, error_for
+from clipper_core.wire.codec import Flag, Kind, decode_header, encode_frame, encode_rows, open_rows
+from clipper_core.wire.v1 import decode_v1, encode_v1
 
 World = Any  # tests/core/conftest.py
 

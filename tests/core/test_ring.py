@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clipper_core.ring import SpscRing, WorkRing
+from clipper_core.runtime.ring import SpscRing, WorkRing
 
 
 class SlowRing:

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper_core.codec import Kind, decode_header, encode_frame
-from clipper_core.status import Status
+from clipper_core.runtime.status import Status
+from clipper_core.wire.codec import Kind, decode_header, encode_frame
 
 World = Any  # tests/core/conftest.py
 AIMD, STATIC = 0, 3

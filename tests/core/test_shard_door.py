@@ -1,5 +1,5 @@
-"""clipper_core.shard_door over real sockets, beside the table that it serves; SequenceWindow beside
-a set."""
+"""clipper_core.params.shard_door over real sockets, beside the table that it serves; SequenceWindow
+beside a set."""
 
 import contextlib
 import os
@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clipper_core.embedding import Table
-from clipper_core.optimizer import Optimizer
-from clipper_core.shard_door import ShardDoor
-from clipper_core.shard_log import SequenceWindow
-from clipper_core.status import StatusError
+from clipper_core.params.embedding import Table
+from clipper_core.params.optimizer import Optimizer
+from clipper_core.params.shard_door import ShardDoor
+from clipper_core.params.shard_log import SequenceWindow
+from clipper_core.runtime.status import StatusError
 
 HEAD = struct.Struct("<4s4B2I5QfI")
 PULL, PUSH, CALL, ANSWER, REFUSED = 1, 2, 3, 4, 5

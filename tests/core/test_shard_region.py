@@ -1,5 +1,5 @@
-"""clipper_core.shard_region: memory that comes with a connection, alone and through a door; none of
-it may end the shard."""
+"""clipper_core.params.shard_region: memory that comes with a connection, alone and through a door;
+none of it may end the shard."""
 
 import contextlib
 import fcntl
@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clipper_core.shard_region import SharedRegion, calm
-from clipper_core.status import StatusError
+from clipper_core.params.shard_region import SharedRegion, calm
+from clipper_core.runtime.status import StatusError
 from tests.core.test_shard_door import (
     DIM,
     DTYPES,

@@ -16,7 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper_core.codec import (
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.io_loop import IoLoop
+from clipper_core.engine.model import Model
+from clipper_core.runtime.ring import WorkRing
+from clipper_core.runtime.status import Status
+from clipper_core.scheduling.scheduler import Notice
+from clipper_core.wire.codec import (
     Flag,
     Kind,
     decode_header,
@@ -25,12 +31,6 @@ from clipper_core.codec import (
     open_rows,
     open_runs,
 )
-from clipper_core.engine import Engine
-from clipper_core.io_loop import IoLoop
-from clipper_core.model import Model
-from clipper_core.ring import WorkRing
-from clipper_core.scheduler import Notice
-from clipper_core.status import Status
 
 World = Any  # tests/core/conftest.py
 WIDE = 128  # f64: 1 KiB a row

@@ -1,5 +1,5 @@
-"""clipper_core.spin: when to poll, beside a plain twin; and a reader of sockets that polls, beside
-one that does not."""
+"""clipper_core.runtime.spin: when to poll, beside a plain twin; and a reader of sockets that polls,
+beside one that does not."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clipper_core.spin import Receiver, Spells
+from clipper_core.runtime.spin import Receiver, Spells
 
 SPIN_US, GAP_US, TRIAL, SCORE_MAX = 50, 20, 64, 16
 Pair = tuple[socket.socket, socket.socket]

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from clipper_core.status import Status, StatusError, error_for
+from clipper_core.runtime.status import Status, StatusError, error_for
 
 
 def test_numbers_are_dense_and_fixed() -> None:
@@ -34,14 +34,14 @@ def test_an_error_nobody_bound_knows_its_status() -> None:
 
 
 BIND = """
-from clipper_core.status import Status, StatusError, bind_errors, error_for
+from clipper_core.runtime.status import Status, StatusError, bind_errors, error_for
 assert type(error_for(2, "x")) is StatusError
 class Busy(Exception): pass
 bind_errors({Status.FULL: Busy})
 assert type(error_for(2, "x")) is Busy and str(error_for(Status.FULL, "x")) == "x"
 assert type(error_for(3, "x")) is StatusError
-from clipper_core.engine import Engine
-from clipper_core.model import Model
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.model import Model
 m = Model(Engine(manual_clock=True), "m:1", 1, "f64", lane_rows=2)
 futures = [m.predict(float(i)) for i in range(3)]
 assert [f.status() for f in futures] == [0, 0, 2]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from clipper_core.status import StatusError
-from clipper_core.timer_wheel import TimerWheel, churn
+from clipper_core.runtime.status import StatusError
+from clipper_core.runtime.timer_wheel import TimerWheel, churn
 
 NEVER = 2**64 - 1
 TIME_MAX = 2**62

@@ -26,8 +26,8 @@ from clipper.manage.dashboard.feed import (
 )
 from clipper.manage.dashboard.seconds import NAMES_MAX, between, busiest, outcome_of
 from clipper.serving.slowest import KEPT, Slowest
-from clipper_core.histogram import LatencyHistogram
-from clipper_core.status import Status
+from clipper_core.runtime.histogram import LatencyHistogram
+from clipper_core.runtime.status import Status
 from tests.frontend.conftest import PATIENCE_S, QUICK, ask
 
 SOURCE = Path(__file__).parents[2] / "dashboard"

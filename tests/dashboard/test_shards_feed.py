@@ -6,7 +6,7 @@ from typing import Any
 from clipper.errors import InvalidInput
 from clipper.manage.dashboard.shards import SHARDS_MAX, TABLES_MAX, of_shards, shards_now
 from clipper.params.observing import Observer
-from clipper_core.histogram import LatencyHistogram
+from clipper_core.runtime.histogram import LatencyHistogram
 
 AWAY = {"shard": 1, "away": "connection refused"}
 KEYS = (

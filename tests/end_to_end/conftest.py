@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import clipper
-from clipper_core.model import Model
+from clipper_core.engine.model import Model
 
 QUICK = {
     "heartbeat_ms": 100,

@@ -14,7 +14,7 @@ import uvloop
 
 import clipper
 from clipper.errors import InvalidInput, UnknownModel
-from clipper_core.status import Status
+from clipper_core.runtime.status import Status
 
 STATIC = {"mode": "static", "size_max": 64}
 ROWS = np.random.default_rng(1).random((5_000, 4))

@@ -12,8 +12,8 @@ import pytest
 
 from clipper.errors import DeadlineExceeded, ForkedProcess
 from clipper.testing import wait_until
-from clipper_core.mailbox import MailboxReader
-from clipper_core.status import Status
+from clipper_core.results.mailbox import MailboxReader
+from clipper_core.runtime.status import Status
 from tests import signals
 
 ROW = np.arange(4.0)

@@ -11,7 +11,7 @@ import pytest
 import clipper
 from clipper.errors import ClipperError
 from clipper.testing import wait_until
-from clipper_core.status import Status
+from clipper_core.runtime.status import Status
 from tests.memory import resident_bytes
 
 ROW = np.arange(4.0)

@@ -13,7 +13,7 @@ import pytest
 import clipper
 from clipper.errors import InvalidInput
 from clipper.testing import wait_until
-from clipper_core.status import Status
+from clipper_core.runtime.status import Status
 
 ROW = np.arange(4.0)
 SLO_MS = 10_000

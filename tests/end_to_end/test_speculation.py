@@ -15,7 +15,7 @@ import pytest
 import clipper
 from clipper.errors import InvalidInput, TypeConflict
 from clipper_container.model import Scored
-from clipper_core.status import Status
+from clipper_core.runtime.status import Status
 
 SLO_MS = 20_000
 PATIENCE_S = 30.0

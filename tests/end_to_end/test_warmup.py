@@ -14,7 +14,7 @@ import pytest
 import clipper
 from clipper.errors import InvalidInput
 from clipper.testing import wait_until
-from clipper_core.model import Model
+from clipper_core.engine.model import Model
 
 Deploy = Callable[..., Model]
 

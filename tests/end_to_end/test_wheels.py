@@ -22,12 +22,12 @@ from clipper.deploy import sdk
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 300.0
 SERVES = """\
-import clipper, clipper_container, clipper_core.engine, numpy
+import clipper, clipper_container, clipper_core.engine.engine, numpy
 with clipper.start() as server:
     server.deploy("sums", lambda rows: rows.sum(axis=1), input="f64[3]")
     app = server.app("total", models=["sums"], slo_ms=20_000)
     print(app.predict(numpy.arange(3.0)).result(timeout=60).output)
-for module in (clipper, clipper_core.engine, clipper_container):
+for module in (clipper, clipper_core.engine.engine, clipper_container):
     print(module.__file__)
 """
 
@@ -121,7 +121,10 @@ class Environment:
         output, *files = run(self.python, "serves.py", cwd=self.folder).splitlines()
         assert output == "3.0"
         server, core, container = (Path(file) for file in files)
-        assert (server.parent, core.parent) == (self.site / "clipper", self.site / "clipper_core")
+        assert (server.parent, core.parent.parent) == (
+            self.site / "clipper",
+            self.site / "clipper_core",
+        )
         return container.parent
 
 
@@ -165,7 +168,8 @@ def test_wheels_hold_what_runs_and_no_sources_of_the_core(wheels: tuple[Path, Pa
     assert not [
         name for name in names if name.endswith((".pyx", ".pxd", ".hpp", ".cpp", ".pyc", ".so.old"))
     ]
-    modules = {path.stem for path in (ROOT / "src/clipper_core").glob("*.pyx")}
+    core = ROOT / "src/clipper_core"
+    modules = {path.relative_to(core).with_suffix("") for path in core.rglob("*.pyx")}
     for module in modules:
         assert f"clipper_core/{module}.pyi" in names
         assert any(name.startswith(f"clipper_core/{module}.cpython-") for name in names)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clipper.errors import ClipperError
-from clipper_core.status import StatusError
+from clipper_core.runtime.status import StatusError
 
 PATIENCE_S = 20.0
 
@@ -38,7 +38,7 @@ class Target(NamedTuple):
 
 
 def _frame_seeds() -> dict[str, bytes]:
-    from clipper_core.codec import Kind, encode_frame, encode_rows
+    from clipper_core.wire.codec import Kind, encode_frame, encode_rows
 
     numbers, texts = np.arange(6.0).reshape(3, 2), ["a", "", "long " * 9]
     return {
@@ -59,7 +59,7 @@ def _frame_seeds() -> dict[str, bytes]:
 
 def _run_frame(data: bytes) -> None:
     from clipper_container import wire
-    from clipper_core.codec import HEADER_BYTES, decode_header, open_rows
+    from clipper_core.wire.codec import HEADER_BYTES, decode_header, open_rows
 
     limits = {"payload_bytes_max": 1 << 16, "rows_max": 256}
     ours = theirs = None
@@ -88,7 +88,7 @@ def _run_frame(data: bytes) -> None:
 
 
 def _reply_seeds() -> dict[str, bytes]:
-    from clipper_core.codec import Kind, encode_frame, encode_rows
+    from clipper_core.wire.codec import Kind, encode_frame, encode_rows
 
     number = _batch_in_flight()[2]
     outputs = np.array([1.0, 2.0, 3.0])
@@ -191,7 +191,7 @@ def _h11_requests(data: bytes) -> list[tuple[bytes, bytes, bytes]]:
 
 def _run_http(data: bytes) -> None:
     from clipper.frontend.messages import Response
-    from clipper_core.http_head import read_head
+    from clipper_core.http.http_head import read_head
     from tests.frontend.conftest import Line
 
     seen: list[tuple[bytes, bytes, bytes]] = []
@@ -249,7 +249,7 @@ def _number_seeds() -> dict[str, bytes]:
 
 
 def _run_number(data: bytes) -> None:
-    from clipper_core.json_rows import RowReader
+    from clipper_core.http.json_rows import RowReader
 
     for dtype in ("f64", "f32", "i64"):
         found = RowReader(dtype, ()).read(data)
@@ -293,9 +293,9 @@ class _Shard:
     _one: "_Shard | None" = None
 
     def __init__(self) -> None:
-        from clipper_core.embedding import Table
-        from clipper_core.optimizer import Optimizer
-        from clipper_core.shard_door import ShardDoor
+        from clipper_core.params.embedding import Table
+        from clipper_core.params.optimizer import Optimizer
+        from clipper_core.params.shard_door import ShardDoor
 
         self._folder = tempfile.TemporaryDirectory(prefix="clipper-fuzz-")
         self._table = Table("users", 5, optimizer=Optimizer("adagrad"))
@@ -541,8 +541,8 @@ def _run_snapshot(data: bytes) -> None:
 
 
 def _string_seeds() -> dict[str, bytes]:
-    from clipper_core.lz4 import Search, encode_lz4
-    from clipper_core.v1 import V1, encode_v1
+    from clipper_core.wire.lz4 import Search, encode_lz4
+    from clipper_core.wire.v1 import V1, encode_v1
 
     texts = [b"", b"abc", b"a" * 300, b"abcd" * 40 + b"xyz", bytes(range(200))]
     blocks = {
@@ -560,8 +560,8 @@ def _string_seeds() -> dict[str, bytes]:
 def _run_strings(data: bytes) -> None:
     """The first byte says whether the rest is a block with its size, or a message of version 1."""
     from clipper_container import wire
-    from clipper_core.lz4 import Search, decode_lz4, encode_lz4
-    from clipper_core.v1 import V1_HEAD_BYTES, decode_v1, message_bytes_v1
+    from clipper_core.wire.lz4 import Search, decode_lz4, encode_lz4
+    from clipper_core.wire.v1 import V1_HEAD_BYTES, decode_v1, message_bytes_v1
 
     if data[:1] == b"V":
         with contextlib.suppress(StatusError, ClipperError):

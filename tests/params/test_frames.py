@@ -26,7 +26,7 @@ from clipper.params.frames import (
 )
 from clipper.params.partition import parted, shard_of_name, shards_of_ids
 from clipper.params.tables import TableSpec
-from clipper_core.status import Status
+from clipper_core.runtime.status import Status
 
 IDS = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=60)
 

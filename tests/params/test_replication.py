@@ -17,7 +17,7 @@ from clipper.params.line import Line
 from clipper.params.parameters import DENSE, Parameters
 from clipper.params.replication import Follower, Followers
 from clipper.params.training import Training
-from clipper_core.shard_door import ShardDoor
+from clipper_core.params.shard_door import ShardDoor
 from tests.params.conftest import Shards, ones, until, zeros
 from tests.params.test_snapshots import all_of, teach
 

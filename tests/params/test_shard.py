@@ -22,8 +22,8 @@ from clipper.errors import (
 from clipper.params import TableSpec
 from clipper.params.frames import Head, Kind, Refusal, packed, read_head, unpacked
 from clipper_container.tables import Tables
-from clipper_core.embedding import Table
-from clipper_core.optimizer import Optimizer
+from clipper_core.params.embedding import Table
+from clipper_core.params.optimizer import Optimizer
 from tests.params.conftest import TOKEN, Shards, full, ones, zeros
 
 USERS = TableSpec("users", 6, optimizer="adam", seed=4)

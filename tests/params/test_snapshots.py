@@ -16,7 +16,7 @@ from clipper.params import Client, TableSpec, snapshots
 from clipper.params.parameters import Parameters
 from clipper.params.recovery import SEQUENCES, Epochs, Recovered, Source, recover, united
 from clipper.params.snapshots import FILE, MANIFEST, part_of, parts_in, sets_in
-from clipper_core.shard_door import ShardDoor
+from clipper_core.params.shard_door import ShardDoor
 from tests.params.conftest import Shards, full, ones, zeros
 
 TABLES = (

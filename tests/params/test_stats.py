@@ -16,7 +16,7 @@ from clipper.metrics import FAMILIES, OTHER, ParamsMetrics, Samples, prometheus
 from clipper.params import TableSpec
 from clipper.params.counting import Ages
 from clipper.params.reading import SetReader
-from clipper_core.histogram import LatencyHistogram, snapshot_of
+from clipper_core.runtime.histogram import LatencyHistogram, snapshot_of
 from tests.params.conftest import TOKEN, Shards, ones, zeros
 
 SPEC = TableSpec("t", 3, optimizer="sgd", initializer="zeros")

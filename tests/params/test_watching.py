@@ -22,7 +22,7 @@ from clipper.params.line import addresses_in
 from clipper.params.parameters import Parameters
 from clipper.params.watching import Watched, Watching
 from clipper_container import Model
-from clipper_core.shard_door import ShardDoor
+from clipper_core.params.shard_door import ShardDoor
 from tests.params.conftest import Shards, full, ones
 
 PATIENCE_S = 60.0

@@ -1,6 +1,6 @@
 // clock_cache.hpp: a bucket's sequence lock, read without a lock; its blobs; the bit map beside it.
 #include "checker.hpp"
-#include "clock_cache.hpp"
+#include "cache/clock_cache.hpp"
 
 namespace schedules {
 namespace {

@@ -20,7 +20,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent.parent
 CORE = ROOT / "src" / "clipper_core"
 HERE = Path(__file__).resolve().parent
-HEADERS = ("ring", "clock_cache", "future", "lane", "lead", "row_lock")
+HEADERS = {  # header -> its package
+    "ring": "runtime",
+    "clock_cache": "cache",
+    "future": "results",
+    "lane": "scheduling",
+    "lead": "runtime",
+    "row_lock": "params",
+}
 ORDER = re.compile(r"std::memory_order_(relaxed|acquire|release|acq_rel|seq_cst)\b")
 CALLS = (
     (re.compile(r"(?<![\w:])(?:pause|sched_yield)\(\)"), "::schedules::spin()"),
@@ -81,7 +88,10 @@ class Explorer:
     build/schedules."""
 
     def __init__(self) -> None:
-        self.texts = {header: (CORE / f"{header}.hpp").read_text() for header in HEADERS}
+        self.texts = {
+            header: (CORE / package / f"{header}.hpp").read_text()
+            for header, package in HEADERS.items()
+        }
         self.sites: list[Site] = []
         for header, text in self.texts.items():
             self.sites += sites_of(header, text, len(self.sites))
@@ -104,7 +114,7 @@ class Explorer:
                     code = pattern.sub(instead, code)
                 lines.append(code + slashes + comment)
             lines.insert(lines.index("#pragma once") + 1, '#include "checker.hpp"')
-            files[f"{header}.hpp"] = "\n".join(lines) + "\n"
+            files[f"{HEADERS[header]}/{header}.hpp"] = "\n".join(lines) + "\n"
         return files
 
     @cached_property
@@ -121,7 +131,7 @@ class Explorer:
             "-Wno-unused-parameter",
             "-Wno-maybe-uninitialized",
         ]
-        content = [*command, *files.values(), (CORE / "machine.hpp").read_text()]
+        content = [*command, *files.values(), (CORE / "runtime" / "machine.hpp").read_text()]
         content += [path.read_text() for path in [*sources, *sorted(HERE.glob("*.hpp"))]]
         digest = hashlib.sha256("\0".join(content).encode()).hexdigest()[:16]
         made = ROOT / "build" / "schedules" / f"explorer-{digest}"
@@ -133,7 +143,9 @@ class Explorer:
         made.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=made.parent) as folder:
             for name, text in files.items():
-                Path(folder, name).write_text(text)
+                path = Path(folder, name)
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(text)
             include = [f"-I{folder}", f"-I{HERE}", f"-I{CORE}"]
             program = Path(folder, "explorer")
             done = subprocess.run(

@@ -1,8 +1,8 @@
 // future.hpp: slots, blocks and blocked threads. (mailbox.cpp has the mailboxes.)
-#include "future.hpp"
+#include "results/future.hpp"
 
 #include "block.hpp"
-#include "ring.hpp"
+#include "runtime/ring.hpp"
 
 namespace schedules {
 namespace {

@@ -1,8 +1,8 @@
 // lane.hpp, with Cells of ring.hpp and the baton of lead.hpp: how a submitter's row reaches a loop that may be asleep.
 #include "checker.hpp"
-#include "lane.hpp"
-#include "lead.hpp"
-#include "ring.hpp"
+#include "scheduling/lane.hpp"
+#include "runtime/lead.hpp"
+#include "runtime/ring.hpp"
 
 namespace schedules {
 namespace {

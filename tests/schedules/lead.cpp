@@ -1,8 +1,8 @@
 // lead.hpp, with the waiters of future.hpp: who runs the turns of the loop, and that somebody does whenever somebody needs it.
 // Nothing here has a clock: what these scenarios end without, no tick of the parked thread was needed for.
 #include "block.hpp"
-#include "future.hpp"
-#include "lead.hpp"
+#include "results/future.hpp"
+#include "runtime/lead.hpp"
 
 namespace schedules {
 namespace {

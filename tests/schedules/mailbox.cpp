@@ -1,7 +1,7 @@
 // future.hpp's mailboxes, with Spsc of ring.hpp: no notice is lost, whoever ends the slot and however full the ring is.
 #include "block.hpp"
-#include "future.hpp"
-#include "ring.hpp"
+#include "results/future.hpp"
+#include "runtime/ring.hpp"
 
 namespace schedules {
 namespace {

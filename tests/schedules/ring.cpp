@@ -1,6 +1,6 @@
 // ring.hpp: Cells (many producers, one consumer, by ticket) and Spsc (one producer, one consumer).
 #include "checker.hpp"
-#include "ring.hpp"
+#include "runtime/ring.hpp"
 
 namespace schedules {
 namespace {

@@ -2,7 +2,7 @@
 #include <string>
 
 #include "checker.hpp"
-#include "row_lock.hpp"
+#include "params/row_lock.hpp"
 
 namespace schedules {
 namespace {

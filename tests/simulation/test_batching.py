@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from clipper_core.batcher import BatchSizer
+from clipper_core.scheduling.batcher import BatchSizer
 
 SLO_US = 20_000
 PAUSES = 0.002

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clipper_core.status import Status
+from clipper_core.runtime.status import Status
 from tests.simulation.world import FAULTS, FAULTS_V1, HEARTBEAT_MS, TICK_US, Container, Kin, World
 
 ROWS: list[tuple[str, tuple[int, ...]]] = [

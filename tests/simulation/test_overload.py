@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper_core.status import Status
+from clipper_core.runtime.status import Status
 from tests.simulation.world import Container, Kin, World
 
 SLO_US = 20_000

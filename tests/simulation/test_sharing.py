@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from clipper_core.status import Status
+from clipper_core.runtime.status import Status
 from tests.simulation.world import FAULTS, HEARTBEAT_MS, Container, Kin, World
 
 MEANWHILE = ["stuck", "slow", "hang", "die_before", "die_after", "raise", "twice", "old_id"]

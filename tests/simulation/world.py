@@ -24,7 +24,12 @@ from typing import Any
 
 import numpy as np
 
-from clipper_core.codec import (
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.model import Model
+from clipper_core.results.future import Future
+from clipper_core.runtime.status import Status
+from clipper_core.scheduling.scheduler import Notice
+from clipper_core.wire.codec import (
     Flag,
     Kind,
     decode_header,
@@ -33,12 +38,7 @@ from clipper_core.codec import (
     open_rows,
     open_runs,
 )
-from clipper_core.engine import Engine
-from clipper_core.future import Future
-from clipper_core.model import Model
-from clipper_core.scheduler import Notice
-from clipper_core.status import Status
-from clipper_core.v1 import decode_v1, message_bytes_v1
+from clipper_core.wire.v1 import decode_v1, message_bytes_v1
 
 TICK_US = 64
 HEARTBEAT_MS = 50

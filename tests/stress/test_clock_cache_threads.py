@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from clipper_core.clock_cache import ClockCache, SharedBlob
+from clipper_core.cache.clock_cache import ClockCache, SharedBlob
 
 THREADS = 4
 OPERATIONS = 150_000

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from clipper_core.embedding import Table
-from clipper_core.initializer import Initializer
-from clipper_core.optimizer import Optimizer
+from clipper_core.params.embedding import Table
+from clipper_core.params.initializer import Initializer
+from clipper_core.params.optimizer import Optimizer
 
 Array = np.ndarray[Any, Any]
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper_core.future import Future
-from clipper_core.model import predict_all
-from clipper_core.status import Status
+from clipper_core.engine.model import predict_all
+from clipper_core.results.future import Future
+from clipper_core.runtime.status import Status
 from tests.stress.node import Node, together
 
 SUBMITTERS = 4

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clipper_core.decider import Decider, Rule, Step
-from clipper_core.ensemble import predict_heard
-from clipper_core.future import Future
-from clipper_core.mailbox import MailboxReader
-from clipper_core.status import Status
+from clipper_core.engine.ensemble import predict_heard
+from clipper_core.results.decider import Decider, Rule, Step
+from clipper_core.results.future import Future
+from clipper_core.results.mailbox import MailboxReader
+from clipper_core.runtime.status import Status
 from tests.stress.node import together
 from tests.stress.test_peer_threads import Pair, asked, row
 

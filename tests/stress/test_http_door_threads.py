@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from clipper_core.histogram import Counter, LatencyHistogram
-from clipper_core.http_door import Door, Handed
-from clipper_core.http_route import HotRoute, HotTable
+from clipper_core.http.http_door import Door, Handed
+from clipper_core.http.http_route import HotRoute, HotTable
+from clipper_core.runtime.histogram import Counter, LatencyHistogram
 from tests.stress.node import Node, together
 
 CLIENTS = 4

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from clipper.testing import wait_until
-from clipper_core.future import Future
-from clipper_core.model import Model
+from clipper_core.engine.model import Model
+from clipper_core.results.future import Future
 from tests.stress.node import Node, together
 
 THREADS = 4

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from clipper_core.status import StatusError
+from clipper_core.runtime.status import StatusError
 from tests.stress.node import Node, SocketContainer, together
 
 

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from clipper.serving.dispatch import Dispatch
-from clipper_core.codec import Kind, encode_frame
-from clipper_core.engine import Engine
-from clipper_core.future import Future
-from clipper_core.mailbox import MailboxReader
-from clipper_core.model import Model, predict_all
-from clipper_core.status import Status
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.model import Model, predict_all
+from clipper_core.results.future import Future
+from clipper_core.results.mailbox import MailboxReader
+from clipper_core.runtime.status import Status
+from clipper_core.wire.codec import Kind, encode_frame
 from tests.stress.node import SocketContainer, together
 
 SUBMITTERS = 4

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from clipper_core.ring import SpscRing, WorkRing
+from clipper_core.runtime.ring import SpscRing, WorkRing
 from tests.stress.node import together
 
 PRODUCERS = 4

@@ -15,7 +15,7 @@ from bench.harness import Goal, Row, row
 from bench.system.engine.effort import FULL, TINY, Effort
 from bench.system.engine.simulated import COSTS, SIZE_MAX, Cost, Replica, Tally, plain_aimd
 from clipper.load.pace import arrivals
-from clipper_core.batcher import Batching
+from clipper_core.scheduling.batcher import Batching
 
 MODES = {"fit": (Batching.FIT, 0.95), "aimd": (Batching.AIMD, 0.9)}
 SHAPES = {"Poisson": 1.0, "bursty": 3.0}  # bursty: a third of each 200 ms has all of its arrivals

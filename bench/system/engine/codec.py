@@ -15,8 +15,10 @@ from bench.system.engine.effort import Effort, micro
 from bench.system.engine.peers import not_installed, peer
 from bench.system.engine.servers import WIDE, servers
 from clipper_container import wire
-from clipper_core.batcher import Batching
-from clipper_core.codec import (
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.model import Model
+from clipper_core.scheduling.batcher import Batching
+from clipper_core.wire.codec import (
     HEADER_BYTES,
     Kind,
     decode_header,
@@ -24,8 +26,6 @@ from clipper_core.codec import (
     encode_rows,
     open_rows,
 )
-from clipper_core.engine import Engine
-from clipper_core.model import Model
 
 IMAGES_NAME, ROWS = f"256 x f32[{WIDE}]", 256
 SIZES = (1, 256, 4096)  # rows of f32[784], for "any size"

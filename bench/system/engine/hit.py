@@ -9,7 +9,7 @@ from bench.system.engine.effort import Effort
 from bench.system.engine.servers import WIDE, servers
 from bench.system.floor import method_ns
 from bench.system.reference import Reference
-from clipper_core.clock_cache import ClockCache
+from clipper_core.cache.clock_cache import ClockCache
 
 KNOWN = 50
 

@@ -13,7 +13,7 @@ import numpy as np
 from bench.harness import Goal, Row, Sample, absent, interleave, row
 from bench.system.engine.effort import FULL, TINY, Effort, median
 from bench.system.engine.peers import not_installed, peer
-from clipper_core.clock_cache import ClockCache
+from clipper_core.cache.clock_cache import ClockCache
 
 PEERS = {
     "cachebox": "cachebox",

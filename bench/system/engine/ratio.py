@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from bench.harness import Goal, Row, absent, row
 from bench.system.engine.effort import FULL, TINY, Effort
-from clipper_core.clock_cache import ClockCache
+from clipper_core.cache.clock_cache import ClockCache
 
 WAYS, BUCKET_BYTES = 5, 128
 TRACES = {"zipf 0.9": 0.9, "zipf 1.0": 1.0, "zipf 1.1": 1.1, "drift": 0.0}

@@ -13,8 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from clipper_core.batcher import Batching
-from clipper_core.codec import (
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.model import Model
+from clipper_core.runtime.status import Status
+from clipper_core.scheduling.batcher import Batching
+from clipper_core.scheduling.scheduler import Notice
+from clipper_core.wire.codec import (
     HEADER_BYTES,
     Kind,
     decode_header,
@@ -22,10 +26,6 @@ from clipper_core.codec import (
     encode_rows,
     open_rows,
 )
-from clipper_core.engine import Engine
-from clipper_core.model import Model
-from clipper_core.scheduler import Notice
-from clipper_core.status import Status
 
 SLO_US = 20_000
 SIZE_MAX = 4096

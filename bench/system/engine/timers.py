@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from bench.harness import CPU, Goal, Row, Sample, interleave, loop_factory, row
 from bench.system.engine.effort import FULL, MS, TINY, Effort
-from clipper_core.timer_wheel import TimerWheel, churn
+from clipper_core.runtime.timer_wheel import TimerWheel, churn
 
 DUE_MAX = 1024  # of one call, as the engine makes it
 LEAST = {"asyncio": 150, "uvloop": 60}

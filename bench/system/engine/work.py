@@ -12,7 +12,7 @@ from bench.system.bare import NO_COMPILER, bare
 from bench.system.engine.effort import Effort
 from bench.system.engine.servers import servers
 from bench.system.reference import distinct
-from clipper_core.ring import WorkRing
+from clipper_core.runtime.ring import WorkRing
 
 LOOP_THREAD = "clipper-loop"
 LANE_ROWS = 8192  # as limits.queue_rows_max

@@ -91,7 +91,7 @@ def examine() -> list[Finding]:
 
 def core() -> Iterator[Finding]:
     try:
-        engine = importlib.import_module("clipper_core.engine")
+        engine = importlib.import_module("clipper_core.engine.engine")
         engine.Engine(cache_bytes_max=1 << 16)
     except ImportError as error:
         yield Finding("fail", f"core extension: {error}. In a checkout run: make build")

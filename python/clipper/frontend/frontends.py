@@ -29,8 +29,8 @@ from clipper.serving.ear import Ear
 from clipper.settings.grpc import grpc_tls
 from clipper.settings.http import HttpSettings, TlsFiles, admin_tls, query_tls
 from clipper.settings.tracing import export_settings
-from clipper_core.batch_reader import BatchLog
-from clipper_core.engine import Engine
+from clipper_core.engine.batch_reader import BatchLog
+from clipper_core.engine.engine import Engine
 
 if TYPE_CHECKING:
     from clipper.frontend.grpc import Grpc

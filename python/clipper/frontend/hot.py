@@ -1,5 +1,5 @@
-"""The door: plain queries are answered by threads that never take the GIL (clipper_core.http_door),
-all else by Python.
+"""The door: plain queries are answered by threads that never take the GIL
+(clipper_core.http.http_door), all else by Python.
 
 What is plain: `POST /api/APP/predict` (and the original's `POST /APP/predict`) with the body
 `{"input": [...]}` and nothing beside, or an infer request of one row, as JSON or binary; in the
@@ -43,9 +43,9 @@ from clipper.selection.single_model import SingleModel
 from clipper.serving.application import fits_id
 from clipper.serving.processor import Asked, Question, finish, plan_for
 from clipper.types import PredictionRequest
-from clipper_core.engine import Engine
-from clipper_core.http_door import Door, Ending, Handed
-from clipper_core.http_route import HotRoute, HotTable
+from clipper_core.engine.engine import Engine
+from clipper_core.http.http_door import Door, Ending, Handed
+from clipper_core.http.http_route import HotRoute, HotTable
 
 _log = logging.getLogger(__name__)
 _POLICIES = (Ensemble, SingleModel)

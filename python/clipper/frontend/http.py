@@ -50,7 +50,7 @@ from clipper.frontend.traces import Trace, begin_trace
 from clipper.metrics.http_counts import HttpCounts
 from clipper.serving.ear import Ear
 from clipper.settings.http import HttpSettings
-from clipper_core.http_door import Door
+from clipper_core.http.http_door import Door
 
 _log = logging.getLogger(__name__)
 _LINGER_S = 2.0

@@ -11,7 +11,7 @@ from clipper.errors import InvalidInput
 from clipper.frontend.messages import read_json
 from clipper.serving.processor import Question
 from clipper.types import InputType
-from clipper_core.json_rows import RowReader
+from clipper_core.http.json_rows import RowReader
 
 Read = Callable[[Any, str], Any]  # JSON text, where it stands -> a row
 

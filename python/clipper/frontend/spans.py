@@ -19,7 +19,7 @@ from clipper.frontend.otlp import SERVER, Attribute, Link, Span
 from clipper.frontend.traces import Ask, Trace, new_id, subject_of
 from clipper.metrics.http_counts import now_ns
 from clipper.serving.ear import Future
-from clipper_core.status import Status
+from clipper_core.runtime.status import Status
 
 _PATH_MAX = 200
 _SERVERS_FAULT = frozenset(

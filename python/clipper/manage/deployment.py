@@ -57,7 +57,7 @@ from clipper.serving.teaching import Teaching
 from clipper.settings.server import ServerSettings
 from clipper.state_dir import StateDir
 from clipper.types import VERSION_MAX, InputType, Model, VersionedModel
-from clipper_core.model import Model as CoreModel
+from clipper_core.engine.model import Model as CoreModel
 
 _log = logging.getLogger(__name__)
 _DRAIN_POLL_S = 0.002

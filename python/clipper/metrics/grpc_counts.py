@@ -3,7 +3,7 @@ any."""
 
 from clipper.metrics.http_counts import now_ns
 from clipper.metrics.samples import Samples
-from clipper_core.histogram import LatencyHistogram, Snapshot
+from clipper_core.runtime.histogram import LatencyHistogram, Snapshot
 
 
 class MethodCounts:

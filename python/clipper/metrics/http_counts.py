@@ -6,7 +6,7 @@ from collections import Counter as Counts
 from collections.abc import Callable
 
 from clipper.metrics.samples import OTHER, Samples
-from clipper_core.histogram import Counter, LatencyHistogram, Snapshot
+from clipper_core.runtime.histogram import Counter, LatencyHistogram, Snapshot
 
 now_ns = time.monotonic_ns
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from clipper.clock import wall_time_us
 from clipper.metrics.samples import Samples
-from clipper_core.histogram import Counter, LatencyHistogram, Snapshot
+from clipper_core.runtime.histogram import Counter, LatencyHistogram, Snapshot
 
 OUTCOMES: Final = ("ok", "artifact", "host", "refused")  # of a load
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from clipper.clock import wall_time_us
 from clipper.metrics.samples import Cap, Labels, Samples
-from clipper_core.histogram import snapshot_of
+from clipper_core.runtime.histogram import snapshot_of
 
 Stats = Mapping[str, Any]
 

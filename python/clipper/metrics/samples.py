@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from clipper.metrics.families import FAMILIES, Family
-from clipper_core.histogram import Snapshot
+from clipper_core.runtime.histogram import Snapshot
 
 OTHER: Final = "_other"
 Labels = tuple[str, ...]

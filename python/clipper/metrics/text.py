@@ -11,7 +11,7 @@ from typing import Final
 
 from clipper.metrics.families import Family
 from clipper.metrics.samples import OTHER, Labels, Samples, Value, cumulative, named
-from clipper_core.histogram import Snapshot
+from clipper_core.runtime.histogram import Snapshot
 
 CONTENT_TYPES: Final = {
     "prometheus": b"text/plain; version=0.0.4; charset=utf-8",

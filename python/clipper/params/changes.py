@@ -16,7 +16,7 @@ import numpy as np
 from clipper.errors import InvalidInput
 from clipper.params.frames import packed
 from clipper.params.parameters import Ids, Parameters, Piece
-from clipper_core.shard_door import ShardDoor
+from clipper_core.params.shard_door import ShardDoor
 
 SLOT = 8  # of the shard's log; below it are replicas and snapshots
 IDS_MAX = 1 << 20  # kept for those who have not asked yet

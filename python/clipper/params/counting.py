@@ -9,7 +9,7 @@ from clipper.metrics.process import resident_bytes
 from clipper.params.frames import Refusal
 from clipper.params.parameters import Piece
 from clipper.params.replication import Following
-from clipper_core.status import Status
+from clipper_core.runtime.status import Status
 
 if TYPE_CHECKING:
     from clipper.params.shard import Shard

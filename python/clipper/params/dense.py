@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clipper.errors import InvalidInput, UnknownVariable
-from clipper_core.optimizer import Optimizer
+from clipper_core.params.optimizer import Optimizer
 
 F32 = npt.NDArray[np.float32]
 NAME_MAX = 1024

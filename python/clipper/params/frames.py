@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from clipper import errors
 from clipper.errors import ClipperError, FrameError
-from clipper_core.status import Status
+from clipper_core.runtime.status import Status
 
 HEAD = struct.Struct("<4s4B2I5QfI")
 HEAD_BYTES = HEAD.size

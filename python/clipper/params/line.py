@@ -41,7 +41,7 @@ from clipper.params.frames import (
 )
 from clipper_container.push_identity import PushIdentity
 from clipper_container.shared_rows import Sharing
-from clipper_core.spin import Receiver
+from clipper_core.runtime.spin import Receiver
 
 Buffer = Any  # bytes, or an array's memory
 SHARDS_FILE = "shards.json"  # {"addresses": [...], "token": ...}, in a set's folder

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from clipper.errors import InvalidInput, TypeConflict, UnknownTable
 from clipper.params.dense import Dense
 from clipper.params.tables import TableSpec
-from clipper_core.embedding import Table
+from clipper_core.params.embedding import Table
 
 Ids = npt.NDArray[np.int64]
 Piece = dict[str, Any]

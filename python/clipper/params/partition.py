@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from clipper_core.embedding import key_of
+from clipper_core.params.embedding import key_of
 
 Ids = npt.NDArray[np.int64]
 

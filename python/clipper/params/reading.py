@@ -9,7 +9,7 @@ from typing import Any
 from clipper.errors import ClipperError
 from clipper.params.frames import Kind, refusal, unpacked
 from clipper.params.line import Ask, Line, addresses_in, call
-from clipper_core.histogram import Snapshot, snapshot_of
+from clipper_core.runtime.histogram import Snapshot, snapshot_of
 
 Stats = Mapping[str, Any]
 ALL_S = 3.0  # for all that do not answer

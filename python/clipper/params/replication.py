@@ -32,7 +32,7 @@ from clipper.errors import ClipperError, ShardAway
 from clipper.params.frames import Head, Kind, packed, refusal, unpacked
 from clipper.params.line import Line, call
 from clipper.params.parameters import DENSE, Ids, Parameters, Piece
-from clipper_core.shard_door import ShardDoor
+from clipper_core.params.shard_door import ShardDoor
 
 log = logging.getLogger("clipper.params")
 STILL_BYTES_MAX = 4 << 20  # read while pushes wait: about a millisecond

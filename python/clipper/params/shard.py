@@ -1,5 +1,5 @@
-"""One shard: its door's loop on a thread, which has the rows (`clipper_core.shard_door`), and one
-thread that answers calls.
+"""One shard: its door's loop on a thread, which has the rows (`clipper_core.params.shard_door`),
+and one thread that answers calls.
 
 A life of a shard: it listens (calls of other shards are answered at once, those of workers are told
 to come back), recovers under a higher epoch than any before, serves, and ends by a snapshot. What
@@ -36,7 +36,7 @@ from clipper.params.stepping import Stepping
 from clipper.params.tables import TableSpec
 from clipper.params.training import Pushed, Training, whole
 from clipper.settings.params import ParamsSettings
-from clipper_core.shard_door import ShardDoor
+from clipper_core.params.shard_door import ShardDoor
 
 log = logging.getLogger("clipper.params")
 PROTOCOL = 1

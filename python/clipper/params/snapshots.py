@@ -34,7 +34,7 @@ from clipper.params.line import Line
 from clipper.params.parameters import DENSE, Ids, Piece
 from clipper.params.recovery import Source, synced, written
 from clipper.params.replication import asked, still
-from clipper_core.shard_door import ShardDoor, each_once
+from clipper_core.params.shard_door import ShardDoor, each_once
 
 log = logging.getLogger("clipper.params")
 FORMAT = 1

@@ -4,9 +4,9 @@ import msgspec
 
 from clipper.errors import ConfigError, InvalidInput
 from clipper.types import check_name
-from clipper_core.embedding import Table
-from clipper_core.initializer import Initializer
-from clipper_core.optimizer import Optimizer
+from clipper_core.params.embedding import Table
+from clipper_core.params.initializer import Initializer
+from clipper_core.params.optimizer import Optimizer
 
 DIM_MAX = 1 << 16
 
@@ -49,7 +49,7 @@ class TableSpec(msgspec.Struct, frozen=True):
 
     def made(self, rows_max: int = 0) -> Table:
         """An empty table. rows_max: less than its own, for a trial. Raises what
-        clipper_core.embedding raises."""
+        clipper_core.params.embedding raises."""
         return Table(
             self.name,
             self.dim,

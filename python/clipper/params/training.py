@@ -17,7 +17,7 @@ from clipper.params.dense import F32
 from clipper.params.frames import Refusal
 from clipper.params.parameters import DENSE, Ids, Parameters, Piece
 from clipper.params.replication import still
-from clipper_core.shard_door import ShardDoor
+from clipper_core.params.shard_door import ShardDoor
 
 _NONE = np.empty(0, np.int64)
 _SEQUENCE_MAX = (1 << 64) - 1

@@ -34,8 +34,8 @@ ROWS_A_PREDICTION = 4  # that are followed, on average
 
 
 class Watched:
-    """The cached predictions of one model: what `clipper_core.model.Model.watch` asks. Threads:
-    any.
+    """The cached predictions of one model: what `clipper_core.engine.model.Model.watch` asks.
+    Threads: any.
 
     reads: of an input, the ids of each table; None when they cannot be told.  made_max: predictions
     that are followed. forget: a key and its number, from the cache.

@@ -26,7 +26,7 @@ from clipper.selection.policy import (
 from clipper.selection.prediction_sets import Chances
 from clipper.selection.votes import in_order, label_key
 from clipper.types import VersionedModel
-from clipper_core.bandit import Rule, RuleKind
+from clipper_core.learning.bandit import Rule, RuleKind
 
 
 class Bandit(LearningPolicy):

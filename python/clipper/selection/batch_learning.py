@@ -1,8 +1,8 @@
 """Many observations at once: columns instead of objects, learned from by the core in their order.
 
 The policies of this package that vote on labels, or lose by numbers, learn in
-`clipper_core.lesson`; for every other policy, and for outputs of kinds that do not go together,
-`observe_rows` is the loop over `policy.observe`.
+`clipper_core.learning.lesson`; for every other policy, and for outputs of kinds that do not go
+together, `observe_rows` is the loop over `policy.observe`.
 """
 
 import functools
@@ -24,8 +24,8 @@ from clipper.selection.learning_policy import (
 )
 from clipper.selection.policy import Observation, Plan, Policy, Prediction, State, Truth
 from clipper.types import VersionedModel
-from clipper_core.bandit import Rule
-from clipper_core.lesson import Lesson
+from clipper_core.learning.bandit import Rule
+from clipper_core.learning.lesson import Lesson
 
 _IN_THE_CORE: tuple[type[Any], ...] = (
     Exp3,

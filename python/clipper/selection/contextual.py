@@ -19,7 +19,7 @@ from clipper.selection.learning_policy import Array, LearnedState
 from clipper.selection.policy import Observation, Plan, Query
 from clipper.selection.votes import in_order
 from clipper.types import VersionedModel
-from clipper_core.linear import Context
+from clipper_core.learning.linear import Context
 
 FEATURES_MAX = 32
 LARGEST = 1e6

@@ -4,8 +4,8 @@ A query's models are heard one by one. A decider says after each of them, and at
 whether that is enough: a *schedule* of steps, each a rule with the time until which it decides.
 From the end of a step on, the next one decides, on everything that has arrived since the beginning;
 at the deadline the last one answers with what there is. The core carries it out
-(clipper_core.decider); here it is only read and checked, so that whoever sets it hears at once what
-is wrong.
+(clipper_core.results.decider); here it is only read and checked, so that whoever sets it hears at
+once what is wrong.
 
     all                             wait for every model: the policy combines (the default)
     first(confidence=0.8)           the first model that is heard and at least this sure

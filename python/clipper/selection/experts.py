@@ -27,7 +27,7 @@ from clipper.selection.policy import (
 from clipper.selection.prediction_sets import Chances
 from clipper.selection.votes import Votes, combine, in_order, label_key, scores, usable
 from clipper.types import VersionedModel
-from clipper_core.bandit import Rule, RuleKind
+from clipper_core.learning.bandit import Rule, RuleKind
 
 
 class Experts(LearningPolicy):

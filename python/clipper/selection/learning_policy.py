@@ -2,9 +2,9 @@
 calibration, writing and merging.
 
 A state is a value: one row of numbers a model (its columns belong to the rule,
-`clipper_core.bandit`), the observations so far, which labels were seen, how often answers given
-with a confidence were right, and, for sets, their threshold. Nothing in here is changed in place.
-"""
+`clipper_core.learning.bandit`), the observations so far, which labels were seen, how often answers
+given with a confidence were right, and, for sets, their threshold. Nothing in here is changed in
+place."""
 
 import math
 import zlib
@@ -20,7 +20,7 @@ from clipper.selection.policy import Combined, Observation, Predictions, agrees,
 from clipper.selection.prediction_sets import FRESH, Chances, Tracked
 from clipper.selection.votes import in_order, label_key
 from clipper.types import InputType, VersionedModel
-from clipper_core.bandit import Rule
+from clipper_core.learning.bandit import Rule
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 _replace = msgspec.structs.replace

@@ -33,7 +33,7 @@ from clipper.selection.votes import (
     usable,
 )
 from clipper.types import VersionedModel
-from clipper_core.linear import Blend
+from clipper_core.learning.linear import Blend
 
 MODELS_MAX = 64
 SPREAD_COUNTS = (

@@ -11,7 +11,7 @@ from clipper.serving.observe import Counted, observe, observe_many
 from clipper.serving.processor import Question, predict
 from clipper.serving.truths import truth_of, user_of, weight_of
 from clipper.types import Answer, Answers
-from clipper_core.future import Future
+from clipper_core.results.future import Future
 
 ID_CHARS_MAX = 512  # of a request's own id
 

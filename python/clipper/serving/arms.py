@@ -22,7 +22,7 @@ from clipper.selection.policy import loss
 from clipper.serving.guards import Counts, Figures, guards_in
 from clipper.serving.states import Watcher
 from clipper.types import VersionedModel
-from clipper_core.histogram import Counter, LatencyHistogram
+from clipper_core.runtime.histogram import Counter, LatencyHistogram
 
 COMPARED_S_MAX = (
     100.0  # of the new version's queries, so many a second are asked of the one before, too

@@ -30,9 +30,9 @@ from clipper.serving.processor import (
 from clipper.serving.stragglers import combine
 from clipper.serving.truths import user_of
 from clipper.types import Answers, VersionedModel
-from clipper_core.future import Future
-from clipper_core.model import predict_rows
-from clipper_core.status import Status
+from clipper_core.engine.model import predict_rows
+from clipper_core.results.future import Future
+from clipper_core.runtime.status import Status
 
 ARRAY_SLO_MS = 60_000.0  # of an array for which no SLO is named: it is work, not a request
 

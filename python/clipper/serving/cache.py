@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from clipper.types import VersionedModel
-from clipper_core.future import Future
-from clipper_core.model import Model
+from clipper_core.engine.model import Model
+from clipper_core.results.future import Future
 
 
 class Cache:

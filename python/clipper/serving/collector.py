@@ -16,7 +16,7 @@ import msgspec
 
 from clipper.errors import InvalidInput, Overloaded, ShuttingDown
 from clipper.types import Answer, PredictionRequest
-from clipper_core.future import Future
+from clipper_core.results.future import Future
 
 CAPACITY_MAX = 1 << 20
 _RETRY_AFTER_S = 0.01

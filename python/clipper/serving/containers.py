@@ -20,12 +20,12 @@ import msgspec
 from clipper.errors import ClipperError
 from clipper.serving.teaching import Teaching
 from clipper.types import Batching, InputType, VersionedModel, check_name
-from clipper_core.batcher import Batching as Mode
-from clipper_core.codec import Kind, encode_frame
-from clipper_core.engine import Engine
-from clipper_core.model import Model as CoreModel
-from clipper_core.scheduler import Notice
-from clipper_core.status import Status
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.model import Model as CoreModel
+from clipper_core.runtime.status import Status
+from clipper_core.scheduling.batcher import Batching as Mode
+from clipper_core.scheduling.scheduler import Notice
+from clipper_core.wire.codec import Kind, encode_frame
 
 _log = logging.getLogger(__name__)
 _HELLO_BYTES_MAX = 64 << 10

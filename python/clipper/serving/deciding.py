@@ -20,8 +20,8 @@ from clipper.selection.decider import AnswerFrom, View, checked
 from clipper.selection.policy import Prediction, is_usable
 from clipper.serving.qualifiers import prediction_of
 from clipper.types import VersionedModel
-from clipper_core.future import Future
-from clipper_core.status import Status
+from clipper_core.results.future import Future
+from clipper_core.runtime.status import Status
 
 if TYPE_CHECKING:
     from clipper.serving.speculating import Hearing

@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NoReturn
 
 from clipper import errors
-from clipper_core.engine import Engine
-from clipper_core.future import Future
-from clipper_core.io_loop import IoLoop
-from clipper_core.mailbox import MailboxReader
-from clipper_core.status import Status, bind_errors
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.io_loop import IoLoop
+from clipper_core.results.future import Future
+from clipper_core.results.mailbox import MailboxReader
+from clipper_core.runtime.status import Status, bind_errors
 
 _log = logging.getLogger(__name__)
 FORK_HINT = "Start a server of its own in the child, or fork before clipper.start()."

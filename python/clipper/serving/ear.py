@@ -10,9 +10,9 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
-from clipper_core.engine import Engine
-from clipper_core.future import Future as Future
-from clipper_core.mailbox import MailboxReader
+from clipper_core.engine.engine import Engine
+from clipper_core.results.future import Future as Future
+from clipper_core.results.mailbox import MailboxReader
 
 _log = logging.getLogger(__name__)
 Told = Callable[[Future], object]

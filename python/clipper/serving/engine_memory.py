@@ -8,7 +8,7 @@ pages while the first container starts.
 
 import threading
 
-from clipper_core.engine import Engine
+from clipper_core.engine.engine import Engine
 
 
 class EngineMemory:

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from clipper.config import Config
-from clipper_core.engine import Engine
-from clipper_core.model import Model as CoreModel
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.model import Model as CoreModel
 
 LINKS_MAX = 65_533  # of an engine
 _log = logging.getLogger(__name__)

@@ -22,9 +22,9 @@ from clipper.selection.batch_learning import Column, ObservationRows
 from clipper.serving.forwarding import Forwarding
 from clipper.serving.states import Learner
 from clipper.types import VersionedModel
-from clipper_core.future import Future
-from clipper_core.recent_answers import RecentAnswers
-from clipper_core.status import Status
+from clipper_core.http.recent_answers import RecentAnswers
+from clipper_core.results.future import Future
+from clipper_core.runtime.status import Status
 
 ANSWER_BYTES = 1024  # what keeping an answer costs beside its outputs
 

@@ -8,8 +8,8 @@ Jain 1989; the start is TCP's).
 from typing import Final
 
 from clipper.types import Answer
-from clipper_core.future import Future
-from clipper_core.status import Status
+from clipper_core.results.future import Future
+from clipper_core.runtime.status import Status
 
 _UNTRIED: Final = frozenset(
     {Status.FULL, Status.DROPPED, Status.NO_REPLICA, Status.REPLICA_LOST, Status.CLOSED}

@@ -14,9 +14,9 @@ from clipper.serving.containers import Seat
 from clipper.serving.reads import Reads, Watches, ids_of
 from clipper.settings.server import LimitSettings
 from clipper.types import InputType, Model, VersionedModel
-from clipper_core.engine import Engine
-from clipper_core.model import Model as CoreModel
-from clipper_core.projection import Similarity
+from clipper_core.cache.projection import Similarity
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.model import Model as CoreModel
 
 _log = logging.getLogger(__name__)
 _MODEL_SLO_US = 1_000_000  # of a query that names a model and no SLO

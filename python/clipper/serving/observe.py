@@ -25,8 +25,8 @@ from clipper.serving.records import written, written_rows
 from clipper.serving.states import Learner, Seen
 from clipper.serving.truths import fitted_column, fitted_label, label_column, length_of, user_of
 from clipper.types import Answer, Answers, VersionedModel
-from clipper_core.model import predict_all
-from clipper_core.status import Status
+from clipper_core.engine.model import predict_all
+from clipper_core.runtime.status import Status
 
 Item = tuple[Learner, str, Seen, bytes]
 _log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from clipper.serving.collector import Collector
 from clipper.serving.processor import predict
 from clipper.serving.questions import Questions
 from clipper.types import Answer, Answers, PredictionRequest
-from clipper_core.future import Future
+from clipper_core.results.future import Future
 
 
 class Prediction:

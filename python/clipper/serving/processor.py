@@ -1,8 +1,8 @@
 """The life of a query: which models to ask, by when, and what to make of what they said.
 
-Read with the engine (src/clipper_core/engine.pxd) below it: `predict` runs on the caller's thread
-and returns at once; `finish` runs when somebody asks the future for its result, on that thread.
-"""
+Read with the engine (src/clipper_core/engine/engine.pxd) below it: `predict` runs on the caller's
+thread and returns at once; `finish` runs when somebody asks the future for its result, on that
+thread."""
 
 import logging
 import random
@@ -29,10 +29,10 @@ from clipper.serving.tally import Lineup
 from clipper.serving.teaching import Teaching
 from clipper.serving.truths import user_of
 from clipper.types import Answer, Model, VersionedModel
-from clipper_core.future import Future
-from clipper_core.model import Model as CoreModel
-from clipper_core.model import predict_all
-from clipper_core.status import Status
+from clipper_core.engine.model import Model as CoreModel
+from clipper_core.engine.model import predict_all
+from clipper_core.results.future import Future
+from clipper_core.runtime.status import Status
 
 if TYPE_CHECKING:
     from clipper.serving.speculating import Hearing, Speculation

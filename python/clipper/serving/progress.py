@@ -4,7 +4,7 @@ import sys
 import time
 from typing import TextIO
 
-from clipper_core.future import Future
+from clipper_core.results.future import Future
 
 _AFTER_S = 2.0
 _EVERY_S = 0.25

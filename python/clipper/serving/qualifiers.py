@@ -7,7 +7,7 @@ import msgspec
 
 from clipper.selection import Prediction
 from clipper.types import Qualifiers, VersionedModel
-from clipper_core.future import Future
+from clipper_core.results.future import Future
 
 _DECODER: "msgspec.msgpack.Decoder[Qualifiers]" = msgspec.msgpack.Decoder(Qualifiers)
 

@@ -35,8 +35,8 @@ from clipper.serving.stragglers import averages
 from clipper.serving.tally import Lineup, Tally
 from clipper.serving.teaching import Teaching
 from clipper.types import Application, InputType, Model, PredictionRequest, VersionedModel
-from clipper_core.histogram import Snapshot
-from clipper_core.model import Model as CoreModel
+from clipper_core.engine.model import Model as CoreModel
+from clipper_core.runtime.histogram import Snapshot
 
 _log = logging.getLogger(__name__)
 DEFAULT_POLICY = "ensemble"

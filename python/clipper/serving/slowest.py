@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from clipper.clock import wall_time_us
 from clipper.types import VersionedModel
-from clipper_core.future import Future
-from clipper_core.status import Status
+from clipper_core.results.future import Future
+from clipper_core.runtime.status import Status
 
 KEPT: Final = 5  # of each taking
 MODELS_MAX: Final = 16  # of one query

@@ -3,7 +3,7 @@ the core, answered from what the verdict saw and from nothing later.
 
 `Speculation.hearing` and `Hearing.ask` run on the caller's thread and return at once;
 `Hearing.outcome` on the thread that asks for the result. In between the core carries the schedule
-out (clipper_core.decider), and a decider of the user's own runs on threads of `Deciding`.
+out (clipper_core.results.decider), and a decider of the user's own runs on threads of `Deciding`.
 """
 
 import time
@@ -33,13 +33,13 @@ from clipper.serving.deciding import OWN_STEP, Deciding, Listener
 from clipper.serving.processor import NO_FINITE_VALUE, Asked, Outcome, Question, refuse_fork, why_of
 from clipper.serving.qualifiers import prediction_of
 from clipper.types import Answer, VersionedModel
-from clipper_core.decider import Decider, Rule
-from clipper_core.decider import Step as CoreStep
-from clipper_core.ensemble import predict_heard
-from clipper_core.future import Future
-from clipper_core.histogram import Snapshot
-from clipper_core.model import Model as CoreModel
-from clipper_core.status import Status
+from clipper_core.engine.ensemble import predict_heard
+from clipper_core.engine.model import Model as CoreModel
+from clipper_core.results.decider import Decider, Rule
+from clipper_core.results.decider import Step as CoreStep
+from clipper_core.results.future import Future
+from clipper_core.runtime.histogram import Snapshot
+from clipper_core.runtime.status import Status
 
 MODELS_MAX = 64  # of one query with a decider
 MEASURED_MIN = 100  # predictions before a 99th percentile, or a 95th, means anything

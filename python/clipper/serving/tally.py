@@ -29,10 +29,10 @@ from clipper.serving.slowest import Slowest
 from clipper.serving.stragglers import Means
 from clipper.serving.watch import Late, Watch, Watched
 from clipper.types import VersionedModel
-from clipper_core.future import Future
-from clipper_core.histogram import Counter, LatencyHistogram, Snapshot
-from clipper_core.model import Model as CoreModel
-from clipper_core.status import Status
+from clipper_core.engine.model import Model as CoreModel
+from clipper_core.results.future import Future
+from clipper_core.runtime.histogram import Counter, LatencyHistogram, Snapshot
+from clipper_core.runtime.status import Status
 
 _PAIRS_RATE, _PAIRS_BURST = (
     5_000.0,

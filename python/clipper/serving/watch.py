@@ -21,9 +21,9 @@ from clipper.selection.policy import agrees, is_number, is_usable
 from clipper.serving.roles import PRIMARY, Role
 from clipper.serving.sketch import Bucket, Drift, Quantiles, size_of
 from clipper.types import VersionedModel
-from clipper_core.future import Future
-from clipper_core.model import Model as CoreModel
-from clipper_core.status import Status
+from clipper_core.engine.model import Model as CoreModel
+from clipper_core.results.future import Future
+from clipper_core.runtime.status import Status
 
 OPEN_MAX = 256
 PENDING_MAX = 1024

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from clipper.metrics.families import BATCH_ROWS, FAMILIES, LATENCY_S
 from clipper.metrics.samples import OTHER, Cap, Labels, Samples, cumulative
-from clipper_core.histogram import LatencyHistogram
+from clipper_core.runtime.histogram import LatencyHistogram
 
 QUERIES, SLO, TOOK = (
     "clipper_queries_total",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from clipper.metrics import CONTENT_TYPES, FAMILIES, Samples, influx, openmetrics, prometheus
 from clipper.metrics.families import LATENCY_S
-from clipper_core.histogram import LatencyHistogram
+from clipper_core.runtime.histogram import LatencyHistogram
 
 ODD = ('"', "\\", "\n", "a\\n", 'x="y",', "}", "{", " ")
 LABELS = st.text(st.characters(exclude_categories=("Cs",)), max_size=8) | st.sampled_from(ODD)

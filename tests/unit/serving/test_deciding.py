@@ -14,7 +14,7 @@ from clipper.selection import AnswerFrom, View, Wait
 from clipper.selection.user_defined import FailureLog
 from clipper.serving.deciding import LOST_MAX, OWN_STEP, THREADS_MAX, Deciding, Listener, view_of
 from clipper.types import VersionedModel
-from clipper_core.status import Status
+from clipper_core.runtime.status import Status
 
 A, B, C = (VersionedModel(name, 1) for name in "abc")
 PATIENCE_S = 10.0

@@ -11,8 +11,8 @@ import clipper
 from clipper.errors import NoReplica, ShuttingDown
 from clipper.serving.dispatch import Dispatch
 from clipper.testing import wait_until
-from clipper_core.engine import Engine
-from clipper_core.model import Model
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.model import Model
 
 ROW = np.arange(4.0)
 

@@ -6,7 +6,7 @@ import pytest
 from clipper.config import Config, load
 from clipper.serving import engines as module
 from clipper.serving.engines import Engines
-from clipper_core.model import Model, predict_all
+from clipper_core.engine.model import Model, predict_all
 
 
 @pytest.fixture(autouse=True)

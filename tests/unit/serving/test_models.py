@@ -8,7 +8,7 @@ import pytest
 from clipper.serving.models import RunningModels, row_shape
 from clipper.settings.server import LimitSettings
 from clipper.types import InputType, Model, Similar, VersionedModel
-from clipper_core.engine import Engine
+from clipper_core.engine.engine import Engine
 
 
 def record(name="m", version=1, **fields):

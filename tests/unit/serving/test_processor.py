@@ -14,7 +14,7 @@ from clipper.serving.tally import Tally
 from clipper.store.journal import Journal
 from clipper.store.memory import MemoryStore
 from clipper.types import VersionedModel
-from clipper_core.status import Status
+from clipper_core.runtime.status import Status
 
 A, B = VersionedModel("a", 1), VersionedModel("b", 2)
 

@@ -25,9 +25,9 @@ from clipper.serving.states import States
 from clipper.store.journal import Journal
 from clipper.store.memory import MemoryStore
 from clipper.types import VersionedModel
-from clipper_core.decider import Rule
-from clipper_core.histogram import LatencyHistogram, Snapshot
-from clipper_core.status import Status
+from clipper_core.results.decider import Rule
+from clipper_core.runtime.histogram import LatencyHistogram, Snapshot
+from clipper_core.runtime.status import Status
 
 A, B, C = (VersionedModel(name, 1) for name in "abc")
 LINKS = (C, A, B)

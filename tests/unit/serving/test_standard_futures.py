@@ -12,9 +12,9 @@ import pytest
 
 from clipper.errors import Cancelled, NoReplica
 from clipper.serving.dispatch import Dispatch
-from clipper_core.engine import Engine
-from clipper_core.future import Future
-from clipper_core.model import Model, predict_all
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.model import Model, predict_all
+from clipper_core.results.future import Future
 
 ROW = np.arange(4.0)
 

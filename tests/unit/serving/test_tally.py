@@ -15,7 +15,7 @@ from clipper.selection.policy import NOTHING
 from clipper.serving.roles import Cast, Role
 from clipper.serving.tally import Tally, closeness
 from clipper.types import VersionedModel
-from clipper_core.status import Status
+from clipper_core.runtime.status import Status
 
 A, B, C = (VersionedModel(name, 1) for name in "abc")
 

@@ -9,7 +9,7 @@ from clipper.selection import Prediction
 from clipper.serving.roles import Role
 from clipper.serving.watch import OPEN_MAX, PENDING_MAX, REST_S, Watch, Watched
 from clipper.types import VersionedModel
-from clipper_core.status import Status
+from clipper_core.runtime.status import Status
 
 A, B, C = (VersionedModel(name, 1) for name in "abc")
 SHADOW, CANARY = Role("shadow"), Role("canary")

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from clipper.manage.dashboard.shards import of_shards, shards_now
 from clipper.metrics.process import resident_bytes
-from clipper_core.histogram import Snapshot
+from clipper_core.runtime.histogram import Snapshot
 
 NAMES_MAX: Final = 50  # applications, and models, with numbers of their own in a row
 REFUSED: Final = frozenset(("full", "too_large", "closed", "forked"))

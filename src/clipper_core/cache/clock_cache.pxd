@@ -1,0 +1,53 @@
+# Prediction cache: a set-associative CLOCK over 128-byte buckets, read without locks (a sequence
+# lock per bucket).
+#
+# A bucket holds 5 ways of (120-bit key, 8-bit tag, 64-bit word). Capacity in bytes = buckets x 128
+# + a bit each (it holds a blob) + bytes of blobs with 64 each for their headers. Hit: read the
+# sequence, compare keys, read the word, recheck the sequence, set the reference bit if clear.
+# Source: Clipper paper section 4.2 (CLOCK); Corbato 1968; docs/design.md (why set-associative, why
+# 120 bits and a random seed).
+from clipper_core.runtime.machine cimport u8, u32, u64
+from clipper_core.runtime.row_hash cimport Key, Variant
+from clipper_core.wire.prediction cimport Value
+
+cdef struct CacheState        # clock_cache.pyx
+
+cdef enum Policy:             # who leaves a full bucket
+    CLOCK = 0
+    SIEVE = 1
+
+cdef Policy policy_of(str name) except *    # "clock" or "sieve"; ValueError for another
+
+# -- hashing. Threads: any. Seeded at random per process, so that nobody can aim at a bucket.
+cdef Key key_of(const CacheState* cache, u64 model, u64 salt, const void* row,
+                u64 nbytes) noexcept nogil
+# another key for every mark, in the same bucket; 0: the same
+cdef Key key_marked(Key key, u64 mark) noexcept nogil
+
+# -- the cache. Threads: any.
+cdef CacheState* cache_new(u64 bytes_max, u64 seed_lo, u64 seed_hi, Variant variant,
+                           Policy policy) noexcept nogil
+# NULL when memory is out
+cdef void cache_free(CacheState* cache) noexcept nogil
+# a blob comes with a reference
+cdef bint cache_lookup(CacheState* cache, const Key* key, Value* out) noexcept nogil
+cdef u64 cache_lookup_many(CacheState* cache, const Key* keys, u64 n, Value* values,
+                           u8* found) noexcept nogil
+# -> how many; values[i] and found[i] (1 or 0) for each key, as cache_lookup tells them; buckets are
+# fetched ahead
+# ahead of lookups in bulk
+cdef void cache_prefetch(const CacheState* cache, const Key* key) noexcept nogil
+# takes its own reference
+cdef void cache_fill(CacheState* cache, const Key* key, const Value* value) noexcept nogil
+# False: it was not there
+cdef bint cache_forget(CacheState* cache, const Key* key) noexcept nogil
+# ^ what is being evaluated may still come in under it: who forgets for good asks under another key
+# from then on
+cdef u64 cache_touch(CacheState* cache, u64 start) noexcept nogil
+# ^ the pages of a stretch of the table that begins with bucket `start` are there afterwards, so
+# that no fill waits for them;
+# nothing changes. -> the bucket to go on with; 0: the table ends. It may take milliseconds: not for
+# the loop
+cdef u64 cache_bytes(const CacheState* cache) noexcept nogil
+cdef u64 cache_entries(const CacheState* cache) noexcept nogil
+cdef u64 cache_evictions(const CacheState* cache) noexcept nogil

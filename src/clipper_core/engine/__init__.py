@@ -1,0 +1,1 @@
+"""The engine as Python sees it, and its loop."""

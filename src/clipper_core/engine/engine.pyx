@@ -1,0 +1,623 @@
+"""The engine's owner: construction, control from Python, and the doors for a simulator. What it
+decides is in `scheduler`."""
+cimport cython
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
+from libcpp.vector cimport vector
+from posix.unistd cimport close
+
+from clipper_core.cache.clock_cache cimport (
+    Policy, cache_bytes, cache_entries, cache_evictions, cache_free, cache_new, cache_touch,
+    policy_of,
+)
+from clipper_core.results.delivery cimport ENGINES_MAX, delivery_flush, delivery_kill
+from clipper_core.runtime.histogram cimport histogram_snapshot
+from clipper_core.runtime.machine cimport (
+    EFD_CLOEXEC, EFD_NONBLOCK, acquire, aligned_new, atomic, eventfd, eventfd_drain, monotonic_us,
+    relaxed, release, seq_cst, u8, u32, u64,
+)
+from clipper_core.runtime.ring cimport ring_free, ring_new, ring_row, spsc_free, spsc_new
+from clipper_core.runtime.row_hash cimport variant_best
+from clipper_core.runtime.status cimport (
+    BAD_INPUT, CLOSED, FULL, NO_MEMORY, REPLICA_LOST, UNKNOWN, raise_for,
+)
+from clipper_core.scheduling.asking cimport asking_close
+from clipper_core.scheduling.batcher cimport TIMINGS_MAX
+from clipper_core.scheduling.lane cimport lane_close, lanes_free, lanes_new, takers_end
+from clipper_core.scheduling.link cimport Link, link_free, link_sent, spare_free
+from clipper_core.scheduling.model_state cimport (
+    ModelState, departed_free, departed_init, model_state_clear, model_state_free,
+    model_state_init,
+)
+from clipper_core.scheduling.pending cimport pending_touch
+from clipper_core.scheduling.replica cimport PROFILE_BUCKETS, Gauge, replica_free
+from clipper_core.scheduling.scheduler cimport (
+    ADOPT, ATTACH, CLOSE_LINK, DRAIN, EXPECT, HAND_OVER, LINKS_MAX, REFUSE_LINK, TEACH, LinkState,
+    News, engine_given, engine_link, engine_lost, engine_open, engine_order, engine_step,
+)
+from clipper_core.scheduling.task cimport STATUSES, Tally
+from clipper_core.wire.lz4 cimport LITERALS, QUICK, THOROUGH
+
+import os
+
+from clipper_core.scheduling.scheduler import Notice
+from clipper_core.runtime.status import Status as StatusName
+
+cdef enum:
+    COMMANDS_MAX = 8192
+    NEWS_MAX = 16384
+
+# near, far
+cdef dict _searches = {"auto": (LITERALS, QUICK), "none": (LITERALS, LITERALS),
+                       "full": (THOROUGH, THOROUGH)}
+
+
+cdef int _make_room(EngineState* e, u64 connections, u64 models) except -1:
+    """Address space for whatever connections and models can put into the loop's vectors, which then
+    need no memory to grow."""
+    e.free_slots.reserve(connections)
+    e.writers.reserve(connections)
+    e.closing.reserve(connections)
+    e.watched.reserve(connections)
+    e.hot.reserve(models)
+    e.waits.reserve(models)
+    e.moves.reserve(COMMANDS_MAX)
+    return 0
+
+
+@cython.no_gc_clear                  # what __dealloc__ ends needs `delivery`
+cdef class Engine:
+    """Threads: any, except step, receive, outgoing, lost, which belong to the loop (or to a
+    simulator in its place).
+
+    `limits` names every bound: cache_bytes_max, tasks_max, queue_bytes_max (rows of variable
+    length), frame_bytes_max, rows_max (of a batch), output_bytes_max, links_max, models_max; and
+    heartbeat_ms, hello_ms. A replica whose model fails `eject_after` batches in a row is left alone
+    for a while (0: never). `cache_policy` is clock or sieve. `compression` of the strings sent:
+    "auto" (between hosts, quickly), "none", or "full" (everywhere, as small as it gets). With
+    `manual_clock` time is what step is told (microseconds). `number`: among the engines of one
+    server, see `meet`. Raises BAD_INPUT: no such policy, compression or number. Source:
+    docs/architecture.md, "Flow".
+    """
+
+    def __cinit__(self, *, u64 cache_bytes_max=256 << 20, str cache_policy="clock",
+                  u64 tasks_max=1 << 20,
+                  u64 queue_bytes_max=1 << 30, u64 frame_bytes_max=64 << 20, u32 rows_max=1 << 16,
+                  u64 output_bytes_max=16 << 20, u64 links_max=4096, u32 models_max=65535, u64 heartbeat_ms=500,
+                  u64 hello_ms=10000, u32 eject_after=3, bint manual_clock=False, seed=None,
+                  str compression="auto", u32 number=0):
+        cdef EngineState* e
+        cdef Policy policy = policy_of(cache_policy)
+        cdef object noise = os.urandom(16) if seed is None else int(seed).to_bytes(16, "little")
+        cdef u64 now = 0 if manual_clock else monotonic_us()
+        if compression not in _searches:
+            raise_for(BAD_INPUT, f"compression is one of {', '.join(_searches)}, not {compression!r}")
+        if number >= ENGINES_MAX:
+            raise_for(BAD_INPUT, f"engines are numbered from 0 to {ENGINES_MAX - 1}, not {number}")
+        self.delivery = Delivery(number)
+        self.models = []
+        self.peers = []
+        self.limits = {"models_max": models_max, "tasks_max": tasks_max,
+                       "links_max": min(links_max, LINKS_MAX - 2)}
+        self.state = e = <EngineState*> aligned_new(sizeof(EngineState))
+        if e == NULL:
+            raise_for(NO_MEMORY, "no memory for the engine")
+        e.delivery = self.delivery.state
+        e.manual = manual_clock
+        e.now_us.store(now, relaxed)
+        e.limits.payload_bytes_max = frame_bytes_max
+        e.limits.rows_max = rows_max
+        e.limits.output_bytes_max = output_bytes_max
+        e.links_max = self.limits["links_max"]
+        e.search_near, e.search_far = _searches[compression]
+        e.heartbeat_us = heartbeat_ms * 1000
+        e.hello_us = hello_ms * 1000
+        e.eject_after = eject_after
+        e.chores_us = now
+        e.cache = cache_new(cache_bytes_max, int.from_bytes(noise[:8], "little"),
+                            int.from_bytes(noise[8:], "little"),
+                            variant_best(), policy)
+        e.models = <ModelState**> aligned_new(<u64> models_max * sizeof(void*))
+        e.links = <LinkState*> aligned_new(LINKS_MAX * sizeof(LinkState))
+        e.commands = ring_new(COMMANDS_MAX, sizeof(Command), 0)
+        e.news = spsc_new(NEWS_MAX)
+        e.news_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+        e.free_slots = new vector[u32]()
+        e.writers = new vector[u32]()
+        e.closing = new vector[u32]()
+        e.hot = new vector[u32]()
+        e.watched = new vector[u32]()
+        e.waits = new vector[u32]()
+        e.spare = new vector[void*]()
+        e.moves = new vector[Command]()
+        _make_room(e, self.limits["links_max"] + 2, models_max)
+        if e.cache != NULL:
+            e.lanes = lanes_new(e.delivery, e.cache, now, tasks_max, queue_bytes_max)
+        if (e.cache == NULL or e.models == NULL or e.links == NULL or e.commands == NULL
+            or e.news == NULL
+                or not departed_init(&e.departed) or e.lanes == NULL or e.news_fd < 0):
+            raise_for(NO_MEMORY, "no memory (or no file descriptor) for the engine; lower cache_bytes_max or tasks_max")
+
+    def __dealloc__(self):
+        cdef EngineState* e = self.state
+        cdef u32 i
+        if e == NULL:
+            return
+        if e.lanes != NULL:
+            _finish(e)              # a future may outlive its engine, but not wait for it
+        self._free_links()
+        for i in range(e.model_count.load(relaxed)):
+            model_state_free(e.models[i])
+        lanes_free(e.lanes)
+        if e.cache != NULL:
+            cache_free(e.cache)
+        self._free_news()
+        ring_free(e.commands)
+        spsc_free(e.news)
+        departed_free(&e.departed)
+        if e.news_fd > 0:
+            close(e.news_fd)
+        del e.free_slots
+        del e.writers
+        del e.closing
+        del e.hot
+        del e.watched
+        del e.waits
+        spare_free(e.spare)
+        del e.moves
+        free(e.models)
+        free(e.links)
+        free(e)
+
+    cdef int _free_links(self) except -1:
+        cdef EngineState* e = self.state
+        cdef u32 i
+        for i in range(1, e.slots_used + 1 if e.links != NULL else 1):
+            if e.links[i].replica != NULL:
+                replica_free(e.links[i].replica)
+            link_free(e.links[i].link)
+            free(e.links[i].attached)
+            free(e.links[i].gone)
+        return 0
+
+    cdef int _free_news(self) except -1:
+        cdef u64 word
+        cdef Command* command
+        while self.state.news != NULL and self.state.news.pop(&word):
+            free(<News*> word)
+        while self.state.commands != NULL and self.state.commands.cells.published(self.state.commands_head):
+            command = <Command*> ring_row(self.state.commands, self.state.commands_head)
+            if command.kind == ADOPT:
+                close(command.fd)
+            free(command.data)
+            self.state.commands.cells.release(self.state.commands_head)
+            self.state.commands_head += 1
+        return 0
+
+    cdef ModelState* new_model(self) except NULL:
+        """A model's state, with a number: that of one that was given back, or the next. The loop
+        sees it with the first row or replica that names it."""
+        cdef EngineState* e = self.state
+        cdef ModelState* model
+        cdef u64 index
+        if e.departed.unused.pop(&index):
+            model_state_clear(e.models[index])
+            return e.models[index]
+        index = e.model_count.load(relaxed)
+        if index >= <u32> self.limits["models_max"]:
+            raise_for(FULL, f"models_max = {self.limits['models_max']} models are registered; raise it in [limits]")
+        model = <ModelState*> aligned_new(sizeof(ModelState))
+        if model == NULL:
+            raise_for(NO_MEMORY, f"no memory for a model beside the {index} that there are")
+        if not model_state_init(model):
+            model_state_free(model)
+            raise_for(NO_MEMORY, f"no memory for a model beside the {index} that there are")
+        model.index = <u32> index
+        e.models[index] = model
+        e.model_count.store(model.index + 1, release)
+        return model
+
+    cdef int command(self, Command* command) except -1:
+        if not engine_order(self.state, command):
+            free(command.data)
+            raise_for(FULL, f"{COMMANDS_MAX} commands are waiting for the loop; is it running?")
+        return 0
+
+    def meet(self, Engine other):
+        """Futures over models of this engine and of `other` may be made from now on; before the
+        loops run."""
+        cdef u32 theirs = other.delivery.state.number
+        cdef u32 ours = self.delivery.state.number
+        if ours == theirs or self.delivery.state.peers[theirs] != NULL or other.delivery.state.peers[ours] != NULL:
+            raise_for(BAD_INPUT, f"engine {ours} cannot meet engine {theirs}: the engines of a server have numbers of their own")
+        self.peers.append(other.delivery)
+        other.peers.append(self.delivery)
+        self.delivery.state.peers[theirs] = other.delivery.state
+        other.delivery.state.peers[ours] = self.delivery.state
+        self.delivery.state.accompanied = other.delivery.state.accompanied = True
+
+    # -- control: what Python's control thread says and hears
+
+    def attach(self, u32 conn, u32 model, bytes welcome, *, u32 number=0, u8 protocol=2,
+               bint checked=False,
+               bint shared=False, bint sessions=False, bint quiet=False, u32 heartbeat_ms=0, timings=(), u32 mode=0,
+               u32 size_max=4096, u32 step=8, double backoff=0.9, u32 delay_us=0, double budget_share=0.5):
+        """Accept connection `conn` as a replica of `model`; `welcome` is the payload of its
+        WELCOME.
+
+        shared: it can map rows; they are shared with it if its connection passes descriptors.
+        sessions: it is told the salt of each row as its session; nothing is shared with it then.
+        quiet: neither side sends heartbeats or minds silence: that its process lives is known
+        otherwise. heartbeat_ms: of this connection; 0: the engine's. timings: (rows, microseconds)
+        of batches that the container ran before it was ready, at most 32, the smallest first.
+        """
+        cdef Command command
+        cdef u32 i
+        if model >= self.state.model_count.load(acquire):
+            raise_for(UNKNOWN, f"no model with index {model}")
+        memset(&command, 0, sizeof(Command))
+        command.kind = ATTACH
+        command.heartbeat_us = <u64> heartbeat_ms * 1000
+        command.timing_count = <u32> min(len(timings), TIMINGS_MAX)
+        for i in range(command.timing_count):
+            command.timings[i].rows, command.timings[i].time_us = timings[i]
+        command.conn = conn
+        command.model = model
+        command.number = number
+        command.protocol = protocol
+        command.checked = checked
+        command.shared = shared
+        command.sessions = sessions
+        command.quiet = quiet
+        command.batching.mode = mode
+        command.batching.size_max = min(size_max, self.state.limits.rows_max)
+        command.batching.step = step
+        command.batching.backoff = backoff
+        command.batching.delay_us = delay_us
+        command.batching.budget_share = budget_share
+        self._with_data(&command, welcome)
+
+    def refuse(self, u32 conn, str reason):
+        """Turn connection `conn` away with a reason its container prints."""
+        self._order(REFUSE_LINK, conn, reason.encode())
+
+    def hand_over(self, u32 conn, Engine other, bytes hello):
+        """Connection `conn`, of which only a HELLO came (`hello`: its frame), becomes one of
+        `other`, as if it had dialled there.
+
+        `other` must outlive this engine's loop. What has sent more by then is closed."""
+        cdef Command command
+        memset(&command, 0, sizeof(Command))
+        command.kind = HAND_OVER
+        command.conn = conn
+        command.to = other.state
+        self._with_data(&command, hello)
+
+    def drain(self, u32 conn):
+        """No new batches to this replica; goodbye after the last reply."""
+        self._order(DRAIN, conn, b"")
+
+    def teach(self, u32 conn, bytes feedback, u32 rows):
+        """Send a container the payload of a FEEDBACK frame (correction.encode_feedback) of so many
+        rows, when nothing else is to be sent to it. Dropped, and counted, while too much of it
+        waits."""
+        cdef Command command
+        memset(&command, 0, sizeof(Command))
+        command.kind = TEACH
+        command.conn = conn
+        command.number = rows
+        self._with_data(&command, feedback)
+
+    def disconnect(self, u32 conn):
+        self._order(CLOSE_LINK, conn, b"")
+
+    def expect(self, u32 model, u64 when_us):
+        """While `model` has no replica: none comes before `when_us` (of `now_us()`), so queries due
+        earlier, those that wait too, end at once with NO_REPLICA; 0: who knows, they wait. A
+        replica that comes ends it."""
+        cdef Command command
+        if model >= self.state.model_count.load(acquire):
+            raise_for(UNKNOWN, f"no model with index {model}")
+        memset(&command, 0, sizeof(Command))
+        command.kind = EXPECT
+        command.model = model
+        command.when_us = when_us
+        self._with_data(&command, b"")
+
+    def _order(self, u32 kind, u32 conn, bytes data):
+        cdef Command command
+        memset(&command, 0, sizeof(Command))
+        command.kind = kind
+        command.conn = conn
+        self._with_data(&command, data)
+
+    cdef int _with_data(self, Command* command, bytes data) except -1:
+        command.nbytes = len(data)
+        command.data = malloc(command.nbytes + 1)
+        if command.data == NULL:
+            raise_for(NO_MEMORY, "no memory for a command")
+        memcpy(command.data, <const char*> data, command.nbytes)
+        self.command(command)
+        return 0
+
+    @property
+    def news_fd(self):
+        """An eventfd, readable when `news()` has something."""
+        return self.state.news_fd
+
+    def news(self):
+        """What the loop has to tell: (Notice, conn, model, Status, data) tuples, oldest first. One
+        reader."""
+        cdef u64 word
+        cdef News* item
+        cdef list told = []
+        eventfd_drain(self.state.news_fd)
+        while self.state.news.pop(&word):
+            item = <News*> word
+            told.append((Notice(item.kind), item.conn, item.model, StatusName(item.status),
+                         PyBytes_FromStringAndSize(<char*> item.data, <Py_ssize_t> item.nbytes)))
+            free(item)
+        return told
+
+    # -- time and bytes: for a simulator or a test; the IO loop uses the same from below
+
+    def step(self, u64 now_us):
+        """Decide everything that is due; -> when to step again at the latest (us)."""
+        return engine_step(self.state, now_us)
+
+    def open(self, u64 now_us, *, bint remote=False, bint passes=False):
+        """A connection came, `remote` if from another host; -> its number, 0 when links_max is
+        reached. passes: it can hand over descriptors."""
+        cdef u32 conn = engine_open(self.state, -1, now_us)
+        if conn:
+            engine_link(self.state, conn).remote = remote
+            engine_link(self.state, conn).passes = passes
+        return conn
+
+    def receive(self, u32 conn, bytes data, u64 now_us):
+        """Bytes from connection `conn`; False: they are no frames, close it."""
+        return engine_given(self.state, conn, <const u8*> (<const char*> data), len(data), now_us)
+
+    def outgoing(self, u32 conn, u64 now_us, list passed=None):
+        """All bytes that are to go to connection `conn`; they count as sent.
+
+        passed: copies of the descriptors that go with them are added, in order; the caller closes
+        them.
+        """
+        cdef Link* link = engine_link(self.state, conn)
+        cdef list pieces = []
+        cdef u64 total = 0
+        cdef size_t i
+        if link == NULL:
+            return b""
+        link.queued = False
+        if passed is not None:
+            passed += [os.dup(link.passing[0][i].fd) for i in range(link.passing.size())]
+        for i in range(link.tx_at, link.tx.size()):
+            pieces.append(PyBytes_FromStringAndSize(<char*> link.tx[0][i].iov_base,
+                                                    <Py_ssize_t> link.tx[0][i].iov_len))
+            total += link.tx[0][i].iov_len
+        if total:
+            link_sent(link, total, now_us)
+        return b"".join(pieces)
+
+    def wants_close(self, u32 conn):
+        """True once the engine wants the connection closed (after its last bytes have gone), or
+        when it is gone."""
+        cdef Link* link = engine_link(self.state, conn)
+        return link == NULL or bool(link.closing)
+
+    def lost(self, u32 conn, u64 now_us):
+        """Connection `conn` is closed: its rows in flight go elsewhere, once, if time allows."""
+        engine_lost(self.state, conn, REPLICA_LOST, now_us)
+
+    # -- the end
+
+    def refuse_new(self):
+        """From now on every new query ends at once with CLOSED; those in flight go on."""
+        self.state.refusing.store(CLOSED, seq_cst)
+
+    def finish(self):
+        """End every task that is still open with CLOSED. The loop must not be running any more."""
+        _finish(self.state)
+
+    def end_tasks(self):
+        """The first half of finish(): whose futures are those of engines it has met still hears of
+        them."""
+        _end_tasks(self.state)
+
+    def kill(self, int status):
+        """After a fork: this copy is dead, its threads live in the parent."""
+        self.delivery.kill(status)
+
+    def touch_cache(self, u64 start=0):
+        """`ClockCache.touch` of the engine's cache. Threads: any but a loop's, as it may take
+        milliseconds."""
+        with nogil:
+            start = cache_touch(self.state.cache, start)
+        return start
+
+    def touch_pending(self, u64 start=0):
+        """`Pending.touch` of the table of evaluations in flight. Threads: as for touch_cache."""
+        with nogil:
+            start = pending_touch(self.state.lanes.pending, start)
+        return start
+
+    def now_us(self):
+        """The engine's time: the monotonic clock, or what step was last told."""
+        return self.state.now_us.load(relaxed) if self.state.manual else monotonic_us()
+
+    # -- looking in
+
+    def snapshot(self):
+        """Counters and gauges now, as plain dicts: `cache`, `models` (in order, without those
+        unlisted), `issued`, `answered`, `lanes` (queues that exist), `unlisted` (models that no
+        list shows, until they are given back)."""
+        cdef EngineState* e = self.state
+        return {
+            "issued": self.delivery.issued,
+            "answered": self.delivery.answered,
+            "news_lost": e.news_lost.load(relaxed),
+            "lanes": e.lanes.live.load(relaxed),
+            "unlisted": e.departed.unlisted.load(relaxed),
+            "queue_bytes": e.lanes.heap_bytes.load(relaxed),
+            "cache": {"bytes": cache_bytes(e.cache), "entries": cache_entries(e.cache),
+                      "evictions": cache_evictions(e.cache)},
+            "models": [_model_snapshot(e.models[i]) for i in range(e.model_count.load(acquire))
+                       if not e.models[i].unlisted],
+        }
+
+    def model_counts(self, u32 model):
+        """Of one model, listed or not: rows `submitted`, of these `answered` in whatever way and
+        `in_flight` (some `queued`); `hits`, `joined`, `evaluated`, `batches`, `refused` (at
+        submission, by status name), `replicas`, `delay_us` (what a row submitted now would wait, as
+        forecast). Counters are read one by one, so they may disagree by what happens meanwhile."""
+        if model >= self.state.model_count.load(acquire):
+            raise_for(UNKNOWN, f"no model with index {model}")
+        return _model_counts(self.state.models[model])
+
+    def model_latency(self, u32 model):
+        """A histogram.Snapshot of one model, listed or not: from submit to answer, us, of rows that
+        the cache did not have."""
+        if model >= self.state.model_count.load(acquire):
+            raise_for(UNKNOWN, f"no model with index {model}")
+        return histogram_snapshot(&self.state.models[model].tally.latency)
+
+    def replica(self, u32 conn):
+        """Return the batcher of connection `conn`: its limit, counts, fit and latency profile.
+
+        `failures` are batches that its model failed, `ejected` says whether it is ejected for them,
+        and `ejections` how often it was. `accuracy` is what its model says of itself (None:
+        nothing). Rows of feedback were sent (`taught`), dropped (`untaught`), and `learned` or
+        `failed` by the container. None when it is not attached.
+        """
+        cdef Gauge seen
+        cdef u32 number
+        cdef u64 accuracy
+        if not _look(self.state, conn, &seen, &number):
+            return None
+        accuracy = seen.progress.accuracy.load(relaxed)
+        return {
+            "number": number,
+            "limit": seen.limit.load(relaxed),
+            "batches": seen.batches.load(relaxed),
+            "misses": seen.misses.load(relaxed),
+            "in_flight": seen.in_flight.load(relaxed),
+            "suspect": bool(seen.suspect.load(relaxed)),
+            "ejected": bool(seen.ejected.load(relaxed)),
+            "ejections": seen.ejections.load(relaxed),
+            "failures": seen.failures.load(relaxed),
+            "accuracy": (accuracy - 1) / 1e9 if accuracy else None,
+            "taught": seen.taught.load(relaxed),
+            "untaught": seen.untaught.load(relaxed),
+            "learned": seen.progress.learned.load(relaxed),
+            "failed": seen.progress.failed.load(relaxed),
+            "fit_us": (seen.fit_a_ns.load(relaxed) / 1000, seen.fit_b_ns.load(relaxed) / 1000),
+            "profile": [(1 << i, seen.profile_us[i].load(relaxed), seen.profile_n[i].load(relaxed))
+                        for i in range(PROFILE_BUCKETS) if seen.profile_n[i].load(relaxed)],
+        }
+
+
+cdef inline void _copy(atomic[u64]* to, atomic[u64]* value) noexcept nogil:
+    to.store(value.load(relaxed), relaxed)
+
+
+cdef void _copy_gauge(Gauge* to, Gauge* gauge) noexcept nogil:
+    cdef u32 i
+    _copy(&to.limit, &gauge.limit)
+    _copy(&to.batches, &gauge.batches)
+    _copy(&to.misses, &gauge.misses)
+    _copy(&to.in_flight, &gauge.in_flight)
+    _copy(&to.suspect, &gauge.suspect)
+    _copy(&to.failures, &gauge.failures)
+    _copy(&to.ejected, &gauge.ejected)
+    _copy(&to.ejections, &gauge.ejections)
+    _copy(&to.progress.accuracy, &gauge.progress.accuracy)
+    _copy(&to.progress.learned, &gauge.progress.learned)
+    _copy(&to.progress.failed, &gauge.progress.failed)
+    _copy(&to.taught, &gauge.taught)
+    _copy(&to.untaught, &gauge.untaught)
+    _copy(&to.fit_a_ns, &gauge.fit_a_ns)
+    _copy(&to.fit_b_ns, &gauge.fit_b_ns)
+    for i in range(PROFILE_BUCKETS):
+        _copy(&to.profile_us[i], &gauge.profile_us[i])
+        _copy(&to.profile_n[i], &gauge.profile_n[i])
+
+
+cdef bint _look(EngineState* e, u32 conn, Gauge* seen, u32* number) noexcept nogil:
+    """Copied, since the loop frees a replica when its container goes."""
+    cdef LinkState* slot = &e.links[conn & 0xFFFF]
+    cdef bint found
+    e.looking.lock()
+    found = slot.replica != NULL and slot.conn == conn
+    if found:
+        number[0] = slot.replica.number
+        _copy_gauge(seen, &slot.replica.gauge)
+    e.looking.unlock()
+    return found
+
+
+cdef void _finish(EngineState* e) noexcept nogil:
+    _end_tasks(e)
+    delivery_kill(e.delivery, CLOSED)
+
+
+cdef void _end_tasks(EngineState* e) noexcept nogil:
+    cdef u32 i
+    takers_end(e.lanes[0], e.refusing, CLOSED)
+    for i in range(1, e.slots_used + 1):
+        if e.links[i].link != NULL:
+            engine_lost(e, e.links[i].conn, CLOSED, e.now_us.load(relaxed))
+    for i in range(1, e.lanes.count + 1):
+        if e.lanes.by_id[i] != NULL:
+            lane_close(e.lanes, e.lanes.by_id[i], CLOSED, e.now_us.load(relaxed))
+    asking_close(e.lanes)
+    delivery_flush(e.delivery)
+
+
+cdef object _model_counts(ModelState* model):
+    cdef Tally* t = &model.tally
+    cdef u32 i
+    cdef u64 ended = 0, refused = 0, hits = t.hits.load(relaxed)
+    for i in range(STATUSES):
+        ended += t.ended[i].load(relaxed)
+        refused += t.refused[i].load(relaxed)
+    cdef u64 arrived = max(t.arrived.load(relaxed), ended)
+    return {
+        "submitted": hits + refused + arrived,
+        "answered": hits + refused + ended,
+        "in_flight": arrived - ended,
+        "queued": t.queued.load(relaxed),
+        "hits": hits,
+        "joined": t.joined.load(relaxed),
+        "evaluated": t.evaluated.load(relaxed),
+        "batches": t.batches.load(relaxed),
+        "retried": t.retried.load(relaxed),
+        "refused": {StatusName(i).name: t.refused[i].load(relaxed) for i in range(1, STATUSES)
+                    if t.refused[i].load(relaxed)},
+        "replicas": t.replicas.load(relaxed),
+        "delay_us": model.crew.delay_us.load(relaxed),
+    }
+
+
+cdef object _model_snapshot(ModelState* model):
+    cdef Tally* t = &model.tally
+    return {
+        "index": model.index,
+        "uid": model.spec.uid,
+        "replicas": t.replicas.load(relaxed),
+        "queued": t.queued.load(relaxed),
+        "delay_us": model.crew.delay_us.load(relaxed),
+        "slo_us": model.crew.slo_us.load(relaxed),
+        "margin": model.crew.margin_1000.load(relaxed) / 1000.0,
+        "hits": t.hits.load(relaxed),
+        "joined": t.joined.load(relaxed),
+        "evaluated": t.evaluated.load(relaxed),
+        "batches": t.batches.load(relaxed),
+        "retried": t.retried.load(relaxed),
+        "ended": {StatusName(i).name: t.ended[i].load(relaxed)
+                  + t.refused[i].load(relaxed) for i in range(1, STATUSES)},
+        "latency_us": histogram_snapshot(&t.latency),
+        "batch_rows": histogram_snapshot(&t.batch_rows),
+    }

@@ -1,0 +1,526 @@
+"""The loop's body: epoll, read, write, accept. What to do with the bytes is the engine's affair;
+who does it, the baton's."""
+from libc.errno cimport EAGAIN, EINTR, EMFILE, ENFILE, errno
+from libc.stdlib cimport free
+from posix.fcntl cimport F_SETFL, O_CLOEXEC, O_NONBLOCK, O_RDONLY, fcntl, open
+from posix.unistd cimport close, usleep
+
+from clipper_core.results.delivery cimport (
+    DeliveryState, delivery_open, delivery_ring, waiter_epoch, waiters_now,
+)
+from clipper_core.runtime.machine cimport (
+    EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN,
+    EPOLLOUT, aligned_new, epoll_create1, epoll_ctl, epoll_event, epoll_wait_us, eventfd_drain,
+    eventfd_signal, futex_wait, monotonic_us, passes_descriptors, relaxed, send_pieces, seq_cst,
+    timer_slack_min, u8,
+)
+from clipper_core.runtime.status cimport BAD_FRAME, NO_MEMORY, OK, REPLICA_LOST, raise_for
+from clipper_core.scheduling.link cimport Link, link_pieces, link_room, link_sent, link_unsent
+from clipper_core.scheduling.scheduler cimport (
+    ADOPT, HAND_OVER, Command, EngineState, LinkState, engine_given, engine_idle, engine_link,
+    engine_lost, engine_open, engine_order, engine_received, engine_slot, engine_step,
+)
+
+import os
+
+cdef extern from "<sys/socket.h>" nogil:
+    int SOCK_NONBLOCK
+    int SOCK_CLOEXEC
+    int accept4(int fd, void* address, void* length, int flags) noexcept
+    ssize_t recv(int fd, void* buffer, size_t n, int flags) noexcept
+
+cdef extern from *:
+    """
+    #include <netinet/in.h>
+    #include <netinet/tcp.h>
+    static inline void clipper_no_delay(int fd) {  // a no-op error on unix sockets
+        int one = 1, idle_s = 5;  // a quiet link has nothing else to find by that its host is gone
+        unsigned patience_ms = 1500;
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &patience_ms, sizeof patience_ms);
+        setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &one, sizeof one);
+    }
+    static inline bool clipper_is_remote(int fd) {
+        int domain = AF_UNIX;
+        socklen_t n = sizeof domain;
+        getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &n);
+        return domain != AF_UNIX;
+    }
+    """
+    void clipper_no_delay(int fd) noexcept nogil
+    bint clipper_is_remote(int fd) noexcept nogil
+
+cdef enum:
+    EVENTS_MAX = 256
+    PIECES_MAX = 1024           # IOV_MAX
+    READS_MAX = 16              # per turn and connection, so that one cannot starve the others
+    ACCEPTS_MAX = 64
+    STRANGER_US_MIN = 100000    # every connection has so long to say HELLO, however many come after
+                                # it
+    SPIN_US = 40
+    SPIN_SCORE_MAX = 16
+    SPIN_TRIAL = 64
+    SPIN_TASKS_MAX = 2
+    SPIN_GAP_US = 20            # between two polls: somebody else had the core
+    PARK_US = 500               # a parked loop thread looks this often whether anybody leads
+    QUIET_MAX = 8               # ticks without a leader before it goes back to epoll
+
+cdef u64 WAKE = <u64> 1 << 40
+cdef u64 LISTENER = <u64> 1 << 41
+
+
+cdef void _watch(LoopState* s, int op, int fd, u32 events, u64 tag) noexcept nogil:
+    cdef epoll_event event
+    event.events = events
+    event.data.u64 = tag
+    epoll_ctl(s.epoll_fd, op, fd, &event)
+
+
+cdef void _close(LoopState* s, EngineState* e, u32 conn, u32 status, u64 now_us) noexcept nogil:
+    cdef Link* link = engine_link(e, conn)
+    cdef int fd
+    if link == NULL:
+        return
+    fd = link.fd
+    engine_lost(e, conn, status, now_us)
+    close(fd)                   # epoll forgets a closed descriptor by itself
+
+
+# -- in
+# --------------------------------------------------------------------------------------------------
+
+cdef void _read(LoopState* s, EngineState* e, u32 conn, u64 now_us) noexcept nogil:
+    cdef Link* link
+    cdef u8* at
+    cdef u64 room
+    cdef ssize_t n
+    cdef u32 _i
+    for _i in range(READS_MAX):
+        link = engine_link(e, conn)
+        if link == NULL:
+            return
+        room = link_room(link, &at)
+        n = recv(link.fd, at, room, 0) if room else 0
+        if n < 0 and errno == EAGAIN:
+            return
+        if n < 0 and errno == EINTR:
+            continue
+        if n <= 0:
+            _close(s, e, conn, REPLICA_LOST, now_us)
+            return
+        if not engine_received(e, conn, <u64> n, now_us):
+            _close(s, e, conn, BAD_FRAME, now_us)
+            return
+        if <u64> n < room:
+            return
+
+
+cdef void _make_way(LoopState* s, EngineState* e, u64 now_us) noexcept nogil:
+    """At links_max, close the connection that waits longest to be let in: those who only dial keep
+    nobody out for long."""
+    cdef u32 i
+    cdef LinkState* oldest = NULL
+    if e.link_count < e.links_max:
+        return
+    for i in range(1, e.slots_used + 1):
+        if (e.links[i].link != NULL and e.links[i].replica == NULL and not e.links[i].link.closing
+                and (oldest == NULL or e.links[i].link.opened_us < oldest.link.opened_us)):
+            oldest = &e.links[i]
+    if oldest != NULL and now_us - oldest.link.opened_us >= STRANGER_US_MIN:
+        _close(s, e, oldest.conn, REPLICA_LOST, now_us)
+
+
+cdef void _accept(LoopState* s, EngineState* e, u32 which, u64 now_us) noexcept nogil:
+    cdef int fd
+    cdef u32 _i
+    for _i in range(ACCEPTS_MAX):
+        fd = accept4(s.listeners[which], NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)
+        if fd < 0 and (errno == EMFILE or errno == ENFILE):
+            _turn_away(s, which)
+            return
+        if fd < 0:
+            return
+        _make_way(s, e, now_us)
+        _open(s, e, fd, now_us)
+
+
+cdef u32 _open(LoopState* s, EngineState* e, int fd, u64 now_us) noexcept nogil:
+    cdef u32 conn = engine_open(e, fd, now_us)
+    if conn == 0:
+        close(fd)
+        return 0
+    engine_link(e, conn).passes = passes_descriptors(fd)
+    clipper_no_delay(fd)
+    engine_link(e, conn).remote = clipper_is_remote(fd)
+    _watch(s, EPOLL_CTL_ADD, fd, EPOLLIN, conn)
+    return conn
+
+
+cdef void _turn_away(LoopState* s, u32 which) noexcept nogil:
+    """Out of descriptors: a connection left in the backlog would wake us for ever, so use the spare
+    one to close it."""
+    cdef int fd
+    close(s.spare_fd)
+    fd = accept4(s.listeners[which], NULL, NULL, SOCK_CLOEXEC)
+    if fd >= 0:
+        close(fd)
+    else:
+        usleep(1000)            # not even the spare one helped: do not spin until somebody else
+                                # lets go
+    s.spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC)
+
+
+# -- out
+# --------------------------------------------------------------------------------------------------
+
+cdef void _write(LoopState* s, EngineState* e, u32 conn, u64 now_us) noexcept nogil:
+    cdef Link* link = engine_link(e, conn)
+    cdef ssize_t n = 0
+    cdef u64 pieces
+    cdef int passed
+    if link == NULL:
+        return
+    link.queued = False
+    while link_unsent(link):
+        pieces = link_pieces(link, &passed)
+        n = send_pieces(link.fd, link.tx.data() + link.tx_at, min(pieces, <u64> PIECES_MAX), passed)
+        if n < 0:
+            if errno == EINTR:
+                continue
+            break
+        link_sent(link, <u64> n, now_us)
+    if n < 0 and errno != EAGAIN:
+        _close(s, e, conn, REPLICA_LOST, now_us)
+    elif link_unsent(link) != link.waits_out:
+        link.waits_out = not link.waits_out
+        _watch(s, EPOLL_CTL_MOD, link.fd, EPOLLIN | (EPOLLOUT if link.waits_out else 0), conn)
+
+
+cdef void _flush(LoopState* s, EngineState* e, u64 now_us) noexcept nogil:
+    cdef size_t i
+    for i in range(e.writers.size()):
+        _write(s, e, e.writers[0][i], now_us)
+    e.writers.clear()
+    while e.closing.size():
+        _close(s, e, e.closing.back(), OK, now_us)
+        e.closing.pop_back()
+
+
+# -- to and from other engines
+# -----------------------------------------------------------------------------------------
+
+cdef void _hand_over(LoopState* s, EngineState* e, Command* command, u64 now_us) noexcept nogil:
+    cdef LinkState* slot = engine_slot(e, command.conn)
+    cdef int fd
+    if slot == NULL or slot.replica != NULL or slot.link.closing or slot.link.rx_at + slot.link.rx_frame != slot.link.rx_len:
+        free(command.data)
+        if slot != NULL and slot.replica == NULL:
+            # it has sent more than a HELLO before it was welcome
+            _close(s, e, command.conn, BAD_FRAME, now_us)
+        return
+    fd = slot.link.fd
+    _watch(s, EPOLL_CTL_DEL, fd, 0, 0)          # it stays open: epoll would not forget it
+    engine_lost(e, command.conn, OK, now_us)
+    command.kind = ADOPT
+    command.fd = fd
+    if not engine_order(<EngineState*> command.to, command):
+        free(command.data)
+        close(fd)
+
+
+cdef void _adopt(LoopState* s, EngineState* e, Command* command, u64 now_us) noexcept nogil:
+    cdef u32 conn = _open(s, e, command.fd, now_us)
+    if conn and not engine_given(e, conn, <const u8*> command.data, command.nbytes, now_us):
+        _close(s, e, conn, BAD_FRAME, now_us)
+    free(command.data)
+
+
+cdef void _move(LoopState* s, EngineState* e, u64 now_us) noexcept nogil:
+    cdef Command command
+    while e.moves.size():
+        command = e.moves.back()
+        e.moves.pop_back()
+        if command.kind == HAND_OVER:
+            _hand_over(s, e, &command, now_us)
+        else:
+            _adopt(s, e, &command, now_us)
+
+
+# -- the turn
+# --------------------------------------------------------------------------------------------------
+
+cdef void _handle(LoopState* s, EngineState* e, const epoll_event* event,
+                  u64 now_us) noexcept nogil:
+    if event.data.u64 == WAKE:
+        eventfd_drain(e.lanes.wake_fd)
+    elif event.data.u64 & LISTENER:
+        _accept(s, e, <u32> (event.data.u64 & 0xFF), now_us)
+    else:
+        if event.events & EPOLLOUT:
+            _write(s, e, <u32> event.data.u64, now_us)
+        if event.events & (EPOLLIN | EPOLLHUP | EPOLLERR):
+            _read(s, e, <u32> event.data.u64, now_us)
+
+
+cdef int _spin(LoopState* s, EngineState* e, epoll_event* events, u64 until_us) noexcept nogil:
+    """Poll for a moment instead of sleeping: a wake-up from sleep costs 20 us and more. -> events,
+    0 for news or time over.
+
+    Only while it pays: each spell that ends with news is one for, each that does not is one
+    against, and with the score below zero only one turn in SPIN_TRIAL tries again. A gap between
+    two polls shows that the machine has more threads to run than cores, and halves the score.
+    """
+    cdef u64 now = monotonic_us()
+    cdef u64 end = min(until_us, now + SPIN_US)
+    cdef u64 polled
+    cdef int n
+    while now < end:
+        polled = now
+        n = epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, 0)
+        if n or not engine_idle(e) or s.stop.load(relaxed):
+            s.spin_score = min(s.spin_score + 1, SPIN_SCORE_MAX)
+            return max(n, 0)
+        now = monotonic_us()
+        if now - polled > SPIN_GAP_US:
+            s.spin_score = max(s.spin_score, 0) // 2
+            break
+    s.spin_score = max(s.spin_score - 1, -1)
+    return 0
+
+
+cdef bint _worth_spinning(LoopState* s, EngineState* e) noexcept nogil:
+    """Not when the core is needed: a submitter that runs, or a container with much to do, comes
+    first."""
+    if not s.spins or (delivery_open(e.delivery) > SPIN_TASKS_MAX
+                       and e.delivery.waiters.load(relaxed) == 0):
+        return False
+    return s.spin_score >= 0 or s.steps.load(relaxed) % SPIN_TRIAL == 0
+
+
+cdef int _sleep(LoopState* s, EngineState* e, epoll_event* events, u64 until_us,
+                const u32* epoch) noexcept nogil:
+    """Wait for events, news or the time, -> events; -1: a signal. One who leads does not if an
+    epoch has ended since `epoch`."""
+    cdef u64 now = monotonic_us()
+    cdef u64 woken
+    cdef int n
+    e.delivery.lead.doze()
+    if not engine_idle(e) or s.stop.load(seq_cst) or (epoch != NULL
+                                                      and waiter_epoch(e.delivery[0]) != epoch[0]):
+        until_us = now
+    n = epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, until_us - now if until_us > now else 0)
+    e.delivery.lead.rise()
+    woken = monotonic_us()
+    if n == 0 and until_us > now and woken > until_us and woken - until_us > s.late_us_max.load(relaxed):
+        s.late_us_max.store(woken - until_us, relaxed)
+    return n
+
+
+cdef void _step(LoopState* s, EngineState* e, u64 now_us) noexcept nogil:
+    s.until_us = engine_step(e, now_us)
+    if e.moves.size():
+        _move(s, e, now_us)
+    _flush(s, e, now_us)
+    s.steps.fetch_add(1, relaxed)
+
+
+cdef bint _turn(LoopState* s, EngineState* e, u64 until_us, const u32* epoch) noexcept nogil:
+    """Wait for events until then at most, and let the engine step. True: a signal came instead."""
+    cdef epoll_event[EVENTS_MAX] events
+    cdef u64 now
+    cdef int i, n
+    until_us = min(until_us, s.until_us)
+    n = _spin(s, e, events, until_us) if until_us and _worth_spinning(s, e) else 0
+    if n == 0 and until_us and engine_idle(e) and s.stop.load(relaxed) == 0:
+        n = _sleep(s, e, events, until_us, epoch)
+    elif n == 0:
+        n = epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, 0)
+    now = monotonic_us()
+    for i in range(n):
+        _handle(s, e, &events[i], now)
+    _step(s, e, now)
+    return n < 0
+
+
+# -- the lead
+# --------------------------------------------------------------------------------------------------
+
+cdef bint _led_turn(void* mover, u64 until_us, u32 epoch) noexcept nogil:
+    cdef LoopState* s = <LoopState*> mover
+    return _turn(s, s.engine, until_us, &epoch) or s.stop.load(seq_cst)
+
+
+cdef bint _let_go(LoopState* s, bint by_waiter) noexcept nogil:
+    """Give the baton away, but no news that came while we held it. -> whether nobody holds it
+    now."""
+    cdef EngineState* e = s.engine
+    cdef u64 ready, commands
+    while True:
+        ready = e.lanes.ready_head
+        commands = e.commands_head
+        e.delivery.lead.leave()
+        if not e.lanes.ready.cells.published(ready) and not e.commands.cells.published(commands):
+            return True
+        if not e.delivery.lead.take():
+            return False
+        e.delivery.lead.by_waiter = by_waiter
+        _step(s, e, monotonic_us())
+
+
+cdef bint _is_waited_for(DeliveryState* d, u32 mine) noexcept nogil:
+    """More are blocked than the leader, and not just because they have yet to notice that they are
+    answered."""
+    return waiters_now(d[0]) > mine and delivery_open(d) != 0
+
+
+cdef void _leave(LoopState* s, bint by_waiter, bint for_good) noexcept nogil:
+    cdef DeliveryState* d = s.engine.delivery
+    if _let_go(s, by_waiter) and (_is_waited_for(d, by_waiter) or (for_good and delivery_open(d))
+                                  or s.stop.load(seq_cst)):
+        delivery_ring(d)
+    d.lead.gone()
+
+
+cdef void _leave_waiter(void* mover, bint for_good) noexcept nogil:
+    _leave(<LoopState*> mover, True, for_good)
+
+
+cdef void _tend(void* mover) noexcept nogil:
+    cdef LoopState* s = <LoopState*> mover
+    _step(s, s.engine, monotonic_us())
+    _leave(s, False, False)
+
+
+cdef bint _expects_a_leader(LoopState* s, DeliveryState* d) noexcept nogil:
+    if s.batches_seen != d.batches.load(relaxed):
+        s.batches_seen = d.batches.load(relaxed)
+        s.quiet = 0
+    return d.lead.expects_a_leader() and s.quiet < QUIET_MAX and delivery_open(d) == 0
+
+
+cdef void _park(LoopState* s, DeliveryState* d) noexcept nogil:
+    """The loop thread leaves the baton to whoever comes, until it is called or nobody came for a
+    tick; then it has it again."""
+    cdef u32 bell = 0
+    cdef u32 taken = d.lead.taken.load(relaxed)
+    cdef bint rung
+    d.lead.hears(&bell)
+    rung = not _let_go(s, False) or _is_waited_for(d, 0) or s.stop.load(seq_cst)
+    while True:
+        if not rung:
+            futex_wait(&d.lead.bell, bell, PARK_US)
+        rung = d.lead.hears(&bell) or rung or s.stop.load(seq_cst)
+        if not rung and d.lead.taken.load(relaxed) != taken:
+            taken = d.lead.taken.load(relaxed)
+            s.quiet = 0
+        elif d.lead.take():
+            break
+        rung = False
+    d.lead.by_waiter = False
+    if rung or delivery_open(d):
+        d.lead.was_wrong()
+    s.quiet += 1
+
+
+cdef void _run(LoopState* s, EngineState* e) noexcept nogil:
+    timer_slack_min()
+    _step(s, e, monotonic_us())
+    while s.stop.load(seq_cst) == 0:
+        if _expects_a_leader(s, e.delivery):
+            _park(s, e.delivery)
+            _turn(s, e, 0, NULL)
+        else:
+            _turn(s, e, s.until_us, NULL)
+    e.delivery.lead.close()
+    while not e.delivery.lead.is_alone():
+        usleep(20)
+
+
+cdef class IoLoop:
+    """Threads: run() is the body of one thread; the other methods any.
+
+    Moves bytes between the engine and its containers. `listen(fd)` takes over a listening socket
+    (unix or TCP); `run()` releases the GIL and returns after `stop()`.
+    """
+
+    def __cinit__(self, Engine engine):
+        cdef LoopState* s
+        self.engine = engine
+        self.state = s = <LoopState*> aligned_new(sizeof(LoopState))
+        if s == NULL:
+            raise_for(NO_MEMORY, "no memory for the IO loop")
+        s.engine = engine.state
+        s.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
+        s.spins = len(os.sched_getaffinity(0)) > 1
+        s.spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC)
+        if s.epoll_fd < 0:
+            raise OSError(errno, "epoll_create1 failed")
+        _watch(s, EPOLL_CTL_ADD, engine.state.lanes.wake_fd, EPOLLIN, WAKE)
+        engine.state.delivery.mover = s
+        engine.state.delivery.turn = &_led_turn
+        engine.state.delivery.leave = &_leave_waiter
+        engine.state.delivery.tend = &_tend
+
+    def __dealloc__(self):
+        cdef u32 i
+        if self.state == NULL:
+            return
+        for i in range(self.state.listener_count):
+            close(self.state.listeners[i])
+        if self.state.epoll_fd > 0:
+            close(self.state.epoll_fd)
+        if self.state.spare_fd > 0:
+            close(self.state.spare_fd)
+        free(self.state)
+
+    def listen(self, int fd):
+        """Accept connections from listening socket `fd`, which now belongs to the loop. Before
+        run(), or while it runs."""
+        if self.state.listener_count == LISTENERS_MAX:
+            raise ValueError(f"a loop listens on {LISTENERS_MAX} sockets at most")
+        fcntl(fd, F_SETFL, O_NONBLOCK)
+        self.state.listeners[self.state.listener_count] = fd
+        self.state.listener_count += 1
+        _watch(self.state, EPOLL_CTL_ADD, fd, EPOLLIN, LISTENER | (self.state.listener_count - 1))
+
+    def run(self):
+        """Move bytes until stop(). Takes no GIL in between."""
+        with nogil:
+            _run(self.state, self.engine.state)
+
+    def stop(self):
+        """Ask run() to return; it does so at once."""
+        self.state.stop.store(1, seq_cst)
+        eventfd_signal(self.engine.state.lanes.wake_fd)
+        delivery_ring(self.engine.state.delivery)
+
+    def close_connections(self):
+        """Close the sockets of all containers, and those that listen. Only when run() has
+        returned."""
+        cdef EngineState* e = self.engine.state
+        cdef u32 i
+        for i in range(self.state.listener_count):
+            close(self.state.listeners[i])
+        self.state.listener_count = 0
+        for i in range(1, e.slots_used + 1):
+            if e.links[i].link != NULL:
+                _close(self.state, e, e.links[i].conn, OK, monotonic_us())
+
+    def snapshot(self):
+        """What the loop has done so far.
+
+        steps: turns; led: times that a caller ran them itself; late_us_max: the longest oversleep,
+        microseconds; batches: of answers, with mailbox_writes and futex_wakes: the system calls
+        that told event loops and blocked threads of them.
+        """
+        cdef DeliveryState* d = self.engine.state.delivery
+        return {
+            "steps": self.state.steps.load(relaxed),
+            "led": d.lead.taken.load(relaxed),
+            "late_us_max": self.state.late_us_max.load(relaxed),
+            "batches": d.batches.load(relaxed),
+            "mailbox_writes": d.mailbox_writes.load(relaxed),
+            "futex_wakes": d.futex_wakes.load(relaxed),
+        }

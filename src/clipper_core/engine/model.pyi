@@ -1,0 +1,69 @@
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+from numpy.typing import NDArray
+from typing_extensions import TypeVar
+
+from clipper_core.cache.projection import Similarity
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.taking import Taking
+from clipper_core.results.future import Future
+from clipper_core.runtime.dtype import NAMES as NAMES
+
+_T = TypeVar("_T", default=Any)
+
+@final
+class Model(Taking):
+    slo_us: int
+    watch: Any
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        uid: int,
+        dtype: str,
+        shape: tuple[int, ...] = (),
+        *,
+        slo_us: int = ...,
+        cached: bool = True,
+        finite: bool = False,
+        lane_rows: int = ...,
+        lane_bytes_max: int = ...,
+        output: str = "",
+        output_shape: tuple[int, ...] | None = None,
+        similar: Similarity | None = None,
+        unlisted: bool = False,
+    ) -> None: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def index(self) -> int: ...
+    def predict(
+        self,
+        x: Any,
+        slo_ms: float | None = None,
+        salt: int = 0,
+    ) -> Future: ...
+    def predict_many(
+        self, rows: NDArray[Any] | Sequence[Any], slo_ms: float = 60000, salt: int = 0
+    ) -> Future: ...
+    def put(self, x: Any, output: Any, salt: int = 0) -> None: ...
+    def forget(self, lo: int, hi: int, generation: int) -> bool: ...
+    def cached(self, x: Any, salt: int = 0) -> tuple[bool, Any]: ...
+
+def predict_rows(
+    models: tuple[Model, ...],
+    rows: NDArray[Any] | Sequence[Any],
+    slo_us: int | None = None,
+    salt: int = 0,
+    finish: Callable[[Future], _T] | None = None,
+    extra: Any = None,
+) -> Future[_T]: ...
+def predict_all(
+    models: tuple[Model, ...],
+    x: Any,
+    slo_us: int | None = None,
+    salt: int = 0,
+    finish: Callable[[Future], _T] | None = None,
+    extra: Any = None,
+) -> Future[_T]: ...

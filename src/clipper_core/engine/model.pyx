@@ -1,0 +1,468 @@
+"""Submitting: a row becomes a hit or a task, and the caller has a Future at once."""
+cimport cython
+cimport numpy as cnp
+from libcpp.vector cimport vector
+
+import numpy as np
+
+from clipper_core.cache.clock_cache cimport (
+    CacheState, Key, cache_fill, cache_forget, cache_lookup, key_marked, key_of,
+)
+from clipper_core.cache.projection cimport Similarity, projection_cells
+from clipper_core.engine.engine cimport Engine
+from clipper_core.engine.taking cimport check_similar, check_type, near_uid
+from clipper_core.results.delivery cimport (
+    DeliveryState, block_drop, delivery_ring, home_of, slot_fill, slots_claim,
+)
+from clipper_core.results.future cimport future_at_once, future_new
+from clipper_core.runtime.dtype cimport ANY
+from clipper_core.runtime.histogram cimport count
+from clipper_core.runtime.machine cimport i32, monotonic_us, relaxed, u8
+from clipper_core.runtime.status cimport BAD_INPUT, CANCELLED, NO_MEMORY, OK, raise_for
+from clipper_core.scheduling.bulk cimport (
+    Intake, intakes_end, intakes_feed, piece_cells_of, piece_rows_of, wait_for_room,
+)
+from clipper_core.scheduling.lane cimport lane_new
+from clipper_core.scheduling.model_state cimport LANE_CLASSES, ModelState, model_drop
+from clipper_core.scheduling.scheduler cimport EngineState
+from clipper_core.scheduling.submit cimport lane_prepare, row_refused, row_submit, rows_shut
+from clipper_core.wire.prediction cimport TAG_NONE, Value, object_value, value_drop, value_object
+
+from clipper_core.runtime.dtype import NAMES
+
+cnp.import_array()
+
+cdef extern from *:
+    """
+    static inline int clipper_log2(unsigned long long n) { return 63 - __builtin_clzll(n | 1); }
+    """
+    int log2_of "clipper_log2"(u64 n) noexcept nogil
+
+cdef u64 SLO_MAX_US = <u64> 1 << (LANE_CLASSES - 1)
+
+cdef enum:
+    PIECES_FROM = 32            # rows; fewer go one by one
+    TASKS_MAX = 1073741824      # of one future
+
+cdef u64 SPREAD = <u64> 0x9e3779b97f4a7c15  # of small numbers over a word
+
+
+cdef u64 slo_of(object slo_us, u64 otherwise) except? 0:
+    """An SLO in microseconds, at least 1."""
+    if slo_us is None:
+        return otherwise
+    slo_us = int(slo_us)
+    if not 1 <= slo_us < SLO_MAX_US:
+        raise_for(BAD_INPUT, f"an SLO must lie between 1 microsecond and 100 days, not {slo_us} microseconds")
+    return slo_us
+
+
+@cython.no_gc_clear                  # what __dealloc__ tells needs `engine`
+@cython.final
+cdef class Model(Taking):
+    """Threads: any. One version of one model in an engine.
+
+    `uid` names the registered version and is never used twice (it keys the cache). `dtype` is a
+    name of clipper_core.runtime.dtype (`f32`, `str`, ...); `shape` the shape of one row, `(-1,)` for
+    numeric rows that differ in length. `lane_rows` bounds how many tasks of like SLO may wait or be
+    in flight. `finite` refuses NaN and infinities. `similar` lets near rows of floats share cache
+    entries. `unlisted`: Engine.snapshot() leaves it out; Engine.model_counts() tells of it, and its
+    lanes and its number are given back once nobody has it any more, its queries are answered and
+    its replicas have gone.
+    """
+
+    def __init__(self, Engine engine, str name, u64 uid, str dtype, tuple shape=(), *,
+                 u64 slo_us=1000000,
+                 bint cached=True, bint finite=False, u64 lane_rows=16384, u64 lane_bytes_max=1 << 28,
+                 str output="", tuple output_shape=None, Similarity similar=None, bint unlisted=False):
+        cdef ModelState* m
+        cdef u32 i
+        check_type(name, dtype, shape)
+        check_type(name, output or "any", output_shape or ())
+        slo_of(slo_us, 0)
+        if similar is not None:
+            check_similar(name, dtype, shape)
+        m = engine.new_model()
+        m.spec.uid = uid
+        m.cached = cached
+        m.finite = finite
+        m.lane_rows = lane_rows
+        m.unlisted = unlisted
+        if unlisted:
+            engine.state.departed.unlisted.fetch_add(1, relaxed)
+        self.lane_bytes_max = lane_bytes_max
+        m.spec.output_dtype = ANY if not output else <u8> int(NAMES[output])
+        if output_shape is not None:
+            m.spec.output_shaped = True
+            m.spec.output_rank = <u8> len(output_shape)
+            for i in range(len(output_shape)):
+                m.spec.output_dims[i] = output_shape[i]
+        self.engine = engine
+        self.name = name
+        self.slo_us = slo_us
+        self.state = m
+        self.similar = similar
+        self._set_rows(dtype, shape)
+
+    def __dealloc__(self):
+        if self.state != NULL and self.state.unlisted:
+            model_drop(&self.engine.state.departed, self.state)
+
+    @property
+    def waiting(self):
+        """Rows in its lanes that no replica has been sent, as the loop last counted them."""
+        return self.state.tally.queued.load(relaxed)
+
+    @property
+    def index(self):
+        """The model's number in its engine."""
+        return self.state.index
+
+    # -- submitting
+
+    cdef Key _key(self, const void* row, u64 nbytes, u64 salt, u64 mark) noexcept nogil:
+        cdef i32 cells[32]
+        if self.near and projection_cells(self.similar.state, row, cells):
+            return key_of(self.engine.state.cache, near_uid(self.state.spec.uid), salt, cells,
+                          4 * self.similar.state.count)
+        cdef Key key = key_of(self.engine.state.cache, self.state.spec.uid, salt, row, nbytes)
+        return key_marked(key, mark) if mark else key
+
+    cdef u64 _mark(self, object x, const void* row, u64 nbytes, u64 salt) except? 0:
+        """What the watcher gives the row's key now; 0 where nobody watches. Before anything is
+        submitted: it may raise."""
+        cdef Key key
+        if self.watch is None:
+            return 0
+        key = self._key(row, nbytes, salt, 0)
+        return <u64> self.watch(x, key.lo, key.hi) * SPREAD
+
+    cdef object _marks(self, cnp.ndarray rows, u64 salt):
+        """Of each row of an array, u64[n], alike."""
+        cdef u64 i, row_bytes = self.state.spec.row_bytes
+        cdef const u8* row = <const u8*> cnp.PyArray_DATA(rows)
+        cdef cnp.ndarray marks = np.empty(len(rows), np.uint64)
+        cdef u64* to = <u64*> cnp.PyArray_DATA(marks)
+        for i in range(<u64> len(rows)):
+            to[i] = self._mark(rows[i] if self.shape else rows[i, ...], row + i * row_bytes,
+                               row_bytes, salt)
+        return marks
+
+    def forget(self, u64 lo, u64 hi, u64 generation):
+        """Take the prediction out of the cache that a row has under what `watch` gave for it; ->
+        whether it was there."""
+        cdef Key key = key_marked(Key(lo, hi), generation * SPREAD)
+        return cache_forget(self.engine.state.cache, &key)
+
+    cdef bint _look_up(self, const void* row, u64 nbytes, u64 salt, u64 mark, Key* key,
+                       Value* value) noexcept nogil:
+        """Is it in the cache? The key is made in passing; the miss needs it too."""
+        cdef CacheState* cache
+        value.word = 0
+        value.tag = TAG_NONE
+        if not self.state.cached:
+            return False
+        cache = self.engine.state.cache
+        key[0] = self._key(row, nbytes, salt, mark)
+        if not cache_lookup(cache, key, value):
+            return False
+        count(&self.state.tally.hits, 1)
+        return True
+
+    cdef u64 _now_us(self) noexcept nogil:
+        cdef EngineState* e = self.engine.state
+        return e.now_us.load(relaxed) if e.manual else monotonic_us()
+
+    cdef Status _queue(self, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us,
+                       u64 now, Block* block,
+                       u32 slot) noexcept nogil:
+        """A task in a lane of its SLO's class; OK, or why not."""
+        lane_prepare(self.engine.state, self.state, slo_us)
+        return row_submit(self.engine.state, self.state, row, nbytes, key, salt, slo_us, now, block,
+                          slot)
+
+    cdef void _refused(self, Status status, u64 slo_us, Value* value) noexcept nogil:
+        row_refused(self.state, status, slo_us, self._now_us(), value)
+
+    cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 mark, u64 slo_us, u64 now,
+                        Block* block,
+                        u32 slot) noexcept nogil:
+        """A task for slot `slot` of several; ends it here when it is a hit or refused."""
+        cdef Key key
+        cdef Value value
+        cdef Status status = OK
+        cdef DeliveryState* d = self.engine.state.delivery
+        cdef DeliveryState* home = home_of(d, block)
+        if not self._look_up(row, nbytes, salt, mark, &key, &value):
+            if home != d:
+                d.guests.fetch_add(1, relaxed)
+            status = self._queue(row, nbytes, &key, salt, slo_us,
+                                 self._now_us() if now == 0 else now, block, slot)
+            if status == OK:
+                return OK
+            if home != d:
+                d.guests.fetch_sub(1, relaxed)
+            count(&self.state.tally.refused[<u32> status], 1)
+        slot_fill(home, block, slot, status, &value)
+        block_drop(home, block, 1)
+        return status
+
+    cdef Future _evaluate(self, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us,
+                          object finish, object extra):
+        """A future of a task of its own; key NULL: neither joined nor cached."""
+        cdef Value nothing
+        cdef Block* block = NULL
+        cdef u32 slot = 0
+        cdef Status status
+        nothing.word = 0
+        nothing.tag = TAG_NONE
+        if not slots_claim(self.engine.state.delivery, 1, &block, &slot):
+            return future_at_once(self.engine.delivery, NO_MEMORY, &nothing, finish, extra)
+        status = self._queue(row, nbytes, key, salt, slo_us, self._now_us(), block, slot)
+        if status != OK:
+            self._refused(status, slo_us, &nothing)
+            slot_fill(self.engine.state.delivery, block, slot, status, &nothing)
+            block_drop(self.engine.state.delivery, block, 1)
+        return future_new(self.engine.delivery, block, slot, 1, finish, extra)
+
+    cdef Future _predict(self, object x, u64 slo_us, u64 salt, object finish, object extra):
+        cdef const void* row = NULL
+        cdef u64 nbytes = 0
+        cdef object _keep = self._row(x, &row, &nbytes)
+        cdef u64 mark = 0 if self.watch is None else self._mark(_keep, row, nbytes, salt)
+        cdef Key key
+        cdef Value value
+        if not self._look_up(row, nbytes, salt, mark, &key, &value):
+            return self._evaluate(row, nbytes, &key, salt, slo_us, finish, extra)
+        if self.near and self.similar.check_is_due():       # evaluated once more, for the record
+            self.similar.remember(self._evaluate(row, nbytes, NULL, salt, self.slo_us, None, None),
+                                  value_object(&value))
+        return future_at_once(self.engine.delivery, OK, &value, finish, extra)
+
+    @cython.binding(False)
+    def predict(self, x, slo_ms=None, u64 salt=0):
+        """Schedule one prediction; -> Future, at once. Raises only for an input of the wrong type
+        or shape.
+
+        `slo_ms`: this query's own latency objective, milliseconds; `salt` separates cache entries
+        of equal inputs; a session.
+        """
+        return self._predict(x, self.slo_us if slo_ms is None else slo_of(slo_ms * 1000, 0), salt,
+                             None, None)
+
+    def put(self, x, output, u64 salt=0):
+        """Insert a prediction into the cache: `output` is a number, str, bytes or ndarray."""
+        cdef const void* row = NULL
+        cdef u64 nbytes = 0
+        cdef object _keep = self._row(x, &row, &nbytes)
+        cdef Key key = self._key(row, nbytes, salt, self._mark(_keep, row, nbytes, salt))
+        cdef Value value = object_value(output)
+        cache_fill(self.engine.state.cache, &key, &value)
+        value_drop(&value)
+
+    def cached(self, x, u64 salt=0):
+        """(True, output) if the cache holds this input's prediction, else (False, None)."""
+        cdef const void* row = NULL
+        cdef u64 nbytes = 0
+        cdef object _keep = self._row(x, &row, &nbytes)
+        cdef Value value
+        cdef Key key = self._key(row, nbytes, salt, self._mark(_keep, row, nbytes, salt))
+        if not cache_lookup(self.engine.state.cache, &key, &value):
+            return False, None
+        output = value_object(&value)
+        value_drop(&value)
+        return True, output
+
+    def predict_many(self, rows, slo_ms=60000, u64 salt=0):
+        """One future for many rows: an array of shape (n, *shape), or a sequence of inputs. Its
+        result is in order.
+
+        All rows have the same deadline, `slo_ms` milliseconds from now. More rows than the model's
+        queue for arrays holds are fed as room appears, and only then does the call return (Ctrl-C
+        is heard); rows that find none by the deadline end as FULL.
+        """
+        return predict_rows((self,), rows, slo_ms * 1000, salt)
+
+    cdef int _give_up(self, Block* block, u32 first, u32 end) except -1:
+        """Slots that will have no task end here."""
+        cdef DeliveryState* home = home_of(self.engine.state.delivery, block)
+        cdef Value nothing
+        cdef u32 i
+        nothing.word = 0
+        nothing.tag = TAG_NONE
+        for i in range(first, end):
+            count(&self.state.tally.refused[<u32> CANCELLED], 1)
+            slot_fill(home, block, i, CANCELLED, &nothing)
+            block_drop(home, block, 1)
+        return 0
+
+    cdef Status _shut(self) noexcept nogil:
+        """Why nothing new is taken in, or 0."""
+        return rows_shut(self.engine.state)
+
+    cdef int _wait_for_room(self, int klass, u64 until) except -1:
+        cdef EngineState* e = self.engine.state
+        if self.state.lanes[klass] != NULL and not e.manual:
+            wait_for_room(e.lanes, self.state.lanes[klass], &e.refusing, until)
+        return 0
+
+    cdef int _one_by_one(self, object rows, u64 slo, u64 salt, u64 now, u64 until, Block* block,
+                         u32 slot) except -1:
+        """A task a row: for rows that differ in length, and for so few that they gain by joining
+        equal ones in flight."""
+        cdef const void* row = NULL
+        cdef u64 nbytes = 0
+        cdef u32 i = 0, n = <u32> len(rows)
+        cdef object _keep
+        try:
+            for i in range(n):
+                _keep = self._row(rows[i], &row, &nbytes)
+                self._wait_for_room(log2_of(slo), until)
+                self._submit(row, nbytes, salt, self._mark(_keep, row, nbytes, salt), slo, now,
+                             block, slot + i)
+        except BaseException:           # a signal's, or of an input that changed after it was
+                                        # checked
+            self._give_up(block, slot + i, slot + n)
+            raise
+        return 0
+
+    cdef int _begin_intake(self, Intake* intake, cnp.ndarray rows, u64 slo, u64 salt, u64 now,
+                           Block* block, u32 slot) except -1:
+        cdef ModelState* m = self.state
+        cdef EngineState* e = self.engine.state
+        cdef int klass = log2_of(slo)
+        if m.array_lanes[klass] == NULL:
+            m.array_lanes[klass] = lane_new(e.lanes, m.index, <u64> 2 << klass,
+                                            piece_cells_of(m.spec.row_bytes,
+                                                           self.lane_bytes_max), m.spec.row_bytes,
+                                            piece_rows_of(m.spec.row_bytes), &m.tally, m.shares.load(relaxed) != 0)
+        intake.lanes = e.lanes
+        intake.lane = m.array_lanes[klass]
+        intake.tally = &m.tally
+        intake.cache = e.cache if m.cached else NULL
+        intake.refusing = &e.refusing
+        intake.patient = not e.manual
+        intake.uid = m.spec.uid
+        intake.salt = salt
+        intake.near = &self.similar.state if self.near else NULL
+        intake.near_uid = near_uid(m.spec.uid)
+        intake.marks = NULL
+        intake.rows = <const u8*> cnp.PyArray_DATA(rows)
+        intake.row_bytes = m.spec.row_bytes
+        intake.block = block
+        intake.slot = slot
+        intake.n = <u32> len(rows)
+        intake.at = 0
+        intake.now_us = now
+        intake.deadline_us = now + slo
+        return 0
+
+    def __repr__(self):
+        return f"<Model {self.name} {self.describe_input()}>"
+
+
+def predict_all(tuple models, x, slo_us=None, u64 salt=0, finish=None, extra=None):
+    """One future over the same input on several models, of one engine or of engines that know each
+    other: task i is models[i]'s. Threads: any."""
+    if not models:
+        raise_for(BAD_INPUT, "predict_all was given no models")
+    cdef Model model = models[0]
+    cdef u32 i, slot, n = <u32> len(models)
+    cdef u64 slo = slo_of(slo_us, model.slo_us)
+    cdef const void* row = NULL
+    cdef u64 nbytes = 0
+    cdef Block* block
+    cdef Future future
+    cdef vector[const void*] rows
+    cdef vector[u64] sizes, marks
+    cdef list _keep = []
+    cdef bint mixed = False
+    if n == 1:
+        return model._predict(x, slo, salt, finish, extra)
+    for i in range(n):                          # every row is checked before the first is submitted
+        mixed |= is_elsewhere(models[i], model)
+        _keep.append((<Model> models[i])._row(x, &row, &nbytes))
+        rows.push_back(row)
+        sizes.push_back(nbytes)
+        marks.push_back((<Model> models[i])._mark(_keep[i], row, nbytes, salt))
+    if not slots_claim(model.engine.state.delivery, n, &block, &slot):
+        raise_for(NO_MEMORY, "no memory for a future")
+    future = future_new(model.engine.delivery, block, slot, n, finish, extra)
+    for i in range(n):
+        (<Model> models[i])._submit(rows[i], sizes[i], salt, marks[i], slo, 0, block, slot + i)
+    if mixed:
+        mix(future, models)
+    return future
+
+
+def _array_of_one(Future future):
+    return future._many()
+
+
+def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra=None):
+    """One future over the same rows on several models, of one engine or of engines that have met:
+    task j * n + i is row i on models[j]. Threads: any.
+
+    `rows`: an array of shape (n, *shape), or a sequence of inputs. See Model.predict_many.
+    """
+    if not models:
+        raise_for(BAD_INPUT, "predict_rows was given no models")
+    cdef Model model = models[0]
+    cdef bint mixed = any([is_elsewhere(each, model) for each in models])
+    cdef list checked = [(<Model> each)._rows(rows) for each in models]
+    cdef u64 slo = slo_of(slo_us, model.slo_us)
+    cdef u64 n = len(checked[0]), now = model._now_us(), until = monotonic_us() + slo
+    cdef u32 slot, j
+    cdef Block* block
+    cdef Future future
+    cdef vector[Intake] intakes
+    cdef Intake intake
+    if n == 0 or n * len(models) > TASKS_MAX:
+        raise_for(BAD_INPUT, f"predict_many for {model.name} was given {n or 'no'} rows; at most {TASKS_MAX} tasks make a future")
+    cdef list pieces = [goes_in_pieces(each, n, mixed) for each in models]
+    cdef list marks = [(<Model> each)._marks(checked[j], salt) if pieces[j]
+                       and (<Model> each).watch is not None else None
+                       for j, each in enumerate(models)]
+    if not slots_claim(model.engine.state.delivery, <u32> (n * len(models)), &block, &slot):
+        raise_for(NO_MEMORY, f"no memory for {n * len(models)} predictions")
+    if n * len(models) == 1 and finish is None:
+        finish = _array_of_one
+    future = future_new(model.engine.delivery, block, slot, <u32> (n * len(models)), finish, extra)
+    for j in range(len(models)):
+        model = models[j]
+        if pieces[j]:
+            model._begin_intake(&intake, checked[j], slo, salt, now, block, slot + j * <u32> n)
+            intake.marks = <const u64*> cnp.PyArray_DATA(marks[j]) if marks[j] is not None else NULL
+            intakes.push_back(intake)
+            continue
+        try:
+            model._one_by_one(checked[j], slo, salt, now, until, block, slot + j * <u32> n)
+        except BaseException:
+            model._give_up(block, slot + (j + 1) * <u32> n, slot + <u32> (n * len(models)))
+            intakes_end(intakes, CANCELLED)
+            raise
+    intakes_feed(intakes, until)
+    if mixed:
+        mix(future, models)
+    return future
+
+
+cdef bint goes_in_pieces(Model model, u64 n, bint mixed) noexcept:
+    """Whether its rows do, of an array: a piece ends in slots of its own engine."""
+    return n >= PIECES_FROM and model.state.spec.row_bytes != 0 and not mixed
+
+
+cdef bint is_elsewhere(Model model, Model first) except -1:
+    """Whether it is in another engine than the first."""
+    cdef DeliveryState* home = first.engine.state.delivery
+    cdef DeliveryState* d = model.engine.state.delivery
+    if d != home and d.peers[home.number] != home:
+        raise_for(BAD_INPUT, f"{model.name} and {first.name} are in engines that know nothing of each other")
+    return d != home
+
+
+cdef void mix(Future future, tuple models):
+    """Nobody leads for it: the loops of its engines are called back."""
+    future.mixed = True
+    for model in models:
+        delivery_ring((<Model> model).engine.state.delivery)

@@ -1,0 +1,1 @@
+"""The HTTP server of the hot path: plain predictions are answered without the GIL."""

@@ -1,0 +1,25 @@
+# The head of an HTTP/1.1 request, read strictly: what is not exactly one plain POST is not
+# explained here, but left to the reader that knows all of HTTP (frontend/http.py). So nothing can
+# be read in two ways: what is doubtful is not read.
+#
+# Threads: any (pure functions).
+from clipper_core.runtime.machine cimport u8, u32, u64
+
+cdef enum:
+    HEAD_OTHER = -1             # somebody else's: no POST, no HTTP/1.1, or a header that means more
+                                # than is known here
+    HEAD_UNFINISHED = 0         # so far it is plain
+    HEAD_PLAIN = 1
+
+cdef struct Head:               # its pointers are into the text
+    const u8* path
+    const u8* id                # X-Request-Id; NULL: none
+    u32 path_bytes
+    u32 id_bytes
+    u64 bytes                   # of the head, the empty line included
+    u64 body_bytes
+    u64 json_bytes              # Inference-Header-Content-Length; NO_LENGTH: there is none
+
+cdef u64 NO_LENGTH
+
+cdef int head_read(const u8* text, u64 n, Head* head) noexcept nogil

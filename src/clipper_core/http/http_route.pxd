@@ -1,0 +1,105 @@
+# What is answered without Python, by its exact path: a table of routes, a body read straight into a
+# row, the row asked, its prediction written as the answer that serving/processor and frontend/rest
+# would have given.
+#
+# A route is one application (or model) as it is now: one model, whose answer nobody else looks at.
+# Whatever else a query may come to (a refusal, a default, an output that is not plain) is no
+# business of this: its future is Python's.
+#
+# Threads: a Query is one thread's. Tables and routes never change; HotTable and HotRoute are made
+# and dropped under the GIL, and `users` says how many still need their memory.
+from clipper_core.engine.engine cimport Engine
+from clipper_core.engine.model cimport Model
+from clipper_core.http.http_head cimport Head
+from clipper_core.http.json_rows cimport Wanted
+from clipper_core.http.recent_answers cimport RecentState
+from clipper_core.results.delivery cimport Block, DeliveryState
+from clipper_core.runtime.histogram cimport Counter, Histogram, LatencyHistogram
+from clipper_core.runtime.http_bytes cimport Bytes
+from clipper_core.runtime.machine cimport atomic, u8, u32, u64
+from clipper_core.scheduling.model_state cimport ModelState
+from clipper_core.scheduling.scheduler cimport EngineState
+from clipper_core.wire.prediction cimport Value
+
+cdef enum Form:                 # of a request and its answer
+    PREDICT = 0                 # POST /api/APP/predict
+    OLD_PREDICT = 1             # POST /APP/predict
+    INFER = 2                   # POST /v2/models/NAME/infer
+
+cdef enum Came:                 # of asking
+    OTHER = 0                   # the body is not plain: nothing was asked
+    VALUE = 1                   # an answer, at once: a cache hit; `value` is held
+    ENDED = 2                   # refused, or ended already: its slot says how
+    OPEN = 3                    # its slot is pending
+
+cdef cppclass RouteState:
+    atomic[u32] users           # queries that are open
+    u8 form
+    bint variable
+    Wanted wanted
+    EngineState* engine
+    ModelState* model
+    u64 slo_us
+    double confidence_min
+    Bytes node                  # before the number in an id: `4bde13fa-`
+    Bytes models                # as JSON: `["svm:1"]`
+    Bytes head                  # of a V2 answer, as JSON up to the id: `{"model_name":"svm","id":`
+    atomic[u64]* asked          # the application's tally
+    atomic[u64]* answered
+    atomic[u64]* decided
+    atomic[u64]* used
+    atomic[u64]* wins
+    Histogram* took
+    atomic[u64]* ok             # of HTTP
+    Histogram* requests
+    RecentState* recent         # where answers are kept for feedback; NULL: nowhere
+    u32 owner                   # there
+    void* object                # the HotRoute
+
+cdef cppclass Query:
+    RouteState* route
+    Block* block                # NULL: it was answered at once
+    u32 slot
+    bint binary                 # V2: the output goes back as bytes
+    Value value
+    u64 number                  # its id
+    u64 began_us
+    u32 id_bytes                # X-Request-Id as given; 0: none
+    u8[128] id
+    Bytes tag                   # V2: the request's own id, as JSON
+
+cdef struct Place:
+    u64 hash
+    const u8* path
+    u64 path_bytes
+    RouteState* route           # NULL: free
+
+cdef cppclass TableState:
+    atomic[u32] users           # workers that look at it
+    u64 mask
+    Place* places
+
+# NULL: none
+cdef RouteState* route_at(const TableState* table, const u8* path, u64 n) noexcept nogil
+# its route and began_us are set
+cdef Came query_ask(Query* q, const Head* head, const u8* body, Bytes* row) noexcept nogil
+cdef bint query_answer(Query* q, const Value* value, u32 latency_us, const char* date,
+                       const Bytes* made, bint close,
+                       Bytes* body, Bytes* out) noexcept nogil
+# ^ appends the whole response to `out`, and counts it. False: it is not for here, and nothing was
+# written or counted. made: an id for X-Request-Id, where neither the request nor the answer has
+# one.  body: room to work in
+cdef void query_drop(Query* q) noexcept nogil          # what it holds of results
+cdef DeliveryState* query_home(const Query* q) noexcept nogil
+
+cdef class HotRoute:
+    cdef RouteState* state
+    cdef Model model
+    cdef tuple counters
+    cdef readonly object subject           # whose question it is: for what Python answers
+
+    cdef int _set_rows(self) except -1
+
+cdef class HotTable:
+    cdef TableState* state
+    cdef dict routes                       # by path

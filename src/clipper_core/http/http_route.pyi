@@ -1,0 +1,34 @@
+from collections.abc import Sequence
+from typing import Any
+
+from clipper_core.engine.model import Model
+from clipper_core.http.recent_answers import RecentAnswers
+from clipper_core.runtime.histogram import Counter, LatencyHistogram
+
+class HotRoute:
+    subject: Any
+    def __init__(
+        self,
+        model: Model,
+        form: str,
+        node: str,
+        models: bytes,
+        slo_us: int,
+        confidence_min: float,
+        counts: Sequence[Counter],
+        took: LatencyHistogram,
+        ok: Counter,
+        requests: LatencyHistogram,
+        subject: Any,
+        recent: RecentAnswers | None = None,
+        owner: int = 0,
+    ) -> None: ...
+    @property
+    def users(self) -> int: ...
+
+class HotTable:
+    def __init__(self, routes: dict[bytes, HotRoute]) -> None: ...
+    def __len__(self) -> int: ...
+    def __contains__(self, path: bytes, /) -> bool: ...
+    @property
+    def users(self) -> int: ...

@@ -1,0 +1,12 @@
+# The arithmetic of policies and of models that learn online.
+#
+# May import: runtime.
+#
+# `bandit` has the update rules of selection policies (Exp3, Exp4 and others) over rows of doubles.
+# `linear` has the linear models that predict how good each model is for a query. `lesson` applies
+# one observation, or an array of them: losses, calibration, then the rule's step.
+#
+# State comes in and goes out as numpy arrays; nothing is kept between calls. The caller gives the
+# seeds of random numbers.
+#
+# Threads: none of its own. Functions run on the caller's thread, with the GIL.

@@ -1,0 +1,1 @@
+"""The arithmetic of policies and of models that learn online."""

@@ -1,0 +1,57 @@
+# The arithmetic of the selection policies that learn: which model to ask, and what a loss teaches.
+# One row of doubles a model, whose columns are the rule's; time is the number of observations so
+# far. Pure: no clock, no memory, no chance but the uniform number that the caller brings.
+#
+# Threads: any; the rows belong to the caller.
+cimport numpy as cnp
+
+from clipper_core.runtime.machine cimport u32, u64
+
+cdef enum:
+    MODELS_MAX = 256
+
+cpdef enum RuleKind:
+    EXP3 = 1            # log-weight                 one model a query, loss over its probability
+    HEDGE = 2           # log-weight                 all models, each by its own loss, with a fixed
+                        # share
+    GREEDY = 3          # mean loss, count           the best but for a share epsilon of chance
+    SQUARECB = 4        # mean loss, count, memory   inverse gap weighting
+    THOMPSON = 5        # right, wrong               a draw from each Beta, discounted
+    KL_UCB = 6          # sum of losses, count       the best that the data still allow
+    TSALLIS = 7         # estimated loss             Tsallis-INF with reduced variance
+    LOGODDS = 8         # right, count               votes by the log odds of being right
+    STACKING = 9        # weight                     logistic regression on the votes, online
+
+cdef struct RuleState:
+    u32 kind
+    u32 columns
+    double eta          # step, discount rate or width, as the rule's page says
+    double share        # fixed share, or share of chance
+    double floor        # least probability of a model
+    double discount     # of what was known, an observation
+
+cdef double _random(u64* state) noexcept nogil     # in (0, 1), from a stream that the query's
+                                                   # uniform number starts
+cdef u32 rule_choose(const RuleState* rule, const double* rows, u32 k, double seen, double uniform,
+                     double* p) noexcept nogil
+# ^ the model to ask; p[k] gets the probability of each (of the chosen one alone where the others'
+# are not known)
+cdef void rule_learn(const RuleState* rule, double* rows, u32 k, double seen, const double* losses,
+                     u32 chosen, double p,
+                     double weight) noexcept nogil
+# ^ losses[k]: NaN where unknown.  chosen: the model that was asked, k if all were.  p: its
+# probability then
+cdef void rule_weights(const RuleState* rule, const double* rows, u32 k, double classes,
+                       double* weights) noexcept nogil
+# ^ of each model's vote; they add up to 1
+cdef void stack_learn(const RuleState* rule, double* rows, u32 k, const u32* votes, u32 label,
+                      double classes,
+                      double weight) noexcept nogil
+# ^ votes[k]: codes of labels, 0 where a model was not heard
+
+cdef cnp.ndarray doubles_copied(cnp.ndarray array)     # of a contiguous array of doubles: a few
+                                                       # times as fast as numpy's own
+cdef class Rule:
+    cdef RuleState state
+    cdef cnp.ndarray checked(self, cnp.ndarray rows)
+    cdef cnp.ndarray copied(self, cnp.ndarray rows)     # checked, and the caller's own

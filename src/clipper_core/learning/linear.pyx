@@ -1,0 +1,486 @@
+"""Linear models over a query's features, and over the numbers that models predict.
+
+The factor of Cholesky is kept, not the inverse that Sherman and Morrison's formula would update: a
+rank-1 update costs the same, d^2, and cannot lose positive definiteness to rounding, however many
+observations and however alike the features. Mean and width of one model are two forward
+substitutions: with L u = x and L v = b, the mean is u.v and the variance u.u.
+
+Discounting A by g would let the ridge fade with it. It is put back one coordinate an observation,
+in turn: a rank-1 update along an axis, by as much as d observations took from it.
+
+A blend learns by weights that begin at the plain mean and leave it as far as the label is explained
+better: the ridge pulls them to 1/k, not to 0, with a force in units of what the plain mean leaves
+unexplained. A model that was not heard is filled in by the same regression on those that were.
+
+Sources: LinUCB, Li, Chu, Langford and Schapire 2010; LinTS, Agrawal and Goyal 2013; discounting,
+Russac, Vernade and Cappe 2019; the rank-1 update, Gill, Golub, Murray and Saunders 1974, method C1.
+"""
+cimport numpy as cnp
+from libc.math cimport INFINITY, cos, fabs, fmax, isfinite, isinf, isnan, log, sqrt
+
+import numpy as np
+
+from clipper_core.learning.bandit cimport _random
+from clipper_core.runtime.machine cimport u32, u64
+from clipper_core.runtime.status cimport BAD_INPUT, raise_for
+
+cnp.import_array()
+
+cdef double TWO_PI = 6.283185307179586
+cdef double TRUST_CONSTANT = 3.0    # observations that the constant of a blend needs to count as
+                                    # half of what they say
+
+
+# -- triangles, lower, packed by rows
+# ----------------------------------------------------------------------------------
+
+cdef inline u32 _row(u32 i) noexcept nogil:
+    return i * (i + 1) // 2
+
+
+cdef void _solve_lower(const double* l, u32 d, const double* b, double* u) noexcept nogil:
+    """L u = b"""
+    cdef u32 i, j
+    cdef double left
+    cdef const double* row = l
+    for i in range(d):
+        left = b[i]
+        for j in range(i):
+            left -= row[j] * u[j]
+        u[i] = left / row[i]
+        row += i + 1
+
+
+cdef void _solve_upper(const double* l, u32 d, double* u) noexcept nogil:
+    """L' x = u, in place."""
+    cdef u32 i, j
+    for i in range(d, 0, -1):
+        u[i - 1] /= l[_row(i - 1) + i - 1]
+        for j in range(i - 1):
+            u[j] -= l[_row(i - 1) + j] * u[i - 1]
+
+
+cdef void _factor(double* a, u32 d, double least) noexcept nogil:
+    """Cholesky in place; a pivot below `least`, which only rounding makes, is `least`."""
+    cdef u32 i, j, m
+    cdef double left
+    for i in range(d):
+        for j in range(i + 1):
+            left = a[_row(i) + j]
+            for m in range(j):
+                left -= a[_row(i) + m] * a[_row(j) + m]
+            a[_row(i) + j] = sqrt(fmax(left, least)) if i == j else left / a[_row(j) + j]
+
+
+cdef void _update(double* l, u32 d, double* v, u32 first) noexcept nogil:
+    """L L' + v v', in place; v is used up, and zero before `first`."""
+    cdef u32 i, j
+    cdef double r, c, s
+    for j in range(first, d):
+        if v[j] == 0.0:
+            continue
+        r = sqrt(l[_row(j) + j] * l[_row(j) + j] + v[j] * v[j])
+        c = r / l[_row(j) + j]
+        s = v[j] / l[_row(j) + j]
+        l[_row(j) + j] = r
+        for i in range(j + 1, d):
+            l[_row(i) + j] = (l[_row(i) + j] + s * v[i]) / c
+            v[i] = c * v[i] - s * l[_row(i) + j]
+
+
+# -- contextual
+# --------------------------------------------------------------------------------------------------
+
+cdef u32 context_columns(u32 d) noexcept nogil:
+    return _row(d) + d
+
+
+cdef double _normal(u64* stream) noexcept nogil:
+    return sqrt(-2.0 * log(_random(stream))) * cos(TWO_PI * _random(stream))
+
+
+cdef u32 context_choose(const ContextRule* rule, const double* rows, u32 k, u32 d, const double* x,
+                        double uniform) noexcept nogil:
+    cdef double[FEATURES_MAX] u
+    cdef double[FEATURES_MAX] v
+    cdef u64 stream = <u64> (uniform * 9007199254740992.0)
+    cdef u32 columns = context_columns(d), i, j, best = 0
+    cdef double mean, variance, value, high = -INFINITY
+    for i in range(k):
+        _solve_lower(rows + i * columns, d, x, u)
+        _solve_lower(rows + i * columns, d, rows + i * columns + _row(d), v)
+        mean = variance = 0.0
+        for j in range(d):
+            mean += u[j] * v[j]
+            variance += u[j] * u[j]
+        value = mean + rule.width * sqrt(variance) * (_normal(&stream) if rule.sampled else 1.0)
+        if value > high:
+            high = value
+            best = i
+    return best
+
+
+cdef void context_learn(const ContextRule* rule, double* row, u32 d, const double* x, double reward,
+                        double weight,
+                        u64 turn) noexcept nogil:
+    cdef double[FEATURES_MAX] v
+    cdef double* b = row + _row(d)
+    cdef double root = sqrt(rule.discount)
+    cdef u32 i, axis = <u32> (turn % d)
+    if rule.discount < 1.0:
+        for i in range(_row(d)):
+            row[i] *= root
+        for i in range(d):
+            b[i] *= rule.discount
+            v[i] = 0.0
+        v[axis] = sqrt((1.0 - rule.discount) * rule.ridge * d)
+        _update(row, d, v, axis)
+    if isnan(reward):
+        return
+    root = sqrt(weight)
+    for i in range(d):
+        b[i] += weight * reward * x[i]
+        v[i] = root * x[i]
+    _update(row, d, v, 0)
+
+
+# -- a blend
+# --------------------------------------------------------------------------------------------------
+
+cdef inline const double* _stat(const double* rows, u32 k, u32 i) noexcept nogil:
+    """Mean, count, then k + 1 sums of products."""
+    return rows + i * (k + 3)
+
+
+cdef double _unexplained(const double* rows, u32 k, const double* w) noexcept nogil:
+    """Sum of squares around the label that weights w leave."""
+    cdef double left = _stat(rows, k, k)[2 + k], pulled
+    cdef u32 i, j
+    for i in range(k):
+        pulled = -2.0 * _stat(rows, k, i)[2 + k]
+        for j in range(k):
+            pulled += _stat(rows, k, i)[2 + j] * w[j]
+        left += w[i] * pulled
+    return fmax(left, 0.0)
+
+
+cdef void _regress(const double* rows, u32 k, double ridge, const u32* on, u32 m, u32 target,
+                   double* w) noexcept nogil:
+    """w[m]: of the variables `on`, to explain `target`; drawn to 1/m."""
+    cdef double[TRIANGLE_MAX] a
+    cdef double[BLENDED_MAX] u
+    cdef double even = 1.0 / m, trace = 0.0, left, pull
+    cdef u32 i, j
+    left = _stat(rows, k, target)[2 + target]   # what the plain mean of `on` leaves unexplained
+    for i in range(m):
+        u[i] = _stat(rows, k, on[i])[2 + target]
+        left -= 2.0 * even * u[i]
+        trace += _stat(rows, k, on[i])[2 + on[i]]
+        for j in range(m):
+            u[i] -= even * _stat(rows, k, on[i])[2 + on[j]]
+            left += even * even * _stat(rows, k, on[i])[2 + on[j]]
+            if j <= i:
+                a[_row(i) + j] = _stat(rows, k, on[i])[2 + on[j]]
+    if not trace > 0.0:
+        for i in range(m):
+            w[i] = even
+        return
+    pull = ridge * fmax(left, 0.0) / fmax(_stat(rows, k, k)[1], 1.0) + 1e-9 * trace
+    for i in range(m):
+        a[_row(i) + i] += pull
+    _factor(a, m, 1e-12 * trace)
+    _solve_lower(a, m, u, w)
+    _solve_upper(a, m, w)
+    for i in range(m):
+        w[i] += even
+
+
+cdef double blend_weights(const double* rows, u32 k, double ridge, double* w) noexcept nogil:
+    cdef u32[BLENDED_MAX] on
+    cdef u32 i
+    cdef double count = _stat(rows, k, k)[1], constant = _stat(rows, k, k)[0]
+    on[0] = 0
+    for i in range(k):
+        on[i] = i
+    _regress(rows, k, ridge, on, k, k, w)
+    for i in range(k):
+        constant -= w[i] * _stat(rows, k, i)[0]
+    w[k] = constant * count / (count + TRUST_CONSTANT)
+    return sqrt(_unexplained(rows, k, w) / fmax(count - k - 1.0,
+                                                0.5 * count)) if count > 0.0 else 0.0
+
+
+cdef void blend_fill(const double* rows, u32 k, double ridge, double* z, u64 n) noexcept nogil:
+    """All of the n elements lack the same models: those of the first one."""
+    cdef double[BLENDED_MAX] w
+    cdef u32[BLENDED_MAX] on
+    cdef u32 m = 0, i, j
+    cdef u64 e
+    cdef double expected
+    for i in range(k):
+        if not isnan(z[i]):
+            on[m] = i
+            m += 1
+    if m == 0 or m == k:
+        return
+    for i in range(k):
+        if not isnan(z[i]):
+            continue
+        _regress(rows, k, ridge, on, m, i, w)
+        expected = _stat(rows, k, i)[0]
+        for j in range(m):
+            expected -= w[j] * _stat(rows, k, on[j])[0]
+        for e in range(n, 0, -1):       # the first one last: it tells who is missing
+            z[(e - 1) * (k + 1) + i] = expected
+            for j in range(m):
+                z[(e - 1) * (k + 1) + i] += w[j] * z[(e - 1) * (k + 1) + on[j]]
+
+
+cdef void blend_learn(double* rows, u32 k, double ridge, double discount, double* z, u64 n,
+                      double weight) noexcept nogil:
+    """Means and sums of products around them, element by element (West 1979)."""
+    cdef double[BLENDED_MAX + 1] away
+    cdef u32 i, j
+    cdef u64 e
+    cdef double before, after, share = weight / n
+    cdef double* row
+    blend_fill(rows, k, ridge, z, n)
+    for e in range(n):
+        before = rows[1] * (discount if e == 0 else 1.0)
+        after = before + share
+        for i in range(k + 1):
+            away[i] = z[e * (k + 1) + i] - rows[i * (k + 3)]
+        for i in range(k + 1):
+            row = rows + i * (k + 3)
+            row[0] += share / after * away[i]
+            row[1] = after
+            for j in range(k + 1):
+                row[2 + j] = row[2 + j] * (discount if e == 0
+                                           else 1.0) + share * before / after * away[i] * away[j]
+
+
+# -- for Python
+# --------------------------------------------------------------------------------------------------
+
+cdef cnp.ndarray _doubles(object values, str what):
+    cdef cnp.ndarray found
+    if (isinstance(values, np.ndarray) and cnp.PyArray_TYPE(values) == cnp.NPY_DOUBLE
+            and cnp.PyArray_IS_C_CONTIGUOUS(values) and cnp.PyArray_ISBEHAVED_RO(values)):
+        return values
+    try:
+        found = np.ascontiguousarray(values, np.float64)
+    except (TypeError, ValueError):
+        raise_for(BAD_INPUT, f"{what} must be numbers")
+    return found
+
+
+cdef bint _are_finite(cnp.ndarray values) noexcept:
+    cdef const double* value = <double*> cnp.PyArray_DATA(values)
+    cdef Py_ssize_t i
+    for i in range(cnp.PyArray_SIZE(values)):
+        if not isfinite(value[i]):
+            return False
+    return True
+
+
+cdef class Context:
+    """Threads: any. LinUCB or LinTS with its parameters; rows f64[k, columns(d)] go in, new rows
+    come out, nothing is changed in place. d counts the features, the constant 1 included: 1 to 33.
+    Features may be of any size up to 1e6, and matter alike when they lie around 1.
+
+    sampled: LinTS.  width: standard deviations of the bound, or of the draw.  discount: of what was
+    known, an observation. ridge: as many observations of size 1 along every axis say 0.
+    """
+    cdef ContextRule state
+
+    def __cinit__(self, *, bint sampled, double width, double discount, double ridge):
+        if not (width >= 0 and 0 < discount <= 1 and ridge > 0):
+            raise_for(BAD_INPUT, "width is at least 0, discount in (0, 1], ridge above 0")
+        self.state.sampled = sampled
+        self.state.width = width
+        self.state.discount = discount
+        self.state.ridge = ridge
+
+    @staticmethod
+    def columns(u32 d):
+        """Numbers a model has in a state of d features."""
+        if not 1 <= d <= FEATURES_MAX:
+            raise_for(BAD_INPUT, f"{d} features: 1 to {FEATURES_MAX} are possible, the constant included")
+        return context_columns(d)
+
+    def fresh(self, u32 d):
+        """The row of a model that nothing is known of."""
+        cdef cnp.ndarray row = np.zeros(self.columns(d))
+        cdef double* factor = <double*> cnp.PyArray_DATA(row)
+        cdef u32 i
+        for i in range(d):
+            factor[_row(i) + i] = sqrt(self.state.ridge)
+        return row
+
+    cdef cnp.ndarray _checked(self, cnp.ndarray rows, u32 d):
+        if (cnp.PyArray_TYPE(rows) != cnp.NPY_DOUBLE or rows.ndim != 2
+            or not cnp.PyArray_IS_C_CONTIGUOUS(rows)
+                or rows.shape[0] < 1 or rows.shape[1] != self.columns(d)):
+            raise_for(BAD_INPUT, f"rows must be f64[k, {self.columns(d)}] for {d} features")
+        return rows
+
+    cdef cnp.ndarray _features(self, object x):
+        cdef cnp.ndarray found = _doubles(x, "features")
+        if found.ndim != 1 or not _are_finite(found):
+            raise_for(BAD_INPUT, "features must be f64[d], finite")
+        return found
+
+    def choose(self, cnp.ndarray rows, x, double uniform):
+        """The model to ask. x: f64[d], the constant included; uniform: in [0, 1)."""
+        cdef cnp.ndarray features = self._features(x)
+        cdef u32 d = <u32> features.shape[0]
+        self._checked(rows, d)
+        return context_choose(&self.state, <double*> cnp.PyArray_DATA(rows), <u32> rows.shape[0], d,
+                              <double*> cnp.PyArray_DATA(features), uniform)
+
+    def learn(self, cnp.ndarray rows, x, rewards, u64 turn, double weight=1.0):
+        """New rows after one observation. rewards: f64[k], NaN where unknown; turn: the number of
+        the observation."""
+        cdef cnp.ndarray features = self._features(x), told = _doubles(rewards, "rewards")
+        cdef u32 d = <u32> features.shape[0], i, k = <u32> self._checked(rows, d).shape[0]
+        if told.ndim != 1 or told.shape[0] != k or not weight >= 0:
+            raise_for(BAD_INPUT, f"rewards must be f64[{k}], weight at least 0")
+        cdef cnp.ndarray after = <cnp.ndarray> cnp.PyArray_NewCopy(rows, cnp.NPY_CORDER)
+        cdef double* row = <double*> cnp.PyArray_DATA(after)
+        cdef const double* reward = <double*> cnp.PyArray_DATA(told)
+        with nogil:
+            for i in range(k):
+                context_learn(&self.state, row + i * context_columns(d), d,
+                              <double*> cnp.PyArray_DATA(features), reward[i],
+                              weight, turn)
+        return after
+
+    def sums(self, cnp.ndarray rows, u32 d):
+        """-> (sums of x x', f64[k, d, d], the ridge taken off; sums of reward x, f64[k, d])."""
+        self._checked(rows, d)
+        lower = np.zeros((rows.shape[0], d, d))
+        lower[:, *np.tril_indices(d)] = rows[:, :_row(d)]
+        return lower @ lower.transpose(0, 2,
+                                       1) - self.state.ridge * np.eye(d), np.array(rows[:,
+                                               _row(d):])
+
+    def rows(self, products, rewards):
+        """The rows of such sums."""
+        cdef cnp.ndarray a = _doubles(products, "products"), b = _doubles(rewards, "rewards")
+        if a.ndim != 3 or b.ndim != 2 or a.shape[1] != a.shape[2] or a.shape[0] != b.shape[0] or a.shape[1] != b.shape[1]:
+            raise_for(BAD_INPUT, "products must be f64[k, d, d] and rewards f64[k, d]")
+        cdef u32 d = <u32> a.shape[1], i
+        lower = np.tril_indices(d)
+        cdef cnp.ndarray made = np.empty((a.shape[0], self.columns(d)))
+        made[:, :_row(d)] = (a + self.state.ridge * np.eye(d))[:, *lower]
+        made[:, _row(d):] = b
+        for i in range(<u32> a.shape[0]):
+            _factor(<double*> cnp.PyArray_DATA(made) + i * context_columns(d), d,
+                    self.state.ridge * 1e-3)
+        return made
+
+
+cdef class Blend:
+    """Threads: any. Ridge regression on the numbers of k models, 1 to 64; rows f64[k + 1, k + 3] go
+    in, new rows come out, nothing is changed in place. Zeros know nothing, and blend to the mean.
+
+    ridge: how strongly the weights are drawn to the mean, in observations.  discount: of what was
+    known, an observation.
+    """
+    cdef double ridge, discount
+
+    def __cinit__(self, *, double ridge, double discount):
+        if not (ridge >= 0 and 0 < discount <= 1):
+            raise_for(BAD_INPUT, "ridge is at least 0, discount in (0, 1]")
+        self.ridge = ridge
+        self.discount = discount
+
+    cdef u32 _models(self, cnp.ndarray rows) except 0:
+        cdef u32 k = <u32> rows.shape[0] - 1
+        if (cnp.PyArray_TYPE(rows) != cnp.NPY_DOUBLE or rows.ndim != 2
+            or not cnp.PyArray_IS_C_CONTIGUOUS(rows)
+                or not 1 <= k <= BLENDED_MAX or rows.shape[1] != k + 3):
+            raise_for(BAD_INPUT, f"rows must be f64[k + 1, k + 3] with 1 to {BLENDED_MAX} models")
+        return k
+
+    cdef cnp.ndarray _elements(self, object outputs, u32 k):
+        """f64[n, k + 1] with room for the label. A model was heard for all elements, or for
+        none."""
+        cdef cnp.ndarray given = _doubles(outputs, "outputs")
+        if given.ndim != 2 or given.shape[0] < 1 or given.shape[1] != k:
+            raise_for(BAD_INPUT, f"outputs must be f64[n, {k}]")
+        cdef cnp.ndarray made = np.empty((given.shape[0], k + 1))
+        cdef const double* source = <double*> cnp.PyArray_DATA(given)
+        cdef double* target = <double*> cnp.PyArray_DATA(made)
+        cdef Py_ssize_t e
+        cdef u32 i
+        for e in range(given.shape[0]):
+            for i in range(k):
+                if isinf(source[e * k + i]) or isnan(source[e * k + i]) != isnan(source[i]):
+                    raise_for(BAD_INPUT, "outputs are finite, or NaN for a model that was heard for no element")
+                target[e * (k + 1) + i] = source[e * k + i]
+            target[e * (k + 1) + k] = 0.0
+        return made
+
+    def learn(self, cnp.ndarray rows, outputs, label, double weight=1.0):
+        """New rows after one observation. outputs: f64[n, k], n the elements of an output, NaN for
+        a model that was not heard; label: f64[n]. Where nobody was heard, or numbers overflow, they
+        are as before."""
+        cdef u32 k = self._models(rows)
+        cdef cnp.ndarray z = self._elements(outputs, k), told = _doubles(label, "labels")
+        if told.ndim != 1 or told.shape[0] != z.shape[0] or not np.isfinite(told).all() or not weight > 0:
+            raise_for(BAD_INPUT, f"labels must be f64[{z.shape[0]}], finite, weight above 0")
+        if np.isnan(z[0, :k]).all():
+            return rows
+        z[:, k] = told
+        cdef cnp.ndarray after = <cnp.ndarray> cnp.PyArray_NewCopy(rows, cnp.NPY_CORDER)
+        with nogil:
+            blend_learn(<double*> cnp.PyArray_DATA(after), k, self.ridge, self.discount,
+                        <double*> cnp.PyArray_DATA(z),
+                        <u64> z.shape[0], weight)
+        return after if np.isfinite(after).all() else rows
+
+    def weights(self, cnp.ndarray rows):
+        """-> (f64[k + 1]: each model's weight, then the constant; standard deviation of the errors
+        they leave)."""
+        cdef u32 k = self._models(rows)
+        cdef cnp.ndarray w = np.empty(k + 1)
+        cdef double left = blend_weights(<double*> cnp.PyArray_DATA(rows), k, self.ridge,
+                                         <double*> cnp.PyArray_DATA(w))
+        return w, left
+
+    def blended(self, cnp.ndarray rows, outputs):
+        """-> (answers f64[n] to outputs f64[n, k], NaN for a model that was not heard; standard
+        deviation of the errors that the weights leave; standard deviation of the outputs around
+        their mean, averaged over the elements)."""
+        cdef u32 k = self._models(rows), i
+        cdef cnp.ndarray w = np.empty(k + 1), z = self._elements(outputs, k)
+        cdef u64 n = <u64> z.shape[0], e
+        cdef cnp.ndarray answers = np.empty(n)
+        cdef double* weight = <double*> cnp.PyArray_DATA(w)
+        cdef double* row = <double*> cnp.PyArray_DATA(z)
+        cdef double* answer = <double*> cnp.PyArray_DATA(answers)
+        cdef double left, scatter = 0.0, middle, largest, around
+        with nogil:
+            left = blend_weights(<double*> cnp.PyArray_DATA(rows), k, self.ridge, weight)
+            blend_fill(<double*> cnp.PyArray_DATA(rows), k, self.ridge, row, n)
+            for e in range(n):
+                answer[e], middle, largest, around = weight[k], 0.0, 1e-300, 0.0
+                for i in range(k):
+                    answer[e] += weight[i] * row[i]
+                    middle += row[i] / k
+                    largest = fmax(largest, fabs(row[i]))
+                for i in range(k):
+                    around += ((row[i] - middle) / largest) * ((row[i] - middle) / largest)
+                scatter += largest * sqrt(around / k) / n
+                row += k + 1
+        return answers, left, scatter
+
+    def filled(self, cnp.ndarray rows, outputs):
+        """outputs f64[n, k] with those that were not heard (NaN) as those that were let expect
+        them."""
+        cdef u32 k = self._models(rows)
+        cdef cnp.ndarray z = self._elements(outputs, k)
+        blend_fill(<double*> cnp.PyArray_DATA(rows), k, self.ridge, <double*> cnp.PyArray_DATA(z),
+                   <u64> z.shape[0])
+        return z[:, :k]

@@ -1,0 +1,1 @@
+"""The parameter server: embedding tables, and the shard that serves them."""

@@ -1,0 +1,15 @@
+# An embedding table as Python has it: arrays in, arrays out. What it does is embedding_rows.pxd's
+# to tell.
+from clipper_core.params.embedding_rows cimport Rows
+from clipper_core.params.initializer cimport Initializer
+from clipper_core.params.optimizer cimport Optimizer
+from clipper_core.runtime.machine cimport atomic, u64
+
+cdef class Table:
+    cdef Rows* rows
+    cdef atomic[u64] pushes
+    cdef readonly str name
+    cdef readonly u64 seed
+    cdef readonly u64 rows_max
+    cdef readonly Optimizer optimizer
+    cdef readonly Initializer initializer

@@ -1,0 +1,316 @@
+"""Embedding tables: `Table("users", 64)`, then pull(ids) and push(ids, gradients) from any
+thread."""
+from libc.math cimport isfinite
+from libc.stdlib cimport free, malloc
+from libc.string cimport memset
+
+cimport numpy as cnp
+
+import hashlib
+
+import numpy as np
+
+from clipper_core.params.embedding_rows cimport (
+    PULL_BF16, PULL_F16, PULL_F32, PULL_I8, Distinct, Pulled, Pushed, Rows, distinct_init,
+    rows_bound, rows_bytes, rows_count, rows_expire, rows_free, rows_init, rows_pull, rows_push,
+    rows_read, rows_remove, rows_walk, rows_write,
+)
+from clipper_core.params.initializer cimport Initializer
+from clipper_core.params.optimizer cimport Optimizer, Stride, all_finite, stride_of
+from clipper_core.params.row_arena cimport arena_limit, arena_reserve
+from clipper_core.params.row_index cimport GATHER_MAX
+from clipper_core.runtime.machine cimport acq_rel, aligned_new, i64, relaxed, u8, u32, u64
+from clipper_core.runtime.status cimport BAD_INPUT, NO_MEMORY, raise_for
+
+cnp.import_array()
+
+cdef enum:
+    FLOATS_MAX = 1 << 20        # of a row with its state
+    SEEN_MAX = 255
+
+_DTYPES = {"f32": (PULL_F32, np.float32), "f16": (PULL_F16, np.float16),
+           "bf16": (PULL_BF16, np.uint16), "i8": (PULL_I8, np.int8)}
+
+
+def key_of(str name not None, u64 seed=0):
+    """u64: what a table of this name and seed draws its rows by, and a name's place among shards;
+    the same for ever."""
+    said = hashlib.blake2b(name.encode(), digest_size=8,
+                           salt=int(seed).to_bytes(8, "little")).digest()
+    return int.from_bytes(said, "little")
+
+
+cdef class Table:
+    """Threads: any. One shard of an embedding table: f32[dim] by a 64-bit id, with the optimizer's
+    state.
+
+    name, seed: what rows begin as depends on these and the id alone.  rows_max: bound of the rows;
+    `evicts`: then the oldest row by its stamp goes for a new one (of a sample of some twenty), else
+    new ids are refused, and counted.  admit_after: an id gets a row at its so-many-th push, up to
+    255; until then its gradients count for nothing. Memory: 4 bytes x dim x (1 + slots of the
+    optimizer), and 20 to 24 bytes more, a row. Errors: StatusError (BAD_INPUT) for settings out of
+    range; (NO_MEMORY).
+    """
+
+    def __cinit__(self, str name not None, u32 dim, *, Optimizer optimizer=None,
+                  Initializer initializer=None, u64 seed=0,
+                  u64 rows_max=1 << 32, bint evicts=False, u32 admit_after=1):
+        self.optimizer = optimizer or Optimizer("adagrad")
+        self.initializer = initializer or Initializer("uniform")
+        if not 1 <= dim * (1 + self.optimizer.rule.slots) <= FLOATS_MAX:
+            raise_for(BAD_INPUT, f"table {name!r}: a row of {dim} floats and its state: 1 to {FLOATS_MAX} floats")
+        if not 1 <= rows_max <= 1 << 32 or not 1 <= admit_after <= SEEN_MAX:
+            raise_for(BAD_INPUT, f"table {name!r}: rows_max is 1 to 2^32, admit_after 1 to {SEEN_MAX}")
+        self.name, self.seed, self.rows_max = name, seed, min(rows_max, (1 << 32) - 1)
+        self.rows = <Rows*> aligned_new(sizeof(Rows))
+        if self.rows == NULL:
+            raise_for(NO_MEMORY, f"table {name!r}")
+        self.rows.rule = self.optimizer.rule
+        self.rows.start = self.initializer.of_rows(dim)
+        self.rows.key = key_of(name, seed)
+        self.rows.dim = dim
+        self.rows.width = dim * (1 + self.optimizer.rule.slots)
+        self.rows.evicts = evicts
+        self.rows.admit_after = admit_after
+        if not rows_init(self.rows, self.rows_max,
+                         _counters(self.rows_max) if admit_after > 1 else 0):
+            raise_for(NO_MEMORY, f"table {name!r} of {rows_max} rows")
+
+    def __dealloc__(self):
+        if self.rows != NULL:
+            rows_free(self.rows)
+            free(self.rows)
+
+    def __len__(self):
+        cdef u64 count
+        with nogil:
+            count = rows_count(self.rows)
+        return count
+
+    def __repr__(self):
+        return f"Table({self.name!r}, {self.rows.dim}, optimizer={self.optimizer!r}, rows={len(self)})"
+
+    @property
+    def dim(self):
+        return self.rows.dim
+
+    @property
+    def width(self):
+        """Floats of a row with its state: the weights, then each slot of the optimizer."""
+        return self.rows.width
+
+    @property
+    def steps(self):
+        """Pushes so far. Adam corrects its bias by it, so it is part of a snapshot."""
+        return self.pushes.load(relaxed)
+
+    @steps.setter
+    def steps(self, u64 value):
+        self.pushes.store(value, relaxed)
+
+    @property
+    def bounded(self):
+        """Whether rows_max holds. A copy of a table hears of rows to come before those that are
+        gone, so there it is off; turned on, it evicts what is too much, if the table does that."""
+        return arena_limit(&self.rows.arena) <= self.rows_max
+
+    @bounded.setter
+    def bounded(self, bint value):
+        with nogil:
+            rows_bound(self.rows, self.rows_max if value else self.rows.arena.room)
+
+    @property
+    def nbytes(self):
+        cdef u64 count
+        with nogil:
+            count = rows_bytes(self.rows)
+        return count
+
+    def pull(self, ids, str dtype not None="f32", out=None, *, u32 stamp=0):
+        """[n, dim]: the weights of n ids; of one without a row, what it would begin as.
+
+        ids: i64[n] or u64[n], any values, repeated ones too.  dtype: f32, f16, bf16 (as u16), or
+        i8: then (i8[n, dim], f32[n]), to be multiplied.  out: f32[n, dim] to fill instead.  stamp:
+        marks the rows as in use at that time, above 0.
+        """
+        cdef cnp.ndarray wanted = _ids(ids)
+        cdef cnp.npy_intp n = cnp.PyArray_SIZE(wanted)
+        cdef cnp.ndarray scales = None, made
+        cdef Pulled kind
+        if dtype not in _DTYPES:
+            raise_for(BAD_INPUT, f"no dtype {dtype!r}: {', '.join(_DTYPES)}")
+        kind, numpy_dtype = _DTYPES[dtype]
+        made = _out(out, n, self.rows.dim) if out is not None else np.empty((n, self.rows.dim),
+                                                                            numpy_dtype)
+        if out is not None and kind != PULL_F32:
+            raise_for(BAD_INPUT, f"`out` is f32, and dtype is {dtype}")
+        if kind == PULL_I8:
+            scales = np.empty(n, np.float32)
+        cdef float* fresh = <float*> malloc(self.rows.dim * sizeof(float))
+        if fresh == NULL:
+            raise_for(NO_MEMORY, f"table {self.name!r}")
+        cdef const i64* each = <const i64*> cnp.PyArray_DATA(wanted)
+        cdef void* to = cnp.PyArray_DATA(made)
+        cdef float* by = <float*> cnp.PyArray_DATA(scales) if kind == PULL_I8 else NULL
+        with nogil:
+            rows_pull(self.rows, each, n, kind, to, by, fresh, stamp)
+            free(fresh)
+        return made if scales is None else (made, scales)
+
+    def push(self, ids, gradients, *, double scale=1.0, u64 step=0, u32 stamp=0, list gone=None):
+        """One step of the optimizer for each distinct id, by the sum of its gradients f32[n, dim].
+
+        scale: of the rate, for a push that is stale.  step: which step this is, from 1; 0: one more
+        than the last.  gone: has the ids of evicted rows, i64[evicted], added to it. -> dict of
+        counts: applied (distinct ids), made (new rows), unadmitted, refused (no room), evicted.
+        Errors: StatusError (BAD_INPUT) for another shape, and for NaN or infinity, with the id:
+        then nothing has changed.
+        """
+        cdef cnp.ndarray given = _ids(ids)
+        cdef cnp.npy_intp n = cnp.PyArray_SIZE(given)
+        cdef cnp.ndarray g = _out(np.ascontiguousarray(gradients, np.float32), n, self.rows.dim)
+        if not (scale > 0.0 and isfinite(scale)):
+            raise_for(BAD_INPUT, f"scale = {scale}: a finite number above 0")
+        cdef const i64* each = <const i64*> cnp.PyArray_DATA(given)
+        cdef const float* by = <const float*> cnp.PyArray_DATA(g)
+        cdef Distinct distinct
+        cdef Pushed pushed
+        cdef Stride stride
+        cdef float* sum = <float*> malloc(self.rows.dim * sizeof(float))
+        cdef bint sound = False, room = False
+        cdef cnp.ndarray left = np.empty(n if gone is not None and self.rows.evicts else 0,
+                                         np.int64)
+        memset(&pushed, 0, sizeof(pushed))
+        if gone is not None and self.rows.evicts:
+            pushed.gone, pushed.gone_max = <i64*> cnp.PyArray_DATA(left), n
+        with nogil:
+            sound = all_finite(by, <u64> n * self.rows.dim)
+            if sound and sum != NULL:
+                room = distinct_init(&distinct, each, n)
+            if room:
+                stride = stride_of(&self.rows.rule,
+                                   step if step else self.pushes.fetch_add(1, acq_rel) + 1, scale)
+                rows_push(self.rows, &stride, each, &distinct, by, sum, stamp, &pushed)
+                free(distinct.slots)
+            free(sum)
+        if not sound:
+            bad = given[~np.isfinite(g).all(axis=1)][0]
+            raise_for(BAD_INPUT, f"table {self.name!r}: the gradient of id {bad} holds NaN or infinity")
+        if not room:
+            raise_for(NO_MEMORY, f"table {self.name!r}: a push of {n} gradients")
+        if step and step > self.pushes.load(relaxed):
+            self.pushes.store(step, relaxed)
+        if pushed.gone != NULL and pushed.evicted:
+            gone.append(left[:pushed.evicted])
+        return _counts(&pushed)
+
+    def write(self, ids, values, stamps=None):
+        """Rows as they are given: f32[n, dim], which keeps the state there is, or f32[n, width]
+        with it. -> counts, as push."""
+        cdef cnp.ndarray given = _ids(ids)
+        cdef cnp.npy_intp n = cnp.PyArray_SIZE(given)
+        array = np.ascontiguousarray(values, np.float32)
+        cdef u32 width = self.rows.dim if array.ndim == 2 and array.shape[1] == self.rows.dim else self.rows.width
+        cdef cnp.ndarray rows = _out(array, n, width)
+        cdef cnp.ndarray marks = np.ascontiguousarray(stamps if stamps is not None else np.zeros(n),
+                                                      np.uint32)
+        if cnp.PyArray_SIZE(marks) != n:
+            raise_for(BAD_INPUT, f"{n} ids, and {marks.size} stamps")
+        if not np.isfinite(rows).all():
+            raise_for(BAD_INPUT, f"table {self.name!r}: a row holds NaN or infinity")
+        cdef const i64* each = <const i64*> cnp.PyArray_DATA(given)
+        cdef const float* by = <const float*> cnp.PyArray_DATA(rows)
+        cdef const u32* at = <const u32*> cnp.PyArray_DATA(marks)
+        cdef Pushed pushed
+        memset(&pushed, 0, sizeof(pushed))
+        with nogil:
+            rows_write(self.rows, each, n, by, width, at, &pushed)
+        return _counts(&pushed)
+
+    def read(self, ids):
+        """(found bool[n], rows f32[n, width], stamps u32[n]): whole rows, with their state; zeros
+        for those not found."""
+        cdef cnp.ndarray given = _ids(ids)
+        cdef cnp.npy_intp n = cnp.PyArray_SIZE(given)
+        cdef cnp.ndarray rows = np.zeros((n, self.rows.width), np.float32)
+        cdef cnp.ndarray stamps = np.zeros(n, np.uint32), found = np.zeros(n, np.uint8)
+        cdef const i64* each = <const i64*> cnp.PyArray_DATA(given)
+        cdef float* to = <float*> cnp.PyArray_DATA(rows)
+        cdef u32* marks = <u32*> cnp.PyArray_DATA(stamps)
+        cdef u8* there = <u8*> cnp.PyArray_DATA(found)
+        with nogil:
+            rows_read(self.rows, each, n, to, marks, there)
+        return found.astype(bool), rows, stamps
+
+    def walk(self, u64 position=0, u64 rows=4096):
+        """(ids i64[n], rows f32[n, width], stamps u32[n], next position or None): some of the rows,
+        from a position on.
+
+        Each row is whole as it was at one moment, also while others push. A row that is there from
+        the first call to the last is in one of them, once.
+        """
+        cdef u64 room = max(rows, <u64> GATHER_MAX), n, hash = position
+        cdef cnp.ndarray ids = np.empty(room, np.int64), values = np.empty((room, self.rows.width),
+                                                                           np.float32)
+        cdef cnp.ndarray stamps = np.empty(room, np.uint32)
+        cdef i64* each = <i64*> cnp.PyArray_DATA(ids)
+        cdef float* to = <float*> cnp.PyArray_DATA(values)
+        cdef u32* marks = <u32*> cnp.PyArray_DATA(stamps)
+        cdef bint ended = False
+        with nogil:
+            n = rows_walk(self.rows, &hash, &ended, room, each, to, marks)
+        return ids[:n], values[:n], stamps[:n], None if ended else hash
+
+    def remove(self, ids):
+        """-> how many of the ids had a row, and have none now."""
+        cdef cnp.ndarray given = _ids(ids)
+        cdef const i64* each = <const i64*> cnp.PyArray_DATA(given)
+        cdef u64 n = cnp.PyArray_SIZE(given), gone
+        with nogil:
+            gone = rows_remove(self.rows, each, n)
+        return gone
+
+    def expire(self, u32 before):
+        """Removes rows whose stamp is less. -> how many"""
+        cdef u64 gone
+        with nogil:
+            gone = rows_expire(self.rows, before)
+        return gone
+
+    def reserve(self, u64 rows):
+        """Memory for so many more rows, faulted in: on a thread that nobody waits for. Errors:
+        StatusError (NO_MEMORY)."""
+        cdef bint made
+        with nogil:
+            made = arena_reserve(&self.rows.arena, rows)
+        if not made:
+            raise_for(NO_MEMORY, f"table {self.name!r}: {rows} more rows of {4 * self.rows.width} bytes")
+
+
+cdef cnp.ndarray _ids(ids):
+    """i64[n], contiguous; u64 as the same bits."""
+    array = np.asarray(ids)
+    if array.dtype == np.uint64:
+        array = array.view(np.int64)
+    elif array.dtype.kind not in "iu" and array.size:
+        raise_for(BAD_INPUT, f"ids are whole numbers, not {array.dtype}")
+    if array.ndim != 1:
+        raise_for(BAD_INPUT, f"ids: expected [n], got {list(array.shape)}")
+    return np.ascontiguousarray(array, np.int64)
+
+
+cdef cnp.ndarray _out(array, cnp.npy_intp n, u32 width):
+    if array.dtype != np.float32 or array.shape != (n, width) or not cnp.PyArray_IS_C_CONTIGUOUS(array):
+        raise_for(BAD_INPUT, f"expected contiguous f32[{n}, {width}], got {array.dtype}{list(array.shape)}")
+    return array
+
+
+cdef dict _counts(const Pushed* pushed):
+    return {"applied": pushed.applied, "made": pushed.made, "unadmitted": pushed.unadmitted,
+            "refused": pushed.refused,
+            "evicted": pushed.evicted}
+
+
+def _counters(rows_max):
+    """Of the sketch that counts ids without a row: some for each row, up to 256 MiB."""
+    return 1 << min(max(4 * rows_max - 1, 1023).bit_length(), 28)

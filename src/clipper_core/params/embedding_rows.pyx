@@ -1,0 +1,512 @@
+"""One shard of an embedding table.
+
+A pull of random ids from a table larger than the caches is bound by the latency of memory: two
+dependent misses an id, its bucket and its row. So ids are taken BLOCK at a time, in three passes:
+fetch the buckets, look into them and fetch the rows, copy. The misses of a pass overlap; one id
+after the other would take twice as long, and longer blocks overflow what the core can await.
+
+An update is the same, but sums first what a push says about one id: duplicate ids are the rule in a
+minibatch, and the optimizers are not linear, so that an id's gradients must be added before its one
+step. They are added in their order, chained through the push: nothing is sorted or copied.
+
+A lock for each row costs next to nothing, since it lies in the line that must be read anyway; so no
+update is ever lost, and no reader sees half of one. ElasticDL and TFRA live with both.
+
+A thread that has the table for itself, as that of a shard mostly does, takes no locks: a locked
+instruction waits for all stores before it, which is for the copy of the row before. Whoever comes
+meanwhile waits for the end of a block, some microseconds.
+"""
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memset
+
+from clipper_core.params.initializer cimport start_row
+from clipper_core.params.optimizer cimport Stride, add_row, optimizer_step, start_slots
+from clipper_core.params.row_arena cimport (
+    arena_bound, arena_bytes, arena_free, arena_give, arena_init, arena_row, arena_stamp,
+    arena_take, arena_used,
+)
+from clipper_core.params.row_index cimport (
+    GATHER_MAX, NO_ROW, Bucket, Held, Seen, bucket_lock, bucket_unlock, fetch_to_write, hold_seen,
+    index_add, index_after, index_bucket, index_bytes, index_free, index_full, index_gather,
+    index_grow, index_hash, index_hold, index_init, index_look, index_remove, index_size,
+    index_used,
+)
+from clipper_core.runtime.machine cimport atomic, i64, pause, relaxed, u8, u16, u32, u64
+
+cdef extern from "<sched.h>" nogil:
+    int sched_yield() noexcept
+
+cdef extern from "params/embedding.hpp" namespace "clipper" nogil:
+    void copy_row(float* to, const float* row, u32 n) noexcept
+    void fetch_row(const float* row, size_t bytes, bint to_write) noexcept
+    void row_to_f16(const float* row, u32 n, u16* out) noexcept
+    void row_to_bf16(const float* row, u32 n, u16* out) noexcept
+    float row_to_i8(const float* row, u32 n, signed char* out) noexcept
+
+cdef enum:
+    LOOKED_AT = 8           # buckets with rows, when one must go: the oldest of some twenty
+    SEEN_MAX = 255
+    SOLE_WIDTH = 1024       # floats
+
+cdef u32 NONE = 0xFFFFFFFFu
+
+
+cdef bint rows_init(Rows* rows, u64 rows_max, u64 seen) noexcept nogil:
+    rows.seen_mask = seen - 1 if seen else 0
+    rows.seen = <atomic[u8]*> calloc(seen, 1) if seen else NULL
+    return ((rows.seen != NULL or not seen) and index_init(&rows.index)
+            and arena_init(&rows.arena, rows.width * sizeof(float), rows_max))
+
+
+cdef void rows_free(Rows* rows) noexcept nogil:
+    free(<void*> rows.seen)
+    index_free(&rows.index)
+    arena_free(&rows.arena)
+
+
+# -- the gate
+# --------------------------------------------------------------------------------------------------
+
+cdef void _enter(Rows* rows) noexcept nogil:
+    cdef u32 spins = 0
+    while not rows.gate.enter():
+        while rows.gate.closed():
+            sched_yield()
+    while not rows.gate.shared():
+        spins += 1
+        if spins < 64:
+            pause()
+        else:
+            sched_yield()
+
+
+cdef inline bint _enter_for(Rows* rows, u64 ids) noexcept nogil:
+    """-> as the sole one: unless a block of them takes long, or so few come that the next one would
+    wait for their end."""
+    if ids >= BLOCK and rows.width <= SOLE_WIDTH and rows.gate.enter_sole():
+        return True
+    _enter(rows)
+    return False
+
+
+cdef inline bint _still_sole(Rows* rows, bint sole) noexcept nogil:
+    if sole and rows.gate.others():
+        rows.gate.share()
+        return False
+    return sole
+
+
+cdef bint _grow(Rows* rows, u64 hash, u64 size) noexcept nogil:
+    """From outside the gate; size: the part's, as it was too small. True: it has another one now,
+    whoever saw to it."""
+    cdef bint grown = True
+    if not rows.gate.close():
+        while rows.gate.closed():
+            sched_yield()
+        return True
+    while not rows.gate.alone():
+        pause()
+    if index_size(&rows.index, hash) == size:
+        rows.moves += 1
+        grown = index_grow(&rows.index, hash)
+    rows.gate.open()
+    return grown
+
+
+# -- pull
+# --------------------------------------------------------------------------------------------------
+
+cdef inline void _look(Rows* rows, const i64* ids, u64 n, Seen* seen, u32 floats, bint to_write,
+                       bint stamps) noexcept nogil:
+    """Where they seem to lie; and their buckets, and as many floats of their rows, on the way."""
+    cdef u64 i
+    for i in range(n):
+        seen[i].home = index_bucket(&rows.index, index_hash(ids[i]))
+        fetch_to_write(seen[i].home)
+    for i in range(n):
+        index_look(&seen[i], ids[i])
+        if seen[i].row != NO_ROW:
+            fetch_row(arena_row(&rows.arena, seen[i].row), floats * sizeof(float), to_write)
+            if stamps:
+                fetch_to_write(arena_stamp(&rows.arena, seen[i].row))
+
+
+cdef inline void _give_out(const float* row, u32 dim, Pulled kind, void* out, u64 i,
+                           float* scales) noexcept nogil:
+    if kind == PULL_F32:
+        copy_row(<float*> out + i * dim, row, dim)
+    elif kind == PULL_F16:
+        row_to_f16(row, dim, <u16*> out + i * dim)
+    elif kind == PULL_BF16:
+        row_to_bf16(row, dim, <u16*> out + i * dim)
+    else:
+        scales[i] = row_to_i8(row, dim, <signed char*> out + i * dim)
+
+
+cdef u64 rows_pull(Rows* rows, const i64* ids, u64 n, Pulled kind, void* out, float* scales,
+                   float* fresh,
+                   u32 stamp) noexcept nogil:
+    cdef Seen[BLOCK] seen
+    cdef u64 at = 0, block, i, unknown = 0
+    cdef u32 row
+    cdef bint sole = False
+    while at < n:
+        sole = _enter_for(rows, n - at) if at % BATCH == 0 else _still_sole(rows, sole)
+        block = min(n - at, <u64> BLOCK)
+        _look(rows, ids + at, block, seen, rows.dim, False, stamp != 0)
+        for i in range(block):
+            row = seen[i].row if sole else hold_seen(&seen[i], ids[at + i])
+            if row != NO_ROW:
+                _give_out(arena_row(&rows.arena, row), rows.dim, kind, out, at + i, scales)
+                if stamp:
+                    arena_stamp(&rows.arena, row)[0] = stamp
+            if not sole:
+                bucket_unlock(seen[i].home)
+            if row == NO_ROW:
+                unknown += 1
+                start_row(rows.start, rows.key, ids[at + i], fresh, rows.dim)
+                _give_out(fresh, rows.dim, kind, out, at + i, scales)
+        at += block
+        if at % BATCH == 0 or at == n:
+            rows.gate.leave(sole)
+    return unknown
+
+
+# -- rows that come and go
+# ---------------------------------------------------------------------------------------------
+
+cdef bint _oldest(Rows* rows, i64* oldest, u32* stamp_of) noexcept nogil:
+    """Of the rows of the next few buckets, with its stamp; False: there are none."""
+    cdef i64[GATHER_MAX] ids
+    cdef u32[GATHER_MAX] at
+    cdef u64 hash = rows.hand.load(relaxed), looked = 0, passed = 0
+    cdef u32 n, i, stamp, least = 0
+    cdef bint found = False
+    cdef Bucket* home
+    while looked < LOOKED_AT and passed < 100_000:
+        home = index_bucket(&rows.index, hash)
+        bucket_lock(home)
+        n = index_gather(&rows.index, hash, home, ids, at)
+        for i in range(n):
+            stamp = arena_stamp(&rows.arena, at[i])[0]
+            if not found or stamp < least:
+                found = True
+                least = stamp
+                oldest[0] = ids[i]
+        bucket_unlock(home)
+        looked += n != 0
+        passed += 1
+        hash = index_after(&rows.index, hash)
+    rows.hand.store(hash, relaxed)
+    stamp_of[0] = least
+    return found
+
+
+cdef bint _remove(Rows* rows, i64 id, u64 before) noexcept nogil:
+    """Unless its stamp has changed to `before` or later."""
+    cdef Held held = index_hold(&rows.index, index_hash(id), id)
+    cdef bint goes = held.row != NO_ROW and arena_stamp(&rows.arena, held.row)[0] < before
+    if goes:
+        index_remove(&rows.index, &held, id)
+    bucket_unlock(held.home)
+    if goes:
+        arena_give(&rows.arena, held.row)
+    return goes
+
+
+cdef u64 rows_remove(Rows* rows, const i64* ids, u64 n) noexcept nogil:
+    cdef u64 i, gone = 0
+    for i in range(n):
+        if i % BATCH == 0:
+            _enter(rows)
+        gone += _remove(rows, ids[i], <u64> 1 << 32)
+        if (i + 1) % BATCH == 0 or i + 1 == n:
+            rows.gate.leave(False)
+    return gone
+
+
+cdef u32 _row_for_one_more(Rows* rows, Pushed* pushed) noexcept nogil:
+    """With no bucket held. NO_ROW: there is no room."""
+    cdef u32 row = arena_take(&rows.arena)
+    cdef i64 oldest
+    cdef u32 stamp
+    while row == NO_ROW and rows.evicts and (pushed.gone == NULL
+                                             or pushed.evicted < pushed.gone_max):
+        if not _oldest(rows, &oldest, &stamp):
+            break
+        if _remove(rows, oldest, <u64> stamp + 1):
+            if pushed.gone != NULL:
+                pushed.gone[pushed.evicted] = oldest
+            pushed.evicted += 1
+        row = arena_take(&rows.arena)
+    return row
+
+
+cdef void rows_bound(Rows* rows, u64 rows_max) noexcept nogil:
+    cdef i64 oldest
+    cdef u32 stamp
+    arena_bound(&rows.arena, rows_max)
+    while rows.evicts and arena_used(&rows.arena) > rows_max:
+        _enter(rows)
+        if _oldest(rows, &oldest, &stamp):
+            _remove(rows, oldest, <u64> stamp + 1)
+        rows.gate.leave(False)
+
+
+cdef bint _admitted(Rows* rows, u64 hash) noexcept nogil:
+    """Counts an id that has no row: with two counters of a sketch, of which the lesser one counts.
+    They may have counted others too: an id may be admitted early, never late."""
+    cdef u64 one = hash & rows.seen_mask, other = (hash >> 32) & rows.seen_mask
+    cdef u32 first, second, least
+    if rows.admit_after <= 1:
+        return True
+    first, second = rows.seen[one].load(relaxed), rows.seen[other].load(relaxed)
+    least = min(min(first, second) + 1, SEEN_MAX)
+    if first < least:
+        rows.seen[one].store(<u8> least, relaxed)
+    if second < least:
+        rows.seen[other].store(<u8> least, relaxed)
+    return least >= rows.admit_after
+
+
+cdef bint _make(Rows* rows, u64 hash, i64 id, Held* held, Pushed* pushed) noexcept nogil:
+    """A row for an id that had none, and its bucket held again. False: there is no room, and
+    nothing is held."""
+    cdef u32 row = _row_for_one_more(rows, pushed)
+    cdef u64 size
+    if row == NO_ROW:
+        return False
+    while True:
+        held[0] = index_hold(&rows.index, hash, id)
+        if held.row != NO_ROW:      # another thread made it meanwhile
+            arena_give(&rows.arena, row)
+            return True
+        size = index_size(&rows.index, hash)
+        if not index_full(&rows.index, hash) and index_add(&rows.index, hash, held, id, row):
+            held.row = row
+            start_row(rows.start, rows.key, id, arena_row(&rows.arena, row), rows.dim)
+            start_slots(&rows.rule, arena_row(&rows.arena, row) + rows.dim, rows.dim)
+            pushed.made += 1
+            return True
+        bucket_unlock(held.home)
+        rows.gate.leave(False)
+        if not _grow(rows, hash, size):
+            _enter(rows)
+            arena_give(&rows.arena, row)
+            return False
+        _enter(rows)
+
+
+# -- push
+# --------------------------------------------------------------------------------------------------
+
+cdef bint distinct_init(Distinct* d, const i64* ids, u64 n) noexcept nogil:
+    cdef u64 i, slot
+    cdef u32 u
+    d.mask = 1
+    while d.mask < 2 * n:
+        d.mask *= 2
+    d.slots = <u32*> malloc((d.mask + 3 * n + 1) * sizeof(u32))
+    if d.slots == NULL:
+        return False
+    memset(d.slots, 0xFF, d.mask * sizeof(u32))
+    d.first, d.last, d.next = d.slots + d.mask, d.slots + d.mask + n, d.slots + d.mask + 2 * n
+    d.mask -= 1
+    d.n = 0
+    for i in range(n):
+        slot = index_hash(ids[i]) & d.mask
+        while d.slots[slot] != NONE and ids[d.first[d.slots[slot]]] != ids[i]:
+            slot = (slot + 1) & d.mask
+        d.next[i] = NONE
+        u = d.slots[slot]
+        if u == NONE:
+            d.slots[slot] = <u32> d.n
+            d.first[d.n] = d.last[d.n] = <u32> i
+            d.n += 1
+        else:
+            d.next[d.last[u]] = <u32> i
+            d.last[u] = <u32> i
+    return True
+
+
+cdef inline const float* _summed(const Distinct* d, u64 u, const float* gradients, u32 dim,
+                                 float* sum) noexcept nogil:
+    cdef u32 i = d.first[u]
+    if d.next[i] == NONE:
+        return gradients + <u64> i * dim
+    memcpy(sum, gradients + <u64> i * dim, dim * sizeof(float))
+    while d.next[i] != NONE:
+        i = d.next[i]
+        add_row(sum, gradients + <u64> i * dim, dim)
+    return sum
+
+
+cdef inline void _apply(Rows* rows, const Stride* step, u32 at, const float* gradient,
+                        u32 stamp) noexcept nogil:
+    cdef float* row = arena_row(&rows.arena, at)
+    optimizer_step(rows.rule, step[0], row, row + rows.dim, rows.dim, gradient, rows.dim)
+    if stamp:
+        arena_stamp(&rows.arena, at)[0] = stamp
+
+
+cdef void rows_push(Rows* rows, const Stride* step, const i64* ids, const Distinct* d,
+                    const float* gradients, float* sum,
+                    u32 stamp, Pushed* pushed) noexcept nogil:
+    cdef Seen[BLOCK] seen
+    cdef i64[BLOCK] block_ids
+    cdef u64 at = 0, block, i, moves
+    cdef Held held
+    cdef bint sole = False
+    while at < d.n:
+        sole = _enter_for(rows, d.n - at) if at % BATCH == 0 else _still_sole(rows, sole)
+        block = min(d.n - at, <u64> BLOCK)
+        for i in range(block):
+            block_ids[i] = ids[d.first[at + i]]
+        _look(rows, block_ids, block, seen, rows.width, True, stamp != 0)
+        moves = rows.moves
+        for i in range(block):
+            if rows.moves != moves:     # one of those before had no row, and then no room in its
+                                        # part
+                _look(rows, block_ids + i, block - i, seen + i, rows.width, True, stamp != 0)
+                moves = rows.moves
+            held.home = seen[i].home
+            held.row = seen[i].row if sole else hold_seen(&seen[i], block_ids[i])
+            if held.row == NO_ROW:
+                if sole:            # to make a row is for those who take locks
+                    rows.gate.share()
+                    sole = False
+                else:
+                    bucket_unlock(held.home)
+                if not _admitted(rows, index_hash(block_ids[i])):
+                    pushed.unadmitted += 1
+                    continue
+                if not _make(rows, index_hash(block_ids[i]), block_ids[i], &held, pushed):
+                    pushed.refused += 1
+                    continue
+            _apply(rows, step, held.row, _summed(d, at + i, gradients, rows.dim, sum), stamp)
+            if not sole:
+                bucket_unlock(held.home)
+            pushed.applied += 1
+        at += block
+        if at % BATCH == 0 or at == d.n:
+            rows.gate.leave(sole)
+
+
+# -- whole rows
+# --------------------------------------------------------------------------------------------------
+
+cdef void rows_write(Rows* rows, const i64* ids, u64 n, const float* values, u32 width,
+                     const u32* stamps,
+                     Pushed* pushed) noexcept nogil:
+    """width: dim, to keep the state, or that of rows with state."""
+    cdef u64 i, hash
+    cdef Held held
+    for i in range(n):
+        if i % BATCH == 0:
+            _enter(rows)
+        hash = index_hash(ids[i])
+        held = index_hold(&rows.index, hash, ids[i])
+        if held.row == NO_ROW:
+            bucket_unlock(held.home)
+        if held.row != NO_ROW or _make(rows, hash, ids[i], &held, pushed):
+            memcpy(arena_row(&rows.arena, held.row), values + i * width, width * sizeof(float))
+            arena_stamp(&rows.arena, held.row)[0] = stamps[i] if stamps != NULL else 0
+            bucket_unlock(held.home)
+            pushed.applied += 1
+        else:
+            pushed.refused += 1
+        if (i + 1) % BATCH == 0 or i + 1 == n:
+            rows.gate.leave(False)
+
+
+cdef u64 rows_read(Rows* rows, const i64* ids, u64 n, float* values, u32* stamps,
+                   u8* found) noexcept nogil:
+    cdef u64 i, count = 0
+    cdef Held held
+    for i in range(n):
+        if i % BATCH == 0:
+            _enter(rows)
+        held = index_hold(&rows.index, index_hash(ids[i]), ids[i])
+        found[i] = held.row != NO_ROW
+        if found[i]:
+            memcpy(values + i * rows.width, arena_row(&rows.arena, held.row),
+                   rows.width * sizeof(float))
+            stamps[i] = arena_stamp(&rows.arena, held.row)[0]
+            count += 1
+        bucket_unlock(held.home)
+        if (i + 1) % BATCH == 0 or i + 1 == n:
+            rows.gate.leave(False)
+    return count
+
+
+cdef u64 rows_walk(Rows* rows, u64* hash, bint* ended, u64 room, i64* ids, float* values,
+                   u32* stamps) noexcept nogil:
+    """Copies rows in the order of their hashes while there is room for one more bucket's."""
+    cdef u32[GATHER_MAX] at
+    cdef u64 n = 0, buckets = 0
+    cdef u32 here, i
+    cdef Bucket* home
+    ended[0] = False
+    _enter(rows)
+    while not ended[0] and n + GATHER_MAX <= room and buckets < BATCH:
+        if buckets % BLOCK == BLOCK - 1:        # whoever waits to be alone waits for no more than
+                                                # these
+            rows.gate.leave(False)
+            _enter(rows)
+        home = index_bucket(&rows.index, hash[0])
+        bucket_lock(home)
+        here = index_gather(&rows.index, hash[0], home, ids + n, at)
+        for i in range(here):
+            memcpy(values + (n + i) * rows.width, arena_row(&rows.arena, at[i]),
+                   rows.width * sizeof(float))
+            stamps[n + i] = arena_stamp(&rows.arena, at[i])[0]
+        bucket_unlock(home)
+        n += here
+        buckets += 1
+        hash[0] = index_after(&rows.index, hash[0])
+        ended[0] = hash[0] == 0
+    rows.gate.leave(False)
+    return n
+
+
+cdef u64 rows_expire(Rows* rows, u32 before) noexcept nogil:
+    cdef i64[GATHER_MAX] ids
+    cdef u32[GATHER_MAX] at
+    cdef u64 hash = 0, gone = 0, buckets = 0
+    cdef u32 n, i, left
+    cdef Bucket* home
+    while buckets == 0 or hash != 0:
+        if buckets % BATCH == 0:
+            _enter(rows)
+        home = index_bucket(&rows.index, hash)
+        bucket_lock(home)
+        n = index_gather(&rows.index, hash, home, ids, at)
+        left = 0
+        for i in range(n):
+            if arena_stamp(&rows.arena, at[i])[0] < before:
+                ids[left] = ids[i]
+                left += 1
+        bucket_unlock(home)
+        for i in range(left):
+            gone += _remove(rows, ids[i], before)
+        hash = index_after(&rows.index, hash)
+        buckets += 1
+        if buckets % BATCH == 0 or hash == 0:
+            rows.gate.leave(False)
+    return gone
+
+
+cdef u64 rows_count(Rows* rows) noexcept nogil:
+    cdef u64 used
+    _enter(rows)                # a part that moves is freed
+    used = index_used(&rows.index)
+    rows.gate.leave(False)
+    return used
+
+
+cdef u64 rows_bytes(Rows* rows) noexcept nogil:
+    cdef u64 index
+    _enter(rows)
+    index = index_bytes(&rows.index)
+    rows.gate.leave(False)
+    return index + arena_bytes(&rows.arena)

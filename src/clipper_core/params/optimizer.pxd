@@ -1,0 +1,44 @@
+# The arithmetic of the optimizers: how a gradient changes a row of weights and the state that lies
+# beside it.
+#
+# Threads: any; the memory belongs to the caller.
+from clipper_core.runtime.machine cimport u32, u64
+
+cdef extern from "params/optimizer.hpp" namespace "clipper" nogil:
+    cdef cppclass Rule:
+        u32 kind
+        u32 slots               # floats of state a weight
+        float rate
+        float momentum
+        float beta1
+        float beta2
+        float eps
+        float l1
+        float l2
+        float beta
+        float start             # what the first slot begins at
+        float clip_value
+        float clip_norm
+
+    cdef cppclass Stride:       # what one step is multiplied by
+        float rate
+        float first
+        float second
+        float gradient
+
+    bint all_finite(const float* values, u64 n) noexcept
+    void add_row(float* sum, const float* gradient, u64 n) noexcept
+    void optimizer_step(const Rule& rule, const Stride& step, float* w, float* slots, u64 apart,
+                        const float* gradient,
+                        u64 n) noexcept
+    # ^ w[n] and its slots, each `apart` floats after the one before
+
+cdef Stride stride_of(const Rule* rule, u64 t, double scale) noexcept nogil
+# ^ of step t, from 1, with the rate times `scale`
+cdef void start_slots(const Rule* rule, float* slots, u64 n) noexcept nogil
+# ^ slots[rule.slots, n]
+
+cdef class Optimizer:
+    cdef Rule rule
+    cdef readonly str name
+    cdef readonly dict settings     # all of them, defaults too

@@ -1,0 +1,237 @@
+// A bucket of the index of an embedding table: one cache line, which holds five ids, the rows they
+// have, and the lock of every row whose id belongs here.
+//
+// One line a probe, with the ids in it, beats tags that lead to ids elsewhere: a lookup in a table
+// larger than the caches costs one miss and the row's own. The lock costs no line of its own
+// either, since whoever looks up must read this one.
+//
+// `index_look` reads ids while others may write them: a race, and a harmless one, since it only
+// says what to fetch ahead and where to look first; whoever uses a row finds it again under the
+// lock. The race detector is told so.
+//
+// What is done for each row of a pull or a push lies here, not in row_index.pyx: a call through a
+// pointer, as one module makes to another, costs as much as what it calls.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <sys/mman.h>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include "params/initializer.hpp"
+#include "runtime/machine.hpp"
+#include "params/row_lock.hpp"
+
+#if defined(__SANITIZE_THREAD__)
+#define CLIPPER_RACES __attribute__((no_sanitize("thread"), noinline))
+#else
+#define CLIPPER_RACES inline
+#endif
+
+namespace clipper {
+
+constexpr int kSlots = 5;
+constexpr int kSpare = 24;  // buckets after the last one of a part, and at most so many after its
+                            // own does an id lie
+constexpr std::uint32_t kNoRow = 0xffffffffu;
+
+struct alignas(64) Bucket {
+    std::int64_t ids[kSlots];
+    std::uint32_t rows[kSlots];
+    RowLock<> lock;
+};
+static_assert(sizeof(Bucket) == 64, "a bucket is one cache line");
+
+inline void bucket_lock(Bucket* b) {
+    for (unsigned spins = 0; !b->lock.take(); ++spins) {
+        if (spins < 64) pause();
+        else sched_yield();  // its holder may have been put off the core
+    }
+}
+
+// Under the lock.
+inline void bucket_unlock(Bucket* b) { b->lock.give(); }
+inline std::uint32_t bucket_count(const Bucket* b) { return b->lock.count(); }
+inline bool bucket_overflowed(const Bucket* b) { return b->lock.overflowed(); }
+inline void bucket_overflow(Bucket* b) { b->lock.overflow(); }
+
+CLIPPER_RACES int slot_of(const Bucket* b, std::int64_t id, std::uint32_t count) {
+#if defined(__AVX2__)
+    const __m256i four = _mm256_cmpeq_epi64(_mm256_load_si256(reinterpret_cast<const __m256i*>(b->ids)), _mm256_set1_epi64x(id));
+    unsigned found = unsigned(_mm256_movemask_pd(_mm256_castsi256_pd(four))) | unsigned(b->ids[4] == id) << 4;
+#else
+    unsigned found = 0;
+#pragma GCC unroll 5
+    for (int s = 0; s < kSlots; ++s) found |= unsigned(b->ids[s] == id) << s;
+#endif
+    found &= (1u << count) - 1;
+    return found ? __builtin_ctz(found) : -1;
+}
+
+inline int bucket_find(const Bucket* b, std::int64_t id) { return slot_of(b, id, bucket_count(b)); }
+
+inline void bucket_add(Bucket* b, std::int64_t id, std::uint32_t row) {
+    const std::uint32_t n = b->lock.count();
+    b->ids[n] = id;
+    b->rows[n] = row;
+    b->lock.more(1);
+}
+
+inline void bucket_remove(Bucket* b, int slot) {
+    const std::uint32_t last = b->lock.count() - 1;
+    b->ids[slot] = b->ids[last];
+    b->rows[slot] = b->rows[last];
+    b->lock.more(~0u);  // one less; there was one, so the other bits stay
+}
+
+inline std::uint64_t high_product(std::uint64_t a, std::uint64_t b) {
+    return std::uint64_t((static_cast<unsigned __int128>(a) * b) >> 64);
+}
+
+// the least x of which high_product(x, n) is that much
+inline std::uint64_t least_with(std::uint64_t product, std::uint64_t n) {
+    return std::uint64_t(((static_cast<unsigned __int128>(product) << 64) + n - 1) / n);
+}
+
+// -- the whole
+// ---------------------------------------------------------------------------------------------------------
+
+struct Part {
+    Bucket* buckets;
+    std::uint64_t n;                  // of them; spare ones for what the last had no room for come
+                                      // after
+    std::atomic<std::uint64_t> used;  // ids
+    std::uint32_t depth;              // leading bits that their hashes share
+};
+
+struct Index {
+    Part** directory;  // by the leading `depth` bits of a hash
+    std::uint32_t depth;
+};
+
+inline std::uint64_t index_hash(std::int64_t id) { return mix64(std::uint64_t(id) + 0x9e3779b97f4a7c15u); }
+
+inline Part* index_part(const Index* index, std::uint64_t hash) { return index->directory[hash >> 1 >> (63 - index->depth)]; }
+
+inline Bucket* part_home(const Part* part, std::uint64_t hash) { return part->buckets + high_product(hash << part->depth, part->n); }
+
+inline Bucket* index_bucket(const Index* index, std::uint64_t hash) { return part_home(index_part(index, hash), hash); }
+
+struct HeldRow {  // an id whose home is locked, until bucket_unlock(home)
+    Bucket* home;
+    std::uint32_t row;  // kNoRow: it has none
+};
+
+// The row of an id whose home is locked.
+inline std::uint32_t row_in(Bucket* home, std::int64_t id) {
+    int slot = bucket_find(home, id);
+    if (slot >= 0) return home->rows[slot];
+    std::uint32_t row = kNoRow;
+    bool on = bucket_overflowed(home);
+    for (Bucket* b = home + 1; on; ++b) {
+        bucket_lock(b);
+        slot = bucket_find(b, id);
+        if (slot >= 0) row = b->rows[slot];
+        on = slot < 0 && bucket_overflowed(b) && b < home + kSpare;
+        bucket_unlock(b);
+    }
+    return row;
+}
+
+inline HeldRow index_hold(const Index* index, std::uint64_t hash, std::int64_t id) {
+    Bucket* home = index_bucket(index, hash);
+    bucket_lock(home);
+    return HeldRow{home, row_in(home, id)};
+}
+
+// -- ahead of time
+// -----------------------------------------------------------------------------------------------------
+
+struct Seen {  // where an id seems to lie; good for as long as no part moves
+    Bucket* home;
+    Bucket* bucket;
+    std::uint32_t slot;
+    std::uint32_t row;  // kNoRow: it seems to have none
+};
+
+inline void fetch_to_write(const void* at) {
+#if defined(__x86_64__)
+    // which -mprfchw would say; no machine minds it
+    asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(at)));
+#else
+    __builtin_prefetch(at, 1);
+#endif
+}
+
+CLIPPER_RACES void index_look(Seen* seen, std::int64_t id) {
+    Bucket* b = seen->home;
+    for (;; ++b) {
+        const int slot = slot_of(b, id, b->lock.count());
+        if (slot >= 0) {
+            seen->bucket = b;
+            seen->slot = std::uint32_t(slot);
+            seen->row = b->rows[slot];
+            return;
+        }
+        if (!b->lock.overflowed() || b == seen->home + kSpare) break;
+    }
+    seen->row = kNoRow;
+}
+
+inline bool still_there(const Seen* seen, std::int64_t id) {  // its bucket is locked
+    const Bucket* b = seen->bucket;
+    return seen->slot < b->lock.count() && b->ids[seen->slot] == id && b->rows[seen->slot] == seen->row;
+}
+
+// index_hold of an id that was looked for. That it is where it seemed to be is guessed, not
+// awaited, by a core that predicts.
+inline std::uint32_t hold_seen(const Seen* seen, std::int64_t id) {
+    bucket_lock(seen->home);
+    if (seen->row != kNoRow) {
+        if (seen->bucket == seen->home) {
+            if (still_there(seen, id)) return seen->row;
+        } else {
+            bucket_lock(seen->bucket);
+            const bool there = still_there(seen, id);
+            bucket_unlock(seen->bucket);
+            if (there) return seen->row;
+        }
+    }
+    return row_in(seen->home, id);
+}
+
+// -- memory that is large: huge pages where the system has them, given back at once
+// ------------------------------------
+
+constexpr std::size_t kHuge = 2u << 20;
+
+inline void* pages_new(std::size_t bytes) {  // zeroed; NULL: not to be had
+    const std::size_t slack = bytes >= kHuge ? kHuge : 0;
+    void* at = mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED) return nullptr;
+    if (!slack) return at;
+    char* begin = static_cast<char*>(at);
+    char* aligned = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(begin) + kHuge - 1) / kHuge * kHuge);
+    if (aligned > begin) munmap(begin, std::size_t(aligned - begin));
+    const std::size_t pages = (bytes + 4095) / 4096 * 4096, after = std::size_t(begin + bytes + slack - (aligned + pages));
+    if (after >= 4096) munmap(aligned + pages, after);
+    madvise(aligned, pages, MADV_HUGEPAGE);
+    return aligned;
+}
+
+inline void pages_free(void* at, std::size_t bytes) {
+    if (at) munmap(at, bytes);
+}
+
+inline void pages_touch(void* at, std::size_t bytes) {  // so that nobody waits for the first use of
+                                                        // each
+#ifdef MADV_POPULATE_WRITE
+    if (madvise(at, bytes, MADV_POPULATE_WRITE) == 0) return;
+#endif
+    for (std::size_t i = 0; i < bytes; i += 4096) static_cast<volatile char*>(at)[i] = static_cast<volatile char*>(at)[i];
+}
+
+}  // namespace clipper

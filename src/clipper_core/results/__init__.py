@@ -1,0 +1,1 @@
+"""Futures, and how a finished prediction reaches the code that waits for it."""

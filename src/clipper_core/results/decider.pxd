@@ -1,0 +1,98 @@
+# When an ensemble has an answer. A decider is a schedule of steps; decide() looks at what has
+# arrived of a query's tasks so far and says: wait until, answer with these, or ask one more. Pure
+# arithmetic: no queue, no clock, no memory of its own.
+#
+# Threads: any; a DeciderState is never changed once made, but for its bucket of extra tasks, which
+# has a lock. Rules: docs/design.md, "Deciders in the core".
+from clipper_core.runtime.machine cimport atomic, u8, u32, u64
+
+cdef enum:
+    STEPS_MAX = 16
+    HEARD_MAX = 64              # tasks of one query
+
+cpdef enum Rule:
+    ALL = 0                     # when nothing is on its way any more: all that arrived
+    FIRST = 1                   # the first to arrive
+    QUORUM = 2                  # `need` equal votes, or more than half of the votes; once no other
+                                # value can win
+    WEIGHTED = 3                # the same, by weight
+    BEST = 4                    # the best ranked (the lowest task) that arrives
+    SUREST = 5                  # the one most confident
+    CASCADE = 6                 # tasks are asked one by one until one is confident enough
+    HEDGED = 7                  # the first to arrive; the next is asked when none came in time;
+                                # extra ones are bounded
+    TIED = 8                    # the first to arrive; the one sent first gives up those that still
+                                # wait
+    MEAN = 9                    # numbers: when what is on its way cannot move it by more than
+                                # `tolerance`
+    MEDIAN = 10
+    FLOOR = 11                  # one task's answer
+    ROW = 12                    # the best ranked that is there: a row of a table of times
+
+cpdef enum VoteState:
+    UNASKED = 0
+    OUTSTANDING = 1
+    ARRIVED = 2
+    FAILED = 3                  # it ended without a usable value, or will not be asked
+
+cdef enum RulingKind:
+    WAIT = 0
+    ANSWER = 1
+    ASK = 2
+
+cdef struct VoteData:           # what is known of one task
+    u8 state                    # VoteState
+    u8 order                    # of arrival
+    bint numeric                # `number` is its value
+    u32 klass                   # tasks that arrived with equal values have equal ones: one such
+                                # task
+    double number
+    double confidence           # 0 to 1; negative: none was given
+    double weight
+    u64 start_us                # when it is asked unless all is decided, after receipt; NEVER_US:
+                                # when a rule asks for it
+
+cdef struct StepState:
+    u8 rule
+    u8 which                    # FLOOR: the task
+    u32 need                    # votes; QUORUM 0: more than half
+    u64 until_us                # from receipt; 0: the deadline
+    u64 accept                  # tasks it looks at, one bit each
+    double confidence_min
+    double tolerance            # MEAN, MEDIAN
+    double low, high            # MEAN, MEDIAN: bounds of what can still come
+
+cdef struct RulingData:
+    u8 kind                     # RulingKind
+    u8 step
+    bint extra                  # ASK: an extra task, for which there must be a token
+    u32 winner                  # ANSWER: the task whose value it is; HEARD_MAX: several's, or
+                                # nobody's
+    u64 mask                    # ANSWER: tasks whose values it is made of; ASK: tasks to be asked
+                                # now
+    u64 until_us                # WAIT: look again then, whatever arrives
+
+cdef cppclass DeciderState:
+    atomic[u32] refs
+    u32 count
+    bint tied                   # some step is TIED
+    StepState steps[16]
+    atomic[u32] lock            # guards tokens
+    double tokens               # extra tasks that may be asked now
+    double extra                # tokens a query
+    bint bounded                # some step is HEDGED: queries bring tokens
+
+cdef u64 NEVER_US               # no time
+
+cdef RulingData decide(const DeciderState* d, const VoteData* votes, u32 n, u64 elapsed_us,
+                       u64 slo_us) noexcept nogil
+cdef DeciderState* decider_hold(DeciderState* d) noexcept nogil      # one more reference
+cdef void decider_drop(DeciderState* d) noexcept nogil
+# a query came: it brings its share of a token
+cdef void decider_query(DeciderState* d) noexcept nogil
+# takes a token, if there is one
+cdef bint decider_may_extra(DeciderState* d) noexcept nogil
+
+cdef class Decider:
+    cdef DeciderState* state
+    cdef readonly tuple steps

@@ -1,0 +1,59 @@
+# Predictions by ticket. A Future is (block, first, count): one slot for a task, a few for an
+# ensemble, thousands for an array. done() is one load per slot. A query that is answered at submit
+# (a cache hit, a refusal) needs no slot: its Future holds the value itself.
+from clipper_core.results.delivery cimport Block, Delivery
+from clipper_core.results.hearing cimport Hearing
+from clipper_core.runtime.machine cimport atomic, u8, u32, u64
+from clipper_core.wire.column cimport Column
+from clipper_core.wire.prediction cimport Value
+
+cdef class Future:
+    cdef Delivery delivery
+    cdef Block* block                  # NULL: answered at submit, `value` and `status` are here
+    cdef Value at_once
+    cdef u8 status_at_once
+    cdef u8 view                       # of one task of `extra`, a future that owns the slots
+    cdef u8 settled                    # `outcome` holds the result
+    cdef u8 is_cancelled               # cancel() ended it
+    cdef u8 is_watched                 # concurrent.futures.wait or its like has looked: it has a
+                                       # StandardState
+    cdef u64 own_id                    # of one without a block, given when asked for
+    cdef u32 first
+    cdef u32 count
+    cdef u32 slots                     # count, and one more for the verdict of one with a hearing
+    cdef atomic[u32] cursor            # slots before it are done; with a hearing, only the
+                                       # verdict's is looked at
+    cdef Hearing* hearing              # NULL: it is done when all its tasks are
+    cdef object finish                 # Future -> result, or None: the prediction itself
+    cdef readonly object extra         # what finish needs to know
+    cdef object outcome                # result of finish, computed once
+    cdef bint mixed                    # its tasks lie in several engines: who waits for it leads
+                                       # none
+
+    cdef u32 first_open(self) noexcept nogil     # the first slot that is pending, from 0; slots:
+                                                 # none is
+    cdef bint is_done(self) noexcept nogil
+    cdef bint _end_now(self)
+    cdef object _watch(self)
+    cdef u8 _state_of(self, u32 i) noexcept nogil
+    cdef Value _held(self, u32 i) noexcept nogil
+    cdef int _wait(self, u64 until_us) noexcept nogil
+    cdef bint _lead(self, u64 until_us, u64 slice_us) noexcept nogil
+    cdef object _outcome(self)
+    cdef object _heard(self)
+    cdef bint _leave_hearing(self) noexcept
+    cdef object _single(self, u32 i)
+    cdef object _value(self, u32 i)
+    cdef object _error(self, u32 i, u8 state)
+    cdef object _many(self)
+    cdef Column _column(self, u32 first, object n) except *
+    cdef int _check(self, u32 i) except -1
+
+cdef Future future_at_once(Delivery delivery, u8 status, const Value* value, object finish,
+                           object extra)
+# ^ takes over the value's reference
+# takes it over
+cdef Future future_heard(Delivery delivery, Hearing* hearing, object models, object finish,
+                         object extra)
+cdef Future future_new(Delivery delivery, Block* block, u32 first, u32 count, object finish,
+                       object extra)

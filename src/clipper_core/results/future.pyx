@@ -1,0 +1,644 @@
+"""Futures by ticket: looking, waiting, awaiting, giving up.
+
+How a waiter and the loop cannot miss each other: future.hpp. What is asked of this module is the
+order: a blocked thread counts itself, then reads `epoch`, then looks at its slots, and only then
+sleeps, or takes the lead.
+"""
+cimport cython
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.object cimport PyObject, PyTypeObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+
+import logging
+from concurrent.futures import Future as StandardFuture
+from concurrent.futures import TimeoutError as FutureTimeout
+
+from clipper_core.results.delivery cimport (
+    DeliveryState, block_drop, claims_lock, claims_unlock, delivery_lead, delivery_ring,
+    delivery_tell_outside, slot_boxes, slot_state, slot_try_cancel, slots_first_open, waiter_dead,
+    waiter_enters, waiter_epoch, waiter_leaves,
+)
+from clipper_core.results.hearing cimport hearing_cancel, hearing_drop, hearing_ruled
+from clipper_core.results.standard_future cimport (
+    cancelled_error, standard_begin, standard_forget, standard_of,
+)
+from clipper_core.runtime.dtype cimport F64
+from clipper_core.runtime.machine cimport atomic, futex_wait, monotonic_us, relaxed
+from clipper_core.runtime.status cimport (
+    BAD_INPUT, CANCELLED, FORKED, FULL, OK, PENDING, UNNEEDED, raise_for,
+)
+from clipper_core.wire.column cimport (
+    Column, column_confidences, column_first_failed, column_latencies_us, column_outputs,
+    column_states,
+)
+from clipper_core.wire.prediction cimport (
+    TAG_BLOB, TAG_NONE, value_confidence, value_drop, value_heard, value_object,
+)
+
+from clipper_core.results.standard_future import StandardState
+from clipper_core.runtime.status import Status as StatusName
+from clipper_core.runtime.status import error_for
+
+cdef extern from *:
+    """
+    static PyAsyncMethods clipper_async_methods;    // one type's
+    static void set_am_send(PyTypeObject* type, void* send) {
+        if (type->tp_as_async != NULL) clipper_async_methods = *type->tp_as_async;
+        clipper_async_methods.am_send = reinterpret_cast<sendfunc>(send);
+        type->tp_as_async = &clipper_async_methods;
+    }
+    """
+    int PYGEN_RETURN
+    int PYGEN_NEXT
+    void set_am_send(PyTypeObject* type, void* send) noexcept
+
+cdef enum:
+    WAIT_SLICE_US = 50000       # a blocked thread looks for signals this often
+
+cdef u64 NEVER_US = <u64> 1 << 62
+
+
+# -- futures
+# --------------------------------------------------------------------------------------------------
+
+@cython.final
+@cython.no_gc
+@cython.freelist(512)
+cdef class Future:
+    """Threads: any. The result of one query, of an ensemble's tasks, or of a whole array; resolved
+    by the deadline, always.
+
+    Blocking: `result(timeout=None)`; in asyncio and uvloop: `await future`; also
+    `add_done_callback`, `clipper.as_completed`. Source: docs/design.md, "Futures by ticket".
+    """
+
+    def __init__(self):
+        raise TypeError("futures come from predict() and schedule_prediction()")
+
+    def __dealloc__(self):
+        cdef u32 i
+        cdef u8 state
+        cdef Value value
+        if self.is_watched:
+            standard_forget(<size_t> <void*> self)
+        if self.block == NULL:
+            value_drop(&self.at_once)
+            return
+        if (self.hearing != NULL and not self._leave_hearing()) or self.view:
+            return
+        for i in range(self.first, self.first + self.count):
+            state = slot_state(self.block[0], i)
+            if state != PENDING and state != CANCELLED and state != UNNEEDED and self.block.tag[i] == TAG_BLOB:
+                value.word = self.block.word[i]
+                value.tag = TAG_BLOB
+                value_drop(&value)
+                self.block.tag[i] = TAG_NONE
+        block_drop(self.delivery.state, self.block, self.slots)
+
+    cdef bint _leave_hearing(self) noexcept:
+        """False: in a fork, where locks may be held by threads that are not there."""
+        cdef void* models = self.hearing.models
+        if waiter_dead(self.delivery.state[0]) == FORKED:
+            return False
+        hearing_drop(self.hearing)
+        Py_DECREF(<object> models)
+        return True
+
+    cdef u8 _state_of(self, u32 i) noexcept nogil:
+        if self.block == NULL:
+            return self.status_at_once
+        return slot_state(self.block[0], self.first + i)
+
+    cdef Value _held(self, u32 i) noexcept nogil:
+        """The value in slot i, borrowed."""
+        cdef Value value
+        if self.block == NULL:
+            return self.at_once
+        value.word = self.block.word[self.first + i]
+        value.tag = self.block.tag[self.first + i]
+        return value
+
+    cdef u32 first_open(self) noexcept nogil:
+        if self.block == NULL:
+            return self.slots
+        return slots_first_open(self.block[0], self.cursor, self.first, self.slots)
+
+    cdef bint is_done(self) noexcept nogil:
+        return self.block == NULL or self.first_open() == self.slots
+
+    @cython.binding(False)
+    def done(self):
+        """True once every task of the query has ended, by a prediction, a failure or the
+        deadline."""
+        return bool(self.is_done())
+
+    def running(self):
+        """Always False: a query that has not ended can still be cancelled."""
+        return False
+
+    def cancelled(self):
+        """True after a cancel() that returned True."""
+        return bool(self.is_cancelled)
+
+    def cancel(self):
+        """Cancel the query, unless it is done. Return True if it is cancelled now; result() then
+        raises CancelledError.
+
+        What its tasks have brought by then can still be read (`outputs`, `statuses`, ...), and a
+        prediction on its way still fills the cache.
+        """
+        if not self.is_cancelled and not self.is_done():
+            self.is_cancelled = self._end_now() and (self.hearing == NULL
+                                                     or self._state_of(self.count) == CANCELLED)
+        return bool(self.is_cancelled)
+
+    def end_now(self):
+        """End the tasks that are pending, without cancelling: result() is made of what has come.
+        True if one was pending."""
+        return self._end_now()
+
+    cdef bint _end_now(self):
+        cdef DeliveryState* d = self.delivery.state
+        cdef u32 i, ended = 0, boxes = 0
+        if self.block == NULL or self.view:
+            return False
+        if self.hearing != NULL:
+            ended = hearing_cancel(self.hearing)
+        for i in range(self.first, self.first + self.count):
+            ended += slot_try_cancel(self.block[0], i, CANCELLED)
+        if ended:
+            d.answered.fetch_add(ended, relaxed)
+            for i in range(self.first, self.first + self.slots):
+                boxes |= slot_boxes(self.block[0], i)
+            delivery_tell_outside(d, boxes)
+        return ended > 0
+
+    cdef int _wait(self, u64 until_us) noexcept nogil:
+        """0 done, 1 the time is over, 2 look for signals, 3 the engine is dead."""
+        cdef DeliveryState* d = self.delivery.state
+        cdef u32 epoch
+        cdef u64 now, slice_us
+        cdef bint leads
+        cdef int rc = 0
+        waiter_enters(d[0])
+        while True:
+            epoch = waiter_epoch(d[0])
+            if self.is_done():
+                rc = 0
+                break
+            if waiter_dead(d[0]):
+                rc = 3
+                break
+            now = monotonic_us()
+            if now >= until_us:
+                rc = 1
+                break
+            slice_us = min(until_us - now, <u64> WAIT_SLICE_US)
+            if self.mixed:
+                delivery_ring(d)
+            leads = not self.mixed and delivery_lead(d)
+            if self._lead(until_us, now + slice_us) if leads else futex_wait(&d.epoch, epoch,
+                    slice_us) != 0:
+                rc = 2
+                break
+        waiter_leaves(d[0])
+        return rc
+
+    cdef bint _lead(self, u64 until_us, u64 slice_us) noexcept nogil:
+        """Be the loop until done; True: look for signals."""
+        cdef DeliveryState* d = self.delivery.state
+        cdef bint look = False
+        cdef u32 epoch = waiter_epoch(d[0])
+        while not self.is_done() and not look:
+            look = d.turn(d.mover, slice_us,
+                          epoch) or waiter_dead(d[0]) or monotonic_us() >= slice_us
+            epoch = waiter_epoch(d[0])
+        d.leave(d.mover, not look or slice_us == until_us)
+        return look
+
+    def wait(self, timeout=None):
+        """Block until done; False when `timeout` (seconds) is over first. Ctrl-C is heard. Releases
+        the GIL."""
+        cdef u64 until
+        cdef int rc = 2
+        if self.is_done():
+            return True
+        until = NEVER_US if timeout is None else monotonic_us() + <u64> min(max(0.0, timeout * 1e6),
+                                                                            1e18)
+        while rc == 2:
+            with nogil:
+                rc = self._wait(until)
+            if rc == 2:
+                PyErr_CheckSignals()
+        if rc == 3 and not self.is_done():
+            raise_for(waiter_dead(self.delivery.state[0]),
+                      "the query was in flight in an engine that is gone")
+        return rc == 0
+
+    @cython.binding(False)
+    def result(self, timeout=None):
+        """The result, waiting for it at most `timeout` seconds. Raises the task's typed error, or
+        TimeoutError."""
+        if not self.is_done() and not self.wait(timeout):
+            raise FutureTimeout(f"no result within {timeout} s; the query's own deadline has not passed yet")
+        return self._outcome()
+
+    cdef object _outcome(self):
+        """Once done: what result() returns or raises."""
+        if self.is_cancelled:
+            raise cancelled_error()
+        if self.finish is not None:
+            if not self.settled:
+                self.outcome = self.finish(self)
+                self.settled = True
+            return self.outcome
+        if self.hearing != NULL:
+            return self._heard()
+        if self.count == 1:
+            return self._single(0)
+        return self._many()
+
+    cdef object _heard(self):
+        return [self._value(i) for i in range(self.count) if self.hearing.used >> i & 1]
+
+    def exception(self, timeout=None):
+        """The error that `result()` would raise, or None. Raises CancelledError of a query that was
+        cancelled."""
+        if not self.wait(timeout):
+            raise FutureTimeout(f"no result within {timeout} s")
+        if self.is_cancelled:
+            raise cancelled_error()
+        try:
+            self.result(0)
+        except Exception as error:
+            return error
+        return None
+
+    cdef object _single(self, u32 i):
+        cdef u8 state = self._state_of(i)
+        if state == OK:
+            return self._value(i)
+        raise self._error(i, state)
+
+    cdef object _value(self, u32 i):
+        cdef Value value = self._held(i)
+        return value_object(&value)
+
+    cdef object _error(self, u32 i, u8 state):
+        if state == CANCELLED:
+            return cancelled_error()
+        error = error_for(state, self.detail(i))
+        if state == FULL and self._held(i).tag == F64:
+            error.retry_after_s = self._value(i)
+        return error
+
+    cdef object _many(self):
+        """All values in order: one ndarray when they are numbers of one shape, else a list. Raises
+        on the first failed row."""
+        cdef Column column = self._column(0, None)
+        cdef u32 failed = column_first_failed(&column)
+        if failed < self.count:
+            raise self._error(failed, self._state_of(failed))
+        return column_outputs(&column, None)
+
+    cdef Column _column(self, u32 first, object n) except *:
+        """Tasks [first, first + n), or to the last."""
+        cdef Column column
+        column.n = self.count - min(first, self.count) if n is None else <u32> n
+        if first > self.count or column.n > self.count - first:
+            raise IndexError(f"tasks {first} to {first + column.n} of a query with {self.count}")
+        if self.block == NULL:
+            column.word, column.tag = &self.at_once.word, &self.at_once.tag
+            column.state = <atomic[u8]*> &self.status_at_once
+            column.latency_us = NULL
+            return column
+        first += self.first
+        column.word, column.tag = self.block.word + first, self.block.tag + first
+        column.state, column.latency_us = self.block.state + first, self.block.latency_us + first
+        return column
+
+    # -- what a finisher reads
+
+    def __len__(self):
+        return self.count
+
+    def status(self, u32 i=0):
+        """How task `i` ended (Status), PENDING while it has not."""
+        self._check(i)
+        return StatusName(self._state_of(i))
+
+    def statuses(self):
+        """One u8 per task, shape (n,): how each ended (Status); 0 for those that have not."""
+        cdef Column column = self._column(0, None)
+        return column_states(&column)
+
+    def progress(self):
+        """(tasks that have ended, tasks)."""
+        cdef u32 i, done = self.count if self.block == NULL else 0 if self.hearing != NULL else self.first_open()
+        for i in range(done, self.count):
+            done += self._state_of(i) != PENDING
+        return done, self.count
+
+    def outputs(self, missing=None, u32 first=0, n=None):
+        """The predictions of tasks [first, first + n), so far, with `missing` in the place of those
+        there are none of.
+
+        An ndarray of shape (n, ...) when they are numbers of one type and shape, and `missing` fits
+        among them (None: NaN among floats); else a list.
+        """
+        cdef Column column = self._column(first, n)
+        return column_outputs(&column, missing)
+
+    def confidences(self, u32 first=0, n=None):
+        """What the model said of its predictions [first, first + n): f64 (n,), NaN where it said
+        nothing."""
+        cdef Column column = self._column(first, n)
+        return column_confidences(&column)
+
+    def latencies_us(self):
+        """Microseconds from submit to the end, u32, one a task; 0 for a hit, for what is pending
+        and for what was cancelled."""
+        cdef Column column = self._column(0, None)
+        return column_latencies_us(&column)
+
+    def output(self, u32 i=0):
+        """The prediction of task `i`, or None if it has none."""
+        self._check(i)
+        return self._value(i) if self._state_of(i) == OK else None
+
+    def confidence(self, u32 i=0):
+        """The confidence the model gave to prediction `i`, or None."""
+        cdef Value value
+        self._check(i)
+        if self._state_of(i) != OK:
+            return None
+        value = self._held(i)
+        return value_confidence(&value)
+
+    def heard(self, u32 i=0):
+        """What task `i` brought: (output, confidence), each None without one; and a third, bytes,
+        if the model said more."""
+        cdef Value value
+        self._check(i)
+        if self._state_of(i) != OK:
+            return None, None
+        value = self._held(i)
+        return value_heard(&value)
+
+    def detail(self, u32 i=0):
+        """Why task `i` failed (a model's traceback, for instance), or ''."""
+        cdef Value value
+        cdef u8 state
+        self._check(i)
+        state = self._state_of(i)
+        if state == PENDING or state == OK or state == CANCELLED or state == UNNEEDED:
+            return ""
+        value = self._held(i)
+        return value_object(&value) if value.tag == TAG_BLOB else ""
+
+    def error(self, u32 i=0):
+        """The exception that task `i` ended with, as a query to its model alone raises it; None
+        with a prediction, or pending."""
+        cdef u8 state
+        self._check(i)
+        state = self._state_of(i)
+        return None if state == PENDING or state == OK else self._error(i, state)
+
+    cdef int _check(self, u32 i) except -1:
+        if i >= self.count:
+            raise IndexError(f"task {i} of a query with {self.count}")
+        return 0
+
+    @property
+    def id(self):
+        """The query's id, unique in this engine: the same in answers, logs and feedback."""
+        cdef DeliveryState* d = self.delivery.state
+        if self.block != NULL:
+            return self.block.first_id + self.first
+        if self.own_id == 0:
+            claims_lock(d.lock)
+            self.own_id = d.next_id
+            d.next_id += 1
+            claims_unlock(d.lock)
+        return self.own_id
+
+    @property
+    def latency_us(self):
+        """Microseconds from submit to the last task's end; 0 for a cache hit or while pending."""
+        cdef u32 i, longest = 0
+        if self.block == NULL or not self.is_done():
+            return 0
+        if self.hearing != NULL:
+            return self.block.latency_us[self.first + self.count]
+        for i in range(self.first, self.first + self.count):
+            # the loop may still write what nobody will read
+            if slot_state(self.block[0], i) != CANCELLED:
+                longest = max(longest, self.block.latency_us[i])
+        return longest
+
+    # -- of one that has a decider
+
+    @property
+    def verdict(self):
+        """(step, used, arrived) once decided: which step of the schedule did it, and bit sets of
+        the tasks whose values are the answer's and of those that had arrived by then. None while
+        pending, when cancelled, and without a decider."""
+        if self.hearing == NULL or self._state_of(self.count) != OK:
+            return None
+        return self.hearing.step, self.hearing.used, self.hearing.arrived
+
+    def rule(self, u8 step, u64 used, u64 elapsed_us=0):
+        """End it with the tasks `used` (a bit set) as the answer, `elapsed_us` after it was asked:
+        at least when it last heard something. False: it was too late. ValueError: one has no
+        prediction."""
+        cdef int ruled
+        if self.hearing == NULL:
+            raise_for(BAD_INPUT, "only a query with a decider can be ruled; see predict_heard")
+        ruled = hearing_ruled(self.hearing, step, used, elapsed_us)
+        if ruled < 0:
+            raise ValueError(f"the tasks {used:#b} have not all arrived")
+        return bool(ruled)
+
+    def on_vote(self, fn):
+        """Call `fn(future)` from the callback thread after arrivals, until there is a verdict; now,
+        if some have arrived."""
+        cdef Future view
+        cdef u32 i
+
+        def hear(_):
+            if not self.is_done():
+                fn(self)
+        for i in range(self.count):
+            if self._state_of(i) == PENDING:
+                view = future_new(self.delivery, self.block, self.first + i, 1, None, self)
+                view.view = view.mixed = True
+                view.add_done_callback(hear)
+        if self.progress()[0]:
+            hear(self)
+
+    # -- event loops and callbacks
+
+    def __await__(self):
+        cdef Awaiting awaiting = Awaiting.__new__(Awaiting)
+        awaiting.future = self
+        return awaiting
+
+    def add_done_callback(self, fn):
+        """Call `fn(future)` once done: at once if it is, else from the callback thread. What it
+        raises is logged."""
+        if self.is_done():
+            try:
+                fn(self)
+            except Exception:       # as it would be on the callback thread: which of the two it is,
+                                    # is chance
+                logging.getLogger("clipper").exception("a done-callback of %r raised", self)
+        elif self.delivery.on_callback is None:
+            raise RuntimeError("this engine has no callback thread; use clipper.start()")
+        else:
+            self.delivery.on_callback(self, fn)
+
+    # -- what concurrent.futures.wait and as_completed, and asyncio.wrap_future look at
+
+    @property
+    def __class__(self):
+        """`concurrent.futures.Future`, so that isinstance() takes it for one. type() says what it
+        is."""
+        return StandardFuture
+
+    cdef object _watch(self):
+        cdef u64 address = <size_t> <void*> self
+        if not self.is_watched:
+            made = StandardState()
+            if standard_begin(address, made):
+                self.is_watched = True
+                self.add_done_callback(made.end)
+        watched = standard_of(address)
+        if self.is_done():                  # seen here before the callback thread has come to it
+            watched.end(self)
+        return watched
+
+    @property
+    def _condition(self):
+        return self._watch().condition
+
+    @property
+    def _state(self):
+        return self._watch().state
+
+    @property
+    def _waiters(self):
+        return self._watch().waiters
+
+    def __repr__(self):
+        if not self.is_done():
+            return f"<Future {self.id} pending>"
+        if self.count > 1:
+            return f"<Future {self.id} done, {self.count} tasks>"
+        return f"<Future {self.id} {self.status().name}>"
+
+
+# -- await
+# --------------------------------------------------------------------------------------------------
+
+@cython.final
+@cython.no_gc
+@cython.freelist(64)
+cdef class Awaiting:
+    """Threads: its event loop's. One `await` of a future, as the coroutine sees it: the iterator
+    that `__await__` returns.
+
+    A finished future answers through the type's am_send slot: raising StopIteration, the only way
+    out of `__next__`, costs seven times as much. A pending one yields a future of the event loop's
+    own, which a Task takes without a call into Python; what resumes the task comes through the
+    mailbox, once per batch. The interpreter keeps the iterator and nothing else: it is what holds
+    our future, or `await model.predict(x)` would lose it.
+    """
+    cdef Future future
+    cdef bint waits
+
+    def __init__(self):
+        raise TypeError("it is made by `await future`")
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        cdef PyObject* given = NULL
+        cdef int sent = _send(self, None, &given)
+        cdef object value = <object> given
+        Py_DECREF(value)
+        if sent == PYGEN_RETURN:
+            raise StopIteration(value)
+        return value
+
+    def send(self, value):
+        """Go on; what the event loop sends is of no interest."""
+        return self.__next__()
+
+    def throw(self, kind, value=None, traceback=None):
+        """The await ends with this exception, and a query still pending is given up."""
+        self.close()
+        error = value if isinstance(value,
+                                    BaseException) else kind if value is None else kind(value)
+        error = error if isinstance(error, BaseException) else error()
+        raise error if traceback is None else error.with_traceback(traceback)
+
+    def close(self):
+        """Nobody waits here any more: a query still pending is given up."""
+        if self.waits and not self.future.is_done():
+            self.future.cancel()
+
+
+cdef int _send(Awaiting self, object value, PyObject** given) except -1:
+    cdef object out
+    cdef bint done = self.future.is_done()
+    if done:
+        out = self.future._outcome()
+    elif self.future.delivery.on_await is None:
+        raise RuntimeError("this engine has no asyncio face; use clipper.start(), or result()")
+    else:
+        out = self.future.delivery.on_await(self.future)
+        out._asyncio_future_blocking = True         # as `yield from` it would
+        self.waits = True
+    Py_INCREF(out)
+    given[0] = <PyObject*> out
+    return PYGEN_RETURN if done else PYGEN_NEXT
+
+
+set_am_send(<PyTypeObject*> Awaiting, <void*> &_send)
+
+
+cdef Future future_at_once(Delivery delivery, u8 status, const Value* value, object finish,
+                           object extra):
+    cdef Future future = Future.__new__(Future)
+    future.delivery = delivery
+    future.at_once = value[0]
+    future.status_at_once = status
+    future.count = 1
+    future.finish = finish
+    future.extra = extra
+    return future
+
+
+cdef Future future_new(Delivery delivery, Block* block, u32 first, u32 count, object finish,
+                       object extra):
+    cdef Future future = Future.__new__(Future)
+    future.delivery = delivery
+    future.block = block
+    future.first = first
+    future.count = future.slots = count
+    future.finish = finish
+    future.extra = extra
+    return future
+
+
+cdef Future future_heard(Delivery delivery, Hearing* hearing, object models, object finish,
+                         object extra):
+    cdef Future future = future_new(delivery, hearing.block, hearing.first, hearing.n, finish,
+                                    extra)
+    future.hearing = hearing
+    hearing.models = <void*> models
+    Py_INCREF(models)
+    future.slots += 1
+    future.cursor.store(hearing.n, relaxed)
+    return future

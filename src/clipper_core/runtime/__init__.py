@@ -1,0 +1,1 @@
+"""The lowest layer: memory, atomics, queues, histograms and status codes."""

@@ -1,0 +1,56 @@
+# The work queue that is also the wire buffer. A submitter claims a position, copies its row once
+# into that cell, and publishes it; a batch is a run of cells, sent from where they lie. Beside each
+# row lies a side cell of `side_bytes` for the task.
+#
+# Threads: claim, publish, row, side: any thread (a cell is its claimer's until published, then the
+# consumer's).
+#          published, release: the consumer (the loop) only.
+from clipper_core.runtime.machine cimport atomic, u8, u64
+
+cdef extern from "runtime/ring.hpp" namespace "clipper" nogil:
+    cdef cppclass Cells "clipper::Cells<>":
+        u64 size
+        atomic[u64] tail                     # next position to be claimed
+        void init(atomic[u64]* zeros, u64 n, u64 first) noexcept   # positions begin with `first`
+        bint claim(u64* pos) noexcept
+        bint full() noexcept                 # a claim now would say no
+        void publish(u64 pos) noexcept
+        bint published(u64 pos) noexcept
+        void release(u64 pos) noexcept
+        bint idle() noexcept                 # all that were claimed are released; while nobody
+                                             # claims
+        bint untouched(u64 pos) noexcept     # nobody has claimed its cell again, released or not
+    cdef cppclass Spsc "clipper::Spsc<>":
+        u64 size
+        void init(atomic[u64]* words, u64 n) noexcept
+        bint push(u64 word) noexcept
+        bint pop(u64* word) noexcept
+        u64 room() noexcept                  # the writer: words that fit
+        bint tail_moved() noexcept           # the reader: is there a word?
+
+cdef struct Ring:
+    Cells* cells
+    u64 mask
+    u64 row_bytes            # stride of the rows; 0 when rows live elsewhere (variable length)
+    u64 side_bytes
+    u8* rows                 # size x row_bytes, 64-byte aligned, touched lazily
+    u8* sides                # size x side_bytes
+    int fd                   # rows that containers may map: their memfd, and a mapping of their
+                             # own; else -1
+    u64 rows_bytes
+    void* map                # one mapping holds all the rest
+    u64 map_bytes
+
+cdef Ring* ring_new(u64 size, u64 row_bytes, u64 side_bytes, bint shared=*,
+                    u64 first=*) noexcept nogil
+# ^ size: a power of two >= 2; NULL: no memory. first: its first position.
+#   shared: rows behind a memfd if there is one to be had, else as ever
+cdef void ring_free(Ring* ring) noexcept nogil
+cdef Spsc* spsc_new(u64 size) noexcept nogil
+cdef void spsc_free(Spsc* ring) noexcept nogil
+
+cdef inline u8* ring_row(Ring* ring, u64 pos) noexcept nogil:
+    return ring.rows + (pos & ring.mask) * ring.row_bytes
+
+cdef inline u8* ring_side(Ring* ring, u64 pos) noexcept nogil:
+    return ring.sides + (pos & ring.mask) * ring.side_bytes

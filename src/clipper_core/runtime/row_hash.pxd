@@ -1,0 +1,23 @@
+# The key of a row: 120 bits of a seeded hash over model, salt and bytes. The steps are
+# row_hash.hpp.
+#
+# Threads: any. A secret is made once, from a random seed per process, so that nobody can aim at a
+# bucket.
+from clipper_core.runtime.machine cimport u64
+
+cdef extern from "runtime/row_hash.hpp" namespace "clipper" nogil:
+    cdef struct Key:
+        u64 lo              # never 0 in a key
+        u64 hi              # of a key: low 56 bits; the top byte is 0 (a bucket keeps the value's
+                            # tag there)
+    cdef cppclass HashSecret:
+        pass
+    cdef enum Variant:          # which instructions; all answer alike, but a hash of long rows
+                                # differs
+        PLAIN "clipper::kPlain"
+        AVX2 "clipper::kAvx2"
+        AVX512 "clipper::kAvx512"
+    Variant variant_best() noexcept
+    void hash_secret(HashSecret* secret, u64 seed_lo, u64 seed_hi, Variant variant) noexcept
+    Key hash_row(const HashSecret& secret, u64 model, u64 salt, const void* row,
+                 u64 nbytes) noexcept

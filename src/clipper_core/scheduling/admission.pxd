@@ -1,0 +1,67 @@
+# Admission: whether a query submitted now can finish by its deadline. The loop forecasts,
+# submitters look it up: a few relaxed loads, no locked add. What cannot finish is refused at once,
+# so that its caller can do something else with the time.
+#
+# Threads: gate_finish_us, gate_probe: any; gate_publish and everything about Margin: the loop.
+# Source: docs/design.md, "Admission"; Clockwork (OSDI 2020) section 4, refusing early what cannot
+# meet its deadline.
+from clipper_core.runtime.machine cimport atomic, relaxed, u32, u64
+
+cdef enum:
+    PROBE_US = 100000       # after a row was let through to see, none is for this long, unless
+                            # there is a new forecast
+
+cdef cppclass Gate:         # of one class of SLO. Its fields are read one by one: a mix of old and
+                            # new is a guess like any other
+    atomic[u64] begin_us    # when the batch begins that the next row would join
+    atomic[u64] base        # position in the lane of that batch's first row
+    atomic[u64] probe_us    # from then on a refusal may let one row through instead
+    atomic[u32] own_us      # that batch's time, with the rows that will have joined it by then
+    atomic[u32] row_1024    # more for each row from `base` on, in 1024ths of a microsecond
+    atomic[u32] full_us     # at most: a full batch's time
+    atomic[u32] size        # rows of a full batch; 0: no replica, and none before begin_us
+    atomic[u64] asked_us    # when one was refused last: who is turned away counts as one who asks
+    u64 pad[2]              # to 64 bytes: submitters of other classes share its cache line hardly
+                            # ever
+
+cdef struct Forecast:
+    double begin_us         # times from now
+    double own_us, row_us, full_us
+    u64 ahead               # rows of that batch that are in the queue already
+    u32 size
+    u64 probe_us            # a moment, not a distance
+
+cdef struct Margin:         # how much longer things take than was forecast: the 98th percentile of
+                            # actual / forecast
+    double ratio
+    u64 learned_us
+
+cdef inline u64 gate_finish_us(Gate* g, u64 tail, u64 now_us) noexcept nogil:
+    """When the row that gets position `tail` would have its prediction."""
+    cdef u64 begin = g.begin_us.load(relaxed), rows = tail - g.base.load(relaxed)
+    cdef u64 size = g.size.load(relaxed), full = g.full_us.load(relaxed), own
+    if begin < now_us:
+        begin = now_us
+    if size == 0:
+        return begin
+    if rows >= size:                # since the last forecast a whole batch was queued, or `tail` is
+                                    # older than `base`
+        if rows >> 63:
+            rows = 0
+        begin += rows // size * full
+        rows %= size
+    own = g.own_us.load(relaxed) + (rows * g.row_1024.load(relaxed) >> 10)
+    return begin + (own if own < full else full)
+
+cdef void gate_publish(Gate* g, const Forecast* f, double margin, u64 seen,
+                       u64 now_us) noexcept nogil
+# ^ `seen`: position in the lane up to which the forecast's queue was counted
+# no replica, and none before `until_us`; 0: who knows
+cdef void gate_close(Gate* g, u64 until_us) noexcept nogil
+cdef bint gate_probe(Gate* g, u64 now_us) noexcept nogil         # let this one through, to see
+cdef void margin_init(Margin* m) noexcept nogil
+cdef void margin_learn(Margin* m, double actual_us, double forecast_us, u64 now_us) noexcept nogil
+cdef void margin_forget(Margin* m) noexcept nogil
+# ^ most of it: a replica has become faster, and what was learned of it slow says nothing of it now
+# it tends to 1 while nothing is learned
+cdef double margin_now(Margin* m, u64 now_us) noexcept nogil

@@ -1,0 +1,101 @@
+# When to send how much to one replica. Pure arithmetic over numbers: no queue, no clock, no socket.
+#
+# Threads: loop only. One Batcher per replica; the engine asks, sends, and tells it how long the
+# batch took. Sources: Clipper paper section 4.3 (AIMD, quantile regression, delayed batching);
+# docs/design.md for slow start and early drop. Why the estimates are as they are: the essay in
+# batcher.pyx.
+from clipper_core.runtime.machine cimport i32, u32, u64
+
+cpdef enum Batching:
+    AIMD = 0          # slow start (x2) until the first miss, then + step a full batch, x backoff on
+                      # a miss
+    FIT = 1           # exponentially weighted fit L(n) = a + b n, P99 of its residual; largest n
+                      # within the budget
+    QUANTILE = 2      # P99 quantile regression of latency on n (pinball loss); largest n within the
+                      # budget
+    STATIC = 3        # always size_max (rows are padded to it by the sender when `pad` is set)
+
+cdef struct BatcherConfig:   # a zero in step, backoff, budget_share or size_max means its default
+                             # (1, 0.9, 0.5, 1)
+    u32 mode
+    u32 size_max             # never more rows than this in one batch
+    u32 step                 # AIMD additive step, rows
+    double backoff           # AIMD multiplicative factor on a miss, 0.9
+    u32 delay_us             # hold a batch that is not full up to this long, 0-2000
+    double budget_share      # share of the SLO that one batch may take, 0.5
+    bint pad
+
+cdef enum:
+    TIMINGS_MAX = 32
+
+cdef struct Timing:          # of a batch that the container ran before it was ready
+    u32 rows
+    float time_us
+
+cdef struct Batcher:
+    BatcherConfig config
+    double limit             # current maximum batch size, rows (as a real number: additive steps
+                             # may be fractions)
+    bint slow_start
+    bint seeded              # what is known is of the warm-up; no SLO has been named yet
+    u64 batches, misses
+    u64 learned_us           # when the last batch was learned: an old estimate is probed, not
+                             # believed
+    double slo_us            # tightest SLO of late; rises by at most 1/64 a batch
+    # AIMD
+    u32 clean, missed        # batches in a row within the budget; beyond it
+    u32 patience             # clean batches asked for before the limit may jump to what the fit
+                             # allows
+    bint jumped              # the last growth was such a jump, and no full batch has confirmed it
+    # the fit
+    double fit_a, fit_b      # L(n) = a + b n, us, exponentially weighted
+    double residual_p99      # us above the fit that 1 batch in 100 exceeds
+    double deviation_us      # mean |residual|
+    double sums[5]           # the fit's weighted sums: 1, n, y, n n, n y
+    u32 settled              # batches since the fit began or was rescaled
+    u32 speedups             # times that the fit was rescaled to a faster replica
+    u32 outliers             # outliers in a row on the same side
+    i32 side                 # of the last one: +1 slow, -1 fast, 0 none
+    double ratios[3]         # their latency / prediction
+    double before[8]         # sums, a, b and deviation before the first of them
+    double q_a, q_b          # P99 quantile regression
+    double profile_us[24]    # weighted mean service time by log2(n): the latency profile
+    u64 profile_n[24]        # batches seen by log2(n)
+
+cdef void batcher_init(Batcher* b, const BatcherConfig* config) noexcept nogil
+cdef u32 batcher_size(const Batcher* b, u32 queued) noexcept nogil
+# ^ rows to take now, of `queued` waiting; >= 1
+cdef bint batcher_second(const Batcher* b, u32 queued, double rate) noexcept nogil
+# ^ whether `queued` rows are worth a batch of their own behind one in flight, where `rate` rows a
+# microsecond are offered
+cdef double batcher_room(const Batcher* b) noexcept nogil
+# ^ the most rows whose batch the estimate puts within the budget, whatever the limit
+cdef u32 batcher_within(const Batcher* b, double time_us) noexcept nogil
+# ^ the most rows whose batch takes no longer in 99 of 100 cases, 1 at least; the limit while
+# unknown
+cdef double batcher_predict_us(const Batcher* b, u32 n) noexcept nogil
+# ^ expected service time of n rows; 0 while unknown, that is for three batches
+cdef double batcher_worst_us(const Batcher* b, u32 n) noexcept nogil
+# ^ its P99; 0 while unknown
+cdef bint batcher_must_shed(const Batcher* b, u64 now_us, u64 start_us, u32 n,
+                            u64 deadline_us) noexcept nogil
+# ^ true if a row due at deadline_us cannot finish in a batch of n that starts at start_us (>=
+# now_us). A batch of
+# one is let through while nothing was learned for batcher_probe_us before now_us: a wrong estimate
+#   must not shed everything for ever
+cdef u64 batcher_probe_us(const Batcher* b) noexcept nogil
+# ^ as long as one row takes, 1 to 100 ms
+cdef u64 batcher_hold_until(const Batcher* b, u32 queued, u64 oldest_us,
+                            u64 deadline_us) noexcept nogil
+# ^ 0: send now; else the time until which a batch that is not full should wait for more rows (it
+# may have passed)
+cdef void batcher_seed(Batcher* b, u32 n, double model_us, u64 now_us) noexcept nogil
+# ^ before the first batch: in the container's warm-up the model took model_us for n rows. Smallest
+# n first
+cdef void batcher_know_slo(Batcher* b, double slo_us) noexcept nogil
+# ^ the first SLO after it: what is within the budget is known now
+cdef void batcher_learn(Batcher* b, u32 n, double service_us, double slo_us,
+                        u64 now_us) noexcept nogil
+# ^ n rows took service_us, known at now_us; slo_us is the tightest SLO in the batch. A miss is
+# service_us > slo_us *
+#   budget_share (a longer budget where one row alone takes more than a third of that share)

@@ -1,0 +1,77 @@
+// The steps by which a submitter tells the loop of its row, as templates over the atomics of what
+// they are given, so that a schedule-exploring checker runs this very source (tests/schedules).
+//
+// Two words keep the price of news at two loads while the loop is busy. `dirty`, a lane's: it is in
+// the ready ring, or being put there; the loop clears it before it takes the lane's rows in, so
+// whoever publishes a row and finds it set is seen by that very taking in. The baton, the loop's
+// (lead.hpp): the loop looks at the ready ring after it has written there that it sleeps or leaves,
+// a submitter reads it after it has published, all of it sequentially consistent.
+#pragma once
+#include "runtime/machine.hpp"
+
+namespace clipper {
+
+// After a row was published. True: the lane was put into the ready ring, and a loop that sleeps is
+// to be woken.
+template <class Lane, class Cells, class Id>
+inline bool lane_announce(Lane& lane, Cells& ready, Id* ids, std::uint64_t id) {
+    // order: relaxed would do for the exchange: the load is the look that counts, the exchange lets
+    // one of those who look go on
+    if (lane.dirty.load(std::memory_order_seq_cst) || lane.dirty.exchange(1, std::memory_order_seq_cst)) return false;
+    std::uint64_t pos;
+    CLIPPER_CHECK(ready.claim(&pos), "the ready ring holds every lane once");
+    ids[pos & (ready.size - 1)] = id;
+    ready.publish(pos);
+    return true;
+}
+// The loop: the next lane with news; false: there is none. Its rows are to be looked at after
+// lane_heard().
+template <class Cells, class Id>
+inline bool lane_next(Cells& ready, Id* ids, std::uint64_t* head, std::uint64_t* id) {
+    std::uint64_t pos = *head;
+    if (!ready.published(pos)) return false;
+    *id = ids[pos & (ready.size - 1)];
+    ready.release(pos);
+    *head = pos + 1;
+    return true;
+}
+template <class Lane>
+inline void lane_heard(Lane& lane) {
+    lane.dirty.store(0, std::memory_order_seq_cst);
+}
+
+// The loop: rows before `seen` have been taken in, so what of them waits or is in flight is in the
+// table of evaluations.
+template <class Lane>
+inline void lane_took_in(Lane& lane, std::uint64_t seen) {
+    lane.taken.store(seen, std::memory_order_release);
+}
+// Another thread: whether all rows before `tail` have been taken in. If so, it finds in that table
+// what waits or is in flight.
+template <class Lane>
+inline bool lane_all_taken_in(Lane& lane, std::uint64_t tail) {
+    return lane.taken.load(std::memory_order_acquire) == tail;
+}
+
+// Submitters at work without the GIL: the engine ends its lanes after the last of them. Each counts
+// itself, then looks at `refusing`; the engine sets that, then looks at the count, all of it
+// sequentially consistent; so whoever goes on is waited for.
+template <class Lanes, class Flag>
+inline bool taker_enters(Lanes& lanes, Flag& refusing) {  // false: nothing is taken in any more
+    lanes.takers.fetch_add(1, std::memory_order_seq_cst);
+    if (refusing.load(std::memory_order_seq_cst) == 0) return true;
+    lanes.takers.fetch_sub(1, std::memory_order_relaxed);
+    return false;
+}
+template <class Lanes>
+inline void taker_leaves(Lanes& lanes) {
+    lanes.takers.fetch_sub(1, std::memory_order_release);
+}
+template <class Lanes, class Flag>
+// they look at `refusing` often, and wait for nobody
+inline void takers_end(Lanes& lanes, Flag& refusing, std::uint32_t why) {
+    refusing.store(why, std::memory_order_seq_cst);
+    while (lanes.takers.load(std::memory_order_seq_cst)) pause();
+}
+
+}  // namespace clipper

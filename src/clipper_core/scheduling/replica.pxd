@@ -1,0 +1,135 @@
+# One attached container as the engine sees it: a batcher, at most two batches in flight, and the
+# link they travel on.
+#
+# A batch's rows stay in their ring cells until its reply is there, or until nobody waits for them
+# any more; then only their keys are kept, so that a late reply still fills the cache. A container
+# that maps the rows may then find new ones in their place while its model still reads: what a late
+# reply says of a cell that was claimed again is not kept.
+#
+# Threads: loop only, but for the Gauge, which anyone may read.
+from libcpp.vector cimport vector
+from clipper_core.cache.clock_cache cimport Key
+from clipper_core.runtime.machine cimport atomic, u8, u32, u64
+from clipper_core.runtime.status cimport Status
+from clipper_core.scheduling.batcher cimport Batcher, BatcherConfig, Timing
+from clipper_core.scheduling.link cimport Link
+from clipper_core.scheduling.task cimport Lanes, Span, Tally
+from clipper_core.wire.codec cimport Header, Limits
+from clipper_core.wire.correction cimport Progress
+
+cdef enum:
+    IN_FLIGHT_MAX = 2
+    EJECT_US_MIN = 100000       # a replica that failed so often in a row is left alone for this
+                                # long at first,
+    EJECT_US_MAX = 30000000     # twice as long after each probe that fails, and this long at most
+    PROFILE_BUCKETS = 24
+
+cdef struct RowSpec:            # what a model takes and, if known, gives
+    u64 uid                     # of the registered version; part of the cache key
+    u8 dtype
+    bint variable
+    u8 rank
+    u32 dims[4]
+    u64 row_bytes               # fixed rows
+    u8 output_dtype             # ANY when not declared
+    bint output_shaped          # output_rank and output_dims are declared too
+    u8 output_rank
+    u32 output_dims[4]
+
+cdef packed struct Run:         # of a SHARED batch's payload: rows that lie one after another in a
+                                # region (docs/wire.md)
+    u32 region                  # id of the lane
+    u32 count
+    u64 first
+
+cdef struct Batch:
+    u8 header[64]               # on the wire while the frame leaves
+    u64 id
+    u32 n                       # rows
+    u32 span_count
+    Span* spans
+    Key* keys                   # once overdue and let go; zero where the row is not cached
+    bint shared                 # the container reads the rows where they lie, for as long as it
+                                # likes
+    u64 sent_us
+    u64 end_bytes               # of all the link's bytes, where this frame ends
+    u64 due_us                  # the latest deadline of its rows
+    u64 first_due_us            # the first one
+    u64 slo_us                  # the tightest SLO
+
+cdef cppclass Gauge:            # for snapshots
+    atomic[u64] limit
+    atomic[u64] batches
+    atomic[u64] misses
+    atomic[u64] in_flight
+    atomic[u64] suspect
+    atomic[u64] failures        # batches that its model failed, ever
+    atomic[u64] ejected         # it is left alone, or on probation
+    atomic[u64] ejections       # times that it was
+    Progress progress           # of a model that learns
+    atomic[u64] taught          # feedback: rows on their way to the container
+    atomic[u64] untaught        # and rows dropped, because too much of it waited
+    atomic[u64] fit_a_ns
+    atomic[u64] fit_b_ns
+    atomic[u64] profile_us[24]  # mean service time by log2(batch size)
+    atomic[u64] profile_n[24]
+
+cdef cppclass Replica:
+    Link* link
+    Tally* tally
+    Batcher batcher
+    Gauge gauge
+    Batch* flight[2]            # oldest first
+    u32 in_flight
+    u32 number
+    u64 next_id
+    u64 idle_since_us           # when the last reply came
+    u64 busy_until_us           # predicted end of what is in flight
+    bint draining
+    bint suspect                # overdue or silent: gets no new rows
+    u32 conn
+    u32 eject_after             # batches failed in a row; 0: it is never ejected
+    u32 failed                  # batches failed in a row
+    u32 ejections               # without success between them: each is twice as long as the one
+                                # before
+    u64 ejected_until_us        # 0: it is not ejected. When this has passed, a batch of one row
+                                # goes there as a probe
+    u64 passed                  # the model's pump in which another replica was the better one
+    u8 v1_format
+    bint shared                 # it maps rows
+    bint sessions               # it is told whose query each row is
+    vector[Run]* runs           # scratch for a batch of shared rows
+    vector[u32]* regions        # those it has been told of
+    vector[const void*]* rows   # scratch for rows that must be gathered
+    vector[u64]* row_bytes
+    vector[u32]* row_bytes32
+
+cdef Replica* replica_new(Link* link, Tally* tally, u32 number) noexcept nogil
+cdef void replica_free(Replica* r) noexcept nogil
+cdef Batch* batch_new(u32 n) noexcept nogil
+cdef void batch_free(Batch* batch) noexcept nogil
+cdef void batch_drop(Lanes* lanes, Batch* batch, Status status, u64 now_us) noexcept nogil
+# ^ one that cannot be framed (a row larger than a frame may be) ends, and is freed
+
+cdef void replica_begin(Replica* r, const BatcherConfig* config, const Timing* timings, u32 n,
+                        u64 now_us) noexcept nogil
+# ^ before its first batch: how it batches, and what its container measured before it was ready
+cdef void replica_teach(Replica* r, const void* feedback, u64 nbytes, u32 rows,
+                        u64 now_us) noexcept nogil
+# ^ a FEEDBACK payload of so many rows, when nothing else is to be sent; dropped, and counted, when
+# too much of it waits
+cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, const Header* header,
+                          const u8* payload,
+                          u64 slo_us, bint elsewhere, u64 now_us) noexcept nogil
+# ^ a REPLY or FAILURE: ends the batch's rows; or an ACCURACY. BAD_FRAME: the link is of no more use
+#   elsewhere: rows that the model failed may be tried on another replica
+cdef Status replica_bare(Replica* r, Lanes* lanes, const RowSpec* spec, u64 slo_us,
+                         u64 now_us) noexcept nogil
+# ^ protocol 1: n x f64; OK, or PENDING while not all of it is there
+cdef bint replica_overdue(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil
+# ^ lets go of the rows of overdue batches: equal rows that joined them later go elsewhere, once.
+# True: the link must go, its
+#   rows have not even left
+cdef bint replica_late(const Replica* r) noexcept nogil            # its oldest batch is overdue
+cdef void replica_lost(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil
+# ^ the container is gone: rows with time left go to the front of their lanes, once

@@ -1,0 +1,1 @@
+"""Formats: bytes on sockets, and predictions in memory."""

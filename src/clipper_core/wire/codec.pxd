@@ -1,0 +1,112 @@
+# Wire frames <-> structs (docs/wire.md). Bytes in, frames out; no sockets, no Python object, no
+# allocation.
+#
+# Threads: any (pure functions). Every length is checked by subtraction against what is there, and
+# against a named limit, before anything is read or reserved.
+from clipper_core.runtime.machine cimport u8, u16, u32, u64
+from clipper_core.runtime.status cimport Status
+
+cpdef enum:
+    HEADER_BYTES = 64
+    WIRE_VERSION = 2
+    DIMS_MAX = 4
+    REGION_BYTES = 24      # payload of REGION
+    RUN_BYTES = 16         # of each run in the payload of a SHARED batch
+    ACCURACY_BYTES = 24    # payload of ACCURACY; 8 less without the figure
+    QUALIFIERS_MAX = 1024  # bytes beside one row
+    EMPTY_LISTS_MAX = 4096  # of a row of a REPLY: dimensions before the first 0, multiplied
+
+cpdef enum Kind:
+    HELLO = 1          # container -> server: who I am (msgpack map)
+    WELCOME = 2        # server -> container: accepted (msgpack map)
+    REFUSE = 3         # server -> container: refused, with the reason (UTF-8 text); then closed
+    PREDICT = 4        # server -> container: a batch of rows
+    REPLY = 5          # container -> server: the batch's predictions
+    FAILURE = 6        # container -> server: the whole batch failed (UTF-8 text: the user's
+                       # traceback)
+    HEARTBEAT = 7      # both ways, empty
+    GOODBYE = 8        # both ways, empty: no more batches; then closed
+    REGION = 9         # server -> container, with a descriptor: memory whose rows SHARED batches
+                       # will name
+    FEEDBACK = 10      # server -> container: inputs and what would have been right (correction.pxd)
+    ACCURACY = 11      # container -> server: rows it was corrected on, and how right it finds
+                       # itself
+
+cpdef enum Flag:
+    VARIABLE = 1       # rows differ in length: u32 lengths (in elements) precede the data
+    CONFIDENCE = 2     # f32 per row follows the data
+    ROW_STATUS = 4     # u8 per row follows: 0 fine, 1 this row failed; then error text as UTF-8 to
+                       # the end
+    COMPRESSED = 8     # PREDICT of STR only: the data is one LZ4 block, preceded by its length as
+                       # u64
+    CHECKED = 16       # payload_crc holds the CRC-32 of the payload
+    SHARED = 32        # PREDICT only: the payload is runs of rows in regions, 16 bytes each
+    SESSIONS = 64      # PREDICT only: u64 per row follows the data: whose query it is
+    QUALIFIERS = 128   # REPLY only: u32 lengths, then what the model says beside each row (msgpack,
+                       # opaque here)
+
+cdef struct Header:
+    u8 kind
+    u8 dtype           # of the rows; see dtype.pxd
+    u8 rank            # dimensions of one row; 0 for a scalar
+    u16 flags
+    u64 id             # batch id; the reply repeats it
+    u32 rows
+    u32 dims[4]        # shape of one row; unused ones are 0
+    u64 payload_bytes
+    u64 time_us        # PREDICT: budget left for the batch; REPLY: time the model took
+    u32 payload_crc
+
+cdef struct Limits:
+    u64 payload_bytes_max     # also of COMPRESSED data once opened
+    u32 rows_max
+    u64 output_bytes_max      # of one row of a REPLY
+
+cdef struct Rows:             # a payload opened: pointers into it, all checked to lie inside
+    u32 n
+    u64 row_bytes             # fixed rows: bytes of one; variable rows: 0
+    const u8* data            # of all rows; COMPRESSED: the LZ4 block of them
+    u64 data_bytes
+    const u32* lengths        # variable rows: elements of each, 4-byte aligned; else NULL
+    const u64* sessions       # or NULL
+    const float* confidence   # or NULL
+    const u32* qualifier_bytes  # of each row, at most QUALIFIERS_MAX; or NULL
+    const u8* qualifiers      # of all rows, one after another
+    const u8* status          # or NULL
+    const u8* text            # or NULL
+    u64 text_bytes
+
+# -- frames (v2)
+# writes 64 bytes, header CRC included
+cdef void header_encode(const Header* header, u8* out) noexcept nogil
+cdef Status header_decode(const u8* bytes, u64 n, const Limits* limits, Header* out) noexcept nogil
+# ^ OK; PENDING when n < 64; BAD_FRAME; TOO_LARGE. `out` is written only when OK
+cdef Status rows_open(const Header* header, const u8* payload, const Limits* limits,
+                      Rows* out) noexcept nogil
+# ^ payload has header.payload_bytes bytes, 8-byte aligned. Opens PREDICT and REPLY payloads: OK,
+# BAD_FRAME, TOO_LARGE.
+# Judges the header again (it may come from elsewhere) but not payload_crc: whoever received the
+# bytes has done that
+# of all rows; COMPRESSED: once opened
+cdef u64 rows_data_bytes(const Header* header, const Rows* rows) noexcept nogil
+# fixed rows: product of dims x itemsize; 0 on overflow
+cdef u64 row_bytes_of(const Header* header) noexcept nogil
+
+# -- variable rows: u32 lengths, then the data, each padded with zeros to 8
+cdef u64 lengths_bytes(u32 n) noexcept nogil                    # u32 each, padded to 8
+cdef u64 variable_payload_bytes(u32 n, u64 data_bytes) noexcept nogil
+cdef void variable_encode(u32 n, const void** rows, const u64* row_bytes, u32 item_bytes,
+                          u8* out) noexcept nogil
+# ^ writes variable_payload_bytes(n, sum of row_bytes) bytes. Below 2**32 elements a row
+cdef u64 compressed_bound(u32 n, u64 data_bytes) noexcept nogil
+cdef u64 compressed_encode(u32 n, const u8* payload, u64 data_bytes, u32 search,
+                           u8* out) noexcept nogil
+# ^ a payload of variable_encode's, its data as an LZ4 block (lz4.pxd): bytes written, at most
+# compressed_bound
+
+# -- the checksum of both lives in crc.pxd, version 1 in v1.pxd; this page hands them on
+from clipper_core.wire.crc cimport crc32
+from clipper_core.wire.v1 cimport (
+    V1_F64, V1_I32, V1_STR, V1_U8, V1_VAR_F64, V1_VAR_I32, V1_VAR_U8, v1_bound, v1_compress,
+    v1_encode, v1_format,
+)

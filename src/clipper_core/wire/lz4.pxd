@@ -1,0 +1,29 @@
+# LZ4 blocks, which carry strings between hosts (docs/wire.md). Any LZ4 library reads what is
+# written here; any block is read.
+#
+# Threads: any (pure functions). No Python object, no allocation.
+from clipper_core.runtime.machine cimport u8, u32, u64
+from clipper_core.runtime.status cimport Status
+
+cpdef enum:
+    LZ4_BYTES_MAX = 0x7E000000        # what LZ4 itself accepts in one block
+    LZ4_GROWTH_MAX = 255              # bytes that one byte of a block can stand for
+
+cpdef enum Search:                    # positions that the search for matches leaps at first; it
+                                      # leaps wider the less it finds
+    LITERALS = 0                      # no search: a copy with a length in front
+    THOROUGH = 1                      # every position, as LZ4 does by default
+    QUICK = 8
+
+cdef struct Cursor:                   # the part of some bytes that is not yet read
+    const u8* at
+    u64 left
+
+# bytes of a block of n bytes at most, whatever they are
+cdef u64 lz4_bound(u64 n) noexcept nogil
+cdef u64 lz4_encode(const u8* data, u64 n, u32 search, u8* out) noexcept nogil
+# ^ bytes of the block, at most lz4_bound(n). n <= LZ4_BYTES_MAX; data and out do not overlap
+# the start of a block of n literals, which follow there
+cdef u8* lz4_literals(u64 n, u8* out) noexcept nogil
+# must fill out_bytes exactly
+cdef Status lz4_decode(const u8* block, u64 n, u8* out, u64 out_bytes) noexcept nogil
