@@ -11,6 +11,7 @@ from clipper.cli.beginning import down, init
 from clipper.cli.bench import bench
 from clipper.cli.cluster import cluster
 from clipper.cli.configuring import config
+from clipper.cli.evaluating import evaluate
 from clipper.cli.exporting import export, import_
 from clipper.cli.key import key
 from clipper.cli.looking import history, models, stats
@@ -196,6 +197,7 @@ for _verb in (
     stats,
     predict,
     feedback,
+    evaluate,
     key,
     bench,
     profile,

@@ -293,6 +293,15 @@ class Journal:
             self._end_segment()
 
 
+def read_journal(folder: Path) -> Iterator[bytes]:
+    """Yield the sound records of a journal, oldest first, and change nothing.
+
+    Another process may append meanwhile; what it appends may or may not be seen.
+    """
+    for path in _segments_in(folder):
+        yield from _records(path.read_bytes())
+
+
 def _head(record: bytes) -> bytes:
     size = len(record)
     return _pack(size, _crc32(record, _SALT ^ size))

@@ -1,0 +1,86 @@
+"""`clipper evaluate`: what other policies would have achieved on the logged feedback."""
+
+import json
+from pathlib import Path
+
+import click
+import msgspec
+
+from clipper.cli.asking import table
+from clipper.config import load
+from clipper.errors import InvalidInput
+from clipper.selection.off_policy import Estimate, Evaluation
+from clipper.serving.evaluation import QUERIES_MAX, evaluate_journal
+
+HEAD = ("POLICY", "ACCURACY (DR)", "SNIPS", "IPS", "QUERIES", "EFFECTIVE", "NOTE")
+
+
+@click.command("evaluate", short_help="What another policy would have achieved, from feedback.")
+@click.argument("application")
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    required=True,
+    help="Policy to evaluate, with settings if any; may be given several times.",
+)
+@click.option("--folder", metavar="DIR", default="", help="State folder  [server.state]")
+@click.option(
+    "--last",
+    type=click.IntRange(min=1),
+    default=QUERIES_MAX,
+    show_default=True,
+    help="Use the newest so many feedbacks.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def evaluate(
+    application: str, policies: tuple[str, ...], folder: str, last: int, as_json: bool
+) -> None:
+    """Estimate the accuracy that other policies would have had for APPLICATION.
+
+    Reads the feedback in the journal of a server's state folder; the server may run. The running
+    policy must have chosen at random (exp3, squarecb, ab, ...) or asked all models (ensemble,
+    stacking, ...). DR: doubly robust; SNIPS and IPS: inverse propensity scoring, with and without
+    normalization; each with a 95 % interval. A small EFFECTIVE beside QUERIES means that the log
+    rarely has what the policy would choose.
+
+    \b
+    clipper evaluate digits --policy squarecb
+    clipper evaluate digits --policy 'exp3(eta=0.05)' --policy thompson --json
+    """
+    state = folder or load().server.folder or load().server.state
+    if not state:
+        raise InvalidInput(
+            "no state folder is configured.", hint="Name it: clipper evaluate --folder DIR."
+        )
+    place = Path(state.removeprefix("sqlite:"))
+    found = [
+        evaluate_journal(place if place.is_dir() else place.parent, application, policy, last)
+        for policy in policies
+    ]
+    if as_json:
+        named = zip(policies, found, strict=True)
+        rows = [{**msgspec.to_builtins(each), "policy": policy} for policy, each in named]
+        click.echo(json.dumps(rows))
+        return
+    lines = [_line(policy, each) for policy, each in zip(policies, found, strict=True)]
+    if (logged := found[0].logged) is not None:
+        count = str(found[0].queries)
+        lines.insert(0, ("(as it ran)", _shown(logged), "", "", count, count, "measured"))
+    click.echo(table([HEAD, *lines], ""))
+
+
+def _line(policy: str, found: Evaluation) -> tuple[str, ...]:
+    return (
+        policy,
+        _shown(found.dr),
+        _shown(found.snips),
+        _shown(found.ips),
+        str(found.queries),
+        f"{found.effective:.0f}",
+        f"{found.skipped} skipped" if found.skipped else "",
+    )
+
+
+def _shown(estimate: Estimate) -> str:
+    return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"

@@ -1,0 +1,84 @@
+"""What another policy would have achieved, from the journal of a real server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import clipper
+from clipper.cli import main
+from clipper.errors import InvalidInput, NotAllowed
+
+
+def right(xs):
+    return xs[:, 0].astype(int)
+
+
+def often(xs):
+    """Right for seven of ten."""
+    return np.where(xs[:, 0] < 7, xs[:, 0], -1).astype(int)
+
+
+def use(app, count):
+    for i in range(count):
+        answer = app.predict(np.array([i % 10, i])).result(10)
+        assert app.feedback(answer, label=i % 10)
+
+
+@pytest.mark.slow
+def test_policies_are_compared_on_the_journal_while_the_server_runs(tmp_path: Path) -> None:
+    state = str(tmp_path / "state")
+    with clipper.start(state=state) as server:
+        models = [server.deploy(m.__name__, m, input="f64[2]").name for m in (right, often)]
+        app = server.app("digits", models=models, policy="epsilon_greedy(epsilon=0.5)", slo_ms=5000)
+        use(app, 300)
+        best = app.evaluate("ab(shares={'right': 1})")
+        worst = app.evaluate("ab(shares={'often': 1})")
+        assert best.queries == worst.queries == 300
+        assert best.snips.value == pytest.approx(1.0)
+        assert worst.snips.value == pytest.approx(0.7, abs=0.1)
+        assert best.logged is not None
+        assert worst.snips.value < best.logged.value < 1.0
+        assert app.evaluate("squarecb", queries_max=100).queries == 100
+
+        shown = CliRunner().invoke(
+            main, ["evaluate", "digits", "--policy", "squarecb", "--folder", state]
+        )
+        assert shown.exit_code == 0, shown.output
+        assert "(as it ran)" in shown.output
+        two = ["--policy", "thompson", "--policy", "exp3"]
+        many = CliRunner().invoke(main, ["evaluate", "digits", *two, "--json", "--folder", state])
+        first, second = json.loads(many.output)
+        assert (first["policy"], second["policy"]) == ("thompson", "exp3")
+        assert first["queries"] == 300
+        assert 0.5 < first["dr"]["value"] < 1.2
+
+        with pytest.raises(NotAllowed, match="not answered by all models"):
+            app.evaluate("stacking")
+        with pytest.raises(InvalidInput, match="no policy 'nonesuch'"):
+            app.evaluate("nonesuch")
+        other = server.app("other", models=models, policy="exp3", slo_ms=5000)
+        with pytest.raises(NotAllowed, match="no feedback for application 'other'"):
+            other.evaluate("exp3")
+
+
+@pytest.mark.slow
+def test_a_single_model_without_choice_allows_no_evaluation_of_others(tmp_path: Path) -> None:
+    with clipper.start(state=str(tmp_path / "state")) as server:
+        models = [server.deploy(m.__name__, m, input="f64[2]").name for m in (right, often)]
+        app = server.app("digits", models=models, policy="ab(shares={'right': 1})", slo_ms=5000)
+        use(app, 30)
+        with pytest.raises(NotAllowed, match="30 logged choices were made without randomness"):
+            app.evaluate("exp3")
+
+
+def test_evaluating_without_a_journal_names_the_folder_and_the_next_command(tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        main, ["evaluate", "digits", "--policy", "exp3", "--folder", str(tmp_path)]
+    )
+    assert isinstance(result.exception, NotAllowed | SystemExit)
+    assert "has no journal" in f"{result.output}{result.exception}"
