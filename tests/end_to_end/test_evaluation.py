@@ -34,13 +34,13 @@ def test_policies_are_compared_on_the_journal_while_the_server_runs(tmp_path: Pa
     state = str(tmp_path / "state")
     with clipper.start(state=state) as server:
         models = [server.deploy(m.__name__, m, input="f64[2]").name for m in (right, often)]
-        app = server.app("digits", models=models, policy="epsilon_greedy(epsilon=0.5)", slo_ms=5000)
+        app = server.app("digits", models=models, policy="epsilon_greedy(epsilon=0.9)", slo_ms=5000)
         use(app, 300)
         best = app.evaluate("ab(shares={'right': 1})")
         worst = app.evaluate("ab(shares={'often': 1})")
         assert best.queries == worst.queries == 300
         assert best.snips.value == pytest.approx(1.0)
-        assert worst.snips.value == pytest.approx(0.7, abs=0.1)
+        assert abs(worst.snips.value - 0.7) < 5 * worst.snips.standard_error
         assert best.logged is not None
         assert worst.snips.value < best.logged.value < 1.0
         assert app.evaluate("squarecb", queries_max=100).queries == 100
