@@ -12,10 +12,11 @@ import pytest
 
 from clipper.errors import ClipperError, ShardAway
 from clipper.params import TableSpec, recovery, replication
+from clipper.params.change_log import History, PrimaryLog
 from clipper.params.frames import Head, Kind, packed, unpacked
 from clipper.params.line import Line
 from clipper.params.parameters import DENSE, Parameters
-from clipper.params.replication import Follower, Followers
+from clipper.params.replication import Follower, Followers, Origin, Replica
 from clipper.params.training import Training
 from clipper_core.params.shard_door import ShardDoor
 from tests.params.conftest import Shards, ones, until, zeros
@@ -29,14 +30,36 @@ PATIENCE_S = 20.0
 
 
 class Primary:
-    def __init__(self, epoch: int, draw: np.random.Generator, **limits: int) -> None:
+    def __init__(
+        self, epoch: int, draw: np.random.Generator, resync_ids_max: int = 1 << 20, **limits: int
+    ) -> None:
         self.door = ShardDoor(**limits)
         self.door.epoch = epoch
         self.parameters = Parameters()
         self.parameters.serve()
-        self.training = Training(self.door, self.parameters)
         self.late: list[bytes] = []
         self.quiet = False
+        self.changes = PrimaryLog(self.door, resync_ids_max)
+        self.begin(History(), 0)
+        self._draw, self._sequence = draw, 0
+
+    def successor(self, copy: Replica) -> "Primary":
+        """Return a primary of the next epoch that has recovered from this copy."""
+        found = Primary(self.door.epoch + 1, self._draw)
+        found.parameters = Parameters()
+        for piece in copy.parameters.pieces():
+            found.parameters.take(piece)
+        found.parameters.serve()
+        found.door.version = copy.version
+        for worker, window in copy.pushes_seen().items():
+            found.door.saw(worker, window)
+        found._sequence = self._sequence
+        found.begin(copy.history, copy.position, Origin(1, copy.epoch, copy.version))
+        return found
+
+    def begin(self, history: History, position: int, origin: Origin | None = None) -> None:
+        self.training = Training(self.door, self.parameters)
+        self.changes.start(history, position, position, {})
         self.followers = Followers(
             0,
             2,
@@ -44,10 +67,10 @@ class Primary:
             waited=True,
             door=self.door,
             parameters=self.parameters,
+            changes=self.changes,
             answer=lambda whom, payload: self.late.append(payload),
         )
-        self.followers.expect(0.0)
-        self._draw, self._sequence = draw, 0
+        self.followers.expect(0.0, origin)
 
     def act(self) -> None:
         """Something that changes it."""

@@ -13,13 +13,15 @@ import logging
 import os
 import struct
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from clipper.errors import AlreadyExists, ClipperError, StoreError
+from clipper.params.change_log import History, ids_in, union
 from clipper.params.line import Line
-from clipper.params.parameters import Parameters, Piece
+from clipper.params.parameters import Ids, Parameters, Piece
 from clipper.params.partition import shard_of_name
 from clipper.params.replication import Origin, asked
 
@@ -64,7 +66,8 @@ class StateMark:
 
 class Recovered(NamedTuple):
     """source: in words, for the log.  is_new: nothing was found of an earlier life.  origin: the
-    copy that it is equal to."""
+    copy that it is equal to.  history, position: where the new epoch begins.  changed: ids since
+    the position `first`, for followers that come back."""
 
     parameters: Parameters
     version: int
@@ -73,12 +76,17 @@ class Recovered(NamedTuple):
     source: str
     is_new: bool = False
     origin: Origin | None = None
+    history: History = History()
+    position: int = 0
+    first: int = 0
+    changed: dict[int, Ids] = {}  # noqa: RUF012
 
 
 class Source(NamedTuple):
     """Something to recover from. read: its pieces, `seen` and `version` among them; raises OSError
     or ClipperError. others: it is of shards of another set, and only some of it is ours.  copy_in:
-    the shard whose replica it is; -1: none.
+    the shard whose replica it is; -1: none.  position, history, first: of a replica, how far it has
+    come, and from where on it knows what has changed.  since: reads its changes since a position.
     """
 
     epoch: int
@@ -87,6 +95,18 @@ class Source(NamedTuple):
     read: Callable[[], Iterable[Piece]]
     others: bool
     copy_in: int = -1
+    position: int = -1
+    history: History = History()
+    first: int = -1
+    since: Callable[[int], Iterable[Piece]] | None = None
+
+    def reaches(self, base: "Source") -> bool:
+        """Tell whether this copy knows what has changed since the state that `base` has."""
+        return (
+            self.since is not None
+            and 0 <= self.first <= base.position <= self.position
+            and self.history.contains(base.epoch, base.position)
+        )
 
 
 class Epochs:
@@ -208,6 +228,12 @@ def recover(
             [*copies, *older], key=lambda one: (one.epoch, one.version), reverse=True
         ):
             try:
+                base = _base_of(source, older)
+                if base is not None:
+                    return _difference(base, source, epoch)
+            except (OSError, ClipperError, ValueError, KeyError) as error:
+                log.warning("shard %d copies all of %s: %s", shard, source.name, error)
+            try:
                 return _read(source, epoch, shard, shards)
             except (OSError, ClipperError, ValueError, KeyError) as error:
                 log.warning("shard %d does not recover from %s: %s", shard, source.name, error)
@@ -256,6 +282,7 @@ def _claimed(shard: int, epoch: int, found: list[tuple[Line, Piece]]) -> list[So
             )
         if said["whole"]:
             name = f"its replica in shard {line.number}"
+            first = said.get("first")
             sources.append(
                 Source(
                     said["epoch"],
@@ -264,9 +291,53 @@ def _claimed(shard: int, epoch: int, found: list[tuple[Line, Piece]]) -> list[So
                     _walk(shard, line, said),
                     False,
                     line.number,
+                    int(said.get("position", -1)),
+                    History.decode(said.get("history")),
+                    -1 if first is None else int(first),
+                    partial(_changes_since, shard, line, said),
                 )
             )
     return sources
+
+
+def _changes_since(shard: int, line: Line, said: Piece, position: int) -> Iterator[Piece]:
+    yield {**said["shape"], "seen": said["seen"], "version": said["version"]}
+    number: int | None = 0
+    while number is not None:
+        piece = asked(line, "get_replica", shard=shard, since=position, cursor=[number, 0])[1]
+        number = piece["next"]
+        yield piece
+
+
+def _base_of(source: Source, older: list[Source]) -> Source | None:
+    """Return the newest snapshot to which a replica can tell the difference, if there is one."""
+    bases = [one for one in older if not one.others and source.reaches(one)]
+    return max(bases, key=lambda one: one.position, default=None)
+
+
+def _difference(base: Source, source: Source, epoch: int) -> Recovered:
+    """Read a snapshot, and from a replica only what has changed since."""
+    assert source.since is not None
+    parameters, seen, changed = Parameters(), dict[int, bytes](), list[dict[int, Ids]]()
+    for piece in base.read():
+        parameters.take(piece)
+        seen.update(piece.get("seen", {}))
+    for piece in source.since(base.position):
+        parameters.take(piece)
+        seen.update(piece.get("seen", {}))
+        changed.append(ids_in(piece, parameters))
+    return Recovered(
+        parameters,
+        source.version,
+        seen,
+        epoch,
+        f"{base.name} and the changes since then in {source.name}",
+        origin=Origin(source.copy_in, source.epoch, source.version),
+        history=source.history,
+        position=source.position,
+        first=base.position,
+        changed=union(changed),
+    )
 
 
 def _walk(shard: int, line: Line, said: Piece) -> Callable[[], Iterable[Piece]]:
@@ -283,6 +354,7 @@ def _walk(shard: int, line: Line, said: Piece) -> Callable[[], Iterable[Piece]]:
 
 def _read(source: Source, epoch: int, shard: int, shards: int) -> Recovered:
     parameters, version, seen = Parameters(), 0, dict[int, bytes]()
+    history, position = source.history, max(0, source.position)
     for piece in source.read():
         if source.others:
             parameters.take(piece, shard, shards, shard_of_name)
@@ -295,9 +367,20 @@ def _read(source: Source, epoch: int, shard: int, shards: int) -> Recovered:
         else:
             parameters.take(piece)
             seen.update(piece.get("seen", {}))
+            history = History.decode(piece["history"]) if "history" in piece else history
         version = max(version, int(piece.get("version", 0)))
     origin = Origin(source.copy_in, source.epoch, source.version) if source.copy_in >= 0 else None
-    return Recovered(parameters, version, seen, epoch, source.name, origin=origin)
+    return Recovered(
+        parameters,
+        version,
+        seen,
+        epoch,
+        source.name,
+        origin=origin,
+        history=history,
+        position=position,
+        first=position,
+    )
 
 
 def united(one: bytes, other: bytes | None) -> bytes:

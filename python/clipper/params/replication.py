@@ -23,12 +23,13 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from clipper.errors import ClipperError, ShardAway
+from clipper.params.change_log import ChangeLog, History, PrimaryLog, ids_in, union
 from clipper.params.frames import Head, Kind, packed, refusal, unpacked
 from clipper.params.line import Line, call
 from clipper.params.parameters import DENSE, Ids, Parameters, Piece
@@ -86,15 +87,16 @@ class Following:
     """
 
     def __init__(
-        self, slot: int, shard: int, waited: bool, door: ShardDoor, parameters: Parameters
+        self,
+        slot: int,
+        shard: int,
+        waited: bool,
+        door: ShardDoor,
+        parameters: Parameters,
+        changes: PrimaryLog,
     ) -> None:
-        self.slot, self.shard, self.waited, self._door, self._parameters = (
-            slot,
-            shard,
-            waited,
-            door,
-            parameters,
-        )
+        self.slot, self.shard, self.waited = slot, shard, waited
+        self._door, self._parameters, self._changes = door, parameters, changes
         self.on = self.left = False
         self.life = 0
         self.heard_s = 0.0
@@ -105,54 +107,60 @@ class Following:
         self.asked: tuple[Any, float] | None = None
         self._last: bytes | None = None
         self._backlog: list[dict[int, Ids] | Piece] = []
-        self._rest: Piece = {}
-        self._whole = self._confirmed = False
+        self._rest: Piece = {}  # the end of the backlog, with what goes with it
+        self._end = 0
+        self._whole = self._exact = self._confirmed = False
         self._rounds = 0
         self._origin: Origin | None = None
+        self._missed: dict[int, Ids] | None = None
 
     def start(self, now: float, origin: Origin | None) -> None:
         """Before the first change: pushes wait for it from now on, wherever it is. origin: the
         replica that all is from."""
         self.heard_s = now
         self._origin = origin if origin is not None and origin.shard == self.shard else None
-        if self.waited or self._origin is not None:
-            self._door.follow(self.slot, waited=self.waited)
+        if self.waited:
+            self._door.follow(self.slot, waited=True)
 
-    def keep(self, said: Piece) -> Piece | None:
-        """What to tell it if its copy is the one that this shard has recovered from: it keeps that,
-        and all changes since are still to be told. None: it is another, or it does not know of
-        this."""
+    def resume(self, said: Piece) -> Piece | None:
+        """Start a resync by difference: the follower keeps its copy, and is told the rows that
+        have changed since.
+
+        Return None if all must be copied: its copy is not an earlier state of this shard, or the
+        log of changes does not reach back to it. A copy of an earlier epoch must be exact (its rows
+        are those of its position, none is newer), or the one that this shard recovered from.
+        """
         origin, self._origin = self._origin, None
-        if origin is None or not said.get("keeps") or self.on:
+        epoch, position = int(said.get("epoch", 0)), int(said.get("position", -1))
+        is_origin = origin is not None and (epoch, said.get("version")) == origin[1:]
+        if not said.get("keeps") or not (
+            is_origin or said.get("exact") or epoch == self._door.epoch
+        ):
             return None
-        if (said.get("epoch"), said.get("version")) != (origin.epoch, origin.version):
-            return None
+        with still(self._door):
+            missed = self._changes.since(epoch, position)
+            if missed is None:
+                return None
+            few = self._parameters.size_of(missed) <= STILL_BYTES_MAX
+            self._follow(few)
+            self._missed = missed
+        return {"keep": True, "serial": self.serial, "history": self._changes.history.encode()}
+
+    def _follow(self, few: bool) -> None:
+        """It is told all changes from now on. few: what it lacks is little, so pushes wait for it
+        from now on; else when it has caught up."""
+        if self.is_whole:
+            self.lacking_s = time.monotonic()
+        self._door.follow(self.slot, waited=self.waited and few)
         self.on, self.serial, self._last, self._backlog = True, self.serial + 1, None, []
-        self.acknowledged, self.position, self._whole, self._confirmed, self._rounds = (
-            0,
-            0,
-            True,
-            False,
-            0,
-        )
-        return {"keep": True, "serial": self.serial}
+        self.acknowledged = self.position = self._rounds = 0
+        self._whole = self._exact = self._confirmed = False
+        self._missed = None
 
     def begin(self) -> Piece:
         """It has nothing: what is known without rows, and from here on all changes. While it walks
         through more than is read at once, pushes do not wait for it."""
-        if self.is_whole:
-            self.lacking_s = time.monotonic()
-        self._door.follow(
-            self.slot, waited=self.waited and self._parameters.row_bytes <= STILL_BYTES_MAX
-        )
-        self.on, self.serial, self._last, self._backlog = True, self.serial + 1, None, []
-        self.acknowledged, self.position, self._whole, self._confirmed, self._rounds = (
-            0,
-            0,
-            False,
-            False,
-            0,
-        )
+        self._follow(self._parameters.row_bytes <= STILL_BYTES_MAX)
         with still(self._door):
             seen = self._door.pushes_seen()
             return {
@@ -161,6 +169,7 @@ class Following:
                 "serial": self.serial,
                 "seen": seen,
                 "version": self._door.version,
+                "history": self._changes.history.encode(),
             }
 
     def leave(self) -> None:
@@ -200,12 +209,14 @@ class Following:
 
     @property
     def has_news(self) -> bool:
-        return bool(self._backlog) or not self._whole or self._door.position != self.position
+        if self._backlog or not self._whole or not self._exact:
+            return True
+        return self._door.position != self.position
 
     def news(self) -> bytes | None:
         """The next reply, where something has changed. None: it fell too far behind."""
         if not self._backlog:
-            piece = self._changes()
+            piece = self._changed()
             if piece is None:
                 return None
         else:
@@ -214,12 +225,16 @@ class Following:
         self._last = packed({**piece, "serial": self.serial})
         return self._last
 
-    def _changes(self) -> Piece | None:
+    def _changed(self) -> Piece | None:
         with still(self._door):
             found = self._door.changed(self.slot)
             if found is None:
                 return None
             position, changed, told = found
+            seen = {}
+            if self._missed is not None:
+                changed, self._missed = union([self._missed, changed]), None
+                seen = {"seen": self._door.pushes_seen()}
             few = self._parameters.size_of(changed) <= STILL_BYTES_MAX
             self._rounds += 1
             must = not few and not self._whole and self._rounds > ROUNDS_MAX
@@ -229,22 +244,24 @@ class Following:
                 **self._parameters.shape(),
                 "version": self._door.version,
                 "told": [n for pair in told for n in pair],
+                "position": self._changes.position_of(position),
+                **seen,
             }
             piece = self._parameters.of(changed) if few else {}
             chunks = self._parameters.chunks(changed) if not few else ()
             backlog = [self._parameters.of(chunk) if must else chunk for chunk in chunks]
         if few:
-            self.position, self._whole = position, True
+            self.position, self._whole, self._exact = position, True, True
             return {**after, **piece, "whole": True}
-        self._rest, self._backlog = {**after, "position": position, "whole": must}, backlog
+        self._rest, self._end, self._backlog = {**after, "whole": must}, position, backlog
         return self._next_of_backlog()
 
     def _next_of_backlog(self) -> Piece:
         following: Any = self._backlog.pop(0)
         piece: Piece = following if "rows" in following else self._parameters.of(following)
         if not self._backlog:
-            self.position = self._rest.pop("position")
-            self._whole = self._whole or self._rest["whole"]
+            self.position = self._end
+            self._whole, self._exact = self._whole or self._rest["whole"], self._rest["whole"]
             return {**piece, **self._rest}
         return {"tables": self._rest["tables"], **piece, "whole": False}
 
@@ -264,11 +281,12 @@ class Followers:
         waited: bool,
         door: ShardDoor,
         parameters: Parameters,
+        changes: PrimaryLog,
         answer: Callable[[Any, bytes], None],
     ) -> None:
         self._shard, self._shards, self._answer, self._door = shard, shards, answer, door
         self.each = [
-            Following(k, (shard + 1 + k) % shards, waited, door, parameters)
+            Following(k, (shard + 1 + k) % shards, waited, door, parameters, changes)
             for k in range(min(replicas, shards - 1))
         ]
 
@@ -293,11 +311,11 @@ class Followers:
             self._answer(one.asked[0], packed({"serial": one.serial, "quiet": True}))
         one.life, one.heard_s, one.asked = life, now, None
         if int(said.get("epoch", 0)) != self._door.epoch:
-            return packed(one.keep(said) or one.begin())
+            return packed(one.resume(said) or one.begin())
         try:
             again = one.hear(int(said.get("serial", -1)))
         except LookupError:
-            return packed(one.begin())
+            return packed(one.resume(said) or one.begin())
         if again is not None:
             return again
         if one.has_news:
@@ -346,16 +364,46 @@ class Replica:
     """A copy of one shard. Threads: its follower's, and whoever has fenced it off.
 
     epoch: of the life it is a copy of.  whole: it has been all that its primary was, at one moment.
+    position, history: how far it has come; -1 while it is not whole.  exact: no row is newer than
+    its position.  changes: what it has been told lately, for a primary that recovers.
     """
 
-    def __init__(self, shard: int, epoch: int) -> None:
+    def __init__(self, shard: int, epoch: int, resync_ids_max: int = 0) -> None:
         self.shard, self.epoch = shard, epoch
         self.parameters = Parameters()
         self.version = 0
-        self.whole = False
+        self.whole = self.exact = False
+        self.position = -1
+        self.history = History()
+        self.changes = ChangeLog(resync_ids_max)
+        self._difference: tuple[int, list[dict[int, Ids]]] = (-1, [])
         self._seen = ShardDoor()  # for its memory of pushes alone
 
+    @classmethod
+    def loaded(
+        cls, shard: int, epoch: int, pieces: Iterable[Piece], resync_ids_max: int
+    ) -> "Replica":
+        """Return the copy that was saved as `pieces`; a position is among them."""
+        copy, piece = cls(shard, epoch, resync_ids_max), Piece()
+        for piece in pieces:
+            copy.take(piece)
+        copy.whole, copy.exact = copy.position >= 0, bool(piece.get("exact", True))
+        copy.changes.restart(copy.position)
+        return copy
+
+    def saved(self) -> Iterator[Piece]:
+        """Return the pieces to save; the copy must stand still meanwhile."""
+        yield from self.parameters.pieces()
+        yield {
+            "version": self.version,
+            "seen": self.pushes_seen(),
+            "position": self.position,
+            "history": self.history.encode(),
+            "exact": self.exact,
+        }
+
     def take(self, piece: Piece) -> None:
+        self._difference = (-1, [])
         self.parameters.take(piece)
         for worker, window in piece.get("seen", {}).items():
             self._seen.saw(worker, window)
@@ -364,7 +412,34 @@ class Replica:
             if not self._seen.look(worker, sequence):
                 self._seen.note(DENSE, np.empty(0, np.int64), worker, sequence)
         self.version = max(self.version, int(piece.get("version", 0)))
+        if "history" in piece:
+            self.history = History.decode(piece.get("history"))
+        self._note(piece)
+
+    def _note(self, piece: Piece) -> None:
+        position, is_new = piece.get("position"), not self.whole
         self.whole = self.whole or bool(piece.get("whole"))
+        self.exact = bool(piece.get("whole"))
+        if position is not None:
+            self.position = int(position)
+        if self.whole and is_new:
+            self.changes.restart(self.position)
+        elif self.whole:
+            self.changes.add(ids_in(piece, self.parameters), position)
+
+    def difference(self, since: int, number: int) -> tuple[Piece, int | None]:
+        """Return a piece of what has changed since a position, and the number of the next.
+
+        The copy must stand still meanwhile. Raises ClipperError if that is not known.
+        """
+        if self._difference[0] != since:
+            changed = self.changes.since(since)
+            if changed is None:
+                raise ClipperError(f"the changes since {since} are not known here.")
+            self._difference = (since, list(self.parameters.chunks(changed)))
+        chunks = self._difference[1]
+        piece = self.parameters.of(chunks[number]) if chunks else {}
+        return piece, number + 1 if number + 1 < len(chunks) else None
 
     def pushes_seen(self) -> dict[int, bytes]:
         return self._seen.pushes_seen()
@@ -373,11 +448,22 @@ class Replica:
 class Follower:
     """Keeps a replica of one shard. Threads: its own, and any for `replica` and `fence`.
 
-    line: to the primary.  period_s: between two looks; 0: all the time.
+    line: to the primary.  period_s: between two looks; 0: all the time.  load: the newest copy
+    that is on disk.  resync_ids_max: changed ids that a copy remembers.
     """
 
-    def __init__(self, shard: int, of: int, line: Line, period_s: float) -> None:
+    def __init__(
+        self,
+        shard: int,
+        of: int,
+        line: Line,
+        period_s: float,
+        *,
+        load: Callable[[], Replica | None] = lambda: None,
+        resync_ids_max: int = 0,
+    ) -> None:
         self.shard, self.of, self._line, self._period_s = shard, of, line, period_s
+        self._load, self._resync_ids_max = load, resync_ids_max
         self._lock = threading.Lock()
         self._whole: Replica | None = None
         self._making: Replica | None = None
@@ -421,6 +507,7 @@ class Follower:
             return known
 
     def _run(self) -> None:
+        self.load()
         while not self._stop.is_set():
             try:
                 news = self._once()
@@ -437,6 +524,16 @@ class Follower:
                 self._drop(self._making or self._whole)
                 self._stop.wait(0.5)
         self._line.close()
+
+    def load(self) -> None:
+        """Begin with the copy that is on disk, if there is one."""
+        try:
+            copy = self._load()
+        except (OSError, ClipperError, ValueError, KeyError) as error:
+            log.warning("the saved copy of shard %d is not used: %s", self.of, error)
+            return
+        with self._lock:
+            self._whole = self._whole or copy
 
     def _drop(self, broken: Replica | None = None) -> None:
         """A copy that was being made; and one that is broken."""
@@ -470,6 +567,7 @@ class Follower:
         }
         if current is not None and current is self._whole:
             said |= {"keeps": True, "version": current.version}
+            said |= {"position": current.position, "exact": current.exact}
         head, piece = self._ask("synchronize", shard=self.shard, wait_s=wait_s, **said)
         if piece.get("quiet"):
             return False
@@ -477,7 +575,7 @@ class Follower:
             self._begin(head, piece)
             return True
         if piece.get("keep") and current is not None and current is self._whole:
-            self._keep(current, head.epoch, int(piece["serial"]))
+            self._keep(current, head.epoch, piece)
             return True
         if current is None:
             raise ShardAway(f"{self._line.name} speaks of changes to what is not here.")
@@ -489,7 +587,7 @@ class Follower:
         return not piece.get("whole")
 
     def _begin(self, head: Head, piece: Piece) -> None:
-        fresh = Replica(self.of, head.epoch)
+        fresh = Replica(self.of, head.epoch, self._resync_ids_max)
         fresh.take(piece)
         self._serial = -1  # whatever ends this walk: it begins anew
         with self._lock:
@@ -502,12 +600,13 @@ class Follower:
         if cursor is None:
             self._serial = int(piece["serial"])
 
-    def _keep(self, replica: Replica, epoch: int, serial: int) -> None:
-        """The primary lives anew, and began with what this copy has."""
+    def _keep(self, replica: Replica, epoch: int, piece: Piece) -> None:
+        """The primary resyncs this copy by difference."""
         with self._lock:
-            if epoch < self.epoch_min or epoch <= replica.epoch:
-                raise ShardAway(f"shard {self.of} lives anew")
-            replica.epoch, self._serial = epoch, serial
+            if epoch < self.epoch_min or epoch < replica.epoch:
+                raise ShardAway(f"shard {self.of} has another primary.")
+            replica.epoch, self._serial = epoch, int(piece["serial"])
+            replica.history = History.decode(piece.get("history"))
 
     def _apply(self, replica: Replica, epoch: int, piece: Piece) -> None:
         with self._lock:  # so that a fence falls before or after it

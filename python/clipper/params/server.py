@@ -18,6 +18,7 @@ import msgspec
 from clipper.errors import AddressInUse, ClipperError, InvalidInput
 from clipper.params.places import publish
 from clipper.params.recovery import Epochs, Recovered, recover
+from clipper.params.saved_copies import save_copy
 from clipper.params.shard import Place, Shard
 from clipper.params.snapshots import Snapshots
 
@@ -97,6 +98,8 @@ class ShardServer:
             self._threads[0].join()
         for copy in shard.copies.values():
             copy.join()
+            if snapshot:
+                save_copy(self.place.folder, copy, self.place.shards)
         self._listener.close()
         shard.close()
         self._epochs.close()
@@ -150,7 +153,7 @@ class ShardServer:
         self._adopts(found, seconds)
 
     def _adopts(self, found: Recovered, seconds: float) -> None:
-        self.shard.adopt(found.parameters, found.version, found.seen, found.epoch, found.origin)
+        self.shard.adopt(found)
         self.recovered = found.source
         self.shard.recovery = (seconds, found.source)
         rows = found.parameters.rows

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import msgspec
 from clipper.clock import wall_time_us
 from clipper.errors import ClipperError, DoesNotFit, InvalidInput
 from clipper.params import frames
+from clipper.params.change_log import PrimaryLog
 from clipper.params.changes import Changes
 from clipper.params.counting import Ages, stats_of
 from clipper.params.frames import Kind, Refusal, packed, unpacked
@@ -30,8 +32,9 @@ from clipper.params.line import Line
 from clipper.params.parameters import DENSE, Parameters, Piece
 from clipper.params.places import Book
 from clipper.params.pulse import Pulse
-from clipper.params.recovery import StateMark
-from clipper.params.replication import Follower, Followers, Origin, asked, still
+from clipper.params.recovery import Recovered, StateMark
+from clipper.params.replication import Follower, Followers, asked, still
+from clipper.params.saved_copies import load_copy
 from clipper.params.stepping import Stepping
 from clipper.params.tables import TableSpec
 from clipper.params.training import Pushed, Training, whole
@@ -108,11 +111,19 @@ class Shard:
             Book(place.book).address if place.book is not None else place.addresses.__getitem__
         )
         self._now_s = self.began_s
+        self.resync_log = PrimaryLog(self.door, settings.resync_ids_max if place.replicas else 0)
         self.followers = self._followers()
         self.changes = Changes(self.door, lambda: self.parameters, self.door.answer)
         waited = settings.replication == "waited"
         self.copies = {
-            of: Follower(place.number, of, self.line(of), 0.0 if waited else settings.period_s)
+            of: Follower(
+                place.number,
+                of,
+                self.line(of),
+                0.0 if waited else settings.period_s,
+                load=partial(load_copy, place.folder, of, place.shards, settings.resync_ids_max),
+                resync_ids_max=settings.resync_ids_max,
+            )
             for of in ((place.number - 1 - k) % place.shards for k in range(place.replicas))
         }
         self._calls: dict[str, Callable[[Piece, Whom], Piece | bytes | None]] = {
@@ -151,30 +162,25 @@ class Shard:
         place = self.place
         waited = place.settings.replication == "waited"
         return Followers(place.number, place.shards, place.replicas, waited=waited, door=self.door,
-                         parameters=self.parameters, answer=self.door.answer)  # fmt: skip
+                         parameters=self.parameters, changes=self.resync_log,
+                         answer=self.door.answer)  # fmt: skip
 
     # -- life
 
-    def adopt(
-        self,
-        parameters: Parameters,
-        version: int,
-        seen: dict[int, bytes],
-        epoch: int,
-        origin: Origin | None = None,
-    ) -> None:
-        """What it recovered; it serves from now on. origin: the replica that it read. Threads: the
-        answering one."""
+    def adopt(self, found: Recovered) -> None:
+        """What it recovered; it serves from now on. Threads: the answering one."""
+        parameters = found.parameters
         parameters.serve()
         self.parameters = parameters
         self.training = self._training(parameters)
         for table in parameters.tables:
             self.door.add_table(table, by_python=self.training.by_python)
-        for worker, window in seen.items():
+        for worker, window in found.seen.items():
             self.door.saw(worker, window)
-        self.door.version, self.door.epoch = version, epoch
+        self.door.version, self.door.epoch = found.version, found.epoch
+        self.resync_log.start(found.history, found.position, found.first, found.changed)
         self.followers = self._followers()
-        self.followers.expect(time.monotonic(), origin)
+        self.followers.expect(time.monotonic(), found.origin)
         if parameters.specs or parameters.dense.initialized:
             self.mark.set()
         self._second()
@@ -287,6 +293,7 @@ class Shard:
             self.expire()
         self.ages.note(self._now_s, self.door.position)
         self.training.tick()
+        self.resync_log.read()
         patience_s = self.place.settings.without_replica_s
         if patience_s and not self._asking and self.followers.away(self._now_s, patience_s):
             self._asking = True
@@ -464,6 +471,9 @@ class Shard:
             "epoch": copy.epoch,
             "version": copy.version,
             "rows": copy.parameters.rows,
+            "position": copy.position,
+            "history": copy.history.encode(),
+            "first": copy.changes.first,
         }
         return {**said, "shape": shape, "seen": seen}
 
@@ -472,7 +482,11 @@ class Shard:
         copy = of.replica if of is not None else None
         if copy is None:
             raise ClipperError(f"no replica of shard {said.get('shard')} here.")
-        piece, following = copy.parameters.piece([int(n) for n in said["cursor"]])
+        cursor = [int(n) for n in said["cursor"]]
+        if "since" in said:
+            part, number = copy.difference(int(said["since"]), cursor[0])
+            return {**part, "next": number}
+        piece, following = copy.parameters.piece(cursor)
         return {**piece, "next": following}
 
     # -- what a person asks

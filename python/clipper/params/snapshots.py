@@ -58,7 +58,7 @@ Told = Callable[[Piece | Exception], None]
 
 class Part(NamedTuple):
     """One shard's share of a snapshot. base: the number of the snapshot it is a delta to; 0: it is
-    whole."""
+    whole.  position: in the history of the shard (change_log); -1: it is not known."""
 
     number: int
     shard: int
@@ -71,6 +71,7 @@ class Part(NamedTuple):
     nbytes: int
     crc: int
     created_us: int
+    position: int = -1
 
 
 class SnapshotSet(NamedTuple):
@@ -96,6 +97,7 @@ def part_of(folder: Path) -> Part | None:
             or (folder / FILE).stat().st_size != said["nbytes"]
         ):
             return None
+        said.setdefault("position", -1)  # snapshots of earlier releases have none
         return Part(
             folder=folder, **{key: int(said[key]) for key in Part._fields if key != "folder"}
         )
@@ -195,7 +197,14 @@ def sources_of(root: Path, shard: int, shards: int) -> list[Source]:
             found.append(
                 (
                     part.number,
-                    Source(part.epoch, part.version, name, partial(_chained, chain), False),
+                    Source(
+                        part.epoch,
+                        part.version,
+                        name,
+                        partial(pieces_in, chain),
+                        False,
+                        position=part.position,
+                    ),
                 )
             )
     for size in {part.shards for part in parts} - {shards}:
@@ -221,14 +230,15 @@ def sources_of(root: Path, shard: int, shards: int) -> list[Source]:
     return [source for _, source in sorted(found, key=lambda one: one[0], reverse=True)]
 
 
-def _chained(chain: list[Part]) -> Iterator[Piece]:
+def pieces_in(chain: list[Part]) -> Iterator[Piece]:
+    """The pieces of a whole part and of its deltas, in order."""
     for part in chain:
         yield from pieces_of(part)
 
 
 def _every(chains: list[list[Part]]) -> Iterator[Piece]:
     for chain in chains:
-        yield from _chained(chain)
+        yield from pieces_in(chain)
 
 
 def _checksum(said: Piece) -> str:
@@ -269,7 +279,7 @@ class PartWriter:
         self._rows += sum(len(part["ids"]) for part in piece.get("rows", ()))
 
     def finish(self, **more: int) -> Part:
-        """base, epoch, version."""
+        """base, epoch, version, position."""
         os.fsync(self._file.fileno())
         self._file.close()
         said: Piece = {
@@ -495,7 +505,10 @@ class Snapshots:
                     self._drain()
             self._catch_up(writer)
             part = writer.finish(
-                base=base.number if base else 0, epoch=door.epoch, version=self._version
+                base=base.number if base else 0,
+                epoch=door.epoch,
+                version=self._version,
+                position=self._position,
             )
         except BaseException:
             writer.abandon()
@@ -539,13 +552,15 @@ class Snapshots:
         with still(door):
             self._drain(still=True)
             self._dirty.add(changed)
-            self._version = door.version
+            self._version, self._position = door.version, self._shard.resync_log.position
             last = parameters.of(self._dirty.take())
             piece = {
                 **parameters.shape(),
                 **last,
                 "version": self._version,
                 "seen": door.pushes_seen(),
+                "position": self._position,
+                "history": self._shard.resync_log.history.encode(),
             }
         _flush(kept, writer)
         writer.add(piece)

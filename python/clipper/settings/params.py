@@ -62,6 +62,16 @@ class ParamsSettings(msgspec.Struct, frozen=True):
             le=3600,
         ),
     ] = 3.0
+    resync_ids_max: Annotated[
+        int,
+        about(
+            "changed rows that a shard, and each replica, remembers (8 bytes each); a replica that"
+            " lacks more copies the whole table",
+            "rows",
+            ge=0,
+            le=1 << 32,
+        ),
+    ] = 1 << 23
     address: Annotated[
         str,
         about(
