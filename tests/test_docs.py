@@ -1,13 +1,15 @@
-"""The documentation knows what there is: every key, error, verb, frame and status, and every link
-leads on.
+"""The documentation is complete and its links resolve: every setting, error, command, frame,
+status and public name has its place.
 
-`python tests/test_docs.py` rewrites two tables: settings in docs/configuration.md, from
-`clipper.config.describe()`, and metrics in docs/monitoring.md, from `clipper.metrics.FAMILIES`.
+`python tests/test_docs.py` rewrites the generated tables: settings in docs/configuration.md, from
+`clipper.config.describe()`; metrics in docs/monitoring.md, from `clipper.metrics.FAMILIES`; words
+that are not used in docs/glossary.md, from `tests.style.COINED`.
 """
 
 import ast
 import importlib
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,10 @@ PAGES = sorted(
 OPERATING = DOCS / "operating.md"
 CONFIGURATION = DOCS / "configuration.md"
 MONITORING = DOCS / "monitoring.md"
+GLOSSARY = DOCS / "glossary.md"
 BEGIN, END = "<!-- settings: begin -->", "<!-- settings: end -->"
 METRICS_BEGIN, METRICS_END = "<!-- metrics: begin -->", "<!-- metrics: end -->"
+WORDS_BEGIN, WORDS_END = "<!-- not used: begin -->", "<!-- not used: end -->"
 
 
 def everything() -> str:
@@ -61,6 +65,14 @@ def metrics_table() -> str:
     return "\n".join([METRICS_BEGIN, "", *lines, "", METRICS_END])
 
 
+def words_table() -> str:
+    coined = importlib.import_module("tests.style").COINED
+    lines = ["| not used | use instead |", "|---|---|"]
+    for word, instead in sorted(coined.items()):
+        lines.append(f"| {word} | {instead} |" if instead else f"| {word} | |")
+    return "\n".join([WORDS_BEGIN, "", *lines, "", WORDS_END])
+
+
 def plain(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
@@ -81,6 +93,12 @@ def test_the_table_of_metrics_is_true() -> None:
     page = MONITORING.read_text()
     found = page[page.index(METRICS_BEGIN) : page.index(METRICS_END) + len(METRICS_END)]
     assert found == metrics_table(), "run: python tests/test_docs.py"
+
+
+def test_the_table_of_unused_words_is_true() -> None:
+    page = GLOSSARY.read_text()
+    found = page[page.index(WORDS_BEGIN) : page.index(WORDS_END) + len(WORDS_END)]
+    assert found == words_table(), "run: python tests/test_docs.py"
 
 
 def test_every_error_has_its_row() -> None:
@@ -198,9 +216,11 @@ def test_every_example_of_settings_is_accepted(tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
     for path, begin, end, table in (
         (CONFIGURATION, BEGIN, END, settings_table()),
         (MONITORING, METRICS_BEGIN, METRICS_END, metrics_table()),
+        (GLOSSARY, WORDS_BEGIN, WORDS_END, words_table()),
     ):
         text = path.read_text()
         path.write_text(text[: text.index(begin)] + table + text[text.index(end) + len(end) :])
