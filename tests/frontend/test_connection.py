@@ -376,6 +376,13 @@ SMUGGLED = {
     "a folded header": b"GET / HTTP/1.1\r\nHost: a\r\nX: b\r\n c\r\n\r\n",
     "a blank before the colon": b"GET / HTTP/1.1\r\nHost : a\r\n\r\n",
     "NUL in a header": b"GET / HTTP/1.1\r\nHost: a\0b\r\n\r\n",
+    "an unknown coding before chunked": (
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"0\r\n\r\n"
+    ),
+    "chunked twice": (
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n"
+    ),
     "another coding": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\nabc",
     "chunked is not last": (
         b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked, identity\r\n\r\nabc"

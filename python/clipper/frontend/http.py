@@ -418,6 +418,11 @@ class Connection(asyncio.Protocol):
             self._refuse(Refused(400, f"the request has {self._hosts} Host headers: it needs one."))
         elif b"transfer-encoding" in self._headers and self._parser.get_http_version() == "1.0":
             self._refuse(Refused(400, "HTTP/1.0 knows no Transfer-Encoding."))
+        elif self._headers.get(b"transfer-encoding", b"chunked").strip().lower() != b"chunked":
+            named = self._headers[b"transfer-encoding"][:80].decode("latin-1")
+            self._refuse(
+                Refused(400, f"Transfer-Encoding: {named!r} is not supported: send chunked.")
+            )
         elif int(self._headers.get(b"content-length", 0)) > settings.body_bytes_max:
             self._refuse_body()
         elif b"expect" in self._headers:

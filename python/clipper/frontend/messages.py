@@ -114,9 +114,8 @@ KNOWN_HEADERS: Final = frozenset(
         b"x-request-id",
     )
 )
-REPEATED: Final = frozenset(
-    (b"mm-model-id", b"mm-vmodel-id")
-)  # each is one more, as with a comma between them
+# Headers that may be repeated: their values are joined by commas (RFC 9110, section 5.3).
+REPEATED: Final = frozenset((b"mm-model-id", b"mm-vmodel-id", b"transfer-encoding"))
 
 
 class Response:
