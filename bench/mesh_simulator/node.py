@@ -13,8 +13,8 @@ from bench.mesh_simulator.world import Mirror, Query
 from clipper.mesh.decisions import claims, failures, maintenance, placement
 from clipper.mesh.decisions.claims import Refused
 from clipper.mesh.decisions.load_queue import Load, LoadQueue, LoadTimes
-from clipper.mesh.decisions.model_cache import Residents, Room
-from clipper.mesh.decisions.usage import Usage, Uses
+from clipper.mesh.decisions.model_cache import ModelCache, Room
+from clipper.mesh.decisions.usage import Usage, UsageCounter
 from clipper.mesh.decisions.vmodels import resolve
 from clipper.mesh.records import Fault, Instance, MeshModel
 
@@ -41,13 +41,13 @@ class Node:
     def reset(self) -> None:
         """As a process that has just begun."""
         plan = self.world.plan
-        self.residents = Residents(plan.capacity_bytes, churn_ms=plan.churn_ms)
+        self.residents = ModelCache(plan.capacity_bytes, churn_ms=plan.churn_ms)
         self.queue = LoadQueue()
         self.loading: dict[str, int] = {}
         self.askers: dict[str, dict[str, None]] = {}  # in the order in which they asked
         self.claiming: set[str] = set()
         self.times = LoadTimes()
-        self.uses = Uses()
+        self.uses = UsageCounter()
         self.quarantine = failures.Quarantine()
         self.waiting: dict[str, list[Query]] = {}
         self.tried: dict[str, set[str]] = {}

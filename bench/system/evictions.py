@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clipper.mesh.decisions.model_cache import Refused, Residents
+from clipper.mesh.decisions.model_cache import ModelCache, Refused
 
 STEP_MS = (
     100  # between two uses: some cover the time for which a model that has just been loaded stays
@@ -160,7 +160,7 @@ def _by_score(
 
 def ours(trace: Trace, capacity: int, **settings: Any) -> NDArray[np.bool_]:
     """`clipper.mesh.decisions.model_cache`, as a node uses it."""
-    residents = Residents(capacity, models_max=1 << 30, **settings)
+    residents = ModelCache(capacity, models_max=1 << 30, **settings)
     sizes = trace.sizes.tolist()
     hits = np.zeros(len(trace.uses), np.bool_)
     names = [str(model) for model in range(len(sizes))]

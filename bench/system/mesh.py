@@ -62,8 +62,8 @@ def way(quick: bool, folder: Path) -> list[Row]:
     """Two nodes in this process; the model is loaded in the second, whose host serves both."""
     n = 300 if quick else 3000
     with nodes(folder, 2) as (a, b):
-        a.mesh.local.stopping = True  # so that the second gets it
-        wait_until(lambda: a.mesh.registry.instances[a.mesh.instance].stopping)
+        a.mesh.joined.loader.set_stopping(True)  # so that the second gets it
+        wait_until(lambda: a.mesh.joined.registry.instances[a.mesh.instance].stopping)
         register(b, folder, "m")
         for node in (b, a):
             ask(node, "m", np.zeros(3))
@@ -72,7 +72,7 @@ def way(quick: bool, folder: Path) -> list[Row]:
         plain = Sample(tuple(latencies_us(b, "m", n)))
         hop = Sample(tuple(latencies_us(a, "m", n)))
         decided = Sample(tuple(route_us(a, 2000) for _ in range(7)))
-        a.mesh.local.stopping = False
+        a.mesh.joined.loader.set_stopping(False)
         cold = Sample(tuple(cold_ms(b, folder, 20 if quick else 200)))
         deployed = a.deploy("plain", _double, input="f64[3]", cache=False)
         direct = Sample(tuple(one_by_one(lambda x: deployed.predict(x), n)))

@@ -27,7 +27,7 @@ from clipper.manage.parameters import ParameterSet
 from clipper.manage.rolling import Rolling
 from clipper.mesh.facade import ModelStatus
 from clipper.mesh.membership import MeshMembership, ServerHost
-from clipper.mesh.node.node import Mesh
+from clipper.mesh.node.node import MeshNode
 from clipper.mesh.records import Policy
 from clipper.mesh.routing.router import MeshedModel
 from clipper.options import (
@@ -559,7 +559,7 @@ class ClipperServer:
     # -- mesh
 
     @property
-    def mesh(self) -> Mesh:
+    def mesh(self) -> MeshNode:
         """The mesh, whose models are loaded on demand: docs/mesh.md.
 
         Raises NotAllowed without `mesh=True`.

@@ -98,7 +98,7 @@ def register(
     yield do
     for id in made:
         server.mesh.unregister(id)
-    wait_until(lambda: not set(made) & set(server.mesh.local.held))
+    wait_until(lambda: not set(made) & set(server.mesh.joined.loader.held))
 
 
 def ask(server: clipper.ClipperServer, id: str, row: Any = ROW, slo_ms: float = 20_000) -> Any:
@@ -139,8 +139,8 @@ def test_constraints_that_cannot_be_read_are_reported_once(
     settings = {"enabled": True, **QUICK, "constraints": str(tmp_path / "missing.json")}
     with clipper.start(mesh=settings, drain_s=0.0) as node:
         wait_until(lambda: "mesh.constraints" in caplog.text)
-        node.mesh._read_constraints()
-        node.mesh._read_constraints()
+        node.mesh.joined.constraints.refresh()
+        node.mesh.joined.constraints.refresh()
         assert caplog.text.count("mesh.constraints") == 1
 
 
@@ -151,7 +151,7 @@ def test_a_drain_that_the_store_does_not_hear_of_counts_no_moves(
         raise StoreError("the store is away")
 
     with clipper.start(mesh={"enabled": True, **QUICK}, drain_s=0.0) as node:
-        monkeypatch.setattr(node.mesh.registry, "publish", publish)
+        monkeypatch.setattr(node.mesh.joined.registry, "publish", publish)
         assert node.mesh.drain() == MigrationProgress(0, 0, 0, 0)
 
 
@@ -216,7 +216,7 @@ def test_unknown_names_delay_no_query_while_the_store_hangs(
     with clipper.start(mesh={"enabled": True, **QUICK}, http="127.0.0.1:0") as server:
         server.register_model("m1", "models.py:double", key=str(folder), input="f64[3]")
         ask(server, "m1")
-        monkeypatch.setattr(server.mesh.registry, "read", lambda id: hangs.wait(60))
+        monkeypatch.setattr(server.mesh.joined.registry, "read", lambda id: hangs.wait(60))
 
         def over_http(name: str) -> int:
             tensor = {"name": "x", "shape": [1, 3], "datatype": "FP64", "data": [1, 2, 3]}
@@ -307,7 +307,9 @@ def test_unregistered_is_unknown_and_its_memory_is_freed(
     ask(server, id)
     server.mesh.unregister(id)
     server.mesh.unregister(id)
-    wait_until(lambda: id not in server.mesh.local.held and server.mesh.routes.get(id) is None)
+    wait_until(
+        lambda: id not in server.mesh.joined.loader.held and server.mesh.router.get(id) is None
+    )
     with pytest.raises(UnknownModel):
         server.predict(id, ROW)
     assert server.mesh.status(id).status == "NOT_FOUND"
@@ -317,7 +319,7 @@ def test_what_unregistered_models_took_is_given_back(
     server: clipper.ClipperServer, register: Callable[..., str]
 ) -> None:
     snapshot = server._engines.snapshot
-    wait_until(lambda: snapshot()["unlisted"] == len(server.mesh.routes))
+    wait_until(lambda: snapshot()["unlisted"] == len(server.mesh.router))
     before = snapshot()
     for _ in range(3):
         ids = [register() for _ in range(8)]
@@ -373,7 +375,7 @@ def test_a_broken_artifact_is_told_and_tried_again(
         assert ask(server, "broken").tolist() == [1.0, 2.0, 3.0]
     finally:
         server.mesh.unregister("broken")
-        wait_until(lambda: "broken" not in server.mesh.local.held)
+        wait_until(lambda: "broken" not in server.mesh.joined.loader.held)
 
 
 def test_queries_wait_for_the_model_when_its_host_is_killed(
@@ -393,12 +395,12 @@ def test_queries_wait_for_the_model_when_its_host_is_killed(
 
     asking = threading.Thread(target=go_on)
     asking.start()
-    os.kill(server.mesh.hosts[0].pid, signal.SIGKILL)
+    os.kill(server.mesh.joined.hosts[0].pid, signal.SIGKILL)
     wait_until(lambda: ask(server, id, ROW - os.urandom(1)[0]) != before)
     stop.set()
     asking.join()
     assert not failed, failed
-    assert server.mesh.hosts[0].starts == 2
+    assert server.mesh.joined.hosts[0].starts == 2
 
 
 def test_ensure_loaded_waits(server: clipper.ClipperServer, register: Callable[..., str]) -> None:
@@ -437,7 +439,7 @@ def test_a_vmodel_stands_for_a_model(
             server.register_model("alias", "models.py:double")
     finally:
         server.mesh.delete_vmodel("alias")
-    wait_until(lambda: server.mesh.routes.route("alias") is None)
+    wait_until(lambda: server.mesh.router.route("alias") is None)
     with pytest.raises(UnknownModel):
         server.predict("alias", ROW)
 
@@ -467,7 +469,7 @@ def test_the_least_worthy_goes_where_there_is_no_room(folder: Path) -> None:
             server.register_model(f"m{n}", "models.py:double", key=str(folder))
             ask(server, f"m{n}")
         held = set(
-            server.mesh.local.held
+            server.mesh.joined.loader.held
         )  # which of the others, measured load times say, once it is 200 ms old
         assert ("m3" in held, len(held)) == (True, 2)
         for n in (0, 1, 2, 3, 0):
@@ -475,7 +477,7 @@ def test_the_least_worthy_goes_where_there_is_no_room(folder: Path) -> None:
         wait_until(
             lambda: (
                 {s.id for s in server.mesh.models("m") if s.status == "LOADED"}
-                == set(server.mesh.local.held)
+                == set(server.mesh.joined.loader.held)
             )
         )
 
@@ -493,9 +495,7 @@ def test_a_switch_that_was_waited_for_is_asked_at_once(
         ask(server, id)
     server.mesh.set_vmodel("at-once", one, sync=True)
     assert ask(server, "at-once").tolist() == [0.0, 2.0, 4.0]
-    server.mesh._loop.call_soon_threadsafe(
-        time.sleep, 0.5
-    )  # the mesh's own thread hears of it late
+    server.mesh._loop.call(time.sleep, 0.5)  # the mesh's own thread hears of it late
     server.mesh.set_vmodel("at-once", other, sync=True)
     assert ask(server, "at-once", ROW + 1).tolist() == [1.0, 2.0, 3.0]
     server.mesh.delete_vmodel("at-once")
@@ -507,15 +507,15 @@ def test_a_target_that_the_mirror_has_not_heard_of_is_not_gone(
     one, other = register("double"), register("slow_to_import")
     ask(server, one)
     server.mesh.set_vmodel("ahead", one, sync=True)
-    view, looks = server.mesh._view, itertools.count()
+    take, looks = server.mesh.joined.view.take, itertools.count()
 
-    def behind(mine: Any, usage: Any = None) -> View:
-        seen = view(mine, usage)
+    def behind(*args: Any) -> View:
+        seen = take(*args)
         return replace(
             seen, read=lambda id: None if id == other and next(looks) < 2 else seen.read(id)
         )
 
-    monkeypatch.setattr(server.mesh, "_view", behind)
+    monkeypatch.setattr(server.mesh.joined.view, "take", behind)
     told = server.mesh.set_vmodel("ahead", other, sync=True)
     assert (told.status, told.active, next(looks) > 2) == ("DEFINED", other, True)
     server.mesh.delete_vmodel("ahead")

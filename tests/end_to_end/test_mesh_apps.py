@@ -71,19 +71,19 @@ def nothing_is_loaded_nor_asked(server: clipper.ClipperServer) -> Iterator[None]
 
     def is_quiet() -> bool:
         for id in tuple(
-            server.mesh.local.held
+            server.mesh.joined.loader.held
         ):  # one whose load just ends is said to be loaded a moment before it can go
-            server.mesh._do(server.mesh.local.evict(id, "the test is over"))
-        return not server.mesh.supply._serving and not any(
-            route.served for route in server.mesh.routes
+            server.mesh._loop.run(server.mesh.joined.loader.evict(id, "the test is over"))
+        return not server.mesh.joined.copies._searches and not any(
+            route.served for route in server.mesh.router
         )
 
     wait_until(is_quiet)
 
 
 def evict(server: clipper.ClipperServer, id: str) -> None:
-    assert server.mesh._do(server.mesh.local.evict(id, "the test says so"))
-    wait_until(lambda: not any(route.served for route in server.mesh.routes if route.id == id))
+    assert server.mesh._loop.run(server.mesh.joined.loader.evict(id, "the test says so"))
+    wait_until(lambda: not any(route.served for route in server.mesh.router if route.id == id))
 
 
 def test_a_model_is_loaded_by_an_applications_query_each_time_it_has_gone(
@@ -222,7 +222,7 @@ def test_one_whose_record_goes_and_comes_back_is_asked_again(
     app = server.app("asks", models=["fickle", "here"], slo_ms=20_000)
     for _ in range(2):
         wait_until(lambda: len(app.predict(ROW).result(30).models) == 2)
-        server.mesh.registry.unregister("fickle")
+        server.mesh.joined.registry.unregister("fickle")
         wait_until(
             lambda: [str(model) for model in app.predict(ROW).result(30).models] == ["here:1"]
         )
@@ -236,7 +236,7 @@ def test_what_is_given_back_when_an_application_let_it_go(
     server: clipper.ClipperServer, folder: str
 ) -> None:
     unlisted = lambda: server._engines.snapshot()["unlisted"]  # noqa: E731
-    wait_until(lambda: unlisted() == len(server.mesh.routes))
+    wait_until(lambda: unlisted() == len(server.mesh.router))
     before = unlisted()
     server.register_model("brief", "models.py:one", key=folder, input="f64[3]")
     assert (

@@ -87,11 +87,11 @@ def test_model_that_ends_its_process_at_a_query_is_asked_once_more_alone_and_the
     wait_until(lambda: one.mesh.status("ends").status == "LOADING_FAILED")
     assert "where it was alone" in one.mesh.status("ends").errors[0]
     for node in (one, other):
-        wait_until(lambda node=node: node.mesh.registry.models["ends"].failures)
+        wait_until(lambda node=node: node.mesh.joined.registry.models["ends"].failures)
         again = node.predict("ends", FATAL, slo_ms=30_000).result(40)
         assert "where it was alone" in again.reason
         assert ask(node, "double", ROW + 1)[1] == 4.0
-    ends = [host.starts for node in (one, other) for host in node.mesh.hosts]
+    ends = [host.starts for node in (one, other) for host in node.mesh.joined.hosts]
     assert sorted(ends) == [1, 2]
 
 
@@ -102,13 +102,13 @@ def test_model_that_ends_its_process_at_its_load_ends_one_host_of_one_node(
     nodes = [start(name, failure_s=3600.0) for name in "ab"]
     nodes[0].register_model("fatal", "fatal.py:f", key=str(folder), input="f64[3]")
     for node in nodes:
-        wait_until(lambda node=node: "fatal" in node.mesh.registry.models)
+        wait_until(lambda node=node: "fatal" in node.mesh.joined.registry.models)
         answer = node.predict("fatal", ROW, slo_ms=30_000).result(
             40
         )  # due before the next try, 60 s after the failure
         assert "where it was alone" in answer.reason
     assert nodes[0].mesh.status("fatal").status == "LOADING_FAILED"
-    assert sorted(host.starts for node in nodes for host in node.mesh.hosts) == [1, 2]
+    assert sorted(host.starts for node in nodes for host in node.mesh.joined.hosts) == [1, 2]
 
 
 @pytest.mark.slow
@@ -122,16 +122,19 @@ def test_model_that_was_only_beside_it_is_held_alone_for_a_while_and_loses_no_qu
     beside = node.predict("waits", ROW, slo_ms=60_000)
     wait_until((folder / "waiting").exists)
     node.predict("ends", FATAL, slo_ms=30_000)
-    wait_until(lambda: node.mesh.isolation.is_suspect("waits"))
+    wait_until(lambda: node.mesh.joined.isolation.is_suspect("waits"))
     (folder / "gate").touch()
     assert not beside.result(70).is_default
     wait_until(
-        lambda: getattr(node.mesh.local.held.get("waits"), "host", None) is node.mesh.hosts[0]
+        lambda: (
+            getattr(node.mesh.joined.loader.held.get("waits"), "host", None)
+            is node.mesh.joined.hosts[0]
+        )
     )
-    assert not node.mesh.isolation.is_suspect("waits")
-    assert not node.mesh.registry.models["waits"].failures
+    assert not node.mesh.joined.isolation.is_suspect("waits")
+    assert not node.mesh.joined.registry.models["waits"].failures
     assert ask(node, "waits", ROW + 1)[0] == 1.0
-    assert node.mesh.hosts[0].starts == 2
+    assert node.mesh.joined.hosts[0].starts == 2
 
 
 @pytest.mark.slow
@@ -141,9 +144,9 @@ def test_host_that_hangs_is_replaced_and_its_queries_are_answered(
     node = start(host_silence_s=1.0)
     register(node, folder, "pid")
     before = ask(node, "pid")
-    freeze(node.mesh.hosts[0].pid)
+    freeze(node.mesh.joined.hosts[0].pid)
     assert ask(node, "pid", ROW + 1) != before
-    assert node.mesh.hosts[0].starts == 2
+    assert node.mesh.joined.hosts[0].starts == 2
 
 
 @pytest.mark.slow
@@ -154,7 +157,7 @@ def test_host_that_says_it_is_failing_is_replaced(start: Start, folder: Path) ->
     for n in range(3):
         node.register_model(f"stuck{n}", "stuck.py:f", key=str(folder), input="f64[3]")
         node.predict(f"stuck{n}", ROW, slo_ms=20_000)
-    wait_until(lambda: node.mesh.hosts[0].starts == 2)
+    wait_until(lambda: node.mesh.joined.hosts[0].starts == 2)
 
 
 def test_models_are_spread_over_hosts_by_their_ids(start: Start, folder: Path) -> None:
@@ -162,4 +165,6 @@ def test_models_are_spread_over_hosts_by_their_ids(start: Start, folder: Path) -
     for n in range(6):
         node.register_model(f"p{n}", "models.py:pid", key=str(folder), input="f64[3]")
     asked = [node.predict(f"p{n}", ROW, slo_ms=20_000) for n in range(6)]
-    assert {answer.result(30).output for answer in asked} == {host.pid for host in node.mesh.hosts}
+    assert {answer.result(30).output for answer in asked} == {
+        host.pid for host in node.mesh.joined.hosts
+    }

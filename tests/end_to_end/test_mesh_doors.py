@@ -93,7 +93,7 @@ def test_over_http_a_model_is_registered_asked_and_explained(
     assert [one.what for one in why.history][-1] == "loaded"
     assert server.mesh.instance in why.next
     (here,) = door.instances()
-    assert (here.id, here.models) == (server.mesh.instance, len(server.mesh.local.held))
+    assert (here.id, here.models) == (server.mesh.instance, len(server.mesh.joined.loader.held))
     with pytest.raises(AlreadyExists):
         door.register("h1", "models.py:triple", key=folder)
     with pytest.raises(InvalidInput, match="bad model name"):
@@ -252,7 +252,7 @@ def test_hits_misses_and_loads_are_counted(
     text = ask(server.admin_address, "GET", "/metrics").body.decode()
     (hits,) = re.findall(r'^clipper_mesh_queries_total\{outcome="hit"\} (\d+)$', text, re.M)
     assert int(hits) >= after["queries_hit"]
-    assert f"modelmesh_instance_models_total {float(len(server.mesh.local.held))!r}" in text
+    assert f"modelmesh_instance_models_total {float(len(server.mesh.joined.loader.held))!r}" in text
     assert "c1" not in text, "no series for each model"
 
 

@@ -50,7 +50,7 @@ def test_emptied_store_takes_no_model_away_until_somebody_says_so(
     one, other = nodes = [start("a"), start("b")]
     register(one, tmp_path)
     for node in nodes:
-        wait_until(lambda node=node: "m" in node.mesh.registry.models)
+        wait_until(lambda node=node: "m" in node.mesh.joined.registry.models)
         assert ask(node)[2] == 4.0
     numbers = {node.mesh.number for node in nodes}
     emptied(nodes, own_redis)
@@ -60,18 +60,18 @@ def test_emptied_store_takes_no_model_away_until_somebody_says_so(
         assert ask(node, row=ROW + 1 + n)[0] == 2.0 * (1 + n)
     late = start("c")
     assert late.mesh.number not in numbers
-    assert late.mesh.registry._token == one.mesh.registry._token
+    assert late.mesh.joined.registry._token == one.mesh.joined.registry._token
     assert other.mesh.take_store(restore=restore) == int(restore)
     for node in nodes:
         wait_until(lambda node=node: not node.mesh.other_history)
         wait_until(lambda node=node: alive(node) == ["a", "b", "c"])
     if restore:
         for n, node in enumerate((*nodes, late)):
-            wait_until(lambda node=node: "m" in node.mesh.registry.models)
+            wait_until(lambda node=node: "m" in node.mesh.joined.registry.models)
             assert ask(node, row=ROW + 10 + n)[0] == 2.0 * (10 + n)
         return
     for node in nodes:
-        wait_until(lambda node=node: node.mesh.routes.get("m") is None)
+        wait_until(lambda node=node: node.mesh.router.get("m") is None)
         with pytest.raises(UnknownModel):
             node.predict("m", np.zeros(3))
 
@@ -84,6 +84,6 @@ def test_node_with_the_name_of_one_that_lives_is_refused(start: Start, tmp_path:
     with pytest.raises(AlreadyExists, match="a node named 'a' is in this mesh already"):
         start("a", folder="second", lease_s=0.5)
     assert ask(node, row=ROW + 1)[0] == 2.0
-    assert node.mesh.registry.read("m").copies  # type: ignore[union-attr]
+    assert node.mesh.joined.registry.read("m").copies  # type: ignore[union-attr]
     node.close(drain_s=0)
     assert ask(start("a", folder="second", lease_s=0.5), row=ROW + 2)[0] == 4.0

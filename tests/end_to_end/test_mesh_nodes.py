@@ -142,10 +142,10 @@ def alive(node: clipper.ClipperServer) -> list[str]:
 
 def hold_back(node: clipper.ClipperServer, stops: bool, *seen_by: clipper.ClipperServer) -> None:
     """Have a node take no models, so that others get them; or take them again."""
-    node.mesh.local.stopping = stops
+    node.mesh.joined.loader.set_stopping(stops)
     id = node.mesh.instance
     for other in (node, *seen_by):
-        wait_until(lambda other=other: other.mesh.registry.instances[id].stopping == stops)
+        wait_until(lambda other=other: other.mesh.joined.registry.instances[id].stopping == stops)
 
 
 class Asking:
@@ -177,13 +177,13 @@ def test_any_node_answers_and_one_holds(start: Start, folder: Path) -> None:
     nodes = [start(name) for name in "abc"]
     register(nodes[0], folder)
     for n, node in enumerate(nodes):
-        wait_until(lambda node=node: "m" in node.mesh.registry.models)
+        wait_until(lambda node=node: "m" in node.mesh.joined.registry.models)
         assert ask(node, row=ROW + n)[0] == 2.0 * n
     assert len(holders(nodes[1])) == 1
     nodes[1].mesh.unregister("m")
-    wait_until(lambda: not any(node.mesh.local.held for node in nodes))
+    wait_until(lambda: not any(node.mesh.joined.loader.held for node in nodes))
     for node in nodes:
-        wait_until(lambda node=node: node.mesh.routes.get("m") is None)
+        wait_until(lambda node=node: node.mesh.router.get("m") is None)
         with pytest.raises(UnknownModel):
             node.predict("m", ROW)
 
@@ -192,7 +192,7 @@ def test_many_first_requests_at_once_make_one_copy(start: Start, folder: Path) -
     nodes = [start(name, rate_s=10.0) for name in "abc"]
     for id in ("m", "n"):
         register(nodes[0], folder, id)
-    wait_until(lambda: all("n" in node.mesh.registry.models for node in nodes))
+    wait_until(lambda: all("n" in node.mesh.joined.registry.models for node in nodes))
     with ThreadPoolExecutor(16) as pool:
         asked = list(pool.map(lambda i: ask(nodes[i % 3], "mn"[i % 2], ROW + i)[0], range(300)))
     assert asked == [2.0 * i for i in range(300)]
@@ -208,11 +208,16 @@ def test_node_that_has_not_heard_of_a_holder_makes_no_second_copy(
     first, second = start("a", reaper_s=3600.0), start("b", reaper_s=3600.0)
     register(second, folder)
     assert ask(second)[0] == 0.0
-    wait_until(lambda: "m" in first.mesh.registry.models and first.mesh.registry.models["m"].loaded)
+    wait_until(
+        lambda: (
+            "m" in first.mesh.joined.registry.models
+            and first.mesh.joined.registry.models["m"].loaded
+        )
+    )
     (holder,) = holders(second)
     late = first if holder == "b" else second
-    late.mesh.registry.instances.close()
-    late.mesh.registry.instances._records.pop(holder, None)
+    late.mesh.joined.registry.instances.close()
+    late.mesh.joined.registry.instances._records.pop(holder, None)
     answer = late.predict("m", ROW + 1, slo_ms=500).result(30)
     assert answer.is_default
     assert sum(node.mesh.stats()["loads"] for node in (first, second)) == 1
@@ -244,7 +249,7 @@ def test_a_node_that_is_killed_takes_no_query_with_it(
         before = asking.count
         wait_until(lambda: asking.count > before + 20)
     assert not asking.failed
-    wait_until(lambda: "b" not in node.mesh.registry.models["m"].copies)
+    wait_until(lambda: "b" not in node.mesh.joined.registry.models["m"].copies)
 
 
 def test_a_node_that_hangs_is_buried_and_comes_back_in_order(
@@ -281,7 +286,7 @@ def test_what_is_loaded_is_served_while_the_store_is_away(start: Start, folder: 
         register(one, folder, id)
     ask(one)
     hold_back(other, False, one)
-    store = one.mesh.registry.store
+    store = one.mesh.joined.registry.store
 
     def away(*_: Any, **__: Any) -> Any:
         raise StoreError("away")
@@ -291,7 +296,7 @@ def test_what_is_loaded_is_served_while_the_store_is_away(start: Start, folder: 
         for name in names:
             patch.setattr(store, name, away, raising=False)
         with Asking(one) as asking:
-            wait_until(lambda: one.mesh.registry.is_fenced)
+            wait_until(lambda: one.mesh.joined.registry.is_fenced)
             before = asking.count
             wait_until(lambda: asking.count > before + 20 and "a" not in alive(other))
             assert ask(one, "n").tolist() == [
@@ -299,9 +304,9 @@ def test_what_is_loaded_is_served_while_the_store_is_away(start: Start, folder: 
                 2.0,
                 4.0,
             ]  # the other node loads it, and lends it
-            assert "n" not in one.mesh.local.held
+            assert "n" not in one.mesh.joined.loader.held
     assert not asking.failed
-    wait_until(lambda: not one.mesh.registry.is_fenced and alive(other) == ["a", "b"])
+    wait_until(lambda: not one.mesh.joined.registry.is_fenced and alive(other) == ["a", "b"])
     assert ask(other).tolist() == [0.0, 2.0, 4.0]
     wait_until(lambda: len(holders(one)) == 1)
 
@@ -312,11 +317,11 @@ def test_those_who_hold_hear_who_asks_elsewhere(start: Start, folder: Path) -> N
     hold_back(other, True, one)
     register(one, folder)
     ask(other)
-    resident = one.mesh.local.residents.get("m")
+    resident = one.mesh.joined.loader.cache.get("m")
     assert resident is not None
     used_ms = resident.used_ms
     ask(other, row=ROW + 1)
-    wait_until(lambda: one.mesh.local.residents.get("m").used_ms > used_ms)
+    wait_until(lambda: one.mesh.joined.loader.cache.get("m").used_ms > used_ms)
 
 
 def test_types_go_where_their_labels_are(start: Start, folder: Path) -> None:
@@ -331,7 +336,7 @@ def test_types_go_where_their_labels_are(start: Start, folder: Path) -> None:
     why = {verdict.instance: verdict.why for verdict in one.mesh.explain("m").verdicts}
     assert "big" in why["a"]
     constraints.write_text("{}")
-    wait_until(lambda: not one.mesh.supply.constraints)
+    wait_until(lambda: not one.mesh.joined.copies.constraints)
 
 
 def test_what_made_room_here_is_loaded_where_there_is_room(
@@ -348,14 +353,14 @@ def test_what_made_room_here_is_loaded_where_there_is_room(
     ask(full, "old")
     assert holders(full, "old") == ["full"]
     hold_back(free, False, full)
-    claimed_ms = full.mesh.registry.models.get("old").copies["full"].claimed_ms
+    claimed_ms = full.mesh.joined.registry.models.get("old").copies["full"].claimed_ms
     wait_until(lambda: now_ms() - claimed_ms > 2 * 1000 + 100, "it was not just loaded")
-    mirror, stale = full.mesh.registry.models, full.mesh.registry.models.get("old")
+    mirror, stale = full.mesh.joined.registry.models, full.mesh.joined.registry.models.get("old")
     known = mirror.get
     with monkeypatch.context() as late:  # the mirror has not heard yet that it was released
         late.setattr(mirror, "get", lambda id: stale if id == "old" else known(id))
-        full.mesh._do(full.mesh.local.load("new", now_ms(), waiting=True))
-        wait_until(lambda: "old" in free.mesh.local.held)
+        full.mesh._loop.run(full.mesh.joined.loader.load("new", now_ms(), waiting=True))
+        wait_until(lambda: "old" in free.mesh.joined.loader.held)
     wait_until(lambda: (holders(full, "new"), holders(full, "old")) == (["full"], ["free"]))
     assert any(decision.what == "wanted elsewhere" for decision in full.mesh.explain("old").history)
     assert ask(full, "old").tolist() == (ROW * 2).tolist()
@@ -412,15 +417,15 @@ def test_a_node_that_was_taken_for_dead_comes_back_with_what_it_holds(
     register(one, folder)
     ask(one)
     hold_back(other, False, one)
-    lease = one.mesh.registry.lease
+    lease = one.mesh.joined.registry.lease
     assert lease is not None
-    one.mesh.registry.store.revoke(lease.id)
+    one.mesh.joined.registry.store.revoke(lease.id)
     lease.lost.set()
-    wait_until(lambda: not one.mesh.registry.is_fenced and alive(other) == ["a", "b"])
+    wait_until(lambda: not one.mesh.joined.registry.is_fenced and alive(other) == ["a", "b"])
     assert ask(other, row=ROW + 5)[0] == 10.0
 
     def agreed() -> bool:
-        held = [node.mesh.instance for node in (one, other) if "m" in node.mesh.local.held]
+        held = [node.mesh.instance for node in (one, other) if "m" in node.mesh.joined.loader.held]
         return len(held) == 1 and holders(other) == held
 
     wait_until(agreed)
@@ -433,7 +438,7 @@ def test_a_model_much_used_has_another_copy_and_both_serve(start: Start, folder:
     register(one, folder)
     with Asking(one) as asking:
         wait_until(lambda: holders(one) == ["a", "b"])
-        route = one.mesh.routes.get("m")
+        route = one.mesh.router.get("m")
         assert route is not None
         wait_until(lambda: len(route.lenders) == 2)
     assert not asking.failed
@@ -451,7 +456,7 @@ def test_a_vmodel_is_switched_without_a_lost_query(start: Start, folder: Path) -
     register(nodes[0], folder)
     nodes[0].register_model("t", "models.py:triple", key=str(folder))
     nodes[0].mesh.set_vmodel("v", "m")
-    wait_until(lambda: nodes[1].mesh.routes.route("v") is not None)
+    wait_until(lambda: nodes[1].mesh.router.route("v") is not None)
     with Asking(nodes[1], "v") as asking:
         wait_until(lambda: asking.count > 5)
         told = nodes[1].mesh.set_vmodel("v", "t", sync=True)
@@ -473,7 +478,7 @@ def test_a_vmodel_whose_models_go_with_it_is_switched_without_a_lost_query(
         nodes[n % 2].mesh.set_vmodel("v", f"m{n}", model=info, auto_delete=True, sync=True)
 
     switch(0)
-    wait_until(lambda: nodes[1].mesh.routes.route("v") is not None)
+    wait_until(lambda: nodes[1].mesh.router.route("v") is not None)
     with Asking(nodes[0], "v") as one, Asking(nodes[1], "v") as other:
         for n in range(1, 8):
             counts = one.count, other.count
@@ -483,8 +488,8 @@ def test_a_vmodel_whose_models_go_with_it_is_switched_without_a_lost_query(
             )
     assert not one.failed + other.failed
     monkeypatch.setattr(vmodels, "LINGER_MS", 0)
-    wait_until(lambda: list(nodes[0].mesh.registry.models) == ["m7"])
-    wait_until(lambda: {id for node in nodes for id in node.mesh.local.held} == {"m7"})
+    wait_until(lambda: list(nodes[0].mesh.joined.registry.models) == ["m7"])
+    wait_until(lambda: {id for node in nodes for id in node.mesh.joined.loader.held} == {"m7"})
 
 
 def test_rows_that_wait_long_for_their_slo_get_a_second_copy(start: Start, folder: Path) -> None:

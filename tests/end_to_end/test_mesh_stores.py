@@ -80,7 +80,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def is_back(node: clipper.ClipperServer) -> bool:
-    registry = node.mesh.registry
+    registry = node.mesh.joined.registry
     stale_s = max(mirror.stale_s for mirror in (registry.models, registry.instances))
     return not registry.is_fenced and stale_s < 0.9
 
@@ -97,7 +97,9 @@ def test_a_store_that_is_killed_stops_no_query(
     assert sum(node.mesh.stats()["loads"] for node in nodes) == 1
     with Asking(one) as here, Asking(other) as there:
         server.kill()
-        wait_until(lambda: one.mesh.registry.is_fenced and other.mesh.registry.is_fenced)
+        wait_until(
+            lambda: one.mesh.joined.registry.is_fenced and other.mesh.joined.registry.is_fenced
+        )
         before = here.count, there.count
         wait_until(lambda: here.count > before[0] + 20 and there.count > before[1] + 20)
         server.start()
@@ -217,7 +219,7 @@ def test_a_node_that_is_closed_while_it_enters_leaves_nothing(
     assert there.wait(PATIENCE_S)
     closing = threading.Thread(target=late.close)
     closing.start()
-    wait_until(lambda: late.mesh._stopping)
+    wait_until(lambda: late.mesh._loop.stopping)
     goes_on.set()
     closing.join(PATIENCE_S)
     assert not closing.is_alive()

@@ -108,7 +108,7 @@ MUTATIONS = (
         _always(False),
         0,
     ),
-    Mutation("nothing is pinned", "model_cache.Residents.add", _unpinned, 0),
+    Mutation("nothing is pinned", "model_cache.ModelCache.add", _unpinned, 0),
     Mutation("a name switches at once", "vmodels.step", _hasty, 0),
     Mutation("a name never switches", "vmodels.step", _always(Wait("never")), 0),
 )

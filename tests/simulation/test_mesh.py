@@ -170,14 +170,14 @@ def test_claims_that_do_not_count_are_seen(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_evicting_what_is_pinned_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    add = model_cache.Residents.add
+    add = model_cache.ModelCache.add
 
     def unpinned(
-        self: model_cache.Residents, *args: Any, pinned: bool = False, **told: Any
+        self: model_cache.ModelCache, *args: Any, pinned: bool = False, **told: Any
     ) -> None:
         add(self, *args, **told)
 
-    monkeypatch.setattr(model_cache.Residents, "add", unpinned)
+    monkeypatch.setattr(model_cache.ModelCache, "add", unpinned)
     found = settled(replace(SMALL, pinned=20, alpha=0.2, share=0.3))
     assert any("which is pinned" in text for text in found.violations)
 

@@ -20,7 +20,7 @@ from clipper.types import check_name
 if TYPE_CHECKING:
     from clipper.config import Config
     from clipper.mesh.facade import MeshFacade, MigrationProgress
-    from clipper.mesh.node.node import Mesh
+    from clipper.mesh.node.node import MeshNode
     from clipper.server import ClipperServer
 
 _LOOK_S: Final = 0.1
@@ -222,7 +222,7 @@ def _reachable(config: "Config") -> "Config":
     return replace(config, server=replace(server, token=token, insecure=False))
 
 
-def _ready(mesh: "Mesh", stopping: threading.Event) -> bool:
+def _ready(mesh: "MeshNode", stopping: threading.Event) -> bool:
     """Until this node is in the registry with the types that it loads; False when it is to end
     before, or has given up."""
     began = said = time.monotonic()
@@ -242,7 +242,7 @@ def _ready(mesh: "Mesh", stopping: threading.Event) -> bool:
     return True
 
 
-def _lacks(mesh: "Mesh") -> str:
+def _lacks(mesh: "MeshNode") -> str:
     here = any(one.id == mesh.instance and one.types for one in mesh.instances())
     return "" if here else "the store, or the processes that hold models"
 

@@ -588,7 +588,7 @@ class Deployment:
             running.core.engine.expect(running.core.index, when_us)
 
     def _came_or_went(self, id_: VersionedModel) -> None:
-        if self._mesh.came_or_went(id_):
+        if self._mesh.on_replicas_changed(id_):
             return
         if self.containers.of(id_):
             self._building.enter(id_, WARM)

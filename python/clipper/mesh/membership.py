@@ -10,7 +10,7 @@ import msgspec
 from clipper.catalog import Catalog
 from clipper.config import Config
 from clipper.errors import NotAllowed, UnknownModel
-from clipper.mesh.node.node import Mesh
+from clipper.mesh.node.node import MeshNode
 from clipper.mesh.routing.router import MeshedModel
 from clipper.serving.containers import Containers, Replica, Seat
 from clipper.serving.engines import Engines
@@ -33,7 +33,7 @@ class MeshMembership:
 
     def __init__(self, config: Config, store: Store, folder: Path) -> None:
         self._settings, self._store, self._folder = config.mesh, store, folder
-        self._node: Mesh | None = None
+        self._node: MeshNode | None = None
 
     def start(self, host: "ServerHost", *, store_is_away: bool) -> None:
         """Start the node, if the configuration enables one.
@@ -43,19 +43,19 @@ class MeshMembership:
         """
         if not self._settings.enabled:
             return
-        self._node = Mesh(self._settings, self._store, host, self._folder)
+        self._node = MeshNode(self._settings, self._store, host, self._folder)
         if store_is_away and self._settings.enter_s:
             self._node.start_late()
         else:
             self._node.start()
 
     @property
-    def node(self) -> Mesh | None:
+    def node(self) -> MeshNode | None:
         """The node; None when the server is not a member of a mesh."""
         return self._node
 
     @property
-    def required_node(self) -> Mesh:
+    def required_node(self) -> MeshNode:
         """The node. Raises NotAllowed when the server is not a member of a mesh."""
         if self._node is None:
             raise NotAllowed(
@@ -78,11 +78,11 @@ class MeshMembership:
 
     def is_routed(self, name: str) -> bool:
         """Return whether the mesh has a model of this name."""
-        return self._node is not None and self._node.routes.route(name) is not None
+        return self._node is not None and self._node.router.route(name) is not None
 
     def model(self, name: str) -> MeshedModel:
         """Return the handle of one model. Raises UnknownModel."""
-        route = self._node.routes.route(name) if self._node is not None else None
+        route = self._node.router.route(name) if self._node is not None else None
         if route is None:
             raise UnknownModel(f"no model {name!r} is registered.")
         return MeshedModel(route)
@@ -91,9 +91,9 @@ class MeshMembership:
         """Return the queue that a connecting container serves; None for a model of the catalog."""
         return None if self._node is None else self._node.seat(name, version, input)
 
-    def came_or_went(self, id: VersionedModel) -> bool:
+    def on_replicas_changed(self, id: VersionedModel) -> bool:
         """Report a replica that connected or disconnected; return whether it is one of the mesh."""
-        return self._node is not None and self._node.came_or_went(id)
+        return self._node is not None and self._node.on_replicas_changed(id)
 
     def enter(self) -> None:
         """Enter the mesh, once a store that was away at the start has come back."""
@@ -116,7 +116,7 @@ class MeshMembership:
 
 
 class ServerHost:
-    """What a mesh node needs of its server: `clipper.mesh.node.Ground`. Threads: any."""
+    """A server as a mesh node uses it: a `clipper.mesh.node.node_host.NodeHost`. Threads: any."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class ServerHost:
 
 
 if TYPE_CHECKING:
-    from clipper.mesh.node.node import Ground
+    from clipper.mesh.node.node_host import NodeHost
 
-    def _is_ground(host: ServerHost) -> Ground:
+    def _is_node_host(host: ServerHost) -> NodeHost:
         return host

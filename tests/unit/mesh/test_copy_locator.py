@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
-from clipper.mesh.loading.loader import LocalModels
+from clipper.mesh.background_tasks import BackgroundTasks
+from clipper.mesh.decision_log import DecisionLog
+from clipper.mesh.loading.loader import ModelLoader
 from clipper.mesh.records import Copy, Instance, MeshModel
 from clipper.mesh.registry import Registry, now_ms
-from clipper.mesh.routing.copy_locator import Notes, Supply
+from clipper.mesh.routing.copy_locator import CopyLocator
 from clipper.mesh.transport.channel import ELSEWHERE, Failed, Lost, Message
 from clipper.settings.mesh import MeshSettings
 from clipper.store import MemoryStore
@@ -43,12 +45,12 @@ def instance(id: str, number: int) -> Instance:
     return Instance(id, number, "", "", types=("onnx",), capacity_bytes=100 * MIB)
 
 
-async def away(function: Any, *args: Any) -> Any:
+async def call(function: Any, *args: Any) -> Any:
     return function(*args)
 
 
 @pytest.mark.parametrize(
-    ("answer", "copies"),
+    ("answer", "copies_max"),
     [
         (Failed("it has 1 of 1 copies", ELSEWHERE), 1),
         (Failed("it is stopping", "none"), 1),
@@ -57,7 +59,7 @@ async def away(function: Any, *args: Any) -> Any:
     ],
 )
 def test_only_a_holder_that_cannot_be_reached_lets_another_copy_be_made(
-    answer: Failed, copies: int
+    answer: Failed, copies_max: int
 ) -> None:
     store = MemoryStore()
     registry = Registry(store, MeshSettings())
@@ -76,25 +78,29 @@ def test_only_a_holder_that_cannot_be_reached_lets_another_copy_be_made(
     assert isinstance(record, MeshModel)
     wait_until(lambda: len(registry.instances) == 3)
     peers = FakePeers(b=answer, c=None)
-    local = LocalModels("a", 1, registry, registry.settings, [], 0, away)
-    supply = Supply(
-        local,
-        peers,
+    tasks = BackgroundTasks()
+    loader = ModelLoader("a", 1, registry, registry.settings, [], 0, call, tasks)
+    copies = CopyLocator(
+        loader,
+        peers,  # type: ignore[arg-type]
         registry,
         registry.settings,
+        call,
+        tasks,
+        DecisionLog(),
         lambda: instance("a", 1),
         lambda: ("", ""),
+        lambda _: None,
         lambda *_: None,
-        Notes(),  # type: ignore[arg-type]
     )
-    local.stopping = True
+    loader.set_stopping(True)
 
     async def ask() -> None:
         exclude: dict[str, bool] = {}
         route: Any = FakeRoute()
-        assert not await supply._from_holders(route, record, exclude)
-        supply.choose = lambda *_, **__: type("Choice", (), {"instance": "c", "why": ""})()  # type: ignore[method-assign]
-        await supply._placed(route, record, exclude)
+        assert not await copies._from_holders(route, record, exclude)
+        copies.choose = lambda *_, **__: type("Choice", (), {"instance": "c", "why": ""})()  # type: ignore[method-assign]
+        await copies._placed(route, record, exclude)
 
     try:
         asyncio.run(ask())
@@ -102,4 +108,4 @@ def test_only_a_holder_that_cannot_be_reached_lets_another_copy_be_made(
         registry.leave()
         registry.close()
         store.close()
-    assert peers.asked == [("b", False, 1), ("c", True, copies)]
+    assert peers.asked == [("b", False, 1), ("c", True, copies_max)]

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from clipper.mesh.loading.loader import Elsewhere, LocalModels
+from clipper.mesh.background_tasks import BackgroundTasks
+from clipper.mesh.loading.loader import Elsewhere, ModelLoader
 from clipper.mesh.loading.model_host import HostStatus, Loaded
 from clipper.mesh.records import Instance, MeshModel, Policy
 from clipper.mesh.registry import Registry
@@ -56,7 +57,7 @@ class FakeHost:
         self.served.remove((model, address))
 
 
-Test = Callable[[LocalModels, FakeHost, Registry], Awaitable[Any]]
+Test = Callable[[ModelLoader, FakeHost, Registry], Awaitable[Any]]
 
 
 def with_models(test: Test, *, capacity: int = 10 * SIZE, models: int = 6, **settings: Any) -> None:
@@ -68,12 +69,12 @@ def with_models(test: Test, *, capacity: int = 10 * SIZE, models: int = 6, **set
             registry.register(MeshModel(f"m{n}", "onnx", "x.onnx", policy=Policy(pinned=n == 5)))
         wait_until(lambda: len(registry.models) == models)
 
-        async def away(function: Callable[..., Any], *args: Any) -> Any:
+        async def call(function: Callable[..., Any], *args: Any) -> Any:
             await asyncio.sleep(0)
             return function(*args)
 
-        host = FakeHost()
-        local = LocalModels("a", 1, registry, registry.settings, [host], capacity, away)
+        host, tasks = FakeHost(), BackgroundTasks()
+        local = ModelLoader("a", 1, registry, registry.settings, [host], capacity, call, tasks)
         try:
             async with asyncio.timeout(20):
                 await test(local, host, registry)
@@ -93,7 +94,7 @@ def copies(registry: Registry, id: str) -> dict[str, bool]:
 
 
 def test_those_who_ask_together_load_once() -> None:
-    async def test(local: LocalModels, host: FakeHost, registry: Registry) -> None:
+    async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
         await asyncio.gather(*(local.load("m0", 5, waiting=True) for _ in range(50)))
         assert host.loaded == ["m0"]
         assert copies(registry, "m0") == {"a": True}
@@ -105,7 +106,7 @@ def test_those_who_ask_together_load_once() -> None:
 
 
 def test_a_model_is_loading_until_its_load_has_ended() -> None:
-    async def test(local: LocalModels, host: FakeHost, registry: Registry) -> None:
+    async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
         host.gate.clear()
         load = asyncio.ensure_future(local.load("m0", 1, waiting=True))
         await asyncio.sleep(0)
@@ -118,7 +119,7 @@ def test_a_model_is_loading_until_its_load_has_ended() -> None:
 
 
 def test_what_somebody_waits_for_goes_first_then_what_was_used_last() -> None:
-    async def test(local: LocalModels, host: FakeHost, registry: Registry) -> None:
+    async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
         host.gate.clear()
         begun = [asyncio.ensure_future(local.load("m0", 1, waiting=True))]
         await asyncio.sleep(0)
@@ -133,22 +134,22 @@ def test_what_somebody_waits_for_goes_first_then_what_was_used_last() -> None:
 
 
 def test_the_least_worthy_makes_room_and_the_pinned_stays() -> None:
-    async def test(local: LocalModels, host: FakeHost, registry: Registry) -> None:
-        local.residents.churn_ms = 0
+    async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
+        local.cache.churn_ms = 0
         for at, id in enumerate(("m5", "m0", "m1")):
             await local.load(id, at, waiting=True)
-            local.residents.churn_ms = 0
+            local.cache.churn_ms = 0
         await local.load("m2", 9, waiting=True)
         assert host.unloaded == ["m0"]
         assert set(local.held) == {"m5", "m1", "m2"}
         assert copies(registry, "m0") == {}
-        assert local.residents.used_bytes == 3 * SIZE
+        assert local.cache.used_bytes == 3 * SIZE
 
     with_models(test, capacity=3 * SIZE)
 
 
 def test_a_model_too_big_for_here_leaves_no_claim() -> None:
-    async def test(local: LocalModels, host: FakeHost, registry: Registry) -> None:
+    async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
         registry.change("m0", lambda m: MeshModel("m0", "onnx", "x.onnx", size_bytes=99 * SIZE))
         wait_until(lambda: registry.models["m0"].size_bytes)
         with pytest.raises(Failed, match="no room") as failure:
@@ -161,7 +162,7 @@ def test_a_model_too_big_for_here_leaves_no_claim() -> None:
 
 
 def test_a_load_that_fails_is_told_with_whose_fault_it_is() -> None:
-    async def test(local: LocalModels, host: FakeHost, registry: Registry) -> None:
+    async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
         host.fails = {"m0": Failed("bad file", "artifact"), "m1": Lost("gone")}
         for id, fault in (("m0", "artifact"), ("m1", "host")):
             with pytest.raises(Failed):
@@ -170,14 +171,14 @@ def test_a_load_that_fails_is_told_with_whose_fault_it_is() -> None:
             assert record is not None
             assert record.failures["a"].fault == fault
             assert not record.copies
-        assert local.residents.used_bytes == 0
+        assert local.cache.used_bytes == 0
         assert local.counts.stats()["load_outcomes"]["artifact"] == 1
 
     with_models(test)
 
 
 def test_what_another_has_is_not_loaded() -> None:
-    async def test(local: LocalModels, host: FakeHost, registry: Registry) -> None:
+    async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
         other = Instance("b", 2, "", "")
         registry.store.put("mesh/instance/b", b'{"id":"b","number":2,"peers":"","containers":""}')
         wait_until(lambda: "b" in registry.instances)
@@ -198,7 +199,7 @@ def test_what_another_has_is_not_loaded() -> None:
 
 
 def test_a_copy_whose_claim_was_taken_away_goes() -> None:
-    async def test(local: LocalModels, host: FakeHost, registry: Registry) -> None:
+    async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
         host.gate.clear()
         loading = asyncio.ensure_future(local.load("m0", 1, waiting=True))
         while copies(registry, "m0") != {"a": False}:
@@ -208,13 +209,13 @@ def test_a_copy_whose_claim_was_taken_away_goes() -> None:
         with pytest.raises(Elsewhere, match="taken away"):
             await loading
         assert host.unloaded == ["m0"]
-        assert local.residents.used_bytes == 0
+        assert local.cache.used_bytes == 0
 
     with_models(test)
 
 
 def test_who_is_fenced_claims_nothing() -> None:
-    async def test(local: LocalModels, host: FakeHost, registry: Registry) -> None:
+    async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
         assert registry.lease is not None
         registry.lease.lost.set()
         with pytest.raises(Failed, match="lease"):
@@ -225,7 +226,7 @@ def test_who_is_fenced_claims_nothing() -> None:
 
 
 def test_what_a_dead_host_held_is_loaded_again_without_a_new_claim() -> None:
-    async def test(local: LocalModels, host: FakeHost, registry: Registry) -> None:
+    async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
         await local.load("m0", 1, waiting=True)
         assert [id for id, _ in local.host_lost(host)] == ["m0"]
         assert copies(registry, "m0") == {"a": True}
@@ -238,19 +239,19 @@ def test_what_a_dead_host_held_is_loaded_again_without_a_new_claim() -> None:
 
 
 def test_one_larger_than_was_thought_has_others_go() -> None:
-    async def test(local: LocalModels, host: FakeHost, registry: Registry) -> None:
+    async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
         host.sizes = {"m2": 2 * SIZE}
         for n in range(3):
-            local.residents.churn_ms = 0
+            local.cache.churn_ms = 0
             await local.load(f"m{n}", n, waiting=True)
-        assert local.residents.used_bytes <= 3 * SIZE
+        assert local.cache.used_bytes <= 3 * SIZE
         assert "m2" in local.held
 
     with_models(test, capacity=3 * SIZE)
 
 
 def test_it_lends_what_it_holds() -> None:
-    async def test(local: LocalModels, host: FakeHost, registry: Registry) -> None:
+    async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
         with pytest.raises(Elsewhere):
             await local.lend("m0", "unix:/x", "token")
         await local.load("m0", 1, waiting=True)
@@ -263,11 +264,11 @@ def test_it_lends_what_it_holds() -> None:
 
 
 def test_who_stops_takes_nothing_more_and_tells_those_who_wait() -> None:
-    async def test(local: LocalModels, host: FakeHost, registry: Registry) -> None:
+    async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
         host.gate.clear()
         waiting = asyncio.ensure_future(local.load("m0", 1, waiting=True))
         await asyncio.sleep(0)
-        local.stopping = True
+        local.set_stopping(True)
         with pytest.raises(Failed, match="stopping"):
             await local.load("m1", 1, waiting=True)
         await local.stop()

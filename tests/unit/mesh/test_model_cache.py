@@ -6,21 +6,21 @@ from random import Random
 
 import pytest
 
-from clipper.mesh.decisions.model_cache import FEW, HALF_LIFE_MS, USES, Refused, Residents, Room
+from clipper.mesh.decisions.model_cache import FEW, HALF_LIFE_MS, USES, ModelCache, Refused, Room
 
 T0 = 1_700_000_000_000
 
 
-def filled(capacity: int, sizes: dict[str, int], **settings: float) -> Residents:
+def filled(capacity: int, sizes: dict[str, int], **settings: float) -> ModelCache:
     """Each used once, a second apart."""
-    residents = Residents(capacity, **settings)  # type: ignore[arg-type]
+    residents = ModelCache(capacity, **settings)  # type: ignore[arg-type]
     for n, (id, size) in enumerate(sizes.items()):
         residents.add(id, size, T0 + 1000 * n, T0 + 1000 * n)
     return residents
 
 
 def evicted(
-    residents: Residents, size: int, now_ms: int = T0 + 10**6, **options: bool
+    residents: ModelCache, size: int, now_ms: int = T0 + 10**6, **options: bool
 ) -> tuple[str, ...]:
     room = residents.room_for(size, now_ms, now_ms, **options)
     assert isinstance(room, Room), room
@@ -67,7 +67,7 @@ def test_and_with_the_clock() -> None:
 
 def test_the_large_goes_before_the_small_and_the_cheap_before_the_dear() -> None:
     assert evicted(filled(110, {"small": 10, "large": 100}), 5) == ("large",)
-    residents = Residents(20, churn_ms=0)
+    residents = ModelCache(20, churn_ms=0)
     residents.add("dear", 10, T0, T0, cost_ms=5000)
     residents.add("cheap", 10, T0 + 1, T0 + 1, cost_ms=50)
     assert evicted(residents, 5) == ("cheap",)
@@ -136,7 +136,7 @@ def test_one_that_returns_is_no_stranger() -> None:
 
 
 def test_a_use_long_ago_is_worth_less() -> None:
-    residents = Residents(20, churn_ms=0)
+    residents = ModelCache(20, churn_ms=0)
     for n in range(20 * FEW * int(USES)):
         residents.touch("nobody", T0 + n)
         residents.add("x", 1, T0 + n, T0 + n)
@@ -163,7 +163,7 @@ def test_the_least_recently_used() -> None:
     residents.add("d", 10, T0 - 5, T0 + 9001)
     assert residents.lru_ms(0) == T0 - 5
     assert residents.by_recency() == ["a", "c", "d"]
-    assert Residents(1).lru_ms(77) == 77
+    assert ModelCache(1).lru_ms(77) == 77
 
 
 class Twin:
@@ -209,7 +209,7 @@ class Twin:
 @pytest.mark.parametrize("seed", range(20))
 def test_beside_the_twin(seed: int) -> None:
     rng = Random(seed)
-    residents, twin, now = Residents(1000, churn_ms=0), Twin(1000), T0
+    residents, twin, now = ModelCache(1000, churn_ms=0), Twin(1000), T0
     for _ in range(600):
         now += rng.choice([1, 100, 60_000, 3_600_000])
         id = f"m{rng.randrange(40)}"

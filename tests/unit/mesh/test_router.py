@@ -12,7 +12,7 @@ from clipper.mesh.routing.router import (
     ABSENT_MAX,
     Alias,
     Route,
-    Routes,
+    Router,
     core_record,
     is_convertible,
 )
@@ -20,7 +20,7 @@ from clipper.testing import wait_until
 from clipper.types import Batching, InputType, Model
 
 
-def routes(*known: str, draws: list[float] | None = None) -> tuple[Routes, list[str], list[str]]:
+def routes(*known: str, draws: list[float] | None = None) -> tuple[Router, list[str], list[str]]:
     missed: list[str] = []
     looked: list[str] = []
 
@@ -38,7 +38,7 @@ def routes(*known: str, draws: list[float] | None = None) -> tuple[Routes, list[
 
     drawn = iter(draws or ())
     rng: Any = SimpleNamespace(random=lambda: next(drawn))
-    return Routes(make, find, told, Batching(), rng, look_up=looked.append), missed, looked
+    return Router(make, find, told, Batching(), rng, look_up=looked.append), missed, looked
 
 
 def test_a_miss_is_told_once_until_it_was_served() -> None:
@@ -46,10 +46,10 @@ def test_a_miss_is_told_once_until_it_was_served() -> None:
     for _ in range(3):
         assert found.question("m") is not None
     assert missed == ["m"]
-    found.came_or_went("m", [1])
+    found.set_lenders("m", [1])
     found.question("m")
     assert missed == ["m"]
-    found.came_or_went("m", [])
+    found.set_lenders("m", [])
     found.question("m")
     assert missed == ["m", "m"]
 
@@ -57,7 +57,7 @@ def test_a_miss_is_told_once_until_it_was_served() -> None:
 def test_query_that_has_to_wait_for_a_load_gets_the_time_for_it() -> None:
     found, _, _ = routes("m")
     assert found.question("m") is found.get("m").cold  # type: ignore[union-attr]
-    found.came_or_went("m", [1])
+    found.set_lenders("m", [1])
     assert found.question("m") is found.get("m").question  # type: ignore[union-attr]
 
 
@@ -65,7 +65,7 @@ def test_uses_are_counted_and_those_that_waited() -> None:
     found, _, _ = routes("m")
     for _ in range(3):
         found.question("m")
-    found.came_or_went("m", [1])
+    found.set_lenders("m", [1])
     found.question("m")
     ((route, asked),) = found.touched.take()
     assert (route.id, asked, route.waited) == ("m", 4, 3)
@@ -88,11 +88,11 @@ def test_many_threads_make_one_route() -> None:
 
 def test_a_vmodel_asks_its_active_model_or_a_share_of_the_other() -> None:
     found, _, _ = routes("m", "t", draws=[0.1, 0.9])
-    found.alias("v", Alias("m"))
+    found.set_alias("v", Alias("m"))
     assert found.route("v") is found.route("m")
-    found.alias("v", Alias("m", "t", 0.5))
+    found.set_alias("v", Alias("m", "t", 0.5))
     assert [found.route("v").id for _ in range(2)] == ["t", "m"]  # type: ignore[union-attr]
-    found.alias("v", None)
+    found.set_alias("v", None)
     assert found.route("v") is None
 
 
@@ -101,7 +101,7 @@ def test_who_is_not_there_is_looked_up_in_the_store_once_for_a_while() -> None:
     for _ in range(5):
         assert found.question("nobody") is None
     assert looked.count("nobody") == 1
-    found.is_known("nobody")
+    found.forget_absence("nobody")
     found.question("nobody")
     assert looked.count("nobody") == 2
     for n in range(2 * ABSENT_MAX):

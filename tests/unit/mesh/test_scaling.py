@@ -6,7 +6,7 @@ import pytest
 
 from clipper.mesh.decisions import scaling
 from clipper.mesh.decisions.placement import Constraint, Field
-from clipper.mesh.decisions.usage import Usage, Uses, together
+from clipper.mesh.decisions.usage import Usage, UsageCounter, together
 from clipper.mesh.records import Copy, Instance, MeshModel, Policy
 from clipper.settings.mesh import MeshSettings
 
@@ -172,7 +172,7 @@ def test_all_agree_on_who_gives_its_copy_up() -> None:
 
 
 def test_rates_are_of_the_time_between_looks() -> None:
-    uses = Uses()
+    uses = UsageCounter()
     uses.look(NOW)
     for n in range(50):
         uses.note("m", NOW + 100 * n, waited_ms=4, served_ms=2 if n % 2 else 0)
@@ -192,14 +192,14 @@ def test_rates_are_of_the_time_between_looks() -> None:
     [(1, False), (6, False), (7, True), (25, True), (40, True), (41, False), (90, False)],
 )
 def test_regular_is_now_and_seven_to_forty_minutes_ago(minutes: int, regular: bool) -> None:
-    uses, start = Uses(), NOW // 60_000 * 60_000
+    uses, start = UsageCounter(), NOW // 60_000 * 60_000
     uses.note("m", start)
     uses.note("m", start + 60_000 * minutes)
     assert uses.look(start + 60_000 * minutes)["m"].regular is regular
 
 
 def test_what_is_not_used_is_forgotten() -> None:
-    uses = Uses()
+    uses = UsageCounter()
     uses.note("old", NOW)
     uses.look(NOW + HOUR)
     assert uses.last("old", NOW) == Usage()

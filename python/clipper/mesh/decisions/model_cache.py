@@ -67,7 +67,7 @@ class Resident:
     queued: float = 0.0  # of its entry in the heap: at most `worth`
 
 
-class Residents:
+class ModelCache:
     """The models of one instance, what each holds, and who goes first.
 
     Threads: one at a time. capacity_bytes: never exceeded by `add` after `room_for`. models_max: at

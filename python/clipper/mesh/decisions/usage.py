@@ -55,7 +55,7 @@ class _Counted:
     minutes: int = 0  # bit n: used n minutes before `minute`
 
 
-class Uses:
+class UsageCounter:
     """Counts since the last look, and which minutes of the last forty had a use.
 
     Threads: one at a time. Memory: a few hundred bytes a model used within forty minutes.
@@ -66,6 +66,7 @@ class Uses:
         self._used: dict[str, _Counted] = {}
         self._since_ms = 0
         self._swept_ms = 0
+        self.rate = 0.0  # queries a minute of all models together, as of the last `look`
 
     def note(
         self,
@@ -100,6 +101,7 @@ class Uses:
         for held in self._used.values():
             held.count, held.waited_ms, held.served_ms, held.served = 0, 0.0, 0.0, 0
         self._used = {}
+        self.rate = sum(usage.rate for usage in found.values())
         if now_ms - self._swept_ms > REGULAR_TO * MINUTE_MS:
             self._swept_ms = now_ms
             self._models = {

@@ -11,13 +11,14 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from zlib import crc32
 
 from clipper.errors import ClipperError, StoreError, UnknownModel
+from clipper.mesh.background_tasks import BackgroundTasks
 from clipper.mesh.decisions import claims, failures
 from clipper.mesh.decisions.load_queue import Load, LoadQueue, LoadTimes
-from clipper.mesh.decisions.model_cache import Refused, Residents
+from clipper.mesh.decisions.model_cache import ModelCache, Refused
 from clipper.mesh.loading.isolation import Isolation
 from clipper.mesh.loading.model_host import Died, Loaded, ModelHost
 from clipper.mesh.records import Fault, MeshModel
@@ -31,8 +32,7 @@ SERVE_S: Final = 10.0
 SIZE_S: Final = 0.5  # that a guess of a size may take
 CHURN: Final = 10.0  # loads' mean time: what was used more recently is not evicted
 _log = logging.getLogger(__name__)
-T = TypeVar("T")
-Run = Callable[..., Awaitable[Any]]
+RunBlocking = Callable[..., Awaitable[Any]]
 Note = Callable[[str, str, str], None]
 
 
@@ -52,8 +52,8 @@ class Crashed(Failed):
 
 
 @dataclass(slots=True)
-class Held:
-    """A copy here. lent: addresses of the servers that it serves, with the token of each."""
+class LoadedCopy:
+    """A copy that is loaded here. lent: addresses of the servers that it serves, with tokens."""
 
     record: MeshModel
     host: ModelHost
@@ -72,10 +72,14 @@ class _Job:
     why: str = ""
 
 
-class LocalModels:
-    """me: this instance's id.  number: of the replicas that it lends.  run: calls a function
-    elsewhere, and awaits it. note: (model, what, why), for whoever asks later.  isolation: of
-    models that were at work when a host ended.
+class ModelLoader:
+    """Loads, evicts and lends the models of this node.
+
+    me: this instance's id.  number: the replica number of the copies that it lends.
+    capacity_bytes: memory for models; see `refresh_capacity`.  run_blocking: runs a function that
+    blocks in another thread.  note: records (model, event, reason) for `explain`.  isolation:
+    places models that may have crashed a host in hosts of their own; None: never.  on_evicted:
+    called with the record and the last use of a model that made room for another.
     """
 
     def __init__(
@@ -86,54 +90,59 @@ class LocalModels:
         settings: MeshSettings,
         hosts: Sequence[ModelHost],
         capacity_bytes: int,
-        run: Run,
+        run_blocking: RunBlocking,
+        tasks: BackgroundTasks,
         note: Note = lambda *_: None,
         isolation: Isolation | None = None,
+        on_evicted: Callable[[MeshModel, int], None] = lambda *_: None,
     ) -> None:
         self.me, self.number = me, number
         self._registry, self._settings, self._hosts = registry, settings, hosts
-        self.run, self._note = run, note
-        self._isolation = isolation  # None: no model is held alone
-        self.residents = Residents(capacity_bytes, models_max=settings.loaded_max)
+        self._run_blocking, self._tasks, self._note = run_blocking, tasks, note
+        self._isolation, self._on_evicted = isolation, on_evicted
+        self.cache = ModelCache(capacity_bytes, models_max=settings.loaded_max)
         self.queue = LoadQueue(settings.queue_max)
         self.times = LoadTimes(settings.load_s)
-        self.held: dict[str, Held] = {}
+        self.held: dict[str, LoadedCopy] = {}
         self._jobs: dict[str, _Job] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
         self.loading = 0
-        self.stopping = False  # it takes no more models
-        self.closed = False
+        self._stopping = self._closed = False
         self.counts = MeshCounts()
-        self.paged_out: Callable[[MeshModel, int], None] = lambda record, used_ms: (
-            None
-        )  # made room here; with its last use
+
+    @property
+    def stopping(self) -> bool:
+        """True while this node refuses new loads."""
+        return self._stopping
+
+    @property
+    def closed(self) -> bool:
+        """True once `stop` has been called."""
+        return self._closed
+
+    def set_stopping(self, stopping: bool) -> None:
+        """Refuse new loads, or accept them again."""
+        self._stopping = stopping
+
+    def refresh_capacity(self) -> None:
+        """Set the memory for models to the configured size, or else to what the hosts report."""
+        reported = sum(host.status.capacity_bytes for host in self._hosts)
+        self.cache.capacity_bytes = self._settings.capacity_mib << 20 or reported
 
     @property
     def loading_max(self) -> int:
+        """The number of models that may load at the same time."""
         return self._settings.loading_max or max(
             1, sum(host.status.loading_max for host in self._hosts)
         )
 
     @property
     def types(self) -> tuple[str, ...]:
+        """The model types that the hosts can load."""
         return tuple(sorted({type for host in self._hosts for type in host.types}))
 
     def host_of(self, model: MeshModel) -> ModelHost:
-        """They are spread by id, so that all cores are used, and a host that ends takes its share
-        only."""
+        """Return the host for a model, chosen by its id so that models spread over the hosts."""
         return self._hosts[crc32(model.id.encode()) % len(self._hosts)]
-
-    def spawn(self, work: Any) -> "asyncio.Task[Any]":
-        """Run it to its end, whoever asked for it."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: "asyncio.Task[Any]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a task of the mesh failed", exc_info=error)
 
     # -- loading
 
@@ -153,7 +162,7 @@ class LocalModels:
         return id in self._jobs
 
     def _begin(self, id: str, used_ms: int, waiting: bool, copies: int, why: str = "") -> _Job:
-        if self.stopping:
+        if self._stopping:
             raise Failed(f"{self.me} is stopping", "none")
         job = self._jobs[id] = _Job(copies, asyncio.get_running_loop().create_future(), why)
         job.done.add_done_callback(
@@ -171,7 +180,7 @@ class LocalModels:
     def _pump(self) -> None:
         while self.loading < self.loading_max and (load := self.queue.pop()) is not None:
             self.loading += 1
-            self.spawn(self._do(load, self._jobs[load.model]))
+            self._tasks.spawn(self._do(load, self._jobs[load.model]))
 
     async def _do(self, load: Load, job: _Job) -> None:
         failure: Failed | None = None
@@ -201,7 +210,7 @@ class LocalModels:
 
     async def _load(self, load: Load, job: _Job) -> None:
         id, began_ms = load.model, now_ms()
-        record = self._registry.models.get(id) or await self.run(self._registry.read, id)
+        record = self._registry.models.get(id) or await self._run_blocking(self._registry.read, id)
         if record is None:
             raise Elsewhere(f"model {id!r} is registered no more")
         host = self.host_of(record)
@@ -217,28 +226,28 @@ class LocalModels:
             await self._make_room(record, size, load)
             host, found = await self._in_host(host, record)
         except BaseException as error:
-            self.residents.remove(id)
+            self.cache.remove(id)
             await self._release_alone(id)
             await self._not_loaded(record, error)
             raise
         self.times.add(record.type, found.took_ms)
-        self.residents.churn_ms = min(
+        self.cache.churn_ms = min(
             CHURN * self.times.mean_ms(record.type), self._settings.load_s * 1000
         )
         size = found.size_bytes or size
         told: dict[str, Any] = {"size_bytes": size, "input": found.input, "output": found.output}
-        done = await self.run(
+        done = await self._run_blocking(
             self._registry.change, id, lambda m: claims.completed(m, self.me, now_ms(), **told)
         )
         if isinstance(done, claims.Refused):
-            self.residents.remove(id)
+            self.cache.remove(id)
             await self._unload(host, id)
             raise Elsewhere(done.why)
-        self.residents.resize(id, size)
+        self.cache.resize(id, size)
         await self._evict_excess(id)
-        self.residents.loaded(id, size, now_ms=now_ms(), cost_ms=found.took_ms)
-        self.residents.pin(id, record.policy.pinned)
-        self.held[id] = Held(done, host, now_ms(), found.concurrency)
+        self.cache.loaded(id, size, now_ms=now_ms(), cost_ms=found.took_ms)
+        self.cache.pin(id, record.policy.pinned)
+        self.held[id] = LoadedCopy(done, host, now_ms(), found.concurrency)
         queued_ms = began_ms - load.since_ms
         self.counts.loaded(now_ms() - load.since_ms, queued_ms, found.took_ms, size)
         self._note(
@@ -268,35 +277,35 @@ class LocalModels:
                 m, me, now_ms(), alive=alive, copies=job.copies, settings=settings, size_bytes=size
             )
 
-        found = await self.run(self._registry.change_copies, record.id, step)
+        found = await self._run_blocking(self._registry.change_copies, record.id, step)
         if isinstance(found, claims.Refused):
             raise Elsewhere(found.why)
         return found  # type: ignore[no-any-return]
 
     async def _make_room(self, record: MeshModel, size: int, load: Load) -> None:
-        room = self.residents.room_for(size, load.used_ms, now_ms(), waiting=load.waiting)
+        room = self.cache.room_for(size, load.used_ms, now_ms(), waiting=load.waiting)
         if isinstance(room, Refused):
             self.counts.failed("refused")
             raise Failed(f"{self.me} has no room: {room.why}", "none")
         leaving = [self._begin_leaving(id) for id in room.evict]
-        self.residents.add(
+        self.cache.add(
             record.id, size, load.used_ms, now_ms(), loading=True, pinned=record.policy.pinned
         )
         for held in leaving:
             await self._end_leaving(held, f"to make room for {record.id}")
             if (copy := held[1]) is not None:
-                self.paged_out(copy.record, held[2])
+                self._on_evicted(copy.record, held[2])
 
     async def _evict_excess(self, but: str) -> None:
         """It has turned out larger than was thought."""
-        if self.residents.used_bytes <= self.residents.capacity_bytes:
+        if self.cache.used_bytes <= self.cache.capacity_bytes:
             return
-        churn_ms, self.residents.churn_ms = (
-            self.residents.churn_ms,
+        churn_ms, self.cache.churn_ms = (
+            self.cache.churn_ms,
             0.0,
         )  # memory is taken already: whoever can go, goes
-        room = self.residents.room_for(0, now_ms(), now_ms())
-        self.residents.churn_ms = churn_ms
+        room = self.cache.room_for(0, now_ms(), now_ms())
+        self.cache.churn_ms = churn_ms
         if isinstance(room, Refused):
             _log.warning("the models of %s are larger than its memory: %s", self.me, room.why)
             return
@@ -362,7 +371,7 @@ class LocalModels:
         with contextlib.suppress(
             UnknownModel, StoreError
         ):  # what is not released now is by the janitor
-            await self.run(self._registry.change, record.id, step)
+            await self._run_blocking(self._registry.change, record.id, step)
 
     # -- serving
 
@@ -399,12 +408,12 @@ class LocalModels:
         await self._end_leaving(self._begin_leaving(id), why)
         return True
 
-    def _begin_leaving(self, id: str) -> tuple[str, Held | None, int]:
-        resident = self.residents.get(id)
-        self.residents.remove(id)
+    def _begin_leaving(self, id: str) -> tuple[str, LoadedCopy | None, int]:
+        resident = self.cache.get(id)
+        self.cache.remove(id)
         return id, self.held.pop(id, None), resident.used_ms if resident else 0
 
-    async def _end_leaving(self, leaving: tuple[str, Held | None, int], why: str) -> None:
+    async def _end_leaving(self, leaving: tuple[str, LoadedCopy | None, int], why: str) -> None:
         """First the others hear that it goes, so that they ask elsewhere; then it answers what it
         has."""
         id, held, used_ms = leaving
@@ -413,7 +422,7 @@ class LocalModels:
         self.counts.unloaded(now_ms() - (used_ms or held.loaded_ms))
         self._note(id, "unloaded", why)
         with contextlib.suppress(UnknownModel, StoreError):
-            await self.run(
+            await self._run_blocking(
                 self._registry.change, id, lambda m: claims.released(m, self.me, used_ms)
             )
         await self._unload(held.host, id)
@@ -433,9 +442,41 @@ class LocalModels:
             _log.warning("model %r was not unloaded: %s", id, failure.why)
         await self._release_alone(id)
 
+    async def reclaim(self, id: str) -> None:
+        """Claim a loaded copy again after other nodes have removed its claim.
+
+        The copy is dropped instead when there are enough others by now.
+        """
+        resident = self.cache.get(id)
+        if id not in self.held or resident is None:
+            return
+        size, me = resident.size_bytes, self.me
+
+        def step(model: MeshModel, alive: Container[object]) -> MeshModel | claims.Refused:
+            copies = max(1, model.policy.copies_min)
+            found = claims.claimed(
+                model,
+                me,
+                now_ms(),
+                alive=alive,
+                copies=copies,
+                settings=self._settings,
+                size_bytes=size,
+            )
+            if isinstance(found, claims.Refused):
+                return found
+            return claims.completed(found, me, now_ms(), size_bytes=size)
+
+        try:
+            found = await self._run_blocking(self._registry.change_copies, id, step)
+        except ClipperError:
+            return
+        if isinstance(found, claims.Refused) and id in self.held and not found.final:
+            await self.drop(id, f"its claim was gone: {found.why}")
+
     # -- a host died
 
-    def host_lost(self, host: ModelHost) -> list[tuple[str, Held]]:
+    def host_lost(self, host: ModelHost) -> list[tuple[str, LoadedCopy]]:
         """What it had held is gone from here; the claims stay, for it is loaded again."""
         lost = [(id, held) for id, held in self.held.items() if held.host is host]
         for id, _ in lost:
@@ -449,7 +490,7 @@ class LocalModels:
         await self._release_alone(id)
         self._note(id, "unloaded", why)
         with contextlib.suppress(UnknownModel, StoreError):
-            await self.run(
+            await self._run_blocking(
                 self._registry.change,
                 id,
                 lambda m: claims.failed(
@@ -459,16 +500,14 @@ class LocalModels:
 
     def load_again(self, id: str, used_ms: int) -> None:
         """A model whose host died; it is claimed already."""
-        if id in self.held or id in self._jobs or self.stopping:
+        if id in self.held or id in self._jobs or self._stopping:
             return
-        self.residents.remove(id)
+        self.cache.remove(id)
         self._begin(id, used_ms, waiting=False, copies=0, why=", again after its host had died")
 
     async def stop(self) -> None:
-        self.stopping = self.closed = True
+        self._stopping = self._closed = True
         for job in self._jobs.values():
             if not job.done.done():
                 job.done.set_exception(Failed(f"{self.me} is stopping", "none"))
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()

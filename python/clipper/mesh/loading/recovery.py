@@ -3,8 +3,9 @@
 import asyncio
 import logging
 
+from clipper.mesh.background_tasks import BackgroundTasks
 from clipper.mesh.loading.isolation import Isolation
-from clipper.mesh.loading.loader import LocalModels
+from clipper.mesh.loading.loader import ModelLoader
 from clipper.mesh.loading.model_host import Host
 from clipper.mesh.registry import now_ms
 from clipper.mesh.transport.channel import Failed
@@ -15,8 +16,11 @@ _log = logging.getLogger(__name__)
 class Recovery:
     """me: this instance's id."""
 
-    def __init__(self, me: str, local: LocalModels, isolation: Isolation) -> None:
-        self._me, self._local, self._isolation = me, local, isolation
+    def __init__(
+        self, me: str, loader: ModelLoader, isolation: Isolation, tasks: BackgroundTasks
+    ) -> None:
+        self._me, self._loader, self._isolation = me, loader, isolation
+        self._tasks = tasks
 
     def host_lost(self, host: Host) -> None:
         """Load its models again where they were: the claims stand, and those who wait are served as
@@ -28,20 +32,20 @@ class Recovery:
         alone = self._isolation.is_alone_in(host)
         if not alone:
             self._isolation.suspect(host.blamed)
-        for id, held in self._local.host_lost(host):
+        for id, held in self._loader.host_lost(host):
             if alone:
                 why = f"it ended, or hung, its process in {self._me}, where it was alone"
-                self._local.spawn(self._local.crashed(id, why))
+                self._tasks.spawn(self._loader.crashed(id, why))
             else:
-                self._local.spawn(
+                self._tasks.spawn(
                     self._load_again(None if id in host.blamed else host.is_ready, id, held.lent)
                 )
 
     def acquit(self, id: str, host: Host) -> None:
         """It has ended no process for a while: load it where models of its id are, and end its own
         host."""
-        for _, held in self._local.host_lost(host):
-            self._local.spawn(self._move_back(id, held.lent))
+        for _, held in self._loader.host_lost(host):
+            self._tasks.spawn(self._move_back(id, held.lent))
 
     async def _move_back(self, id: str, lent: dict[str, str]) -> None:
         await self._isolation.release(id)
@@ -49,14 +53,14 @@ class Recovery:
 
     async def _load_again(self, ready: asyncio.Event | None, id: str, lent: dict[str, str]) -> None:
         """ready: of the host that it goes to; None: it goes to another."""
-        resident = self._local.residents.get(id)
+        resident = self._loader.cache.get(id)
         used_ms = resident.used_ms if resident else now_ms()
         if ready is not None:
             await ready.wait()
-        self._local.load_again(id, used_ms)
+        self._loader.load_again(id, used_ms)
         try:
-            await self._local.load(id, used_ms, waiting=bool(lent))
+            await self._loader.load(id, used_ms, waiting=bool(lent))
             for address, token in lent.items():
-                await self._local.lend(id, address, token)
+                await self._loader.lend(id, address, token)
         except Failed as failure:
             _log.warning("model %r is not loaded again: %s", id, failure.why)

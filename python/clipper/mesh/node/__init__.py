@@ -1,1 +1,1 @@
-"""One node of the mesh: its event loop, its membership, its periodic tasks."""
+"""One node of the mesh: its event loop, its registration, its periodic tasks."""

@@ -1,108 +1,114 @@
-"""The start of a node whose store is away: nothing of the mesh is there before its store, and what
-asks for it is told why.
-
-Whoever hears first of the store (store/cached_store.py) calls `enter`, and again while that raises
-StoreError; when `mesh.enter_s` is over before, the node gives up, and is no node until it is
-started anew.
-"""
+"""The start of a node while its store is away: it joins the mesh once the store answers."""
 
 import logging
 import time
-from abc import abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 from clipper.errors import ShuttingDown, StoreError
-from clipper.mesh.node.parts import Parts
+from clipper.mesh.node.node_loop import NodeLoop
 
+RECHECK_S: Final = 1.0  # a join in progress when the time is over is given so much more, again
 _log = logging.getLogger(__name__)
 
 
-class Entering(Parts):
-    given_up = ""  # why
-    _late_s: float | None = None  # when it began to wait
-    _hears = False  # the store is there: it enters
+class DeferredJoin:
+    """Joins the mesh later, within `enter_s` seconds of `start`; then the node gives up for good.
 
-    def start_late(self) -> None:
-        """Begin without the store, which is away. Returns at once."""
-        self._late_s = time.monotonic()
-        self._start_threads()
-        self._tell(self._loop.call_later, self.settings.enter_s, self._give_up)
-        away = "the mesh: %s waits for the store %s, for up to %g s"
-        _log.warning(away, self.instance, self.store.name, self.settings.enter_s)
+    join: joins the mesh; awaited on the event loop.  is_joined: returns whether it has.
+    """
 
-    def enter(self) -> None:
-        """The store is there. Returns when models can be loaded here, or when it has given up;
-        StoreError when the store is gone again, ShuttingDown when the node is closed meanwhile.
-        Once it is in the mesh, this does nothing.
+    def __init__(
+        self,
+        name: str,
+        store_name: str,
+        enter_s: float,
+        loop: NodeLoop,
+        join: Callable[[], Awaitable[None]],
+        is_joined: Callable[[], bool],
+    ) -> None:
+        self._name, self._store_name, self._enter_s = name, store_name, enter_s
+        self._loop, self._join, self._is_joined = loop, join, is_joined
+        self._started_s: float | None = None  # monotonic
+        self._is_joining = False
+        self._given_up = ""
+
+    @property
+    def given_up(self) -> str:
+        """The reason why the node has given up; empty unless it has."""
+        return self._given_up
+
+    @property
+    def awaits(self) -> str:
+        """What the node waits for before it joins; empty once it has joined."""
+        if self._started_s is None or self._is_joined():
+            return ""
+        if self._given_up:
+            return f"another start of this node: {self._given_up}"
+        return "the processes that hold models" if self._is_joining else self._store
+
+    @property
+    def _store(self) -> str:
+        return f"the store {self._store_name}"
+
+    def start(self) -> None:
+        """Begin to wait for the store. Returns at once."""
+        self._started_s = time.monotonic()
+        self._loop.call(self._loop.call_later, self._enter_s, self._give_up)
+        waits = "the mesh: %s waits for %s, for up to %g s"
+        _log.warning(waits, self._name, self._store, self._enter_s)
+
+    def store_is_back(self) -> bool:
+        """Join now; return whether this call made the node join. Threads: any but the loop's.
+
+        StoreError when the store is away again, ShuttingDown when the node is closed meanwhile.
         """
-        if self._late_s is None or self._begun.is_set():
-            return
-        if self._stopping:  # its loop may have ended
-            raise ShuttingDown("this node has left the mesh.", hint="Ask another.")
-        if self._do(self._enter_late()):
-            _log.warning(
-                "the mesh: %s is in it, after %.1f s",
-                self.instance,
-                time.monotonic() - self._late_s,
-            )
-            self.ground.link_again()
-
-    async def _enter_late(self) -> bool:
-        if self.given_up:
+        if self._started_s is None or self._is_joined():
             return False
-        self._hears = True
+        if self._loop.stopping:
+            raise ShuttingDown("this node has left the mesh.", hint="Ask another node.")
+        if not self._loop.run(self._try()):
+            return False
+        waited_s = time.monotonic() - self._started_s
+        _log.warning("the mesh: %s has joined it, after %.1f s", self._name, waited_s)
+        return True
+
+    async def _try(self) -> bool:
+        if self._given_up:
+            return False
+        self._is_joining = True
         try:
-            await self._begin()
+            await self._join()
         except StoreError as error:
-            _log.info("the mesh: %s waits on: %s", self.instance, error)
+            _log.info("the mesh: %s keeps waiting: %s", self._name, error)
             raise
         except ShuttingDown:
             raise
         except Exception as error:
-            self.given_up = f"it cannot be in the mesh: {error}"
-            _log.exception("the mesh: %s gives up", self.instance)
+            self._given_up = f"it cannot be in the mesh: {error}"
+            _log.exception("the mesh: %s gives up", self._name)
             return False
         finally:
-            self._hears = False
+            self._is_joining = False
         return True
 
     def _give_up(self) -> None:
-        if self._begun.is_set() or self._stopping:
+        if self._is_joined() or self._loop.stopping:
             return
-        if self._hears:  # it may succeed; if not, that is known soon
-            self._loop.call_later(1.0, self._give_up)
+        if self._is_joining:
+            self._loop.call_later(RECHECK_S, self._give_up)
             return
-        self.given_up = (
-            f"the store {self.store.name} did not come within {self.settings.enter_s:g} s"
-            " (mesh.enter_s)"
+        self._given_up = f"{self._store} did not come within {self._enter_s:g} s (mesh.enter_s)"
+        _log.error("the mesh: %s gives up: %s", self._name, self._given_up)
+
+    def check(self) -> None:
+        """Raise StoreError while the node waits to join."""
+        awaits = self.awaits
+        if not awaits:
+            return
+        hint = "It joins by itself; ask again, or another node."
+        if self._given_up:
+            hint = "Look at its log."
+        raise StoreError(
+            f"the node {self._name} is not in its mesh: it awaits {awaits}.", hint=hint
         )
-        _log.error("the mesh: %s gives up: %s", self.instance, self.given_up)
-
-    @property
-    def awaits(self) -> str:
-        """What keeps this node from the mesh; empty once it is, or was, in it."""
-        if self._late_s is None or self._begun.is_set():
-            return ""
-        if self.given_up:
-            return f"another start of this node: {self.given_up}"
-        return "the processes that hold models" if self._hears else f"the store {self.store.name}"
-
-    def _check_open(self) -> None:
-        if awaits := self.awaits:
-            hint = (
-                "Look at its log."
-                if self.given_up
-                else "It enters by itself; ask again, or another node."
-            )
-            raise StoreError(
-                f"the node {self.instance} is not in its mesh: it awaits {awaits}.", hint=hint
-            )
-        if self._stopping or not self._begun.is_set():
-            raise ShuttingDown(
-                "this node is not in the mesh.", hint="Start another with clipper.start(mesh=True)."
-            )
-
-    @abstractmethod
-    def _start_threads(self) -> None: ...
-
-    @abstractmethod
-    async def _begin(self) -> None: ...

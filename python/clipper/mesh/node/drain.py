@@ -1,4 +1,4 @@
-"""Leaving in good order: what was used lately is loaded elsewhere before this node gives it up."""
+"""Drain of a node that stops: other nodes load the models that it alone holds."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,86 +8,88 @@ from clipper.errors import ClipperError
 from clipper.mesh.decisions import maintenance
 from clipper.mesh.decisions.claims import loaded_copies
 from clipper.mesh.facade import MigrationProgress
-from clipper.mesh.node.parts import Parts
-from clipper.mesh.registry import now_ms
+from clipper.mesh.loading.loader import ModelLoader
+from clipper.mesh.node.registration import Registration
+from clipper.mesh.registry import Registry, now_ms
+from clipper.mesh.routing.copy_locator import CopyLocator
 from clipper.mesh.transport.channel import Failed
+from clipper.settings.mesh import MeshSettings
 
-MIGRATING_MAX: Final = 16  # models moved at once
+CONCURRENT_MOVES_MAX: Final = 16
 
 
-class Draining(Parts):
-    def drain(
-        self, progress: Callable[[MigrationProgress], None] | None = None
-    ) -> MigrationProgress:
-        """Take no more models, and have those used lately loaded elsewhere, within `mesh.drain_s`;
-        then give them up here. What is left stays until close()."""
-        self._check_open()
-        found: MigrationProgress = self._do(self._drain(progress or (lambda _: None)))
-        return found
+class Drain:
+    """Moves recently used models to other nodes. Threads: the event loop."""
 
-    def drain_for_good(self) -> None:
-        """As this node stops."""
-        if self._begun.is_set() and not self._stopping:
-            self._do(self._drain(lambda _: None))
+    def __init__(
+        self,
+        settings: MeshSettings,
+        registry: Registry,
+        loader: ModelLoader,
+        copies: CopyLocator,
+        registration: Registration,
+    ) -> None:
+        self._settings, self._registry, self._loader = settings, registry, loader
+        self._copies, self._registration = copies, registration
 
-    async def _drain(self, progress: Callable[[MigrationProgress], None]) -> MigrationProgress:
-        self.local.stopping = True
+    async def run(self, progress: Callable[[MigrationProgress], None]) -> MigrationProgress:
+        """Refuse new loads and move models for at most `mesh.drain_s`; return what was done."""
+        self._loader.set_stopping(True)
         try:
-            await self.run_away(self.registry.publish, self.here())
-        except ClipperError:  # nobody else can be told, and nobody could claim
+            await self._registration.publish()
+        except ClipperError:  # the store is away, so no other node could claim a model
             return MigrationProgress(0, 0, 0, 0)
-        resident = {
-            id: (r.size_bytes, r.used_ms)
-            for id in self.local.held
-            if (r := self.local.residents.get(id))
-        }
-        mine = [(id, self.registry.models.get(id)) for id in resident]
-        view = maintenance.View(self._id, self.instances(), mine, resident)
-        moves = [move for move in maintenance.migration(view, now_ms()) if move.wait]
-        if all(instance.id == self._id or instance.stopping for instance in view.instances):
-            moves = []
-        self._done, self._failed_moves, total = 0, 0, len(moves)
+        moves = self._moves()
+        done = failed = 0
+        gate = asyncio.Semaphore(CONCURRENT_MOVES_MAX)
 
         def now() -> MigrationProgress:
-            return MigrationProgress(
-                total, self._done, self._failed_moves, total - self._done - self._failed_moves
-            )
-
-        gate = asyncio.Semaphore(MIGRATING_MAX)
+            return MigrationProgress(len(moves), done, failed, len(moves) - done - failed)
 
         async def move_one(move: maintenance.Move) -> None:
+            nonlocal done, failed
             async with gate:
                 moved = await self._move(move)
-            self._done += moved
-            self._failed_moves += not moved
+            done += moved
+            failed += not moved
             progress(now())
 
         progress(now())
         try:
-            async with asyncio.timeout(self.settings.drain_s):
+            async with asyncio.timeout(self._settings.drain_s):
                 await asyncio.gather(*(move_one(move) for move in moves))
         except TimeoutError:
             pass
         return now()
 
-    _done = 0
-    _failed_moves = 0
+    def _moves(self) -> list[maintenance.Move]:
+        me, instances = self._registration.id, self._registration.instances()
+        if all(instance.id == me or instance.stopping for instance in instances):
+            return []
+        resident = {
+            id: (model.size_bytes, model.used_ms)
+            for id in self._loader.held
+            if (model := self._loader.cache.get(id)) is not None
+        }
+        mine = [(id, self._registry.models.get(id)) for id in resident]
+        view = maintenance.View(me, instances, mine, resident)
+        return [move for move in maintenance.migration(view, now_ms()) if move.wait]
 
     async def _move(self, move: maintenance.Move) -> bool:
-        """Whether another has it now; then it is given up here."""
-        record = self.registry.models.get(move.model)
+        """Load a model on another node, then evict it here. Returns whether that succeeded."""
+        record = self._registry.models.get(move.model)
         if record is None:
             return True
-        copies = 1 + len(loaded_copies(record, self.registry.alive()))
+        copies = 1 + len(loaded_copies(record, self._registry.alive()))
         try:
-            await self.supply.load(
+            await self._copies.load(
                 move.model,
                 move.used_ms,
                 copies=copies,
-                until_s=self.settings.drain_s + 1.0,
-                exclude=(self._id,),
+                until_s=self._settings.drain_s + 1.0,
+                exclude=(self._registration.id,),
             )
         except (Failed, ClipperError, TimeoutError):
             return False
-        await self.local.evict(move.model, "it was moved: this node stops")
+        await self._loader.evict(move.model, "it was moved: this node stops")
         return True

@@ -9,17 +9,16 @@ round. Threads: all on the mesh's event loop.
 
 import asyncio
 import itertools
-import logging
-from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
 from random import Random
 from typing import Final
 
 from clipper.errors import ClipperError
+from clipper.mesh.background_tasks import BackgroundTasks
+from clipper.mesh.decision_log import DecisionLog
 from clipper.mesh.decisions import failures, placement
 from clipper.mesh.decisions.claims import alive_copies, loaded_copies
-from clipper.mesh.facade import Decision
-from clipper.mesh.loading.loader import Elsewhere, LocalModels
+from clipper.mesh.loading.loader import Elsewhere, ModelLoader, RunBlocking
 from clipper.mesh.records import Instance, MeshModel
 from clipper.mesh.registry import Registry, now_ms
 from clipper.mesh.routing.router import Route
@@ -30,85 +29,82 @@ from clipper.settings.mesh import MeshSettings
 ATTACH_S: Final = 2.0  # from a host's word that it was let in, to the engine's that it is attached
 PAUSE_S_MIN, PAUSE_S_MAX = 0.01, 1.0
 LOOK_S: Final = 0.02  # at the registry, while others load
-DECISIONS_MAX: Final = 32  # of one model
-NOTED_MAX: Final = 2048  # models
-_log = logging.getLogger(__name__)
 
 
-class Notes:
-    """What this node did about the models it last had to do with."""
+class CopyLocator:
+    """Makes a copy of each queried model serve this node.
 
-    def __init__(self) -> None:
-        self._models: OrderedDict[str, deque[Decision]] = OrderedDict()
-
-    def note(self, id: str, what: str, why: str = "") -> None:
-        self._models.setdefault(id, deque(maxlen=DECISIONS_MAX)).append(
-            Decision(now_ms(), what, why)
-        )
-        self._models.move_to_end(id)
-        if len(self._models) > NOTED_MAX:
-            self._models.popitem(last=False)
-        _log.debug("model %s: %s, %s", id, what, why)
-
-    def of(self, id: str) -> tuple[Decision, ...]:
-        return tuple(self._models.get(id, ()))
-
-
-class Supply:
-    """here: -> this node's record, now.  address: where this server's replicas dial in, with its
-    token.  close: (route, seconds) tells the engine that no replica comes for so long."""
+    here: returns this node's record.  address: returns the address and token that replicas of
+    this server connect with.  find_route: returns the route of a model, if there is one.
+    fail_queries: called with a route and a number of seconds in which no replica will connect.
+    constraints: returns the placement constraints.
+    """
 
     def __init__(
         self,
-        local: LocalModels,
+        loader: ModelLoader,
         peers: Peers,
         registry: Registry,
         settings: MeshSettings,
+        run_blocking: RunBlocking,
+        tasks: BackgroundTasks,
+        log: DecisionLog,
         here: Callable[[], Instance],
         address: Callable[[], tuple[str, str]],
-        close: Callable[[Route, float], None],
-        notes: Notes,
+        find_route: Callable[[str], Route | None],
+        fail_queries: Callable[[Route, float], None],
+        constraints: Callable[[], placement.Constraints] = dict,
         rng: Random | None = None,
     ) -> None:
-        self.local, self.peers, self.registry, self.settings = local, peers, registry, settings
-        self._here, self._address, self._close, self.notes = here, address, close, notes
+        self._loader, self._peers, self._registry, self._settings = (
+            loader,
+            peers,
+            registry,
+            settings,
+        )
+        self._run_blocking, self._tasks = run_blocking, tasks
+        self._log, self._here, self._address = log, here, address
+        self._find_route, self._fail_queries = find_route, fail_queries
+        self._constraints = constraints
         self._rng = rng or Random()
-        self._serving: dict[str, asyncio.Event] = {}
-        self._closed: set[str] = set()  # failed, and not to be tried yet
-        self.quarantine = failures.Quarantine()
-        self.constraints: placement.Constraints = {}
+        self._searches: dict[str, asyncio.Event] = {}  # model -> set when a copy has connected
+        self._failed: set[str] = set()  # models whose loads failed; not tried again yet
+        self._quarantine = failures.Quarantine()
         self.misses = 0
 
-    # -- told
+    # -- events
 
     def miss(self, route: Route) -> None:
-        """A query of it waits, or may."""
-        if route.id not in self._serving and not self.local.closed:
-            self._serving[route.id] = asyncio.Event()
+        """Start a search for a copy, unless one is running: a query waits for one."""
+        if route.id not in self._searches and not self._loader.closed:
+            self._searches[route.id] = asyncio.Event()
             self.misses += 1
-            self.local.spawn(self._serve(route))
+            self._tasks.spawn(self._search(route))
 
-    def came(self, route: Route) -> None:
-        """A copy serves it now."""
-        event = self._serving.get(route.id)
+    def connected(self, route: Route) -> None:
+        """End the search: a copy serves the model now."""
+        event = self._searches.get(route.id)
         if event is not None:
             event.set()
 
-    def reopen(self, route: Route) -> None:
-        """It may be tried again."""
-        self._closed.discard(route.id)
-        route.told = False
+    def forget(self, id: str) -> None:
+        """Drop what is remembered of a model that is no longer registered."""
+        self._failed.discard(id)
+
+    def _retry(self, id: str) -> None:
+        """Clear the route's failure so that loading is retried."""
+        route = self._find_route(id)
+        if route is None:  # unregistered meanwhile
+            return
+        self._failed.discard(id)
+        route.miss_reported = False
         if route.core.waiting:
             self.miss(route)
 
-    def forget(self, id: str) -> None:
-        """It is registered no more."""
-        self._closed.discard(id)
-
     # -- serving one model
 
-    async def _serve(self, route: Route) -> None:
-        attached, pause_s = self._serving[route.id], PAUSE_S_MIN
+    async def _search(self, route: Route) -> None:
+        attached, pause_s = self._searches[route.id], PAUSE_S_MIN
         exclude: dict[str, bool] = {}  # who cannot; True: it could not be reached
         first = True
         try:
@@ -132,42 +128,44 @@ class Supply:
                 await _within(attached.wait(), pause_s)
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
         finally:
-            del self._serving[route.id]
+            del self._searches[route.id]
             route = route.successor or route
-            route.told = route.id in self._closed
+            route.miss_reported = route.id in self._failed
 
     def _is_wanted(self, route: Route) -> bool:
-        return bool(route.core.waiting) or now_ms() - route.used_ms < self.settings.deadline_ms
+        return bool(route.core.waiting) or now_ms() - route.used_ms < self._settings.deadline_ms
 
     async def _read(self, id: str, first: bool) -> MeshModel | None:
-        known: MeshModel | None = self.registry.models.get(id)
+        known: MeshModel | None = self._registry.models.get(id)
         if known is not None and first:
             return known
-        found: MeshModel | None = await self.local.run(self.registry.read, id)
+        found: MeshModel | None = await self._run_blocking(self._registry.read, id)
         return found
 
     def _has_failed(self, route: Route, record: MeshModel) -> bool:
         """It was tried often enough: queries are refused until it may be tried again."""
-        if loaded_copies(record, self.registry.alive()):
+        if loaded_copies(record, self._registry.alive()):
             return False
-        failed = failures.verdict(record, now_ms(), self.settings, len(self.registry.alive()))
+        failed = failures.verdict(record, now_ms(), self._settings, len(self._registry.alive()))
         if failed is None:
             return False
         route.why = f"it could not be loaded: {failed.why}"
-        self.notes.note(route.id, "given up for now", failed.why)
-        self._closed.add(route.id)
-        self._close(route, max(0.05, (failed.retry_ms - now_ms()) / 1000))
+        self._log.note(route.id, "given up for now", failed.why)
+        self._failed.add(route.id)
+        seconds = max(0.05, (failed.retry_ms - now_ms()) / 1000)
+        self._fail_queries(route, seconds)
+        asyncio.get_running_loop().call_later(seconds, self._retry, route.id)
         return True
 
     async def _from_holders(
         self, route: Route, record: MeshModel, exclude: dict[str, bool]
     ) -> bool:
         """Have one that holds it, or is about to, serve this server."""
-        alive = self.registry.alive()
+        alive = self._registry.alive()
         holders = [i for i in loaded_copies(record, alive) if i not in exclude]
         self._rng.shuffle(holders)
         loading = [i for i in record.copies if i in alive and i not in holders and i not in exclude]
-        me = self.local.me
+        me = self._loader.me
         for instance in sorted(holders, key=lambda i: i != me) + loading:
             if await self._lent(route, instance, exclude, load=instance in loading):
                 return True
@@ -178,7 +176,7 @@ class Supply:
         beside theirs. One that was reached and refused, because it had not claimed it then, counts
         as any other."""
         unreachable = sum(
-            exclude.get(i, False) for i in loaded_copies(record, self.registry.alive())
+            exclude.get(i, False) for i in loaded_copies(record, self._registry.alive())
         )
         choice = self.choose(record, exclude, route.used_ms)
         if isinstance(choice, placement.Refusal):
@@ -186,26 +184,26 @@ class Supply:
                 record.failures.values(), key=lambda failure: failure.time_ms, default=None
             )
             route.why = choice.why if newest is None else f"it could not be loaded: {newest.why}"
-            self.notes.note(route.id, "no place for it", choice.why)
+            self._log.note(route.id, "no place for it", choice.why)
             return False
-        self.notes.note(route.id, f"placed in {choice.instance}", choice.why)
+        self._log.note(route.id, f"placed in {choice.instance}", choice.why)
         return await self._lent(route, choice.instance, exclude, load=True, copies=1 + unreachable)
 
     def choose(
         self, record: MeshModel, exclude: Collection[str], used_ms: int, prefer_local: bool = True
     ) -> placement.Choice | placement.Refusal:
         here = self._here()
-        others = [i for i in self.registry.instances.values() if i.id != here.id]
+        others = [i for i in self._registry.instances.values() if i.id != here.id]
         return placement.choose(
             record,
-            [*others, *([] if self.registry.is_fenced else [here])],
+            [*others, *([] if self._registry.is_fenced else [here])],
             now_ms(),
             self._rng,
-            constraints=self.constraints,
+            constraints=self._constraints(),
             exclude=exclude,
-            seen=self.local.times,
+            seen=self._loader.times,
             prefer_local=here.id if prefer_local else "",
-            avoid=self.quarantine.left_alone(now_ms()),
+            avoid=self._quarantine.left_alone(now_ms()),
             used_ms=used_ms,
         )
 
@@ -215,27 +213,27 @@ class Supply:
         """Whether that instance serves it here now. If it has no copy: loads one, so that there are
         at most `copies`."""
         address, token = self._address()
-        limit_s = self.settings.load_s + 30.0 if load else 12.0
+        limit_s = self._settings.load_s + 30.0 if load else 12.0
         try:
-            if instance == self.local.me:
+            if instance == self._loader.me:
                 if load:
-                    await self.local.load(route.id, route.used_ms, waiting=True, copies=copies)
-                await self.local.lend(route.id, address, token)
+                    await self._loader.load(route.id, route.used_ms, waiting=True, copies=copies)
+                await self._loader.lend(route.id, address, token)
             else:
                 asked = {"model": route.id, "address": address, "token": token, "load": load}
-                await self.peers.ask(
+                await self._peers.ask(
                     instance, "lend", limit_s, **asked, used_ms=route.used_ms, copies=copies
                 )
         except Failed as failure:
-            self.notes.note(route.id, f"not by {instance}", failure.why)
+            self._log.note(route.id, f"not by {instance}", failure.why)
             if failure.fault == ELSEWHERE:
                 return False
-            exclude[instance] = isinstance(failure, Lost) and instance != self.local.me
+            exclude[instance] = isinstance(failure, Lost) and instance != self._loader.me
             route.why = failure.why
             if load and failure.fault == "host" and not isinstance(failure, Lost):
-                self.quarantine.failed(instance, route.id, "host", now_ms())
+                self._quarantine.failed(instance, route.id, "host", now_ms())
             return False
-        self.quarantine.loaded(instance)
+        self._quarantine.loaded(instance)
         return True
 
     # -- a copy somewhere, whoever asked
@@ -259,11 +257,11 @@ class Supply:
                 )  # what has just left there, the mirror may not know
                 if record is None:
                     raise Elsewhere(f"no model {id!r} is registered")
-                alive = self.registry.alive()
+                alive = self._registry.alive()
                 if len(loaded_copies(record, alive)) >= copies:
                     return
                 if (
-                    failed := failures.verdict(record, now_ms(), self.settings, len(alive))
+                    failed := failures.verdict(record, now_ms(), self._settings, len(alive))
                 ) is not None:
                     raise Failed(failed.why, failed.fault)
                 is_claimed = len(alive_copies(record, alive)) >= copies
@@ -279,15 +277,17 @@ class Supply:
                 raise Failed(choice.why, "none")
             await asyncio.sleep(min(choice.retry_ms / 1000, PAUSE_S_MAX))
             return False
-        self.notes.note(record.id, f"placed in {choice.instance}", choice.why)
+        self._log.note(record.id, f"placed in {choice.instance}", choice.why)
         try:
-            if choice.instance == self.local.me:
-                await self.local.load(record.id, used_ms, waiting=False, copies=copies)
+            if choice.instance == self._loader.me:
+                await self._loader.load(record.id, used_ms, waiting=False, copies=copies)
             else:
                 asked = {"model": record.id, "used_ms": used_ms, "copies": copies}
-                await self.peers.ask(choice.instance, "load", self.settings.load_s + 30.0, **asked)
+                await self._peers.ask(
+                    choice.instance, "load", self._settings.load_s + 30.0, **asked
+                )
         except Failed as failure:
-            self.notes.note(record.id, f"not by {choice.instance}", failure.why)
+            self._log.note(record.id, f"not by {choice.instance}", failure.why)
             if failure.fault == ELSEWHERE:
                 return False
             tried.add(choice.instance)
@@ -295,9 +295,9 @@ class Supply:
 
     # -- more of them
 
-    async def widen(self, route: Route, record: MeshModel, lenders: Collection[str]) -> None:
+    async def use_all(self, route: Route, record: MeshModel, lenders: Collection[str]) -> None:
         """Have every holder serve it, now that there are more of them."""
-        for instance in loaded_copies(record, self.registry.alive()):
+        for instance in loaded_copies(record, self._registry.alive()):
             if instance not in lenders:
                 await self._lent(route, instance, {}, load=False)
 

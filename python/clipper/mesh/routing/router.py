@@ -62,11 +62,11 @@ class Route:
         "id",
         "lenders",
         "listed",
+        "miss_reported",
         "question",
         "record",
         "served",
         "successor",
-        "told",
         "touched",
         "type_known",
         "used_ms",
@@ -75,7 +75,7 @@ class Route:
     )
 
     def __init__(
-        self, record: Model, make: "Make", touched: "Touched", is_failing: Callable[[str], bool]
+        self, record: Model, make: "Make", touched: "UsedRoutes", is_failing: Callable[[str], bool]
     ) -> None:
         self.id, self.record, self.touched = record.name, record, touched
         self._is_failing = is_failing
@@ -83,7 +83,7 @@ class Route:
         self.used_ms = 0
         self.asked = self.waited = 0
         self.lenders: frozenset[int] = frozenset()
-        self.served = self.told = self.listed = False
+        self.served = self.miss_reported = self.listed = False
         self.successor: Route | None = None
         self.type_known = record.input.dtype != "any"
         self.ended = ended = [UNREGISTERED]
@@ -120,13 +120,13 @@ class Route:
             self.touched.routes.append(self)
         if not self.served:
             self.waited += 1
-            if not self.told:
-                self.told = True
+            if not self.miss_reported:
+                self.miss_reported = True
                 self.touched.missed(self)
 
 
-class Touched:
-    """Routes that were asked since they were last taken. missed: told of a query that nobody serves
+class UsedRoutes:
+    """Router that were asked since they were last taken. missed: told of a query that nobody serves
     here yet."""
 
     def __init__(self, missed: Callable[[Route], None]) -> None:
@@ -178,13 +178,13 @@ class MeshedModel:
         return found
 
 
-class Routes:
+class Router:
     """From names to routes.
 
     make: (record, why it is not served) -> the question of a model, with its core, and that of one
     to be loaded first. find_record: an id's, as known in memory; None when there is none.  look_up:
     has a name looked up elsewhere, by `add` or `alias`, and may return before.  missed: see
-    Touched. replaced: told of a route whose model has a new one.  is_failing: whether loads of a
+    UsedRoutes. replaced: told of a route whose model has a new one.  is_failing: whether loads of a
     model have lately failed.
     """
 
@@ -206,7 +206,7 @@ class Routes:
         self._aliases: dict[str, Alias] = {}
         self._absent: dict[str, float] = {}
         self._guard = threading.Lock()
-        self.touched = Touched(missed)
+        self.touched = UsedRoutes(missed)
 
     def __len__(self) -> int:
         return len(self._routes)
@@ -281,7 +281,7 @@ class Routes:
             route.served, route.why = False, UNREGISTERED
         return route
 
-    def renew(self, route: Route, input: InputType, why: str) -> bool:
+    def replace(self, route: Route, input: InputType, why: str) -> bool:
         """Give the model a new queue, for rows of another type. False: it has one by now.
 
         Queries that wait in the old queue are to be ended by the caller, and are told `why`.
@@ -293,9 +293,10 @@ class Routes:
             new = self._routes[route.id] = Route(record, self._make, self.touched, self._is_failing)
         new.used_ms = route.used_ms
         route.successor, route.served, route.why, route.ended[0] = new, False, why, why
+        self._replaced(route)
         return True
 
-    def alias(self, name: str, alias: Alias | None) -> None:
+    def set_alias(self, name: str, alias: Alias | None) -> None:
         """What a v-model stands for from now on; None: it is gone."""
         if alias is None:
             self._aliases.pop(name, None)
@@ -303,7 +304,7 @@ class Routes:
             self._aliases[name] = alias
             self._absent.pop(name, None)
 
-    def is_known(self, name: str) -> None:
+    def forget_absence(self, name: str) -> None:
         """It exists, whatever was found when it was last asked."""
         self._absent.pop(name, None)
 
@@ -339,20 +340,19 @@ class Routes:
         queued = InputType.parse(route.core.describe_input())
         if not is_convertible(queued, input):
             why = f"it takes rows of {input}, not {queued}"
-            if self.renew(route, input, why):
-                self._replaced(route)
+            self.replace(route, input, why)
             route = self._routes.get(route.id, route)
         route.type_known = True
         return route
 
-    def came_or_went(self, name: str, lenders: Iterable[int]) -> Route | None:
+    def set_lenders(self, name: str, lenders: Iterable[int]) -> Route | None:
         """These serve it now. -> its route, if it has one."""
         route = self._routes.get(name)
         if route is not None:
             route.lenders = frozenset(lenders)
             route.served = bool(route.lenders)
             if not route.served:
-                route.told = False
+                route.miss_reported = False
         return route
 
 

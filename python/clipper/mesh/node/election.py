@@ -1,0 +1,50 @@
+"""The election of one leader among the nodes of a mesh, in the store."""
+
+from collections.abc import Callable
+from typing import Final
+
+from clipper.mesh.node.node_loop import NodeLoop
+from clipper.mesh.registry import Registry
+from clipper.store import Candidate
+
+ELECTION: Final = "mesh"
+
+
+class Election:
+    """This node's candidacy, bound to its current lease.
+
+    on_elected is called on the event loop when this node becomes the leader.
+    """
+
+    def __init__(
+        self, me: str, registry: Registry, loop: NodeLoop, on_elected: Callable[[], None]
+    ) -> None:
+        self._me, self._registry, self._loop = me, registry, loop
+        self._on_elected = on_elected
+        self._candidate: Candidate | None = None
+
+    @property
+    def candidate(self) -> Candidate | None:
+        """The entry in the store that leader-only transactions compare with; None: no entry."""
+        return self._candidate
+
+    @property
+    def is_leader(self) -> bool:
+        """True while this node is the elected leader."""
+        return self._candidate is not None and self._candidate.is_leader
+
+    async def stand(self) -> None:
+        """Become a candidate with the current lease."""
+        lease = self._registry.lease
+        if lease is None:
+            return
+        elect = self._registry.store.elect
+        candidate = await self._loop.run_blocking(elect, ELECTION, self._me.encode(), lease)
+        self._candidate = candidate
+        candidate.on_change(lambda leads: self._loop.call(self._on_elected) if leads else None)
+
+    async def resign(self) -> None:
+        """Withdraw the candidacy."""
+        candidate, self._candidate = self._candidate, None
+        if candidate is not None:
+            await self._loop.run_blocking(candidate.resign)

@@ -1,0 +1,63 @@
+"""The interface that a node needs of the server it runs in."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from clipper.serving.containers import Replica
+from clipper.serving.processor import Question
+from clipper.types import Batching, Model, VersionedModel
+
+
+class NodeHost(Protocol):
+    """The server of a mesh node. Threads: any."""
+
+    @property
+    def address(self) -> str:
+        """Return the address that replicas connect to."""
+        ...
+
+    @property
+    def token(self) -> str:
+        """Return the token that replicas present when they connect."""
+        ...
+
+    @property
+    def batching(self) -> Batching:
+        """Return the default batching of replicas."""
+        ...
+
+    def question(self, record: Model, why: Callable[[], str]) -> tuple[Question, Question]:
+        """Return two questions to one model: for queries while it is loaded, and while it is not.
+
+        The second allows more time. The core model behind both is in no list of models.
+        why: returns the reason while the model has no replica.
+        """
+        ...
+
+    def replicas(self, id: VersionedModel) -> Sequence[Replica]:
+        """Return the connected replicas of a model."""
+        ...
+
+    def disconnect(self, id: VersionedModel, number: int) -> None:
+        """Disconnect the replicas with this number; their rows return to the model's queue."""
+        ...
+
+    def close(self, question: Question, seconds: float) -> None:
+        """Announce that no replica will connect for so long; earlier queries fail at once."""
+        ...
+
+    def forget(self, question: Question) -> None:
+        """Fail all queries of a model that is no longer registered."""
+        ...
+
+    def linking(self, id: str) -> Sequence[str]:
+        """Return the names of the applications that use a model."""
+        ...
+
+    def link_again(self) -> None:
+        """Make applications resolve their models again."""
+        ...
+
+    def is_taken(self, name: str) -> bool:
+        """Return whether the catalog has a model or an application of this name."""
+        ...

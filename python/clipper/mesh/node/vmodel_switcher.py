@@ -1,0 +1,118 @@
+"""The leader's task that switches v-models to their targets once those serve as well."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Final
+
+from clipper.errors import StoreError, UnknownModel
+from clipper.mesh.decision_log import DecisionLog
+from clipper.mesh.decisions import maintenance, vmodels
+from clipper.mesh.node.actions import ActionExecutor
+from clipper.mesh.node.election import Election
+from clipper.mesh.node.node_loop import NodeLoop
+from clipper.mesh.node.state_view import StateView
+from clipper.mesh.records import MeshModel, VModel
+from clipper.mesh.registry import Registry, now_ms
+from clipper.settings.mesh import MeshSettings
+from clipper.store import KeyChange
+
+STEP_S: Final = 0.05  # between two looks at v-models that are changing
+_log = logging.getLogger(__name__)
+
+
+class VModelSwitcher:
+    """Loads the targets of v-models and switches them. Threads: the event loop."""
+
+    def __init__(
+        self,
+        settings: MeshSettings,
+        registry: Registry,
+        election: Election,
+        view: StateView,
+        actions: ActionExecutor,
+        loop: NodeLoop,
+        log: DecisionLog,
+    ) -> None:
+        self._settings, self._registry, self._election = settings, registry, election
+        self._view, self._actions, self._loop, self._log = view, actions, loop, log
+        self._task: asyncio.Task[None] | None = None
+
+    def wake(self) -> None:
+        """Run until all v-models are settled, if this node is the leader."""
+        is_running = self._task is not None and not self._task.done()
+        if self._election.is_leader and not is_running and not self._loop.stopping:
+            self._task = self._loop.tasks.spawn(self._run())
+
+    def remove_unnamed_later(self, changes: Sequence[KeyChange[VModel]]) -> None:
+        """Unregister models that were to be deleted with the v-models that named them."""
+        ids = set[str]().union(
+            *(vmodels.named(change.before) - vmodels.named(change.after) for change in changes)
+        )
+        if ids:
+            self._loop.call_later(
+                vmodels.LINGER_MS / 1000, lambda: self._loop.tasks.spawn(self._remove(ids))
+            )
+
+    async def _remove(self, ids: Collection[str]) -> None:
+        for id in ids:
+            if self._election.is_leader and not self._loop.stopping:
+                await self._actions.execute(maintenance.LetGo(id))
+
+    async def _run(self) -> None:
+        loads: dict[str, asyncio.Task[None]] = {}
+        while self._election.is_leader and not self._loop.stopping:
+            view, is_settled = self._view.take(), True
+            for vmodel in self._registry.vmodels.values():
+                if vmodel.active != vmodel.target:
+                    step = maintenance.step_of(vmodel, view, now_ms(), self._settings)
+                    is_settled &= isinstance(step, vmodels.Wait) and step.settled
+                    await self._execute(vmodel, step, loads)
+            if is_settled:
+                return
+            await asyncio.sleep(STEP_S)
+
+    async def _execute(
+        self, vmodel: VModel, step: vmodels.VStep, loads: dict[str, "asyncio.Task[None]"]
+    ) -> None:
+        if isinstance(step, vmodels.LoadTarget):
+            task = loads.get(step.model)
+            if task is None or task.done():
+                self._log.note(step.model, f"target of {vmodel.id}", step.why)
+                loads[step.model] = self._actions.spawn_load(step.model, now_ms(), step.copies)
+        elif isinstance(step, vmodels.Switch | vmodels.Fail):
+            await self._write(vmodel)
+
+    async def _write(self, seen: VModel) -> None:
+        """Write the next step of a v-model, unless it has changed since it was read.
+
+        The step is decided again from the records that the transaction reads: the mirror may
+        know a v-model before it knows the model that it names.
+        """
+        view = self._view.take()
+        step: vmodels.VStep
+
+        def decide(
+            before: VModel | None, read: Callable[[str], MeshModel | None]
+        ) -> vmodels.VChange:
+            nonlocal step
+            step = vmodels.Wait("it has changed")
+            if before is None or before != seen:
+                return vmodels.VChange(before)
+            step = maintenance.step_of(before, replace(view, read=read), now_ms(), self._settings)
+            if isinstance(step, vmodels.Switch):
+                return vmodels.switched(before, read, now_ms())
+            if isinstance(step, vmodels.Fail):
+                return vmodels.failed(before, step.why)
+            return vmodels.VChange(before)
+
+        try:
+            await self._loop.run_blocking(
+                self._registry.change_vmodel, seen.id, decide, self._election.candidate
+            )
+        except (StoreError, UnknownModel) as error:
+            _log.info("v-model %r is not changed: %s", seen.id, error)
+            return
+        if isinstance(step, vmodels.Switch | vmodels.Fail):
+            self._log.note(seen.target, f"{seen.id}: {type(step).__name__.lower()}", step.why)
