@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 import clipper
+from clipper.mesh.membership import MeshMembership
 from tests.dashboard.browser import Page, found
 from tests.dashboard.test_page import AXE, fill, opened, press
 from tests.frontend.conftest import QUICK, warm_workers
@@ -21,7 +22,7 @@ def server() -> Iterator[clipper.ClipperServer]:
     mesh.register("odd", "/models/odd.onnx")
     mesh.fails["odd"] = "<b>no</b> ONNX"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clipper.ClipperServer, "_mesh", mesh, raising=False)
+        patch.setattr(MeshMembership, "node", mesh)
         server = clipper.start(admin="127.0.0.1:0", **QUICK)
     warm_workers(server)
     with server:

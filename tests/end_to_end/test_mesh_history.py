@@ -52,14 +52,14 @@ def test_emptied_store_takes_no_model_away_until_somebody_says_so(
     for node in nodes:
         wait_until(lambda node=node: "m" in node.mesh.joined.registry.models)
         assert ask(node)[2] == 4.0
-    numbers = {node.mesh.number for node in nodes}
+    numbers = {node.mesh.joined.loader.number for node in nodes}
     emptied(nodes, own_redis)
     assert "has lost its history" in one.mesh.other_history
     for n, node in enumerate(nodes):
         assert node.mesh.stats()["other_history"]
         assert ask(node, row=ROW + 1 + n)[0] == 2.0 * (1 + n)
     late = start("c")
-    assert late.mesh.number not in numbers
+    assert late.mesh.joined.loader.number not in numbers
     assert late.mesh.joined.registry._token == one.mesh.joined.registry._token
     assert other.mesh.take_store(restore=restore) == int(restore)
     for node in nodes:

@@ -336,7 +336,7 @@ def test_types_go_where_their_labels_are(start: Start, folder: Path) -> None:
     why = {verdict.instance: verdict.why for verdict in one.mesh.explain("m").verdicts}
     assert "big" in why["a"]
     constraints.write_text("{}")
-    wait_until(lambda: not one.mesh.joined.copies.constraints)
+    wait_until(lambda: not one.mesh.joined.constraints.constraints)
 
 
 def test_what_made_room_here_is_loaded_where_there_is_room(

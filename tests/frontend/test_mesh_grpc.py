@@ -14,6 +14,7 @@ import grpc
 
 import clipper
 from clipper.frontend.protocols import methods_of
+from clipper.mesh.membership import MeshMembership
 from tests.frontend.conftest import PATIENCE_S, QUICK, warm_workers
 from tests.frontend.fake_mesh import MIB, FakeMesh
 from tests.frontend.test_grpc import Client, details_of
@@ -25,7 +26,7 @@ ONNX = {"type": "onnx", "path": "/models/m.onnx"}
 
 def start(mesh: FakeMesh, **grpc: Any) -> clipper.ClipperServer:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clipper.ClipperServer, "_mesh", mesh, raising=False)
+        patch.setattr(MeshMembership, "node", mesh)
         server = clipper.start(**QUICK, **({"grpc": "127.0.0.1:0"} | grpc))
     warm_workers(server)
     return server

@@ -27,6 +27,7 @@ from clipper.manage.client import Client
 from clipper.manage.mesh_client import MeshClient
 from clipper.mesh.decisions.vmodels import UnknownVModel
 from clipper.mesh.facade import Info, MeshFacade
+from clipper.mesh.membership import MeshMembership
 from clipper.mesh.records import MeshModel, Policy
 from tests.frontend.conftest import PATIENCE_S, QUICK, ask, warm_workers
 from tests.frontend.fake_mesh import NODES, FakeMesh
@@ -40,7 +41,7 @@ def fake() -> FakeMesh:
 @pytest.fixture(scope="module")
 def server(fake: FakeMesh) -> Iterator[clipper.ClipperServer]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clipper.ClipperServer, "_mesh", fake, raising=False)
+        patch.setattr(MeshMembership, "node", fake)
         server = clipper.start(admin="127.0.0.1:0", **QUICK)
     warm_workers(server)
     with server:
@@ -263,7 +264,7 @@ def test_a_watcher_who_hangs_up_leaves_nothing(
 
 def test_a_server_that_closes_ends_its_watchers() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clipper.ClipperServer, "_mesh", FakeMesh(), raising=False)
+        patch.setattr(MeshMembership, "node", FakeMesh())
         server = clipper.start(admin="127.0.0.1:0", **QUICK)
     events = Client(f"http://{server.admin_address}").mesh.watch()
     assert next(events).kind == "SYNC"
