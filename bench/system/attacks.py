@@ -214,6 +214,8 @@ def rows_of(
 
 def main(quick: bool, rows: list[str] | None = None) -> list[Row]:
     """rows: names of attacks, of ATTACKS in attackers.py; None: all."""
+    if unknown := set(rows or ()) - set(ATTACKS):
+        raise SystemExit(f"no attack {', '.join(sorted(unknown))}. Attacks: {', '.join(ATTACKS)}.")
     turns, seconds = (1, 0.5) if quick else (3, 2.0)
     found = []
     for name in rows or ATTACKS:
