@@ -16,7 +16,7 @@ from clipper.selection import (
     create_policy,
     user_defined_decider,
 )
-from clipper.selection.decider import checked
+from clipper.selection.decider import check_decision
 from clipper.selection.stateless_policy import learns
 from clipper.selection.user_defined import LOGGED_EVERY, UserDefinedPolicy
 from clipper.types import InputType, VersionedModel
@@ -75,7 +75,7 @@ def test_a_policy_that_learns() -> None:
             ["class 'Two' has no method 'select'", "see clipper.selection.Policy"],
         ),
         ("user_classes:HalfLearns", ["has observe, and no 'init'", "leave out observe"]),
-        ("user_classes:LastWord(x=1)", ["making it raised TypeError"]),
+        ("user_classes:LastWord(x=1)", ["its constructor raised TypeError"]),
         ("user_classes:Refuses", ["has no method 'select'"]),
         ("user_classes:LastWord(confidence=f())", ["cannot read the policy"]),
         ("broken:X", ["importing it raised NameError", "python -c 'import broken'"]),
@@ -98,7 +98,7 @@ def test_deciders() -> None:
         InvalidInput, match=r"class 'LastWord' has no method 'decide'.*clipper.selection.Decider"
     ):
         user_defined_decider("user_classes:LastWord")
-    with pytest.raises(InvalidInput, match="making it raised OSError: no licence"):
+    with pytest.raises(InvalidInput, match="its constructor raised OSError: no licence"):
         user_defined_decider("user_classes:RefusesToDecide")
 
 
@@ -153,7 +153,7 @@ def test_the_log_has_the_first_traceback_and_then_every_so_many(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     policy = own("Learns(fails='observe')")
-    policy.faults._count = iter(range(1, 10**6))
+    policy.failures._count = iter(range(1, 10**6))
     with caplog.at_level(logging.ERROR):
         for _ in range(LOGGED_EVERY + 1):
             policy.observe(0, SEEN)
@@ -167,6 +167,6 @@ def test_the_log_has_the_first_traceback_and_then_every_so_many(
 def test_what_a_decider_may_not_say(kind: str) -> None:
     view = View((A,), {}, (), (A,), 0.0, 20.0)
     with pytest.raises((TypeError, ValueError), match="decide"):
-        checked(
+        check_decision(
             user_defined_decider(f"user_classes:SaysNonsense(kind={kind!r})").decide(view), view
         )

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from clipper.selection import AnswerFrom, Combined, Ensemble, Plan, Predictions, Query, View, Wait
-from clipper.selection.policy import NOTHING
+from clipper.selection.policy import NO_ANSWER
 from clipper.types import InputType, VersionedModel
 
 
@@ -24,7 +24,7 @@ class LastWord:
         self, state: Any, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> Combined:
         if not arrived:
-            return NOTHING
+            return NO_ANSWER
         last = max(arrived)
         return Combined(arrived[last].output, self.confidence, (last,))
 

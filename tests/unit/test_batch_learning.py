@@ -18,7 +18,7 @@ from clipper.selection.batch_learning import (
     observe,
     observe_rows,
 )
-from clipper.selection.learning_policy import LearnedState
+from clipper.selection.learned_state import LearnedState
 from clipper.selection.policy import losses
 from clipper.types import VersionedModel
 from tests.sizes import sized

@@ -85,7 +85,7 @@ def test_the_first_feedback_with_features_fixes_their_number(policy):
     assert plan.features == (1.0, 2.0), "kept for feedback"
     state = policy.observe(state, told((1.0, 2.0)))
     assert features_in(state.rows) == 2
-    with pytest.raises(InvalidInput, match=r"context has 3 features; .* has learned by 2"):
+    with pytest.raises(InvalidInput, match=r"context has 3 features; .* has learned with 2"):
         policy.select(state, Query(None, 0.5, (1.0, 2.0, 3.0)), [A, B])
     assert policy.select(state, Query(), [A, B]).models, "none at all are zeros"
     assert policy.observe(state, told((1.0,))).rows is state.rows, (

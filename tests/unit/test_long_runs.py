@@ -8,7 +8,8 @@ import pytest
 
 from clipper.selection import Observation, Plan, Prediction, Query, Truth, create_policy
 from clipper.selection.batch_learning import native_update_of, observe
-from clipper.selection.learning_policy import LearnedState, LearningPolicy
+from clipper.selection.learned_state import LearnedState
+from clipper.selection.learning_policy import LearningPolicy
 from clipper.selection.policy import Policy
 from clipper.types import VersionedModel
 

@@ -102,7 +102,7 @@ def test_a_set_is_given_only_where_it_is_asked_for():
     assert policy.combine(state, heard, ()).set == ()
     assert (
         policy.observe(state, Observation(Plan(tuple(heard)), heard, Truth(1))).tracked
-        is prediction_sets.FRESH
+        is prediction_sets.INITIAL
     )
     assert asked.combine(state, heard, ()).set == (1,)
     assert asked.combine(state, {}, models(2)).set == ()
@@ -111,25 +111,26 @@ def test_a_set_is_given_only_where_it_is_asked_for():
 
 
 def test_a_threshold_of_one_lets_every_label_in():
-    tracked = prediction_sets.Tracked(labels=1.0, known=(3, "x", True, 1))
-    chances = prediction_sets.Chances({3: (3, 0.9), 7: (7, 0.1)}, 0.0)
-    assert prediction_sets.labels_of(tracked, chances, 3) == (3, 7, "x", True, 1)
-    assert prediction_sets.labels_of(prediction_sets.Tracked(labels=0.0), chances, 3) == (3,)
-    assert prediction_sets.labels_of(prediction_sets.Tracked(labels=0.95), chances, 7) == (7, 3), (
-        "the answer first"
-    )
+    tracked = prediction_sets.SetThresholds(labels=1.0, known=(3, "x", True, 1))
+    chances = prediction_sets.LabelProbabilities({3: (3, 0.9), 7: (7, 0.1)}, 0.0)
+    assert prediction_sets.label_set(tracked, chances, 3) == (3, 7, "x", True, 1)
+    assert prediction_sets.label_set(prediction_sets.SetThresholds(labels=0.0), chances, 3) == (3,)
+    assert prediction_sets.label_set(prediction_sets.SetThresholds(labels=0.95), chances, 7) == (
+        7,
+        3,
+    ), "the answer first"
 
 
 def test_a_miss_counts_also_where_every_label_is_in():
     """Else sets that must hold nearly all labels would hold the truth too seldom: what a miss
     raised is paid back by ten hits."""
-    chances = prediction_sets.Chances({1: (1, 0.0)}, 0.0)
-    missed = prediction_sets.after_label(
-        prediction_sets.Tracked(labels=1.0, known=(1, 2)), 0.9, chances, 1, "new"
+    chances = prediction_sets.LabelProbabilities({1: (1, 0.0)}, 0.0)
+    missed = prediction_sets.update_with_label(
+        prediction_sets.SetThresholds(labels=1.0, known=(1, 2)), 0.9, chances, 1, "new"
     )
     assert missed.labels == pytest.approx(1.0 + 0.9 * prediction_sets.STEP)
     for _ in range(9):
-        missed = prediction_sets.after_label(missed, 0.9, chances, 1, 1)
+        missed = prediction_sets.update_with_label(missed, 0.9, chances, 1, 1)
     assert missed.labels == pytest.approx(1.0)
 
 
@@ -153,7 +154,7 @@ def test_wild_labels_leave_a_threshold_sound():
         state = policy.observe(
             state, Observation(Plan(tuple(one)), {one[0]: Prediction(output)}, Truth(label))
         )
-        assert prediction_sets.sound(state.tracked)
+        assert prediction_sets.is_valid(state.tracked)
         low, high = policy.combine(state, {one[0]: Prediction(1.0)}, ()).set or (0, 0)
         assert math.isfinite(low)
         assert math.isfinite(high)
@@ -161,15 +162,15 @@ def test_wild_labels_leave_a_threshold_sound():
 
 def test_two_servers_meet_half_way():
     mine, theirs = (
-        prediction_sets.Tracked(0.6, 1.0, 2.0, 10.0, (1, 2)),
-        prediction_sets.Tracked(0.8, 3.0, 4.0, 20.0, (2, 3)),
+        prediction_sets.SetThresholds(0.6, 1.0, 2.0, 10.0, (1, 2)),
+        prediction_sets.SetThresholds(0.8, 3.0, 4.0, 20.0, (2, 3)),
     )
-    assert prediction_sets.merged(prediction_sets.FRESH, mine, theirs) == prediction_sets.Tracked(
-        0.7, 2.0, 3.0, 30.0, (1, 2, 3)
-    )
-    assert prediction_sets.merged(
-        prediction_sets.FRESH, mine, prediction_sets.FRESH
-    ) == prediction_sets.Tracked(0.75, 1.0, 2.0, 10.0, (1, 2))
+    assert prediction_sets.merge(
+        prediction_sets.INITIAL, mine, theirs
+    ) == prediction_sets.SetThresholds(0.7, 2.0, 3.0, 30.0, (1, 2, 3))
+    assert prediction_sets.merge(
+        prediction_sets.INITIAL, mine, prediction_sets.INITIAL
+    ) == prediction_sets.SetThresholds(0.75, 1.0, 2.0, 10.0, (1, 2))
 
 
 @pytest.mark.parametrize("name", ["exp3", "exp4", "stacking", "squarecb", "thompson"])
@@ -182,7 +183,7 @@ def test_a_state_of_the_first_schema_is_read(name):
         (name, 1, state.models, state.rows.tobytes(), 7.0, 3, old.tobytes())
     )
     read = policy.decode(zlib.crc32(body).to_bytes(4, "little") + body)
-    assert (read.seen, read.labels, read.tracked) == (7.0, 3, prediction_sets.FRESH)
+    assert (read.seen, read.labels, read.tracked) == (7.0, 3, prediction_sets.INITIAL)
     assert read.sure.tolist() == (old[::2] + old[1::2]).tolist()
 
 

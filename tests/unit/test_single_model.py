@@ -71,7 +71,7 @@ def test_policies_are_found_by_name() -> None:
 
 
 def test_policies_take_settings() -> None:
-    assert create_policy("exp3(eta=0.05, shadow=0.1)").shadow == 0.1
+    assert create_policy("exp3(eta=0.05, shadow=0.1)").answering.shadow == 0.1
     assert create_policy("exp3(eta=0.05)") is create_policy("exp3(eta=0.05)")
 
 

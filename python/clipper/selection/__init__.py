@@ -1,6 +1,8 @@
-"""Selection policies, by the name an application gives: `stacking`, or with settings,
-`exp3(eta=0.05, shadow=0.1)`, or a class of the user's own, `package.module:Class(setting=value)`;
-and deciders of the user's own alike."""
+"""Selection policies and deciders, created from the text that an application gives.
+
+A policy is a name, `stacking`, a name with settings, `exp3(eta=0.05, shadow=0.1)`, or a
+user-defined class, `package.module:Class(setting=value)`. User-defined deciders are named alike.
+"""
 
 import functools
 import inspect
@@ -9,7 +11,7 @@ from typing import Any
 from clipper.errors import DoesNotFit, InvalidInput, did_you_mean
 from clipper.selection import user_defined
 from clipper.selection.bandits import EpsilonGreedy, Exp3, KlUcb, SquareCB, Thompson, TsallisInf
-from clipper.selection.contextual import Contextual, LinTs, LinUcb, features_of
+from clipper.selection.contextual import LinTs, LinUcb, features_of
 from clipper.selection.decider import AnswerFrom, Decider, DecidingPolicy, View, Wait
 from clipper.selection.decider_schedule import DeciderStep, Schedule, parse_decider
 from clipper.selection.ensemble import Ensemble
@@ -25,7 +27,7 @@ from clipper.selection.policy import (
     Query,
     Truth,
 )
-from clipper.selection.prediction_sets import check_coverage, with_coverage
+from clipper.selection.prediction_sets import with_coverage
 from clipper.selection.ridge import Ridge
 from clipper.selection.setting_syntax import parse_settings
 from clipper.selection.single_model import SingleModel
@@ -41,8 +43,11 @@ POLICIES: dict[str, type[Any]] = {policy.name: policy for policy in _CLASSES}
 
 @functools.lru_cache(maxsize=1024)
 def create_policy(text: str) -> Policy:
-    """The policy of `NAME` or `NAME(setting=value, ...)`; InvalidInput with the names and settings
-    there are."""
+    """Create the policy that `text` describes; equal texts share one object.
+
+    Raises InvalidInput that lists the known names and settings, and DoesNotFit for a coverage of a
+    policy that does not learn.
+    """
     if user_defined.is_user_defined(text):
         made = user_defined.load_user_object(
             text,
@@ -73,18 +78,21 @@ def create_policy(text: str) -> Policy:
                 f"coverage={coverage!r}: policy {name!r} does not learn how wide a set must be.",
                 hint=hint,
             )
-        policy.coverage = check_coverage(coverage)
+        return policy.with_coverage(coverage)
     return policy
 
 
 def takes_context(policy: Policy) -> bool:
-    """Whether it may look at a query's features."""
-    return isinstance(policy, Contextual | user_defined.UserDefinedPolicy)
+    """Return True if the policy may use the features of a query."""
+    return isinstance(policy, LinUcb | LinTs | user_defined.UserDefinedPolicy)
 
 
 @functools.lru_cache(maxsize=1024)
 def user_defined_decider(text: str) -> Decider:
-    """The decider of `package.module:Class(setting=value)`. InvalidInput names what is missing."""
+    """Create the decider that `package.module:Class(setting=value)` names.
+
+    Equal texts share one object. Raises InvalidInput that names what is missing.
+    """
     decider: Decider = user_defined.load_user_object(
         text, "decider", lambda inner: _settings(text, text.partition("(")[0], inner), ("decide",)
     )

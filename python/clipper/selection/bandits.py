@@ -1,150 +1,81 @@
-"""Policies that ask one model a query and learn which: good when models are dear, and one is
-enough.
+"""Bandit policies: each query goes to one model, and the feedback says which model is best.
 
-All of them meet the same trade: the best model so far, or another that may have become better.
-`squarecb` is the one to begin with; in the world of Figure 8 its error over 20 000 queries is the
-lowest of those that evaluate one model a query, and with `shadow` (a share of the queries also
-evaluates the others, off the critical path) lower still. docs/selection.md has the table.
+Use them where predictions are expensive and one per query is enough. They trade the best model so
+far against another one that may have become better. Start with `squarecb`: in the world of the
+paper's Figure 8 (20 000 queries) it has the lowest error of the policies that ask one model, and
+with `shadow` a lower one still. docs/selection.md has the table.
+
+T: observations, K: models. Losses lie in 0 to 1. Rows of the states are f64.
 """
-
-from collections.abc import Sequence
 
 import numpy as np
 
 from clipper.errors import InvalidInput
-from clipper.selection.learning_policy import Array, LearnedState, LearningPolicy
-from clipper.selection.policy import (
-    NOTHING,
-    Combined,
-    Plan,
-    Prediction,
-    Predictions,
-    Query,
-    is_usable,
-    sound_confidence,
+from clipper.selection.learned_state import (
+    Array,
+    LearnedState,
+    RuleRows,
+    learn_by_rule,
+    log_mean,
+    row_of,
 )
-from clipper.selection.prediction_sets import Chances
-from clipper.selection.votes import in_order, label_key
+from clipper.selection.learning_policy import LearningPolicy
+from clipper.selection.one_model import (
+    Accuracy,
+    OneModel,
+    choose_by_rule,
+    mean_accuracy,
+    shares_by_rule,
+    unknown_accuracy,
+)
 from clipper.types import VersionedModel
 from clipper_core.learning.bandit import Rule, RuleKind
 
 
-class Bandit(LearningPolicy):
-    """Threads: any. shadow: share of queries, 0 to 1, on which the models not chosen are evaluated
-    too, as observers."""
+class Exp3(LearningPolicy):
+    """Exponential weights for adversarial losses: p is proportional to exp(row).
 
-    chance = True
-    shadow: float = 0.0
+    The row of the chosen model falls by eta * loss / p. Assumes nothing about the losses.
 
-    def select(
-        self, state: LearnedState, query: Query, candidates: Sequence[VersionedModel]
-    ) -> Plan:
-        known = [i for i, model in enumerate(state.models) if model in candidates]
-        if not known:
-            return Plan(in_order(candidates)[:1])
-        rows = (
-            state.rows
-            if len(known) == len(state.models)
-            else np.ascontiguousarray(state.rows[known])
-        )
-        i, p = self.rule.choose(rows, state.seen, query.uniform)
-        chosen = state.models[known[i]]
-        others: tuple[VersionedModel, ...] = ()
-        if self.shadow and (query.uniform * 2**20) % 1.0 < self.shadow:
-            others = tuple(model for model in in_order(candidates) if model != chosen)
-        return Plan((chosen,), (p,), others)
+    eta: step size; 0.1 follows a change within 400 queries, 0.03 is calmer.
+    floor: smallest probability of a model.
+    shadow: share of the queries for which the other models predict too, as observers.
 
-    def portions(self, state: LearnedState) -> dict[VersionedModel, float]:
-        odds = self.rule.probabilities(state.rows, state.seen) if len(state.models) else np.zeros(0)
-        return dict(zip(state.models, odds.tolist(), strict=True))
-
-    def combine(
-        self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
-    ) -> Combined:
-        for model in in_order(arrived):
-            if is_usable(arrived[model].output):
-                return self._alone(state, model, arrived[model])
-        return NOTHING
-
-    def _alone(self, state: LearnedState, model: VersionedModel, said: Prediction) -> Combined:
-        heard = {model: said}
-        _, raw = self.raw_confidence(state, heard, ())
-        found = Combined(said.output, self.sureness(state, raw), (model,))
-        return self.with_set(state, found, lambda: self.chances(state, heard, ()))
-
-    def raw_confidence(
-        self, state: LearnedState, heard: Predictions, missing: Sequence[VersionedModel]
-    ) -> tuple[object, float]:
-        """The model's own; if it gives none, how often it was right."""
-        for model, prediction in heard.items():
-            if is_usable(prediction.output):
-                if prediction.confidence is not None:
-                    return prediction.output, sound_confidence(prediction.confidence)
-                return prediction.output, self._accuracy(state, model)
-        return None, 0.0
-
-    def chances(
-        self, state: LearnedState, heard: Predictions, missing: Sequence[VersionedModel]
-    ) -> Chances:
-        output, raw = self.raw_confidence(state, heard, missing)
-        sure = self.sureness(state, raw)
-        return Chances(
-            {label_key(output): (output, sure)}, (1.0 - sure) / max(state.classes - 1.0, 1.0)
-        )
-
-    def _accuracy(self, state: LearnedState, model: VersionedModel) -> float:
-        return 0.5
-
-
-class Exp3(Bandit):
-    """Exp3 as in the paper: weights fall by exp(-eta loss / p), the choice is proportional to them.
-
-    eta: step; .1 follows a change within 400 queries, .03 is calmer.  floor: least probability of a
-    model. Cost: one model a query, 100 ns.  Regret: sqrt(2 T K ln K).  Use: adversarial losses, no
-    assumption at all. Source: the paper, section 5.1; Auer, Cesa-Bianchi, Freund and Schapire 2002.
+    State: f64[K, 1], log-weights.  Cost: 100 ns per query.
+    Regret: at most sqrt(2 T K ln K) in expectation with eta = sqrt(2 ln K / (T K)).
+    Source: the Clipper paper, section 5.1; Auer, Cesa-Bianchi, Freund and Schapire 2002, section 3.
     """
 
     name = "exp3"
-    fresh = (0.0,)
 
     def __init__(self, eta: float = 0.1, floor: float = 1e-6, shadow: float = 0.0) -> None:
-        self.rule = Rule(
+        rule = Rule(
             RuleKind.EXP3,
-            eta=within("eta", eta, 1e-6, 10.0),
-            floor=within("floor", floor, 0.0, 0.5),
+            eta=check_range("eta", eta, 1e-6, 10.0),
+            floor=check_range("floor", floor, 0.0, 0.5),
         )
-        self.shadow = within("shadow", shadow, 0.0, 1.0)
-
-    def _newcomer(self, rows: Array) -> Array:
-        return log_mean(rows)
+        rows = RuleRows(rule, (0.0,), newcomer=log_mean)
+        super().__init__(rows, _one_model(rule, shadow), learn_by_rule(rule), rule)
 
 
-class ByMean(Bandit):
-    """Those whose first two columns are a model's mean loss and how often it was seen."""
+class SquareCB(LearningPolicy):
+    """Inverse gap weighting on running mean losses; the default for one model per query.
 
-    def _accuracy(self, state: LearnedState, model: VersionedModel) -> float:
-        return mean_accuracy(state, model)
+    A model is chosen with probability 1 / (K + gamma * (its mean - the lowest mean)); the best
+    model has the remaining probability.
 
-    def _merged(self, base: Array, mine: Array, theirs: Array) -> Array:
-        return merged_means(base, mine, theirs)
+    gamma: exploration width; larger explores less.
+    rate: step of the exponential mean of the losses.
+    drift: speed at which the mean of an unused model returns to its long-term mean, so that a
+    model that has recovered is found.  memory: step of that long-term mean.
+    shadow: share of the queries for which the other models predict too, as observers.
 
-    def standing(self, state: LearnedState) -> Array:
-        return -state.rows[:, 0]
-
-
-class SquareCB(ByMean):
-    """Inverse gap weighting: a model is asked with probability 1 / (K + gamma x its excess loss),
-    the best with the rest.
-
-    gamma: width; larger explores less.  rate: of the exponential mean of losses.  drift: how fast
-    the mean of a model that is not asked goes back to its long memory, so that one that has
-    recovered is found.  memory: rate of that memory. Cost: one model a query, 60 ns.  Use: the
-    default for one model a query.  Source: Foster and Rakhlin 2020.
+    State: f64[K, 3], mean loss, observations, long-term mean.  Cost: 60 ns per query.
+    Regret: O(sqrt(K T R)), where R is the square-loss regret of the estimates.
+    Source: Foster and Rakhlin 2020, "Beyond UCB", algorithm 1.
     """
 
     name = "squarecb"
-    fresh = (0.0, 0.0, 0.0)
-    counts = (1,)
 
     def __init__(
         self,
@@ -154,98 +85,104 @@ class SquareCB(ByMean):
         memory: float = 0.0005,
         shadow: float = 0.0,
     ) -> None:
-        self.rule = Rule(
+        rule = Rule(
             RuleKind.SQUARECB,
-            eta=within("gamma", gamma, 1.0, 1e9),
-            discount=within("rate", rate, 1e-6, 1.0),
-            share=within("drift", drift, 0.0, 1.0),
-            floor=within("memory", memory, 0.0, 1.0),
+            eta=check_range("gamma", gamma, 1.0, 1e9),
+            discount=check_range("rate", rate, 1e-6, 1.0),
+            share=check_range("drift", drift, 0.0, 1.0),
+            floor=check_range("memory", memory, 0.0, 1.0),
         )
-        self.shadow = within("shadow", shadow, 0.0, 1.0)
+        rows = RuleRows(rule, (0.0, 0.0, 0.0), counts=(1,), merge=merge_means, rank=_low_is_good)
+        super().__init__(rows, _one_model(rule, shadow, mean_accuracy), learn_by_rule(rule), rule)
 
 
-class EpsilonGreedy(ByMean):
-    """The best model so far, and with probability epsilon any of them.
+class EpsilonGreedy(LearningPolicy):
+    """The model with the lowest mean loss; with probability epsilon a random one.
 
-    Cost: one model a query, 50 ns.  Use: as a baseline, or where the share of exploration must be
-    exact. Source: the design document, "Selection policies".
+    Use it as a baseline, or where the share of exploration must be exact.
+
+    epsilon: share of the queries that go to a model drawn uniformly.
+    rate: step of the exponential mean of the losses.
+    shadow: share of the queries for which the other models predict too, as observers.
+
+    State: f64[K, 2], mean loss and observations.  Cost: 50 ns per query.
+    Regret: linear in T with a constant epsilon: epsilon times the mean excess loss.
+    Source: Sutton and Barto 2018, section 2.2; the design document, "Selection policies".
     """
 
     name = "epsilon_greedy"
-    fresh = (0.0, 0.0)
-    counts = (1,)
 
     def __init__(self, epsilon: float = 0.05, rate: float = 0.02, shadow: float = 0.0) -> None:
-        self.rule = Rule(
+        rule = Rule(
             RuleKind.GREEDY,
-            share=within("epsilon", epsilon, 0.0, 1.0),
-            discount=within("rate", rate, 1e-6, 1.0),
+            share=check_range("epsilon", epsilon, 0.0, 1.0),
+            discount=check_range("rate", rate, 1e-6, 1.0),
         )
-        self.shadow = within("shadow", shadow, 0.0, 1.0)
+        rows = RuleRows(rule, (0.0, 0.0), counts=(1,), merge=merge_means, rank=_low_is_good)
+        super().__init__(rows, _one_model(rule, shadow, mean_accuracy), learn_by_rule(rule), rule)
 
 
-class Thompson(Bandit):
-    """A draw from each model's Beta distribution of being right; the highest is asked. Counts are
-    discounted.
+class Thompson(LearningPolicy):
+    """Thompson sampling: draw each model's accuracy from its Beta distribution, take the highest.
 
-    discount: .9995 forgets half in 1400 observations.  Cost: one model a query, 300 ns.  Use: few
-    models, delayed feedback. Source: Thompson 1933; Raj and Kalyani 2017 for the discount.
+    Suits few models and delayed feedback.
+
+    discount: of all counts, per observation; 0.9995 forgets half in 1 400 observations.
+    shadow: share of the queries for which the other models predict too, as observers.
+
+    State: f64[K, 2], discounted right and wrong answers, each plus 1.  Cost: 300 ns per query.
+    Regret: O(sqrt(K T ln T)) without a discount (Agrawal and Goyal 2013).
+    Source: Thompson 1933; Raj and Kalyani 2017 for the discount.
     """
 
     name = "thompson"
-    fresh = (1.0, 1.0)
-    counts = (0, 1)
-    least = 1.0
 
     def __init__(self, discount: float = 0.9995, shadow: float = 0.0) -> None:
-        self.rule = Rule(RuleKind.THOMPSON, discount=within("discount", discount, 0.5, 1.0))
-        self.shadow = within("shadow", shadow, 0.0, 1.0)
-
-    def _accuracy(self, state: LearnedState, model: VersionedModel) -> float:
-        if model not in state.models:
-            return 0.5
-        right, wrong = state.rows[state.models.index(model)]
-        return float(right / (right + wrong))
+        rule = Rule(RuleKind.THOMPSON, discount=check_range("discount", discount, 0.5, 1.0))
+        rows = RuleRows(rule, (1.0, 1.0), counts=(0, 1), count_min=1.0)
+        answering = _one_model(rule, shadow, _beta_accuracy)
+        super().__init__(rows, answering, learn_by_rule(rule), rule)
 
 
-class KlUcb(Bandit):
-    """The model with the highest accuracy that its record still allows, by Kullback-Leibler
-    divergence.
+class KlUcb(LearningPolicy):
+    """KL-UCB: the model whose accuracy has the highest upper confidence bound.
 
-    discount: of each model's record, an observation. Its theory takes 1 - sqrt(changes /
-    observations) / 4; the default is that of one change in 10 000 observations, and remembers 400
-    of them. 1 forgets nothing: for losses that never change. Cost: one model a query, 1 us.
+    The bound is the largest accuracy whose Kullback-Leibler divergence from the observed one stays
+    within the confidence level.
+
+    discount: of each model's record, per observation. Theory asks for
+    1 - sqrt(changes / observations) / 4; the default fits one change in 10 000 observations and
+    remembers about 400. 1 forgets nothing, for losses that never change.
+    shadow: share of the queries for which the other models predict too, as observers.
+
+    State: f64[K, 2], discounted losses and observations.  Cost: 1 us per query.
+    Regret: asymptotically optimal for discount 1 (the bound of Lai and Robbins).
     Source: Garivier and Cappe 2011; Garivier and Moulines 2008 for the discount.
     """
 
     name = "kl_ucb"
-    fresh = (0.0, 0.0)
-    counts = (0, 1)
 
     def __init__(self, discount: float = 0.9975, shadow: float = 0.0) -> None:
-        self.rule = Rule(RuleKind.KL_UCB, discount=within("discount", discount, 0.5, 1.0))
-        self.shadow = within("shadow", shadow, 0.0, 1.0)
-
-    def _accuracy(self, state: LearnedState, model: VersionedModel) -> float:
-        if model not in state.models:
-            return 0.5
-        lost, count = state.rows[state.models.index(model)]
-        return float(1 - (lost + 1) / (count + 2))
-
-    def standing(self, state: LearnedState) -> Array:
-        return -(state.rows[:, 0] + 1) / (state.rows[:, 1] + 2)
+        rule = Rule(RuleKind.KL_UCB, discount=check_range("discount", discount, 0.5, 1.0))
+        rows = RuleRows(rule, (0.0, 0.0), counts=(0, 1), rank=_laplace_rank)
+        answering = _one_model(rule, shadow, _laplace_accuracy)
+        super().__init__(rows, answering, learn_by_rule(rule), rule)
 
 
-class TsallisInf(Bandit):
-    """Best of both worlds: the optimal rate for losses chosen by an adversary and for those by
-    chance, without knowing which.
+class TsallisInf(LearningPolicy):
+    """Tsallis-INF: optimal both for adversarial and for stochastic losses, without knowing which.
 
-    least_step: keeps the step from vanishing, so that it follows a drift.  discount: of the
-    estimates. Cost: one model a query, 300 ns.  Source: Zimmert and Seldin 2019, reduced variance.
+    least_step: smallest step size, so that the policy follows a drift.
+    discount: of the estimated losses, per observation.
+    floor: smallest probability of a model.
+    shadow: share of the queries for which the other models predict too, as observers.
+
+    State: f64[K, 1], estimated cumulative losses.  Cost: 300 ns per query.
+    Regret: at most 4 sqrt(K T) + 1 for adversarial losses, without discount and least step.
+    Source: Zimmert and Seldin 2019, with the reduced-variance estimator.
     """
 
     name = "tsallis_inf"
-    fresh = (0.0,)
 
     def __init__(
         self,
@@ -254,48 +191,34 @@ class TsallisInf(Bandit):
         floor: float = 1e-3,
         shadow: float = 0.0,
     ) -> None:
-        self.rule = Rule(
+        rule = Rule(
             RuleKind.TSALLIS,
-            eta=within("least_step", least_step, 0.0, 10.0),
-            discount=within("discount", discount, 0.5, 1.0),
-            floor=within("floor", floor, 1e-9, 0.5),
+            eta=check_range("least_step", least_step, 0.0, 10.0),
+            discount=check_range("discount", discount, 0.5, 1.0),
+            floor=check_range("floor", floor, 1e-9, 0.5),
         )
-        self.shadow = within("shadow", shadow, 0.0, 1.0)
-
-    def _newcomer(self, rows: Array) -> Array:
-        return rows.mean(axis=0) if len(rows) else np.zeros(1)
-
-    def standing(self, state: LearnedState) -> Array:
-        return -state.rows[:, 0]
+        rows = RuleRows(rule, (0.0,), newcomer=_mean_row, rank=_low_is_good)
+        super().__init__(rows, _one_model(rule, shadow), learn_by_rule(rule), rule)
 
 
-# -- parts
+def _one_model(rule: Rule, shadow: float, accuracy: Accuracy = unknown_accuracy) -> OneModel:
+    return OneModel(
+        choose_by_rule(rule),
+        accuracy,
+        shares_by_rule(rule),
+        check_range("shadow", shadow, 0.0, 1.0),
+    )
 
 
-def within(name: str, value: float, low: float, high: float) -> float:
-    """A setting of a policy, if it lies in its range."""
+def check_range(name: str, value: float, low: float, high: float) -> float:
+    """Return a policy's setting. Raises InvalidInput outside `low` to `high`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise InvalidInput(f"{name}={value!r}: it must lie between {low:g} and {high:g}.")
     return float(value)
 
 
-def log_mean(rows: Array) -> Array:
-    """Row of log-weights at the mean of the weights."""
-    if not len(rows):
-        return np.zeros(1)
-    high: Array = rows.max(axis=0)
-    return np.asarray(high + np.log(np.exp(rows - high).mean(axis=0)))
-
-
-def mean_accuracy(state: LearnedState, model: VersionedModel) -> float:
-    if model not in state.models:
-        return 0.5
-    row = state.rows[state.models.index(model)]
-    return float(1 - row[0]) if row[1] > 0 else 0.5
-
-
-def merged_means(base: Array, mine: Array, theirs: Array) -> Array:
-    """Means weighed by what each has seen since `base`; counts added."""
+def merge_means(base: Array, mine: Array, theirs: Array) -> Array:
+    """Average two servers' means by what each observed since `base`; add the counts (column 1)."""
     new_mine = np.maximum(mine[:, 1:2] - base[:, 1:2], 0.0)
     new_theirs = np.maximum(theirs[:, 1:2] - base[:, 1:2], 0.0)
     total = new_mine + new_theirs
@@ -303,3 +226,25 @@ def merged_means(base: Array, mine: Array, theirs: Array) -> Array:
     rows = share * mine + (1 - share) * theirs
     rows[:, 1:2] = base[:, 1:2] + total
     return rows
+
+
+def _low_is_good(rows: Array) -> Array:
+    return -rows[:, 0]
+
+
+def _mean_row(rows: Array) -> Array:
+    return rows.mean(axis=0) if len(rows) else np.zeros(1)
+
+
+def _laplace_rank(rows: Array) -> Array:
+    return -(rows[:, 0] + 1) / (rows[:, 1] + 2)
+
+
+def _laplace_accuracy(state: LearnedState, model: VersionedModel) -> float:
+    row = row_of(state, model)
+    return 0.5 if row is None else float(1 - (row[0] + 1) / (row[1] + 2))
+
+
+def _beta_accuracy(state: LearnedState, model: VersionedModel) -> float:
+    row = row_of(state, model)
+    return 0.5 if row is None else float(row[0] / (row[0] + row[1]))

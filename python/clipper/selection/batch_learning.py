@@ -1,8 +1,8 @@
-"""Many observations at once: columns instead of objects, learned from by the core in their order.
+"""Learning from many observations at once, as columns instead of objects.
 
-The policies of this package that vote on labels, or lose by numbers, learn in
-`clipper_core.learning.lesson`; for every other policy, and for outputs of kinds that do not go
-together, `observe_rows` is the loop over `policy.observe`.
+The core (clipper_core.learning.lesson) learns the policies that have a rule, from labels and from
+float numbers, in the order of the rows. Other policies, and columns of other or mixed types, are
+learned by a loop over `policy.observe`. Both give the same state, bit for bit.
 """
 
 import functools
@@ -13,45 +13,30 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from clipper.selection.bandits import EpsilonGreedy, Exp3, KlUcb, SquareCB, Thompson, TsallisInf
-from clipper.selection.experts import Exp4, LogOdds, Stacking
-from clipper.selection.learning_policy import (
-    FADE,
-    LABEL_BITS,
-    LearnedState,
-    LearningPolicy,
-    label_bit,
-)
+from clipper.selection.learned_state import LABEL_BITS, LearnedState
+from clipper.selection.learning_policy import FADE, LearningPolicy, label_bit
+from clipper.selection.one_model import OneModel
 from clipper.selection.policy import Observation, Plan, Policy, Prediction, State, Truth
 from clipper.types import VersionedModel
 from clipper_core.learning.bandit import Rule
-from clipper_core.learning.lesson import Lesson
+from clipper_core.learning.lesson import Lesson as NativeUpdate
 
-_IN_THE_CORE: tuple[type[Any], ...] = (
-    Exp3,
-    EpsilonGreedy,
-    KlUcb,
-    SquareCB,
-    Thompson,
-    TsallisInf,
-    Exp4,
-    LogOdds,
-    Stacking,
-)
-_OF_ONE_MODEL = (Exp3, EpsilonGreedy, KlUcb, SquareCB, Thompson, TsallisInf)
 _PLAIN = frozenset((int, str, bytes))
-_WHOLE: tuple[set[np.dtype[Any] | None], ...] = ({np.dtype(np.int64)}, {np.dtype(np.bool_)})
+_INTEGERS: tuple[set[np.dtype[Any] | None], ...] = ({np.dtype(np.int64)}, {np.dtype(np.bool_)})
 
-Column = Any  # ndarray of shape (n,), or a list of n
+Column = Any  # ndarray of shape (n,), or a list of n values
 
 
 class ObservationRows(msgspec.Struct, frozen=True, eq=False):
-    """n observations of labels, of one context.
+    """n observations with labels, of one user.
 
-    models: of the columns.  outputs, heard, confidence: a column a model; heard bool (n,), or None
-    for all of them; confidence f64 (n,), NaN where the model gave none, or None for none at all.
-    labels: a column.  asked: i32 (n,) or (1,), the place of the only model that was asked, -1 when
-    all were.  p: f64 (n,) or (1,), its probability then.
+    models: one per column.
+    outputs: one column per model.
+    heard: per model bool (n,), where a prediction exists; None if all exist.
+    confidence: per model f64 (n,), NaN where the model reported none; None if it never did.
+    labels: the column of right outputs.
+    asked: i32 (n,) or (1,), index of the only model that was asked; -1 if all were.
+    p: f64 (n,) or (1,), the probability of that choice.
     """
 
     models: tuple[VersionedModel, ...]
@@ -66,7 +51,7 @@ class ObservationRows(msgspec.Struct, frozen=True, eq=False):
         return len(self.labels)
 
     def take(self, places: NDArray[np.intp]) -> "ObservationRows":
-        """These rows only, in this order."""
+        """Return the rows at these indices, in this order."""
         return ObservationRows(
             self.models,
             tuple(_taken(column, places) for column in self.outputs),
@@ -78,18 +63,18 @@ class ObservationRows(msgspec.Struct, frozen=True, eq=False):
         )
 
     def observation(self, i: int) -> Observation:
-        """Row i as an object."""
-        heard = {
+        """Return row `i` as an object."""
+        predictions = {
             model: Prediction(_plain(self.outputs[j][i]), self._confidence(j, i))
             for j, model in enumerate(self.models)
-            if self._was_heard(j, i)
+            if self._exists(j, i)
         }
         asked = int(self.asked[i if len(self.asked) > 1 else 0])
         p = float(self.p[i if len(self.p) > 1 else 0])
         plan = Plan(self.models) if asked < 0 else Plan((self.models[asked],), (p,))
-        return Observation(plan, heard, Truth(_plain(self.labels[i])))
+        return Observation(plan, predictions, Truth(_plain(self.labels[i])))
 
-    def _was_heard(self, j: int, i: int) -> bool:
+    def _exists(self, j: int, i: int) -> bool:
         column = self.heard[j]
         return column is None or bool(column[i])
 
@@ -98,13 +83,17 @@ class ObservationRows(msgspec.Struct, frozen=True, eq=False):
         return None if column is None or np.isnan(column[i]) else float(column[i])
 
 
-def observe(policy: Policy, state: State, seen: Observation, lesson: Lesson | None) -> State:
-    """`policy.observe`, in the core where it can be: the state that `observe_rows` comes to by the
-    same row. lesson: the policy's, by `native_update_of`."""
-    truth, plan = seen.truth, seen.plan
-    if lesson is None or truth.score is not None:
-        return policy.observe(state, seen)
-    found = lesson.one(
+def observe(
+    policy: Policy, state: State, observation: Observation, native: NativeUpdate | None
+) -> State:
+    """Learn one observation, in the core if possible, else by `policy.observe`.
+
+    native: from `native_update_of(policy)`.
+    """
+    truth, plan = observation.truth, observation.plan
+    if native is None or truth.score is not None:
+        return policy.observe(state, observation)
+    found = native.one(
         state.models,
         state.rows,
         state.sure,
@@ -113,53 +102,49 @@ def observe(policy: Policy, state: State, seen: Observation, lesson: Lesson | No
         state.tracked,
         plan.models,
         plan.probabilities,
-        seen.predictions,
+        observation.predictions,
         truth.label,
-        seen.weight,
+        observation.weight,
     )
     if found is None:
-        return policy.observe(state, seen)
+        return policy.observe(state, observation)
     return found or state
 
 
 def observe_rows(policy: Policy, state: State, rows: ObservationRows) -> State:
-    """What is known after these observations, one after another."""
-    lesson = native_update_of(policy)
-    if lesson is not None and _fits(policy, state, rows):
+    """Learn all rows in their order and return the state after the last."""
+    native = native_update_of(policy)
+    if native is not None and _fits(policy, state, rows):
         coded = _votes(rows)
         if coded is not None:
-            return _of_votes(lesson, state, rows, *coded)
-        lost = _losses(rows)
-        if lost is not None:
-            return _of_losses(lesson, state, rows, lost)
+            return _learn_votes(native, state, rows, *coded)
+        losses = _losses(rows)
+        if losses is not None:
+            return _learn_losses(native, state, rows, losses)
     for i in range(len(rows)):
-        state = observe(policy, state, rows.observation(i), lesson)
+        state = observe(policy, state, rows.observation(i), native)
     return state
 
 
-def native_update_of(policy: Policy) -> Lesson | None:
-    """How this policy learns in the core; None if it does not, or not all of it: the sets of a
-    coverage."""
-    if (
-        isinstance(policy, LearningPolicy)
-        and type(policy) in _IN_THE_CORE
-        and policy.coverage is None
-    ):
-        return _lesson(policy.rule)
+def native_update_of(policy: Policy) -> NativeUpdate | None:
+    """Return the core's update of a policy; None if it has no rule, or makes prediction sets."""
+    if isinstance(policy, LearningPolicy) and policy.rule is not None and policy.coverage is None:
+        return _native_update(policy.rule)
     return None
 
 
 @functools.lru_cache(maxsize=1024)
-def _lesson(rule: Rule) -> Lesson:
-    return Lesson(rule, FADE, LearnedState, label_bit)
+def _native_update(rule: Rule) -> NativeUpdate:
+    return NativeUpdate(rule, FADE, LearnedState, label_bit)
 
 
 def _fits(policy: Policy, state: LearnedState, rows: ObservationRows) -> bool:
     is_finite = bool(np.isfinite(state.rows).all() and np.isfinite(state.sure).all())
+    asks_one = isinstance(policy, LearningPolicy) and isinstance(policy.answering, OneModel)
     return (
         is_finite
         and state.models == rows.models
-        and not (isinstance(policy, _OF_ONE_MODEL) and rows.asked.min(initial=0) < 0)
+        and not (asks_one and rows.asked.min(initial=0) < 0)
     )
 
 
@@ -167,8 +152,8 @@ def _chosen(rows: ObservationRows) -> NDArray[np.uint32]:
     return np.where(rows.asked < 0, len(rows.models), rows.asked).astype(np.uint32)
 
 
-def _of_votes(
-    lesson: Lesson,
+def _learn_votes(
+    native: NativeUpdate,
     state: LearnedState,
     rows: ObservationRows,
     values: NDArray[np.int64],
@@ -176,35 +161,35 @@ def _of_votes(
     bits: NDArray[np.uint8],
 ) -> LearnedState:
     shape = values.shape
-    heard = np.ones(shape, np.uint8)
+    exists = np.ones(shape, np.uint8)
     confidence = np.full(shape, np.nan)
     for j in range(shape[0]):
-        if (was_heard := rows.heard[j]) is not None:
-            heard[j] = was_heard
-        if (own := rows.confidence[j]) is not None:
-            confidence[j] = own
-    learned = lesson.many(
+        if (column := rows.heard[j]) is not None:
+            exists[j] = column
+        if (reported := rows.confidence[j]) is not None:
+            confidence[j] = reported
+    learned = native.many(
         state.rows,
         state.sure,
         state.seen,
         state.labels,
         values,
-        heard,
+        exists,
         confidence,
         labels,
         bits,
         _chosen(rows),
         rows.p,
     )
-    taught, sure, seen, bits_seen = learned
-    return LearnedState(state.models, taught, seen, bits_seen, sure, state.tracked)
+    updated, sure, seen, bits_seen = learned
+    return LearnedState(state.models, updated, seen, bits_seen, sure, state.tracked)
 
 
-def _of_losses(
-    lesson: Lesson, state: LearnedState, rows: ObservationRows, lost: NDArray[np.float64]
+def _learn_losses(
+    native: NativeUpdate, state: LearnedState, rows: ObservationRows, losses: NDArray[np.float64]
 ) -> LearnedState:
-    taught, seen = lesson.graded(state.rows, state.seen, lost, _chosen(rows), rows.p)
-    return LearnedState(state.models, taught, seen, state.labels, state.sure, state.tracked)
+    updated, seen = native.graded(state.rows, state.seen, losses, _chosen(rows), rows.p)
+    return LearnedState(state.models, updated, seen, state.labels, state.sure, state.tracked)
 
 
 # -- columns as numbers
@@ -213,9 +198,12 @@ def _of_losses(
 def _votes(
     rows: ObservationRows,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]] | None:
-    """Labels as numbers that are equal when they are: i64 (k, n), i64 (n,), and the bit of each, u8
-    (n,). None when some output or label is none."""
-    if _kinds(rows) in _WHOLE:
+    """Encode labels as integers that are equal when the labels are.
+
+    Returns the outputs, i64 (k, n), the labels, i64 (n,), and the labels' bits, u8 (n,); None if
+    an output or a label is not a label.
+    """
+    if _kinds(rows) in _INTEGERS:
         labels = np.asarray(rows.labels, np.int64)
         return (
             np.array(rows.outputs, np.int64),
@@ -238,7 +226,7 @@ def _votes(
 
 
 def _kinds(rows: ObservationRows) -> set[np.dtype[Any] | None]:
-    """Of its columns; None for what is no array of one dimension."""
+    """Return the dtypes of the columns; None stands for a column that is no 1-D array."""
     columns = (*rows.outputs, rows.labels)
     return {
         column.dtype if isinstance(column, np.ndarray) and column.ndim == 1 else None
@@ -255,8 +243,7 @@ def _coded(
         column = column.tolist()
     if heard is not None:
         column = [
-            value if was_heard else 0
-            for value, was_heard in zip(column, heard.tolist(), strict=True)
+            value if exists else 0 for value, exists in zip(column, heard.tolist(), strict=True)
         ]
     kinds = set(map(type, column))
     if not kinds <= _PLAIN:
@@ -267,35 +254,36 @@ def _coded(
 
 
 def _losses(rows: ObservationRows) -> NDArray[np.float64] | None:
-    """f64 (k, n) of numbers, as `clipper.selection.policy.loss` has it, NaN where there is none;
-    None for what are no numbers."""
+    """Return f64 (k, n), the losses of f64 columns, NaN where there is none; None for others."""
     if not all(
         isinstance(c, np.ndarray) and c.ndim == 1 and c.dtype == np.float64
         for c in (*rows.outputs, rows.labels)
     ):
         return None
-    said = np.array(rows.outputs, np.float64)
-    usable = np.isfinite(said)
+    outputs = np.array(rows.outputs, np.float64)
+    usable = np.isfinite(outputs)
     with np.errstate(all="ignore"):
-        right = rows.labels / 4  # a quarter of what might overflow
-        distance, size = np.abs(said / 4 - right), np.abs(right)
-        lost = np.where(distance == 0.0, 0.0, distance / (distance + size))
-    return _where_heard(rows, np.where(usable, lost, np.nan))
+        right = rows.labels / 4  # a quarter, so that the difference cannot overflow
+        distance, size = np.abs(outputs / 4 - right), np.abs(right)
+        losses = np.where(distance == 0.0, 0.0, distance / (distance + size))
+    return _where_exists(rows, np.where(usable, losses, np.nan))
 
 
-def _where_heard(rows: ObservationRows, lost: NDArray[np.float64]) -> NDArray[np.float64]:
-    for j, was_heard in enumerate(rows.heard):
-        if was_heard is not None:
-            lost[j, ~was_heard] = np.nan
-    return lost
+def _where_exists(rows: ObservationRows, losses: NDArray[np.float64]) -> NDArray[np.float64]:
+    for j, exists in enumerate(rows.heard):
+        if exists is not None:
+            losses[j, ~exists] = np.nan
+    return losses
 
 
 def losses_by_model(rows: ObservationRows) -> NDArray[np.float64] | None:
-    """f64 (k, n): as `clipper.selection.policy.losses` has them, NaN where there is none; None
-    unless all columns are arrays of whole numbers, of truth values, or of numbers."""
-    if _kinds(rows) not in _WHOLE:
+    """Return f64 (k, n), the losses as by `policy.losses`, NaN where there is none.
+
+    None unless all columns are arrays of the same dtype: i64, bool or f64.
+    """
+    if _kinds(rows) not in _INTEGERS:
         return _losses(rows)
-    return _where_heard(rows, (np.array(rows.outputs) != rows.labels).astype(np.float64))
+    return _where_exists(rows, (np.array(rows.outputs) != rows.labels).astype(np.float64))
 
 
 def _taken(column: Column, places: NDArray[np.intp]) -> Column:
@@ -309,7 +297,10 @@ def _plain(value: Any) -> Any:
 
 
 def column_of(values: Sequence[Any], plain: Callable[[Any], Any] = lambda value: value) -> Column:
-    """As narrow as these values allow: i64, bool or f64, else a list."""
+    """Return the values as an array of i64, bool or f64 if all have that type, else as a list.
+
+    plain: applied to each value of a list.
+    """
     kinds = set(map(type, values))
     if kinds == {int}:
         try:

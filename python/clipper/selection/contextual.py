@@ -1,10 +1,9 @@
-"""Policies that ask one model a query by what the query is like: a model's reward is a linear
-function of its features.
+"""Contextual bandits: each query goes to one model, chosen by the query's features.
 
-The features come with the query, `app.predict(x, context=[...])`: up to 32 numbers that tell
-queries apart by which model is good at them, scaled to lie around -1 to 1. A state begins with the
-constant alone, which is a bandit without context; the first feedback of a query with features fixes
-how many there are. Queries without any are those of which all features are 0.
+A model's expected reward is a linear function of up to 32 features that the caller gives,
+`app.predict(x, context=[...])`, scaled to about -1 to 1. A state starts with the constant feature
+alone, which is a bandit without context; the first feedback of a query with features fixes their
+number. A query without features counts as one whose features are all 0.
 """
 
 import math
@@ -14,81 +13,133 @@ from typing import Any
 import numpy as np
 
 from clipper.errors import InvalidInput
-from clipper.selection.bandits import Bandit, within
-from clipper.selection.learning_policy import Array, LearnedState
-from clipper.selection.policy import Observation, Plan, Query
-from clipper.selection.votes import in_order
+from clipper.selection.bandits import check_range
+from clipper.selection.learned_state import Array, LearnedState
+from clipper.selection.learning_policy import LearningPolicy
+from clipper.selection.one_model import OneModel
+from clipper.selection.policy import Observation, Query
 from clipper.types import VersionedModel
 from clipper_core.learning.linear import Context
 
 FEATURES_MAX = 32
-LARGEST = 1e6
-DRAWS = 64  # to tell how often each model is asked
+LARGEST = 1e6  # largest absolute value of a feature
+DRAWS = 64  # choices from which the shares of the models are estimated
 Features = tuple[float, ...]
 
 
-class Contextual(Bandit):
-    """State: a row a model: the factor of (1 + sum of x x'), then the sum of reward x; x: the
-    constant and the features."""
+class LinUcb(LearningPolicy):
+    """LinUCB: the model with the highest upper bound on its reward for this query.
 
-    fresh = (1.0, 0.0)
-    linear: Context
+    Rewards are ridge regressions on the features. Use it where models are good at different
+    queries.
 
-    def select(
-        self, state: LearnedState, query: Query, candidates: Sequence[VersionedModel]
-    ) -> Plan:
-        """InvalidInput for another number of features than those before."""
-        known = [i for i, model in enumerate(state.models) if model in candidates]
-        if not known:
-            return Plan(in_order(candidates)[:1], features=query.features)
-        x = _point(state.rows, query.features)
+    width: of the bound, in standard deviations of a reward; below 1 it may never try a model again.
+    discount: of what was learned, per observation; 0.9995 forgets half in 1 400 observations.
+    shadow: share of the queries for which the other models predict too, as observers.
+
+    State: f64[K, d (d + 1) / 2 + d] for d - 1 features and the constant: the triangular factor of
+    1 + sum of x x', then the sum of reward * x.
+    Cost: d^2 operations per model; 0.4 us per query for 5 models and 8 features.
+    Regret: O(d sqrt(T)) up to logarithms.
+    Source: Li, Chu, Langford and Schapire 2010, algorithm 1.
+    """
+
+    name = "linucb"
+
+    def __init__(self, width: float = 1.0, discount: float = 0.9995, shadow: float = 0.0) -> None:
+        self.linear = _linear(False, width, discount)
+        super().__init__(*_parts(self.name, self.linear, shadow))
+
+
+class LinTs(LearningPolicy):
+    """Linear Thompson sampling: draw each model's reward for this query, take the highest.
+
+    The rewards are drawn from the posterior of a ridge regression on the features. Delayed feedback
+    costs it less than `linucb`, because its choices vary in the meantime.
+
+    width: standard deviation of a reward.
+    discount: of what was learned, per observation; 0.9995 forgets half in 1 400 observations.
+    shadow: share of the queries for which the other models predict too, as observers.
+
+    State and cost: as those of `linucb`.  Regret: O(d^1.5 sqrt(T)) up to logarithms.
+    Source: Agrawal and Goyal 2013, "Thompson Sampling for Contextual Bandits".
+    """
+
+    name = "lints"
+
+    def __init__(self, width: float = 0.3, discount: float = 0.9995, shadow: float = 0.0) -> None:
+        self.linear = _linear(True, width, discount)
+        super().__init__(*_parts(self.name, self.linear, shadow))
+
+
+def _linear(sampled: bool, width: float, discount: float) -> Context:
+    return Context(
+        sampled=sampled,
+        width=check_range("width", width, 0.0, 100.0),
+        discount=check_range("discount", discount, 0.5, 1.0),
+        ridge=1.0,
+    )
+
+
+def _parts(name: str, linear: Context, shadow: float) -> "tuple[LinearRows, OneModel, Any]":
+    rows = LinearRows(name, linear)
+    shadow = check_range("shadow", shadow, 0.0, 1.0)
+    return rows, OneModel(rows.choose, rows.accuracy, rows.shares, shadow, True), rows.learn
+
+
+class LinearRows:
+    """One ridge regression per model; the number of features is fixed by the first feedback.
+
+    name: of the policy, for messages. Threads: any.
+    """
+
+    per_model = True
+
+    def __init__(self, name: str, linear: Context) -> None:
+        self._name, self._linear = name, linear
+
+    # -- choosing and learning
+
+    def choose(
+        self, state: LearnedState, rows: Array, query: Query
+    ) -> tuple[int, tuple[float, ...]]:
+        """Choose a row. Raises InvalidInput if the number of features differs from the state's."""
+        x = _point(rows, query.features)
         if x is None:
-            have = features_in(state.rows)
             hint = (
-                "A state keeps to the features that its first feedback had; another application"
-                " begins anew."
+                "A state keeps the number of features of its first feedback; use another"
+                " application for another number."
             )
             raise InvalidInput(
-                f"context has {len(query.features)} features; {self.name} has learned by {have}.",
+                f"context has {len(query.features)} features; {self._name} has learned with"
+                f" {features_in(rows)}.",
                 hint=hint,
             )
-        rows = (
-            state.rows
-            if len(known) == len(state.models)
-            else np.ascontiguousarray(state.rows[known])
-        )
-        chosen = state.models[known[self.linear.choose(rows, x, query.uniform)]]
-        others: tuple[VersionedModel, ...] = ()
-        if self.shadow and (query.uniform * 2**20) % 1.0 < self.shadow:
-            others = tuple(model for model in in_order(candidates) if model != chosen)
-        return Plan((chosen,), (), others, query.features)
+        return self._linear.choose(rows, x, query.uniform), ()
 
-    def portions(self, state: LearnedState) -> dict[VersionedModel, float]:
-        """Of queries without features."""
+    def shares(self, state: LearnedState) -> dict[VersionedModel, float]:
+        """Return the share of each model in queries without features."""
         x = _point(state.rows, ())
         if x is None or not state.models:
             return {}
-        asked = [self.linear.choose(state.rows, x, (i + 0.5) / DRAWS) for i in range(DRAWS)]
-        return {model: asked.count(i) / DRAWS for i, model in enumerate(state.models)}
+        chosen = [self._linear.choose(state.rows, x, (i + 0.5) / DRAWS) for i in range(DRAWS)]
+        return {model: chosen.count(i) / DRAWS for i, model in enumerate(state.models)}
 
-    def _learned(
-        self, state: LearnedState, observation: Observation, told: Mapping[VersionedModel, float]
+    def learn(
+        self, state: LearnedState, observation: Observation, losses: Mapping[VersionedModel, float]
     ) -> Array:
-        """What has another number of features than the state teaches nothing."""
-        features = observation.plan.features
-        rows = (
-            self._widened(state.rows, len(features))
-            if features and features_in(state.rows) == 0
-            else state.rows
-        )
+        """Update the regressions; an observation with another number of features is ignored."""
+        features, rows = observation.plan.features, state.rows
+        if features and features_in(rows) == 0:
+            rows = self._widened(rows, len(features))
         x = _point(rows, features)
         if x is None:
             return state.rows
-        rewards = np.array([1.0 - told.get(model, math.nan) for model in state.models])
-        return self.linear.learn(rows, x, rewards, int(state.seen), observation.weight)
+        rewards = np.array([1.0 - losses.get(model, math.nan) for model in state.models])
+        return self._linear.learn(rows, x, rewards, int(state.seen), observation.weight)
 
-    def _accuracy(self, state: LearnedState, model: VersionedModel) -> float:
-        """Over all queries, whatever they are like."""
+    def accuracy(self, state: LearnedState, model: VersionedModel) -> float:
+        """Return the model's accuracy over all queries, whatever their features."""
         if model not in state.models:
             return 0.5
         return float((self.standing(state) + 1.0)[state.models.index(model)] / 2.0)
@@ -98,47 +149,59 @@ class Contextual(Bandit):
         good = state.rows[:, _triangle(features_in(state.rows) + 1)]
         return np.asarray(2.0 * np.clip((good + 1.0) / (count + 2.0), 0.0, 1.0) - 1.0)
 
-    # -- rows of another width
+    # -- changes of models
 
-    def _widened(self, rows: Array, features: int) -> Array:
-        """Rows that know the constant alone, with room for features that nothing is known of."""
-        d = features + 1
-        wide = np.tile(self.linear.fresh(d), (len(rows), 1))
-        wide[:, 0], wide[:, _triangle(d)] = rows[:, 0], rows[:, 1]
-        return wide
+    def initial(self, k: int) -> Array:
+        return np.tile(np.array((1.0, 0.0)), (k, 1)).reshape(k, 2)
 
-    def _newcomer(self, rows: Array) -> Array:
-        return self.linear.fresh(features_in(rows) + 1)
+    def insert(self, rows: Array, at: int) -> Array:
+        return np.insert(rows, at, self._linear.fresh(features_in(rows) + 1), axis=0)
 
-    def _evidence(self, rows: Array) -> Array | None:
+    def delete(self, rows: Array, at: int) -> Array:
+        return np.delete(rows, at, axis=0)
+
+    def reorder(self, rows: Array, order: Sequence[int]) -> Array:
+        return rows[list(order)]
+
+    def evidence(self, rows: Array) -> Array | None:
         found: Array = rows[:, 0] ** 2 - 1.0
         return found
 
-    def _faded(self, rows: Array, share: Array) -> Array:
+    def faded(self, rows: Array, share: Array) -> Array:
         if not len(rows):
             return rows
-        products, rewards = self.linear.sums(rows, features_in(rows) + 1)
-        return self.linear.rows(products * share[:, None, None], rewards * share[:, None])
+        products, rewards = self._linear.sums(rows, features_in(rows) + 1)
+        return self._linear.rows(products * share[:, None, None], rewards * share[:, None])
 
-    def _merged(self, base: Array, mine: Array, theirs: Array) -> Array:
-        """Sums of products add up. Where two servers began with different features, those of more
-        feedback stay."""
+    def merged(self, base: Array, mine: Array, theirs: Array) -> Array:
+        """Add the sums of products; if the numbers of features differ, keep the most feedback."""
         if not len(mine):
             return mine
         most = max(
             (base, mine, theirs), key=lambda rows: (features_in(rows) > 0, float(rows[:, 0].sum()))
         )
         d = features_in(most) + 1
-        fit = [
-            rows if rows.shape == most.shape
-            else self._widened(rows, d - 1) if features_in(rows) == 0
-            else np.tile(self.linear.fresh(d), (len(rows), 1))
-            for rows in (base, mine, theirs)
-        ]  # fmt: skip
-        (a0, b0), (a1, b1), (a2, b2) = (self.linear.sums(rows, d) for rows in fit)
-        return self.linear.rows(a1 + a2 - a0, b1 + b2 - b0)
+        (a0, b0), (a1, b1), (a2, b2) = (
+            self._linear.sums(self._with_shape(rows, most), d) for rows in (base, mine, theirs)
+        )
+        return self._linear.rows(a1 + a2 - a0, b1 + b2 - b0)
 
-    def _shaped(self, numbers: Array, k: int) -> Array:
+    def _with_shape(self, rows: Array, most: Array) -> Array:
+        if rows.shape == most.shape:
+            return rows
+        features = features_in(most)
+        if features_in(rows) == 0:
+            return self._widened(rows, features)
+        return np.tile(self._linear.fresh(features + 1), (len(rows), 1))
+
+    def _widened(self, rows: Array, features: int) -> Array:
+        """Add features without observations to rows that have the constant only."""
+        d = features + 1
+        wide = np.tile(self._linear.fresh(d), (len(rows), 1))
+        wide[:, 0], wide[:, _triangle(d)] = rows[:, 0], rows[:, 1]
+        return wide
+
+    def parse(self, numbers: Array, k: int) -> Array:
         rows = numbers.reshape(k, -1 if k else 2)
         d = features_in(rows) + 1
         if not 1 <= d <= FEATURES_MAX + 1 or rows.shape[1] != _triangle(d) + d:
@@ -148,52 +211,8 @@ class Contextual(Bandit):
         return rows
 
 
-class LinUcb(Contextual):
-    """The model with the highest upper bound on its reward for a query like this one, by ridge
-    regression on the features.
-
-    width: of the bound, in standard deviations of a reward; below 1 it may never look at a model
-    again.  discount: of what was known, an observation; .9995 forgets half in 1400.  Cost: one
-    model a query, d^2 operations a model: .4 us in the core for 5 models of 8 features.  Regret: d
-    sqrt(T).  Use: models that are good at different queries.  Source: Li, Chu, Langford and
-    Schapire 2010.
-    """
-
-    name = "linucb"
-
-    def __init__(self, width: float = 1.0, discount: float = 0.9995, shadow: float = 0.0) -> None:
-        self.linear = Context(
-            sampled=False,
-            width=within("width", width, 0.0, 100.0),
-            discount=within("discount", discount, 0.5, 1.0),
-            ridge=1.0,
-        )
-        self.shadow = within("shadow", shadow, 0.0, 1.0)
-
-
-class LinTs(Contextual):
-    """A draw of each model's reward for a query like this one, from what ridge regression leaves
-    possible; the highest is asked.
-
-    width: standard deviation of a reward; discount, cost, use: as linucb's. Delayed feedback costs
-    it less, because its choices vary meanwhile.  Source: Agrawal and Goyal 2013.
-    """
-
-    name = "lints"
-
-    def __init__(self, width: float = 0.3, discount: float = 0.9995, shadow: float = 0.0) -> None:
-        self.linear = Context(
-            sampled=True,
-            width=within("width", width, 0.0, 100.0),
-            discount=within("discount", discount, 0.5, 1.0),
-            ridge=1.0,
-        )
-        self.shadow = within("shadow", shadow, 0.0, 1.0)
-
-
 def features_of(context: Any) -> Features:
-    """What a caller gave as `context`, checked. InvalidInput for what is no array of 1 to 32 finite
-    numbers."""
+    """Convert a caller's `context`. Raises InvalidInput unless it is 1 to 32 finite numbers."""
     if context is None:
         return ()
     try:
@@ -217,8 +236,7 @@ def features_of(context: Any) -> Features:
 
 
 def features_in(rows: Array) -> int:
-    """How many features rows have, without the constant: they hold d (d + 1) / 2 + d numbers for d
-    - 1 features."""
+    """Return d - 1, the number of features, of rows with d (d + 1) / 2 + d columns."""
     return (math.isqrt(9 + 8 * rows.shape[1]) - 3) // 2 - 1
 
 
@@ -227,7 +245,7 @@ def _triangle(d: int) -> int:
 
 
 def _point(rows: Array, features: Features) -> Array | None:
-    """The constant and the features, as rows take them; None when there are too many or too few."""
+    """Return the constant and the features; None if the rows have another number of features."""
     have = features_in(rows)
     if have == 0 or not features:
         return np.array([1.0, *[0.0] * have])

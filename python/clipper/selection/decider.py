@@ -1,5 +1,4 @@
-"""A decider of the user's own: one class with one method, asked after each arrival and at the times
-it names.
+"""The interface of a user-defined decider, which says when a query is answered.
 
 class TwoOfThree:
     def decide(self, view: View) -> Wait | AnswerFrom:
@@ -19,10 +18,13 @@ from clipper.types import VersionedModel
 
 
 class View(msgspec.Struct, frozen=True, eq=False):
-    """One query as it stands. It never changes; the next call gets another.
+    """The progress of one query. Immutable; each call of `decide` gets a new one.
 
-    models: all asked, best first.  arrived: their predictions so far.  failed: ended without one.
-    outstanding: the rest. elapsed_ms, slo_ms: since the query came, and in all.
+    models: all models of the query, best first.
+    arrived: their predictions so far.
+    failed: models that ended without a prediction.
+    outstanding: the other models.
+    elapsed_ms: time since the query arrived.  slo_ms: the query's deadline, from its arrival.
     """
 
     models: tuple[VersionedModel, ...]
@@ -34,55 +36,59 @@ class View(msgspec.Struct, frozen=True, eq=False):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Ask me again at the next arrival, and, if nothing has come by then, at `until_ms` after the
-    query came."""
+    """Do not answer yet: call `decide` again at the next arrival.
+
+    until_ms: call again at this time after the query's arrival at the latest; None for no limit.
+    """
 
     until_ms: float | None = None
 
 
 class AnswerFrom(msgspec.Struct, frozen=True):
-    """Answer now, from these models and no other: with one model's output, or what the policy makes
-    of several."""
+    """Answer now from these models only: with the one output, or with the policy's combination."""
 
     models: tuple[VersionedModel, ...]
 
 
 class Decider(Protocol):
-    """Threads: one at a time for each of a few; keep no state about queries in it. It must be
-    quick: what takes longer than the query has, or raises, costs that query its say (it waits for
-    all models, or for the deadline), and nobody else anything. Source: the design document,
-    "Selection policies"; the speculative serving document, its one-method decider.
+    """The interface of a decider: one method.
+
+    Threads: a few objects exist, and each is called by one thread at a time; it must not keep state
+    about queries. A decider that raises, or takes longer than the query has, is ignored for that
+    query, which then waits for all models or for the deadline. Other queries are not affected.
+    Source: the design document, "Selection policies"; the speculative serving document.
     """
 
     def decide(self, view: View) -> Wait | AnswerFrom:
-        """Called after each arrival and each failure, and at the times that it asks for; no more
-        once the query is decided."""
+        """Decide on one query.
+
+        Called after each arrival and each failure and at the times it asks for, until it answers.
+        """
         ...
 
 
 class DecidingPolicy(Policy, Protocol):
-    """A policy that also says when to answer; it does so for applications whose decider is left at
-    `all`."""
+    """A policy that also decides when to answer, for applications whose decider is `all`."""
 
     def decide(self, state: State, view: View) -> Wait | AnswerFrom:
-        """As Decider.decide, knowing what was learned."""
+        """Decide as `Decider.decide` does, with the policy's state."""
         ...
 
 
-def checked(said: Any, view: View) -> Wait | AnswerFrom:
-    """`said`, if it makes sense; else TypeError or ValueError."""
-    if isinstance(said, Wait):
-        until = said.until_ms
+def check_decision(decision: Any, view: View) -> Wait | AnswerFrom:
+    """Return a valid decision. Raises TypeError or ValueError for any other value."""
+    if isinstance(decision, Wait):
+        until = decision.until_ms
         if until is not None and (
             isinstance(until, bool) or not isinstance(until, int | float) or math.isnan(until)
         ):
             raise ValueError(f"decide returned Wait(until_ms={until!r})")
-        return said
-    if not isinstance(said, AnswerFrom):
-        raise TypeError(f"decide returned a {type(said).__name__}, neither Wait nor AnswerFrom")
-    if not said.models:
+        return decision
+    if not isinstance(decision, AnswerFrom):
+        raise TypeError(f"decide returned a {type(decision).__name__}, neither Wait nor AnswerFrom")
+    if not decision.models:
         raise ValueError("decide answers from no model")
-    for model in said.models:
+    for model in decision.models:
         if model not in view.arrived:
             raise ValueError(f"decide answers from {model!s}, which has not arrived")
-    return said
+    return decision

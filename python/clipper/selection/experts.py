@@ -1,21 +1,33 @@
-"""Policies that ask all models and learn how far to trust each: the most accurate, at the price of
-every evaluation.
+"""Policies that ask all models and learn how much to trust each.
 
-`stacking` is the one to begin with: it learns one weight a model by logistic regression on the
-votes, keeps the ensemble's diversity and hardly minds delayed or rare feedback. Exp4 (Hedge)
-converges to one model by design; a fixed share of the weight for everybody keeps it alive.
-docs/selection.md has the table.
+They are the most accurate, and every query costs a prediction of every model. Start with
+`stacking`: it learns one weight per model by logistic regression on the votes, keeps the diversity
+of the ensemble, and works with delayed or rare feedback. Exp4 (Hedge) converges to one model by
+design; a fixed share of the weight for all models keeps the others in play. docs/selection.md has
+the table.
+
+T: observations, K: models. Rows of the states are f64.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from clipper.selection.bandits import log_mean, within
-from clipper.selection.learning_policy import Array, LearnedState, LearningPolicy
+from clipper.selection.bandits import check_range
+from clipper.selection.learned_state import (
+    Array,
+    Learn,
+    LearnedState,
+    RuleRows,
+    calibrated,
+    learn_by_rule,
+    log_mean,
+)
+from clipper.selection.learning_policy import LearningPolicy
 from clipper.selection.policy import (
-    NOTHING,
+    NO_ANSWER,
     Combined,
     Observation,
     Plan,
@@ -24,200 +36,243 @@ from clipper.selection.policy import (
     is_number,
     sound_confidence,
 )
-from clipper.selection.prediction_sets import Chances
-from clipper.selection.votes import Votes, combine, in_order, label_key, scores, usable
+from clipper.selection.prediction_sets import LabelProbabilities
+from clipper.selection.votes import (
+    Votes,
+    combine,
+    label_key,
+    label_weights,
+    sorted_models,
+    usable,
+)
 from clipper.types import VersionedModel
 from clipper_core.learning.bandit import Rule, RuleKind
 
+Weights = Mapping[VersionedModel, float]
+# label key -> its probability, and the probability of each label without a vote
+Odds = Callable[[LearnedState, Votes, Weights], tuple[dict[object, float], float]]
 
-class Experts(LearningPolicy):
-    """Threads: any. averages: numbers, so a missing one may be replaced by its model's mean
-    (serving/stragglers)."""
 
-    averages = True
+class WeightedVotes:
+    """Asks all models and combines their votes, or numbers, by the weights of a rule.
+
+    rule: gives the weights.
+    odds: label probabilities from the votes.
+    raw: confidence of a combined label before calibration; default its share of the weight.
+    Threads: any.
+    """
+
+    random = False
+
+    def __init__(
+        self,
+        rule: Rule,
+        odds: Odds,
+        raw: Callable[[LearnedState, Votes, Weights, Any], float] | None = None,
+    ) -> None:
+        self._rule, self._odds, self._raw = rule, odds, raw
 
     def select(
         self, state: LearnedState, query: Query, candidates: Sequence[VersionedModel]
     ) -> Plan:
-        return Plan(in_order(candidates))
+        return Plan(sorted_models(candidates))
 
     def combine(
         self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> Combined:
         votes = usable(arrived)
         if not votes:
-            return NOTHING
+            return NO_ANSWER
         if len({*arrived, *missing}) == 1:
             ((model, only),) = votes.items()
-            found = Combined(only.output, sound_confidence(only.confidence), (model,))
-            return self.with_set(state, found, lambda: self.chances(state, arrived, missing))
-        weights = self.weights(state, {*arrived, *missing})
+            return Combined(only.output, sound_confidence(only.confidence), (model,))
+        found, raw = self._combined(state, votes, {*arrived, *missing})
+        if is_number(found.output):
+            return found
+        return Combined(found.output, calibrated(state, raw), found.used, found.agreement)
+
+    def _combined(
+        self, state: LearnedState, votes: Votes, models: set[VersionedModel]
+    ) -> tuple[Combined, float]:
+        weights = self.weights(state, models)
         found = combine(votes, weights, sum(weights.values()))
-        if not is_number(found.output):
-            raw = self._raw(state, votes, weights, found)
-            found = Combined(found.output, self.sureness(state, raw), found.used, found.agreement)
-        return self.with_set(state, found, lambda: self._chances(state, votes, weights))
+        if is_number(found.output):
+            return found, 0.0
+        if self._raw is None:
+            return found, found.confidence
+        return found, self._raw(state, votes, weights, found.output)
 
     def weights(
         self, state: LearnedState, models: set[VersionedModel]
     ) -> dict[VersionedModel, float]:
-        """Of the votes; a model that the state does not know yet weighs as much as the mean."""
+        """Return the weight of each vote; a model unknown to the state has the mean weight."""
         if not state.models:
             return dict.fromkeys(models, 1.0)
-        learned = self.rule.weights(state.rows, state.classes).tolist()
+        learned = self._rule.weights(state.rows, state.classes).tolist()
         known = dict(zip(state.models, learned, strict=True))
         found = {model: known.get(model, 1.0 / len(learned)) for model in models}
         return found if any(weight > 0 for weight in found.values()) else dict.fromkeys(models, 1.0)
 
     def raw_confidence(
-        self, state: LearnedState, heard: Predictions, missing: Sequence[VersionedModel]
-    ) -> tuple[object, float]:
-        votes = usable(heard)
+        self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
+    ) -> tuple[Any, float]:
+        votes = usable(arrived)
         if not votes:
             return None, 0.0
-        weights = self.weights(state, {*heard, *missing})
-        found = combine(votes, weights, sum(weights.values()))
-        return found.output, (
-            0.0 if is_number(found.output) else self._raw(state, votes, weights, found)
-        )
+        found, raw = self._combined(state, votes, {*arrived, *missing})
+        return found.output, raw
 
-    def _raw(
-        self,
-        state: LearnedState,
-        votes: Votes,
-        weights: Mapping[VersionedModel, float],
-        found: Combined,
-    ) -> float:
-        return found.confidence
-
-    def chances(
-        self, state: LearnedState, heard: Predictions, missing: Sequence[VersionedModel]
-    ) -> Chances:
-        return self._chances(state, usable(heard), self.weights(state, {*heard, *missing}))
-
-    def _chances(
-        self, state: LearnedState, votes: Votes, weights: Mapping[VersionedModel, float]
-    ) -> Chances:
-        """The share of the weight behind each; what is behind nobody is shared by the labels
-        without a vote."""
-        asked = sum(weights.values())
-        behind = {key: score / asked for key, score in scores(votes, weights).items()}
+    def probabilities(
+        self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
+    ) -> LabelProbabilities:
+        votes, weights = usable(arrived), self.weights(state, {*arrived, *missing})
+        by_key, other = self._odds(state, votes, weights)
         outputs = {label_key(vote.output): vote.output for vote in votes.values()}
-        rest = max(1.0 - sum(behind.values()), 0.0) / max(state.classes - len(behind), 1.0)
-        return Chances({key: (outputs[key], share) for key, share in behind.items()}, rest)
+        return LabelProbabilities({key: (outputs[key], p) for key, p in by_key.items()}, other)
+
+    def shares(self, state: LearnedState) -> dict[VersionedModel, float]:
+        if not state.models:
+            return {}
+        weights = self._rule.weights(state.rows, state.classes)
+        return dict(zip(state.models, (weights / (weights.sum() or 1.0)).tolist(), strict=True))
 
 
-class Exp4(Experts):
-    """All models weigh in; each loses weight by its own loss, and a fixed share goes round to
-    everybody.
+class Exp4(LearningPolicy):
+    """Hedge with a fixed share: every model's weight falls by its own loss.
 
-    eta: step.  share: of the weight that is dealt out evenly after each observation; 0 is the
-    paper's rule, which does not come back from a failure.  Cost: all models a query, 200 ns.
-    Regret: sqrt(T ln K / 2) without the share. Source: the paper, section 5.2; Herbster and Warmuth
-    1998 for the share.
+    eta: step size.
+    share: part of the weight that is spread evenly after each observation. 0 is the paper's rule,
+    which does not recover from the failure of its best model.
+
+    State: f64[K, 1], log-weights.  Cost: 200 ns per query, beside all predictions.
+    Regret: at most sqrt(T ln K / 2) without the share, with eta = sqrt(8 ln K / T).
+    Source: the Clipper paper, section 5.2; Herbster and Warmuth 1998 for the share.
     """
 
     name = "exp4"
-    fresh = (0.0,)
+    averages = True
 
     def __init__(self, eta: float = 0.1, share: float = 0.03) -> None:
-        self.rule = Rule(
+        rule = Rule(
             RuleKind.HEDGE,
-            eta=within("eta", eta, 1e-6, 10.0),
-            share=within("share", share, 0.0, 0.5),
+            eta=check_range("eta", eta, 1e-6, 10.0),
+            share=check_range("share", share, 0.0, 0.5),
         )
+        rows = RuleRows(rule, (0.0,), newcomer=log_mean)
+        super().__init__(rows, WeightedVotes(rule, _odds_by_share), learn_by_rule(rule), rule)
 
-    def _newcomer(self, rows: Array) -> Array:
-        return log_mean(rows)
 
+class LogOdds(LearningPolicy):
+    """A vote weighted by ln(accuracy (C - 1) / (1 - accuracy)), for C labels.
 
-class LogOdds(Experts):
-    """Votes weighed by ln(accuracy (C - 1) / (1 - accuracy)): the best there is when errors are
-    independent.
+    Optimal when the models' errors are independent, so it suits very different models.
 
-    discount: of each model's record.  Cost: all models a query, 150 ns.  Use: very different
-    models.
+    discount: of each model's record, per observation.
+
+    State: f64[K, 2], discounted right answers and observations.
+    Cost: 150 ns per query, beside all predictions.
+    Guarantee: the Bayes-optimal vote for independent errors; no bound for dependent ones.
+    Source: Nitzan and Paroush 1982; Kuncheva 2004, section 4.3 for several labels.
     """
 
     name = "logodds"
-    fresh = (0.0, 0.0)
-    counts = (0, 1)
+    averages = True
 
     def __init__(self, discount: float = 0.998) -> None:
-        self.rule = Rule(RuleKind.LOGODDS, discount=within("discount", discount, 0.5, 1.0))
+        rule = Rule(RuleKind.LOGODDS, discount=check_range("discount", discount, 0.5, 1.0))
+        rows = RuleRows(rule, (0.0, 0.0), counts=(0, 1))
+        super().__init__(rows, WeightedVotes(rule, _odds_by_share), learn_by_rule(rule), rule)
 
 
-class Stacking(Experts):
-    """Logistic regression on the votes, online: a label's score is the sum of the weights of those
-    who voted for it.
+class Stacking(LearningPolicy):
+    """Online logistic regression on the votes; the default ensemble that learns.
 
-    rate: step of the regression.  Cost: all models a query, 150 ns.  Use: the default ensemble that
-    learns; with one dominant model it comes to follow that one, with equals it is a majority.  Only
-    labels teach it, right or wrong does not.
+    The score of a label is the sum of the weights of the models that voted for it. With one
+    dominant model the policy follows it, with equal ones it is a majority vote. It learns from
+    labels only, not from `correct=` or `score=`.
+
+    rate: step of the gradient descent.
+
+    State: f64[K, 1], weights in 0 to 20.  Cost: 150 ns per query, beside all predictions.
+    Regret: that of online gradient descent on the logistic loss, O(sqrt(T)) against the best fixed
+    weights; with the constant step it tracks changes instead.
+    Source: Wolpert 1992, "Stacked generalization"; Zinkevich 2003 for the online step.
     """
 
     name = "stacking"
-    fresh = (1.0,)
+    averages = True
 
     def __init__(self, rate: float = 0.02) -> None:
-        self.rule = Rule(RuleKind.STACKING, eta=within("rate", rate, 1e-6, 1.0))
+        rule = Rule(RuleKind.STACKING, eta=check_range("rate", rate, 1e-6, 1.0))
+        rows = RuleRows(rule, (1.0,), newcomer=_mean_weight, merge=_merge_weights)
+        answering = WeightedVotes(rule, _odds_by_softmax, _softmax_confidence)
+        super().__init__(rows, answering, _learn_by_stacking(rule), rule)
 
-    def _newcomer(self, rows: Array) -> Array:
-        return rows.mean(axis=0) if len(rows) else np.ones(1)
 
-    def _merged(self, base: Array, mine: Array, theirs: Array) -> Array:
-        return np.clip(mine + theirs - base, 0.0, 20.0)
+def _odds_by_share(
+    state: LearnedState, votes: Votes, weights: Weights
+) -> tuple[dict[object, float], float]:
+    """Take each label's share of the weight; labels without a vote split what is left."""
+    total = sum(weights.values())
+    by_key = {key: weight / total for key, weight in label_weights(votes, weights).items()}
+    other = max(1.0 - sum(by_key.values()), 0.0) / max(state.classes - len(by_key), 1.0)
+    return by_key, other
 
-    def _learned(
-        self, state: LearnedState, observation: Observation, told: Mapping[VersionedModel, float]
+
+def _odds_by_softmax(
+    state: LearnedState, votes: Votes, weights: Weights
+) -> tuple[dict[object, float], float]:
+    voted, others, each = _softmax(state, votes, weights)
+    total = sum(voted.values()) + others
+    return {key: value / total for key, value in voted.items()}, each / total
+
+
+def _softmax_confidence(
+    state: LearnedState, votes: Votes, weights: Weights, output: object
+) -> float:
+    voted, others, _ = _softmax(state, votes, weights)
+    return voted[label_key(output)] / (sum(voted.values()) + others)
+
+
+def _softmax(
+    state: LearnedState, votes: Votes, weights: Weights
+) -> tuple[dict[object, float], float, float]:
+    """Return exp(score) by label key, its sum over the labels without a vote, and that of each.
+
+    Labels without a vote have the score 0. All values are divided by the largest, so that none
+    overflows.
+    """
+    total = float(state.rows.sum())
+    scores = {key: weight * total for key, weight in label_weights(votes, weights).items()}
+    high = max(0.0, *scores.values())
+    voted = {key: math.exp(score - high) for key, score in scores.items()}
+    each = math.exp(-high)
+    return voted, max(state.classes - len(voted), 0.0) * each, each
+
+
+def _learn_by_stacking(rule: Rule) -> Learn:
+    def learn(
+        state: LearnedState, observation: Observation, losses: Mapping[VersionedModel, float]
     ) -> Array:
-        if not observation.truth.known or is_number(observation.truth.label):
+        truth = observation.truth
+        if not truth.known or is_number(truth.label):
             return state.rows
-        codes = {label_key(observation.truth.label): 1}
+        codes = {label_key(truth.label): 1}
         votes = [
-            (
-                codes.setdefault(label_key(observation.predictions[model].output), len(codes) + 1)
-                if model in told
-                else 0
-            )
+            codes.setdefault(label_key(observation.predictions[model].output), len(codes) + 1)
+            if model in losses
+            else 0
             for model in state.models
         ]
-        return self.rule.stack(
-            state.rows, votes, 1, max(state.classes, len(codes)), observation.weight
-        )
+        classes = max(state.classes, len(codes))
+        return rule.stack(state.rows, votes, 1, classes, observation.weight)
 
-    def _raw(
-        self,
-        state: LearnedState,
-        votes: Votes,
-        weights: Mapping[VersionedModel, float],
-        found: Combined,
-    ) -> float:
-        """Softmax of the scores, labels without a vote included."""
-        behind, others, _ = self._softmax(state, votes, weights)
-        return behind[label_key(found.output)] / (sum(behind.values()) + others)
+    return learn
 
-    def _softmax(
-        self, state: LearnedState, votes: Votes, weights: Mapping[VersionedModel, float]
-    ) -> tuple[dict[object, float], float, float]:
-        """Return exp(score) by label, the sum for all labels without a vote, and that of one of
-        them, whose score is 0.
 
-        All are divided by the largest, so that none overflows.
-        """
-        total = float(state.rows.sum())
-        score_of = {key: score * total for key, score in scores(votes, weights).items()}
-        high = max(0.0, *score_of.values())
-        behind = {key: math.exp(score - high) for key, score in score_of.items()}
-        each = math.exp(-high)
-        return behind, max(state.classes - len(behind), 0.0) * each, each
+def _mean_weight(rows: Array) -> Array:
+    return rows.mean(axis=0) if len(rows) else np.ones(1)
 
-    def _chances(
-        self, state: LearnedState, votes: Votes, weights: Mapping[VersionedModel, float]
-    ) -> Chances:
-        behind, others, each = self._softmax(state, votes, weights)
-        total = sum(behind.values()) + others
-        outputs = {label_key(vote.output): vote.output for vote in votes.values()}
-        return Chances(
-            {key: (outputs[key], share / total) for key, share in behind.items()}, each / total
-        )
+
+def _merge_weights(base: Array, mine: Array, theirs: Array) -> Array:
+    return np.clip(mine + theirs - base, 0.0, 20.0)

@@ -1,9 +1,9 @@
-"""What a selection policy is: which models to ask, when to answer, what to make of their
-predictions, what to learn.
+"""The interface of a selection policy, and the types that it exchanges with the server.
 
-Policies are stateless and pure: state in, state out; no I/O, no clock, no randomness but the number
-a query brings. One object serves all applications and threads, and the same observations in the
-same order always give the same state. Source: the paper, section 5; the design document, "Selection
+A policy chooses the models of a query, combines their predictions and learns from feedback. It is
+pure: state in, state out; no I/O, no clock, and no randomness except the number that each query
+brings. One object serves all applications and threads, and the same observations in the same order
+always give the same state. Source: the Clipper paper, section 5; the design document, "Selection
 policies".
 """
 
@@ -16,13 +16,17 @@ import numpy as np
 
 from clipper.types import InputType, Qualifiers, VersionedModel
 
-# a policy's own; whoever keeps it never looks inside, and no policy changes one that it was given
+# The policy's own value: the server only stores it, and no policy changes a state it was given.
 State = Any
 
 
 class Prediction(msgspec.Struct, frozen=True, eq=False):
-    """One model's output: int, float, bool, str, bytes or ndarray; `confidence` 0 to 1 when the
-    model gives one, and what else it says of it, by name."""
+    """The output of one model.
+
+    output: int, float, bool, str, bytes or ndarray.
+    confidence: 0 to 1, if the model reports one.
+    qualifiers: further values that the model reports, by name.
+    """
 
     output: Any
     confidence: float | None = None
@@ -33,11 +37,12 @@ Predictions = Mapping[VersionedModel, Prediction]
 
 
 class Query(msgspec.Struct, frozen=True, eq=False):
-    """What a policy may know of a query before it is asked.
+    """The part of a query that a policy sees before models are asked.
 
-    user: whose state it is, for policies that care.  uniform: in [0, 1), drawn from the query's id:
-    all the chance there is, so that a replay selects alike.  features: up to 32 finite numbers, for
-    contextual policies; () when none were given.
+    user: name of the state, for policies that use it.
+    uniform: in [0, 1), derived from the query's id; the only source of randomness, so that a replay
+    selects the same models.
+    features: up to 32 finite numbers for contextual policies; () if the query has none.
     """
 
     user: str | None = None
@@ -46,12 +51,12 @@ class Query(msgspec.Struct, frozen=True, eq=False):
 
 
 class Plan(msgspec.Struct, frozen=True, eq=False):
-    """Whom a query asks; kept with the query, because feedback may come long after the state has
-    moved on.
+    """The models of a query; stored with it, because feedback may come after the state has changed.
 
-    models: asked at once, best first.  probabilities: of each having been chosen, alike; () when
-    all were for certain. observers: asked too, never answered from and never waited for (shadow,
-    canary, decoy).  features: of the query, by which a contextual policy chose and will learn.
+    models: asked at once, best first.
+    probabilities: probability that each was chosen; () if all were certain.
+    observers: asked too, but never used or waited for (shadow, canary, decoy).
+    features: of the query; a contextual policy learns from them.
     """
 
     models: tuple[VersionedModel, ...]
@@ -60,18 +65,22 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
     features: tuple[float, ...] = ()
 
     def probability(self, model: VersionedModel) -> float:
-        """Of `model` having been chosen; 0 when it was not asked."""
+        """Return the probability that `model` was chosen; 0 if it was not asked."""
         if model not in self.models:
             return 0.0
         return self.probabilities[self.models.index(model)] if self.probabilities else 1.0
 
 
 class Combined(msgspec.Struct, frozen=True, eq=False):
-    """confidence: 0 to 1; of a policy that learns, calibrated: of answers given with .9, nine in
-    ten are right.  agreement: how far the models agree, 0 to 1.  used: the models whose predictions
-    entered; empty when there is nothing to answer with, and then `output` means nothing and the
-    application's default is due.  set: labels, or (low, high), that hold the truth as often as was
-    asked for; () when nobody asked."""
+    """The answer to a query, combined from predictions.
+
+    output: the answer; without meaning if `used` is empty.
+    confidence: 0 to 1. Policies that learn calibrate it: of the answers given with 0.9, nine in ten
+    are right.
+    used: models whose predictions entered; if empty, the application's default is returned.
+    agreement: share of the models, by weight, that agree with the answer, 0 to 1.
+    set: labels, or (low, high), that contain the truth with the requested coverage; () without one.
+    """
 
     output: Any
     confidence: float
@@ -80,26 +89,32 @@ class Combined(msgspec.Struct, frozen=True, eq=False):
     set: tuple[Any, ...] = ()
 
 
-NOTHING = Combined(None, 0.0, (), 0.0)
+NO_ANSWER = Combined(None, 0.0, (), 0.0)
 
 
 class Truth(msgspec.Struct, frozen=True, eq=False):
-    """What feedback says of a query: the right output (`label`), or how good the answer was
-    (`score`, 0 to 1; right is 1, wrong is 0) when nobody knows the right one. `known` tells
-    which."""
+    """The content of feedback: the right output, or a score of the answer.
+
+    label: the right output.  score: 0 (wrong) to 1 (right), if the right output is not known.
+    """
 
     label: Any = None
     score: float | None = None
 
     @property
     def known(self) -> bool:
+        """True if `label` is the right output, False if only the score is known."""
         return self.score is None
 
 
 class Observation(msgspec.Struct, frozen=True, eq=False):
-    """A query whose truth has come. predictions: of all models heard, observers and late ones too.
-    answer: the output that was returned, when `truth` is a score of it.  weight: of this
-    observation, 1 for one feedback.
+    """A query with its feedback.
+
+    plan: the models that were asked.
+    predictions: of all models that answered, observers and late ones included.
+    truth: the feedback.
+    answer: the output that was returned to the caller; a score rates it.
+    weight: 1 for one feedback.
     """
 
     plan: Plan
@@ -110,103 +125,110 @@ class Observation(msgspec.Struct, frozen=True, eq=False):
 
 
 class Policy(Protocol):
-    """Threads: any; several at once.
+    """The interface of a selection policy. Threads: any; several at once.
 
-    A policy of a user's own may raise: the query then gets its default answer
+    A user-defined policy may raise: the query then gets its default answer
     (selection/user_defined.py). A policy may also have `decide(state, view)`
     (selection/decider.py), which says when to answer; without it, all models are waited for.
-    Source: the design document, "Selection policies"; the paper, section 5.
+    Source: the design document, "Selection policies"; the Clipper paper, section 5.
     """
 
     name: str
-    schema: int  # of the encoded state; a state of another is refused, never guessed at
-    chance: bool  # whether `select` looks at query.uniform
+    schema: int  # version of the encoded state; a state of another schema is refused
+    chance: bool  # True if `select` uses query.uniform
 
     def init(self, models: Sequence[VersionedModel], prior: State | None = None) -> State:
-        """The state before any feedback of its own, for an application that links `models`, in that
-        order. prior: the state of the same models that all users share; what it knows counts as
-        little evidence."""
+        """Return the state before any feedback.
+
+        models: those of the application, in the order of its links.  prior: the state that all
+        users share, for the same models; it enters with little evidence.
+        """
         ...
 
     def select(self, state: State, query: Query, candidates: Sequence[VersionedModel]) -> Plan:
-        """The models to ask, best first; some of `candidates`, and none only if there are none."""
+        """Choose models from `candidates`, best first; none only if there are no candidates."""
         ...
 
     def combine(
         self, state: State, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> Combined:
-        """The answer from the predictions that arrived, when those of `missing` did not. Order
-        never matters. An output that is NaN or infinite, or holds one, counts as missing."""
+        """Combine the predictions that arrived; those of `missing` did not.
+
+        The result does not depend on their order. An output that is, or contains, NaN or an
+        infinity counts as missing.
+        """
         ...
 
     def observe(self, state: State, observation: Observation) -> State:
-        """What is known after this observation. One that teaches nothing returns `state` itself."""
+        """Return the state after an observation; `state` itself if nothing was learned."""
         ...
 
     def add_model(self, state: State, model: VersionedModel) -> State:
-        """`model` may be asked from now on; it stands where the others do, and is tried. One that
-        is known changes nothing."""
+        """Add a model with an average standing, so that it is tried. No effect if it is known."""
         ...
 
     def remove_model(self, state: State, model: VersionedModel) -> State:
-        """`model` is asked no more. One that is not known changes nothing."""
+        """Remove a model. No effect if it is unknown."""
         ...
 
     def update_model_version(self, state: State, old: VersionedModel, new: VersionedModel) -> State:
-        """`new` takes the place of `old`: its standing stays, with less evidence behind it."""
+        """Replace a version; the new one keeps the standing of the old one with less evidence."""
         ...
 
     def merge(self, base: State, mine: State, theirs: State) -> State:
-        """Two servers learned from `base` apart: a state that has learned from both."""
+        """Merge the states of two servers that both started from `base`."""
         ...
 
     def encode(self, state: State) -> bytes:
-        """For the store: a fixed layout that is checked when it is read; never pickle."""
+        """Encode a state for the store, in a fixed layout that `decode` checks; never pickle."""
         ...
 
     def decode(self, data: bytes) -> State:
-        """Raises ValueError for bytes that `encode` did not write."""
+        """Decode a stored state. Raises ValueError for bytes that `encode` did not write."""
         ...
 
     def accepts_input_type(self, input: InputType) -> bool:
-        """Asked once, when an application is set; False refuses it."""
+        """Return False to refuse an application with this input type; called when it is set."""
         ...
 
     def rank_models_desc(self, state: State, user: str | None) -> tuple[VersionedModel, ...]:
-        """The state's models, best first."""
+        """Return the models of the state, best first."""
         ...
 
 
 def losses(observation: Observation) -> dict[VersionedModel, float]:
-    """Loss in [0, 1] of each model whose loss the observation tells. A label tells of all that were
-    heard; a score tells of those that said what was answered, and of the others only if the answer
-    was surely right. A score of no answer (None, the default of an application that has none) tells
-    of nobody."""
-    truth, told = observation.truth, {}
+    """Return the loss, 0 to 1, of each model whose loss the feedback determines.
+
+    A label determines the loss of every model that answered. A score determines the loss of the
+    models that gave the returned answer, and of the others only if that answer was right (1.0). A
+    score of an answer that is None determines nothing.
+    """
+    truth, found = observation.truth, {}
     if not truth.known and observation.answer is None:
         return {}
     for model, prediction in observation.predictions.items():
         if not is_usable(prediction.output):
             continue
         if truth.known:
-            told[model] = loss(prediction.output, truth.label)
+            found[model] = loss(prediction.output, truth.label)
         elif agrees(prediction.output, observation.answer):
-            told[model] = 1.0 - float(truth.score or 0.0)
+            found[model] = 1.0 - float(truth.score or 0.0)
         elif truth.score == 1.0:
-            told[model] = 1.0
-    return told
+            found[model] = 1.0
+    return found
 
 
 def loss(output: Any, label: Any) -> float:
-    """0 for right, 1 for wrong; between numbers |output - label| / (|output - label| + |label|), or
-    of norms for arrays: 0 to 1 and the same in any unit; 1 for arrays of different shapes."""
+    """Return the loss of an output: 0 (right) to 1 (wrong).
+
+    For numbers it is d / (d + |label|), where d = |output - label|; for arrays, the same with
+    Euclidean norms. It does not depend on the unit. Arrays of different shapes have loss 1.
+    """
     if not is_number(output) or not is_number(label):
         return 0.0 if agrees(output, label) else 1.0
     if isinstance(output, float) and isinstance(label, float):
-        distance, size = (
-            abs(output / 4 - label / 4),
-            abs(label / 4),
-        )  # a quarter of what might overflow
+        # a quarter of each, so that the difference cannot overflow
+        distance, size = abs(output / 4 - label / 4), abs(label / 4)
     else:
         found, right = np.asarray(output, np.float64), np.asarray(label, np.float64)
         if found.shape != right.shape:
@@ -219,11 +241,11 @@ def loss(output: Any, label: Any) -> float:
     return 0.0 if distance == 0.0 else distance / (distance + size)
 
 
-_PLAIN = frozenset((int, str, bytes, bool))  # labels as they nearly always come: asked for first
+_PLAIN = frozenset((int, str, bytes, bool))  # the common types of labels, tested first
 
 
 def is_number(value: object) -> bool:
-    """Whether it is averaged rather than voted on: a float, or an array of numbers."""
+    """Return True for a float or an array of numbers: these are averaged, not voted on."""
     if type(value) in _PLAIN:
         return False
     return isinstance(value, float | np.floating) or (
@@ -232,18 +254,18 @@ def is_number(value: object) -> bool:
 
 
 def agrees(one: object, other: object) -> bool:
-    """Whether two outputs are the same answer. True is not 1."""
+    """Return True if two outputs are the same answer. True and 1 are different answers."""
     if type(one) is type(other) and type(one) in _PLAIN:
         return one == other
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return bool(np.array_equal(one, other))  # type: ignore[arg-type]  # whatever it is, numpy tells
+        return bool(np.array_equal(one, other))  # type: ignore[arg-type]  # numpy takes any object
     if isinstance(one, bool | np.bool_) != isinstance(other, bool | np.bool_):
         return False
     return bool(one == other)
 
 
 def is_usable(output: object) -> bool:
-    """Whether an output may be answered with: something, and finite throughout."""
+    """Return True if an output may be answered with: not None, and finite throughout."""
     if type(output) in _PLAIN:
         return True
     if isinstance(output, float | np.floating):
@@ -254,8 +276,7 @@ def is_usable(output: object) -> bool:
 
 
 def sound_confidence(confidence: float | None, unknown: float = 1.0) -> float:
-    """A model's own confidence, brought into 0 to 1; `unknown` when it gives none, 0 when it gives
-    NaN."""
+    """Clip a model's confidence to 0..1; `unknown` if it reports none, 0 for NaN."""
     if confidence is None:
         return unknown
     return 0.0 if math.isnan(confidence) else min(max(float(confidence), 0.0), 1.0)

@@ -1,5 +1,7 @@
-"""Settings in parentheses, as policies, roles and classes of one's own are written:
-`NAME(setting=value, ...)`."""
+"""The syntax of settings in parentheses: `NAME(setting=value, ...)`.
+
+Policies, roles and user-defined classes are written like this.
+"""
 
 import ast
 from typing import Any
@@ -8,8 +10,10 @@ from clipper.errors import InvalidInput
 
 
 def parse_settings(rest: str, noun: str, text: str, example: str) -> dict[str, Any]:
-    """Of `setting=value, ...)`, what follows the parenthesis: plain Python values by name.
-    InvalidInput for anything else."""
+    """Parse `setting=value, ...)`, the part after the opening parenthesis, into Python literals.
+
+    noun, text, example: what is parsed, for messages.  Raises InvalidInput for anything else.
+    """
     try:
         call = ast.parse(f"f({rest}", mode="eval").body
         if (

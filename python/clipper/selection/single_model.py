@@ -1,22 +1,18 @@
-"""One model, always the same: the first that the application links."""
+"""The policy `single`: one model, the first that the application links."""
 
 from collections.abc import Sequence
 
-from clipper.selection.policy import (
-    NOTHING,
-    Combined,
-    Plan,
-    Predictions,
-    Query,
-    is_usable,
-    sound_confidence,
-)
-from clipper.selection.stateless_policy import Models, Unlearned
+from clipper.selection.policy import NO_ANSWER, Combined, Plan, Predictions, Query
+from clipper.selection.stateless_policy import Models, StatelessPolicy
+from clipper.selection.votes import answer_of_first
 from clipper.types import VersionedModel
 
 
-class SingleModel(Unlearned):
-    """State: the linked models in their order. Threads: any."""
+class SingleModel(StatelessPolicy):
+    """Ask the first linked model and return its output with its own confidence, 1 without one.
+
+    State: the linked models in their order; nothing is learned.  Guarantee: none.
+    """
 
     name = "single"
 
@@ -26,15 +22,9 @@ class SingleModel(Unlearned):
     def combine(
         self, state: Models, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> Combined:
-        """The most preferred model's output, with its own confidence, 1 if it gives none."""
         order = {model: at for at, model in enumerate(state)}
-        for model in sorted(
+        models = sorted(
             arrived,
             key=lambda model: (order.get(model, len(order)), model.name, model.version or 0),
-        ):
-            prediction = arrived[model]
-            if is_usable(prediction.output):
-                return Combined(
-                    prediction.output, sound_confidence(prediction.confidence), (model,)
-                )
-        return NOTHING
+        )
+        return answer_of_first(arrived, models) or NO_ANSWER

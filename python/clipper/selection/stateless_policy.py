@@ -1,19 +1,22 @@
-"""The half of a policy that learns nothing: its state is the tuple of its models, in their
-order."""
+"""The common part of policies that do not learn: their state is the tuple of their models."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from clipper.selection.policy import Observation
+from clipper.selection.policy import Observation, Policy
 from clipper.types import InputType, VersionedModel
 
 Models = tuple[VersionedModel, ...]
 
 
-class Unlearned:
-    """Threads: any. For policies whose weights are fixed."""
+class StatelessPolicy(Policy):
+    """The base of policies with fixed weights. Threads: any.
+
+    It is the one level between the interface and the named policies: all of them keep their models
+    alike, and feedback changes nothing. The state is the tuple of the models in their order.
+    """
 
     schema = 1
     chance = False
@@ -55,5 +58,5 @@ class Unlearned:
 
 
 def learns(policy: Any) -> bool:
-    """Whether feedback changes its state."""
-    return not isinstance(policy, Unlearned) and bool(getattr(policy, "learns", True))
+    """Return True if feedback changes the policy's state."""
+    return not isinstance(policy, StatelessPolicy) and bool(getattr(policy, "learns", True))

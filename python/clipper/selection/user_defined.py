@@ -1,10 +1,9 @@
-"""Policies and deciders of the user's own: found by `package.module:Class(setting=value)`, and kept
-from harming anybody else.
+"""User-defined policies and deciders, named as `package.module:Class(setting=value)`.
 
-One instance serves all queries and threads. What its methods raise, or return that makes no sense,
-is PolicyFailed: it costs the query its default answer (a decider's: the query waits for all, as if
-there were no decider), with the traceback in the log. A method that hangs keeps whoever called it:
-`select` and `combine` run on the caller's own thread, `decide` on one that nobody else waits for.
+One instance serves all queries and threads. An exception, or an invalid result, is a PolicyFailed
+error: the query gets its default answer (a failing decider: it waits for all models), and the log
+has the traceback. A method that hangs blocks its caller: `select` and `combine` run on the caller's
+thread, `decide` on a thread that nothing else waits for.
 """
 
 import importlib
@@ -12,31 +11,32 @@ import itertools
 import logging
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from clipper.errors import ClipperError, InvalidInput, PolicyFailed, did_you_mean
 from clipper.selection.policy import Combined, Observation, Plan, Predictions, Query, State
-from clipper.selection.stateless_policy import Unlearned
+from clipper.selection.single_model import SingleModel
 from clipper.types import OWN_CLASS, InputType, VersionedModel
 
 _log = logging.getLogger(__name__)
-# of the failures of one class: the first has its traceback in the log, and every so many'th after
-# it
-LOGGED_EVERY = 1000
-_T = TypeVar("_T")
-_OWN = re.compile(OWN_CLASS, re.S)
+LOGGED_EVERY = 1000  # failures of one class between two tracebacks in the log
+_USER_CLASS = re.compile(OWN_CLASS, re.S)
 
 
 def is_user_defined(text: str) -> bool:
-    return isinstance(text, str) and _OWN.fullmatch(text.strip()) is not None
+    """Return True if `text` has the form `module:Class` or `module:Class(...)`."""
+    return isinstance(text, str) and _USER_CLASS.fullmatch(text.strip()) is not None
 
 
 def load_user_object(
     text: str, noun: str, settings: Callable[[str], dict[str, Any]], needs: Sequence[str]
 ) -> Any:
-    """The object that `text` denotes, made anew. InvalidInput names the module, the class or the
-    method that is missing."""
-    found = _OWN.fullmatch(text.strip())
+    """Import the class that `text` names and create an object of it.
+
+    noun: "policy" or "decider", for messages.  settings: parses the part in parentheses.
+    needs: required methods.  Raises InvalidInput that names the missing module, class or method.
+    """
+    found = _USER_CLASS.fullmatch(text.strip())
     if found is None:
         raise InvalidInput(
             f"cannot read the {noun} {text[:100]!r}.",
@@ -63,7 +63,9 @@ def load_user_object(
     except ClipperError:
         raise
     except Exception as error:
-        raise InvalidInput(f"{noun} {text[:100]!r}: making it raised {_said(error)}.") from error
+        raise InvalidInput(
+            f"{noun} {text[:100]!r}: its constructor raised {_described(error)}."
+        ) from error
 
 
 def _imported(module: str, noun: str) -> Any:
@@ -79,37 +81,37 @@ def _imported(module: str, noun: str) -> Any:
     except Exception as error:
         hint = f"Try: python -c 'import {module}'."
         raise InvalidInput(
-            f"{noun} of module {module!r}: importing it raised {_said(error)}.", hint=hint
+            f"{noun} of module {module!r}: importing it raised {_described(error)}.", hint=hint
         ) from error
 
 
-def _said(error: Exception) -> str:
+def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error)[:300]}"
 
 
 class FailureLog:
-    """Threads: any. What a class of the user's own did wrong: counted, and now and then logged with
-    its traceback."""
+    """Counts the failures of a user-defined class and logs some with a traceback. Threads: any."""
 
-    def __init__(self, whose: str) -> None:
-        self.whose = whose
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
         self._count = itertools.count(1)
         self.count = 0
 
     def failed(self, method: str, error: Exception) -> PolicyFailed:
-        """Called in the handler of `error`; -> what to raise, or to say, in its place."""
+        """Count and log `error`, and return the PolicyFailed to raise in its place."""
         self.count = next(self._count)
         if self.count % LOGGED_EVERY == 1:
             _log.error(
-                "%s: %s failed (%d times so far)", self.whose, method, self.count, exc_info=error
+                "%s: %s failed (%d times so far)", self.owner, method, self.count, exc_info=error
             )
-        return PolicyFailed(f"{self.whose}: {method} raised {_said(error)}")
+        return PolicyFailed(f"{self.owner}: {method} raised {_described(error)}")
 
 
 class UserDefinedPolicy:
-    """Threads: any. A policy of the user's own behind a guard: what it raises is PolicyFailed, what
-    it returns is checked. It needs `select` and `combine`; one that has `observe` learns, and then
-    needs the whole of clipper.selection.Policy.
+    """Wraps a user-defined policy: checks its results and converts its errors. Threads: any.
+
+    A policy needs `select` and `combine`. One that has `observe` learns, and then needs all methods
+    of clipper.selection.Policy.
     """
 
     def __init__(self, policy: Any, text: str) -> None:
@@ -118,8 +120,8 @@ class UserDefinedPolicy:
         self.name: str = getattr(policy, "name", text)
         self.schema: int = getattr(policy, "schema", 1)
         self.chance: bool = getattr(policy, "chance", True)
-        self.faults = FailureLog(f"policy {text!r}")
-        self._plain = Unlearned()
+        self.failures = FailureLog(f"policy {text!r}")
+        self._defaults = SingleModel()  # methods that a policy without state may leave out
         self.decide: Callable[[State, Any], Any] | None = getattr(policy, "decide", None)
         if self.learns and (
             missing := [name for name in STATEFUL if not callable(getattr(policy, name, None))]
@@ -133,11 +135,11 @@ class UserDefinedPolicy:
     def _call(self, method: str, *args: Any, check: Callable[..., None] | None = None) -> Any:
         try:
             found = getattr(self.policy, method, None)
-            result = (found if callable(found) else getattr(self._plain, method))(*args)
+            result = (found if callable(found) else getattr(self._defaults, method))(*args)
             if check is not None:
                 check(result, *args)
         except Exception as error:
-            raise self.faults.failed(method, error) from error
+            raise self.failures.failed(method, error) from error
         return result
 
     def _call_or(self, otherwise: Any, method: str, *args: Any) -> Any:
@@ -160,7 +162,7 @@ class UserDefinedPolicy:
         return combined
 
     def observe(self, state: State, observation: Observation) -> State:
-        """What it cannot learn from, it has not learned: the journal goes on."""
+        """Return the learned state; `state` if the policy fails, so that the journal goes on."""
         return self._call_or(state, "observe", state, observation)
 
     def add_model(self, state: State, model: VersionedModel) -> State:
@@ -176,8 +178,7 @@ class UserDefinedPolicy:
         return self._call_or(mine, "merge", base, mine, theirs)
 
     def encode(self, state: State) -> bytes:
-        """No bytes for a state that it cannot write: after a restart it begins anew, and the log
-        says so."""
+        """Encode the state; b"" if the policy fails, which starts it anew after a restart."""
         data = self._call_or(b"", "encode", state)
         return data if isinstance(data, bytes) else b""
 

@@ -1,12 +1,11 @@
 """Combining outputs with weights: a vote over labels, a mean of numbers.
 
-Labels are int, bool, str and bytes; numbers are floats (and ints beside floats), and arrays,
-averaged by element. When models disagree even on that, the kind that weighs most is used and the
-others count as not agreeing.
+Labels are int, bool, str and bytes. Numbers are floats (and ints beside floats), and arrays, which
+are averaged by element. If the models return different kinds of output, the kind with the largest
+weight is used, and the others count as disagreeing.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -17,20 +16,34 @@ Votes = dict[VersionedModel, Prediction]
 Weights = Mapping[VersionedModel, float]
 
 
-def in_order(models: Any) -> tuple[VersionedModel, ...]:
-    """Sorted by name and version: an order that no caller chose."""
+def sorted_models(models: Iterable[VersionedModel]) -> tuple[VersionedModel, ...]:
+    """Return the distinct models, sorted by name and version."""
     return tuple(sorted(set(models), key=lambda model: (model.name, model.version or 0)))
 
 
 def usable(arrived: Predictions) -> Votes:
-    """What may be answered with, in order."""
+    """Return the predictions that may be answered with, sorted by model."""
     return {
-        model: arrived[model] for model in in_order(arrived) if is_usable(arrived[model].output)
+        model: arrived[model]
+        for model in sorted_models(arrived)
+        if is_usable(arrived[model].output)
     }
 
 
+def answer_of_first(arrived: Predictions, models: Iterable[VersionedModel]) -> Combined | None:
+    """Return the first usable output in the order of `models`, with its model's confidence.
+
+    A model that reports no confidence counts as sure. None if no output is usable.
+    """
+    for model in models:
+        prediction = arrived[model]
+        if is_usable(prediction.output):
+            return Combined(prediction.output, sound_confidence(prediction.confidence), (model,))
+    return None
+
+
 def combine(votes: Votes, weights: Weights, asked: float) -> Combined:
-    """asked: the weight of all that were asked, missing ones too."""
+    """Vote on labels or average numbers. asked: total weight, missing models included."""
     kind, chosen = heaviest_kind(votes, weights)
     if kind == "label":
         return vote(chosen, weights, asked)
@@ -38,21 +51,22 @@ def combine(votes: Votes, weights: Weights, asked: float) -> Combined:
 
 
 def heaviest_kind(votes: Votes, weights: Weights) -> tuple[object, Votes]:
-    """The kind of output with most weight (the first model's, of equals), and the votes of that
-    kind."""
+    """Return the kind of output with the largest weight, and the votes of that kind.
+
+    The kind is "label", "number", or the shape of an array. The first model's kind wins a tie.
+    """
     if all(type(vote.output) in (int, str) for vote in votes.values()):
         return "label", votes
     floats = any(isinstance(vote.output, float | np.floating) for vote in votes.values())
     kinds = {model: _kind(vote.output, floats) for model, vote in votes.items()}
-    heavy: dict[object, float] = {}
+    by_kind: dict[object, float] = {}
     for model, kind in kinds.items():
-        heavy[kind] = heavy.get(kind, 0.0) + weights[model]
-    best = max(heavy, key=lambda kind: heavy[kind])
+        by_kind[kind] = by_kind.get(kind, 0.0) + weights[model]
+    best = max(by_kind, key=lambda kind: by_kind[kind])
     return best, {model: votes[model] for model, kind in kinds.items() if kind == best}
 
 
 def _kind(output: object, floats: bool) -> object:
-    """What may be combined with what: "label", "number", or the shape of an array of numbers."""
     if isinstance(output, np.ndarray) and output.dtype.kind in "biuf":
         return output.shape
     is_int = isinstance(output, int | np.integer) and not isinstance(output, bool)
@@ -62,7 +76,7 @@ def _kind(output: object, floats: bool) -> object:
 
 
 def label_key(output: object) -> object:
-    """A key under which equal labels meet, and True does not meet 1."""
+    """Return a hashable key that equal labels share; True and 1 have different keys."""
     if type(output) in (int, str):
         return output
     if isinstance(output, bool | np.bool_):
@@ -70,8 +84,8 @@ def label_key(output: object) -> object:
     return output.tobytes() if isinstance(output, np.ndarray) else output
 
 
-def scores(votes: Votes, weights: Weights) -> dict[object, float]:
-    """By label key: the weight behind it."""
+def label_weights(votes: Votes, weights: Weights) -> dict[object, float]:
+    """Return the summed weight of the votes for each label, by label key."""
     found: dict[object, float] = {}
     for model, vote in votes.items():
         key = label_key(vote.output)
@@ -80,32 +94,35 @@ def scores(votes: Votes, weights: Weights) -> dict[object, float]:
 
 
 def vote(votes: Votes, weights: Weights, asked: float) -> Combined:
-    """The label with most weight behind it. Ties go to the surer models, then to the first model by
-    name and version: never to a label for its own sake, which costs accuracy. Confidence: the
-    winner's share of the weight that was asked.
+    """Return the label with the largest weight; its confidence is its share of `asked`.
+
+    A tie goes to the label whose models are more confident, then to the first model by name and
+    version. It never goes to the smaller label, which would cost accuracy.
     """
-    heavy = scores(votes, weights)
-    top = max(heavy.values())
+    by_label = label_weights(votes, weights)
+    top = max(by_label.values())
     sure: dict[object, float] = {}
     for model in votes:
         key = label_key(votes[model].output)
-        if heavy[key] >= top * (1 - 1e-12):
+        if by_label[key] >= top * (1 - 1e-12):
             sure[key] = sure.get(key, 0.0) + sound_confidence(votes[model].confidence, unknown=0.5)
-    winner = max(sure, key=lambda key: sure[key])  # max keeps the first of equals
+    winner = max(sure, key=lambda key: sure[key])  # max returns the first of equals
     output = next(vote.output for vote in votes.values() if label_key(vote.output) == winner)
-    share = min(heavy[winner] / asked, 1.0) if asked > 0 else 0.0
+    share = min(by_label[winner] / asked, 1.0) if asked > 0 else 0.0
     return Combined(output, share, tuple(votes), agreement=share)
 
 
 def mean(votes: Votes, weights: Weights, asked: float, kind: object) -> Combined:
-    """Confidence: share of the weight heard x m / (m + s), where m is the mean size of the outputs
-    (absolute value, or Euclidean norm) and s their standard deviation: half when they scatter as
-    widely as they are large, the same in any unit.
+    """Return the weighted mean of numbers, or of arrays of one shape.
+
+    The confidence is the share of the weight that arrived times m / (m + s), where m is the mean
+    size of the outputs (absolute value, or Euclidean norm) and s their standard deviation. It does
+    not depend on the unit, and is one half when the outputs scatter as widely as they are large.
     """
     outputs = [np.asarray(vote.output) for vote in votes.values()]
     share = np.array([weights[model] for model in votes])
-    heard = float(share.sum())
-    share = share / heard if heard > 0 else np.full(len(share), 1 / len(share))
+    arrived = float(share.sum())
+    share = share / arrived if arrived > 0 else np.full(len(share), 1 / len(share))
     rows = np.stack([np.asarray(output, np.float64).reshape(-1) for output in outputs])
     largest = float(np.abs(rows).max(initial=0.0))
     unit = rows / largest if largest > 0 else rows  # so that squares neither overflow nor vanish
@@ -113,7 +130,7 @@ def mean(votes: Votes, weights: Weights, asked: float, kind: object) -> Combined
     size = float(share @ np.linalg.norm(unit, axis=1))
     spread = float(np.sqrt(share @ np.square(unit - middle).sum(axis=1)))
     agreement = size / (size + spread) if size > 0 else 1.0
-    confidence = min(heard / asked * agreement, 1.0) if asked > 0 else 0.0
+    confidence = min(arrived / asked * agreement, 1.0) if asked > 0 else 0.0
     middle = middle * largest if largest > 0 else middle
     if kind == "number":
         return Combined(float(middle[0]), confidence, tuple(votes), agreement=agreement)

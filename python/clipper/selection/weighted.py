@@ -1,5 +1,4 @@
-"""Policies whose weights a person has chosen: how often each model is asked, or how much its vote
-weighs."""
+"""Policies with weights that a person has set: shares of the queries, or weights of the votes."""
 
 import bisect
 import itertools
@@ -7,92 +6,81 @@ import math
 from collections.abc import Mapping, Sequence
 
 from clipper.errors import InvalidInput
-from clipper.selection.policy import (
-    NOTHING,
-    Combined,
-    Plan,
-    Predictions,
-    Query,
-    is_usable,
-    sound_confidence,
-)
-from clipper.selection.stateless_policy import Models, Unlearned
-from clipper.selection.votes import combine, in_order, usable
+from clipper.selection.policy import NO_ANSWER, Combined, Plan, Predictions, Query
+from clipper.selection.stateless_policy import Models, StatelessPolicy
+from clipper.selection.votes import answer_of_first, combine, sorted_models, usable
 from clipper.types import VersionedModel
 
 Shares = dict[str, float]
 
 
-class AbSplit(Unlearned):
-    """Each query asks one model, chosen by chance in proportion to its share: to compare two
-    versions on real traffic.
+class AbSplit(StatelessPolicy):
+    """Send each query to one model, drawn in proportion to its share; compares two versions.
 
-    shares: by model name, or name and version, `ab(shares={"svm:1": 0.9, "svm:2": 0.1})`; those not
-    named get none, unless no candidate is named: then all get the same.
+    shares: by model name, or name and version, as `ab(shares={"svm:1": 0.9, "svm:2": 0.1})`. Other
+    models get no queries, unless no candidate is named: then all get the same share.
+
+    State: the linked models; nothing is learned.  Guarantee: the given shares in expectation.
     """
 
     name = "ab"
     chance = True
 
     def __init__(self, shares: Shares | None = None) -> None:
-        self.shares = checked("shares", shares)
+        self.shares = check_weights("shares", shares)
 
     def select(self, state: Models, query: Query, candidates: Sequence[VersionedModel]) -> Plan:
-        ordered = in_order(candidates)
+        ordered = sorted_models(candidates)
         if not ordered:
             return Plan(())
-        weights = of_models(self.shares, ordered)
+        weights = [weight_of(self.shares, model, 0.0) for model in ordered]
+        if not any(weights):
+            weights = [1.0] * len(ordered)
         bounds = list(itertools.accumulate(weights))
         at = min(bisect.bisect_right(bounds, query.uniform * bounds[-1]), len(ordered) - 1)
-        while weights[at] == 0:  # the last ones, when uniform is as good as 1
+        while weights[at] == 0:  # rounding, when uniform is close to 1
             at -= 1
         return Plan((ordered[at],), (weights[at] / bounds[-1],))
 
     def combine(
         self, state: Models, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> Combined:
-        for model in in_order(arrived):
-            if is_usable(arrived[model].output):
-                return Combined(
-                    arrived[model].output, sound_confidence(arrived[model].confidence), (model,)
-                )
-        return NOTHING
+        return answer_of_first(arrived, sorted_models(arrived)) or NO_ANSWER
 
 
-class StaticWeights(Unlearned):
-    """All models are asked; their votes, or numbers, count by weights that stay as they are.
+class StaticWeights(StatelessPolicy):
+    """Ask all models; votes, or numbers, count by weights that never change.
 
-    weights: by model name, or name and version, `static(weights={"svm": 2, "forest": 1})`; those
-    not named weigh 1.
+    weights: by model name, or name and version, as `static(weights={"svm": 2, "forest": 1})`.
+    Other models weigh 1.
+
+    State: the linked models; nothing is learned.  Guarantee: none.
     """
 
     name = "static"
     averages = True
 
     def __init__(self, weights: Shares | None = None) -> None:
-        self.weights = checked("weights", weights)
+        self.weights = check_weights("weights", weights)
 
     def select(self, state: Models, query: Query, candidates: Sequence[VersionedModel]) -> Plan:
-        return Plan(in_order(candidates))
+        return Plan(sorted_models(candidates))
 
     def combine(
         self, state: Models, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> Combined:
         votes = usable(arrived)
-        asked = in_order({*arrived, *missing})
-        if not votes:
-            return NOTHING
-        if len(asked) == 1:
-            ((model, only),) = votes.items()
-            return Combined(only.output, sound_confidence(only.confidence), (model,))
-        weights = {model: given(self.weights, model, 1.0) for model in asked}
-        if not any(weights[model] for model in votes):  # of those that count nobody was heard
+        asked = sorted_models({*arrived, *missing})
+        if len(asked) == 1 or not votes:
+            return answer_of_first(votes, votes) or NO_ANSWER
+        weights = {model: weight_of(self.weights, model, 1.0) for model in asked}
+        if not any(weights[model] for model in votes):  # only models of weight 0 arrived
             weights = dict.fromkeys(asked, 1.0)
         return combine(votes, weights, sum(weights.values()))
 
 
-def checked(setting: str, numbers: Shares | None) -> Shares:
-    """Numbers by model, each from 0, and not all 0. InvalidInput otherwise."""
+def check_weights(setting: str, numbers: Shares | None) -> Shares:
+    """Return numbers by model. Raises InvalidInput unless each is at least 0 and one is above."""
     if numbers is None:
         return {}
     if not isinstance(numbers, dict):
@@ -116,11 +104,6 @@ def checked(setting: str, numbers: Shares | None) -> Shares:
     return {model: float(number) for model, number in numbers.items()}
 
 
-def given(numbers: Mapping[str, float], model: VersionedModel, otherwise: float) -> float:
-    """What is said of this version, else of its name."""
+def weight_of(numbers: Mapping[str, float], model: VersionedModel, otherwise: float) -> float:
+    """Return the number for `name:version`, else for `name`, else `otherwise`."""
     return numbers.get(str(model), numbers.get(model.name, otherwise))
-
-
-def of_models(shares: Mapping[str, float], models: Sequence[VersionedModel]) -> list[float]:
-    found = [given(shares, model, 0.0) for model in models]
-    return found if any(found) else [1.0] * len(models)

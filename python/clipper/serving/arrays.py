@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from clipper.errors import ForkedProcess, PolicyFailed
 from clipper.selection import Plan, Prediction
-from clipper.selection.policy import NOTHING
-from clipper.selection.stateless_policy import Unlearned
+from clipper.selection.policy import NO_ANSWER
+from clipper.selection.stateless_policy import StatelessPolicy
 from clipper.serving.dispatch import FORK_HINT
 from clipper.serving.feedback import JoinedRows
 from clipper.serving.processor import (
@@ -90,7 +90,7 @@ def finish_array(future: Future) -> Answers:
             hint=FORK_HINT,
         )
     statuses = dict(zip(models, by_model, strict=True))
-    if len(models) == 1 and isinstance(question.policy, Unlearned):
+    if len(models) == 1 and isinstance(question.policy, StatelessPolicy):
         outputs, confidence, reasons, is_default = _alone(future, question, models[0], by_model[0])
     else:
         outputs, confidence, reasons, is_default = _row_by_row(future, asked, statuses)
@@ -201,7 +201,7 @@ def _row_by_row(
         try:
             combined = combine(question.policy, asked.state, question.means, arrived, missing)
         except PolicyFailed as failure:
-            combined, reason = NOTHING, failure.message
+            combined, reason = NO_ANSWER, failure.message
         if reason:
             pass
         elif arrived and not combined.used:

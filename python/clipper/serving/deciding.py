@@ -16,7 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from clipper.selection.decider import AnswerFrom, View, checked
+from clipper.selection.decider import AnswerFrom, View, check_decision
 from clipper.selection.policy import Prediction, is_usable
 from clipper.serving.qualifiers import prediction_of
 from clipper.types import VersionedModel
@@ -47,7 +47,7 @@ class Listener:
     @property
     def decider(self) -> str:
         """Who is asked: what threads and losses are counted by."""
-        return self.hearing.speculation.faults.whose
+        return self.hearing.speculation.failures.owner
 
     @property
     def lost_s(self) -> float:
@@ -60,9 +60,9 @@ class Listener:
         hearing, future = self.hearing, self.future
         view = view_of(future, hearing, time.monotonic())
         try:
-            said = checked(hearing.speculation.own(self.state, view), view)
+            said = check_decision(hearing.speculation.own(self.state, view), view)
         except Exception as error:  # the query waits for all its models then
-            hearing.speculation.faults.failed("decide", error)
+            hearing.speculation.failures.failed("decide", error)
             self.failed = True
             return None
         if isinstance(said, AnswerFrom):

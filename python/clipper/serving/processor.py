@@ -16,7 +16,7 @@ import msgspec
 from clipper.errors import ForkedProcess, PolicyFailed, UnknownModel
 from clipper.foreign_text import Sampler, last_line
 from clipper.selection import Combined, Plan, Policy, Prediction, Query, features_of
-from clipper.selection.policy import NOTHING, sound_confidence
+from clipper.selection.policy import NO_ANSWER, sound_confidence
 from clipper.serving.arms import Arm, Split
 from clipper.serving.dispatch import FORK_HINT
 from clipper.serving.feedback import Window
@@ -347,7 +347,7 @@ def _as_it_is(arrived: Mapping[VersionedModel, Prediction]) -> Combined:
     for model, prediction in arrived.items():
         if prediction.output is not None:
             return Combined(prediction.output, sound_confidence(prediction.confidence), (model,))
-    return NOTHING
+    return NO_ANSWER
 
 
 Outcome = tuple[dict[VersionedModel, Prediction], Sequence[VersionedModel], Combined, str]

@@ -209,7 +209,7 @@ class Speculation:
         "_hedge",
         "_last",
         "deciding",
-        "faults",
+        "failures",
         "links",
         "own",
         "policy",
@@ -234,7 +234,7 @@ class Speculation:
         self._deciders: dict[tuple[Any, ...], Decider] = {}
         self._last: _Order | None = None
         self._hedge = (0.0, 0)  # until when it is good, and the time in us
-        self.faults = FailureLog(f"decider {self.schedule.own!r}")
+        self.failures = FailureLog(f"decider {self.schedule.own!r}")
         self.steps = self.schedule.steps
         own = getattr(policy, "decide", None)
         self.own: Any = None
@@ -242,7 +242,7 @@ class Speculation:
             self.own = lambda _, view: user_defined_decider(self.schedule.own).decide(view)
         elif self.schedule.waits_for_all and callable(own):
             self.own = own
-            self.faults = getattr(policy, "faults", self.faults)
+            self.failures = getattr(policy, "failures", self.failures)
 
     def decided(self, at: int) -> tuple[str, str]:
         """-> the rule of the step that decided, and its name as answers have it."""

@@ -377,7 +377,7 @@ class States:
             if (other.application, other.text) == (learner.application, learner.text)
             and other.models != learner.models
         ]
-        fitting = getattr(learner.policy, "fitting", None)
+        fitting = getattr(learner.policy, "fitted", None)
         if not others or fitting is None:
             return None
         nearest = max(reversed(others), key=lambda other: _in_common(other.models, learner.models))

@@ -70,7 +70,7 @@ class Speculating:
     slo_us: int = 10_000_000
     models: tuple[VersionedModel, ...] = (A, B, C)
     begun_s: float = field(default_factory=time.monotonic)
-    faults: FailureLog = field(default_factory=lambda: FailureLog("decider 'd'"))
+    failures: FailureLog = field(default_factory=lambda: FailureLog("decider 'd'"))
 
     @property
     def speculation(self) -> "Speculating":
@@ -93,7 +93,7 @@ def listen(
     slo_us: int = 10_000_000,
     name: str = "decider 'd'",
 ) -> tuple[Asked, Speculating]:
-    future, hearing = Asked(), Speculating(decide, slo_us, faults=FailureLog(name))
+    future, hearing = Asked(), Speculating(decide, slo_us, failures=FailureLog(name))
     deciding.listen(Listener(future, hearing, None))  # type: ignore[arg-type]
     return future, hearing
 

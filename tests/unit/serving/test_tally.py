@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from clipper.selection import Combined, Observation, Plan, Prediction, Truth
 from clipper.selection.batch_learning import ObservationRows, column_of
-from clipper.selection.policy import NOTHING
+from clipper.selection.policy import NO_ANSWER
 from clipper.serving.roles import Cast, Role
 from clipper.serving.tally import Tally, closeness
 from clipper.types import VersionedModel
@@ -207,7 +207,7 @@ def test_durations_steps_wins_and_how_tasks_ended():
     )
     lineup.count(Ended(0, Status.OK, Status.OK), (A, B), both, together, "", (), (), "majority")
     lineup.count(
-        Ended(70, Status.DEADLINE, Status.FULL), (A, B), {}, NOTHING, "late", (), (A, B), ""
+        Ended(70, Status.DEADLINE, Status.FULL), (A, B), {}, NO_ANSWER, "late", (), (A, B), ""
     )
     stats = tally.stats(lineup)
     assert stats["decided_by"] == {"first": 11, "floor(a)": 1, "majority": 1, "nobody": 1}

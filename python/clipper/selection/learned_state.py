@@ -1,0 +1,241 @@
+"""The state of a learning policy, and the interfaces of the parts that read and update it.
+
+A state is an immutable value: one row of f64 numbers per model, the number of observations, the
+labels seen, the calibration of the confidence, and the thresholds of the prediction sets. A policy
+(selection/learning_policy.py) holds three parts: `StateRows` says how the rows change when models
+come and go, `Answering` chooses models and combines their predictions, and `Learn` updates the
+rows with an observation. Their columns belong to the rule (clipper_core.learning.bandit).
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from clipper.selection.policy import Combined, Observation, Plan, Predictions, Query
+from clipper.selection.prediction_sets import INITIAL, LabelProbabilities, SetThresholds
+from clipper.types import VersionedModel
+from clipper_core.learning.bandit import Rule
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+BINS = 10  # bins of confidence; a few hundred observations cannot fill more
+DOUBT = 20.0  # observations in a bin from which on it outweighs the raw confidence
+LABEL_BITS = 64  # bits of the set of labels seen
+
+
+class LearnedState(msgspec.Struct, frozen=True, eq=False):
+    """What a policy has learned; immutable.
+
+    models: sorted by name and version.
+    rows: f64[models, columns]; the columns depend on the policy.
+    seen: summed weight of the observations.
+    labels: bit set of the labels seen, one hashed bit per label.
+    sure: f64[10, 2], per bin of confidence the weight of right answers and of all answers.
+    tracked: thresholds of the prediction sets; unused without a coverage.
+    """
+
+    models: tuple[VersionedModel, ...]
+    rows: Array
+    seen: float
+    labels: int
+    sure: Array
+    tracked: SetThresholds = INITIAL
+
+    @property
+    def classes(self) -> float:
+        """Estimate the number of distinct labels by linear counting (Whang et al. 1990).
+
+        Exact for a few labels, some per cent off for fifty, at least 2 and at most 267.
+        """
+        free = LABEL_BITS - self.labels.bit_count()
+        return max(2.0, round(LABEL_BITS * math.log(LABEL_BITS / max(free, 1))))
+
+
+class StateRows(Protocol):
+    """Maintains the rows of a state while the set of models changes. Threads: any."""
+
+    per_model: bool  # each row depends on one model only, so that a damaged one can be reset alone
+
+    def initial(self, k: int) -> Array:
+        """Return the rows of `k` models without observations."""
+        ...
+
+    def insert(self, rows: Array, at: int) -> Array:
+        """Add a model at index `at` that starts at the average of the others, without evidence."""
+        ...
+
+    def delete(self, rows: Array, at: int) -> Array:
+        """Remove the model at index `at`."""
+        ...
+
+    def reorder(self, rows: Array, order: Sequence[int]) -> Array:
+        """Permute the models: the new model i is the former model `order[i]`."""
+        ...
+
+    def evidence(self, rows: Array) -> Array | None:
+        """Return the number of observations behind each row; None if the rows count none."""
+        ...
+
+    def faded(self, rows: Array, share: Array) -> Array:
+        """Reduce the evidence of each row to `share` of it."""
+        ...
+
+    def merged(self, base: Array, mine: Array, theirs: Array) -> Array:
+        """Merge the rows of two servers that both started from `base`."""
+        ...
+
+    def parse(self, numbers: Array, k: int) -> Array:
+        """Reshape stored numbers into the rows of `k` models. Raises ValueError if impossible."""
+        ...
+
+    def standing(self, state: LearnedState) -> Array:
+        """Return f64[models], higher is better."""
+        ...
+
+
+class Answering(Protocol):
+    """Chooses the models of a query and combines their predictions. Threads: any."""
+
+    random: bool  # `select` uses query.uniform
+
+    def select(
+        self, state: LearnedState, query: Query, candidates: Sequence[VersionedModel]
+    ) -> Plan:
+        """Choose the models of a query."""
+        ...
+
+    def combine(
+        self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
+    ) -> Combined:
+        """Combine predictions into an answer with a calibrated confidence."""
+        ...
+
+    def raw_confidence(
+        self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
+    ) -> tuple[Any, float]:
+        """Return the output and its confidence before calibration; (None, 0) without one."""
+        ...
+
+    def probabilities(
+        self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
+    ) -> LabelProbabilities:
+        """Return the probability of each label, given at least one usable prediction."""
+        ...
+
+    def shares(self, state: LearnedState) -> dict[VersionedModel, float]:
+        """Return the share of each model in the answers, or in the queries; the sum is 1."""
+        ...
+
+
+# (state, observation, loss of each model that has one) -> the updated rows
+Learn = Callable[[LearnedState, Observation, Mapping[VersionedModel, float]], Array]
+
+
+class RuleRows:
+    """One row of constant length per model, updated by a rule of the core.
+
+    initial_row: the row of a model without observations.  counts: indices of the columns that count
+    observations.  count_min: smallest value of such a count.  newcomer: the row of a model that
+    joins the given rows; default the initial row.  merge: default adds both servers' differences
+    to `base`.  rank: f64[models] from the rows, higher is better; default the rule's weights.
+    """
+
+    per_model = True
+
+    def __init__(
+        self,
+        rule: Rule,
+        initial_row: tuple[float, ...],
+        *,
+        counts: Sequence[int] = (),
+        count_min: float = 0.0,
+        newcomer: Callable[[Array], Array] | None = None,
+        merge: Callable[[Array, Array, Array], Array] | None = None,
+        rank: Callable[[Array], Array] | None = None,
+    ) -> None:
+        self.rule, self._row = rule, np.array(initial_row)
+        self._counts, self._count_min = list(counts), count_min
+        self._newcomer, self._merge, self._rank = newcomer, merge, rank
+
+    def initial(self, k: int) -> Array:
+        return np.tile(self._row, (k, 1)).reshape(k, len(self._row))
+
+    def insert(self, rows: Array, at: int) -> Array:
+        row = self._row if self._newcomer is None else self._newcomer(rows)
+        return np.insert(rows, at, row, axis=0)
+
+    def delete(self, rows: Array, at: int) -> Array:
+        return np.delete(rows, at, axis=0)
+
+    def reorder(self, rows: Array, order: Sequence[int]) -> Array:
+        return rows[list(order)]
+
+    def evidence(self, rows: Array) -> Array | None:
+        if not self._counts:
+            return None
+        found: Array = (rows[:, self._counts] - self._count_min).max(axis=1, initial=0.0)
+        return found
+
+    def faded(self, rows: Array, share: Array) -> Array:
+        rows = rows.copy()
+        for column in self._counts:
+            rows[:, column] = self._count_min + share * (rows[:, column] - self._count_min)
+        return rows
+
+    def merged(self, base: Array, mine: Array, theirs: Array) -> Array:
+        if self._merge is not None:
+            return self._merge(base, mine, theirs)
+        rows = mine + theirs - base
+        for column in self._counts:
+            rows[:, column] = np.maximum(rows[:, column], self._count_min)
+        return rows
+
+    def parse(self, numbers: Array, k: int) -> Array:
+        return numbers.reshape(k, len(self._row))
+
+    def standing(self, state: LearnedState) -> Array:
+        if self._rank is not None:
+            return self._rank(state.rows)
+        return self.rule.weights(state.rows, state.classes)
+
+
+def learn_by_rule(rule: Rule) -> Learn:
+    """Return the update of `rule` by losses: of the chosen model, or of all models."""
+
+    def learn(
+        state: LearnedState, observation: Observation, losses: Mapping[VersionedModel, float]
+    ) -> Array:
+        by_model = np.array([losses.get(model, math.nan) for model in state.models])
+        plan = observation.plan
+        if len(plan.models) == 1 and plan.models[0] in state.models:
+            chosen, p = state.models.index(plan.models[0]), plan.probability(plan.models[0])
+            return rule.learn(state.rows, state.seen, by_model, chosen, p, observation.weight)
+        return rule.learn(state.rows, state.seen, by_model, weight=observation.weight)
+
+    return learn
+
+
+def calibrated(state: LearnedState, raw: float) -> float:
+    """Return the share of answers with this raw confidence, 0 to 1, that were right."""
+    right, count = state.sure[bin_of(raw)]
+    return float((right + DOUBT * raw) / (count + DOUBT))
+
+
+def bin_of(confidence: float) -> int:
+    """Return the bin of a confidence; an edge, such as one half, belongs to the bin above."""
+    return min(int(confidence * BINS + 1e-9), BINS - 1)
+
+
+def log_mean(rows: Array) -> Array:
+    """Return the logarithm of the mean of the weights whose logarithms are `rows`."""
+    if not len(rows):
+        return np.zeros(1)
+    high: Array = rows.max(axis=0)
+    return np.asarray(high + np.log(np.exp(rows - high).mean(axis=0)))
+
+
+def row_of(state: LearnedState, model: VersionedModel) -> Array | None:
+    """Return the row of a model; None if the state does not have it."""
+    return state.rows[state.models.index(model)] if model in state.models else None
