@@ -116,7 +116,7 @@ class MeshMembership:
 
 
 class ServerHost:
-    """A server as a mesh node uses it: a `clipper.mesh.node.node_host.NodeHost`. Threads: any."""
+    """A server as a mesh node uses it: a `clipper.mesh.node_host.NodeHost`. Threads: any."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class ServerHost:
 
 
 if TYPE_CHECKING:
-    from clipper.mesh.node.node_host import NodeHost
+    from clipper.mesh.node_host import NodeHost
 
     def _is_node_host(host: ServerHost) -> NodeHost:
         return host

@@ -19,8 +19,8 @@ from clipper.mesh.decision_log import DecisionLog
 from clipper.mesh.decisions import failures
 from clipper.mesh.facade import LIST_MAX, CopyState, CopyStatus, Info, ModelStatus
 from clipper.mesh.loading.loader import Elsewhere, ModelLoader
-from clipper.mesh.node.node_host import NodeHost
-from clipper.mesh.node.node_loop import NodeLoop
+from clipper.mesh.node_host import NodeHost
+from clipper.mesh.node_loop import NodeLoop
 from clipper.mesh.records import MeshModel, Status
 from clipper.mesh.registry import Registry, now_ms
 from clipper.mesh.routing.copy_locator import CopyLocator

@@ -7,7 +7,7 @@ from clipper.errors import DeadlineExceeded
 from clipper.mesh.decisions import vmodels
 from clipper.mesh.facade import Info, VModelStatus
 from clipper.mesh.management.models import ModelManagement, page
-from clipper.mesh.node.node_loop import NodeLoop
+from clipper.mesh.node_loop import NodeLoop
 from clipper.mesh.records import MeshModel, VModel
 from clipper.mesh.registry import Registry, now_ms
 from clipper.settings.mesh import MeshSettings

@@ -1,1 +1,1 @@
-"""One node of the mesh: its event loop, its registration, its periodic tasks."""
+"""A node of the mesh: how its parts are built and connected, and how it joins and leaves."""

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from clipper.errors import ShuttingDown, StoreError
-from clipper.mesh.node.node_loop import NodeLoop
+from clipper.mesh.node_loop import NodeLoop
 
 RECHECK_S: Final = 1.0  # a join in progress when the time is over is given so much more, again
 _log = logging.getLogger(__name__)

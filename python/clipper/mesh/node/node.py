@@ -27,9 +27,9 @@ from clipper.mesh.facade import (
 from clipper.mesh.management.vmodels import VModelRequest
 from clipper.mesh.node.deferred_join import DeferredJoin
 from clipper.mesh.node.joined_node import JoinedNode
-from clipper.mesh.node.node_host import NodeHost
-from clipper.mesh.node.node_loop import NodeLoop
 from clipper.mesh.node.registry_watcher import alias_of
+from clipper.mesh.node_host import NodeHost
+from clipper.mesh.node_loop import NodeLoop
 from clipper.mesh.records import Instance, MeshModel, Policy
 from clipper.mesh.registry import Registry, now_ms
 from clipper.mesh.routing.lookups import Lookups

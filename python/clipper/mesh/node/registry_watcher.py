@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from clipper.mesh.loading.loader import ModelLoader
-from clipper.mesh.node.node_host import NodeHost
-from clipper.mesh.node.node_loop import NodeLoop
-from clipper.mesh.node.registration import Registration
-from clipper.mesh.node.vmodel_switcher import VModelSwitcher
+from clipper.mesh.node_host import NodeHost
+from clipper.mesh.node_loop import NodeLoop
 from clipper.mesh.records import Instance, MeshModel, VModel
 from clipper.mesh.registry import Registry, now_ms
 from clipper.mesh.routing.copy_locator import CopyLocator
 from clipper.mesh.routing.router import MESH_VERSION, Alias, Route, Router
+from clipper.mesh.tasks.registration import Registration
+from clipper.mesh.tasks.vmodel_switcher import VModelSwitcher
 from clipper.mesh.transport.peers import Peers
 from clipper.store import KeyChange
 from clipper.types import VersionedModel

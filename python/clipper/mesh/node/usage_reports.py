@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from clipper.mesh.decisions.usage import UsageCounter
 from clipper.mesh.loading.loader import ModelLoader
-from clipper.mesh.node.registration import Registration
 from clipper.mesh.registry import now_ms
 from clipper.mesh.routing.router import Route, Router
+from clipper.mesh.tasks.registration import Registration
 from clipper.mesh.transport.peers import Peers
 
 REPORT_S: Final = 1.0

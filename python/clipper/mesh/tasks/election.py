@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
-from clipper.mesh.node.node_loop import NodeLoop
+from clipper.mesh.node_loop import NodeLoop
 from clipper.mesh.registry import Registry
 from clipper.store import Candidate
 

@@ -3,8 +3,8 @@
 from collections.abc import Collection
 from typing import Final
 
-from clipper.mesh.node.node_host import NodeHost
-from clipper.mesh.node.node_loop import NodeLoop
+from clipper.mesh.node_host import NodeHost
+from clipper.mesh.node_loop import NodeLoop
 from clipper.mesh.routing.copy_locator import CopyLocator
 from clipper.mesh.routing.router import MESH_VERSION, Route, Router
 from clipper.types import VersionedModel

@@ -9,12 +9,12 @@ from typing import Final
 from clipper.errors import StoreError, UnknownModel
 from clipper.mesh.decision_log import DecisionLog
 from clipper.mesh.decisions import maintenance, vmodels
-from clipper.mesh.node.actions import ActionExecutor
-from clipper.mesh.node.election import Election
-from clipper.mesh.node.node_loop import NodeLoop
-from clipper.mesh.node.state_view import StateView
+from clipper.mesh.node_loop import NodeLoop
 from clipper.mesh.records import MeshModel, VModel
 from clipper.mesh.registry import Registry, now_ms
+from clipper.mesh.tasks.actions import ActionExecutor
+from clipper.mesh.tasks.election import Election
+from clipper.mesh.tasks.state_view import StateView
 from clipper.settings.mesh import MeshSettings
 from clipper.store import KeyChange
 

@@ -10,10 +10,10 @@ from clipper.errors import StoreError
 from clipper.mesh.decisions import claims, maintenance
 from clipper.mesh.decisions.usage import UsageCounter
 from clipper.mesh.loading.loader import ModelLoader
-from clipper.mesh.node.election import Election
-from clipper.mesh.node.node_loop import NodeLoop
+from clipper.mesh.node_loop import NodeLoop
 from clipper.mesh.records import Instance
 from clipper.mesh.registry import Registry, is_taken, now_ms
+from clipper.mesh.tasks.election import Election
 from clipper.mesh.transport.channel import is_gone
 from clipper.settings.mesh import MeshSettings
 from clipper.types import VERSION

@@ -3,10 +3,10 @@
 from clipper.mesh.decisions import claims, maintenance
 from clipper.mesh.decisions.usage import UsageCounter
 from clipper.mesh.loading.loader import ModelLoader
-from clipper.mesh.node.actions import ActionExecutor
-from clipper.mesh.node.state_view import StateView
 from clipper.mesh.records import MeshModel
 from clipper.mesh.registry import Registry, now_ms
+from clipper.mesh.tasks.actions import ActionExecutor
+from clipper.mesh.tasks.state_view import StateView
 from clipper.settings.mesh import MeshSettings
 
 

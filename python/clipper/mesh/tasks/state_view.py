@@ -6,9 +6,9 @@ from clipper.mesh.decisions import maintenance
 from clipper.mesh.decisions.placement import Constraints
 from clipper.mesh.decisions.usage import Usage
 from clipper.mesh.loading.loader import ModelLoader
-from clipper.mesh.node.registration import Registration
 from clipper.mesh.records import MeshModel, VModel
 from clipper.mesh.registry import Registry
+from clipper.mesh.tasks.registration import Registration
 
 
 class StateView:

@@ -8,11 +8,11 @@ from clipper.errors import ClipperError
 from clipper.mesh.decision_log import DecisionLog
 from clipper.mesh.decisions import claims, maintenance
 from clipper.mesh.loading.loader import ModelLoader
-from clipper.mesh.node.node_loop import NodeLoop
-from clipper.mesh.node.registration import Registration
+from clipper.mesh.node_loop import NodeLoop
 from clipper.mesh.records import MeshModel
 from clipper.mesh.registry import Registry, now_ms
 from clipper.mesh.routing.copy_locator import CopyLocator
+from clipper.mesh.tasks.registration import Registration
 from clipper.mesh.transport.channel import Failed
 from clipper.settings.mesh import MeshSettings
 

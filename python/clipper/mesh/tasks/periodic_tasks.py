@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from clipper.errors import ClipperError
-from clipper.mesh.node.node_loop import NodeLoop
+from clipper.mesh.node_loop import NodeLoop
 
 _log = logging.getLogger(__name__)
 

@@ -5,10 +5,10 @@ from types import MappingProxyType
 from typing import Final
 
 from clipper.mesh.decisions import maintenance
-from clipper.mesh.node.actions import ActionExecutor
-from clipper.mesh.node.election import Election
-from clipper.mesh.node.state_view import StateView
 from clipper.mesh.registry import Registry, now_ms
+from clipper.mesh.tasks.actions import ActionExecutor
+from clipper.mesh.tasks.election import Election
+from clipper.mesh.tasks.state_view import StateView
 from clipper.settings.mesh import MeshSettings
 
 WAKING_MAX: Final = 1000  # unloaded models that one round considers for proactive loading
