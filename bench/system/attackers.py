@@ -26,7 +26,7 @@ import clipper
 from clipper.errors import ClipperError
 from clipper.frontend.api_keys import line_of, new_key
 from clipper.testing import MemoryContainer
-from clipper_container import wire
+from clipper_container.wire import frames as wire
 
 ANSWER_NUMBERS = 37_500  # of the large answer: 300 KB as JSON
 BATCH_BYTES = 65_536  # of pipelined requests that are sent at once

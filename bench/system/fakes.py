@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 
-from clipper_container.wire import (
+from clipper_container.wire.frames import (
     HEADER_BYTES,
     Kind,
     control_frame,

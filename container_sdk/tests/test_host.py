@@ -318,13 +318,13 @@ def test_one_batch_at_once_from_several_servers(node: Node, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("request_", "fault", "why"),
     [
-        ({"verb": "dance"}, "none", "no verb is 'dance'; known: status, load"),
-        ({"verb": "load"}, "none", "no model is named"),
-        ({"verb": "load", "model": 7}, "none", "model is 7; a str is wanted"),
+        ({"verb": "dance"}, "none", "unknown verb 'dance'; known: status, load"),
+        ({"verb": "load"}, "none", "the request names no model"),
+        ({"verb": "load", "model": 7}, "none", "model must be str, not 7"),
         (
             {"verb": "load", "model": "x", "type": "wood"},
             "host",
-            "no runtime here opens 'wood', only ",
+            "no runtime of this host opens type 'wood'; it opens ",
         ),
         (
             {"verb": "load", "model": "x", "type": "python", "path": "models"},
@@ -407,7 +407,7 @@ def test_one_batch_at_once_from_several_servers(node: Node, tmp_path: Path) -> N
         (
             {"verb": "predict_size", "model": "x", "type": "wood"},
             "host",
-            "no runtime here opens 'wood'",
+            "no runtime of this host opens type 'wood'",
         ),
     ],
 )
@@ -436,7 +436,7 @@ def test_a_load_joins_one_of_the_same_and_clashes_with_another(node: Node) -> No
         for _ in range(2)
     ]
     assert node.end(both[0]) == node.end(both[1])
-    with pytest.raises(Refused, match="is here already, from 'models:total'; unload it first"):
+    with pytest.raises(Refused, match="is already loaded from 'models:total'; unload it first"):
         load(node, "a", "models:slow")
 
 

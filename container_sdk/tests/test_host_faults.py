@@ -122,8 +122,8 @@ def test_a_runtime_of_ones_own_goes_before_those_built_in(node, listener) -> Non
     [
         ("bad", "artifact", "cracked", False),
         ("exit", "host", "SystemExit: not here", False),
-        ("huge", "host", "occupies 1125899906842624 bytes; this host has", True),
-        ("large", "host", "needs about 1125899906842624 bytes; this host has", False),
+        ("huge", "host", "occupies 1125899906842624 bytes; the capacity of this host", True),
+        ("large", "host", "needs about 1125899906842624 bytes; the capacity of this host", False),
     ],
 )
 def test_a_load_that_fails_leaves_nothing(node, type, fault, why, unloaded) -> None:
@@ -141,7 +141,7 @@ def test_a_load_that_fails_leaves_nothing(node, type, fault, why, unloaded) -> N
 def test_loads_that_hang_are_given_up_and_others_go_on_until_the_host_is_failing(node) -> None:
     for i in range(3):
         assert node.ask("status")["state"] == "READY"
-        with pytest.raises(Refused, match=r"'h\d' had not loaded after 0.1 s"):
+        with pytest.raises(Refused, match=r"'h\d' did not load within 0.1 s"):
             mine(node, f"h{i}", "hang")
         assert mine(node, f"e{i}", "echo")["took_ms"] < 5000
     status = node.ask("status")
@@ -210,7 +210,7 @@ def test_a_model_that_hangs_in_a_batch_holds_up_no_other(node, listener, tmp_pat
         )
         stuck.sock.sendall(fake.fixed(np.array([[-1.0, 0.0]])))
         assert [answer(well, id=id) for id in (1, 2)] == [[1.0, 1.0]] * 2
-        with pytest.raises(Refused, match=r"a batch of model 'stuck' has not ended after 0.05 s"):
+        with pytest.raises(Refused, match=r"a batch of model 'stuck' did not end within 0.05 s"):
             node.ask("unload", model="stuck", timeout_ms=50)
         assert [model for model, _ in node.ask("status")["resident"]] == ["well"]
         assert mine(node, "stuck", "echo")["size_bytes"] > 0  # another copy of it
@@ -249,7 +249,7 @@ def test_a_runtime_that_is_none_is_told(tmp_path: Path) -> None:
     ]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert "json:JSONDecoder is no clipper_container.runtime.Runtime" in done.stderr
+    assert "json:JSONDecoder is not a clipper_container.runtime.Runtime" in done.stderr
 
 
 def test_what_a_large_model_leaves_in_circles_is_found_soon(node) -> None:

@@ -13,16 +13,16 @@ import pytest
 from fake_oip import FakeServer
 
 from clipper_container.adapters.oip import Oip, ServerFailed
-from clipper_container.adapters.oip_http import HttpServer, Unreachable
-from clipper_container.adapters.oip_places import MARK, Places
-from clipper_container.adapters.oip_tensors import (
+from clipper_container.adapters.oip.http import HttpServer, Unreachable
+from clipper_container.adapters.oip.repository import MARK, ModelRepository
+from clipper_container.adapters.oip.server_memory import memory_of
+from clipper_container.adapters.oip.tensors import (
     BadTensor,
     Signature,
     outputs_of,
     request,
     signature_of,
 )
-from clipper_container.adapters.server_memory import memory_of
 from clipper_container.runtime import Artifact, ArtifactError
 
 PATIENT: dict[str, Any] = {"start_s": 30, "load_s": 30, "answer_s": 30}
@@ -106,7 +106,7 @@ def test_what_an_earlier_life_left_is_removed_and_unloaded(
     assert sorted(entry.name for entry in fake.folder.iterdir() if entry.is_dir()) == ["theirs"]
     if fake.type != "tfserving":
         assert fake.models == {}
-    with pytest.raises(FileExistsError, match="was not put there by clipper"):
+    with pytest.raises(FileExistsError, match="was not created by clipper"):
         again.load(artifact_of(tmp_path, fake.type, "theirs"))
     assert (fake.folder / "theirs").exists()
     before.server.close()
@@ -324,8 +324,8 @@ def test_settings_come_from_the_environment(
         2 << 20,
     )
     for name, value, why in [
-        ("LOAD_S", "soon", "is no number"),
-        ("URL", "h:1", "no address of a server"),
+        ("LOAD_S", "soon", "is not a number"),
+        ("URL", "h:1", "is not a server.s URL"),
         ("TYPE", "torch", "are known"),
         ("FOLDER", "", "is not set"),
     ]:
@@ -348,14 +348,16 @@ def test_a_folder_keeps_its_own_files_and_gets_the_models_name(tmp_path: Path) -
         '{"name": "theirs", "implementation": "a.B", "parameters": {"version": "v3"}}'
     )
     before = {path: path.read_bytes() for path in source.rglob("*") if path.is_file()}
-    triton = Places("triton", str(tmp_path / "triton")).put(Artifact("m1", "triton", str(source)))
+    triton = ModelRepository("triton", str(tmp_path / "triton")).put(
+        Artifact("m1", "triton", str(source))
+    )
     assert (
         triton / "config.pbtxt"
     ).read_text() == 'backend: "onnxruntime"\nname: "m1"\ninput [ { name: "x" } ]\n'
     assert (triton / "1" / "model.onnx").stat().st_ino == (
         source / "1" / "model.onnx"
     ).stat().st_ino  # no copy
-    mlserver = Places("mlserver", str(tmp_path / "mlserver")).put(
+    mlserver = ModelRepository("mlserver", str(tmp_path / "mlserver")).put(
         Artifact("m1", "mlserver", str(source))
     )
     found = json.loads((mlserver / "model-settings.json").read_text())
@@ -367,7 +369,7 @@ def test_lists_of_models(tmp_path: Path) -> None:
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "saved_model.pb").write_bytes(b"pb")
     for type, name in (("openvino", "config.json"), ("tfserving", "models.config")):
-        places = Places(type, str(tmp_path / type), "/models")
+        places = ModelRepository(type, str(tmp_path / type), "/models")
         for model in ("b", "a"):
             assert (
                 places.put(Artifact(model, type, str(tmp_path / "saved"))) / "1" / "saved_model.pb"
@@ -385,13 +387,13 @@ def test_lists_of_models(tmp_path: Path) -> None:
 def test_an_id_that_is_no_folder_is_refused(tmp_path: Path, model: str) -> None:
     (tmp_path / "m.json").write_text("{}")
     with pytest.raises(ArtifactError, match="no folder's name"):
-        Places("triton", str(tmp_path / "r")).put(
+        ModelRepository("triton", str(tmp_path / "r")).put(
             Artifact(model, "triton", str(tmp_path / "m.json"))
         )
 
 
 def test_settings_that_are_none_are_refused(tmp_path: Path) -> None:
-    places = Places("mlserver", str(tmp_path / "r"))
+    places = ModelRepository("mlserver", str(tmp_path / "r"))
     (tmp_path / "m.bin").write_bytes(b"")
     with pytest.raises(ArtifactError, match="needs key='its implementation'"):
         places.put(Artifact("m1", "mlserver", str(tmp_path / "m.bin")))

@@ -8,10 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clipper_container import Scored
-from clipper_container.evaluate import Evaluator, ModelFailed, user_traceback
 from clipper_container.model import FunctionModel, as_model
-from clipper_container.outputs import BadOutput, WrongCount, to_rows
-from clipper_container.wire import (
+from clipper_container.wire.frames import (
     DTYPE_OF,
     DType,
     Kind,
@@ -20,6 +18,8 @@ from clipper_container.wire import (
     row_values,
     unpack_map,
 )
+from clipper_container.worker.evaluation import Evaluator, PredictionFailed, user_traceback
+from clipper_container.worker.outputs import InvalidOutput, WrongCount, to_rows
 
 
 def back(rows):
@@ -111,7 +111,7 @@ def test_lists(returned, dtype, expected):
     ],
 )
 def test_what_is_no_prediction_is_told(returned, text):
-    with pytest.raises(BadOutput) as caught:
+    with pytest.raises(InvalidOutput) as caught:
         to_rows(returned, 2, "m")
     assert text in str(caught.value)
     assert "'m'" in str(caught.value)
@@ -185,7 +185,7 @@ def test_only_bad_rows_are_marked(bad, row_by_row, kind, scored):
     )
     inputs, n = np.arange(len(bad)), len(bad)
     if all(bad):
-        with pytest.raises(ModelFailed, match="row 0 is bad"):
+        with pytest.raises(PredictionFailed, match="row 0 is bad"):
             evaluator.run(inputs, n)
         return
     rows, _ = evaluator.run(inputs, n)
@@ -226,7 +226,7 @@ def test_tracebacks_end_with_the_error_and_are_bounded():
         except KeyError as error:
             raise ValueError("x" * 100_000 + "end") from error
 
-    with pytest.raises(ModelFailed) as caught:
+    with pytest.raises(PredictionFailed) as caught:
         Evaluator(FunctionModel(predict), "m").run(np.ones(1), 1)
     text = str(caught.value)
     assert len(text.encode()) <= 16 << 10
@@ -342,7 +342,7 @@ def test_numbers_of_numpy_are_numbers():
     ],
 )
 def test_qualifiers_that_are_none(qualifiers, part):
-    with pytest.raises(BadOutput, match=part):
+    with pytest.raises(InvalidOutput, match=part):
         to_rows(Scored([1, 2], qualifiers=qualifiers), 2, "m")
 
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(
 
 def run(source: str) -> str:
     code = (
-        "import os, subprocess, threading\nfrom clipper_container.priority import lower\n"
+        "import os, subprocess, threading\nfrom clipper_container.worker.priority import lower\n"
         + textwrap.dedent(source)
     )
     return subprocess.run(

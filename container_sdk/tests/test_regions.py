@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 from test_serving import serving
 
-from clipper_container import wire
-from clipper_container.regions import LEAVES_MAX, REGIONS_MAX, CannotShare, Regions
-from clipper_container.transport import Connection, StopSwitch
-from clipper_container.wire import BadFrame, DType, Header, Kind, TooLarge
+from clipper_container.wire import frames as wire
+from clipper_container.wire.frames import BadFrame, DType, FrameTooLarge, Header, Kind
+from clipper_container.wire.regions import LEAVES_MAX, REGIONS_MAX, CannotShare, Regions
+from clipper_container.wire.transport import FrameConnection, StopSwitch
 
 REGION, SHARED = 9, 32
 ROWS, WIDTH = 64, 200  # f32: 800 bytes a row, so runs begin anywhere in a page
@@ -157,7 +157,7 @@ def test_more_than_a_payload_may_be_is_refused(memory):
     regions = Regions(10 * 4 * WIDTH)
     regions.add(header_of(memory.told())[1], os.dup(memory.fd))
     regions.open(*header_of(predict((3, 0, 10))))
-    with pytest.raises(TooLarge):
+    with pytest.raises(FrameTooLarge):
         regions.open(*header_of(predict((3, 0, 11))))
     regions.close()
 
@@ -240,7 +240,7 @@ def test_nothing_is_left_of_a_connection(memory):
 def pair():
     ours, theirs = socket.socketpair()
     stop = StopSwitch()
-    connection = Connection(ours, stop, 1 << 20, 5.0)
+    connection = FrameConnection(ours, stop, 1 << 20, 5.0)
     connection.take_descriptors()
     yield connection, theirs
     connection.close()
@@ -249,7 +249,7 @@ def pair():
 
 
 def take_frame(connection):
-    connection.begin()
+    connection.next_message()
     header = wire.decode_header(connection.take(64))
     return header, connection.take(header.payload_bytes).copy()
 
@@ -277,7 +277,7 @@ def test_too_many_descriptors_are_refused_and_closed(pair, memory):
         theirs, [fake.frame(fake.HEARTBEAT)], [memory.fd] * 20
     )  # more than there is room for: truncated
     with pytest.raises(BadFrame):
-        connection.begin()
+        connection.next_message()
     connection.close()
     assert len(os.listdir("/proc/self/fd")) <= before
 

@@ -14,8 +14,8 @@ import msgpack
 import numpy as np
 import pytest
 
-from clipper_container.serve import Options
-from clipper_container.transport import Backoff
+from clipper_container.wire.transport import Backoff
+from clipper_container.worker.handshake import ContainerOptions
 
 MODELS = '''
 import sys
@@ -302,7 +302,7 @@ def test_a_reply_beyond_the_limit_is_a_failure(tmp_path, code):
     with serving(tmp_path, code, "models:wide", welcome={"payload_bytes_max": 1 << 20}) as peer:
         failure = peer.ask(fake.fixed(np.ones((1, 1)), id=2))
         assert (failure.kind, failure.id) == (fake.FAILURE, 2)
-        assert b"the server takes 1048576" in failure.payload
+        assert b"the server's limit is 1048576" in failure.payload
 
 
 def test_heartbeats_both_ways(tmp_path, code):
@@ -368,7 +368,7 @@ def test_sigterm_while_idle_and_while_there_is_no_server(tmp_path, code):
         assert peer.frame().kind == fake.GOODBYE
         assert peer.process.wait(5) == 0
     process = fake.start("models:total", f"unix:{tmp_path}/none", cwd=code)
-    assert "trying again" in process.stdout.readline()
+    assert "reconnecting" in process.stdout.readline()
     process.send_signal(signal.SIGTERM)
     process.communicate()
     assert process.returncode == 0
@@ -527,7 +527,7 @@ def test_version_1_fixed_rows_are_aligned_and_a_failure_closes(tmp_path, code):
     ("address", "asks"), [("tcp:10.0.0.1:7000", True), ("unix:/run/clipper", False)]
 )
 def test_a_container_asks_for_checksums_over_tcp_only(address, asks):
-    options = Options("m")
+    options = ContainerOptions("m")
     assert bool(options.hello(address).get("crc")) is asks
 
 

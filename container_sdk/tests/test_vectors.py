@@ -8,9 +8,10 @@ import msgpack
 import numpy as np
 import pytest
 
-from clipper_container import version1, wire
-from clipper_container.lessons import open_accuracy, open_feedback, pack_accuracy
-from clipper_container.wire import BadFrame, DType, Flag, Kind, Rows
+from clipper_container.wire import frames as wire
+from clipper_container.wire import version1
+from clipper_container.wire.frames import BadFrame, DType, Flag, Kind, Rows
+from clipper_container.worker.feedback_queue import open_accuracy, open_feedback, pack_accuracy
 
 VECTORS = Path(__file__).parents[2] / "tests" / "vectors"
 LIMIT = 64 << 20

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper_container.evaluate import Evaluator
 from clipper_container.model import FunctionModel, Model, Scored
-from clipper_container.warmup import OFF, ROWS_MAX, TIMINGS_MAX, WarmUp, warm_up
+from clipper_container.worker.evaluation import Evaluator
+from clipper_container.worker.warmup import OFF, ROWS_MAX, TIMINGS_MAX, WarmUp, warm_up
 
 
 def run(function: Any, input: str, said: str = "", batch_max: int = 0, **options: Any) -> WarmUp:
@@ -37,11 +37,11 @@ def test_batches_double_up_to_the_bound_and_each_but_the_first_is_told() -> None
 
 
 def test_a_slow_model_is_not_asked_for_large_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clipper_container.warmup.BATCH_S", 0.0)
+    monkeypatch.setattr("clipper_container.worker.warmup.BATCH_S", 0.0)
     sizes: list[int] = []
     run(lambda rows: sizes.append(len(rows)) or np.zeros(len(rows)), "f64[4]")
     assert set(sizes) == {1}
-    monkeypatch.setattr("clipper_container.warmup.TIME_S", 0.0)
+    monkeypatch.setattr("clipper_container.worker.warmup.TIME_S", 0.0)
     sizes.clear()
     assert (
         len(run(lambda rows: sizes.append(len(rows)) or np.zeros(len(rows)), "f64[4]").timings) == 1
@@ -161,7 +161,7 @@ def test_one_row_at_a_time() -> None:
 def test_a_call_that_does_not_return_is_interrupted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("clipper_container.warmup.LIMIT_S", 0.05)
+    monkeypatch.setattr("clipper_container.worker.warmup.LIMIT_S", 0.05)
     assert run(lambda rows: threading.Event().wait(60), "f64[1]") == WarmUp()
     assert "interrupted" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL

@@ -12,9 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clipper_container import version1, wire
-from clipper_container.transport import Connection, Disconnected, Stopping, StopSwitch, connect
-from clipper_container.wire import BadFrame, DType, Header, Kind, Rows, TooLarge
+from clipper_container.wire import frames as wire
+from clipper_container.wire import version1
+from clipper_container.wire.frames import BadFrame, DType, FrameTooLarge, Header, Kind, Rows
+from clipper_container.wire.transport import (
+    Disconnected,
+    FrameConnection,
+    Stopping,
+    StopSwitch,
+    connect,
+)
 
 
 def split(data):
@@ -132,14 +139,14 @@ def test_an_older_or_newer_version_is_named():
 
 
 def test_limits_hold_before_anything_is_reserved():
-    with pytest.raises(TooLarge):
+    with pytest.raises(FrameTooLarge):
         wire.decode_header(wire.encode_header(Header(Kind.HELLO, payload_bytes=1 << 40)))
     bomb = lz4.block.compress(bytes(1 << 24), store_size=False)
     payload = fake.padded(struct.pack("<I", 1 << 24)) + fake.padded(
         struct.pack("<Q", len(bomb)) + bomb
     )
     flags = fake.VARIABLE | fake.COMPRESSED
-    with pytest.raises(TooLarge):
+    with pytest.raises(FrameTooLarge):
         opened(fake.frame(fake.PREDICT, payload, dtype=fake.STR, dims=(0,), flags=flags, rows=1))
     small = fake.padded(struct.pack("<I", 5)) + fake.padded(struct.pack("<Q", len(bomb)) + bomb)
     with pytest.raises(BadFrame, match="LZ4"):
@@ -245,7 +252,7 @@ def test_version_1_rows_of_many_lengths(rows, name):
 def pair():
     ours, theirs = socket.socketpair()
     stop = StopSwitch()
-    connection = Connection(ours, stop, 1 << 20, float("inf"))
+    connection = FrameConnection(ours, stop, 1 << 20, float("inf"))
     yield connection, theirs, stop
     connection.close()
     theirs.close()
@@ -258,7 +265,7 @@ def test_a_batch_is_a_view_of_the_receive_buffer(pair):
     rows = np.arange(300.0).reshape(100, 3)
     for _ in range(3):
         theirs.sendall(fake.fixed(rows))
-        connection.begin()
+        connection.next_message()
         header = wire.decode_header(connection.take(64))
         inputs = wire.row_values(wire.open_rows(header, connection.take(header.payload_bytes)))
         assert np.shares_memory(inputs, before)
@@ -273,7 +280,7 @@ def test_a_kept_view_gets_the_buffer_for_itself(pair):
     kept = []
     for value in range(3):
         theirs.sendall(fake.fixed(np.full((2, 2), float(value))))
-        connection.begin()
+        connection.next_message()
         header = wire.decode_header(connection.take(64))
         kept.append(wire.row_values(wire.open_rows(header, connection.take(header.payload_bytes))))
     assert [view[0, 0] for view in kept] == [0.0, 1.0, 2.0]
@@ -283,7 +290,7 @@ def test_the_buffer_grows_to_its_bound_and_no_further(pair):
     connection, theirs, _ = pair
     connection.begin_size = connection.buffer.size
     theirs.sendall(bytes(100))
-    connection.begin()
+    connection.next_message()
     with pytest.raises(BadFrame, match="the limit is"):
         connection.take((1 << 20) + 65)
     assert connection.buffer.size == connection.begin_size
@@ -292,7 +299,7 @@ def test_the_buffer_grows_to_its_bound_and_no_further(pair):
 def test_a_connection_that_ends_within_a_frame(pair):
     connection, theirs, stop = pair
     theirs.sendall(bytes(63))
-    connection.begin()
+    connection.next_message()
     theirs.close()
     with pytest.raises(Disconnected):
         connection.take(64)
@@ -325,7 +332,7 @@ def test_a_message_is_sent_whole_however_little_the_socket_takes(pair):
         np.arange(7, dtype=np.uint8).data,
         *[b"%d" % i for i in range(600)],
     ]
-    connection = Connection(Dribble(fileno=ours.detach()), pair[2], 1 << 20, float("inf"))
+    connection = FrameConnection(Dribble(fileno=ours.detach()), pair[2], 1 << 20, float("inf"))
     connection.send(pieces)
     connection.close()
     with theirs, theirs.makefile("rb") as file:

@@ -10,9 +10,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from clipper_container import wire
-from clipper_container.outputs import to_rows
-from clipper_container.transport import connect
+from clipper_container.wire import frames as wire
+from clipper_container.wire.transport import connect
+from clipper_container.worker.outputs import to_rows
 
 PATIENCE_S = 20.0
 _BEAT_S = 0.02

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper_container.sizes import allocated_bytes
+from clipper_container.host.model_sizes import allocated_bytes
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model
 from clipper_core.runtime.status import Status, StatusError

@@ -15,7 +15,7 @@ import pytest
 import clipper
 from clipper.errors import InvalidInput, UnknownModel, UnknownVersion
 from clipper.testing import MemoryContainer, wait_until
-from clipper_container.wire import Kind
+from clipper_container.wire.frames import Kind
 
 ROW = np.arange(4.0)
 

@@ -129,7 +129,7 @@ def test_a_check_knows_the_types(digits: Any, logreg: Any) -> None:
         ("onnx", lambda content: content[: len(content) // 2], "no ONNX model"),
         ("onnx", reaching_out, "lies in a file of its own"),
         ("skops", lambda content: content, "no skops file"),
-        ("skops", lambda content: skops.dumps(Mine()), "types that nobody trusts: .*Mine"),
+        ("skops", lambda content: skops.dumps(Mine()), "types that are not trusted: .*Mine"),
         ("skops", lambda content: skops.dumps({"a": 1}), "holds a dict, which has no predict"),
         ("skops", lambda content: bomb(), "unpacked it would have"),
     ],
@@ -159,7 +159,7 @@ def test_a_type_that_the_user_trusts_is_made() -> None:
     from sklearn.preprocessing import FunctionTransformer
 
     thing = make_pipeline(FunctionTransformer(dedent), LinearRegression())
-    with pytest.raises(PackagingError, match=r"nobody trusts: textwrap\.dedent"):
+    with pytest.raises(PackagingError, match=r"not trusted: textwrap\.dedent"):
         check(Artifact("skops", skops.dumps(thing)), "m", 60)
     assert check(Artifact("skops", skops.dumps(thing), ("textwrap.dedent",)), "m", 60).ok
 

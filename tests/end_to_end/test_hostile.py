@@ -20,7 +20,7 @@ import pytest
 import clipper
 from clipper.errors import TooLarge
 from clipper.testing import MemoryContainer, wait_until
-from clipper_container import wire
+from clipper_container.wire import frames as wire
 
 ROW = np.arange(4.0)
 

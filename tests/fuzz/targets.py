@@ -58,7 +58,7 @@ def _frame_seeds() -> dict[str, bytes]:
 
 
 def _run_frame(data: bytes) -> None:
-    from clipper_container import wire
+    from clipper_container.wire import frames as wire
     from clipper_core.wire.codec import HEADER_BYTES, decode_header, open_rows
 
     limits = {"payload_bytes_max": 1 << 16, "rows_max": 256}
@@ -559,7 +559,7 @@ def _string_seeds() -> dict[str, bytes]:
 
 def _run_strings(data: bytes) -> None:
     """The first byte says whether the rest is a block with its size, or a message of version 1."""
-    from clipper_container import wire
+    from clipper_container.wire import frames as wire
     from clipper_core.wire.lz4 import Search, decode_lz4, encode_lz4
     from clipper_core.wire.v1 import V1_HEAD_BYTES, decode_v1, message_bytes_v1
 

@@ -8,7 +8,7 @@ import pytest
 
 from clipper.errors import StateLost
 from clipper.params import TableSpec
-from clipper_container.shards import ShardRefused
+from clipper_container.params.shard_client import ShardRefused
 from clipper_container.tables import Tables
 from tests.params.conftest import TOKEN, Shards, ones, until
 

@@ -12,9 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clipper.params import Client, TableSpec, line
-from clipper_container import shards as sdk
-from clipper_container import shared_rows
-from clipper_container.shared_rows import BLOCK_BYTES_MIN, SharedRows, Sharing, block_bytes
+from clipper_container.params import shard_client as sdk
+from clipper_container.params import shared_rows
+from clipper_container.params.shared_rows import (
+    BLOCK_BYTES_MIN,
+    SharedRows,
+    SharedRowsAllocator,
+    block_bytes,
+)
 from clipper_container.tables import Tables
 from tests.params.conftest import TOKEN, Shards, until
 
@@ -101,9 +106,9 @@ def test_small_blocks_make_room_for_a_large_one() -> None:
 
 def test_memory_grows_up_to_what_the_shard_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_rows, "BYTES_MIN", 1 << 14)
-    sharing, kept, fds = Sharing(), [], []
+    sharing, kept, fds = SharedRowsAllocator(), [], []
     assert sharing.place(100) is None, "not before it has begun"
-    sharing.begin(1 << 17)
+    sharing.enable(1 << 17)
     for _ in range(100):
         placed = sharing.place(4096)
         if placed is None:
@@ -115,7 +120,7 @@ def test_memory_grows_up_to_what_the_shard_has(monkeypatch: pytest.MonkeyPatch) 
     kept.clear()
     assert sharing.place(1 << 16) is not None
     assert sharing.place(1 << 18) is None
-    sharing.end()
+    sharing.disable()
     assert sharing.place(100) is None
 
 

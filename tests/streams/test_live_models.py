@@ -228,7 +228,7 @@ def test_large_ones_and_untrusted_ones_are_refused(
             wait_until(lambda: client.xlen(stream + ".refused") == 3)
     large, too, untrusted = entries(client, stream + ".refused")
     assert large["refused.kind"] == too["refused.kind"] == "too-large"
-    assert "nobody trusts: textwrap.dedent" in untrusted["refused.reason"]
+    assert "not trusted: textwrap.dedent" in untrusted["refused.reason"]
     assert len(large.get("data", "")) == 0, "dead letters do not repeat the bytes"
 
 

@@ -14,7 +14,7 @@ from bench.harness import CPU, Goal, Row, Sample, absent, interleave, row
 from bench.system.engine.effort import Effort, micro
 from bench.system.engine.peers import not_installed, peer
 from bench.system.engine.servers import WIDE, servers
-from clipper_container import wire
+from clipper_container.wire import frames as wire
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model
 from clipper_core.scheduling.batcher import Batching

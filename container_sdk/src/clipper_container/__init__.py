@@ -10,8 +10,7 @@
 
     $ clipper-container serve doubler:Doubler --connect unix:/run/clipper.sock --name doubler
 
-Importing this package does not import numpy, so that a process can still set its thread limits
-before it does.
+Importing this package does not import numpy, so a process can still set its thread limits.
 """
 
 from clipper_container.model import Model, Scored, session_of

@@ -1,9 +1,8 @@
-"""`python -m clipper_container serve TARGET --connect ADDRESS --name N`: one model in this process,
-as a replica; `check TARGET` loads one, and tells; `host --control ADDRESS` holds many, as its node
-says.
+"""The command line: `serve` runs one model as a replica, `host` holds many for a node, `check`
+verifies a file.
 
-Only the standard library is imported before the limits of threads are set: BLAS reads them when
-numpy is imported.
+Only the standard library is imported before the thread limits are set: BLAS reads them when numpy
+is imported.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ a function gets a batch and returns one output for each row:
   clipper-container serve doubler:double --connect unix:/run/clipper.sock --name doubler --input 'f64[3]'
   clipper-container serve app:Model --connect tcp:10.0.0.7:7000 --name app --token-env CLIPPER_TOKEN
 
-exit codes: 0 asked to stop; 2 wrong usage; 3 the model did not load; 4 the server refused this container
+exit codes: 0 stopped on request; 2 wrong usage; 3 the model did not load; 4 the server rejected it
 """  # noqa: E501
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Build the argument parser."""
     top = argparse.ArgumentParser(
         prog="clipper-container", description="Run a model as a replica of a clipper server."
     )
@@ -82,18 +81,18 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--input",
         metavar="TYPE",
-        help="type of one row: f64[64], f32[*], str, bytes; default: what the model says, else any",
+        help="type of one row: f64[64], f32[*], str, bytes; default: the model's own, else any",
     )
     serve.add_argument(
         "--output",
         metavar="TYPE",
-        help="type of one output; default: what the model says, else any",
+        help="type of one output; default: the model's own, else any",
     )
     serve.add_argument(
         "--batch-max",
         type=int,
         metavar="N",
-        help="most rows in a batch; 0: no limit of the model's own",
+        help="most rows of a batch; 0: no limit",
     )
     serve.add_argument(
         "--token-env",
@@ -144,7 +143,7 @@ def parser() -> argparse.ArgumentParser:
         default="",
         metavar="off|ROWS",
         help=(
-            "before it is ready the model runs batches of made-up rows of its input's type; give"
+            "before it is ready the model runs batches of generated rows of its input type; give"
             " rows as JSON instead, or `off`"
         ),
     )
@@ -161,8 +160,8 @@ def parser() -> argparse.ArgumentParser:
         const=0,
         metavar="PID",
         help=(
-            "die when the thread that started this process ends; with PID, at once unless that is"
-            " the parent"
+            "end when the thread that started this process ends; with PID, end at once unless PID"
+            " is the parent"
         ),
     )
     _add_host(verbs)
@@ -173,10 +172,10 @@ def parser() -> argparse.ArgumentParser:
 def _add_host(verbs: Any) -> None:
     host = verbs.add_parser(
         "host",
-        help="hold many models, as a node of the mesh says",
+        help="hold many models for a node of the mesh",
         description=(
-            "Dial a node's control socket and do what it says: load and unload models, and serve"
-            " them to servers."
+            "Connect to a node's control socket and follow its requests: load and unload models,"
+            " and serve them to servers."
         ),
     )
     host.add_argument(
@@ -220,7 +219,7 @@ def _add_host(verbs: Any) -> None:
         "--work-file",
         default="",
         metavar="PATH",
-        help="file that says which models are at work (docs/hosts.md)",
+        help="file that records which models are executing (docs/hosts.md)",
     )
     host.add_argument(
         "--threads",
@@ -234,13 +233,14 @@ def _add_host(verbs: Any) -> None:
 
 
 def _add_looks(verbs: Any) -> None:
-    """The verbs that serve nothing."""
+    """Add the verbs that do not serve."""
     check = verbs.add_parser(
         "check",
-        help="is this a model? one line of JSON",
+        help="verify a model file; prints one line of JSON",
         description=(
-            "Verify and load a model that is data (.onnx, .skops, or one of them packed) in this"
-            ' process, and print what it is as one line of JSON: {"ok": true, "input": TYPE}, or'
+            "Verify and load a model file without code (.onnx, .skops, or one of them packed) in"
+            " this process, and print the result as one line of JSON:"
+            ' {"ok": true, "input": TYPE}, or'
             ' {"ok": false, "reason": TEXT} and exit code 3.'
         ),
     )
@@ -251,10 +251,10 @@ def _add_looks(verbs: Any) -> None:
     check.set_defaults(threads=1)
     healthy = verbs.add_parser(
         "healthy",
-        help="is the container that touches this file connected?",
+        help="check that the container that touches this file is connected",
         description=(
-            "Exit code 0 when a container with --alive-file PATH was connected to its server in the"
-            " last seconds, else 1: for HEALTHCHECK and the probes of Kubernetes."
+            "Exit code 0 if a container with --alive-file PATH was connected to its server within"
+            " the last seconds, else 1: for HEALTHCHECK and Kubernetes probes."
         ),
     )
     healthy.add_argument("path", metavar="PATH")
@@ -265,7 +265,9 @@ def _add_looks(verbs: Any) -> None:
 
 
 def limit_threads(threads: int | None) -> None:
-    """Cap the threads of BLAS, OpenMP and their like. Must run before numpy is imported."""
+    """Set the thread limits of BLAS, OpenMP and similar libraries. Must run before numpy is
+    imported.
+    """
     asked = threads if threads is not None else int(os.environ.get("CLIPPER_THREADS", "0"))
     for name in _THREAD_LIMITS:
         if asked > 0:
@@ -275,16 +277,15 @@ def limit_threads(threads: int | None) -> None:
 
 
 def die_with_parent(pid: int) -> None:
-    """Ask the kernel for SIGKILL when the parent (the thread that started us) ends, and leave
-    Ctrl-C to it."""
+    """Ask the kernel for SIGKILL when the parent thread ends, and ignore Ctrl-C."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if pid and os.getppid() != pid:
-        os._exit(0)  # it ended before we could ask
+        os._exit(0)  # the parent ended before the call
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; returns the exit code."""
+    """Run the command; return the exit code."""
     arguments = parser().parse_args(argv)
     if arguments.verb == "healthy":
         return _healthy(arguments.path, arguments.within)
@@ -298,7 +299,7 @@ def _healthy(path: str, within_s: float) -> int:
     try:
         since_s = time.clock_gettime(time.CLOCK_REALTIME) - os.stat(path).st_mtime
     except FileNotFoundError:
-        print(f"{path} is not there: this container has not been connected yet", file=sys.stderr)
+        print(f"{path} does not exist: this container has not connected yet", file=sys.stderr)
         return EXIT_UNHEALTHY
     if since_s > within_s:
         print(f"not connected for {since_s:.0f} s", file=sys.stderr)
@@ -306,7 +307,9 @@ def _healthy(path: str, within_s: float) -> int:
 
 
 def _token(path: str | None, env: str | None) -> str:
-    """Raises: OSError for a file that cannot be read."""
+    """Return the token from a file or an environment variable, and remove it from the
+    environment. Raises: OSError.
+    """
     told = os.environ.pop(env or "CLIPPER_TOKEN", "")
     if path is None:
         return told
@@ -325,7 +328,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _host(arguments: argparse.Namespace) -> int:
-    from clipper_container.host import run
+    from clipper_container.host.control import run
 
     try:
         token = _token(arguments.token_file, arguments.token_env)
@@ -342,13 +345,14 @@ def _serve(arguments: argparse.Namespace) -> int:
     import dataclasses
 
     from clipper_container.adapters.function import explain, load_target
-    from clipper_container.declared import give_tables
-    from clipper_container.evaluate import user_traceback
     from clipper_container.model import as_model
-    from clipper_container.priority import lower
-    from clipper_container.serve import Options, Refused, evaluator_of, serve
-    from clipper_container.transport import StopSwitch, parse_address
-    from clipper_container.warmup import warm_up
+    from clipper_container.wire.transport import StopSwitch, parse_address
+    from clipper_container.worker.declared_tables import give_tables
+    from clipper_container.worker.evaluation import user_traceback
+    from clipper_container.worker.handshake import ContainerOptions, ContainerRejected
+    from clipper_container.worker.priority import lower
+    from clipper_container.worker.serve import evaluator_of, serve
+    from clipper_container.worker.warmup import warm_up
 
     try:
         parse_address(arguments.connect)
@@ -380,7 +384,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         return EXIT_LOAD_FAILED
     local = arguments.connect.startswith("unix:")
     usual = not model.corrects and not arguments.alive_file and arguments.protocol == 2
-    options = Options(
+    options = ContainerOptions(
         name=arguments.name,
         version=arguments.version,
         replica=arguments.replica,
@@ -405,7 +409,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         ),
     )
     gc.collect()
-    gc.freeze()  # what is here stays: the searches that come while it serves pass it over
+    gc.freeze()  # exempt start-up objects from garbage collection
     restore()
     stop = StopSwitch()
     stop.on_signals(
@@ -413,9 +417,9 @@ def _serve(arguments: argparse.Namespace) -> int:
     )
     try:
         serve(model, arguments.connect, options, stop, arguments.alive_file or "")
-    except Refused as refused:
+    except ContainerRejected as refused:
         print(
-            f"model '{arguments.name}' was refused by {arguments.connect}: {refused}",
+            f"model '{arguments.name}' was rejected by {arguments.connect}: {refused}",
             file=sys.stderr,
             flush=True,
         )

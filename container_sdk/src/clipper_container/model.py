@@ -1,5 +1,7 @@
-"""What a user writes: a `Model`, or a plain function. Numpy is not imported here (see
-`__main__`)."""
+"""The interface of models: `Model`, `Scored`, and adapters for plain functions and objects.
+
+This module does not import numpy (see `__main__`).
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,15 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Predictions with a confidence for each, or with qualifiers.
+    """Predictions with a confidence or qualifiers for each row.
 
-    outputs: what `predict_batch` would return without it, one output a row.
-    confidence: one number a row, sent as f32; by custom between 0 and 1. None: nothing is said of
-    it. qualifiers: what else is said of each row, by name: a list of n dicts (or None for a row),
-    str -> str, bool, int or float;
-        up to 1 KiB a row. A decider of the application may go by them, and they come back with the
-        answer.
+    outputs: what `predict_batch` would return without it, one output per row.
+
+    confidence: one number per row, sent as f32, usually from 0 to 1; None for none.
+
+    qualifiers: named values of each row: a list of n dicts (None for a row without), from str to
+    str, bool, int or float, at most 1 KiB per row. A decider can use them, and they are returned
+    with the answer.
     """
 
     outputs: Any
@@ -29,8 +32,9 @@ class Scored:
 
 
 def session_of(user: str) -> int:
-    """The number (u64) by which a model knows a user, a session or a region; 0 for the empty
-    one."""
+    """Return the number (u64) of a user, session or region as models see it; 0 for the empty
+    string.
+    """
     return (
         int.from_bytes(hashlib.blake2b(user.encode(), digest_size=8).digest(), "little")
         if user
@@ -41,20 +45,19 @@ def session_of(user: str) -> int:
 class Model(ABC):
     """A model: subclass it and write `predict_batch`.
 
-    input: type of one row: "f64[64]", "f32[3,224,224]", "f64[*]" (rows differ in length), "str",
-    "bytes", or "any". output: type of one output, or "any". batch_max: most rows that one batch may
-    have; 0 for no limit of the model's own. sessions: whose query each row is, is told too: write
-    `predict_batch(self, inputs, sessions)`. sessions: ndarray (n,) of u64,
-        `clipper_container.session_of(user)` each; 0: nobody's. Such a model's predictions are
-        cached by session.
+    input: type of one row: "f64[64]", "f32[3,224,224]", "f64[*]" (rows of different lengths),
+    "str", "bytes", or "any". output: type of one output, or "any". batch_max: most rows of one
+    batch; 0 for no limit.
 
-    tables: of parameters that it uses, declared by the class: {"factors": {"dim": 8, "optimizer":
-    "adagrad"}}. In the container
-        `self.tables` is then, from `load` on, a `clipper_container.tables.Tables` to pull their
-        rows from and push gradients to.
+    sessions: True to also receive the user of each row: `predict_batch(self, inputs, sessions)`
+    with sessions as ndarray (n,) of u64, `clipper_container.session_of(user)` each, 0 for none. The
+    predictions of such a model are cached per session.
 
-    A model that learns from feedback has `correct` as well, and may say by `accuracy` how well it
-    does.
+    tables: parameter tables of the model, by name: {"factors": {"dim": 8, "optimizer": "adagrad"}}.
+    In the container `self.tables` is a `clipper_container.tables.Tables`, available from `load` on,
+    to pull rows and push gradients.
+
+    A model that learns from feedback also has `correct`, and may report its own `accuracy`.
     """
 
     input: str = "any"
@@ -64,46 +67,52 @@ class Model(ABC):
     tables: Any = None
 
     def load(self) -> None:  # noqa: B027  # a hook: most models need none
-        """Called once, in the model's own process, before the first batch. Open files, sockets and
-        devices here."""
+        """Open files, sockets and devices. Called once, in the model's own process, before the
+        first batch.
+        """
 
     @abstractmethod
     def predict_batch(self, inputs: Any) -> Any:
         """Return one output for each row of `inputs`, in the same order.
 
-        inputs: rows of one shape: ndarray (n, *shape), read-only, aligned to 64 bytes; rows that
-        differ in length: list
-            of 1-d ndarrays; str: list[str]; bytes: list[memoryview]. They may be kept.
+        inputs: rows of one shape: ndarray (n, *shape), read-only, aligned to 64 bytes; rows of
+        different lengths: list of 1-d ndarrays; str: list[str]; bytes: list[memoryview]. The model
+        may keep them.
+
         Returns: an ndarray (n, ...), or a list of n numbers, strs, bytes or arrays; or `Scored`
-        around either. Raises: whatever it likes; the batch fails with that traceback, and the
-        process lives on.
+        around either.
+
+        Raises: any exception; the batch fails with its traceback and the process goes on.
         """
 
     def correct(self, inputs: Any, labels: Any, sessions: Any) -> None:  # noqa: B027  # a hook: most models do not learn
-        """Learn from feedback: `labels[i]` would have been right for `inputs[i]`. Only a model that
-        has its own is told.
+        """Learn from feedback: `labels[i]` is the correct output for `inputs[i]`. Only called when
+        overridden.
 
-        inputs: as `predict_batch` has them.  labels: an ndarray (n, ...) or a list, as
-        `predict_batch` would return them. sessions: ndarray (n,) of u64; see `sessions` above.
-        Called between batches, when none waits, on the thread that predicts; a batch that comes
-        meanwhile waits for this one call. Each feedback is told at most once, to each replica that
-        runs then (of a model with tables: to one of them): keep what must survive yourself, or push
-        it to a table. Raises: whatever it likes; it is logged and counted, and predictions go on.
+        inputs: as for `predict_batch`. labels: ndarray (n, ...) or list, as `predict_batch`
+        returns. sessions: ndarray (n,) of u64, see the class.
+
+        Called between batches on the thread that predicts, when no batch waits. Each feedback
+        reaches each running replica at most once (with tables: one replica only), so persist what
+        must survive, or push it to a table.
+
+        Raises: any exception; it is logged and counted, and predictions go on.
         """
 
     def accuracy(self) -> float | None:
-        """How right the model finds itself, from 0 to 1; None while it cannot say. Asked after
-        `correct`, now and then."""
+        """Return the model's own estimate of its accuracy, from 0 to 1, or None. Called now and
+        then after `correct`.
+        """
         return None
 
     @property
     def corrects(self) -> bool:
-        """Does it learn from feedback?"""
+        """Return True if the model learns from feedback."""
         return type(self).correct is not Model.correct
 
 
 class FunctionModel(Model):
-    """A plain function as a model."""
+    """Adapts a plain function."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.function = function
@@ -117,7 +126,7 @@ class FunctionModel(Model):
 
 
 class BorrowedModel(Model):
-    """Any object with `predict_batch` and perhaps `load`, without our base class."""
+    """Adapts an object that has `predict_batch` but does not inherit from Model."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner

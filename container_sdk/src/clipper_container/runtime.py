@@ -1,4 +1,4 @@
-"""What opens models in a host."""
+"""The interface of runtimes: classes that load models in a host."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from clipper_container.model import Model
 
 
 class ArtifactError(Exception):
-    """The model itself is at fault: it cannot be loaded, here or anywhere. The text says why."""
+    """The model cannot be loaded on any host. The text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """What is to be loaded. type: one of the runtime's.  path, key: where it is, and what else is
-    needed to open it. input, output: types of a row as they were registered, `any` if they were
-    not."""
+    """A model to load.
+
+    type: one of the runtime's `types`. path, key: its location, and what else is needed to open it.
+    input, output: types of a row as registered; `any` if none were.
+    """
 
     model: str
     type: str
@@ -28,9 +30,11 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model that can be asked. size_bytes: what it occupies; 0: the host measures.  concurrency:
-    batches it takes at once. inside: it occupies this process's memory (False: another server's, so
-    that there is nothing to measure).
+    """A loaded model.
+
+    size_bytes: memory that it occupies; 0: the host measures. concurrency: batches that it may
+    evaluate at once. inside: the model occupies memory of this process (False: another server's, so
+    the host does not measure).
     """
 
     model: Model
@@ -40,35 +44,43 @@ class Loaded:
 
 
 class Runtime(ABC):
-    """Opens models of its `types`. One object a host.
+    """Loads models of its `types`. A host makes one object of each runtime.
 
-    Threads: several; `load` runs up to `loading_max` times at once, with `unload` and
-    `predict_size` beside it.
+    Threads: several; up to `loading_max` calls of `load` run at once, beside `unload` and
+    `predict_size`.
     """
 
     types: tuple[str, ...] = ()
 
     def start(self) -> None:  # noqa: B027  # a hook
-        """Called once before anything else, so that nothing of an earlier life is left. The host is
-        STARTING until it returns."""
+        """Prepare the runtime; called once, before any other method. The host reports STARTING
+        until it returns.
+
+        Remove what an earlier process has left here.
+        """
 
     def prepare(self, type: str) -> None:  # noqa: B027  # a hook
-        """Import what models of this type need. Called before the first of them loads, which then
-        is measured without it."""
+        """Import what models of this type need. Called before the first load of the type, so
+        that its memory is not counted as the model's.
+        """
 
     @abstractmethod
     def load(self, artifact: Artifact) -> Loaded:
-        """Raises: ArtifactError; anything else counts as trouble of this host. What it had begun
-        must be undone by then."""
+        """Load a model.
+
+        Raises: ArtifactError when the model is at fault; any other exception counts as a fault of
+        the host. Undo partial work before raising.
+        """
 
     def unload(self, artifact: Artifact, loaded: Loaded) -> None:  # noqa: B027  # a hook: memory is freed with the last reference
-        """No batch is in hand, and none will come."""
+        """Free a model. No batch of it is running or will come."""
 
     def predict_size(self, artifact: Artifact) -> int:
-        """Bytes that it will occupy, quickly and before it is loaded; 0: the host guesses by the
-        size of the file at `path`."""
+        """Estimate the bytes of a model quickly, before it is loaded; 0: the host estimates from
+        the size of the file at `path`.
+        """
         return 0
 
     def capacity_bytes(self) -> int:
-        """For all its models; 0: what the host has."""
+        """Return the memory for all models of this runtime; 0: the host's capacity."""
         return 0

@@ -1,5 +1,4 @@
-"""`Tables`: a model's rows on the shards of a parameter server, to read and to train
-(docs/params.md).
+"""`Tables`: read and train a model's rows on the shards of a parameter server (docs/params.md).
 
     class Recommender(Model):
         tables = {"users": {"dim": 16, "optimizer": "adagrad"}}
@@ -7,8 +6,7 @@
         def predict_batch(self, inputs):
             return self.tables.pull("users", inputs[:, 0]) @ self.weights
 
-Numpy and msgpack are all it needs: it speaks the shards' messages itself, in any environment a
-model runs in.
+It needs numpy and msgpack only, so it runs in any environment of a model.
 """
 
 from __future__ import annotations
@@ -23,16 +21,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from clipper_container.push_identity import PushIdentity, renew_after_fork
-from clipper_container.shards import (
+from clipper_container.params.push_identity import PushIdentity, renew_after_fork
+from clipper_container.params.shard_client import (
     DTYPES,
     PULL,
     PUSH,
-    Ask,
-    Head,
     ShardAway,
-    ShardLine,
+    ShardClient,
+    ShardHeader,
     ShardRefused,
+    ShardRequest,
     addresses_in,
     call,
     padding,
@@ -44,19 +42,19 @@ SETTINGS = (
     "optimizer", "optimizer_settings", "initializer", "initializer_settings", "seed",
     "rows_max", "evicts", "admit_after", "expire_s",
 )  # fmt: skip
-PUSHED = struct.Struct("<4I")  # payload of the answer to a push
+PUSHED = struct.Struct("<4I")  # payload of the answer to a push: the counts of `Pushed`
 _ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i8": 1}
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
-Places = NDArray[np.intp] | None  # None: all
+Positions = NDArray[np.intp] | None  # None: all
 
 
 class Pushed(NamedTuple):
-    """What became of a push. sequence: its number.  applied: distinct ids whose rows were changed.
+    """The result of a push.
 
-    unadmitted: ids not seen often enough for a row.  no_room: ids that found their table full:
-    nothing is kept of their gradients.  evicted: rows that had to go for others. A shard that had
-    applied the push before does not say it again.
+    sequence: its number. applied: distinct ids whose rows changed. unadmitted: ids not seen often
+    enough to get a row. no_room: ids whose table was full; their gradients are lost. evicted: rows
+    removed for others. A repeated push that was already applied returns zeros.
     """
 
     sequence: int
@@ -67,14 +65,15 @@ class Pushed(NamedTuple):
 
 
 class Tables:
-    """Threads: any; those that ask the same shard wait for each other, a shard that does not answer
-    delays only who asks it. A forked child may use it: it has connections and a worker number of
-    its own there.
+    """Client of a set of shards.
 
     shards: the folder of a set on this host, or the addresses of all shards in order (`unix:/path`,
-    `tcp:host:port`). worker: its number: a push is told from its repetition by it; made up when 0.
-    While a client lives, another of the same number is refused (`already-exists`). patience_s: how
-    long a request waits for a shard that is away or recovers.  answer_s: for one answer.
+    `tcp:host:port`). worker: number by which shards recognise a repeated push; random when 0. A
+    second live client with the same number is refused (`already-exists`). patience_s: how long a
+    request waits for an unavailable shard. answer_s: timeout of one answer.
+
+    Threads: any. Requests to one shard wait for each other; a slow shard delays only requests to
+    it. A forked child may use the object: it gets its own connections and worker number.
     """
 
     def __init__(
@@ -96,39 +95,42 @@ class Tables:
         else:
             addresses = list(shards)
         if not addresses:
-            raise ValueError("a set of no shards: give the addresses of all of them, in order")
+            raise ValueError("no shards: give the addresses of all shards, in order")
         self._addresses = addresses
         self.patience_s, self._answer_s = patience_s, answer_s
         self._specs: dict[str, dict[str, Any]] = {}
         self._token = token or known or os.environ.get(TOKEN_VARIABLE, "")
         self._identity = PushIdentity(worker)
-        self._lines = self._new_lines()
+        self._clients = self._new_clients()
         renew_after_fork(self)
 
-    def _new_lines(self) -> list[ShardLine]:
+    def _new_clients(self) -> list[ShardClient]:
         shards = range(len(self._addresses))
         return [
-            ShardLine(i, self._address, self._token, self._identity, self._answer_s) for i in shards
+            ShardClient(i, self._address, self._token, self._identity, self._answer_s)
+            for i in shards
         ]
 
     def forked(self) -> None:
-        """In a forked child, before anything else: its connections are the parent's, and so is its
-        number."""
-        parents = self._lines
+        """Renew connections and worker number in a forked child; the old ones belong to the
+        parent.
+        """
+        parents = self._clients
         self._identity = PushIdentity()
-        self._lines = self._new_lines()
-        for line in parents:
-            line.close()
+        self._clients = self._new_clients()
+        for client in parents:
+            client.close()
 
     @property
     def worker(self) -> int:
-        """Its number, as shards know it."""
+        """Return the worker number."""
         return self._identity.worker
 
     def close(self) -> None:
-        for line in self._lines:
-            with line.lock:
-                line.close()
+        """Close all connections."""
+        for client in self._clients:
+            with client.lock:
+                client.close()
 
     def __enter__(self) -> Tables:
         return self
@@ -137,45 +139,48 @@ class Tables:
         self.close()
 
     def create(self, name: str, dim: int, **spec: Any) -> None:
-        """Make a table f32[dim] by a 64-bit id on every shard that does not have it.
+        """Create the table f32[dim], keyed by 64-bit ids, on every shard that does not have it.
 
         spec: optimizer, optimizer_settings, initializer, initializer_settings, seed, rows_max,
-        evicts, admit_after, expire_s. Raises: TypeError for another word; ShardRefused
-        (`type-conflict`: it is there, and another); ShardAway.
+        evicts, admit_after, expire_s.
+
+        Raises: TypeError for another setting; ShardRefused (`type-conflict`: the table exists with
+        other settings); ShardAway.
         """
         strange = sorted(set(spec) - set(SETTINGS))
         if strange:
             raise TypeError(
-                f"table {name!r}: no setting {strange[0]!r}; there are {', '.join(SETTINGS)}"
+                f"table {name!r}: unknown setting {strange[0]!r}; known: {', '.join(SETTINGS)}"
             )
         whole = {"name": name, "dim": int(dim), **spec}
-        asks = [(line, call("create", spec=whole)) for line in self._lines]
-        self._settle(asks)
-        for line, ask in asks:
-            line.tables[name] = int(unpacked(ask.body)["number"])
+        requests = [(client, call("create", spec=whole)) for client in self._clients]
+        self._settle(requests)
+        for client, request in requests:
+            client.tables[name] = int(unpacked(request.body)["number"])
         self._specs[name] = whole
 
     def pull(self, name: str, ids: ArrayLike, dtype: str = "f32") -> Floats:
-        """f32[n, dim]: the rows of ids i64[n] or u64[n], in their order; of one without a row, what
-        it would begin as.
+        """Return f32[n, dim]: the rows of ids i64[n] or u64[n], in their order. An id without a row
+        gets its initial value.
 
-        dtype: how they travel: f32, f16, bf16, or i8 with a scale for each row. Raises:
-        ShardRefused, ShardAway, ValueError.
+        dtype: encoding on the wire: f32, f16, bf16, or i8 with a scale per row.
+
+        Raises: ShardRefused, ShardAway, ValueError.
         """
         each = as_ids(ids)
         if dtype not in DTYPES:
-            raise ValueError(f"no dtype {dtype!r} of rows: {', '.join(DTYPES)}")
+            raise ValueError(f"unknown dtype {dtype!r} of rows; known: {', '.join(DTYPES)}")
         dim = self._dim(name)
 
-        def ask(mine: Ids, at: Places) -> Ask:
-            return Ask(
-                Head(PULL, dtype=DTYPES[dtype], rows=mine.size),
+        def request(mine: Ids, at: Positions) -> ShardRequest:
+            return ShardRequest(
+                ShardHeader(PULL, dtype=DTYPES[dtype], rows=mine.size),
                 (mine,),
                 name,
                 answer_bytes(mine.size, dim, dtype),
             )
 
-        parts = self._ask_of_rows(name, each, ask)
+        parts = self._request_rows(name, each, request)
         if len(parts) == 1:
             return rows_in(parts[0][0].body, each.size, dim, dtype)
         out: Floats = np.empty((each.size, dim), np.float32)
@@ -184,13 +189,13 @@ class Tables:
         return out
 
     def push(self, name: str, ids: ArrayLike, gradients: ArrayLike, *, sequence: int = 0) -> Pushed:
-        """One step of the table's optimizer for each distinct id, by the sum of its gradients
-        f32[n, dim].
+        """Apply one optimizer step per distinct id, with the sum of its gradients f32[n, dim].
 
-        Applied once, also when a shard is relaunched meanwhile and it is sent again. sequence: that
-        of ShardAway, to send again a push that some shards may have applied: they do not apply it
-        twice; 0: a new push. Raises: ShardRefused (`invalid-input`: NaN or infinity; nothing was
-        changed on that shard), ShardAway, ValueError.
+        A push is applied once, even if a shard restarts and the push is sent again. sequence: from
+        ShardAway, to repeat a push that some shards may have applied; 0 for a new push.
+
+        Raises: ShardRefused (`invalid-input`: NaN or infinity; that shard changed nothing),
+        ShardAway, ValueError.
         """
         each, rows = as_ids(ids), np.ascontiguousarray(gradients, np.float32)
         dim = self._dim(name)
@@ -200,13 +205,13 @@ class Tables:
             )
         sequence = sequence or self._new_sequence()
 
-        def ask(mine: Ids, at: Places) -> Ask:
+        def request(mine: Ids, at: Positions) -> ShardRequest:
             part = rows if at is None else rows[at]
-            head = Head(PUSH, rows=mine.size, worker=self.worker, sequence=sequence)
-            return Ask(head, (mine, part.reshape(-1), padding(part.nbytes)), name)
+            head = ShardHeader(PUSH, rows=mine.size, worker=self.worker, sequence=sequence)
+            return ShardRequest(head, (mine, part.reshape(-1), padding(part.nbytes)), name)
 
         try:
-            parts = self._ask_of_rows(name, each, ask)
+            parts = self._request_rows(name, each, request)
         except ShardAway as error:
             raise ShardAway(str(error), sequence) from error
         counts = [PUSHED.unpack(one.body) for one, _ in parts if len(one.body) == PUSHED.size]
@@ -219,58 +224,62 @@ class Tables:
             self._addresses, _ = addresses_in(self._folder)
         return self._addresses[shard]
 
-    def _call(self, line: ShardLine, name: str, **fields: Any) -> dict[str, Any]:
-        ask = call(name, **fields)
-        self._settle([(line, ask)])
-        return unpacked(ask.body)
+    def _call(self, client: ShardClient, name: str, **fields: Any) -> dict[str, Any]:
+        request = call(name, **fields)
+        self._settle([(client, request)])
+        return unpacked(request.body)
 
-    def _settle(self, asks: Sequence[tuple[ShardLine, Ask]]) -> None:
-        """All are sent before the first is waited for. One that is too large is refused before
-        anything is sent."""
+    def _settle(self, requests: Sequence[tuple[ShardClient, ShardRequest]]) -> None:
+        """Send all requests, then wait for their answers. A request that is too large is refused
+        before any is sent.
+        """
         until = time.monotonic() + self.patience_s
-        for line, ask in asks:
-            line.check(ask)
-        for line, ask in asks:
+        for client, request in requests:
+            client.check(request)
+        for client, request in requests:
             try:
-                with self._asking(line, until):
-                    line.send(ask)
+                with self._locked(client, until):
+                    client.send(request)
             except OSError:
-                ask.id = 0  # `settle` sends it again
-        for line, ask in asks:
-            with self._asking(line, until):
-                line.settle(ask, until)
+                request.id = 0  # `settle` sends it again
+        for client, request in requests:
+            with self._locked(client, until):
+                client.settle(request, until)
 
     @contextlib.contextmanager
-    def _asking(self, line: ShardLine, until: float) -> Iterator[None]:
-        """Wait for other threads that ask the same shard. Raises: ShardAway."""
-        if not line.lock.acquire(timeout=max(0.0, until - time.monotonic()) + self._answer_s):
-            raise ShardAway(f"{line.name}: it does not answer others of this client")
+    def _locked(self, client: ShardClient, until: float) -> Iterator[None]:
+        """Wait for other threads that use the same shard. Raises: ShardAway."""
+        if not client.lock.acquire(timeout=max(0.0, until - time.monotonic()) + self._answer_s):
+            raise ShardAway(f"{client.name}: it does not answer other threads of this client")
         try:
             yield
         finally:
-            line.lock.release()
+            client.lock.release()
 
-    def _ask_of_rows(
-        self, name: str, ids: Ids, ask: Callable[[Ids, Places], Ask]
-    ) -> list[tuple[Ask, Places]]:
-        """Each shard for those that are its. One that came back with nothing is told of the table,
-        and asked again."""
+    def _request_rows(
+        self, name: str, ids: Ids, request: Callable[[Ids, Positions], ShardRequest]
+    ) -> list[tuple[ShardRequest, Positions]]:
+        """Send each shard the request for its ids. A shard that lost the table gets it created
+        again, once.
+        """
         parts = list(self._parted(ids))
         for _ in range(2):
-            asks = [(self._knowing(shard, name), ask(mine, at)) for shard, mine, at in parts]
+            requests = [
+                (self._knowing(shard, name), request(mine, at)) for shard, mine, at in parts
+            ]
             try:
-                self._settle(asks)
+                self._settle(requests)
                 break
             except ShardRefused as error:
                 if error.slug != "unknown-table":
                     raise
         else:
-            raise ShardRefused(f"table {name!r} goes as often as it is made", "unknown-table")
-        return [(one, at) for (_, one), (_, _, at) in zip(asks, parts, strict=True)]
+            raise ShardRefused(f"table {name!r} was created, and is missing again", "unknown-table")
+        return [(one, at) for (_, one), (_, _, at) in zip(requests, parts, strict=True)]
 
-    def _parted(self, ids: Ids) -> Iterator[tuple[int, Ids, Places]]:
-        """(shard, its ids, their places) of each shard that has some: id mod shards."""
-        shards = len(self._lines)
+    def _parted(self, ids: Ids) -> Iterator[tuple[int, Ids, Positions]]:
+        """Yield (shard, its ids, their positions) for each shard that has some: id mod shards."""
+        shards = len(self._clients)
         if shards == 1:
             if ids.size:
                 yield 0, ids, None
@@ -283,44 +292,47 @@ class Tables:
 
     def _dim(self, name: str) -> int:
         if name not in self._specs:
-            self._specs.update(self._call(self._lines[0], "tables")["tables"])
+            self._specs.update(self._call(self._clients[0], "tables")["tables"])
             if name not in self._specs:
                 raise ShardRefused(
-                    f"no table {name!r}; there are {', '.join(sorted(self._specs)) or 'none'}",
+                    f"no table {name!r}; tables: {', '.join(sorted(self._specs)) or 'none'}",
                     "unknown-table",
                 )
         return int(self._specs[name]["dim"])
 
-    def _knowing(self, shard: int, name: str) -> ShardLine:
-        """A shard that has the table: one that came back with nothing is told of it anew."""
-        line = self._lines[shard]
-        if name not in line.tables:
+    def _knowing(self, shard: int, name: str) -> ShardClient:
+        """Return the client of a shard, creating the table there if the shard does not have it."""
+        client = self._clients[shard]
+        if name not in client.tables:
             spec = {
                 key: value
                 for key, value in self._specs[name].items()
                 if key in ("name", "dim", *SETTINGS)
             }
-            line.tables[name] = int(self._call(line, "create", spec=spec)["number"])
-        return line
+            client.tables[name] = int(self._call(client, "create", spec=spec)["number"])
+        return client
 
     def _new_sequence(self) -> int:
-        """Above all that shards know of this worker: its number may have been another process's
-        before."""
+        """Return a sequence above all that the shards know of this worker; the number may have
+        been used before.
+        """
         if not self._identity.has_pushed:
-            self._settle([(line, call("tables")) for line in self._lines])  # every shard has said
-            self._identity.begin(max(line.sequence for line in self._lines))
+            self._settle(
+                [(client, call("tables")) for client in self._clients]
+            )  # every shard has said
+            self._identity.start_after(max(client.sequence for client in self._clients))
         return self._identity.next()
 
 
 def answer_bytes(n: int, dim: int, dtype: str) -> int:
-    """Of the payload that has n rows."""
+    """Return the payload bytes of n rows."""
     scales = 4 * n + -4 * n % 8 if dtype == "i8" else 0
     rows = n * dim * _ELEMENT_BYTES[dtype]
     return rows + -rows % 8 + scales
 
 
 def rows_in(body: memoryview, n: int, dim: int, dtype: str) -> Floats:
-    """The rows of an answer, f32[n, dim]."""
+    """Decode the rows of an answer as f32[n, dim]."""
     if dtype == "i8":
         scales = np.frombuffer(body, np.float32, n, n * dim + len(padding(n * dim)))
         scaled: Floats = np.frombuffer(body, np.int8, n * dim).reshape(n, dim) * scales[:, None]
@@ -336,10 +348,10 @@ def rows_in(body: memoryview, n: int, dim: int, dtype: str) -> Floats:
 
 
 def as_ids(ids: ArrayLike) -> Ids:
-    """i64[n]; u64 as the same bits. Raises: ValueError."""
+    """Return ids as i64[n]; u64 keeps its bits. Raises: ValueError."""
     array = np.asarray(ids)
     if array.dtype == np.uint64:
         array = array.view(np.int64)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
-        raise ValueError(f"ids are whole numbers [n], not {array.dtype}{list(array.shape)}")
+        raise ValueError(f"ids must be integers of shape [n], not {array.dtype}{list(array.shape)}")
     return np.ascontiguousarray(array, np.int64)

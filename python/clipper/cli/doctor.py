@@ -138,7 +138,7 @@ def _cpu_flags() -> set[str]:
 def memory() -> Iterator[Finding]:
     """That of a model's rows, which its container maps; without it they are sent over the
     socket."""
-    from clipper_container.shared_rows import can_share
+    from clipper_container.params.shared_rows import can_share
 
     if can_share():
         yield Finding("ok", "shared memory for rows")
@@ -162,7 +162,7 @@ def descriptors() -> Iterator[Finding]:
 
 def interpreter() -> Iterator[Finding]:
     started = time.perf_counter()
-    code = "import clipper_container.serve as s; import numpy"
+    code = "import clipper_container.worker.serve as s; import numpy"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=_TRIAL_S, check=False
     )

@@ -15,7 +15,7 @@ from clipper.params.frames import DTYPES, DUPLICATE, PUSHED, Head, Kind, padding
 from clipper.params.line import Ask, Line, addresses_in, call
 from clipper.params.partition import Ids, parted, shard_of_name
 from clipper.params.tables import TableSpec
-from clipper_container.push_identity import PushIdentity, renew_after_fork
+from clipper_container.params.push_identity import PushIdentity, renew_after_fork
 
 Array = npt.NDArray[Any]
 Variables = Mapping[str, npt.NDArray[np.float32]]
@@ -354,7 +354,7 @@ class Client:
         before. Raises InvalidInput."""
         if not self._identity.has_pushed:
             self.call_all("tables")  # every shard has said
-            self._identity.begin(max(line.sequence for line in self.lines))
+            self._identity.start_after(max(line.sequence for line in self.lines))
         try:
             return self._identity.next()
         except OverflowError as error:

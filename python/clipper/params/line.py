@@ -39,8 +39,8 @@ from clipper.params.frames import (
     refusal,
     unpacked,
 )
-from clipper_container.push_identity import PushIdentity
-from clipper_container.shared_rows import Sharing
+from clipper_container.params.push_identity import PushIdentity
+from clipper_container.params.shared_rows import SharedRowsAllocator
 from clipper_core.runtime.spin import Receiver
 
 Buffer = Any  # bytes, or an array's memory
@@ -107,7 +107,7 @@ class Line:
         self.number, self._address, self._token, self._answer_s = number, address, token, answer_s
         self._identity = identity
         self.lock = threading.RLock()
-        self._shares, self._sharing = shares, Sharing()
+        self._shares, self._sharing = shares, SharedRowsAllocator()
         self._receiver = Receiver(spin_us=spin_us)
         self._socket: socket.socket | None = None
         self._next = 0
@@ -134,7 +134,7 @@ class Line:
 
     def close(self) -> None:
         self._open.clear()
-        self._sharing.end()
+        self._sharing.disable()
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -180,7 +180,7 @@ class Line:
                         return head
                     error = refusal(head, ask.body, self.name)
                     if head.rows == Refusal.NOT_SHARED and ask.block is not None:
-                        self._sharing.end()  # over the socket, from here on
+                        self._sharing.disable()  # over the socket, from here on
                         ask.answer, ask.id = None, 0
                         continue
                     if head.rows not in _AGAIN:
@@ -341,7 +341,7 @@ class Line:
                 str(name): int(number) for name, number in said.get("tables", {}).items()
             }
             if self._shares and self._socket is not None and self._socket.family == socket.AF_UNIX:
-                self._sharing.begin(int(said.get("shared", 0)))
+                self._sharing.enable(int(said.get("shared", 0)))
         except (OSError, ClipperError, TypeError, ValueError):
             self.close()
             raise

@@ -103,7 +103,7 @@ def wait_for_log(deployer, text: str) -> None:
 def test_a_replica_runs_until_it_is_stopped(deployer, events, spec):
     deployer.start(spec())
     pid = events.next(EventKind.STARTED).pid
-    wait_for_log(deployer, "trying again")
+    wait_for_log(deployer, "reconnecting")
     (status,) = deployer.list()
     assert (status.name, status.version, status.replica, status.state, status.pid) == (
         "svm",
@@ -260,7 +260,7 @@ def test_children_die_with_a_killed_parent(tmp_path, spec):
         import time
         deployer = ProcessDeployer(lambda event: print(event.pid, flush=True))
         deployer.start(ContainerSpec(name="svm", target="model:predict", connect={made.connect!r}, code={made.code!r}))
-        while not any("trying again" in line for line in deployer.logs("svm", 1, 0)):
+        while not any("reconnecting" in line for line in deployer.logs("svm", 1, 0)):
             time.sleep(0.01)
         print("up", flush=True)
         time.sleep(60)
@@ -287,7 +287,7 @@ def test_the_token_is_not_on_the_command_line(deployer, events, spec):
     assert TOKEN_ENV in command(made, 0)
     deployer.start(spec(token="hush", env={"EXTRA": "1"}))
     pid = events.next(EventKind.STARTED).pid
-    wait_for_log(deployer, "trying again")
+    wait_for_log(deployer, "reconnecting")
     with open(f"/proc/{pid}/cmdline") as file:
         assert "hush" not in file.read()
 

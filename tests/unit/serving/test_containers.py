@@ -7,7 +7,7 @@ from clipper.errors import UnknownModel
 from clipper.serving.containers import Containers, Hello, Seat
 from clipper.testing import wait_until
 from clipper.types import Batching, InputType, VersionedModel
-from clipper_container import wire
+from clipper_container.wire import frames as wire
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model
 

@@ -1,1 +1,1 @@
-"""Models of other frameworks as a `Model`, and targets as objects."""
+"""Adapters: models of other frameworks and servers as a `Model`."""

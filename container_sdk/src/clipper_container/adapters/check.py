@@ -1,5 +1,4 @@
-"""Is a file a model that could be served? Found out in a process of its own, which a bad file may
-end."""
+"""Verifies a model file in a process of its own, which a malformed file may crash."""
 
 from __future__ import annotations
 
@@ -11,13 +10,15 @@ from clipper_container.model import as_model
 
 
 def examine(target: str) -> dict[str, Any]:
-    """Verify and load. -> `ok`, and the `input` and `output` type of a row or the `reason`."""
+    """Verify and load a file. Returns a map: `ok`, then `kind`, `input` and `output`, or
+    `reason`.
+    """
     try:
         kind, content = function.open_data(target)
         if kind == "onnx":
             with contextlib.suppress(
                 ModuleNotFoundError
-            ):  # without it, onnxruntime's own checks must do
+            ):  # without onnx, onnxruntime's checks must suffice
                 onnx.check(content)
         model = as_model(function.load_target(target))
         model.load()

@@ -1,5 +1,4 @@
-"""Labels and confidences out of probabilities, as an estimator's predict() and predict_proba()
-would give them."""
+"""Converts probabilities to labels and confidences."""
 
 from __future__ import annotations
 
@@ -11,8 +10,11 @@ from clipper_container.model import Scored
 
 
 def labelled(scores: Any, labels: Any, confidence: bool) -> Any:
-    """scores: (n,) of the second of two classes, or (n, classes).  labels: of the classes, in
-    order; None: their numbers."""
+    """Return the label of each row, with its probability as confidence if asked for.
+
+    scores: (n,) of the second of two classes, or (n, classes). labels: the classes in order; None:
+    their numbers.
+    """
     scores = np.asarray(scores)
     if scores.ndim == 1:
         best, sure = (scores > 0.5).astype(np.intp), np.maximum(scores, 1 - scores)

@@ -1,6 +1,5 @@
-"""Why a target cannot be loaded."""
+"""Errors of loading a target."""
 
 
 class LoadError(Exception):
-    """A target that cannot be loaded, for a reason that is not an exception of the user's own
-    code."""
+    """A target cannot be loaded, for a reason other than an exception of the user's code."""

@@ -1,5 +1,6 @@
-"""What a file or folder holds, by its ending and its first and last bytes. Nothing is loaded, and
-no framework imported."""
+"""Detects the kind of a model file by its ending and its bytes. Nothing is loaded and no
+framework imported.
+"""
 
 from __future__ import annotations
 
@@ -25,22 +26,24 @@ ENDINGS = {
     ".joblib": "pickle",
 }
 KINDS = ("onnx", "skops", "xgboost", "lightgbm", "torchscript", "torch-export", "pickle", "mlflow")
-CODE = frozenset({"torch-export", "pickle", "mlflow"})  # loading one of these may run what is in it
+CODE = frozenset({"torch-export", "pickle", "mlflow"})  # loading these may run code
 _MLMODEL = "MLmodel"
 _PACKED = b"CLIPPER-MODEL "
 
 
 def kind_by_name(path: str | os.PathLike[str]) -> str:
-    """What its ending says, "mlflow" of a folder with an MLmodel file; "" for what is no model by
-    its name."""
+    """Return the kind by the file's ending, "mlflow" for a folder with an MLmodel file, "" if
+    unknown.
+    """
     if (Path(path) / _MLMODEL).is_file():
         return "mlflow"
     return ENDINGS.get(Path(path).suffix.lower(), "")
 
 
 def read(path: str | os.PathLike[str]) -> tuple[str, bytes]:
-    """The kind and the bytes of a model's file; of an MLflow folder, those of a tar. Raises:
-    LoadError, OSError."""
+    """Return the kind and the bytes of a model file; an MLflow folder becomes a tar. Raises:
+    LoadError, OSError.
+    """
     kind = kind_by_name(path)
     if kind == "mlflow":
         return kind, _tarred(Path(path))
@@ -52,11 +55,10 @@ def read(path: str | os.PathLike[str]) -> tuple[str, bytes]:
 
 
 def verify(kind: str, content: bytes, name: str) -> None:
-    """Refuse bytes that cannot be of that kind: those of another one, or cut short. Raises:
-    LoadError that says what they are.
+    """Refuse bytes of another kind, and truncated files. Raises: LoadError that says what they are.
 
-    Some parsers take damaged files badly (they read on, or ask for all memory there is), so what
-    can be seen is seen here.
+    Some parsers handle damaged files badly (they read out of bounds or exhaust memory), so obvious
+    damage is found here first.
     """
     trouble = ""
     if kind == "xgboost":
@@ -122,7 +124,7 @@ def _trouble_of_torch(kind: str, content: bytes) -> str:
 
 
 def _tarred(folder: Path) -> bytes:
-    """The same bytes for the same files."""
+    """Pack a folder as a tar; the same files give the same bytes."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
         for path in sorted(folder.rglob("*")):
@@ -135,7 +137,7 @@ def _tarred(folder: Path) -> bytes:
 
 
 def unpack(content: bytes, folder: str) -> None:
-    """The files of `_tarred`. Raises: LoadError for a tar that would write elsewhere."""
+    """Unpack the tar of a folder. Raises: LoadError for a tar that would write elsewhere."""
     try:
         with tarfile.open(fileobj=io.BytesIO(content)) as archive:
             archive.extractall(folder, filter="data")
@@ -144,7 +146,7 @@ def unpack(content: bytes, folder: str) -> None:
 
 
 def member(content: bytes, name: str) -> str:
-    """The text of one file of a tar; "" if it is not there."""
+    """Return the text of one file of a tar; "" if it is missing."""
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         try:
             file = archive.extractfile(name)

@@ -1,9 +1,8 @@
-"""A target, as it stands on a command line, -> the object to serve.
+"""Loads a target of the command line: `module:attribute`, a model file or folder, or a packed file.
 
-A target is `module:attribute`; a model's file or folder (see files.py); or the path of a file that
-`clipper deploy` packed: one line of JSON that says what the file holds, then a pickle (`.pkl`), or
-the bytes of such a file (`.packed`). Pickles run code, so they are opened only here, in the model's
-own process, and only when their SHA-256 is the one that was asked for.
+A packed file (`clipper deploy`) is one line of JSON with a description, then a pickle (`.pkl`) or
+the bytes of a model file (`.packed`). Pickles run code, so they are opened only here, in the
+model's own process, and only if their SHA-256 is the expected one.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from clipper_container.adapters.errors import LoadError
 
 MAGIC = b"CLIPPER-MODEL "
 PACKED = (".pkl", ".packed")
-DISTRIBUTIONS = {  # where a module has another name than what pip installs
+DISTRIBUTIONS = {  # module -> distribution, where the names differ
     "sklearn": "scikit-learn",
     "cv2": "opencv-python",
     "PIL": "pillow",
@@ -46,10 +45,11 @@ __all__ = [
 
 
 def load_target(target: str, sha256: str = "", code: Iterable[str] = ()) -> Any:
-    """The object that `target` names.
+    """Return the object that `target` names.
 
-    sha256: of the whole file, in hex; empty for any.
-    code: directories, or files whose directories, go to the front of sys.path.
+    sha256: of the whole file, in hex; empty for any. code: directories, or files whose directories,
+    are put at the front of sys.path.
+
     Raises: LoadError, and whatever importing the user's code raises.
     """
     for entry in reversed([*code]):
@@ -82,7 +82,9 @@ def _prepend(directory: str, last: bool = False) -> None:
 
 
 def _is_packed(path: str) -> bool:
-    """One that is not there is told of as one that is."""
+    """Return True for a packed file; also for a missing one, so that opening it reports the
+    error.
+    """
     if not os.path.isfile(path) or path.endswith(PACKED[1]):
         return True
     with open(path, "rb") as file:
@@ -102,8 +104,7 @@ def _check(path: str, content: bytes, sha256: str) -> None:
 
 
 def _load_data(kind: str, content: bytes, about: Mapping[str, Any]) -> Any:
-    """The bytes of a model's file. about: the `labels` of classes, and types that are `trusted`, if
-    any."""
+    """Load the bytes of a model file. about: `labels` of classes and `trusted` types, if any."""
     if kind == "onnx":
         from clipper_container.adapters.onnx import OnnxModel
 
@@ -127,8 +128,11 @@ def _load_data(kind: str, content: bytes, about: Mapping[str, Any]) -> Any:
 
 
 def load_as(kind: str, path: str, sha256: str = "", about: Mapping[str, Any] = {}) -> Any:
-    """The object in a file of that kind, one of files.KINDS or `packed`. about: as for a packed
-    one's first line. Raises: LoadError, OSError."""
+    """Load a file of a kind of files.KINDS, or `packed`. about: as in the first line of a packed
+    file.
+
+    Raises: LoadError, OSError.
+    """
     if kind == "packed":
         return _load_file(path, sha256)
     content = _content(path, sha256)
@@ -150,7 +154,7 @@ def _load_file(path: str, sha256: str) -> Any:
         )
     others = _others(about)
     try:
-        thing = pickle.loads(body)  # a cloudpickle is a pickle that imports cloudpickle
+        thing = pickle.loads(body)  # a cloudpickle is a pickle
     except ModuleNotFoundError:
         raise
     except Exception as error:
@@ -163,8 +167,9 @@ def _load_file(path: str, sha256: str) -> Any:
 
 
 def _others(about: Mapping[str, Any]) -> str:
-    """Packages that the model was packed with and that are others here, in a line with the next
-    step; "" if there are none."""
+    """Describe packages whose version differs from when the model was packed, and how to pin
+    them; "" if none.
+    """
     found = []
     packages = about.get("packages")
     for name, then in packages.items() if isinstance(packages, dict) else ():
@@ -178,7 +183,7 @@ def _others(about: Mapping[str, Any]) -> str:
 
 
 def _unpacked(path: str, sha256: str = "") -> tuple[dict[str, Any], bytes]:
-    """The first line and the rest of a packed file."""
+    """Return the description and the body of a packed file. Raises: LoadError."""
     head, _, body = _content(path, sha256).partition(b"\n")
     if not head.startswith(MAGIC):
         raise LoadError(f"{path} was not packed by clipper; deploy the model again")
@@ -192,7 +197,9 @@ def _unpacked(path: str, sha256: str = "") -> tuple[dict[str, Any], bytes]:
 
 
 def open_data(path: str) -> tuple[str, bytes]:
-    """The kind and the bytes of a model that is data. Raises: LoadError for anything else."""
+    """Return the kind and the bytes of a model file without code. Raises: LoadError for anything
+    else.
+    """
     if path.endswith(PACKED) and _is_packed(path):
         about, body = _unpacked(path)
         kind = str(about["kind"])
@@ -206,7 +213,7 @@ def open_data(path: str) -> tuple[str, bytes]:
 
 
 def explain(error: BaseException) -> str:
-    """Why loading failed, in one line, with the next step where one is known."""
+    """Return why loading failed, in one line, with the next command if one is known."""
     if isinstance(error, ModuleNotFoundError) and error.name:
         return _explain_missing(error.name)
     if isinstance(error, LoadError):

@@ -1,4 +1,4 @@
-"""Boosters of LightGBM, from its own text format: data, not code."""
+"""LightGBM boosters from their text format, which holds no code."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from clipper_container.model import Model
 
 
 class LightgbmModel(Model):
-    """What the estimator that it was taken from would predict; for a plain Booster, what
-    Booster.predict gives.
+    """Predicts like the estimator the booster was taken from; a plain Booster like Booster.predict.
 
-    labels: of a classifier: outputs are labels then, and the largest probability is the confidence.
+    labels: of a classifier: outputs are then labels, with the largest probability as confidence.
     """
 
     def __init__(
@@ -33,7 +32,7 @@ class LightgbmModel(Model):
 
 
 def load(content: bytes, labels: Sequence[Any] | None = None) -> LightgbmModel:
-    """Raises: LoadError."""
+    """Load a booster. Raises: LoadError."""
     import lightgbm
 
     try:

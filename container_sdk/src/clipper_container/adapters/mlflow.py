@@ -1,5 +1,4 @@
-"""Models of MLflow: a folder with an MLmodel file, run by mlflow's own pyfunc in whatever flavour
-it has."""
+"""MLflow models (a folder with an MLmodel file), run by their pyfunc flavour."""
 
 from __future__ import annotations
 
@@ -24,12 +23,13 @@ _WHOLE = (
     "onnx",
     "pytorch",
     "catboost",
-)  # flavours that need their folder no more once loaded
+)  # flavours that do not need their folder once loaded
 
 
 class MlflowModel(Model):
-    """predict() of a model's pyfunc flavour. Rows are what its signature says: numbers of the
-    columns in their order, one column of strings, or a tensor."""
+    """Calls predict() of the pyfunc flavour. Rows follow the signature: numbers in the order of
+    the columns, one column of strings, or a tensor.
+    """
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -58,7 +58,7 @@ class MlflowModel(Model):
 
 
 def load(content: bytes) -> MlflowModel:
-    """content: a tar of the folder. Raises: LoadError."""
+    """Load a model. content: a tar of the folder. Raises: LoadError."""
     import mlflow.pyfunc
 
     folder = tempfile.mkdtemp(prefix="clipper-mlflow-")
@@ -87,13 +87,17 @@ def load(content: bytes) -> MlflowModel:
 
 
 def flavour(mlmodel: str) -> str:
-    """Of the text of an MLmodel file: "sklearn", "pytorch", ...; "" for code of the user's own."""
+    """Return the flavour named in an MLmodel file ("sklearn", "pytorch", ...); "" for the user's
+    own code.
+    """
     found = re.search(r"^\s*loader_module:\s*mlflow\.(\w+)\s*$", mlmodel, re.M)
     return found[1] if found and found[1] != "pyfunc" else ""
 
 
 def _row_type(inputs: Any) -> tuple[str, list[tuple[str, str]] | None]:
-    """Our notation of a row, and the columns with numpy's types of them; None: as it comes."""
+    """Return the type of a row and the columns with their numpy types; None: pass rows as they
+    come.
+    """
     if inputs is None:
         return "any", None
     if inputs.is_tensor_spec():
@@ -131,7 +135,7 @@ def _row_type(inputs: Any) -> tuple[str, list[tuple[str, str]] | None]:
 
 
 def _outputs(found: Any) -> Any:
-    """An array of a DataFrame, a Series, or a dict of one."""
+    """Convert a DataFrame, a Series, or a dict of one to an array."""
     if isinstance(found, dict) and found:
         found = next(iter(found.values()))
     array = found.to_numpy() if hasattr(found, "to_numpy") else found

@@ -1,4 +1,4 @@
-"""ONNX models in onnxruntime: data, not code. Nothing of the file is run but its operators."""
+"""ONNX models in onnxruntime. The file holds no code; only its operators run."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _TENSOR = re.compile(r"tensor\((\w+)\)")
 
 
 class OnnxModel(Model):
-    """A model of one input whose first dimension is the batch. Its first output is the prediction.
+    """A model with one input whose first dimension is the batch. Its first output is the
+    prediction.
 
     A second output with probabilities (an array (n, classes), or the list of dicts that
-    scikit-learn's converters write by default) gives the confidence: the largest of each row.
-    Outputs of shape (n, 1) become n numbers. Rows of another number type are cast to the model's: a
-    float64 query may go to a float32 model.
+    scikit-learn's converters write) gives the confidence: the largest of each row. Outputs of shape
+    (n, 1) become n numbers. Rows of another number type are cast to the model's.
     """
 
     def __init__(self, content: bytes, confidence: bool = True) -> None:
@@ -83,7 +83,7 @@ class OnnxModel(Model):
 
 
 def check(content: bytes) -> None:
-    """Refuse what is no valid ONNX model, or reaches for files beside it. Raises: LoadError."""
+    """Refuse an invalid ONNX model, and one that refers to other files. Raises: LoadError."""
     import onnx
 
     try:
@@ -102,7 +102,7 @@ def check(content: bytes) -> None:
 
 
 def _tensors(model: Any) -> Iterator[Any]:
-    """Every tensor in the model's graphs and functions, those within attributes too."""
+    """Yield every tensor of the model's graphs and functions, including those in attributes."""
     nodes = [node for function in model.functions for node in function.node]
     graphs = [model.graph]
     while graphs or nodes:
@@ -122,8 +122,9 @@ def _tensors(model: Any) -> Iterator[Any]:
 
 
 def _row_type(type_: str, shape: list[Any]) -> tuple[str, str, tuple[int, ...] | None, int]:
-    """Our notation of a row, numpy's dtype, the shape of a row (None: as it comes), and the most
-    rows in a batch."""
+    """Return the type of a row, its numpy dtype, its shape (None: as it comes), and the most
+    rows of a batch.
+    """
     found = _TENSOR.fullmatch(type_)
     if not found or found[1] not in _DTYPES:
         raise LoadError(f"the input is a {type_}; a tensor of numbers or strings is needed")
@@ -148,7 +149,7 @@ def _row_type(type_: str, shape: list[Any]) -> tuple[str, str, tuple[int, ...] |
 
 
 def _largest(scores: Any, n: int) -> Any:
-    """The largest probability of each row, where `scores` are probabilities."""
+    """Return the largest probability of each row; None if `scores` are not probabilities."""
     if (
         isinstance(scores, list)
         and len(scores) == n

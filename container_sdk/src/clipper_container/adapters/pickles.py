@@ -1,5 +1,6 @@
-"""Pickles that a user wrote: joblib's, or plain ones. Loading one runs what is in it, so only a
-model's own process does."""
+"""Loads pickles, plain or joblib's. Loading runs their code, so only a model's own process does
+it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from clipper_container.adapters.errors import LoadError
 
 
 def load(content: bytes) -> Any:
-    """Raises: LoadError for bytes that are no pickle."""
+    """Unpickle. Raises: LoadError for bytes that are not a pickle."""
     has_joblib = importlib.util.find_spec("joblib") is not None
     try:
         if not has_joblib:

@@ -1,4 +1,4 @@
-"""The runtimes that every host has: models that are files, and Python that a folder holds."""
+"""The built-in runtimes of a host: model files, and Python code in a folder."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 
 from clipper_container.adapters.errors import LoadError
 from clipper_container.adapters.function import explain, load_as
-from clipper_container.declared import declared
 from clipper_container.model import as_model
 from clipper_container.runtime import Artifact, ArtifactError, Loaded, Runtime
+from clipper_container.worker.declared_tables import declared
 
 NEEDS = {
     "onnx": "onnxruntime",
@@ -30,8 +30,7 @@ _KEYS = {"sha256": str, "trusted": list, "labels": list, "confidence": bool}
 
 
 class FileRuntime(Runtime):
-    """A file by its kind. Of those that need a framework, the ones that are installed; and what
-    `clipper deploy` packed."""
+    """Loads model files of the kinds whose framework is installed, and packed files."""
 
     def __init__(self) -> None:
         found = [
@@ -76,16 +75,17 @@ def _loaded(thing: Any, confidence: bool = True) -> Loaded:
         raise ArtifactError(str(error)) from None
     if names := declared(model):
         raise ArtifactError(
-            f"it declares tables of parameters ({', '.join(names)}), which models of a host cannot"
-            " have"
+            f"the model declares parameter tables ({', '.join(names)}), which models of a host"
+            " cannot use"
         )
     model.load()
     return Loaded(model)
 
 
 class PythonRuntime(Runtime):
-    """`module:attribute` or `file.py:attribute` in a folder. What is imported stays imported:
-    Python forgets no module."""
+    """Loads `module:attribute` or `file.py:attribute` from a folder. Imported modules stay
+    imported after an unload.
+    """
 
     types = ("python",)
 
@@ -139,8 +139,9 @@ class PythonRuntime(Runtime):
 
 
 def _module_of(file: str) -> ModuleType:
-    """A file under a name of its own, so that two folders may have a model.py each; a changed file
-    is imported anew."""
+    """Import a file under a unique name, so that two folders may each have a model.py; a changed
+    file is imported anew.
+    """
     about = os.stat(file)
     key = f"{file} {about.st_mtime_ns} {about.st_size} {about.st_ino}"
     name = f"clipper_model_{hashlib.sha256(key.encode()).hexdigest()[:16]}"

@@ -1,5 +1,4 @@
-"""Estimators: anything with predict(), scikit-learn's in the first place. Does not import
-scikit-learn."""
+"""Estimators: any object with predict(), such as scikit-learn's. Does not import scikit-learn."""
 
 from __future__ import annotations
 
@@ -23,8 +22,9 @@ _PREDICT_IS_ARGMAX = frozenset(
 
 
 class EstimatorModel(Model):
-    """predict() of an estimator; with predict_proba() and classes_, the largest probability is the
-    confidence."""
+    """Calls predict(). With predict_proba() and classes_ the largest probability is the
+    confidence.
+    """
 
     def __init__(self, estimator: Any, confidence: bool = True) -> None:
         self.estimator = estimator
@@ -45,7 +45,7 @@ class EstimatorModel(Model):
 
 
 def knows_probabilities(estimator: Any) -> bool:
-    """Has it predict_proba(), and one list of classes (not one a target)?"""
+    """Return True if the estimator has predict_proba() and one list of classes."""
     return hasattr(estimator, "predict_proba") and isinstance(
         getattr(estimator, "classes_", None), np.ndarray
     )

@@ -1,5 +1,6 @@
-"""Estimators in skops' format: scikit-learn's objects without pickle. Only types that skops or the
-user trusts are made."""
+"""Estimators in skops' format: scikit-learn's objects without pickle. Only trusted types are
+created.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +24,9 @@ OF_SKLEARN = (
 
 
 def untrusted(content: bytes, trusted: Sequence[str] = ()) -> list[str]:
-    """The types that the file asks for and nobody trusts. Nothing of it is made. Raises: LoadError
-    for other bytes."""
+    """Return the types that the file needs and that are not trusted. Creates none of them.
+    Raises: LoadError.
+    """
     import skops.io
 
     try:
@@ -44,12 +46,11 @@ def untrusted(content: bytes, trusted: Sequence[str] = ()) -> list[str]:
 
 
 def load(content: bytes, trusted: Sequence[str] = ()) -> Any:
-    """The estimator of a skops file. trusted: types beyond those that skops trusts by itself.
-    Raises: LoadError."""
+    """Load the estimator. trusted: types beyond those that skops trusts. Raises: LoadError."""
     import skops.io
 
     if unknown := untrusted(content, trusted):
-        raise LoadError(f"the file asks for types that nobody trusts: {', '.join(unknown)}")
+        raise LoadError(f"the file needs types that are not trusted: {', '.join(unknown)}")
     try:
         thing = skops.io.loads(
             content, trusted=sorted({*skops.io.get_untrusted_types(data=content)})

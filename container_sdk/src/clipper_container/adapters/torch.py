@@ -1,4 +1,4 @@
-"""Modules of PyTorch: live ones, TorchScript, and exported programs, on the CPU."""
+"""PyTorch modules on the CPU: live ones, TorchScript, and exported programs."""
 
 from __future__ import annotations
 
@@ -29,20 +29,21 @@ _OURS = {
 
 
 class TorchModel(Model):
-    """forward() of a module with one input whose first dimension is the batch, in inference mode.
+    """Calls forward() of a module with one input whose first dimension is the batch, in inference
+    mode.
 
-    Rows of floats are cast to the type of the module's weights. A tensor comes back as an array; of
-    a tuple or list the first, of a dict "logits" or the first. Outputs of shape (n, 1) become n
-    numbers.  input: as the module's attribute `input` says.
+    Float rows are cast to the type of the module's weights. A tensor becomes an array; of a tuple
+    or list the first item is used, of a dict "logits" or the first. Outputs of shape (n, 1) become
+    n numbers. input: default: the module's attribute `input`.
     """
 
     def __init__(self, module: Any, name: str = "", input: str = "", batch_max: int = 0) -> None:
         import torch
 
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        with contextlib.suppress(RuntimeError):  # it was set before
+        with contextlib.suppress(RuntimeError):  # already set
             torch.set_num_interop_threads(1)
-        with contextlib.suppress(NotImplementedError):  # an exported program is as it was exported
+        with contextlib.suppress(NotImplementedError):  # exported programs do not support eval()
             module.eval()
         self._torch, self._module = torch, module
         self._called = f"{type(module).__name__}.forward()"
@@ -93,12 +94,12 @@ class TorchModel(Model):
 
 
 def load(kind: str, content: bytes) -> TorchModel:
-    """kind: "torchscript" or "torch-export". Raises: LoadError."""
+    """Load a file. kind: "torchscript" or "torch-export". Raises: LoadError."""
     import torch
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that TorchScript is old
+            warnings.simplefilter("ignore")  # TorchScript is deprecated
             if kind == "torchscript":
                 return TorchModel(torch.jit.load(io.BytesIO(content), map_location="cpu"))
             program: Any = torch.export.load(io.BytesIO(content))
@@ -133,7 +134,7 @@ def _exported(program: Any) -> TorchModel:
 
 
 def _input_of(module: Any) -> str:
-    """The name of forward()'s only input. Raises: LoadError when it needs more."""
+    """Return the name of forward()'s only input. Raises: LoadError when it needs more."""
     schema = getattr(getattr(module, "forward", None), "schema", None)
     if schema is not None:
         needed = [one.name for one in schema.arguments[1:] if not one.has_default_value()]

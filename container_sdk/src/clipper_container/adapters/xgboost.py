@@ -1,4 +1,4 @@
-"""Boosters of XGBoost, from its own file format: data, not code."""
+"""XGBoost boosters from their own file format, which holds no code."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from clipper_container.model import Model
 
 
 class XgboostModel(Model):
-    """What the estimator that saved it would predict; for a plain Booster, what Booster.predict
-    gives (probabilities, say).
+    """Predicts like the estimator that saved the booster; a plain Booster like Booster.predict.
 
-    Of a classifier the outputs are labels, and the largest probability is the confidence. labels:
-    those of a classifier, where they are others than 0, 1, ....
+    For a classifier outputs are labels, with the largest probability as confidence. labels: of a
+    classifier whose classes are not 0, 1, ....
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class XgboostModel(Model):
 
 
 def load(content: bytes, labels: Sequence[Any] | None = None) -> XgboostModel:
-    """Raises: LoadError."""
+    """Load a booster. Raises: LoadError."""
     import xgboost
 
     booster = xgboost.Booster()

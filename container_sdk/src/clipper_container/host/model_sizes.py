@@ -1,0 +1,245 @@
+"""Memory of a model: measured while it loads, estimated before.
+
+A process has one memory counter for all its models, so a model's share is the growth while it loads
+and nothing else does: the first ALONE loads of a type run alone, and so do loads of large files. A
+line fitted to these (size over file size) estimates loads that ran beside others.
+
+A measurement is the larger of two counters: resident memory, which misses memory that was already
+free in the heap, and allocated memory, which misses mapped files.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+DEFAULT_BYTES = 1 << 20  # estimate without any measurement
+ALONE = 5  # first loads of a type, which run alone
+LARGE_BYTES = 32 << 20  # files of this size always load alone
+REMEMBERED = 64  # last loads of a type that the fit uses
+FIXED_BYTES, RATIO = (
+    64 << 10,
+    2.0,
+)  # prior of the fit: size = FIXED_BYTES + RATIO * file bytes
+RATIO_MIN, RATIO_MAX = 0.5, 20.0
+SPREAD_BYTES = 64 << 10  # files whose sizes differ by less cannot determine the ratio
+COLLECT_BYTES, COLLECT_S = 32 << 20, 30.0  # unloaded bytes, or seconds, between collections
+_SMALL_BLOCK = 64  # mean bytes of a block of Python's small-object allocator
+
+
+class _Mallinfo(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    ]
+
+
+def _mallinfo() -> Callable[[], _Mallinfo] | None:
+    function = getattr(ctypes.CDLL(None), "mallinfo2", None)  # since glibc 2.33
+    if function is not None:
+        function.restype = _Mallinfo
+    return function
+
+
+_allocator = _mallinfo()
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process, from /proc/self/statm."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * PAGE
+
+
+def allocated_bytes() -> int:
+    """Return the memory that malloc and Python's allocator have handed out; 0 without glibc
+    2.33.
+    """
+    if _allocator is None:
+        return 0
+    info = _allocator()
+    return int(info.uordblks + info.hblkhd) + sys.getallocatedblocks() * _SMALL_BLOCK
+
+
+def trim() -> None:
+    """Return free heap memory to the system (malloc_trim)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+class CollectionSchedule:
+    """Decides when to run a full garbage collection after unloads. A collection stops all
+    threads: 0.1 s with 2000 models.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self._bytes, self._since_s = 0, now_s
+
+    def add(self, size_bytes: int) -> None:
+        """Count the bytes of an unloaded model."""
+        self._bytes += size_bytes
+
+    def wait_s(self, now_s: float) -> float | None:
+        """Return the seconds until the next collection, 0 for now; None when nothing was
+        unloaded.
+        """
+        if not self._bytes:
+            return None
+        return 0.0 if self._bytes >= COLLECT_BYTES else max(0.0, self._since_s + COLLECT_S - now_s)
+
+    def clear(self, now_s: float) -> None:
+        """Record that a collection ran at now_s."""
+        self._bytes, self._since_s = 0, now_s
+
+
+class _Learned:
+    """Fit of one type: size = fixed + ratio * file bytes, over the last measured loads."""
+
+    def __init__(self) -> None:
+        self.loads = 0
+        self._seen: deque[tuple[int, int]] = deque(maxlen=REMEMBERED)
+
+    def guess(self, file: int) -> int:
+        fixed, ratio = self._line()
+        return max(PAGE, int(fixed + ratio * file))
+
+    def _line(self) -> tuple[float, float]:
+        n = len(self._seen)
+        if not n:
+            return FIXED_BYTES, RATIO
+        file_mean, size_mean = (sum(each) / n for each in zip(*self._seen, strict=True))
+        spread = sum((file - file_mean) ** 2 for file, _ in self._seen) / n
+        ratio = RATIO
+        if spread > SPREAD_BYTES**2:  # sizes differ enough to determine the ratio
+            together = sum((file - file_mean) * (size - size_mean) for file, size in self._seen) / n
+            ratio = min(max(together / spread, RATIO_MIN), RATIO_MAX)
+        elif file_mean > SPREAD_BYTES:
+            ratio = min(max(size_mean / file_mean, RATIO_MIN), RATIO_MAX)
+        fixed = median(
+            size - ratio * file for file, size in self._seen
+        )  # the median ignores loads that also allocated other memory
+        return max(0.0, fixed), ratio
+
+    def learn(self, file: int, size: int) -> int:
+        """Add a measurement and return the size to report. The first load of a type also
+        allocates memory of the framework, so its measurement is capped.
+        """
+        self.loads += 1
+        if self.loads == 1 and file < LARGE_BYTES:
+            return min(size, self.guess(file))
+        self._seen.append((file, size))
+        return size
+
+    def mean(self) -> float:
+        return (
+            sum(size for _, size in self._seen) / len(self._seen) if self._seen else DEFAULT_BYTES
+        )
+
+
+class SizeMeasurement:
+    """Measures one load, from its turn to its end."""
+
+    def __init__(self, sizes: ModelSizes, type: str, path: str) -> None:
+        self._sizes, self._type, self._path, self._file = sizes, type, path, file_bytes(path)
+        self._alone, self._number = sizes._enter(type, self._file)
+        self._held = True
+        self._resident, self._allocated = resident_bytes(), allocated_bytes()
+
+    def take(self) -> int:
+        """Return the growth in bytes if nothing else was loading, and learn from it; else the
+        estimate of the type.
+        """
+        found = max(PAGE, resident_bytes() - self._resident, allocated_bytes() - self._allocated)
+        if self._sizes._was_alone(self._number):
+            return self._sizes._learn(self._type, self._file, found)
+        return self._sizes.predict(self._type, self._path)
+
+    def end(self) -> None:
+        """Let other loads go on. Threads: any, any number of times."""
+        with self._sizes._change:
+            if self._held:
+                self._held = False
+                self._sizes._leave(self._alone)
+
+
+class ModelSizes:
+    """Measured and estimated sizes of models, by type. Threads: any."""
+
+    def __init__(self) -> None:
+        self._change = threading.Condition()
+        self._learned: dict[str, _Learned] = {}
+        self._loading = 0
+        self._started_count = 0  # loads so far
+        self._alone = False  # the running load must be the only one
+
+    def default_bytes(self) -> int:
+        """Return the mean size of measured models, the estimate for a model without a file."""
+        with self._change:
+            means = [one.mean() for one in self._learned.values() if one.loads > 1]
+        return int(sum(means) / len(means)) if means else DEFAULT_BYTES
+
+    def predict(self, type: str, path: str) -> int:
+        """Estimate the bytes of a model of this type whose file is at `path`."""
+        size = file_bytes(path)
+        if not size:
+            return self.default_bytes()
+        with self._change:
+            return self._learned.get(type, _Learned()).guess(size)
+
+    def start(self, type: str, path: str) -> SizeMeasurement:
+        """Wait for the load's turn, then start to measure it."""
+        return SizeMeasurement(self, type, path)
+
+    def _enter(self, type: str, size: int) -> tuple[bool, int]:
+        with self._change:
+            learned = self._learned.setdefault(type, _Learned())
+            self._change.wait_for(lambda: not self._alone)
+            alone = size >= LARGE_BYTES or learned.loads < ALONE
+            self._alone = alone
+            if alone:
+                self._change.wait_for(lambda: not self._loading)
+            beside = self._loading
+            self._loading += 1
+            self._started_count += 1
+            return alone, -1 if beside else self._started_count
+
+    def _leave(self, alone: bool) -> None:
+        self._loading -= 1
+        if alone:
+            self._alone = False
+        self._change.notify_all()
+
+    def _was_alone(self, number: int) -> bool:
+        with self._change:
+            return number == self._started_count
+
+    def _learn(self, type: str, size: int, measured: int) -> int:
+        with self._change:
+            return self._learned[type].learn(size, measured)
+
+
+def file_bytes(path: str) -> int:
+    """Return the size of a file, or of all files in a folder; 0 for neither."""
+    try:
+        if not os.path.isdir(path):
+            return os.stat(path).st_size
+        return sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file())
+    except OSError:
+        return 0

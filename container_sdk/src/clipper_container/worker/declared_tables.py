@@ -1,0 +1,64 @@
+"""Opens the parameter tables that a model declares, before its `load` runs.
+
+The environment names the folder of the shards (TABLES_ENV) and the tables declared at deployment
+(DECLARED_ENV); the model's class may declare more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from clipper_container.adapters.errors import LoadError
+from clipper_container.model import BorrowedModel, Model
+
+TABLES_ENV = "CLIPPER_TABLES"
+DECLARED_ENV = "CLIPPER_TABLES_DECLARED"
+
+
+def declared(model: Model) -> dict[str, Any]:
+    """Return the tables declared by the class and at deployment. Raises: LoadError."""
+    said = getattr(_owner(model), "tables", None)
+    of_class = {str(name): spec for name, spec in said.items()} if isinstance(said, Mapping) else {}
+    try:
+        told = json.loads(os.environ.get(DECLARED_ENV) or "{}")
+    except ValueError as error:
+        raise LoadError(f"{DECLARED_ENV} is not JSON: {error}") from None
+    return {**of_class, **told}
+
+
+def give_tables(model: Model) -> dict[str, Any]:
+    """Set `model.tables` and create every declared table; return the declarations.
+
+    Raises: LoadError, and the errors of `Tables`.
+    """
+    wanted = declared(model)
+    if not wanted:
+        return {}
+    place = os.environ.get(TABLES_ENV, "")
+    if not place:
+        names = ", ".join(map(repr, wanted))
+        raise LoadError(
+            f"the model declares parameter tables ({names}), and its server has no parameter"
+            " server. Start it with clipper.start(params='FOLDER')"
+        )
+    from clipper_container.tables import Tables
+
+    tables = Tables(place)
+    for name, spec in wanted.items():
+        if not isinstance(spec, Mapping) or "dim" not in spec:
+            raise LoadError(
+                f'table {name!r} is declared by {spec!r:.100}: a mapping with "dim" is needed'
+            )
+        tables.create(name, **spec)
+    with contextlib.suppress(AttributeError):  # a class with __slots__ opens its tables itself
+        _owner(model).tables = tables
+    return wanted
+
+
+def _owner(model: Model) -> Any:
+    """Return the user's object."""
+    return model.inner if isinstance(model, BorrowedModel) else model

@@ -1,0 +1,176 @@
+"""Runs a batch on a model: whole, row by row, or padded. A model's exception becomes text."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from clipper_container.host.work_record import WorkRecord
+from clipper_container.model import Model, Scored
+from clipper_container.wire.frames import Rows, unpack_map
+from clipper_container.worker.outputs import InvalidOutput, first_rows, spread, to_rows
+
+TEXT_BYTES_MAX = 16 << 10
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+class PredictionFailed(Exception):
+    """A batch has no outputs. The text is the model's traceback, without frames of this package."""
+
+
+@dataclass(slots=True)
+class Evaluator:
+    """Runs the batches of one model.
+
+    retry_singly: retry a failed batch row by row and mark only the failing rows. row_by_row: the
+    model takes one row and returns one output (`deploy(..., row_by_row=True)`). pad: pad a batch
+    with copies of its last row to a multiple of this; 0 for never. work: in a host, records the
+    model that is being evaluated.
+    """
+
+    model: Model
+    name: str
+    retry_singly: bool = False
+    row_by_row: bool = False
+    pad: int = 0
+    work: WorkRecord | None = None
+
+    def run(self, inputs: Any, n: int, *sessions: Any) -> tuple[Rows, int]:
+        """Predict `n` rows; return the reply's rows and the microseconds taken.
+
+        sessions: u64 (n,), for a model that takes them.
+
+        Raises: PredictionFailed.
+        """
+        started = time.perf_counter_ns()
+        try:
+            given = (inputs, *sessions)
+            with self.work.on(self.name) if self.work is not None else nullcontext():
+                rows = self._row_by_row(given, n) if self.row_by_row else self._batch(given, n)
+        except InvalidOutput as error:
+            raise PredictionFailed(str(error)) from None
+        return rows, (time.perf_counter_ns() - started) // 1000
+
+    def _batch(self, given: tuple[Any, ...], n: int) -> Rows:
+        try:
+            return self._whole(given, n)
+        except InvalidOutput:
+            raise
+        except Exception as error:
+            if not self.retry_singly or n == 1:
+                raise PredictionFailed(user_traceback(error)) from None
+        return self._each(
+            n, lambda i: _only(self._whole(tuple(part[i : i + 1] for part in given), 1))
+        )
+
+    def _whole(self, given: tuple[Any, ...], n: int) -> Rows:
+        missing = -n % self.pad if self.pad else 0
+        if missing:
+            return first_rows(
+                self._whole(tuple(self._padded(part, n, missing) for part in given), n + missing), n
+            )
+        return to_rows(self.model.predict_batch(*given), n, self.name)
+
+    def _padded(self, inputs: Any, n: int, missing: int) -> Any:
+        if isinstance(inputs, list):
+            return inputs + inputs[-1:] * missing
+        padded = np.empty((n + missing, *inputs.shape[1:]), inputs.dtype)
+        padded[:n] = inputs
+        padded[n:] = inputs[n - 1]
+        return padded
+
+    def _row_by_row(self, given: tuple[Any, ...], n: int) -> Rows:
+        predict = self.model.predict_batch
+        if self.retry_singly and n > 1:
+            return self._each(n, lambda i: predict(*(part[i] for part in given)))
+        try:
+            return _merged([predict(*(part[i] for part in given)) for i in range(n)], self.name)
+        except InvalidOutput:
+            raise
+        except Exception as error:
+            raise PredictionFailed(user_traceback(error)) from None
+
+    def _each(self, n: int, predict: Callable[[int], Any]) -> Rows:
+        """Predict each row alone and mark those that fail. Raises: PredictionFailed when all
+        fail.
+        """
+        values, texts, failed = [], [], np.zeros(n, np.bool_)
+        for i in range(n):
+            try:
+                values.append(predict(i))
+            except Exception as error:
+                failed[i] = True
+                texts.append(
+                    f"row {i}:"
+                    f" {error if isinstance(error, InvalidOutput) else user_traceback(error)}"
+                )
+        if not values:
+            raise PredictionFailed(_bounded(texts[0]))
+        rows = _merged(values, self.name)
+        return spread(rows, failed, _bounded("\n".join(texts))) if texts else rows
+
+
+def _only(rows: Rows) -> Any:
+    """Return the single row of `rows` as a value."""
+    value: Any = rows.data if rows.lengths is not None else rows.data[0]
+    if rows.dtype >= 13:
+        raw = rows.data.tobytes()
+        value = raw.decode() if rows.dtype == 13 else raw
+    if rows.confidence is None and rows.qualifiers is None:
+        return value
+    confidence = None if rows.confidence is None else rows.confidence[0]
+    return Scored(
+        value, confidence, None if rows.qualifiers is None else unpack_map(rows.qualifiers[0])
+    )
+
+
+def _merged(values: list[Any], name: str) -> Rows:
+    if not any(isinstance(value, Scored) for value in values):
+        return to_rows(values, len(values), name)
+    scored = [value if isinstance(value, Scored) else Scored(value) for value in values]
+    sure = any(
+        each.confidence is not None for each in scored
+    )  # rows without a confidence are sent as 0
+    confidence = (
+        [0.0 if each.confidence is None else each.confidence for each in scored] if sure else None
+    )
+    outputs, qualifiers = [each.outputs for each in scored], [each.qualifiers for each in scored]
+    return to_rows(Scored(outputs, confidence, qualifiers), len(values), name)
+
+
+def user_traceback(error: BaseException) -> str:
+    """Return the traceback of an error without frames of this package.
+
+    The last line is the error itself. At most TEXT_BYTES_MAX bytes.
+    """
+    shown = traceback.TracebackException.from_exception(error)
+    _hide_ours(shown, set())
+    return _bounded("".join(shown.format()).rstrip())
+
+
+def _hide_ours(shown: traceback.TracebackException, seen: set[int]) -> None:
+    if id(shown) in seen:
+        return
+    seen.add(id(shown))
+    shown.stack[:] = [frame for frame in shown.stack if not _is_ours(frame.filename)]
+    for inner in (shown.__cause__, shown.__context__):
+        if inner is not None:
+            _hide_ours(inner, seen)
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith((_PACKAGE + os.sep, "<frozen "))
+
+
+def _bounded(text: str) -> str:
+    raw = text.encode("utf-8", "replace")
+    if len(raw) <= TEXT_BYTES_MAX:
+        return text
+    return "…\n" + raw[len(raw) - TEXT_BYTES_MAX + 4 :].decode("utf-8", "ignore")

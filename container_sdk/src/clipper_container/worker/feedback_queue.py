@@ -1,0 +1,154 @@
+"""Feedback for a model that learns, and the model's accuracy: FEEDBACK and ACCURACY frames
+(docs/wire.md).
+
+Feedback waits until no batch waits. The queue is bounded: beyond FEEDBACK_FRAMES_MAX frames the
+oldest are dropped and counted.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from clipper_container.model import Model
+from clipper_container.wire.frames import (
+    HEADER_BYTES,
+    BadFrame,
+    Bytes,
+    Kind,
+    Rows,
+    control_frame,
+    decode_header,
+    open_rows,
+    row_values,
+)
+from clipper_container.worker.evaluation import user_traceback
+
+FEEDBACK_FRAMES_MAX = 256
+
+
+class FeedbackQueue:
+    """Queue of feedback frames for one model.
+
+    Threads: the serving thread; `news` may be called from one other.
+    """
+
+    def __init__(self, model: Model, name: str, payload_bytes_max: int, every_s: float) -> None:
+        self.learned = self.failed = 0  # rows
+        self._model, self._name, self._limit, self._every_s = (
+            model,
+            name,
+            payload_bytes_max,
+            every_s,
+        )
+        self._waiting: deque[tuple[Rows, Rows]] = deque()
+        self._troubles: dict[str, int] = {}
+        self._asked_s = 0.0
+        self._accuracy: float | None = None
+        self._said = pack_accuracy(0, 0, None)
+        self._ask()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, payload: Bytes) -> None:
+        """Queue the payload of a FEEDBACK frame. Raises: BadFrame."""
+        self._waiting.append(open_feedback(payload.copy(), self._limit))
+        if len(self._waiting) > FEEDBACK_FRAMES_MAX:
+            dropped, _ = self._waiting.popleft()
+            self.failed += dropped.n
+            self._complain(
+                "dropped",
+                f"feedback arrives faster than correct() processes it; dropped {dropped.n} rows",
+            )
+
+    def run_one(self) -> None:
+        """Pass the oldest feedback to correct(). An exception is logged and counted."""
+        inputs, labels = self._waiting.popleft()
+        try:
+            self._model.correct(row_values(inputs), row_values(labels), inputs.sessions)
+            self.learned += inputs.n
+        except Exception as error:
+            self.failed += inputs.n
+            self._complain(
+                "correct", f"correct() failed on {inputs.n} rows:\n{user_traceback(error)}"
+            )
+        if not self._waiting or time.monotonic() >= self._asked_s + self._every_s:
+            self._ask()
+
+    def _ask(self) -> None:
+        self._asked_s = time.monotonic()
+        try:
+            said = self._model.accuracy()
+        except Exception as error:
+            self._complain("accuracy", f"accuracy() failed:\n{user_traceback(error)}")
+            return
+        if said is None or (isinstance(said, int | float | np.number) and 0 <= said <= 1):
+            self._accuracy = None if said is None else float(said)
+        else:
+            self._complain(
+                "range", f"accuracy() returned {said!r}; return a number from 0 to 1, or None"
+            )
+
+    def _complain(self, what: str, text: str) -> None:
+        """Print to stderr the first time, the second, the fourth and so on, so that a flood does
+        not fill the log.
+        """
+        count = self._troubles[what] = self._troubles.get(what, 0) + 1
+        if count & (count - 1) == 0:
+            print(
+                f"model '{self._name}': {text}\n({count} times so far)", file=sys.stderr, flush=True
+            )
+
+    def news(self) -> list[bytes]:
+        """Return an ACCURACY frame in pieces if something changed since the last one, else
+        nothing.
+        """
+        payload = pack_accuracy(self.learned, self.failed, self._accuracy)
+        if payload == self._said:
+            return []
+        self._said = payload
+        return control_frame(Kind.ACCURACY, payload)
+
+
+def open_feedback(payload: Bytes, payload_bytes_max: int) -> tuple[Rows, Rows]:
+    """Decode a FEEDBACK payload as (inputs with sessions, labels). The arrays are views of
+    `payload`.
+
+    Raises: BadFrame.
+    """
+    inputs, rest = _frame(payload, Kind.PREDICT, payload_bytes_max)
+    labels, rest = _frame(rest, Kind.REPLY, payload_bytes_max)
+    if rest.size or inputs.n != labels.n or inputs.sessions is None:
+        raise BadFrame("feedback has as many labels and sessions as inputs, and nothing else")
+    return inputs, labels
+
+
+def _frame(payload: Bytes, kind: Kind, payload_bytes_max: int) -> tuple[Rows, Bytes]:
+    header = decode_header(payload[:HEADER_BYTES], payload_bytes_max)
+    end = HEADER_BYTES + header.payload_bytes
+    if header.kind != kind or end > payload.size:
+        raise BadFrame(f"feedback is a PREDICT and a REPLY frame, not {Kind(header.kind).name}")
+    return open_rows(header, payload[HEADER_BYTES:end], payload_bytes_max), payload[end:]
+
+
+def pack_accuracy(learned: int, failed: int, accuracy: float | None) -> bytes:
+    """Encode the payload of ACCURACY: rows learned, rows failed, and the accuracy if known."""
+    counts = np.array([learned, failed], "<u8").tobytes()
+    return counts if accuracy is None else counts + np.array([accuracy], "<f8").tobytes()
+
+
+def open_accuracy(payload: Any) -> tuple[int, int, float | None]:
+    """Decode an ACCURACY payload as (rows learned, rows failed, accuracy or None). Raises:
+    BadFrame.
+    """
+    raw = bytes(payload)
+    learned, failed = np.frombuffer(raw[:16], "<u8").tolist()
+    accuracy = np.frombuffer(raw[16:], "<f8").tolist()[0] if len(raw) > 16 else None
+    if accuracy is not None and not 0 <= accuracy <= 1:
+        raise BadFrame(f"an accuracy of {accuracy}")
+    return learned, failed, accuracy

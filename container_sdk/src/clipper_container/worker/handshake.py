@@ -1,0 +1,119 @@
+"""The handshake: HELLO describes the container, WELCOME or REFUSE is the server's answer."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from clipper_container.wire.frames import (
+    PAYLOAD_BYTES_MAX,
+    BadFrame,
+    Bytes,
+    Header,
+    Kind,
+    check_payload,
+    unpack_map,
+)
+from clipper_container.worker.warmup import WarmUp
+
+ATTEMPT_S = 10.0  # to connect and to receive WELCOME
+SILENCE_HEARTBEATS = 6  # heartbeats without a frame after which a peer counts as lost
+
+
+class ContainerRejected(Exception):
+    """The server rejected this container. The text is its reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerOptions:
+    """Identity of a container and how it runs its model; the source of HELLO."""
+
+    name: str
+    version: int = 1
+    replica: int = 0
+    input: str = "any"
+    output: str = "any"
+    batch_max: int = 0
+    protocol: int = 2
+    token: str = ""
+    retry_singly: bool = False
+    row_by_row: bool = False
+    pad: int = 0
+    corrects: bool = False
+    sessions: bool = False
+    quiet: bool = False
+    sparse: bool = False
+    tables: bool = False
+    warm: WarmUp = field(default_factory=WarmUp)
+
+    def hello(self, address: str, shared: bool = False) -> dict[str, Any]:
+        """Return the fields of HELLO. Over TCP payloads are to carry a checksum."""
+        from clipper_container import __version__
+
+        return {
+            **({"quiet": True} if self.quiet else {}),
+            **({"sparse": True} if self.sparse else {}),
+            **(
+                {"timings": self.warm.timings, "gives": self.warm.output}
+                if self.warm.output
+                else {}
+            ),
+            **({"tables": True} if self.tables else {}),
+            **({"crc": True} if address.startswith("tcp:") and self.protocol == 2 else {}),
+            "name": self.name,
+            "version": self.version,
+            "replica": self.replica,
+            "input": self.input,
+            "output": self.output,
+            "batch_max": self.batch_max,
+            "protocol": self.protocol,
+            "token": self.token,
+            "pid": os.getpid(),
+            "sdk": f"python/{__version__}",
+            "shared": shared and self.protocol == 2,
+            "corrects": self.corrects and self.protocol == 2,
+            "sessions": self.sessions and self.protocol == 2,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The fields of WELCOME."""
+
+    heartbeat_s: float
+    payload_bytes_max: int
+    crc: bool
+    shared: bool = False
+    accuracy: bool = False
+    qualifiers: bool = False
+    quiet: bool = False
+
+    @classmethod
+    def read(cls, fields: dict[str, Any]) -> Welcome:
+        """Check and convert the fields. Raises: BadFrame."""
+        heartbeat_ms, payload_bytes_max = (
+            fields.get("heartbeat_ms", 500),
+            fields.get("payload_bytes_max", PAYLOAD_BYTES_MAX),
+        )
+        for key, value in (
+            ("heartbeat_ms", heartbeat_ms),
+            ("payload_bytes_max", payload_bytes_max),
+        ):
+            if not isinstance(value, int) or not 0 < value < 1 << 40:
+                raise BadFrame(f"WELCOME's {key} is {value!r}")
+        told = (
+            bool(fields.get(key, False))
+            for key in ("crc", "shared", "accuracy", "qualifiers", "quiet")
+        )
+        return cls(heartbeat_ms / 1000, payload_bytes_max, *told)
+
+
+def welcome_of(header: Header, payload: Bytes) -> Welcome:
+    """Decode the first frame of a server. Raises: ContainerRejected, BadFrame."""
+    check_payload(header, payload)
+    if header.kind == Kind.REFUSE:
+        raise ContainerRejected(payload.tobytes().decode("utf-8", "replace"))
+    if header.kind != Kind.WELCOME:
+        raise BadFrame(f"expected WELCOME or REFUSE, got {Kind(header.kind).name}")
+    return Welcome.read(unpack_map(payload))

@@ -1,0 +1,293 @@
+"""Serving loop of a container: connect, send HELLO, answer batches, reconnect when the server is
+lost.
+
+Over a unix socket each side notices at once when the other dies, because the kernel closes the
+socket; such a connection is quiet (no heartbeats). Over TCP heartbeats are sparse. A model that
+learns reports its accuracy with its heartbeats, and an alive file is touched with each; these keep
+regular heartbeats.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from clipper_container.model import Model
+from clipper_container.wire.frames import (
+    CONTROL_BYTES_MAX,
+    HEADER_BYTES,
+    PAYLOAD_BYTES_MAX,
+    BadFrame,
+    Bytes,
+    Flag,
+    Header,
+    Kind,
+    check_payload,
+    control_frame,
+    decode_header,
+    open_rows,
+    pack_map,
+)
+from clipper_container.wire.regions import CannotShare, Regions, can_share
+from clipper_container.wire.transport import (
+    Backoff,
+    Disconnected,
+    FrameConnection,
+    Heart,
+    Stopping,
+    StopSwitch,
+    connect,
+)
+from clipper_container.wire.version1 import V1_HEAD_BYTES, v1_content_bytes, v1_open
+from clipper_container.worker.evaluation import Evaluator, PredictionFailed
+from clipper_container.worker.feedback_queue import FeedbackQueue
+from clipper_container.worker.handshake import (
+    ATTEMPT_S,
+    SILENCE_HEARTBEATS,
+    ContainerOptions,
+    Welcome,
+    welcome_of,
+)
+from clipper_container.worker.replies import BatchReplies, evaluate
+
+SAY_AGAIN_S = 30.0
+_SHARED = int(Flag.SHARED)
+
+
+def evaluator_of(model: Model, options: ContainerOptions) -> Evaluator:
+    """Return the evaluator of a model with these options."""
+    return Evaluator(model, options.name, options.retry_singly, options.row_by_row, options.pad)
+
+
+def serve(
+    model: Model,
+    address: str,
+    options: ContainerOptions,
+    stop: StopSwitch | None = None,
+    alive: str = "",
+) -> None:
+    """Answer batches until the server says GOODBYE or `stop` is requested. The model must be
+    loaded.
+
+    address: `unix:/path` or `tcp:host:port`. alive: file to touch with every heartbeat while
+    connected.
+
+    Raises: ContainerRejected; ValueError for an invalid address.
+    """
+    stop = stop or StopSwitch()
+    evaluator = evaluator_of(model, options)
+    backoff, say = Backoff(), _Announcer(options.name)
+    signs = (lambda: _touch(alive)) if alive else _nothing
+    sharing = address.startswith("unix:") and can_share()
+    try:
+        while True:
+            try:
+                _serve_once(
+                    evaluator, address, options, stop, (backoff.reset, say.reset, signs), sharing
+                )
+                return
+            except CannotShare as error:
+                sharing = False
+                say(f"{address}: {error}; continuing without shared memory")
+            except (Disconnected, BadFrame, OSError) as error:
+                say(f"{address}: {error}; reconnecting")
+                stop.wait(backoff.next_s())
+    except Stopping:
+        return
+
+
+class _Announcer:
+    """Prints connection errors to stderr; the same error at most once in SAY_AGAIN_S."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.reset()
+
+    def reset(self) -> None:
+        self._last, self._when = "", 0.0
+
+    def __call__(self, text: str) -> None:
+        now = time.monotonic()
+        if text != self._last or now - self._when > SAY_AGAIN_S:
+            print(f"model '{self._name}': {text}", file=sys.stderr, flush=True)
+            self._last, self._when = text, now
+
+
+def _serve_once(
+    evaluator: Evaluator,
+    address: str,
+    options: ContainerOptions,
+    stop: StopSwitch,
+    welcomed: Sequence[Callable[[], None]],
+    sharing: bool = False,
+) -> None:
+    """Serve one connection until GOODBYE. Raises for any other end."""
+    connection = FrameConnection(connect(address, ATTEMPT_S), stop, PAYLOAD_BYTES_MAX, ATTEMPT_S)
+    try:
+        if sharing:
+            connection.take_descriptors()  # one may follow WELCOME immediately
+        connection.send(control_frame(Kind.HELLO, pack_map(options.hello(address, sharing))))
+        welcome = _read_welcome(connection)
+        for reset in welcomed:
+            reset()
+        connection.buffer.size_max = HEADER_BYTES + welcome.payload_bytes_max
+        if options.protocol == 1:
+            connection.set_silence(float("inf"))  # version 1 has no heartbeats
+            _Version1(connection, evaluator, welcome).run()
+        connection.set_silence(
+            float("inf") if welcome.quiet else SILENCE_HEARTBEATS * welcome.heartbeat_s
+        )
+        _Version2(connection, evaluator, welcome, sharing and welcome.shared).run(welcomed[-1])
+    finally:
+        connection.close()
+
+
+def _touch(path: str) -> None:
+    with contextlib.suppress(OSError), open(path, "ab"):
+        os.utime(path)
+
+
+def _nothing() -> None:
+    return
+
+
+def _read_welcome(connection: FrameConnection) -> Welcome:
+    connection.next_message()
+    header = decode_header(connection.take(HEADER_BYTES), CONTROL_BYTES_MAX)
+    return welcome_of(header, connection.take(header.payload_bytes))
+
+
+class _Version2:
+    """Protocol version 2: frames with ids, heartbeats, failures as text."""
+
+    def __init__(
+        self,
+        connection: FrameConnection,
+        evaluator: Evaluator,
+        welcome: Welcome,
+        shared: bool = False,
+    ) -> None:
+        self._connection, self._evaluator, self._welcome = connection, evaluator, welcome
+        self._regions = Regions(welcome.payload_bytes_max) if shared else None
+        self._feedback = FeedbackQueue(
+            evaluator.model, evaluator.name, welcome.payload_bytes_max, welcome.heartbeat_s
+        )
+        self._replies = BatchReplies(
+            evaluator, welcome.payload_bytes_max, welcome.crc, welcome.qualifiers
+        )
+
+    def run(self, signs: Callable[[], None] = _nothing) -> None:
+        """Answer until the server's GOODBYE. Raises: Stopping (after our GOODBYE), Disconnected,
+        BadFrame.
+
+        signs: called as often as a heartbeat is due.
+        """
+        connection = self._connection
+
+        def news() -> Any:
+            signs()
+            return self._feedback.news() if self._welcome.accuracy else None
+
+        heart = None
+        if not self._welcome.quiet:
+            heart = Heart(
+                connection,
+                self._welcome.heartbeat_s,
+                lambda: connection.send(control_frame(Kind.HEARTBEAT)),
+                news,
+            )
+        try:
+            while self._handle_frame():
+                pass
+            self._say_goodbye()
+        except Stopping:
+            self._say_goodbye()
+            raise
+        finally:
+            if heart is not None:
+                heart.stop()
+            if self._regions is not None:
+                self._regions.close()
+
+    def _say_goodbye(self) -> None:
+        try:
+            self._connection.send(control_frame(Kind.GOODBYE))
+        except Disconnected:
+            return
+
+    def _handle_frame(self) -> bool:
+        """Read one frame and answer it. Returns False after GOODBYE. Only the model's views of
+        the buffer may outlive the call.
+        """
+        connection, limit = self._connection, self._welcome.payload_bytes_max
+        while self._feedback and not connection.is_readable():
+            self._feedback.run_one()
+        connection.next_message()
+        header = decode_header(connection.take(HEADER_BYTES), limit)
+        payload = connection.take(header.payload_bytes)
+        if header.kind == Kind.PREDICT:
+            connection.send(self._reply_to(header, payload))
+        elif header.kind == Kind.REGION and self._regions is not None:
+            check_payload(header, payload)
+            self._regions.add(payload, connection.descriptor())
+        elif header.kind == Kind.FEEDBACK and self._evaluator.model.corrects:
+            check_payload(header, payload)
+            self._feedback.add(payload)
+        elif header.kind == Kind.GOODBYE:
+            return False
+        elif header.kind != Kind.HEARTBEAT:
+            raise BadFrame(f"unexpected {Kind(header.kind).name}")
+        return True
+
+    def _reply_to(self, header: Header, payload: Bytes) -> list[Any]:
+        """Return the frame that answers a batch. After it is sent the server may overwrite the
+        rows.
+        """
+        if self._regions is None or not header.flags & _SHARED:
+            return self._replies.to(
+                header, open_rows(header, payload, self._welcome.payload_bytes_max)
+            )
+        pieces = self._replies.to(header, self._regions.open(header, payload))
+        if self._regions.are_lent():
+            pieces = [b"".join(pieces)]  # outputs can be views of the inputs
+            if self._regions.are_lent():
+                self._regions.leave(header, payload)
+        return pieces
+
+
+class _Version1:
+    """Protocol version 1: bare batches without ids, n x f64 back. A model that fails closes the
+    connection.
+    """
+
+    def __init__(self, connection: FrameConnection, evaluator: Evaluator, welcome: Welcome) -> None:
+        self._connection, self._evaluator, self._welcome = connection, evaluator, welcome
+
+    def run(self) -> None:
+        """Answer batches; never returns. Raises: Stopping, Disconnected, BadFrame."""
+        while True:
+            self._handle_frame()
+
+    def _handle_frame(self) -> None:
+        connection, limit = self._connection, self._welcome.payload_bytes_max
+        connection.next_message(
+            offset=-V1_HEAD_BYTES % HEADER_BYTES
+        )  # the content behind the head is aligned
+        head = connection.take(V1_HEAD_BYTES)
+        rows = v1_open(head, connection.take(v1_content_bytes(head, limit)), limit)
+        try:
+            outputs, _ = evaluate(self._evaluator, rows)
+        except PredictionFailed as failure:
+            print(failure, file=sys.stderr, flush=True)
+            raise Disconnected(
+                f"model '{self._evaluator.name}' failed; version 1 cannot report failures"
+            ) from None
+        if outputs.lengths is not None or outputs.data.size != rows.n or outputs.status is not None:
+            raise Disconnected(
+                f"model '{self._evaluator.name}': version 1 takes one number per row"
+            )
+        connection.send([outputs.data.reshape(-1).astype("<f8")])

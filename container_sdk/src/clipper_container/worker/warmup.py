@@ -1,0 +1,211 @@
+"""Warm-up: batches that a model runs before its container connects.
+
+The first call of a model imports, compiles and fills caches, and its speed is unknown. So a
+container runs batches of 1, 2, 4, ... rows before HELLO and reports their times and the output type
+to the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from clipper_container.wire.frames import DType, Rows
+from clipper_container.worker.evaluation import Evaluator, PredictionFailed
+
+OFF = "off"
+ROWS_MAX = 256  # rows of the largest batch
+TIMINGS_MAX = 24
+TIME_S = 2.0  # for all batches after the first, which may import and compile
+LIMIT_S = 30.0  # for all; a call that runs longer is interrupted
+BATCH_S = 0.1  # a slower batch is the last
+ITEMS_MAX = 1 << 24  # elements of the largest generated batch
+VARIABLE_LENGTH = 8  # length of generated rows whose length is free
+_FIRST_TIMES = 3  # batches of one row that are timed
+_TYPE = re.compile(r"([a-z]+[0-9]*)(?:\[([0-9,*]+)\])?")
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """The result of a warm-up.
+
+    timings: (rows, microseconds) of each batch after the first, smallest first. output: type of one
+    output; empty if unknown.
+    """
+
+    timings: tuple[tuple[int, int], ...] = ()
+    output: str = ""
+
+
+def warm_up(evaluator: Evaluator, input: str, said: str, batch_max: int) -> WarmUp:
+    """Run the batches.
+
+    input: type of one row. said: "" to generate rows of that type, "off", or rows as JSON.
+    batch_max: most rows of a batch, 0 for no limit.
+
+    A model that fails here is ready all the same; the reason is printed to stderr.
+    """
+    if said == OFF:
+        return WarmUp()
+    try:
+        rows = _given(json.loads(said), input) if said else _made_up(input)
+    except (ValueError, TypeError) as error:
+        _warn(evaluator.name, f"the warm-up rows cannot be read as {input}: {error}")
+        return WarmUp()
+    if rows is None or not (said or _is_harmless(evaluator)):
+        return WarmUp()
+    try:
+        with _interrupted_after(LIMIT_S):
+            return _run(evaluator, rows, min(batch_max or ROWS_MAX, ROWS_MAX))
+    except _TooLong:
+        _warn(evaluator.name, f"the warm-up took longer than {LIMIT_S:g} s and was interrupted")
+        return WarmUp()
+    except PredictionFailed as failure:
+        whose = "" if said else "made-up "
+        _warn(
+            evaluator.name,
+            f"it failed on {whose}rows of type {input}, and serves without a warm-up. Give rows "
+            "it takes "
+            f"(warmup=[...]) or turn it off (warmup=False). {_last_line(failure)}",
+        )
+        return WarmUp()
+
+
+class _TooLong(BaseException):
+    """Interrupts the model's call; a BaseException, so that no `except Exception` of the model
+    catches it.
+    """
+
+
+@contextlib.contextmanager
+def _interrupted_after(seconds: float) -> Iterator[None]:
+    """Raise _TooLong in the main thread after `seconds`; does nothing in other threads."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise _TooLong
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _is_harmless(evaluator: Evaluator) -> bool:
+    """Return False for a model with tables: generated rows would pull, and may create, rows of
+    its tables.
+    """
+    return not evaluator.model.tables
+
+
+def _run(evaluator: Evaluator, rows: list[Any] | np.ndarray[Any, Any], rows_max: int) -> WarmUp:
+    """Run growing batches and time them. Raises: PredictionFailed."""
+    outputs = _one(evaluator, rows, 1)[0]
+    timings: list[tuple[int, int]] = []
+    ends, n, times = time.monotonic() + TIME_S, 1, _FIRST_TIMES
+    while (
+        n <= rows_max and n * _items_of(rows) <= ITEMS_MAX and len(timings) + times <= TIMINGS_MAX
+    ):
+        took_us = 0
+        for _ in range(times):
+            outputs, took_us = _one(evaluator, rows, n)
+            timings.append((n, took_us))
+            if time.monotonic() > ends:
+                return WarmUp(tuple(timings), _type_of(outputs))
+        if took_us > BATCH_S * 1e6:
+            break
+        n, times = 2 * n, 2
+    return WarmUp(tuple(timings), _type_of(outputs))
+
+
+def _one(evaluator: Evaluator, rows: Any, n: int) -> tuple[Rows, int]:
+    times = -(-n // len(rows))
+    inputs = (rows * times)[:n] if isinstance(rows, list) else np.concatenate([rows] * times)[:n]
+    if not isinstance(inputs, list):
+        inputs.flags.writeable = False
+    if not evaluator.model.sessions:
+        return evaluator.run(inputs, n)
+    sessions = np.zeros(n, "<u8")
+    sessions.flags.writeable = False
+    return evaluator.run(inputs, n, sessions)
+
+
+def _items_of(rows: Any) -> int:
+    return 1 if isinstance(rows, list) else max(1, rows[0].size)
+
+
+def _made_up(input: str) -> Any:
+    """Generate one row: floats from 0 to 1, zeros for integers, a short text. None for `any` and
+    for very large rows.
+    """
+    if input == "any":
+        return None
+    if input == "str":
+        return ["warm up"]
+    if input == "bytes":
+        return [memoryview(b"warm up")]
+    dtype, shape = _parsed(input)
+    if shape is not None and np.prod((1, *shape), dtype=np.float64) > ITEMS_MAX:
+        return None
+    row = np.zeros((1, *(shape if shape is not None else (VARIABLE_LENGTH,))), dtype)
+    if dtype.kind == "f":
+        row.reshape(-1)[:] = np.linspace(0.0, 1.0, row.size)
+    return row if shape is not None else [row[0]]
+
+
+def _given(rows: Any, input: str) -> Any:
+    """Convert the user's rows to the input type. Raises: ValueError, TypeError."""
+    if not isinstance(rows, list) or not rows:
+        raise ValueError("a list of rows is needed")
+    if input in ("str", "bytes"):
+        if not all(isinstance(row, str) for row in rows):
+            raise TypeError("each row must be a text")
+        return rows if input == "str" else [memoryview(row.encode("latin-1")) for row in rows]
+    if input == "any":
+        made = np.asarray(rows)
+        return rows if made.dtype.kind in "OU" else made
+    dtype, shape = _parsed(input)
+    if shape is None:
+        return [np.asarray(row, dtype).reshape(-1) for row in rows]
+    return np.asarray(rows, dtype).reshape(len(rows), *shape)
+
+
+def _parsed(input: str) -> tuple[np.dtype[Any], tuple[int, ...] | None]:
+    """Return the element type and the shape of a row; None for rows of free length."""
+    found = _TYPE.fullmatch(input)
+    if found is None:
+        raise ValueError(f"{input!r} is not a type")
+    name, dims = found[1], found[2]
+    dtype = np.dtype("bool" if name == "bool" else f"{name[0]}{int(name[1:]) // 8}")
+    return dtype, None if dims == "*" else tuple(map(int, dims.split(","))) if dims else ()
+
+
+def _type_of(rows: Rows) -> str:
+    name = DType(rows.dtype).name.lower()
+    if name in ("str", "bytes"):
+        return name
+    shape = ",".join(map(str, rows.data.shape[1:]))
+    return f"{name}[*]" if rows.lengths is not None else f"{name}[{shape}]" if shape else name
+
+
+def _last_line(failure: PredictionFailed) -> str:
+    return str(failure).strip().rpartition("\n")[2][:500]
+
+
+def _warn(name: str, text: str) -> None:
+    print(f"model '{name}': {text}", file=sys.stderr, flush=True)

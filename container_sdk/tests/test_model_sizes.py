@@ -1,0 +1,143 @@
+"""What models occupy: learned from loads that ran alone, guessed for the others."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from clipper_container.host import model_sizes as sizes
+from clipper_container.host.model_sizes import (
+    COLLECT_BYTES,
+    COLLECT_S,
+    PAGE,
+    CollectionSchedule,
+    ModelSizes,
+)
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    """Memory that a test sets."""
+    now = {"bytes": 1 << 30}
+    monkeypatch.setattr(sizes, "resident_bytes", lambda: now["bytes"])
+    monkeypatch.setattr(sizes, "allocated_bytes", lambda: 0)
+    return now
+
+
+def file_of(folder, size):
+    path = folder / f"{size}.model"
+    path.write_bytes(bytes(size))
+    return str(path)
+
+
+def load(learner, memory, path, grows, type="t"):
+    measure = learner.start(type, path)
+    try:
+        memory["bytes"] += grows
+        return measure.take()
+    finally:
+        measure.end()
+
+
+ARRAY = """
+import numpy as np
+from clipper_container.host.model_sizes import allocated_bytes, resident_bytes
+
+before = resident_bytes(), allocated_bytes()
+held = np.ones(64 << 20, np.uint8)
+assert resident_bytes() - before[0] >= 60 << 20
+assert allocated_bytes() - before[1] >= 60 << 20
+"""
+
+
+def test_what_numpy_takes_is_seen():
+    subprocess.run(
+        [sys.executable, "-c", ARRAY], check=True
+    )  # here an allocator may have as much left of other tests
+
+
+def test_the_first_load_of_a_type_brings_more_than_the_model(tmp_path, memory):
+    learner, path = ModelSizes(), file_of(tmp_path, 1000)
+    assert learner.default_bytes() == sizes.DEFAULT_BYTES
+    assert load(learner, memory, path, 50 << 20) == learner.predict("t", path) == (64 << 10) + 2000
+    assert load(learner, memory, path, 70_000) == 70_000
+    assert learner.predict("t", path) == 70_000
+    assert learner.predict("t", "/nowhere") == learner.default_bytes() == 70_000
+    assert load(learner, memory, path, 0) == PAGE
+
+
+def test_small_files_say_nothing_of_large_ones_until_one_was_seen(tmp_path, memory):
+    learner = ModelSizes()
+    small, large, larger = (file_of(tmp_path, size) for size in (1000, 4 << 20, 8 << 20))
+    for _ in range(4):
+        load(learner, memory, small, 100_000)
+    assert learner.predict("t", large) == pytest.approx(2 * (4 << 20), rel=0.05)
+    load(learner, memory, large, 100_000 + 5 * (4 << 20))
+    assert learner.predict("t", larger) == pytest.approx(5 * (8 << 20), rel=0.05)
+    assert learner.predict("t", small) == pytest.approx(100_000, rel=0.2)
+
+
+def test_loads_beside_others_are_guessed_and_teach_nothing(tmp_path, memory):
+    learner, path = ModelSizes(), file_of(tmp_path, 1000)
+    for _ in range(sizes.ALONE):
+        load(learner, memory, path, 70_000)
+    one, other = learner.start("t", path), learner.start("t", path)
+    memory["bytes"] += 9 << 20
+    assert one.take() == other.take() == 70_000
+    one.end()
+    other.end()
+    assert load(learner, memory, path, 80_000) == 80_000
+
+
+def test_a_load_alone_waits_for_those_that_run_and_holds_up_the_next_until_it_ends_or_is_given_up(
+    tmp_path, memory
+):
+    learner, path = ModelSizes(), file_of(tmp_path, 1000)
+    for _ in range(sizes.ALONE):
+        load(learner, memory, path, 70_000)
+    running = learner.start("t", path)
+    began = [threading.Event(), threading.Event()]
+    alone = []
+
+    def begin(i, type):
+        alone.append(learner.start(type, path))
+        began[i].set()
+
+    threads = [threading.Thread(target=begin, args=(0, "new"))]
+    threads[0].start()
+    assert not began[0].wait(0.05)
+    running.end()
+    assert began[0].wait(5)
+    threads.append(threading.Thread(target=begin, args=(1, "t")))
+    threads[1].start()
+    assert not began[1].wait(0.05)
+    alone[0].end()
+    alone[0].end()
+    assert began[1].wait(5)
+    alone[1].end()
+    for thread in threads:
+        thread.join()
+
+
+def test_the_bytes_of_a_folder(tmp_path):
+    file_of(tmp_path, 10)
+    file_of(tmp_path, 32)
+    (tmp_path / "sub").mkdir()
+    assert sizes.file_bytes(str(tmp_path)) == 42
+    assert sizes.file_bytes(str(tmp_path / "10.model")) == 10
+    assert sizes.file_bytes("module:attribute") == 0
+
+
+def test_what_little_models_left_is_looked_for_once_in_a_while_and_what_large_ones_did_at_once():
+    left = CollectionSchedule(100.0)
+    assert left.wait_s(1000.0) is None
+    left.add(COLLECT_BYTES // 2)
+    assert left.wait_s(101.0) == COLLECT_S - 1.0
+    assert left.wait_s(100.0 + COLLECT_S) == 0.0
+    left.add(COLLECT_BYTES // 2)
+    assert left.wait_s(101.0) == 0.0
+    left.clear(101.0)
+    assert left.wait_s(500.0) is None
+    left.add(1)
+    assert left.wait_s(102.0) == COLLECT_S - 1.0

@@ -1,0 +1,175 @@
+"""Threads that wait in turn."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from clipper_container.host.server_connection import ODD_S, QUICK_S, Gate
+from clipper_container.host.timers import Timers
+from clipper_container.host.worker_pool import THREADS_MAX, WorkerPool
+
+PATIENCE_S = 20.0
+Job = Callable[[], None]
+
+
+class Mail:
+    """What a crew waits for: lists of jobs."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[list[Job]] = queue.SimpleQueue()
+
+    def put(self, *jobs: Job) -> None:
+        self._queue.put(list(jobs))
+
+    def wait(self) -> list[Job]:
+        return self._queue.get()
+
+
+@contextmanager
+def crew_of(mail: Mail) -> Iterator[WorkerPool[Job]]:
+    timers = Timers()
+    crew: WorkerPool[Job] = WorkerPool(mail.wait, lambda job, inbox: job(), timers)
+    try:
+        yield crew
+    finally:
+        crew.stop()
+        for _ in range(THREADS_MAX + 2):  # whoever waits, and who leads after it
+            mail.put()
+        crew.join(PATIENCE_S)
+        timers.close()
+        assert not [
+            thread for thread in threading.enumerate() if thread.name.startswith("clipper-")
+        ]
+
+
+def done_of(mail: Mail, *before: Job) -> threading.Event:
+    """Set once what is sent after `before` is done."""
+    done = threading.Event()
+    mail.put(*before, done.set)
+    return done
+
+
+def test_quick_work_is_done_by_one_thread_in_the_order_it_came() -> None:
+    mail, seen = Mail(), []
+    with crew_of(mail):
+        for i in range(50):
+            mail.put(
+                *(lambda k=k: seen.append((threading.get_ident(), k)) for k in (2 * i, 2 * i + 1))
+            )
+        assert done_of(mail).wait(PATIENCE_S)
+    assert [k for _, k in seen] == list(range(100))
+    assert len({who for who, _ in seen}) == 1
+
+
+def test_after_the_lead_is_handed_over_the_rest_of_what_was_taken_is_done_by_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("clipper_container.host.worker_pool.LOOK_S", 1000.0)
+    mail, gate, who = Mail(), threading.Event(), []
+    with crew_of(mail) as crew:
+
+        def slow() -> None:
+            crew.hand_over()
+            crew.hand_over()  # it leads no more
+            who.append(threading.get_ident())
+            gate.wait(PATIENCE_S)
+
+        done = done_of(mail, slow, slow, lambda: who.append(threading.get_ident()))
+        assert done.wait(PATIENCE_S)  # while both still wait
+        assert len(set(who)) == 3
+        gate.set()
+        for _ in range(3 * THREADS_MAX):  # who is done follows, and leads again: no new threads
+            assert done_of(mail, slow).wait(PATIENCE_S)
+        assert len(crew._threads) < THREADS_MAX
+
+
+def test_of_work_that_was_thought_quick_the_lead_is_taken_away() -> None:
+    mail, gate = Mail(), threading.Event()
+    with crew_of(mail):
+        for _ in range(3):  # once more when it has looked, and when it looks again
+            stuck = threading.Event()
+            done = done_of(mail, stuck.set, lambda: gate.wait(PATIENCE_S) and None)
+            assert stuck.wait(PATIENCE_S)
+            assert done.wait(PATIENCE_S)
+        gate.set()
+        assert done_of(mail).wait(PATIENCE_S)
+
+
+def test_it_looks_again_after_it_has_looked_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clipper_container.host.worker_pool.QUIET_LOOKS", 0)
+    monkeypatch.setattr("clipper_container.host.worker_pool.LOOK_S", 0.001)
+    mail, gate = Mail(), threading.Event()
+    with crew_of(mail) as crew:
+        for _ in range(5):
+            assert done_of(mail).wait(PATIENCE_S)
+            pause = threading.Event()
+            while crew._looked:
+                pause.wait(0.001)
+            done = done_of(mail, lambda: gate.wait(PATIENCE_S) and None)
+            assert done.wait(PATIENCE_S)
+        gate.set()
+
+
+def test_there_are_never_more_threads_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clipper_container.host.worker_pool.THREADS_MAX", 3)
+    mail, gate, count = Mail(), threading.Event(), threading.Semaphore(0)
+    with crew_of(mail) as crew:
+
+        def slow() -> None:
+            crew.hand_over()
+            count.release()
+            gate.wait(PATIENCE_S)
+
+        done = done_of(mail, *[slow] * 7)
+        assert all(count.acquire(timeout=PATIENCE_S) for _ in range(3))
+        assert len(crew._threads) == 3
+        assert not done.is_set()
+        gate.set()
+        assert done.wait(PATIENCE_S)
+        assert all(count.acquire(timeout=PATIENCE_S) for _ in range(4))
+
+
+def test_a_model_is_quick_once_it_was_and_one_odd_answer_changes_little() -> None:
+    gate = Gate(1)
+    assert not gate.quick
+    gate.took(-1.0)  # nothing was answered
+    assert not gate.quick
+    gate.took(QUICK_S / 10)
+    assert gate.quick
+    gate.took(50 * ODD_S)
+    assert gate.quick
+    for _ in range(3):
+        gate.took(10 * QUICK_S)
+    assert not gate.quick
+
+
+def test_what_all_threads_of_many_do_is_done_once() -> None:
+    """Slow and quick ones by turns, from several senders."""
+    mail, seen, lock, over = Mail(), [], threading.Lock(), threading.Semaphore(0)
+    with crew_of(mail) as crew:
+
+        def job(k: int) -> Any:
+            def run() -> None:
+                if k % 3 == 0:
+                    crew.hand_over()
+                with lock:
+                    seen.append(k)
+                over.release()
+
+            return run
+
+        def send(first: int) -> None:
+            for k in range(first, first + 3000, 2):
+                mail.put(job(k), job(k + 1))
+
+        senders = [threading.Thread(target=send, args=(first,)) for first in (0, 3000, 6000)]
+        for sender in senders:
+            sender.start()
+        for sender in senders:
+            sender.join()
+        assert all(over.acquire(timeout=PATIENCE_S) for _ in range(9000))
+    assert sorted(seen) == list(range(9000))
