@@ -326,7 +326,7 @@ def test_settings_come_from_the_environment(
     for name, value, why in [
         ("LOAD_S", "soon", "is not a number"),
         ("URL", "h:1", "is not a server.s URL"),
-        ("TYPE", "torch", "are known"),
+        ("TYPE", "torch", "is unknown; known"),
         ("FOLDER", "", "is not set"),
     ]:
         monkeypatch.setenv(f"CLIPPER_OIP_{name}", value)
