@@ -10,6 +10,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Final
 
 from bench.mesh_simulator.world import Mirror
+from clipper.mesh.decisions.claims import Refused
 from clipper.mesh.records import Failure, MeshModel
 
 if TYPE_CHECKING:
@@ -51,6 +52,18 @@ class Laws:
             left = failure.time_ms + self._block_ms(failure) - world.clock.now_ms
             world.check(left <= 0, f"{node.id} tries {before.id} again {left} ms too early")
 
+    def completed(self, node: "Node", before: MeshModel, after: MeshModel | Refused) -> None:
+        """A load has ended: its copy counts only if it was claimed."""
+        self._world.check(
+            node.id in before.copies or isinstance(after, Refused),
+            f"{node.id} holds {before.id} without a claim",
+        )
+
+    def failed(self, node: "Node", id: str, after: MeshModel | Refused) -> None:
+        """A load has failed: the record says where."""
+        recorded = isinstance(after, Refused) or node.id in after.failures
+        self._world.check(recorded, f"nothing says that {node.id} failed to load {id}")
+
     def _block_ms(self, failure: Failure) -> int:
         longest = self._world.plan.settings.failure_s * 1000
         return int(
@@ -64,6 +77,17 @@ class Laws:
         nodes = self._world.store.instances
         rest = [i for i, copy in after.copies.items() if copy.loaded_ms and i in nodes]
         self._world.check(bool(rest), f"the last copy of {after.id} was given up as a spare one")
+        rate, most = self._rate(after), HOT * self._world.plan.settings.rate_per_copy
+        self._world.check(
+            rate <= most * max(len(rest), 1),
+            f"a copy of {after.id} was given up at {rate:.0f} queries a minute",
+        )
+
+    def _rate(self, model: MeshModel) -> float:
+        """Queries a minute, over three looks at rates."""
+        window_ms = int(3000 * self._world.plan.settings.rate_s)
+        asked, now = self._asked.get(model.id, ()), self._world.clock.now_ms
+        return sum(now - at < window_ms for at in asked) * 60_000 / window_ms
 
     def placed(
         self, node: "Node", mirror: Mirror, size_bytes: int, exclude: set[str], model: MeshModel
@@ -169,6 +193,7 @@ class Laws:
                 f"{blamed} instances have tried {model.id}, which has failed",
             )
             self._look_at_rate(model)
+            self._look_at_policy(model)
         for vmodel in world.store.vmodels.values():
             ready = vmodel.active != vmodel.target and not vmodel.failed and not vmodel.share
             whom = f"{vmodel.id} {vmodel.target}"
@@ -183,9 +208,7 @@ class Laws:
 
     def _look_at_rate(self, model: MeshModel) -> None:
         world, settings = self._world, self._world.plan.settings
-        asked, now = self._asked.get(model.id, ()), world.clock.now_ms
-        window_ms = int(3000 * settings.rate_s)
-        rate = sum(now - at < window_ms for at in asked) * 60_000 / window_ms
+        rate = self._rate(model)
         loaded = [
             i for i, copy in model.copies.items() if copy.loaded_ms and i in world.store.instances
         ]
@@ -195,6 +218,22 @@ class Laws:
         enough = rate < HOT * settings.rate_per_copy or len(loaded) != 1 or not others
         what = f"{model.id} has one copy at {rate:.0f} queries a minute"
         self._hold("rate", model.id, enough, 10_000 * settings.rate_s, what)
+
+    def _look_at_policy(self, model: MeshModel) -> None:
+        """Copies that a policy asks for are there, where there is room and loads do not fail."""
+        world = self._world
+        alive = [i for i in model.copies if i in world.store.instances]
+        room = [
+            i.id
+            for i in world.store.instances.values()
+            if i.id not in alive
+            and not i.stopping
+            and i.free_bytes > max(2 * model.size_bytes, ROOM * i.capacity_bytes)
+        ]
+        enough = len(alive) >= model.policy.copies_min or not room or bool(model.failures)
+        what = f"{model.id} has {len(alive)} of {model.policy.copies_min} copies"
+        within_ms = (1 + ROUNDS) * 1000 * world.plan.settings.reaper_s + world.plan.lease_ms
+        self._hold("policy", model.id, enough, within_ms, what)
 
     def _look_at_nodes(self) -> None:
         world, settings = self._world, self._world.plan.settings

@@ -370,7 +370,7 @@ class Node:
             size = self.world.size_of(id)
             self.residents.loaded(id, size, now_ms=now, cost_ms=took)
             self.times.add(self.mirror.read(id).type, took)
-            change = partial(_completed, self.id, now, size)
+            change = partial(_completed, self, now, size)
             self.askers.pop(id, None)
         else:
             self.residents.remove(id)
@@ -388,6 +388,7 @@ class Node:
         if fault is not None or isinstance(result, Refused):
             self._answer(id)
             if fault is not None:
+                self.world.laws.failed(self, id, result)
                 self.world.told_of_fault(self.id, id, fault[1])
 
     # -- upkeep
@@ -524,8 +525,10 @@ class Node:
         self.world.clock.after(AGAIN_MS, self._drain_on, epoch, until_ms)
 
 
-def _completed(me: str, now_ms: int, size_bytes: int, model: MeshModel) -> MeshModel | Refused:
-    return claims.completed(model, me, now_ms, size_bytes=size_bytes)
+def _completed(node: Node, now_ms: int, size_bytes: int, model: MeshModel) -> MeshModel | Refused:
+    after = claims.completed(model, node.id, now_ms, size_bytes=size_bytes)
+    node.world.laws.completed(node, model, after)
+    return after
 
 
 def _failed(me: str, now_ms: int, why: str, fault: Fault, model: MeshModel) -> MeshModel | Refused:

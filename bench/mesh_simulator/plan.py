@@ -50,6 +50,7 @@ class Plan:
     load_ms: tuple[float, float] = (40.0, 5.0)  # at least, and for each MB
     typical_bytes: int = 20_000_000
     pinned: int = 0
+    doubled: int = 0  # models, the last ones, whose policy asks for two copies
     upkeep: bool = True
     shared_mirror: bool = False
     vmodels: int = 0

@@ -102,7 +102,12 @@ class Simulation:
     def make(self, id: str) -> MeshModel:
         """A model's record as it was registered; made when it is first read."""
         number = int(id[1:])
-        policy = Policy(pinned=True) if number < self.plan.pinned else Policy()
+        if number < self.plan.pinned:
+            policy = Policy(pinned=True)
+        elif number >= self.plan.models - self.plan.doubled:
+            policy = Policy(copies_min=2)
+        else:
+            policy = Policy()
         return MeshModel(
             id,
             "onnx",
@@ -438,7 +443,7 @@ class Simulation:
         kept = [
             (id, m)
             for id, m in self.store.models.items()
-            if m.copies or m.failures or m.policy.pinned
+            if m.copies or m.failures or m.policy.pinned or m.policy.copies_min
         ]
         waking = (m for m in self.store.models.values() if not m.copies and m.used_ms)
         newest = sorted(waking, key=lambda m: -m.used_ms)[:1000] if self.plan.upkeep else []

@@ -5,13 +5,14 @@ that was there.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from clipper.mesh.decisions import claims
-from clipper.mesh.decisions.maintenance import Forget
+from clipper.mesh.decisions.maintenance import Forget, Load, Unload
 from clipper.mesh.decisions.scaling import Wanted
 from clipper.mesh.decisions.vmodels import Switch, Wait
-from clipper.mesh.records import MeshModel
+from clipper.mesh.records import Copy, MeshModel
 
 DECISIONS = "clipper.mesh.decisions."
 
@@ -74,7 +75,45 @@ def _first(was: Any) -> Callable[..., Any]:
     return lambda first, *args, **named: first
 
 
+def _unclaimed(was: Any) -> Callable[..., Any]:
+    """Write the copy, claimed or not."""
+
+    def complete(model: MeshModel, me: str, now_ms: int, *, size_bytes: int, **told: Any) -> Any:
+        if me not in model.copies:
+            claim = {**model.copies, me: Copy(now_ms, 0, size_bytes)}
+            model = claims.changed(model, copies=claim)
+        return was(model, me, now_ms, size_bytes=size_bytes, **told)
+
+    return complete
+
+
+def _silent(was: Any) -> Callable[..., Any]:
+    return lambda model, me, *args, **told: claims.released(model, me)
+
+
+def _generous(was: Any) -> Callable[..., Any]:
+    """Give up each copy that is not the only one."""
+
+    def decide(view: Any, *args: Any) -> Any:
+        mine = list(view.mine)
+        several = [id for id, model in mine if model and len(model.copies) > 1]
+        spare = [Unload(id, "", spare=True) for id in several if id in view.resident]
+        return [*was(replace(view, mine=mine), *args), *spare]
+
+    return decide
+
+
+def _unlimited(was: Any) -> Callable[..., Any]:
+    """Instances seem to have room."""
+    return lambda self, instance: not self.why_not(instance)
+
+
 MUTATIONS = (
+    Mutation("a load completes without a claim", "claims.completed", _unclaimed, 0),
+    Mutation("a failed load leaves no failure", "claims.failed", _silent, 4),
+    Mutation("a copy in use is given up", "maintenance.janitor", _generous, 0),
+    Mutation("placement ignores that a node is full", "placement._Wish.fits", _unlimited, 0),
+    Mutation("copies of a policy are not kept", "maintenance._reaped", _without(Load), 2),
     Mutation("any number of copies is claimed", "claims.claimed", _any_number, 0),
     Mutation(
         "the last copy is given up as spare",
@@ -89,7 +128,7 @@ MUTATIONS = (
         _always(1 << 62),
         13,
     ),
-    Mutation("failures are never expired", "claims.without_failures", _first, 13),
+    Mutation("failures are never expired", "claims.without_failures", _first, 4),
     Mutation("a model never has failed", "failures.verdict", _always(None), 4),
     Mutation(
         "what the dead held stays",

@@ -60,7 +60,8 @@ def planned(seed: int) -> Plan:
                 rng.randrange(1000),
             )
         )
-    return replace(PLAN, seed=seed, share=(0.5, 2.0)[seed % 2], faults=tuple(faults))
+    share, doubled = ((0.5, 2), (2.0, 0))[seed % 2]
+    return replace(PLAN, seed=seed, share=share, doubled=doubled, faults=tuple(faults))
 
 
 def violations(seed: int) -> list[str]:
