@@ -20,7 +20,7 @@ from PIL import Image
 
 import clipper
 from clipper.demo import digits
-from clipper.frontend.messages import to_json
+from clipper.frontend.http.messages import to_json
 from clipper.params import Client, TableSpec
 
 ROOT = Path(__file__).resolve().parents[1]

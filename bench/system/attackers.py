@@ -24,7 +24,7 @@ import numpy as np
 
 import clipper
 from clipper.errors import ClipperError
-from clipper.frontend.api_keys import line_of, new_key
+from clipper.frontend.auth.api_keys import line_of, new_key
 from clipper.testing import MemoryContainer
 from clipper_container.wire import frames as wire
 

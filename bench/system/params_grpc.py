@@ -130,7 +130,7 @@ def shard() -> Iterator[tuple[Any, Any, Any]]:
 
 
 def main() -> None:
-    from clipper.frontend.grpc_shard import ShardGrpc
+    from clipper.frontend.params_grpc.server import ShardGrpc
     from clipper.params.server import ShardServer
     from clipper.params.shard import Place
     from clipper.settings.params import ParamsSettings

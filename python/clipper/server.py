@@ -75,9 +75,9 @@ from clipper_core.engine.model import Model as CoreModel
 from clipper_core.results.future import Future
 
 if TYPE_CHECKING:
-    from clipper.frontend.live_models import ModelUpdates
-    from clipper.frontend.stream_set import StreamSet
-    from clipper.frontend.streams import Stream
+    from clipper.frontend.streams.model_updates import ModelUpdates
+    from clipper.frontend.streams.scoring import ScoringStream
+    from clipper.frontend.streams.stream_set import StreamSet
     from clipper.params.client import Client
 
 _DRAIN_POLL_S = 0.002
@@ -612,7 +612,7 @@ class ClipperServer:
         """
         return self._parameters.client
 
-    def stream(self, app: str, url: str, **settings: Unpack[StreamOptions]) -> "Stream":
+    def stream(self, app: str, url: str, **settings: Unpack[StreamOptions]) -> "ScoringStream":
         """Score the records of a Redis stream by an application; write the answers to another.
 
         settings: those of `[streams.NAME]` in docs/operating.md; docs/streams.md has the fields of
@@ -621,7 +621,7 @@ class ClipperServer:
         stop(). Raises UnknownApplication, InvalidInput, ConfigError (no Redis URL, or the package
         redis is missing).
         """
-        from clipper.frontend.stream_set import settings_of
+        from clipper.frontend.streams.stream_set import settings_of
 
         self._check_open()
         chosen = settings_of(StreamSettings, {"app": app, "url": url, **settings})
@@ -635,7 +635,7 @@ class ClipperServer:
         connected. Invalid models are written to `STREAM.refused`. Returns a handle with stats() and
         stop(). Raises InvalidInput, ConfigError.
         """
-        from clipper.frontend.stream_set import settings_of
+        from clipper.frontend.streams.stream_set import settings_of
 
         self._check_open()
         return self._stream_set().add_models(
@@ -644,7 +644,7 @@ class ClipperServer:
 
     def _stream_set(self) -> "StreamSet":
         if self._streams is None:
-            from clipper.frontend.stream_set import StreamSet
+            from clipper.frontend.streams.stream_set import StreamSet
 
             self._streams = StreamSet(self)
         return self._streams

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from clipper.frontend.messages import KNOWN_HEADERS
+from clipper.frontend.http.messages import KNOWN_HEADERS
 from clipper_core.http.http_head import KNOWN, Plain, read_head
 
 SEEDS = range(6)

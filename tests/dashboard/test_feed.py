@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import clipper
-from clipper.frontend.bodies import Body
-from clipper.frontend.messages import Refused
+from clipper.frontend.http.messages import HttpError
+from clipper.frontend.http.streamed_body import StreamedBody
 from clipper.manage.dashboard.feed import (
     COARSE_EACH,
     COARSE_ROWS,
@@ -182,7 +182,7 @@ class Page:
     def __init__(self) -> None:
         self.full = self.aborted = self.finished = False
         self.data = b""
-        self.body = Body(self, self, False)  # type: ignore[arg-type]
+        self.body = StreamedBody(self, self, False)  # type: ignore[arg-type]
 
     def write_body(self, data: bytes) -> int:
         self.data += data
@@ -274,7 +274,7 @@ def test_the_past_is_bounded(clock: list[float]) -> None:
 def test_a_page_too_many_is_refused_and_one_that_leaves_makes_room(clock: list[float]) -> None:
     feed = Feed(Scripted(), 2)
     pages = [Page().watch(feed), Page().watch(feed)]
-    with pytest.raises(Refused, match="2 dashboards are open already"):
+    with pytest.raises(HttpError, match="2 dashboards are open already"):
         feed.check_room()
     pages[0].body.lose()
     feed.check_room()

@@ -22,7 +22,7 @@ import pytest
 import clipper
 from clipper import errors
 from clipper.cli import main
-from clipper.frontend.messages import to_json
+from clipper.frontend.http.messages import to_json
 from clipper.manage.client import Client
 from clipper.manage.running import Running, announce, running, the_one
 from tests.frontend.conftest import warm_workers

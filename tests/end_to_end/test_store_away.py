@@ -34,7 +34,7 @@ QUICK = {
 
 FIRST = """
 import json, sys, clipper
-from clipper.frontend.messages import to_json
+from clipper.frontend.http.messages import to_json
 from clipper.selection import create_policy
 state, folder = sys.argv[1:3]
 server = clipper.start(state=state, folder=folder, restart_ms_min=20, feedback={"write_ms": 20})

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import clipper
-from clipper.frontend.http import Connection, Service
-from clipper.frontend.messages import Outcome, Request
+from clipper.frontend.http.connection import HttpConnection, HttpService
+from clipper.frontend.http.messages import HandlerResult, HttpRequest
 from clipper.settings.http import HttpSettings
 from clipper_container.model import Scored
 
@@ -189,13 +189,13 @@ class FakeEar:
 class Line:
     """A connection over a fake transport. feed(bytes) and look at `transport`."""
 
-    def __init__(self, handle: Callable[[Request], Outcome], **settings: Any) -> None:
+    def __init__(self, handle: Callable[[HttpRequest], HandlerResult], **settings: Any) -> None:
         self.ear, self.transport = FakeEar(), FakeTransport()
         self.work: list[tuple[Any, Any]] = []
         run = lambda work, exchange: self.work.append((work, exchange))  # noqa: E731
-        self.service = Service(HttpSettings(**settings), handle, self.ear, run)  # type: ignore[arg-type]
+        self.service = HttpService(HttpSettings(**settings), handle, self.ear, run)  # type: ignore[arg-type]
         self.service.look(0.0, b"Thu, 01 Jan 1970 00:00:00 GMT")
-        self.connection = Connection(self.service)
+        self.connection = HttpConnection(self.service)
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
 
     def feed(self, data: bytes) -> "Line":

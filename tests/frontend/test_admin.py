@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import clipper
-from clipper.frontend import listeners
+from clipper.frontend.http import listeners
 from clipper.manage.operations import Operations
 from tests.frontend.conftest import Ask, ask
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import clipper
 from clipper.errors import DeadlineExceeded
-from clipper.frontend.answer_stream import AnswerStream
-from clipper.frontend.events import HEARTBEAT
+from clipper.frontend.http.prediction_stream import PredictionStream
+from clipper.frontend.http.server_sent_events import HEARTBEAT
 from tests.frontend.conftest import PATIENCE_S, Ask
 
 
@@ -82,7 +82,7 @@ def streamed(*told: bytes | Exception, done: tuple[int, ...] = ()) -> tuple[list
     queries, page = [Query(one) for one in told], Page()
     for i in done:
         queries[i].is_done = True
-    stream = AnswerStream(queries, tell, b"r-1", 3600.0)  # type: ignore[arg-type]
+    stream = PredictionStream(queries, tell, b"r-1", 3600.0)  # type: ignore[arg-type]
     stream.begin(page)  # type: ignore[arg-type]
     return queries, page
 
@@ -175,7 +175,7 @@ def test_silence_is_broken_by_a_sign_of_life() -> None:
     async def wait() -> None:
         query, page, beaten = Query(A), Page(), asyncio.Event()
         page.on_write = lambda data: beaten.set() if data == HEARTBEAT else None
-        AnswerStream([query], tell, b"", 0.01).begin(page)  # type: ignore[arg-type, list-item]
+        PredictionStream([query], tell, b"", 0.01).begin(page)  # type: ignore[arg-type, list-item]
         await asyncio.wait_for(beaten.wait(), PATIENCE_S)
         query.finish()
         assert page.events[-1] == ("done", {"answers": 1, "errors": 0})

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import clipper
 from clipper.cli import main
 from clipper.errors import ConfigError, NotAllowed
-from clipper.frontend.api_keys import ApiKeys, line_of, new_key
+from clipper.frontend.auth.api_keys import ApiKeys, line_of, new_key
 from clipper.settings.http import HttpSettings, TlsFiles, unauthenticated_listeners
 from tests.frontend.conftest import PATIENCE_S, QUICK, ask, total, warm_workers
 

@@ -10,14 +10,22 @@ from typing import Any
 import pytest
 
 from clipper.errors import ClipperError
-from clipper.frontend.access import Access
-from clipper.frontend.http import PIECE_BYTES
-from clipper.frontend.messages import Later, Outcome, Request, Response, Work, head_of, inflating
+from clipper.frontend.auth.credential_files import CredentialFiles
+from clipper.frontend.http.connection import PIECE_BYTES
+from clipper.frontend.http.messages import (
+    DeferredResponse,
+    HandlerResult,
+    HttpRequest,
+    HttpResponse,
+    WorkerTask,
+    head_of,
+    inflating,
+)
 from tests.frontend.conftest import Line
 
 
-def echo(request: Request) -> Outcome:
-    return Response(200, request.path + b"|" + bytes(request.body))
+def echo(request: HttpRequest) -> HandlerResult:
+    return HttpResponse(200, request.path + b"|" + bytes(request.body))
 
 
 class Pending:
@@ -40,12 +48,12 @@ class Waiting:
     def __init__(self) -> None:
         self.futures: list[Pending] = []
 
-    def __call__(self, request: Request) -> Outcome:
+    def __call__(self, request: HttpRequest) -> HandlerResult:
         if request.path == b"/now":
-            return Response(200, b"now")
+            return HttpResponse(200, b"now")
         future = Pending()
         self.futures.append(future)
-        return Later((future,), lambda: Response(200, request.path))  # type: ignore[arg-type]
+        return DeferredResponse((future,), lambda: HttpResponse(200, request.path))  # type: ignore[arg-type]
 
     def finish(self, line: Line, which: int) -> None:
         future = self.futures[which]
@@ -114,8 +122,8 @@ def test_pipelined_requests_are_answered_in_order() -> None:
 def test_a_response_of_several_futures_waits_for_the_last() -> None:
     futures = [Pending(), Pending(), Pending()]
 
-    def handle(request: Request) -> Outcome:
-        return Later(futures, lambda: Response(200, b"all"))  # type: ignore[arg-type]
+    def handle(request: HttpRequest) -> HandlerResult:
+        return DeferredResponse(futures, lambda: HttpResponse(200, b"all"))  # type: ignore[arg-type]
 
     line = Line(handle).feed(get("/"))
     for future in (futures[2], futures[0], futures[1]):
@@ -141,7 +149,9 @@ def test_a_client_that_hangs_up_cancels_its_queries() -> None:
 def test_work_goes_to_a_worker_and_so_does_a_large_body() -> None:
     line = Line(
         lambda request: (
-            Work(lambda: Response(200, b"done")) if request.path == b"/w" else echo(request)
+            WorkerTask(lambda: HttpResponse(200, b"done"))
+            if request.path == b"/w"
+            else echo(request)
         )
     )
     line.feed(get("/w"))
@@ -154,7 +164,7 @@ def test_work_goes_to_a_worker_and_so_does_a_large_body() -> None:
 
 
 def test_an_error_is_a_response_and_what_is_no_error_of_ours_is_not_told() -> None:
-    def handle(request: Request) -> Outcome:
+    def handle(request: HttpRequest) -> HandlerResult:
         raise ValueError("secret: /etc/path")
 
     ((status, head, body),) = Line(handle).feed(get("/")).transport.replies()
@@ -243,7 +253,7 @@ def test_many_offers_of_another_protocol_are_answered_without_recursion() -> Non
 
 
 def test_a_request_that_finds_no_memory_is_answered_503() -> None:
-    def handle(request: Request) -> Outcome:
+    def handle(request: HttpRequest) -> HandlerResult:
         raise MemoryError
 
     line = Line(handle).feed(get("/") * 2)
@@ -260,9 +270,9 @@ def test_a_request_that_finds_no_memory_is_answered_503() -> None:
 def test_a_client_is_not_sent_more_than_it_takes() -> None:
     asked: list[int] = []
 
-    def handle(request: Request) -> Outcome:
+    def handle(request: HttpRequest) -> HandlerResult:
         asked.append(1)
-        return Response(200, bytes(300_000))
+        return HttpResponse(200, bytes(300_000))
 
     line = Line(handle, unsent_bytes_max=1 << 20)
     whole = get("/a") * 60
@@ -414,9 +424,9 @@ SMUGGLED = {
 
 @pytest.mark.parametrize("name", SMUGGLED)
 def test_what_two_readers_could_read_differently_is_refused(name: str) -> None:
-    asked: list[Request] = []
+    asked: list[HttpRequest] = []
 
-    def handle(request: Request) -> Outcome:
+    def handle(request: HttpRequest) -> HandlerResult:
         asked.append(request)
         return echo(request)
 
@@ -610,11 +620,11 @@ def test_a_compressed_body_is_decompressed_by_a_worker_and_only_for_whoever_may_
     body = gzip.compress(bytes(1 << 20))
     asked: list[int] = []
 
-    def handle(request: Request) -> Outcome:
+    def handle(request: HttpRequest) -> HandlerResult:
         asked.append(len(request.body))
-        return Response(200, b"")
+        return HttpResponse(200, b"")
 
-    access = Access()
+    access = CredentialFiles()
     (tmp_path / "keys").write_text(f"ann sha256:{hashlib.sha256(b'secret').hexdigest()}\n")
     access.add_keys(str(tmp_path / "keys"), "")
     line = Line(access.asking(inflating(handle, 2 << 20)))
@@ -630,4 +640,4 @@ def test_a_compressed_body_is_decompressed_by_a_worker_and_only_for_whoever_may_
 @pytest.mark.parametrize("value", [b"b\nc", b"b\r\nX: c", b"b\0"])
 def test_a_header_of_ours_never_splits_a_response(value: bytes) -> None:
     with pytest.raises(ValueError, match="CR, LF or NUL"):
-        head_of(Response(200, b"", headers=((b"a", value),)), b"id", b"now", False)
+        head_of(HttpResponse(200, b"", headers=((b"a", value),)), b"id", b"now", False)

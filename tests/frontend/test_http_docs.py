@@ -58,7 +58,8 @@ def test_every_route_is_on_the_page(page_server: clipper.ClipperServer) -> None:
     without = text.replace("[/versions/V]", "").replace("[/NAME]", "")
     known = without + text.replace("[/versions/V]", "/versions/V").replace("[/NAME]", "/NAME")
     missing = []
-    for routes in (page_server._endpoints.frontends.routes, page_server._frontends.admin_routes):
+    frontends = page_server._endpoints.frontends
+    for routes in (frontends.routes, frontends.admin_routes):
         for method, pattern in routes:
             path = pattern.replace("{}", "NAME", 1).replace("{}", "V")
             shown = {path, path.replace("/api/NAME", "/api/total"), path.replace("/NAME/", "/APP/")}

@@ -53,7 +53,9 @@ def test_what_is_not_taken_is_told_once_and_dropped(
     with pushing(sink, tries_max=1) as server:
         sink.await_that(lambda: counted(server, "exported"))
         assert (counted(server, "refused"), counted(server, "dropped")) == (2, 1)
-    told = [record.message for record in caplog.records if record.name == "clipper.frontend.influx"]
+    told = [
+        record.message for record in caplog.records if record.name == "clipper.frontend.influx_push"
+    ]
     assert [message.partition("http")[0] for message in told] == ["metrics do not reach "]
     assert "bucket" not in caplog.text
 

@@ -192,7 +192,7 @@ def test_more_than_so_many_do_not_wait(
     served: tuple[FakeMesh, Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, client = served
-    monkeypatch.setattr("clipper.frontend.grpc_mesh.WAITING_MAX", 0)
+    monkeypatch.setattr("clipper.frontend.grpc.mesh.WAITING_MAX", 0)
     client(MESH, "registerModel", modelId="waits", modelInfo=ONNX)
     assert (
         client.refused(MESH, "ensureLoaded", modelId="waits", sync=True).code().name

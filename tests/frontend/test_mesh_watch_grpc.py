@@ -16,8 +16,8 @@ from google.protobuf.json_format import MessageToDict
 
 import clipper
 from clipper.errors import StoreConflict
-from clipper.frontend import grpc_mesh_watch
-from clipper.frontend.grpc_mesh_watch import told
+from clipper.frontend.grpc import mesh_watch
+from clipper.frontend.grpc.mesh_watch import told
 from clipper.mesh.facade import MeshEvent
 from clipper.mesh.records import Copy, Failure, Instance, MeshModel, Policy, VModel
 from clipper.testing import wait_until
@@ -177,8 +177,8 @@ def test_who_takes_nothing_is_cut_off_and_keeps_nothing_waiting(
 ) -> None:
     mesh, client = served
     many = much(mesh)
-    monkeypatch.setattr(grpc_mesh_watch, "STALLED_S", 0.2)
-    caplog.set_level("INFO", grpc_mesh_watch.__name__)
+    monkeypatch.setattr(mesh_watch, "STALLED_S", 0.2)
+    caplog.set_level("INFO", mesh_watch.__name__)
     try:
         call = client(WATCH, "Watch", prefix="many", timeout=60)
         next(call)
@@ -226,7 +226,7 @@ def test_more_than_so_many_do_not_watch(
 ) -> None:
     _, client = served
     wait_until(lambda: not watchers())
-    monkeypatch.setattr(grpc_mesh_watch, "WATCHERS_MAX", 1)
+    monkeypatch.setattr(mesh_watch, "WATCHERS_MAX", 1)
     call, events = watching(client, prefix="none")
     assert KINDS[next(events).kind] == "SYNC"
     error = ended(client(WATCH, "Watch"))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import clipper
-from clipper.frontend.openapi import example_of_input, named, schema_of_input
+from clipper.frontend.openapi.document import example_of_input, named, schema_of_input
 from clipper.types import InputType
 from tests.frontend.conftest import Ask, ask
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 import clipper
-from clipper.frontend.peer_user import is_own_user, user_of
+from clipper.frontend.auth.peer_user import is_own_user, user_of
 from tests.frontend.conftest import PATIENCE_S, QUICK, ask
 
 OTHER_USER = 65534

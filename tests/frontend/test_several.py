@@ -17,8 +17,8 @@ import grpc
 
 import clipper
 from clipper.errors import ConfigError, InvalidInput, UnknownModel
+from clipper.frontend.inference.multi_model import IDS_MAX, ModelIds, ask_each, ids_in, those_known
 from clipper.frontend.protocols import message
-from clipper.frontend.several import IDS_MAX, Ids, ask_each, ids_in, those_known
 from clipper.mesh.data_plane import DataPlane
 from clipper.mesh.splice import inject
 from tests.frontend.conftest import PATIENCE_S, QUICK, ask, total, warm_workers
@@ -95,18 +95,18 @@ def refused(run: Any) -> Any:
     [
         ([], None),
         ([("mm-required", "true"), ("x-request-id", "mm-model-id")], None),
-        ([("mm-model-id", "a")], Ids(("a",))),
+        ([("mm-model-id", "a")], ModelIds(("a",))),
         (
             [("mm-model-id", "a"), ("mm-model-id", "b"), ("mm-required", "True")],
-            Ids(("a", "b"), True),
+            ModelIds(("a", "b"), True),
         ),
         (
             [("mm-model-id", "a, b"), ("mm-model-id-bin", b"c"), ("mm-required", "no")],
-            Ids(("a", "b", "c")),
+            ModelIds(("a", "b", "c")),
         ),
         (
             [("mm-vmodel-id", "v"), ("mm-vmodel-id-bin", b"w"), ("mm-balanced", "true")],
-            Ids(("v", "w")),
+            ModelIds(("v", "w")),
         ),
     ],
 )
@@ -135,12 +135,12 @@ def test_those_missing_are_left_out_unless_they_may_not() -> None:
             raise UnknownModel(f"no model {name!r}.")
         return len(name)
 
-    assert those_known(Ids(("a", "no", "bb")), length) == [1, 2]
-    assert those_known(Ids(("a", "bb"), True), length) == [1, 2]
+    assert those_known(ModelIds(("a", "no", "bb")), length) == [1, 2]
+    assert those_known(ModelIds(("a", "bb"), True), length) == [1, 2]
     with pytest.raises(UnknownModel, match="'no'"):
-        those_known(Ids(("a", "no", "bb"), True), length)
+        those_known(ModelIds(("a", "no", "bb"), True), length)
     with pytest.raises(UnknownModel, match="'no1'"):
-        those_known(Ids(("no1", "no2")), length)
+        those_known(ModelIds(("no1", "no2")), length)
 
 
 def test_if_one_cannot_be_asked_those_before_it_are_given_up() -> None:

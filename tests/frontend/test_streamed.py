@@ -8,9 +8,20 @@ from typing import Any
 import pytest
 
 import clipper
-from clipper.frontend.bodies import UNREAD_BYTES_MAX, Body
-from clipper.frontend.events import CONTENT_TYPE, HEARTBEAT, encode_event, last_event_id
-from clipper.frontend.messages import Outcome, Request, Response, Streamed, Work
+from clipper.frontend.http.messages import (
+    HandlerResult,
+    HttpRequest,
+    HttpResponse,
+    StreamedResponse,
+    WorkerTask,
+)
+from clipper.frontend.http.server_sent_events import (
+    CONTENT_TYPE,
+    HEARTBEAT,
+    encode_event,
+    last_event_id,
+)
+from clipper.frontend.http.streamed_body import UNREAD_BYTES_MAX, StreamedBody
 from tests.frontend.conftest import PATIENCE_S, QUICK, Line
 
 
@@ -19,17 +30,17 @@ class Feed:
     bodies."""
 
     def __init__(self) -> None:
-        self.bodies: list[Body] = []
+        self.bodies: list[StreamedBody] = []
         self.seen: list[str] = []
 
-    def __call__(self, request: Request) -> Outcome:
+    def __call__(self, request: HttpRequest) -> HandlerResult:
         if request.path == b"/now":
-            return Response(200, b"now")
+            return HttpResponse(200, b"now")
         if request.path == b"/work":
-            return Work(lambda: Streamed(self.begin, b"text/plain"))
-        return Streamed(self.begin, CONTENT_TYPE, endless=request.path == b"/feed")
+            return WorkerTask(lambda: StreamedResponse(self.begin, b"text/plain"))
+        return StreamedResponse(self.begin, CONTENT_TYPE, endless=request.path == b"/feed")
 
-    def begin(self, body: Body) -> None:
+    def begin(self, body: StreamedBody) -> None:
         self.bodies.append(body)
         body.on_room = lambda: self.seen.append("room")
         body.on_gone = lambda: self.seen.append("gone")
@@ -83,11 +94,11 @@ def test_it_waits_for_its_turn_and_others_for_its_end() -> None:
 
 
 def test_a_body_may_be_written_and_ended_before_begin_returns() -> None:
-    def begin(body: Body) -> None:
+    def begin(body: StreamedBody) -> None:
         body.write(b"all")
         body.end()
 
-    line = Line(lambda _: Streamed(begin, b"text/plain")).feed(get("/a") + get("/b"))
+    line = Line(lambda _: StreamedResponse(begin, b"text/plain")).feed(get("/a") + get("/b"))
     assert line.transport.written.count(b"3\r\nall\r\n0\r\n\r\n") == 2
     assert not line.connection.is_busy
 
@@ -167,10 +178,10 @@ def test_writing_on_without_room_loses_the_client_not_the_memory() -> None:
 
 
 def test_a_beginning_that_fails_ends_the_connection(caplog: pytest.LogCaptureFixture) -> None:
-    def begin(body: Body) -> None:
+    def begin(body: StreamedBody) -> None:
         raise RuntimeError("at the beginning")
 
-    line = Line(lambda _: Streamed(begin, b"text/plain")).feed(get("/a"))
+    line = Line(lambda _: StreamedResponse(begin, b"text/plain")).feed(get("/a"))
     assert line.transport.aborted
     assert "at the beginning" in caplog.text
 
@@ -234,28 +245,28 @@ def test_an_event_reads_as_it_was_written() -> None:
     [(b"17", 17), (b"", 0), (b"-1", 0), (b"abc", 0), (b"9" * 21, 0), ("٣".encode(), 0)],
 )
 def test_the_last_event_id_is_a_number_of_ours(given: bytes, id: int) -> None:
-    assert last_event_id(Request("GET", b"/", b"", {b"last-event-id": given}, b"")) == id
+    assert last_event_id(HttpRequest("GET", b"/", b"", {b"last-event-id": given}, b"")) == id
 
 
 # -- over a socket
 
 
-def ticking(request: Request) -> Outcome:
-    def begin(body: Body) -> None:
+def ticking(request: HttpRequest) -> HandlerResult:
+    def begin(body: StreamedBody) -> None:
         for i in range(int(request.query or b"3")):
             body.post(body.write, encode_event(b"%d" % i, id=i + 1))
         body.post(body.end)
 
-    return Streamed(begin, CONTENT_TYPE)
+    return StreamedResponse(begin, CONTENT_TYPE)
 
 
 def test_http_client_reads_a_stream_to_its_end_and_an_endless_one_until_the_server_closes() -> None:
-    bodies: list[Body] = []
+    bodies: list[StreamedBody] = []
     with clipper.start(http="127.0.0.1:0", **QUICK) as server:
         frontends: Any = server._endpoints.frontends
         frontends.routes.add("GET", "/ticks", ticking)
         frontends.routes.add(
-            "GET", "/feed", lambda _: Streamed(bodies.append, CONTENT_TYPE, endless=True)
+            "GET", "/feed", lambda _: StreamedResponse(bodies.append, CONTENT_TYPE, endless=True)
         )
         line = http.client.HTTPConnection(server.http_address, timeout=PATIENCE_S)
         for _ in range(2):  # on one connection

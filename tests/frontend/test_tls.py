@@ -17,7 +17,7 @@ import pytest
 
 import clipper
 from clipper.errors import ConfigError, NoServer, NotAllowed
-from clipper.frontend.messages import Streamed
+from clipper.frontend.http.messages import StreamedResponse
 from tests.frontend.certificates import Authority
 from tests.frontend.conftest import PATIENCE_S, QUICK, total, warm_workers
 
@@ -180,7 +180,7 @@ def test_a_response_that_is_written_bit_by_bit(world: World) -> None:
         body.end()
 
     frontends: Any = world.server._endpoints.frontends
-    frontends.routes.add("GET", "/bits", lambda request: Streamed(begin, b"text/plain"))
+    frontends.routes.add("GET", "/bits", lambda request: StreamedResponse(begin, b"text/plain"))
     with connected(world.server.http_address, trusting(world.authority.ca)) as line:
         line.sendall(b"GET /bits HTTP/1.1\r\nHost: x\r\n\r\n")
         data = b""

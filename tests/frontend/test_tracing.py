@@ -12,8 +12,8 @@ pytest.importorskip("opentelemetry.proto", reason="pip install opentelemetry-pro
 
 import clipper
 from clipper.errors import ConfigError
-from clipper.frontend.spans import Batch, Find, Spans
-from clipper.frontend.traces import begin_trace, sampler_named, state_of, trace_of
+from clipper.frontend.tracing.context import sampler_named, start_trace, state_of, trace_of
+from clipper.frontend.tracing.spans import Batch, Find, Spans
 from clipper.settings.tracing import TracingSettings, export_settings
 from tests.frontend.collector import Collector, attributes_of
 from tests.frontend.conftest import QUICK, Reply, ask, total, warm_workers
@@ -367,7 +367,7 @@ def test_an_endpoint_that_is_none() -> None:
 
 def test_a_share_of_traces() -> None:
     sample = sampler_named("traceidratio", 0.25)
-    hits = sum(begin_trace(sample, b"", b"") is not None for _ in range(4000))
+    hits = sum(start_trace(sample, b"", b"") is not None for _ in range(4000))
     assert 800 < hits < 1200
     low, high = (
         trace_of(f"00-{'0' * 15}1{half}-{SPAN}-00".encode())
@@ -380,10 +380,10 @@ def test_a_share_of_traces() -> None:
         False,
     ), "not as OpenTelemetry's own samplers decide"
     by_parent = sampler_named("parentbased_always_off", 1)
-    sampled = begin_trace(by_parent, CALLER["traceparent"].encode(), b"")
+    sampled = start_trace(by_parent, CALLER["traceparent"].encode(), b"")
     assert sampled is not None
     assert sampled.sampled
-    assert begin_trace(by_parent, b"", b"") is None
+    assert start_trace(by_parent, b"", b"") is None
 
 
 # -- tracestate

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from clipper.errors import BadOutput, InvalidInput
-from clipper.frontend import v2
+from clipper.frontend.inference import codec
 from clipper.types import InputType
 
 F64 = InputType.parse("f64[3]")
@@ -33,30 +33,30 @@ def tensor(
 
 @pytest.mark.parametrize("data", [[1, 2, 3, 4, 5, 6.5], [[1, 2, 3], [4, 5, 6.5]]])
 def test_numbers_come_flat_or_nested(data: Any) -> None:
-    rows = v2.rows_of(v2.decode(*request(tensor(data))), F64)
+    rows = codec.rows_of(codec.decode(*request(tensor(data))), F64)
     np.testing.assert_array_equal(rows, np.array([[1, 2, 3], [4, 5, 6.5]]))
     assert rows.dtype == np.float64
 
 
-@pytest.mark.parametrize("datatype", v2.DATATYPES)
+@pytest.mark.parametrize("datatype", codec.DATATYPES)
 def test_binary_tensors_of_every_type_are_read_where_they_lie(datatype: str) -> None:
-    values = np.array([[0, 1, 1], [1, 0, 1]], v2.DATATYPES[datatype])
+    values = np.array([[0, 1, 1], [1, 0, 1]], codec.DATATYPES[datatype])
     body, size = request(
         tensor(datatype=datatype, binary_data_size=values.nbytes), data=values.tobytes()
     )
-    asked = v2.decode(body, size)
+    asked = codec.decode(body, size)
     found = asked.inputs[0].values
     np.testing.assert_array_equal(found, values)
     if datatype != "BOOL":  # any byte but 0 is true: that takes a look
         assert np.shares_memory(found, np.frombuffer(body, np.uint8))
 
 
-@pytest.mark.parametrize("datatype", v2.DATATYPES)
+@pytest.mark.parametrize("datatype", codec.DATATYPES)
 def test_json_tensors_of_every_type(datatype: str) -> None:
     flat = [False, True, True, True, False, True] if datatype == "BOOL" else [0, 1, 1, 1, 0, 1]
     for data in (flat, [flat[:3], flat[3:]]):
-        (found,) = v2.decode(*request(tensor(data, datatype=datatype))).inputs
-        assert found.values.dtype == np.dtype(v2.DATATYPES[datatype])
+        (found,) = codec.decode(*request(tensor(data, datatype=datatype))).inputs
+        assert found.values.dtype == np.dtype(codec.DATATYPES[datatype])
         np.testing.assert_array_equal(found.values.ravel(), flat)
 
 
@@ -64,21 +64,21 @@ def test_strings_come_as_json_and_as_bytes() -> None:
     texts = ["", "a", "été"]
     packed = b"".join(struct.pack("<I", len(text.encode())) + text.encode() for text in texts)
     for asked in (
-        v2.decode(*request(tensor(texts, (3,), "BYTES"))),
-        v2.decode(*request(tensor([[text] for text in texts], (3, 1), "BYTES"))),
-        v2.decode(
+        codec.decode(*request(tensor(texts, (3,), "BYTES"))),
+        codec.decode(*request(tensor([[text] for text in texts], (3, 1), "BYTES"))),
+        codec.decode(
             *request(tensor(None, (3, 1), "BYTES", binary_data_size=len(packed)), data=packed)
         ),
     ):
-        assert v2.rows_of(asked, InputType.parse("str")) == texts
-        assert v2.rows_of(asked, InputType.parse("bytes")) == [text.encode() for text in texts]
+        assert codec.rows_of(asked, InputType.parse("str")) == texts
+        assert codec.rows_of(asked, InputType.parse("bytes")) == [text.encode() for text in texts]
 
 
 def test_rows_take_the_shape_of_the_model() -> None:
     def rows(shape: tuple[int, ...], type_: str) -> Any:
         count = int(np.prod(shape))
-        return v2.rows_of(
-            v2.decode(*request(tensor(list(range(count)), shape))), InputType.parse(type_)
+        return codec.rows_of(
+            codec.decode(*request(tensor(list(range(count)), shape))), InputType.parse(type_)
         ).shape
 
     assert rows((2, 3), "f64[3]") == (2, 3)
@@ -143,7 +143,7 @@ WRONG: dict[str, tuple[tuple[bytes, bytes], str]] = {
 def test_what_is_wrong_is_named(name: str) -> None:
     (body, size), part = WRONG[name]
     with pytest.raises(InvalidInput) as raised:
-        v2.decode(body, size)
+        codec.decode(body, size)
     assert part in str(raised.value)
 
 
@@ -162,17 +162,17 @@ def test_a_tensor_that_does_not_fit_is_told_what_would(
     asked: dict[str, Any], type_: str, part: str
 ) -> None:
     with pytest.raises(InvalidInput) as raised:
-        v2.rows_of(v2.decode(*request(asked)), InputType.parse(type_))
+        codec.rows_of(codec.decode(*request(asked)), InputType.parse(type_))
     assert part in str(raised.value)
 
 
 def test_two_inputs_are_one_too_many() -> None:
     with pytest.raises(InvalidInput, match="2 inputs"):
-        v2.rows_of(v2.decode(*request(tensor([1] * 6), tensor([1] * 6))), F64)
+        codec.rows_of(codec.decode(*request(tensor([1] * 6), tensor([1] * 6))), F64)
 
 
 def test_what_is_not_known_is_let_be() -> None:
-    asked = v2.decode(
+    asked = codec.decode(
         *request(tensor([1] * 6), model_name="m", extra={"a": 1}, id="7", parameters={"x": 1})
     )
     assert (asked.id, asked.parameters, asked.binary) == ("7", {"x": 1}, False)
@@ -186,9 +186,9 @@ def test_what_is_not_known_is_let_be() -> None:
     ],
 )
 def test_an_output_can_be_asked_for_in_binary(how: dict[str, Any]) -> None:
-    assert v2.decode(*request(tensor([1] * 6), **how)).binary
+    assert codec.decode(*request(tensor([1] * 6), **how)).binary
     outputs = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
-    body, size = v2.encode("m", "2", "id", outputs, True, {})
+    body, size = codec.encode("m", "2", "id", outputs, True, {})
     head = json.loads(body[:size])
     assert head["outputs"] == [
         {
@@ -202,9 +202,9 @@ def test_an_output_can_be_asked_for_in_binary(how: dict[str, Any]) -> None:
 
 
 def test_strings_go_out_both_ways() -> None:
-    body, size = v2.encode("m", "", "", ["a", b"bc"], True, {})
+    body, size = codec.encode("m", "", "", ["a", b"bc"], True, {})
     assert body[size:] == b"\1\0\0\0a\2\0\0\0bc"
-    body, size = v2.encode("m", "", "", ["a", b"bc"], False, {"default": True})
+    body, size = codec.encode("m", "", "", ["a", b"bc"], False, {"default": True})
     assert size == 0
     assert json.loads(body) == {
         "model_name": "m",
@@ -217,25 +217,25 @@ def test_strings_go_out_both_ways() -> None:
 @pytest.mark.parametrize("outputs", [[1, "a"], [np.zeros(2), np.zeros(3)], [None, 1.0], [b"\xff"]])
 def test_what_is_no_tensor_is_a_bad_output(outputs: list[Any]) -> None:
     with pytest.raises(BadOutput):
-        v2.encode("m", "", "", outputs, False, {})
+        codec.encode("m", "", "", outputs, False, {})
 
 
 def test_metadata_of_types() -> None:
-    assert v2.described("x", F64) == [{"name": "x", "datatype": "FP64", "shape": [-1, 3]}]
-    assert v2.described("x", InputType.parse("str")) == [
+    assert codec.described("x", F64) == [{"name": "x", "datatype": "FP64", "shape": [-1, 3]}]
+    assert codec.described("x", InputType.parse("str")) == [
         {"name": "x", "datatype": "BYTES", "shape": [-1]}
     ]
-    assert v2.described("x", InputType.parse("i32[*]")) == [
+    assert codec.described("x", InputType.parse("i32[*]")) == [
         {"name": "x", "datatype": "INT32", "shape": [-1, -1]}
     ]
-    assert v2.described("x", InputType.parse("bool[2,2]")) == [
+    assert codec.described("x", InputType.parse("bool[2,2]")) == [
         {"name": "x", "datatype": "BOOL", "shape": [-1, 2, 2]}
     ]
-    assert v2.described("x", InputType.parse("any")) == []
+    assert codec.described("x", InputType.parse("any")) == []
 
 
 @pytest.mark.parametrize("shape", [[30_000_000, 0], [2**31, 2**31, 0], [0, 2**40], [4097, 0]])
 def test_a_tensor_of_many_empty_rows_is_refused(shape: list[int]) -> None:
     with pytest.raises(InvalidInput, match="cannot have the shape"):
-        v2.checked_shape("input", "FP64", shape, {})
-    assert v2.checked_shape("input", "FP64", [4096, 0], {}) == (4096, 0)
+        codec.checked_shape("input", "FP64", shape, {})
+    assert codec.checked_shape("input", "FP64", [4096, 0], {}) == (4096, 0)

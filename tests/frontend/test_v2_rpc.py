@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("google.protobuf", reason="pip install 'clipper-serving[grpc]'")
 
 from clipper.errors import BadOutput, InvalidInput
-from clipper.frontend import v2, v2_rpc
+from clipper.frontend.inference import codec, protobuf_codec
 from clipper.frontend.protocols import message
 
 REQUEST = message("inference.ModelInferRequest")
@@ -29,29 +29,29 @@ def request(
     return REQUEST.FromString(made.SerializeToString())
 
 
-@pytest.mark.parametrize("datatype", sorted(v2.DATATYPES))
+@pytest.mark.parametrize("datatype", sorted(codec.DATATYPES))
 def test_raw_tensors_of_every_datatype(datatype: str) -> None:
-    values = np.array([[0, 1, 1], [1, 0, 1]], v2.DATATYPES[datatype])
-    (tensor,) = v2_rpc.decode(request(datatype, [2, 3], values.tobytes())).inputs
+    values = np.array([[0, 1, 1], [1, 0, 1]], codec.DATATYPES[datatype])
+    (tensor,) = protobuf_codec.decode(request(datatype, [2, 3], values.tobytes())).inputs
     np.testing.assert_array_equal(tensor.values, values)
     assert (tensor.values.dtype, tensor.shape) == (values.dtype, (2, 3))
 
 
-@pytest.mark.parametrize("datatype", sorted(set(v2.DATATYPES) - {"FP16"}))
+@pytest.mark.parametrize("datatype", sorted(set(codec.DATATYPES) - {"FP16"}))
 def test_typed_tensors_of_every_datatype(datatype: str) -> None:
-    values = np.array([[0, 1, 1], [1, 0, 1]], v2.DATATYPES[datatype])
-    contents = {v2_rpc._FIELDS[datatype]: values.ravel().tolist()}
-    (tensor,) = v2_rpc.decode(request(datatype, [2, 3], contents=contents)).inputs
+    values = np.array([[0, 1, 1], [1, 0, 1]], codec.DATATYPES[datatype])
+    contents = {protobuf_codec._FIELDS[datatype]: values.ravel().tolist()}
+    (tensor,) = protobuf_codec.decode(request(datatype, [2, 3], contents=contents)).inputs
     np.testing.assert_array_equal(tensor.values, values)
     assert tensor.values.dtype == values.dtype
 
 
 def test_bytes_raw_and_typed() -> None:
     raw = b"\x02\0\0\0hi\0\0\0\0"
-    assert v2_rpc.decode(request("BYTES", [2], raw)).inputs[0].values == [b"hi", b""]
-    assert v2_rpc.decode(request("BYTES", [2], contents={"bytes_contents": [b"hi", b""]})).inputs[
-        0
-    ].values == [b"hi", b""]
+    assert protobuf_codec.decode(request("BYTES", [2], raw)).inputs[0].values == [b"hi", b""]
+    assert protobuf_codec.decode(
+        request("BYTES", [2], contents={"bytes_contents": [b"hi", b""]})
+    ).inputs[0].values == [b"hi", b""]
 
 
 @pytest.mark.parametrize(
@@ -77,14 +77,14 @@ def test_bytes_raw_and_typed() -> None:
 )
 def test_what_is_wrong_is_said(wrong: Any, part: str) -> None:
     with pytest.raises(InvalidInput, match=part):
-        v2_rpc.decode(wrong)
+        protobuf_codec.decode(wrong)
 
 
 def test_raw_tensors_are_for_all_inputs_or_none() -> None:
     made = request("FP64", [1], b"\0" * 8)
     made.raw_input_contents.append(b"")
     with pytest.raises(InvalidInput, match="2 tensors: there are 1 inputs"):
-        v2_rpc.decode(made)
+        protobuf_codec.decode(made)
 
 
 def test_parameters_become_plain_values() -> None:
@@ -94,7 +94,7 @@ def test_parameters_become_plain_values() -> None:
     made.parameters["share"].double_param = 0.5
     made.parameters["yes"].bool_param = True
     made.parameters["none"].SetInParent()
-    assert v2_rpc.decode(made).parameters == {
+    assert protobuf_codec.decode(made).parameters == {
         "timeout": 5,
         "user": "ann",
         "share": 0.5,
@@ -104,7 +104,7 @@ def test_parameters_become_plain_values() -> None:
 
 def test_a_response() -> None:
     outputs = np.arange(4, dtype=">f4").reshape(2, 2)
-    made = v2_rpc.encode(
+    made = protobuf_codec.encode(
         "m", "3", "7", outputs, {"default": True, "reason": "late", "confidence": 0.5, "n": 2}
     )
     assert (made.model_name, made.model_version, made.id) == ("m", "3", "7")
@@ -114,15 +114,15 @@ def test_a_response() -> None:
         [2, 2],
     )
     np.testing.assert_array_equal(np.frombuffer(made.raw_output_contents[0], "<f4"), [0, 1, 2, 3])
-    assert v2_rpc.parameters_of(made.parameters) == {
+    assert protobuf_codec.parameters_of(made.parameters) == {
         "default": True,
         "reason": "late",
         "confidence": 0.5,
         "n": 2,
     }
     assert (
-        v2_rpc.encode("m", "", "", ["hi", b""], {}).raw_output_contents[0]
+        protobuf_codec.encode("m", "", "", ["hi", b""], {}).raw_output_contents[0]
         == b"\x02\0\0\0hi\0\0\0\0"
     )
     with pytest.raises(BadOutput):
-        v2_rpc.encode("m", "", "", [{"a": 1}], {})
+        protobuf_codec.encode("m", "", "", [{"a": 1}], {})

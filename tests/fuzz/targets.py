@@ -190,15 +190,15 @@ def _h11_requests(data: bytes) -> list[tuple[bytes, bytes, bytes]]:
 
 
 def _run_http(data: bytes) -> None:
-    from clipper.frontend.messages import Response
+    from clipper.frontend.http.messages import HttpResponse
     from clipper_core.http.http_head import read_head
     from tests.frontend.conftest import Line
 
     seen: list[tuple[bytes, bytes, bytes]] = []
 
-    def handle(request: Any) -> Response:
+    def handle(request: Any) -> HttpResponse:
         seen.append((request.method.encode(), request.path, bytes(request.body)))
-        return Response(200, b"")
+        return HttpResponse(200, b"")
 
     Line(handle).feed(data[: len(data) // 2]).feed(data[len(data) // 2 :])
     theirs = _h11_requests(data)
@@ -418,16 +418,16 @@ def _grpc_seeds() -> dict[str, bytes]:
 def _run_grpc(data: bytes) -> None:
     from google.protobuf.message import DecodeError
 
-    from clipper.frontend import v2, v2_rpc
+    from clipper.frontend.inference import codec, protobuf_codec
     from clipper.frontend.protocols import message
     from clipper.mesh.splice import extract, inject
     from clipper.types import InputType
 
     with contextlib.suppress(DecodeError, ClipperError):
-        request = v2_rpc.decode(message("inference.ModelInferRequest").FromString(data))
+        request = protobuf_codec.decode(message("inference.ModelInferRequest").FromString(data))
         for type_ in ("f64[2]", "f32[4]", "str", "any"):
             with contextlib.suppress(ClipperError):
-                v2.rows_of(request, InputType.parse(type_))
+                codec.rows_of(request, InputType.parse(type_))
     parsed = None
     with contextlib.suppress(DecodeError):
         parsed = message("inference.ModelInferRequest").FromString(data)

@@ -13,8 +13,8 @@ pytest.importorskip("grpc", reason="pip install 'clipper-serving[grpc]'")
 import grpc
 
 from clipper.errors import AddressInUse, ConfigError
-from clipper.frontend.grpc_followers import FOLLOWERS_MAX, FORGET_S, Followers
-from clipper.frontend.grpc_shard import ShardGrpc
+from clipper.frontend.params_grpc.followers import FOLLOWERS_MAX, FORGET_S, RowFollowers
+from clipper.frontend.params_grpc.server import ShardGrpc
 from clipper.frontend.protocols import message, methods_of, pool
 from clipper.params import TableSpec
 from clipper.params.partition import shard_of_name
@@ -577,7 +577,7 @@ def test_followers_are_bounded(fronts: Fronts, monkeypatch: pytest.MonkeyPatch) 
     shard = fronts.shards.servers[0].shard
     one.push_model(embedding_table_info=[info("t", 2)])
     now = [0.0]
-    each = Followers(shard, lambda: now[0])
+    each = RowFollowers(shard, lambda: now[0])
     for k in range(FOLLOWERS_MAX + 1):
         now[0] += 1
         each.begin(f"f{k}")
@@ -585,7 +585,7 @@ def test_followers_are_bounded(fronts: Fronts, monkeypatch: pytest.MonkeyPatch) 
     kept = each.of("f1", 0)
     assert kept is not None
     pushed(one, "t", range(10))
-    monkeypatch.setattr("clipper.frontend.grpc_followers.IDS_MAX", 9)
+    monkeypatch.setattr("clipper.frontend.params_grpc.followers.IDS_MAX", 9)
     assert each.of("f1", 0) is kept
     assert each.of("f1", 0) is None, "it was to be told too much"
     each.begin("f1")

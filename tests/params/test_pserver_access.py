@@ -14,8 +14,8 @@ import grpc
 
 from clipper.deploy.params_manifests import ParamsShipment
 from clipper.errors import ConfigError, InvalidInput
-from clipper.frontend.api_keys import line_of, new_key
-from clipper.frontend.grpc_shard import ShardGrpc
+from clipper.frontend.auth.api_keys import line_of, new_key
+from clipper.frontend.params_grpc.server import ShardGrpc
 from clipper.params.line import addresses_in
 from clipper.params.local import LocalSet
 from clipper.settings.params import ParamsSettings

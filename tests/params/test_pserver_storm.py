@@ -12,7 +12,7 @@ pytest.importorskip("grpc", reason="pip install 'clipper-serving[grpc]'")
 
 import grpc
 
-from clipper.frontend.grpc_shard import ShardGrpc
+from clipper.frontend.params_grpc.server import ShardGrpc
 from tests.params.conftest import TOKEN, Shards
 from tests.params.document import CALLS, PATIENCE_S, Shard, array, document, tensor
 

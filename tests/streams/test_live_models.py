@@ -12,7 +12,7 @@ import pytest
 
 import clipper
 from clipper.errors import InvalidInput
-from clipper.frontend.live_models import descriptor_of
+from clipper.frontend.streams.model_updates import descriptor_of
 from clipper.testing import wait_until
 from tests.store.conftest import RedisServer
 

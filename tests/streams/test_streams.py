@@ -415,7 +415,7 @@ def test_what_is_worked_on_is_not_taken_away_and_who_is_gone_is_forgotten(
     fresh: Callable[[], str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("clipper.frontend.group._FORGET_PERIODS", 1)
+    monkeypatch.setattr("clipper.frontend.streams.consumer_group._FORGET_PERIODS", 1)
     names = streams(
         fresh, claim_s=2
     )  # said again every 0.7 s: a busy machine may be late with that
@@ -566,7 +566,7 @@ def test_redis_is_frozen_read_only_and_forgets(
     fresh: Callable[[], str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("clipper.frontend.group.PATIENCE_S", 0.3)
+    monkeypatch.setattr("clipper.frontend.streams.consumer_group.PATIENCE_S", 0.3)
     names = streams(fresh, claim_s=0.5)
     app = server.app("sums")
     with (

@@ -74,8 +74,10 @@ class Place:
         self.door.set_table(HotTable(routes))
 
     def take(self) -> None:
-        """As frontend/hot.py does, without HTTP: a connection is answered once, and given back or
-        closed."""
+        """Answer each connection once, and give it back or close it.
+
+        frontend/http/fast_path.py does the same, with HTTP.
+        """
         while not self.ended.is_set():
             select.select([self.door.fd], [], [], 0.01)
             self.take_all()

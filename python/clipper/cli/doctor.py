@@ -21,7 +21,7 @@ import numpy as np
 from clipper.cli.up import DEFAULT_FILE
 from clipper.clock import wall_time_us
 from clipper.config import load
-from clipper.frontend.api_keys import ApiKeys
+from clipper.frontend.auth.api_keys import ApiKeys
 from clipper.settings.grpc import grpc_tls
 from clipper.settings.http import admin_tls, query_tls
 from clipper.settings.params import params_tls

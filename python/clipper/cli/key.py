@@ -29,7 +29,7 @@ def key(name: str, path: Path) -> None:
     curl -H "Authorization: Bearer $KEY" http://HOST:8080/api
     """
     from clipper.errors import InvalidInput
-    from clipper.frontend.api_keys import line_of, new_key
+    from clipper.frontend.auth.api_keys import line_of, new_key
 
     if not name.isprintable() or len(name.split()) != 1 or name.startswith("#"):
         raise InvalidInput(f"name {name[:60]!r} of a key: one word, without blanks.")

@@ -559,7 +559,7 @@ def shard(
 def _beside(grpc: str) -> Any:
     if not grpc:
         return contextlib.nullcontext
-    from clipper.frontend.grpc_shard import beside
+    from clipper.frontend.params_grpc.server import beside
 
     return beside
 

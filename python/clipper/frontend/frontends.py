@@ -7,23 +7,29 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from clipper.errors import ConfigError
-from clipper.frontend.access import Access
-from clipper.frontend.admin import guard
-from clipper.frontend.cors import crossing
-from clipper.frontend.described import Limits
-from clipper.frontend.description import PUBLIC, Description
-from clipper.frontend.exporter import Exporter
-from clipper.frontend.hot import Hot
-from clipper.frontend.influx import InfluxPush
-from clipper.frontend.listeners import Handle, Listeners
-from clipper.frontend.messages import Outcome, Request, Response, answer_json, inflating
-from clipper.frontend.node import Node
-from clipper.frontend.repository import Repository
-from clipper.frontend.rest import Rest
-from clipper.frontend.rest_v2 import RestV2
-from clipper.frontend.routes import Routes
-from clipper.frontend.scrape import Scrape
-from clipper.frontend.spans import Batch
+from clipper.frontend.auth.cors import crossing
+from clipper.frontend.auth.credential_files import CredentialFiles
+from clipper.frontend.auth.management import guard
+from clipper.frontend.http.applications import ApplicationRoutes
+from clipper.frontend.http.fast_path import FastPath
+from clipper.frontend.http.inference import InferenceRoutes
+from clipper.frontend.http.listeners import Handle, HttpListeners
+from clipper.frontend.http.messages import (
+    HandlerResult,
+    HttpRequest,
+    HttpResponse,
+    answer_json,
+    inflating,
+)
+from clipper.frontend.http.metrics import MetricsRoutes
+from clipper.frontend.http.repository import ModelRepository
+from clipper.frontend.http.router import Router
+from clipper.frontend.influx_push import InfluxPush
+from clipper.frontend.openapi.endpoint import PUBLIC, OpenApiEndpoint
+from clipper.frontend.openapi.routes import SchemaLimits
+from clipper.frontend.server_interface import ServerInterface
+from clipper.frontend.tracing.exporter import SpanExporter
+from clipper.frontend.tracing.spans import Batch
 from clipper.metrics import Counts, GrpcCounts, HttpCounts, MeshMetrics, ParamsMetrics, TlsCounts
 from clipper.serving.ear import Ear
 from clipper.settings.grpc import grpc_tls
@@ -33,7 +39,7 @@ from clipper_core.engine.batch_reader import BatchLog
 from clipper_core.engine.engine import Engine
 
 if TYPE_CHECKING:
-    from clipper.frontend.grpc import Grpc
+    from clipper.frontend.grpc.server import GrpcServer
 
 _PAGE = "/dashboard"
 
@@ -44,21 +50,21 @@ class Frontends:
 
     def __init__(
         self,
-        node: Node,
+        node: ServerInterface,
         make_ear: Callable[[asyncio.AbstractEventLoop], Ear],
         engines: Sequence[Engine] = (),
     ) -> None:
         self._node, self._make_ear, self._engines = node, make_ear, engines
-        self._listeners: Listeners | None = None
-        self._grpc: Grpc | None = None
-        self.routes, self.admin_routes = Routes(), Routes()
-        limits = Limits(node.config.limits.slo_ms_max, node.config.http.queries_max)
+        self._listeners: HttpListeners | None = None
+        self._grpc: GrpcServer | None = None
+        self.routes, self.admin_routes = Router(), Router()
+        limits = SchemaLimits(node.config.limits.slo_ms_max, node.config.http.queries_max)
         self.address = self.admin_address = self.grpc_address = ""
-        Rest(node).add_to(self.routes)
-        RestV2(node).add_to(self.routes)
-        Repository(node).add_to(self.admin_routes)
+        ApplicationRoutes(node).add_to(self.routes)
+        InferenceRoutes(node).add_to(self.routes)
+        ModelRepository(node).add_to(self.admin_routes)
         self._counts = {"address": HttpCounts("query"), "admin": HttpCounts("admin")}
-        self._access, self._grpc_counts = Access(), GrpcCounts()
+        self._access, self._grpc_counts = CredentialFiles(), GrpcCounts()
         self._exporter = _exporter(node, engines)
         self._tls_counts = {
             "address": TlsCounts("query"),
@@ -71,7 +77,7 @@ class Frontends:
         beside += [MeshMetrics(node.mesh.stats)] if node.mesh is not None else []
         if node.params is not None:
             beside.append(ParamsMetrics(node.params.shards, node.config.http.metrics_names_max))
-        scrape = self.scrape = Scrape(node, beside)
+        scrape = self.scrape = MetricsRoutes(node, beside)
         self._push: InfluxPush | None = None
         if node.config.influx.url:
             self._push = InfluxPush(node.config.influx, scrape.metrics.collect, node.version)
@@ -81,9 +87,9 @@ class Frontends:
             scrape.add_to(self.routes)
         for routes in (self.routes, self.admin_routes):
             routes.add("GET", "/", _index(node, routes))
-        queries = Description(node, self.routes, limits)
+        queries = OpenApiEndpoint(node, self.routes, limits)
         queries.add_to(self.routes)
-        Description(node, self.admin_routes, limits, queries).add_to(self.admin_routes)
+        OpenApiEndpoint(node, self.admin_routes, limits, queries).add_to(self.admin_routes)
 
     def _tls(self) -> dict[str, TlsFiles]:
         """The files of the listeners that are wanted and speak TLS."""
@@ -125,7 +131,7 @@ class Frontends:
             key: found for key, found in self._access.certificates.items() if key != "grpc"
         }
         counts = [self._counts[key] for key, _, _ in each]
-        self._listeners = Listeners(
+        self._listeners = HttpListeners(
             settings,
             each,
             self._make_ear,
@@ -139,18 +145,18 @@ class Frontends:
         self.address, self.admin_address = found.get("address", ""), found.get("admin", "")
         self._listeners.start()
 
-    def _hot(self) -> Hot | None:
+    def _hot(self) -> FastPath | None:
         """The door, for queries without TLS, without keys, and of which no trace is exported."""
         http, access = self._node.config.http, self._access
         if not (http.address and http.workers and self._engines) or self._exporter is not None:
             return None
         if access.keys is not None or "address" in access.certificates:
             return None
-        return Hot(self._node, self.routes, self._counts["address"], self._engines)
+        return FastPath(self._node, self.routes, self._counts["address"], self._engines)
 
     def _start_grpc(self) -> None:
         try:
-            from clipper.frontend.grpc import Grpc
+            from clipper.frontend.grpc.server import GrpcServer
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] not in ("grpc", "google"):
                 raise
@@ -158,7 +164,9 @@ class Frontends:
             raise ConfigError(
                 f"grpc.address is set, and gRPC cannot be imported: {error}.", hint=hint
             ) from None
-        grpc = Grpc(self._node, self._make_ear, self._access, self._grpc_counts, self._exporter)
+        grpc = GrpcServer(
+            self._node, self._make_ear, self._access, self._grpc_counts, self._exporter
+        )
         grpc.start()
         self._grpc, self.grpc_address = grpc, grpc.address
 
@@ -192,7 +200,7 @@ def _for_own_user(http: HttpSettings) -> tuple[str, ...]:
     )
 
 
-def _exporter(node: Node, engines: Sequence[Engine]) -> Exporter | None:
+def _exporter(node: ServerInterface, engines: Sequence[Engine]) -> SpanExporter | None:
     """Where spans go, as [tracing] and OpenTelemetry's variables say. ConfigError."""
     settings = node.config.tracing
     try:
@@ -207,18 +215,18 @@ def _exporter(node: Node, engines: Sequence[Engine]) -> Exporter | None:
         wanted = list(ids)
         return {id: batch for log in logs for id, batch in log.find(wanted).items()}
 
-    return Exporter(settings, found, node.version, find)
+    return SpanExporter(settings, found, node.version, find)
 
 
-def _finding(routes: Routes) -> Handle:
-    def handle(request: Request) -> Outcome:
+def _finding(routes: Router) -> Handle:
+    def handle(request: HttpRequest) -> HandlerResult:
         return routes.find(request)(request)
 
     return handle
 
 
-def _guarded(check: Callable[[Request], None], handle: Handle) -> Handle:
-    def guarded(request: Request) -> Outcome:
+def _guarded(check: Callable[[HttpRequest], None], handle: Handle) -> Handle:
+    def guarded(request: HttpRequest) -> HandlerResult:
         if request.path not in PUBLIC:
             check(request)
         return handle(request)
@@ -226,11 +234,11 @@ def _guarded(check: Callable[[Request], None], handle: Handle) -> Handle:
     return guarded
 
 
-def _index(node: Node, routes: Routes) -> Handle:
-    def index(request: Request) -> Outcome:
+def _index(node: ServerInterface, routes: Router) -> Handle:
+    def index(request: HttpRequest) -> HandlerResult:
         """A browser is shown the dashboard, where there is one."""
         if ("GET", _PAGE) in routes and b"text/html" in request.headers.get(b"accept", b""):
-            return Response(303, b"", headers=((b"location", _PAGE.encode()),))
+            return HttpResponse(303, b"", headers=((b"location", _PAGE.encode()),))
         lines = [
             f"{method} {pattern.replace('{}', 'NAME', 1).replace('{}', 'VERSION')}"
             for method, pattern in routes

@@ -8,10 +8,17 @@ from typing import Any, get_args, get_type_hints
 
 import msgspec
 
-from clipper.frontend.described import ABOUT, Limits, of_applications
-from clipper.frontend.described import table as of_listener
-from clipper.frontend.description import describe
-from clipper.frontend.openapi import About, Schema, Table, document, list_of, members
+from clipper.frontend.openapi.document import (
+    RouteInfo,
+    RouteTable,
+    Schema,
+    document,
+    list_of,
+    members,
+)
+from clipper.frontend.openapi.endpoint import describe
+from clipper.frontend.openapi.routes import ABOUT, SchemaLimits, of_applications
+from clipper.frontend.openapi.routes import table as of_listener
 from clipper.manage.operations import Change, Operations
 from clipper.manage.rest import VERBS, arguments_of, lists, needed_by, settings_types
 from clipper.selection import POLICIES
@@ -52,7 +59,7 @@ _POLICY: Schema = {
 }
 
 
-def of_management() -> Table:
+def of_management() -> RouteTable:
     return {**_verbs(), **_applications(), **_moving(), **_asking(), **_looking()}
 
 
@@ -60,12 +67,12 @@ def plain_document(*, management: bool) -> dict[str, Any]:
     """What every server has, whatever its applications."""
     table = {**of_listener(management=management), **(of_management() if management else {})}
     found = document("clipper management" if management else "clipper", VERSION, ABOUT, table)
-    describe(found, (), Limits())
+    describe(found, (), SchemaLimits())
     return found.json()
 
 
-def _verbs() -> Table:
-    found: dict[tuple[str, str], About] = {}
+def _verbs() -> RouteTable:
+    found: dict[tuple[str, str], RouteInfo] = {}
     for method, pattern, verb, names in VERBS:
         function = getattr(Operations, verb)
         says, more = _said(function)
@@ -75,7 +82,7 @@ def _verbs() -> Table:
             if name not in names
         }
         looks = method == "GET"
-        found[method, pattern] = About(
+        found[method, pattern] = RouteInfo(
             id=_camel(verb) if names or "{}" not in pattern else verb,
             says=says,
             more=more,
@@ -268,7 +275,7 @@ _SETTINGS: Mapping[str, Schema] = {
 }
 
 
-def _applications() -> Table:
+def _applications() -> RouteTable:
     settings = {
         name: _SETTINGS.get(name) or msgspec.json.schema(type_)
         for name, type_ in settings_types.items()
@@ -276,14 +283,16 @@ def _applications() -> Table:
     settings.pop("created_us", None)
     body = _object({"models": {"type": ["array", "null"], "items": _MODEL}, **settings}, [])
 
-    def about(id: str, says: str, query: Mapping[str, Schema] = _REHEARSED, **more: Any) -> About:
+    def about(
+        id: str, says: str, query: Mapping[str, Schema] = _REHEARSED, **more: Any
+    ) -> RouteInfo:
         more = {
             "needs_body": False,
             "headers": {"Clipper-Actor": _ACTOR},
             "errors": (404, 409, 503),
             **more,
         }
-        return About(id=id, says=says, tag=MANAGEMENT, names=("name",), query=query, **more)
+        return RouteInfo(id=id, says=says, tag=MANAGEMENT, names=("name",), query=query, **more)
 
     record: Schema = {
         "type": "object",
@@ -309,17 +318,17 @@ def _applications() -> Table:
     }
 
 
-def _moving() -> Table:
+def _moving() -> RouteTable:
     state: Schema = {"type": "object"}
     return {
-        ("GET", "/admin/export"): About(
+        ("GET", "/admin/export"): RouteInfo(
             id="exportState",
             says="The state as one file",
             tag=MANAGEMENT,
             gives=state,
             errors=(503,),
         ),
-        ("POST", "/admin/import"): About(
+        ("POST", "/admin/import"): RouteInfo(
             id="importState",
             says="Add what an export gave",
             tag=MANAGEMENT,
@@ -335,7 +344,7 @@ def _moving() -> Table:
 _EXPORTED: Schema = {"type": "object"}
 
 
-def _asking() -> Table:
+def _asking() -> RouteTable:
     """As the query listener has it."""
     asked = of_applications()
     return {
@@ -344,15 +353,15 @@ def _asking() -> Table:
     }
 
 
-def _looking() -> Table:
+def _looking() -> RouteTable:
     """The dashboard's."""
     settings = _object({"settings": {"type": "array", "items": {"type": "object"}}}, ["settings"])
     text: Schema = {"type": "string"}
     return {
-        ("GET", "/dashboard"): About(
+        ("GET", "/dashboard"): RouteInfo(
             id="dashboard", says="The page", tag=MANAGEMENT, gives=text, media="text/html"
         ),
-        ("GET", "/dashboard/{}"): About(
+        ("GET", "/dashboard/{}"): RouteInfo(
             id="dashboardFile",
             says="Its files",
             tag=MANAGEMENT,
@@ -362,7 +371,7 @@ def _looking() -> Table:
             also=("text/css", "text/plain", "text/html", "image/svg+xml"),
             errors=(404,),
         ),
-        ("GET", "/admin/stream"): About(
+        ("GET", "/admin/stream"): RouteInfo(
             id="stream",
             says="What happens, as server-sent events without an end",
             tag=MANAGEMENT,
@@ -370,7 +379,7 @@ def _looking() -> Table:
             media="text/event-stream",
             errors=(503,),
         ),
-        ("GET", "/admin/configuration"): About(
+        ("GET", "/admin/configuration"): RouteInfo(
             id="configuration", says="What is set", tag=MANAGEMENT, gives=settings
         ),
     }

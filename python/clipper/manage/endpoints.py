@@ -100,14 +100,14 @@ class Endpoints:
     def _make_frontends(self) -> "Frontends":
         # imported here: the frontends are a tenth of what `import clipper` would take
         from clipper.frontend.frontends import Frontends
-        from clipper.frontend.node import Node
+        from clipper.frontend.server_interface import ServerInterface
         from clipper.manage.described import of_management
         from clipper.manage.mesh_rest import MeshManagement
         from clipper.manage.rest import Management
 
         server, questions, engines = self._server, self._questions, self._dispatch.engines
         mesh = self._mesh.node
-        node = Node(
+        node = ServerInterface(
             VERSION,
             self._config,
             server.catalog,

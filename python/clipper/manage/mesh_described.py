@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from clipper.frontend.openapi import About, Schema, Table
+from clipper.frontend.openapi.document import RouteInfo, RouteTable, Schema
 from clipper.mesh.facade import LIST_MAX, Explanation, ModelStatus, VModelStatus
 from clipper.mesh.records import Instance
 
@@ -61,14 +61,14 @@ class Counts(msgspec.Struct, frozen=True):
     stats: dict[str, Any]
 
 
-def _about(id: str, says: str, more: str = "", **rest: Any) -> About:
+def _about(id: str, says: str, more: str = "", **rest: Any) -> RouteInfo:
     names = ("name",) if rest.pop("named", True) else ()
-    return About(id=id, says=says, more=more, tag=MESH, names=names, **rest)
+    return RouteInfo(id=id, says=says, more=more, tag=MESH, names=names, **rest)
 
 
 def of_mesh(
     registering: type[msgspec.Struct], loading: type[msgspec.Struct], setting: type[msgspec.Struct]
-) -> Table:
+) -> RouteTable:
     """By what the bodies of its changes are."""
     model, vmodel = "/v1/mesh/models/{}", "/v1/mesh/vmodels/{}"
     return {

@@ -15,8 +15,15 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 
 from clipper.errors import InvalidInput, Overloaded, UnknownModel
-from clipper.frontend.messages import Outcome, Request, Response, answer_json, on_worker, read_json
-from clipper.frontend.routes import Routes
+from clipper.frontend.http.messages import (
+    HandlerResult,
+    HttpRequest,
+    HttpResponse,
+    answer_json,
+    on_worker,
+    read_json,
+)
+from clipper.frontend.http.router import Router
 from clipper.manage.mesh_described import Counts, Instances, ModelPage, VModelPage, of_mesh
 from clipper.manage.mesh_watch import Watchers
 from clipper.manage.rest import actor_of, read_query
@@ -77,8 +84,8 @@ class MeshManagement:
         self._mesh, self._watchers = mesh, Watchers(mesh)
         self._places = threading.BoundedSemaphore(WAITING_MAX)
 
-    def add_to(self, routes: Routes) -> None:
-        each: tuple[tuple[str, str, Callable[[Request], Response]], ...] = (
+    def add_to(self, routes: Router) -> None:
+        each: tuple[tuple[str, str, Callable[[HttpRequest], HttpResponse]], ...] = (
             ("GET", "/v1/mesh", self.stats),
             ("GET", "/v1/mesh/instances", self.instances),
             ("GET", "/v1/mesh/models", self.models),
@@ -100,65 +107,65 @@ class MeshManagement:
 
     # -- looking
 
-    def stats(self, request: Request) -> Response:
+    def stats(self, request: HttpRequest) -> HttpResponse:
         return answer_json(Counts(self._mesh.instance, dict(self._mesh.stats())))
 
-    def instances(self, request: Request) -> Response:
+    def instances(self, request: HttpRequest) -> HttpResponse:
         return answer_json(Instances(self._mesh.instances()))
 
-    def models(self, request: Request) -> Response:
+    def models(self, request: HttpRequest) -> HttpResponse:
         return _page(ModelPage, self._mesh.models, request)
 
-    def vmodels(self, request: Request) -> Response:
+    def vmodels(self, request: HttpRequest) -> HttpResponse:
         return _page(VModelPage, self._mesh.vmodels, request)
 
-    def model(self, request: Request) -> Response:
+    def model(self, request: HttpRequest) -> HttpResponse:
         return answer_json(_found(self._mesh.status(request.params[0])))
 
-    def explain(self, request: Request) -> Response:
+    def explain(self, request: HttpRequest) -> HttpResponse:
         _found(self._mesh.status(request.params[0]))
         return answer_json(self._mesh.explain(request.params[0]))
 
-    def vmodel(self, request: Request) -> Response:
+    def vmodel(self, request: HttpRequest) -> HttpResponse:
         owner = read_query(request, {"owner": str}).get("owner", "")
         return answer_json(_found(self._mesh.vmodel_status(request.params[0], owner)))
 
-    def watch(self, request: Request) -> Outcome:
+    def watch(self, request: HttpRequest) -> HandlerResult:
         """On the event loop: it only begins here."""
         return self._watchers.response(read_query(request, {"prefix": str}).get("prefix", ""))
 
     # -- changing
 
-    def register(self, request: Request) -> Response:
+    def register(self, request: HttpRequest) -> HttpResponse:
         asked = read_json(_REGISTERING, request.body or b"{}")
         if asked.sync and not asked.load_now:
             raise InvalidInput("`sync` goes with `load_now`.", hint="Set both, or neither.")
         with self._waiting(asked.sync), _changing(request):
             return answer_json(self._mesh.register(request.params[0], **_fields(asked)))
 
-    def unregister(self, request: Request) -> Response:
+    def unregister(self, request: HttpRequest) -> HttpResponse:
         with _changing(request):
             self._mesh.unregister(request.params[0])
-        return Response(204, b"")
+        return HttpResponse(204, b"")
 
-    def load(self, request: Request) -> Response:
+    def load(self, request: HttpRequest) -> HttpResponse:
         asked = read_json(_LOADING, request.body or b"{}")
         with self._waiting(asked.sync):
             return answer_json(
                 self._mesh.ensure_loaded(request.params[0], sync=asked.sync, used_ms=asked.used_ms)
             )
 
-    def set_vmodel(self, request: Request) -> Response:
+    def set_vmodel(self, request: HttpRequest) -> HttpResponse:
         asked = read_json(_SETTING, request.body or b"{}")
         with self._waiting(asked.sync), _changing(request):
             return answer_json(self._mesh.set_vmodel(request.params[0], **_fields(asked)))
 
-    def delete_vmodel(self, request: Request) -> Response:
+    def delete_vmodel(self, request: HttpRequest) -> HttpResponse:
         with _changing(request, owner=str) as asked:
             self._mesh.delete_vmodel(request.params[0], asked.get("owner", ""))
-        return Response(204, b"")
+        return HttpResponse(204, b"")
 
-    def rollback_vmodel(self, request: Request) -> Response:
+    def rollback_vmodel(self, request: HttpRequest) -> HttpResponse:
         with _changing(request):
             return answer_json(self._mesh.rollback_vmodel(request.params[0]))
 
@@ -179,7 +186,7 @@ class MeshManagement:
 
 
 @contextlib.contextmanager
-def _changing(request: Request, **takes: Any) -> Iterator[dict[str, Any]]:
+def _changing(request: HttpRequest, **takes: Any) -> Iterator[dict[str, Any]]:
     """A change by who asks, or its rehearsal. Gives the parameters of the query."""
     asked = read_query(request, {"dry_run": bool, **takes})
     with audit_context(actor_of(request), "", dry=asked.get("dry_run", False)):
@@ -203,8 +210,8 @@ def _found(status: _S) -> _S:
 
 
 def _page(
-    kind: Callable[[list[Any], str], Any], listing: Callable[..., list[Any]], request: Request
-) -> Response:
+    kind: Callable[[list[Any], str], Any], listing: Callable[..., list[Any]], request: HttpRequest
+) -> HttpResponse:
     asked = read_query(request, {"prefix": str, "after": str, "limit": int})
     limit = asked.get("limit", 1000)
     if not 1 <= limit <= LIST_MAX:

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from clipper.errors import ClipperError
-from clipper.frontend.bodies import Body
-from clipper.frontend.events import CONTENT_TYPE, HEADERS, HEARTBEAT, encode_event
-from clipper.frontend.messages import Refused, Streamed, to_json
+from clipper.frontend.http.messages import HttpError, StreamedResponse, to_json
+from clipper.frontend.http.server_sent_events import CONTENT_TYPE, HEADERS, HEARTBEAT, encode_event
+from clipper.frontend.http.streamed_body import StreamedBody
 from clipper.mesh.facade import MeshEvent, MeshFacade
 
 WATCHERS_MAX: Final = 32
@@ -38,16 +38,18 @@ class Watchers:
         self._open: set[Watcher] = set()
         self._lock = threading.Lock()
 
-    def response(self, prefix: str) -> Streamed:
+    def response(self, prefix: str) -> StreamedResponse:
         """Refused when there are as many as there may be."""
         if len(self._open) >= WATCHERS_MAX:
             hint = "Let one watcher tell the others."
-            raise Refused(
+            raise HttpError(
                 503, f"{WATCHERS_MAX} watch the mesh already.", hint, ((b"retry-after", b"5"),)
             )
-        return Streamed(lambda body: self._begin(body, prefix), CONTENT_TYPE, HEADERS, endless=True)
+        return StreamedResponse(
+            lambda body: self._begin(body, prefix), CONTENT_TYPE, HEADERS, endless=True
+        )
 
-    def _begin(self, body: Body, prefix: str) -> None:
+    def _begin(self, body: StreamedBody, prefix: str) -> None:
         watcher = Watcher(
             body, lambda stop: self._mesh.watch(prefix, stop=stop), self._open.discard
         )
@@ -62,7 +64,7 @@ class Watcher:
 
     def __init__(
         self,
-        body: Body,
+        body: StreamedBody,
         watch: Callable[[Callable[[], bool]], Iterator[MeshEvent]],
         leave: Callable[["Watcher"], None],
     ) -> None:

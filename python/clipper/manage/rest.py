@@ -1,5 +1,5 @@
 """Management over HTTP: a route for each verb of operations.py, on a listener of its own. Who may
-is frontend/admin.py's.
+is frontend/auth/management.py's.
 
 What a verb takes comes as members of a JSON object, or, of a GET, as parameters of the query;
 `?dry_run=true` rehearses any change. `Clipper-Actor` says who asks, for the history: it is believed
@@ -15,10 +15,16 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 
 from clipper.errors import InvalidInput, did_you_mean
-from clipper.frontend.messages import Request, Response, answer_json, on_worker, read_json
-from clipper.frontend.node import Node
-from clipper.frontend.rest import Rest
-from clipper.frontend.routes import Routes
+from clipper.frontend.http.applications import ApplicationRoutes
+from clipper.frontend.http.messages import (
+    HttpRequest,
+    HttpResponse,
+    answer_json,
+    on_worker,
+    read_json,
+)
+from clipper.frontend.http.router import Router
+from clipper.frontend.server_interface import ServerInterface
 from clipper.manage.operations import Operations
 from clipper.types import Application
 
@@ -76,10 +82,10 @@ _FLAG = {"dry_run": bool}
 class Management:
     """Threads: any. Every verb runs on a worker thread: the store may take its time."""
 
-    def __init__(self, node: Node, operations: Operations) -> None:
+    def __init__(self, node: ServerInterface, operations: Operations) -> None:
         self._node, self._operations = node, operations
 
-    def add_to(self, routes: Routes) -> None:
+    def add_to(self, routes: Router) -> None:
         for method, pattern, verb, names in VERBS:
             routes.add(method, pattern, on_worker(self._calling(verb, names, method == "GET")))
         for method, suffix, handler in (
@@ -95,7 +101,7 @@ class Management:
             on_worker(lambda request: answer_json(self._operations.export_state())),
         )
         routes.add("POST", "/admin/import", on_worker(self.import_state))
-        rest = Rest(
+        rest = ApplicationRoutes(
             self._node
         )  # for who manages, there need be no other listener to try an application
         routes.add("POST", "/admin/applications/{}/predict", rest.predict)
@@ -103,12 +109,12 @@ class Management:
 
     def _calling(
         self, verb: str, names: tuple[str, ...], looks: bool
-    ) -> Callable[[Request], Response]:
+    ) -> Callable[[HttpRequest], HttpResponse]:
         takes = arguments_of(getattr(Operations, verb))
 
         needed = needed_by(getattr(Operations, verb), names)
 
-        def call(request: Request) -> Response:
+        def call(request: HttpRequest) -> HttpResponse:
             flags = _flags(request, takes if looks else _FLAG, names)
             given = flags if looks else read_members(request, takes, names)
             if lacking := [name for name in needed if name not in given]:
@@ -123,35 +129,35 @@ class Management:
 
         return call
 
-    def _by(self, request: Request, dry_run: bool) -> Operations:
+    def _by(self, request: HttpRequest, dry_run: bool) -> Operations:
         return self._operations.by(actor_of(request), dry_run=dry_run)
 
     # -- applications, whose settings are members of the body
 
-    def set_application(self, request: Request) -> Response:
+    def set_application(self, request: HttpRequest) -> HttpResponse:
         settings = _settings(request)
         models = _models_of(settings)
         operations = self._by(request, _flags(request, _FLAG).get("dry_run", False))
         return answer_json(operations.set_application(request.params[0], models, settings))
 
-    def put_application(self, request: Request) -> Response:
+    def put_application(self, request: HttpRequest) -> HttpResponse:
         """Makes it, or sets what the body names; what it does not name stays."""
         name = request.params[0]
         is_new = name not in self._node.catalog.view.applications
         self.set_application(request)
         return answer_json(self._operations.application(name), 201 if is_new else 200)
 
-    def patch_application(self, request: Request) -> Response:
+    def patch_application(self, request: HttpRequest) -> HttpResponse:
         name = request.params[0]
         self._node.catalog.application(name)
         self.set_application(request)
         return answer_json(self._operations.application(name))
 
-    def delete_application(self, request: Request) -> Response:
+    def delete_application(self, request: HttpRequest) -> HttpResponse:
         self._by(request, False).remove_application(request.params[0])
-        return Response(204, b"")
+        return HttpResponse(204, b"")
 
-    def import_state(self, request: Request) -> Response:
+    def import_state(self, request: HttpRequest) -> HttpResponse:
         operations = self._by(request, _flags(request, _FLAG).get("dry_run", False))
         return answer_json(operations.import_state(bytes(request.body)))
 
@@ -159,7 +165,7 @@ class Management:
 # -- what comes in
 
 
-def actor_of(request: Request) -> str:
+def actor_of(request: HttpRequest) -> str:
     """Who asks, for the history."""
     said = request.headers.get(b"clipper-actor", b"").decode("ascii", "replace")[:128]
     return request.actor or (said if said.isprintable() and said else "http")
@@ -192,7 +198,9 @@ def _over_the_wire(type_: Any) -> Any:
     )
 
 
-def read_members(request: Request, takes: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def read_members(
+    request: HttpRequest, takes: dict[str, Any], names: tuple[str, ...]
+) -> dict[str, Any]:
     """The members of the body as a verb takes them. InvalidInput for one it does not know, lacks,
     or of another type."""
     given = read_json(_OBJECT, request.body or b"{}")
@@ -217,19 +225,21 @@ def _converted(
         raise InvalidInput(f"`{name}`: {error}.") from None
 
 
-def _flags(request: Request, takes: dict[str, Any], names: tuple[str, ...] = ()) -> dict[str, Any]:
+def _flags(
+    request: HttpRequest, takes: dict[str, Any], names: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """The parameters of the query."""
     pairs = urllib.parse.parse_qsl(request.query.decode("ascii", "replace"), keep_blank_values=True)
     return {name: _converted(name, value, takes, names, strict=False) for name, value in pairs}
 
 
-def read_query(request: Request, takes: dict[str, Any]) -> dict[str, Any]:
+def read_query(request: HttpRequest, takes: dict[str, Any]) -> dict[str, Any]:
     """The parameters of the query, of the types that `takes` names. InvalidInput for another
     one."""
     return _flags(request, takes)
 
 
-def _settings(request: Request) -> dict[str, Any]:
+def _settings(request: HttpRequest) -> dict[str, Any]:
     settings: dict[str, Any] = read_json(_OBJECT, request.body or b"{}")
     if settings.pop("name", request.params[0]) != request.params[0]:
         raise InvalidInput(

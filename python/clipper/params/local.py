@@ -54,7 +54,7 @@ UNIX_PATH_MAX = 100
 SAID_BYTES_MAX = 1 << 16
 PROGRAM = "clipper.params.standby"
 PROGRAM_WITH_GRPC = (  # the same, with gRPC beside it: by its name, for it is above this room
-    "clipper.frontend.grpc_shard"
+    "clipper.frontend.params_grpc.server"
 )
 
 

@@ -1,5 +1,5 @@
 # The head of an HTTP/1.1 request, read strictly: what is not exactly one plain POST is not
-# explained here, but left to the reader that knows all of HTTP (frontend/http.py). So nothing can
+# explained here, but left to the reader that knows all of HTTP (frontend/http/connection.py). So nothing can
 # be read in two ways: what is doubtful is not read.
 #
 # Threads: any (pure functions).

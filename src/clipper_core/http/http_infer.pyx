@@ -1,5 +1,5 @@
 """Infer requests of one row, read where they lie. Source: kserve.github.io, "Open Inference
-Protocol", and Triton's extension `binary_tensor_data`; what each member means is frontend/v2.py,
+Protocol", and Triton's extension `binary_tensor_data`; what each member means is frontend/inference/codec.py,
 which has everything that is not read here."""
 from libc.string cimport memcmp, memcpy, memset
 

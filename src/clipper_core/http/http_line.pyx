@@ -289,7 +289,7 @@ cdef void _over_given(Given* given) noexcept nogil:
 
 
 cdef void _made_up(Worker* w) noexcept nogil:
-    """An id for a request that brought none, as frontend/messages makes them."""
+    """An id for a request that brought none, as frontend/http/messages makes them."""
     w.made.clear()
     w.made.put(w.shared.prefix.at(), w.shared.prefix.size())
     w.made.put_hex(w.shared.tickets.fetch_add(1, relaxed))

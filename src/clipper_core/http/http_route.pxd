@@ -1,5 +1,5 @@
 # What is answered without Python, by its exact path: a table of routes, a body read straight into a
-# row, the row asked, its prediction written as the answer that serving/processor and frontend/rest
+# row, the row asked, its prediction written as the answer that serving/processor and frontend/http/applications
 # would have given.
 #
 # A route is one application (or model) as it is now: one model, whose answer nobody else looks at.

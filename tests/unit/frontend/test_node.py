@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from clipper.frontend.node import Node
+from clipper.frontend.server_interface import ServerInterface
 from clipper.mesh.records import Instance
 
 
-def node_of(mesh: Any, **stats: Any) -> Node:
+def node_of(mesh: Any, **stats: Any) -> ServerInterface:
     catalog: Any = SimpleNamespace(view=SimpleNamespace(applications={}))
     nothing: Any = None
-    return Node(
+    return ServerInterface(
         "0",
         nothing,
         catalog,

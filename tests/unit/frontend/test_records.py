@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clipper.errors import InvalidInput
-from clipper.frontend.records import answer_fields, output_fields, record_of, told_of
+from clipper.frontend.streams.records import answer_fields, feedback_of, output_fields, record_of
 from clipper.types import Answer, VersionedModel
 
 DTYPES = {
@@ -121,16 +121,16 @@ def test_an_answer_has_what_its_record_brought() -> None:
 def test_whose_a_query_is_and_what_it_is_like() -> None:
     record = record_of(raw(input="1", user="eu", context="[0.5,-1]"))
     assert (record.user, record.context) == ("eu", [0.5, -1])
-    assert told_of(raw(input="1", label="1", context="[0.5]")).context == [0.5]
+    assert feedback_of(raw(input="1", label="1", context="[0.5]")).context == [0.5]
     with pytest.raises(InvalidInput, match="field 'context' is 'eu', which is no JSON"):
         record_of(raw(input="1", context="eu"))
 
 
 def test_feedback() -> None:
-    told = told_of(raw(id="r1", correct="1", weight="2"))
+    told = feedback_of(raw(id="r1", correct="1", weight="2"))
     assert (told.id, told.correct, told.weight, told.input) == ("r1", True, 2.0, None)
-    assert told_of(raw(input="[1,2]", label='"cat"')).label == "cat"
-    assert told_of(raw(prediction="n-1", score="0.5")).score == 0.5
+    assert feedback_of(raw(input="[1,2]", label='"cat"')).label == "cat"
+    assert feedback_of(raw(prediction="n-1", score="0.5")).score == 0.5
 
 
 @given(
@@ -162,7 +162,7 @@ def test_feedback() -> None:
     )
 )
 def test_whatever_the_bytes_it_is_a_value_or_a_refusal(fields: dict[bytes, bytes]) -> None:
-    for read in (record_of, told_of):
+    for read in (record_of, feedback_of):
         with contextlib.suppress(InvalidInput):
             read(fields)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from clipper.frontend.traces import trace_of
+from clipper.frontend.tracing.context import trace_of
 
 ID, SPAN = b"4bf92f3577b34da6a3ce929d0e0e4736", b"00f067aa0ba902b7"
 

@@ -21,9 +21,9 @@ from typing import Any, Final, Protocol
 
 from clipper.clock import wall_time_us
 from clipper.errors import ClipperError
-from clipper.frontend.bodies import Body
-from clipper.frontend.events import HEARTBEAT, encode_event
-from clipper.frontend.messages import Refused, to_json
+from clipper.frontend.http.messages import HttpError, to_json
+from clipper.frontend.http.server_sent_events import HEARTBEAT, encode_event
+from clipper.frontend.http.streamed_body import StreamedBody
 from clipper.manage.dashboard.seconds import Row, Stats, between, now_of
 
 FINE_ROWS: Final = 300  # by the second
@@ -169,14 +169,14 @@ class Feed:
         """Refused when there are as many viewers as there may be."""
         if len(self._viewers) >= self._viewers_max:
             hint = "Close another page, or see http.dashboard_viewers_max."
-            raise Refused(
+            raise HttpError(
                 503,
                 f"{self._viewers_max} dashboards are open already.",
                 hint,
                 ((b"retry-after", b"5"),),
             )
 
-    def join(self, body: Body, since_s: float) -> None:
+    def join(self, body: StreamedBody, since_s: float) -> None:
         """A viewer who has seen the rows up to `since_s`. On the event loop."""
         with self._lock:
             viewer = Viewer(body, self._beginning(since_s), self.leave)
@@ -217,7 +217,7 @@ class Viewer:
     """One page. Threads: the event loop's."""
 
     def __init__(
-        self, body: Body, beginning: Iterator[bytes], leave: Callable[["Viewer"], None]
+        self, body: StreamedBody, beginning: Iterator[bytes], leave: Callable[["Viewer"], None]
     ) -> None:
         self.body = body
         self._beginning: Iterator[bytes] | None = beginning

@@ -7,10 +7,17 @@ from typing import Any, Final
 
 from clipper.config import Config
 from clipper.config_schema import settings_of
-from clipper.frontend.bodies import Body
-from clipper.frontend.events import CONTENT_TYPE, HEADERS, last_event_id
-from clipper.frontend.messages import Outcome, Refused, Request, Response, Streamed, answer_json
-from clipper.frontend.routes import Routes
+from clipper.frontend.http.messages import (
+    HandlerResult,
+    HttpError,
+    HttpRequest,
+    HttpResponse,
+    StreamedResponse,
+    answer_json,
+)
+from clipper.frontend.http.router import Router
+from clipper.frontend.http.server_sent_events import CONTENT_TYPE, HEADERS, last_event_id
+from clipper.frontend.http.streamed_body import StreamedBody
 from clipper.manage.dashboard.feed import Feed
 
 POLICY: Final = (
@@ -40,31 +47,31 @@ class Page:
         self._feed, self._config = feed, config
         self._files = _read()
 
-    def add_to(self, routes: Routes) -> None:
+    def add_to(self, routes: Router) -> None:
         routes.add("GET", "/dashboard", lambda request: self._file("index.html"))
         routes.add("GET", "/dashboard/{}", lambda request: self._file(request.params[0]))
         routes.add("GET", "/admin/stream", self.stream)
         routes.add("GET", "/admin/configuration", self.configuration)
 
-    def _file(self, name: str) -> Response:
+    def _file(self, name: str) -> HttpResponse:
         if name not in self._files:
-            raise Refused(
+            raise HttpError(
                 404,
                 f"the dashboard has no file {name[:100]!r}.",
                 f"Its files: {', '.join(sorted(self._files))}.",
             )
-        return Response(200, self._files[name], _TYPES[name.rpartition(".")[2]], _SAFE)
+        return HttpResponse(200, self._files[name], _TYPES[name.rpartition(".")[2]], _SAFE)
 
-    def stream(self, request: Request) -> Outcome:
+    def stream(self, request: HttpRequest) -> HandlerResult:
         self._feed.check_room()
         since_s = last_event_id(request) / 10 + 0.05
 
-        def begin(body: Body) -> None:
+        def begin(body: StreamedBody) -> None:
             self._feed.join(body, since_s)
 
-        return Streamed(begin, CONTENT_TYPE, HEADERS, endless=True)
+        return StreamedResponse(begin, CONTENT_TYPE, HEADERS, endless=True)
 
-    def configuration(self, request: Request) -> Outcome:
+    def configuration(self, request: HttpRequest) -> HandlerResult:
         rows: list[dict[str, Any]] = settings_of(self._config)
         return answer_json({"settings": rows})
 

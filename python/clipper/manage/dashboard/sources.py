@@ -11,7 +11,7 @@ import msgspec
 
 from clipper.clock import wall_time_us
 from clipper.errors import ClipperError
-from clipper.frontend.node import Node
+from clipper.frontend.server_interface import ServerInterface
 from clipper.manage.deployment import Incident
 from clipper.manage.operations import Operations, application_row, record_of
 from clipper.manage.overview import Server, troubles
@@ -29,7 +29,7 @@ class ServerSources:
     """Threads: one. addresses: where what comes in, by what it is."""
 
     server: Server
-    node: Node
+    node: ServerInterface
     operations: Operations
     incidents: Callable[[], Iterable[Incident]]
     slow: Callable[[], dict[str, list[dict[str, Any]]]]

@@ -1,0 +1,64 @@
+"""Who may manage: the server's own user on this host (listeners.py sees to that), or whoever has
+the token of `[http]`, or one of its file, which also says who that is. The verbs are
+manage/rest.py's."""
+
+import hmac
+from collections.abc import Callable
+
+from clipper.errors import NotAllowed
+from clipper.frontend.auth.api_keys import ApiKeys
+from clipper.frontend.http.messages import HttpError, HttpRequest
+from clipper.settings.http import HttpSettings, is_loopback
+
+_PAGE = b"/dashboard"
+_BEARER = ((b"www-authenticate", b"Bearer"),)
+
+
+def guard(settings: HttpSettings, tokens: ApiKeys | None = None) -> Callable[[HttpRequest], None]:
+    """Raises Refused for who may not manage. tokens: those of a file; a request with one is its
+    holder's, whatever it says of itself. With a token: who does not know it. Without: what a web
+    page could have sent, for a browser on this host reaches loopback too (another's Origin, or a
+    Host that only its resolver took for ours). The files of the dashboard are for everybody: they
+    hold nothing."""
+    expected = f"Bearer {settings.token}".encode()
+
+    def check(request: HttpRequest) -> None:
+        if request.method in ("GET", "HEAD") and _is_of_the_page(request):
+            return
+        if tokens is not None:
+            try:
+                request.actor = tokens.check(request.headers.get(b"authorization", b""))
+            except NotAllowed:
+                hint = (
+                    "Send Authorization: Bearer TOKEN, one of http.tokens_file; `clipper key NAME"
+                    " --file FILE` makes one."
+                )
+                raise HttpError(
+                    401, "management needs a token that is known here.", hint, _BEARER
+                ) from None
+            return
+        if settings.token:
+            given = request.headers.get(b"authorization", b"")
+            if not hmac.compare_digest(given, expected):
+                hint = "Send Authorization: Bearer, and the value of http.token."
+                raise HttpError(401, "management needs the token.", hint, _BEARER)
+            return
+        host = request.headers.get(b"host", b"localhost").decode("ascii", "replace")
+        name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        origin = request.headers.get(b"origin", b"")
+        if (
+            origin and origin not in (f"http://{host}".encode(), f"https://{host}".encode())
+        ) or not is_loopback(name):
+            raise HttpError(
+                403,
+                "management takes no requests of web pages or under other names.",
+                "Set http.token to allow them.",
+            )
+
+    return check
+
+
+def _is_of_the_page(request: HttpRequest) -> bool:
+    path = request.path
+    asks_for_html = b"text/html" in request.headers.get(b"accept", b"")
+    return path == _PAGE or path.startswith(_PAGE + b"/") or (path == b"/" and asks_for_html)

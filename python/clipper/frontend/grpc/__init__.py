@@ -1,0 +1,1 @@
+"""gRPC: the server and its services. Needs the extra `grpc`."""

@@ -1,0 +1,272 @@
+"""Applications over gRPC: `clipper.v1.Applications`, to ask one and to tell it what was right."""
+
+import functools
+import math
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from clipper.errors import ClipperError, InvalidInput
+from clipper.frontend.grpc.calls import (
+    GrpcCall,
+    GrpcDispatcher,
+    code_of,
+    known,
+    retry_s_of,
+    text_of,
+)
+from clipper.frontend.http.applications import salt_of
+from clipper.frontend.http.messages import to_json
+from clipper.frontend.inference import codec
+from clipper.frontend.inference.json_inputs import input_of, numpy_dtype
+from clipper.frontend.inference.outcome import answer_of
+from clipper.frontend.protocols import message
+from clipper.serving.application import request_id
+from clipper.serving.ear import Future
+from clipper.serving.observe import observe
+from clipper.serving.processor import Question, predict
+from clipper.serving.truths import truth_of, weight_of
+from clipper.types import InputType
+
+SERVICE: Final = "clipper.v1.Applications"
+_PREDICTION, _VALUE, _REPLY = (
+    message(f"clipper.v1.{name}") for name in ("Prediction", "Value", "PredictReply")
+)
+_KINDS: Final = ((bool, "truth"), (int, "whole"), (float, "number"), (str, "text"), (bytes, "data"))
+_name_of = functools.lru_cache(4096)(str)
+
+
+class ApplicationService:
+    """Threads: the event loop's."""
+
+    def __init__(self, calls: GrpcDispatcher) -> None:
+        self._calls, self._node = calls, calls.node
+        each = {
+            "Predict": self.predict,
+            "PredictMany": self.predict_many,
+            "PredictStream": self.predict_stream,
+            "Feedback": self.feedback,
+        }
+        self.handlers = calls.handlers(SERVICE, each)
+
+    async def predict(self, request: Any, call: GrpcCall) -> Any:
+        return await self._predict(request, call, True)
+
+    async def _predict(self, request: Any, call: GrpcCall, until_deadline: bool) -> Any:
+        question = self._node.question(request.application)
+        row = row_of(request.input, input_of(question), "input")
+        slo_us = self._slo_us(request, question, call, until_deadline)
+        id = request_id(request.request_id) or call.request_id
+        call.asking()
+        future = predict(
+            question,
+            row,
+            request.user or None,
+            slo_us,
+            salt_of(request.salt),
+            _context(request),
+            id,
+        )
+        call.asked(question, (future,))
+        await self._calls.done((future,))
+        return _prediction(future, question)
+
+    def _slo_us(
+        self, request: Any, question: Question, call: GrpcCall, until_deadline: bool
+    ) -> int:
+        """until_deadline: a query without an SLO of its own has what the call has."""
+        if request.slo_ms:
+            given_us: int | None = self._node.slo_us(request.slo_ms, 0)
+        else:
+            given_us = None if until_deadline else question.slo_us
+        return self._calls.slo_us(call, given_us, question.slo_us)
+
+    async def predict_many(self, request: Any, call: GrpcCall) -> Any:
+        """All are read before one is asked. A query's error is its own; when there is no answer at
+        all, it is the call's."""
+        most = self._node.config.grpc.queries_max
+        if not 1 <= len(request.inputs) <= most:
+            hint = "See grpc.queries_max; ModelInfer takes arrays of any length."
+            raise InvalidInput(
+                f"there are {len(request.inputs)} inputs: 1 to {most} are taken.", hint=hint
+            )
+        question = self._node.question(request.application)
+        type_ = input_of(question)
+        rows = [row_of(value, type_, f"inputs[{i}]") for i, value in enumerate(request.inputs)]
+        slo_us = self._slo_us(request, question, call, True)
+        user, context, id = (
+            request.user or None,
+            _context(request),
+            request_id(request.request_id) or call.request_id,
+        )
+        call.asking()
+        asked = [
+            predict(question, row, user, slo_us, salt_of(request.salt), context, id) for row in rows
+        ]
+        call.asked(question, asked)
+        await self._calls.done(asked)
+        return message("clipper.v1.PredictManyReply")(replies=_replies(asked, question))
+
+    async def predict_stream(
+        self, requests: AsyncIterator[Any], call: GrpcCall
+    ) -> AsyncIterator[Any]:
+        async def answer(request: Any) -> Any:
+            try:
+                return _REPLY(prediction=await self._predict(request, call, False))
+            except Exception as error:
+                return _failure(known(error))
+
+        async for reply in self._calls.in_order(requests, answer):
+            yield reply
+
+    async def feedback(self, request: Any, call: GrpcCall) -> Any:
+        question = self._node.question(request.application)
+        row = (
+            row_of(request.input, input_of(question), "input")
+            if request.HasField("input")
+            else None
+        )
+        what = request.WhichOneof("what")
+        label = _label_of(request.label) if what == "label" else None
+        correct, score = (
+            getattr(request, key) if what == key else None for key in ("correct", "score")
+        )
+        truth, weight = truth_of(label, correct, score), weight_of(request.weight or 1.0)
+        about = (
+            question,
+            request.id or None,
+            row,
+            request.user or None,
+            truth,
+            weight,
+            _context(request),
+        )
+        return message("clipper.v1.FeedbackReply")(
+            counted=await self._calls.work(lambda: observe(*about))
+        )
+
+
+# -- values
+
+
+def row_of(value: Any, type_: InputType, name: str) -> Any:
+    """A Value as an input of `type_`; whether it is one, `predict` says. InvalidInput for what is
+    no value."""
+    kind = value.WhichOneof("kind")
+    if kind in (None, "json"):
+        raise InvalidInput(
+            f"`{name}` has no input.",
+            hint="Fill one of number, whole, truth, text, data, numbers, tensor.",
+        )
+    if kind == "tensor":
+        return _array_of(value.tensor, name)
+    if kind == "numbers":
+        plain: Any = value.numbers.values
+    elif kind == "text" or kind == "data" or type_.dtype in ("any", "str", "bytes"):
+        return getattr(value, kind)
+    else:
+        plain = getattr(value, kind)
+    if type_.dtype in ("str", "bytes"):
+        raise InvalidInput(f"`{name}` has numbers: {type_} is taken.")
+    return _numbers_of(plain, type_, name)
+
+
+def _numbers_of(plain: Any, type_: InputType, name: str) -> Any:
+    """float64 as the application's element type. What is not whole is no integer."""
+    found = np.array(plain)
+    if type_.dtype == "any":
+        return found
+    dtype = numpy_dtype(type_)
+    with np.errstate(invalid="ignore", over="ignore"):
+        cast = found.astype(dtype)
+    if dtype.kind in "iub" and not (cast == found).all():
+        raise InvalidInput(f"`{name}` has numbers that are no {type_.dtype}.")
+    return (
+        cast.reshape(type_.shape)
+        if not type_.variable and cast.size == math.prod(type_.shape)
+        else cast
+    )
+
+
+def _array_of(tensor: Any, name: str) -> Any:
+    shape = codec.checked_shape(name, tensor.datatype, tensor.shape, {})
+    return codec.from_binary(name, tensor.datatype, shape, memoryview(tensor.data))
+
+
+def _label_of(value: Any) -> Any:
+    kind = value.WhichOneof("kind")
+    if kind is None:
+        return None
+    return row_of(value, InputType("any"), "label")
+
+
+def _value_of(output: Any) -> Any:
+    """An output as a Value. An array is a tensor; what is nothing else is JSON."""
+    if isinstance(output, np.generic):
+        output = output.item()
+    if output is None:
+        return None
+    if isinstance(output, int) and not -(1 << 63) <= output < 1 << 63:
+        return _VALUE(json=str(output))
+    for type_, key in _KINDS:
+        if isinstance(output, type_):
+            return _VALUE(**{key: output})
+    if isinstance(output, np.ndarray) and output.dtype.kind in "biuf":
+        datatype, shape, values = codec.tensor_of(output)
+        return _VALUE(
+            tensor={"datatype": datatype, "shape": shape, "data": codec.to_binary(values)}
+        )
+    return _VALUE(json=to_json(output).decode())
+
+
+def _context(request: Any) -> Any:
+    return np.array(request.context) if request.context else None
+
+
+# -- replies
+
+
+def _prediction(future: Future, question: Question) -> Any:
+    answer = answer_of(future, question)
+    made = _PREDICTION(
+        id=answer.id,
+        output=_value_of(answer.output),
+        confidence=answer.confidence,
+        default=answer.is_default,
+        reason=answer.reason,
+        models=[_name_of(model) for model in answer.models],
+        missing=[_name_of(model) for model in answer.missing],
+        agreement=answer.agreement,
+        latency_us=answer.latency_us,
+        request_id=answer.request_id,
+        decided_by=answer.decided_by if answer.decided_by != "all" else "",
+        set=[_value_of(label) for label in answer.set],
+    )
+    for model, said in answer.qualifiers.items():
+        values = made.qualifiers[_name_of(model)].values
+        for name, value in said.items():
+            values[name].CopyFrom(_value_of(value))
+    return made
+
+
+def _failure(error: ClipperError) -> Any:
+    failure = {
+        "code": code_of(error).value[0],
+        "message": text_of(error),
+        "retry_after_s": retry_s_of(error),
+    }
+    return _REPLY(failure=failure)
+
+
+def _replies(futures: Sequence[Future], question: Question) -> list[Any]:
+    replies, errors = [], []
+    for future in futures:
+        try:
+            replies.append(_REPLY(prediction=_prediction(future, question)))
+        except ClipperError as error:
+            errors.append(error)
+            replies.append(_failure(error))
+    if len(errors) == len(futures):
+        raise errors[0]
+    return replies

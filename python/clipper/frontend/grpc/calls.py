@@ -1,0 +1,404 @@
+"""What every gRPC service here needs: to wait for queries, to work on a thread, to know a call's
+time, and to fail well.
+
+An error is told by its own gRPC code, with its text; `grpc-status-details-bin` has it for programs
+(google.rpc.Status with an ErrorInfo and, where another try makes sense, a RetryInfo), and
+`grpc-retry-pushback-ms` for clients with a retry policy.
+"""
+
+import asyncio
+import functools
+import hmac
+import logging
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from clipper.errors import ClipperError, DeadlineExceeded, InvalidInput, Overloaded, ShuttingDown
+from clipper.frontend.auth.api_keys import ApiKeys
+from clipper.frontend.http.messages import retry_after_s
+from clipper.frontend.protocols import message, methods_of
+from clipper.frontend.server_interface import ServerInterface
+from clipper.frontend.tracing.context import Trace, log_call, start_trace
+from clipper.frontend.tracing.exporter import SpanExporter
+from clipper.frontend.tracing.spans import finished_call
+from clipper.metrics.grpc_counts import GrpcCounts, MethodCounts
+from clipper.metrics.http_counts import now_ns
+from clipper.serving.application import fits_id
+from clipper.serving.ear import Ear, Future
+from clipper.serving.processor import Question
+
+_log = logging.getLogger(__name__)
+_TEXT_MAX = 1000  # of a client's 8 KiB of metadata
+_RETRIABLE: Final = frozenset((grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE))
+_STATUS, _RETRY, _INFO = (
+    message(f"google.rpc.{name}") for name in ("Status", "RetryInfo", "ErrorInfo")
+)
+_CALLS_RETRY_S = 0.1
+_OPEN_TO_ALL: Final = ("grpc.health.v1.Health",)
+_KINDS: Final = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+
+
+class GrpcCall:
+    """One call, as a service sees it. Threads: the event loop's. began_ns: of the monotonic
+    clock."""
+
+    __slots__ = ("_metadata", "began_ns", "context", "trace")
+
+    def __init__(self, context: Any, exporter: SpanExporter | None) -> None:
+        self.context, self.began_ns = context, now_ns()
+        self._metadata: dict[str, Any] | None = None
+        self.trace: Trace | None = None
+        metadata = self.metadata
+        if exporter is not None or "traceparent" in metadata:
+            parent, state = (
+                str(metadata.get(name, "")).encode("ascii", "replace")
+                for name in ("traceparent", "tracestate")
+            )
+            self.trace = start_trace(None if exporter is None else exporter.sample, parent, state)
+            if self.trace is not None:
+                context.set_trailing_metadata(self.trailing)
+
+    @property
+    def trailing(self) -> tuple[tuple[str, str], ...]:
+        """What every response of a traced call has in its trailing metadata."""
+        if self.trace is None:
+            return ()
+        found = (("traceparent", self.trace.header.decode()),)
+        return (*found, ("tracestate", self.trace.state.decode())) if self.trace.state else found
+
+    def asking(self) -> None:
+        if self.trace is not None:
+            self.trace.asking()
+
+    def asked(self, question: Question, futures: Sequence[Future]) -> None:
+        if self.trace is not None:
+            self.trace.asked(question.name, futures)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """By name; of those that come twice, the last."""
+        if self._metadata is None:
+            self._metadata = dict(self.context.invocation_metadata() or ())
+        return self._metadata
+
+    @property
+    def authorization(self) -> bytes:
+        return str(self.metadata.get("authorization", "")).encode()
+
+    @property
+    def request_id(self) -> str:
+        """Of x-request-id, if it is one; else empty."""
+        given = self.metadata.get("x-request-id", "")
+        return given if isinstance(given, str) and fits_id(given) else ""
+
+
+class GrpcDispatcher:
+    """Threads: the event loop's. `closing` is set once no further query is taken."""
+
+    def __init__(
+        self,
+        node: ServerInterface,
+        ear: Ear,
+        pools: tuple[Executor, Executor],
+        counts: GrpcCounts,
+        keys: ApiKeys | None = None,
+        exporter: SpanExporter | None = None,
+    ) -> None:
+        self.node, self._counts, self._keys, self._exporter = node, counts, keys, exporter
+        self._calls_max = node.config.grpc.calls_max
+        self.closing = asyncio.Event()
+        self.before_reading: Callable[[str, str, bytes], bytes] | None = (
+            None  # service, method, payload -> payload
+        )
+        self._ear = ear
+        self._workers, self._managers = pools
+        self._way_back_us = round(node.config.grpc.way_back_ms * 1000)
+
+    async def done(self, futures: Sequence[Future]) -> None:
+        """Until the last is done. A caller that goes away takes them along."""
+        loop = asyncio.get_running_loop()
+        try:
+            for future in futures:
+                if future.done():
+                    continue
+                waiter = loop.create_future()
+                if self._ear.hear(future, functools.partial(_settle, waiter)):
+                    await waiter
+        except asyncio.CancelledError:
+            for future in futures:
+                future.cancel()
+            raise
+
+    def manages(self, call: "GrpcCall") -> bool:
+        """Whether a call shows the token of management."""
+        token = self.node.config.http.token
+        return bool(token) and hmac.compare_digest(call.authorization, f"Bearer {token}".encode())
+
+    async def work(self, run: Callable[[], Any]) -> Any:
+        """What `run` returns, on a worker thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._workers, run)
+
+    async def manage(self, run: Callable[[], Any]) -> Any:
+        """What `run` returns, on a thread for management: it may take as long as a deployment, and
+        no query waits for it."""
+        return await asyncio.get_running_loop().run_in_executor(self._managers, run)
+
+    def slo_us(self, call: "GrpcCall", given_us: int | None, otherwise_us: int) -> int:
+        """How long a query has: what it asks for itself, else until the call's deadline, else
+        `otherwise_us`; never beyond the call's deadline, less the reply's way back.
+        DeadlineExceeded when that leaves nothing."""
+        remaining_s: float | None = call.context.time_remaining()
+        if remaining_s is None:
+            return otherwise_us if given_us is None else given_us
+        left_us: int = math.floor(remaining_s * 1e6) - self._way_back_us
+        if left_us <= 0:
+            way_back_ms = self.node.config.grpc.way_back_ms
+            why = (
+                f"the call's deadline is {max(remaining_s, 0) * 1000:.3g} ms away, and its reply"
+                f" takes up to {way_back_ms:g} ms"
+            )
+            raise DeadlineExceeded(f"{why}.", hint="Give the call more time; see grpc.way_back_ms.")
+        if given_us is None:
+            return min(left_us, round(self.node.config.limits.slo_ms_max * 1000))
+        return min(left_us, given_us)
+
+    def handlers(
+        self, service: str, each: Mapping[str, Any], names: Iterable[str] = ()
+    ) -> list[Any]:
+        """What grpcio calls for `service` (and under other `names`). each: a coroutine by its
+        method's name, (request, context) -> the response; of methods whose responses are a stream,
+        an iterator."""
+        found = {}
+        keys = None if service in _OPEN_TO_ALL else self._keys
+        for method in methods_of(service):
+            make = _KINDS[method.client_streaming, method.server_streaming]
+            counts = self._counts.method(service, method.name, method.server_streaming)
+            begin = functools.partial(self._begin, keys)
+            read = decoder(message(method.input_type.full_name), method.client_streaming)
+            if self.before_reading is not None and not method.client_streaming:
+                read = _after(functools.partial(self.before_reading, service, method.name), read)
+            found[method.name] = make(  # without a deserializer: what it raises would be UNKNOWN
+                (self._streaming if method.server_streaming else self._calling)(
+                    each[method.name], read, begin, counts
+                ),
+                response_serializer=message(method.output_type.full_name).SerializeToString,
+            )
+        return [grpc.method_handlers_generic_handler(one, found) for one in (service, *names)]
+
+    def unary(
+        self, service: str, method: str, handle: Callable[[bytes, GrpcCall], Awaitable[bytes]]
+    ) -> Any:
+        """What grpcio calls for a method whose messages are bytes to us."""
+        begin, counts = (
+            functools.partial(self._begin, self._keys),
+            self._counts.method(service, method, False),
+        )
+        return grpc.unary_unary_rpc_method_handler(self._calling(handle, bytes, begin, counts))
+
+    def _begin(self, keys: ApiKeys | None, call: GrpcCall) -> None:
+        """NotAllowed; Overloaded when there are too many."""
+        if self._counts.under_way > self._calls_max:
+            hint = "See grpc.calls_max."
+            raise Overloaded(
+                f"{self._calls_max} calls are under way already.",
+                retry_after_s=_CALLS_RETRY_S,
+                hint=hint,
+            )
+        if keys is not None:
+            keys.check(call.authorization)
+
+    def _calling(
+        self,
+        handle: Any,
+        read: Callable[[Any], Any],
+        begin: Callable[[GrpcCall], None],
+        counts: MethodCounts,
+    ) -> Any:
+        everything = self._counts
+
+        async def serve(request: Any, context: Any) -> Any:
+            call, code = GrpcCall(context, self._exporter), "CANCELLED"
+            everything.under_way += 1
+            try:
+                begin(call)
+                reply = await handle(read(request), call)
+                code = "OK"
+                return reply
+            except Exception as error:
+                code = _code_name(error)
+                return await abort(call.context, error, call.trailing)
+            finally:
+                everything.under_way -= 1
+                counts.count(code, call.began_ns)
+                if call.trace is not None and call.trace.sampled:
+                    self._tell(call, call.trace, counts, code)
+
+        return serve
+
+    def _streaming(
+        self,
+        handle: Any,
+        read: Callable[[Any], Any],
+        begin: Callable[[GrpcCall], None],
+        counts: MethodCounts,
+    ) -> Any:
+        everything = self._counts
+
+        async def serve(requests: Any, context: Any) -> AsyncIterator[Any]:
+            call, code = GrpcCall(context, self._exporter), "CANCELLED"
+            everything.under_way += 1
+            try:
+                begin(call)
+                async for reply in handle(read(requests), call):
+                    counts.messages += 1
+                    yield reply
+                code = "OK"
+            except Exception as error:
+                code = _code_name(error)
+                await abort(call.context, error, call.trailing)
+            finally:
+                everything.under_way -= 1
+                counts.count(code, call.began_ns)
+                if call.trace is not None and call.trace.sampled:
+                    self._tell(call, call.trace, counts, code)
+
+        return serve
+
+    def _tell(self, call: GrpcCall, trace: Trace, counts: MethodCounts, code: str) -> None:
+        log_call(trace, f"{counts.service}/{counts.method}", code, call.began_ns)
+        if self._exporter is not None:
+            self._exporter.put(
+                finished_call(trace, counts.service, counts.method, code, call.began_ns)
+            )
+
+    async def in_order(
+        self, requests: AsyncIterator[Any], answer: Callable[[Any], Awaitable[Any]]
+    ) -> AsyncIterator[Any]:
+        """The answers to a stream's requests, in their order, with up to `grpc.pipeline_max` under
+        way. `answer` tells errors as answers. Ends with ShuttingDown when the server closes."""
+        under_way: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(
+            self.node.config.grpc.pipeline_max
+        )
+
+        async def read() -> None:
+            try:
+                async for request in requests:
+                    await under_way.put(asyncio.ensure_future(answer(request)))
+            finally:
+                await under_way.put(None)
+
+        reader = asyncio.ensure_future(_until(self.closing, read()))
+        try:
+            while (task := await under_way.get()) is not None:
+                yield await task
+            await reader
+            if self.closing.is_set():
+                raise ShuttingDown("the server is closing.")
+        finally:
+            reader.cancel()
+            while not under_way.empty():
+                if (left := under_way.get_nowait()) is not None:
+                    left.cancel()
+
+
+def _settle(waiter: "asyncio.Future[None]", _: Future) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+async def _until(event: asyncio.Event, step: Any) -> None:
+    """`step`, or until the event is set."""
+    both = [asyncio.ensure_future(step), asyncio.ensure_future(event.wait())]
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if both[0].done():
+            both[0].result()
+    finally:
+        for each in both:
+            each.cancel()
+
+
+def _after(first: Callable[[Any], Any], then: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda data: then(first(data))
+
+
+def decoder(kind: Any, is_stream: bool) -> Callable[[Any], Any]:
+    """Bytes, or an iterator of them, to messages. InvalidInput for what is none."""
+
+    def read(data: bytes) -> Any:
+        try:
+            return kind.FromString(data)
+        except DecodeError:
+            raise InvalidInput(f"the bytes are no {kind.DESCRIPTOR.full_name}.") from None
+
+    async def read_all(stream: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async for data in stream:
+            yield read(data)
+
+    return read_all if is_stream else read
+
+
+# -- failing
+
+
+def known(error: Exception) -> ClipperError:
+    """The error, if it is one of ours. Another one is logged, and internal: its words may hold
+    paths."""
+    if isinstance(error, ClipperError):
+        return error
+    _log.error("a call failed", exc_info=error)
+    return ClipperError("an internal error; the server's log has it.")
+
+
+def _code_name(error: Exception) -> str:
+    return error.grpc_code if isinstance(error, ClipperError) else "INTERNAL"
+
+
+def code_of(error: ClipperError) -> "grpc.StatusCode":
+    return grpc.StatusCode[error.grpc_code]
+
+
+def text_of(error: ClipperError) -> str:
+    return str(error)[:_TEXT_MAX]
+
+
+def retry_s_of(error: ClipperError) -> float:
+    """After how long another try may succeed; 0 where none does."""
+    if code_of(error) not in _RETRIABLE:
+        return 0.0
+    return error.retry_after_s if isinstance(error, Overloaded) else float(retry_after_s(error))
+
+
+async def abort(context: Any, error: Exception, trailing: Iterable[tuple[str, Any]] = ()) -> Any:
+    """Ends a call by an error, told as above.  trailing: what else goes into its trailing
+    metadata."""
+    if isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError):
+        raise error
+    ours = known(error)
+    code, text, retry_s = code_of(ours), text_of(ours), retry_s_of(ours)
+    status = _STATUS(code=code.value[0], message=text)
+    status.details.add().Pack(
+        _INFO(reason=ours.slug, domain="clipper", metadata={"hint": ours.hint[:_TEXT_MAX]})
+    )
+    again: list[tuple[str, Any]] = []
+    if retry_s:
+        retry = _RETRY()
+        retry.retry_delay.FromNanoseconds(round(retry_s * 1e9))
+        status.details.add().Pack(retry)
+        again += [
+            ("grpc-retry-pushback-ms", str(math.ceil(retry_s * 1000))),
+            ("retry-after", str(math.ceil(retry_s))),
+        ]
+    await context.abort(
+        code, text, (*trailing, ("grpc-status-details-bin", status.SerializeToString()), *again)
+    )

@@ -1,0 +1,120 @@
+"""`grpc.health.v1.Health` and `grpc.reflection.v1.ServerReflection`, for probes and for tools such
+as grpcurl.
+
+Written here, not taken from their packages: those need a newer protobuf than tritonclient and
+others allow.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+import grpc
+
+from clipper.errors import UnknownApplication
+from clipper.frontend.grpc.calls import GrpcCall, GrpcDispatcher
+from clipper.frontend.protocols import message, pool
+
+HEALTH: Final = "grpc.health.v1.Health"
+REFLECTION: Final = "grpc.reflection.v1.ServerReflection"
+_LOOK_S = 1.0
+_SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
+
+
+class HealthService:
+    """The server as a whole (""), each service, and each application by its name. Threads: the
+    event loop's."""
+
+    def __init__(self, calls: GrpcDispatcher, services: tuple[str, ...]) -> None:
+        self._calls, self._services = calls, services
+        self._response = message("grpc.health.v1.HealthCheckResponse")
+        self.handlers = calls.handlers(HEALTH, {"Check": self.check, "Watch": self.watch})
+
+    async def check(self, request: Any, call: GrpcCall) -> Any:
+        status = await self._calls.work(lambda: self._status(request.service))
+        if status == _SERVICE_UNKNOWN:
+            known = {*self._services, *self._calls.node.catalog.view.applications}
+            raise UnknownApplication.named(request.service[:200], known)
+        return self._response(status=status)
+
+    async def watch(self, request: Any, call: GrpcCall) -> AsyncIterator[Any]:
+        """Its status, and again whenever that changes."""
+        told = None
+        while not self._calls.closing.is_set():
+            status = await self._calls.work(lambda: self._status(request.service))
+            if status != told:
+                told = status
+                yield self._response(status=status)
+            try:
+                await asyncio.wait_for(self._calls.closing.wait(), _LOOK_S)
+            except TimeoutError:
+                continue
+        if told != _NOT_SERVING:
+            yield self._response(status=_NOT_SERVING)
+
+    def _status(self, service: str) -> int:
+        node = self._calls.node
+        if node.closed():
+            return _NOT_SERVING
+        if service in node.catalog.view.applications:
+            return _SERVING if node.is_ready(service, node.running()) else _NOT_SERVING
+        if service and service not in self._services:
+            return _SERVICE_UNKNOWN
+        return _NOT_SERVING if node.unready() else _SERVING
+
+
+class ReflectionService:
+    """Threads: the event loop's."""
+
+    def __init__(self, calls: GrpcDispatcher, services: tuple[str, ...]) -> None:
+        self._calls, self._services = calls, services
+        self._response = message("grpc.reflection.v1.ServerReflectionResponse")
+        older = (
+            "grpc.reflection.v1alpha.ServerReflection",
+        )  # the same messages, under the name that older tools call
+        self.handlers = calls.handlers(REFLECTION, {"ServerReflectionInfo": self.info}, older)
+
+    async def info(self, requests: AsyncIterator[Any], call: GrpcCall) -> AsyncIterator[Any]:
+        async def answer(request: Any) -> Any:
+            return self._response(
+                valid_host=request.host, original_request=request, **about(request, self._services)
+            )
+
+        async for reply in self._calls.in_order(requests, answer):
+            yield reply
+
+
+def about(request: Any, services: tuple[str, ...]) -> dict[str, Any]:
+    """What a ServerReflectionResponse says of these services, beside the request."""
+    asked = request.WhichOneof("message_request")
+    if asked == "list_services":
+        return {"list_services_response": {"service": [{"name": name} for name in services]}}
+    finders: dict[str, Callable[[str], Any]] = {
+        "file_by_filename": pool().FindFileByName,
+        "file_containing_symbol": pool().FindFileContainingSymbol,
+    }
+    if asked not in finders:
+        return _refusal(grpc.StatusCode.UNIMPLEMENTED, "no message here has extensions")
+    try:
+        file = finders[asked](getattr(request, asked))
+    except KeyError:
+        return _refusal(
+            grpc.StatusCode.NOT_FOUND, f"there is no {getattr(request, asked)[:200]!r} here"
+        )
+    return {
+        "file_descriptor_response": {
+            "file_descriptor_proto": [each.serialized_pb for each in _with_imports(file)]
+        }
+    }
+
+
+def _with_imports(file: Any) -> list[Any]:
+    """The file, and all that it imports, each once."""
+    found = {file.name: file}
+    for imported in file.dependencies:
+        found |= {each.name: each for each in _with_imports(imported)}
+    return list(found.values())
+
+
+def _refusal(code: Any, text: str) -> dict[str, Any]:
+    return {"error_response": {"error_code": code.value[0], "error_message": text}}

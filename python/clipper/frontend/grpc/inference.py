@@ -1,0 +1,154 @@
+"""The Open Inference Protocol over gRPC: `inference.GRPCInferenceService`. What it says is in
+v2_models."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+from clipper.frontend.grpc.calls import GrpcCall, GrpcDispatcher, known, text_of
+from clipper.frontend.http.repository import ModelRepository
+from clipper.frontend.inference import protobuf_codec
+from clipper.frontend.inference.multi_model import MultiModelRequest, ids_in
+from clipper.frontend.inference.operations import InferenceOperations, InferenceTarget, timeout_ms
+from clipper.frontend.protocols import message
+
+SERVICE: Final = "inference.GRPCInferenceService"
+_FINAL = "triton_final_response"
+
+
+def _response(name: str) -> Any:
+    return message(f"inference.{name}Response")
+
+
+class InferenceService:
+    """Threads: the event loop's."""
+
+    def __init__(self, calls: GrpcDispatcher) -> None:
+        self._calls, self._node = calls, calls.node
+        self._models, self._repository = (
+            InferenceOperations(calls.node),
+            ModelRepository(calls.node),
+        )
+        each = {
+            "ServerLive": self.live,
+            "ServerReady": self.ready,
+            "ServerMetadata": self.server,
+            "ModelReady": self.model_ready,
+            "ModelMetadata": self.metadata,
+            "ModelConfig": self.config,
+            "ModelStatistics": self.statistics,
+            "ModelInfer": self.infer,
+            "RepositoryIndex": self.index,
+            "RepositoryModelLoad": self.load,
+            "RepositoryModelUnload": self.unload,
+            "ModelStreamInfer": self.stream,
+        }
+        self.handlers = calls.handlers(SERVICE, each)
+
+    async def live(self, request: Any, call: GrpcCall) -> Any:
+        return _response("ServerLive")(live=True)
+
+    async def ready(self, request: Any, call: GrpcCall) -> Any:
+        return _response("ServerReady")(ready=not await self._calls.work(self._node.unready))
+
+    async def server(self, request: Any, call: GrpcCall) -> Any:
+        return _response("ServerMetadata")(**self._models.server())
+
+    async def model_ready(self, request: Any, call: GrpcCall) -> Any:
+        target = self._models.target(request.name, request.version)
+        return _response("ModelReady")(
+            ready=await self._calls.work(lambda: self._models.is_ready(target))
+        )
+
+    async def metadata(self, request: Any, call: GrpcCall) -> Any:
+        return _response("ModelMetadata")(
+            **self._models.metadata(self._models.target(request.name, request.version))
+        )
+
+    async def config(self, request: Any, call: GrpcCall) -> Any:
+        found = self._models.config(self._models.target(request.name, request.version))
+        return _response("ModelConfig")(config=found)
+
+    async def statistics(self, request: Any, call: GrpcCall) -> Any:
+        found = await self._calls.work(
+            lambda: self._models.statistics(request.name, request.version)
+        )
+        return _response("ModelStatistics")(**found)
+
+    async def index(self, request: Any, call: GrpcCall) -> Any:
+        return _response("RepositoryIndex")(
+            models=await self._calls.work(lambda: self._models.index(request.ready))
+        )
+
+    async def load(self, request: Any, call: GrpcCall) -> Any:
+        load = self._repository.load_named if self._calls.manages(call) else self._models.load
+        await self._calls.manage(lambda: load(request.model_name))
+        return _response("RepositoryModelLoad")()
+
+    async def unload(self, request: Any, call: GrpcCall) -> Any:
+        unload = self._repository.unload_named if self._calls.manages(call) else self._models.unload
+        await self._calls.manage(lambda: unload(request.model_name))
+        return _response("RepositoryModelUnload")()
+
+    # -- asking
+
+    async def infer(self, request: Any, call: GrpcCall) -> Any:
+        return await self._infer(request, call, True)
+
+    async def _infer(self, request: Any, call: GrpcCall, until_deadline: bool) -> Any:
+        """until_deadline: the query has what the call has. Else (of a stream) no more than that."""
+        models = self._models
+        asked = protobuf_codec.decode(request)
+
+        def slo_us_of(target: InferenceTarget, rows: Any) -> int:
+            given_ms = timeout_ms(asked)
+            named_us = models.slo_us(target, rows, given_ms)
+            return self._calls.slo_us(
+                call, None if until_deadline and given_ms is None else named_us, named_us
+            )
+
+        if (ids := ids_in(call.context.invocation_metadata() or ())) is not None:
+            return await self._infer_several(MultiModelRequest(models, ids, asked), slo_us_of, call)
+        target = models.target(request.model_name, request.model_version)
+        rows = models.rows(target, asked)
+        slo_us = slo_us_of(target, rows)
+        if models.is_array(rows):
+            asking = await self._calls.work(
+                lambda: models.ask(target, rows, asked, slo_us, call.request_id, call.trace)
+            )
+        else:
+            asking = models.ask(target, rows, asked, slo_us, call.request_id, call.trace)
+        await self._calls.done(asking.futures)
+        outputs, parameters = asking.inferred()
+        return protobuf_codec.encode(
+            target.name, target.answered_version, asked.id, outputs, parameters
+        )
+
+    async def _infer_several(
+        self,
+        several: MultiModelRequest,
+        slo_us_of: Callable[[InferenceTarget, Any], int],
+        call: GrpcCall,
+    ) -> Any:
+        if several.is_array:
+            await self._calls.work(lambda: several.ask(slo_us_of, call.request_id, call.trace))
+        else:
+            several.ask(slo_us_of, call.request_id, call.trace)
+        await self._calls.done(several.futures)
+        return several.response()
+
+    async def stream(self, requests: AsyncIterator[Any], call: GrpcCall) -> AsyncIterator[Any]:
+        """An error is its request's, and the stream goes on."""
+
+        async def answer(request: Any) -> Any:
+            try:
+                found = await self._infer(request, call, False)
+            except Exception as error:
+                return _response("ModelStreamInfer")(
+                    error_message=text_of(known(error)), infer_response={"id": request.id}
+                )
+            if request.parameters["triton_enable_empty_final_response"].bool_param:
+                found.parameters[_FINAL].bool_param = True
+            return _response("ModelStreamInfer")(infer_response=found)
+
+        async for reply in self._calls.in_order(requests, answer):
+            yield reply

@@ -1,0 +1,271 @@
+"""`mmesh.ModelMesh`: the mesh to clients of model-mesh, by the names, fields and codes they know.
+docs/mesh.md.
+
+Who asks may look and have a model loaded, as a query would; who registers, switches and forgets
+shows the token of management, for what is registered is run. Without a token, whoever reaches a
+loopback address manages, as over HTTP.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from typing import Any, Final, TypeVar
+
+from clipper.errors import (
+    AlreadyExists,
+    ClipperError,
+    Forbidden,
+    InvalidInput,
+    NotAllowed,
+    Overloaded,
+    StoreConflict,
+)
+from clipper.frontend.auth.api_keys import ApiKeys
+from clipper.frontend.grpc.calls import GrpcCall, GrpcDispatcher
+from clipper.frontend.protocols import message
+from clipper.mesh.facade import Info, MeshFacade, ModelStatus, VModelStatus
+from clipper.settings.http import is_loopback
+from clipper.store.history import audit_context
+
+SERVICE: Final = "mmesh.ModelMesh"
+WAITING_MAX: Final = 32  # calls that wait for loads, at once
+_STATUS, _VSTATUS = message("mmesh.ModelStatusInfo"), message("mmesh.VModelStatusInfo")
+_MODEL_STATES: Final = {
+    value.name: value.number
+    for value in _STATUS.DESCRIPTOR.enum_types_by_name["ModelStatus"].values
+}
+_VMODEL_STATES: Final = {
+    value.name: value.number
+    for value in _VSTATUS.DESCRIPTOR.enum_types_by_name["VModelStatus"].values
+}
+
+_S = TypeVar("_S", ModelStatus, VModelStatus)
+_T = TypeVar("_T")
+
+
+class _Unmet(ClipperError):
+    """What the caller expected is not so."""
+
+    rest_status = 409
+    grpc_code = "FAILED_PRECONDITION"
+    slug = "unmet"
+
+
+class MeshService:
+    """Threads: the event loop's; and one for each who waits for a load. `close` when no call is
+    under way any more."""
+
+    def __init__(
+        self, calls: GrpcDispatcher, mesh: MeshFacade, tokens: ApiKeys | None = None
+    ) -> None:
+        self._calls, self._mesh, self._tokens = calls, mesh, tokens
+        self._waiting: set[threading.Thread] = set()
+        each = {
+            "registerModel": self.register,
+            "unregisterModel": self.unregister,
+            "getModelStatus": self.status,
+            "ensureLoaded": self.ensure_loaded,
+            "setVModel": self.set_vmodel,
+            "deleteVModel": self.delete_vmodel,
+            "getVModelStatus": self.vmodel_status,
+        }
+        self.handlers = calls.handlers(SERVICE, each)
+
+    # -- models
+
+    async def register(self, request: Any, call: GrpcCall) -> Any:
+        who = self.check_manages(call)
+        info = _info(request, "modelInfo")
+        if request.sync and not request.loadNow:
+            raise InvalidInput("sync goes with loadNow.", hint="Set both, or neither.")
+        register, about = self._mesh.register, (request.modelId, info.path, info.type, info.key)
+        settings = {
+            "load_now": request.loadNow,
+            "sync": request.sync,
+            "used_ms": request.lastUsedTime,
+        }
+        return _told(await self._work(request.sync, _by(who, lambda: register(*about, **settings))))
+
+    async def unregister(self, request: Any, call: GrpcCall) -> Any:
+        who = self.check_manages(call)
+        await self._calls.manage(_by(who, lambda: self._mesh.unregister(request.modelId)))
+        return message("mmesh.UnregisterModelResponse")()
+
+    async def status(self, request: Any, call: GrpcCall) -> Any:
+        return _told(await self._calls.manage(lambda: self._mesh.status(request.modelId)))
+
+    async def ensure_loaded(self, request: Any, call: GrpcCall) -> Any:
+        ensure, sync, used_ms = self._mesh.ensure_loaded, request.sync, request.lastUsedTime
+        return _told(
+            await self._work(sync, lambda: ensure(request.modelId, sync=sync, used_ms=used_ms))
+        )
+
+    async def _work(self, waits: bool, run: Callable[[], _S]) -> _S:
+        """What `run` returns, on a thread for management; on one of its own where it waits for a
+        load.
+
+        Raises: Overloaded when too many wait.
+        """
+        if not waits:
+            found: _S = await self._calls.manage(run)
+            return found
+        if len(self._waiting) >= WAITING_MAX:
+            raise Overloaded(
+                f"{WAITING_MAX} calls wait for loads already.",
+                hint="Leave sync out, and ask for the status.",
+            )
+        told: Future[_S] = Future()
+        thread = threading.Thread(
+            target=self._wait, args=(run, told), name="clipper-grpc-mesh", daemon=True
+        )
+        self._waiting.add(thread)
+        thread.start()
+        return await asyncio.wrap_future(told)
+
+    def _wait(self, run: Callable[[], _S], told: "Future[_S]") -> None:
+        """A caller that goes away leaves its thread behind, until the load has ended."""
+        try:
+            found = run()
+        except BaseException as error:
+            _tell(told.set_exception, error)
+        else:
+            _tell(told.set_result, found)
+        finally:
+            self._waiting.discard(threading.current_thread())
+
+    def close(self) -> None:
+        """Once the mesh is closed: then nobody waits for it any more."""
+        for thread in tuple(self._waiting):
+            thread.join()
+
+    # -- v-models
+
+    async def set_vmodel(self, request: Any, call: GrpcCall) -> Any:
+        who = self.check_manages(call)
+        info = _info(request, "modelInfo") if request.HasField("modelInfo") else None
+
+        def set_it() -> VModelStatus:
+            try:
+                return self._mesh.set_vmodel(
+                    request.vModelId,
+                    request.targetModelId,
+                    owner=request.owner,
+                    update_only=request.updateOnly,
+                    model=info,
+                    auto_delete=request.autoDeleteTargetModel,
+                    load_now=request.loadNow,
+                    force=request.force,
+                    expected=request.expectedTargetModelId,
+                    share=request.share,
+                    sync=request.sync,
+                )
+            except Forbidden as error:  # another's: its clients know that as a name that is taken
+                raise AlreadyExists(error.message, hint=error.hint) from None
+            except StoreConflict as error:
+                raise _Unmet(error.message, hint=error.hint) from None
+
+        return await self._told_vmodel(await self._work(request.sync, _by(who, set_it)))
+
+    async def delete_vmodel(self, request: Any, call: GrpcCall) -> Any:
+        """Another's is left alone, without a word: its clients expect that."""
+        who = self.check_manages(call)
+
+        def delete() -> None:
+            try:
+                self._mesh.delete_vmodel(request.vModelId, request.owner)
+            except Forbidden:
+                return
+
+        await self._calls.manage(_by(who, delete))
+        return message("mmesh.DeleteVModelResponse")()
+
+    async def vmodel_status(self, request: Any, call: GrpcCall) -> Any:
+        found = await self._calls.manage(
+            lambda: self._mesh.vmodel_status(request.vModelId, request.owner)
+        )
+        return await self._told_vmodel(found)
+
+    async def _told_vmodel(self, found: VModelStatus) -> Any:
+        ids = (
+            [found.active, *([found.target] if found.target != found.active else [])]
+            if found.active or found.target
+            else []
+        )
+        statuses = await self._calls.manage(lambda: [self._mesh.status(id) for id in ids])
+        told = _VSTATUS(
+            status=_VMODEL_STATES[found.status],
+            activeModelId=found.active,
+            targetModelId=found.target,
+            owner=found.owner,
+            previousModelId=found.previous,
+            why=found.why,
+            share=found.share,
+        )
+        told.activeModelStatus.SetInParent()
+        for field, status in zip(
+            (told.activeModelStatus, told.targetModelStatus), statuses, strict=False
+        ):
+            field.CopyFrom(_told(status))
+        return told
+
+    # -- who may
+
+    def check_manages(self, call: GrpcCall) -> str:
+        """-> who asks, for the history: whose token it is, or as the metadata `clipper-actor` says.
+        NotAllowed, Forbidden."""
+        http, name = self._calls.node.config.http, ""
+        if self._tokens is not None:
+            name = self._tokens.check(call.authorization)
+        elif http.token:
+            if not hmac.compare_digest(call.authorization, f"Bearer {http.token}".encode()):
+                raise NotAllowed(
+                    "management of the mesh needs the token.",
+                    hint="Send authorization: Bearer, and http.token.",
+                )
+        elif not is_loopback(self._calls.node.config.grpc.address.rpartition(":")[0]):
+            hint = "Set http.token, and send authorization: Bearer with it."
+            raise Forbidden(
+                "the mesh is not managed over gRPC from elsewhere without a token.", hint=hint
+            )
+        said = str(call.metadata.get("clipper-actor", ""))[:128]
+        return name or (said if said.isprintable() and said else "grpc")
+
+
+def _by(who: str, run: Callable[[], _T]) -> Callable[[], _T]:
+    """The same, entered in the history as done by `who`."""
+
+    def act() -> _T:
+        with audit_context(who, ""):
+            return run()
+
+    return act
+
+
+def _tell(tell: Callable[[Any], None], what: Any) -> None:
+    with contextlib.suppress(InvalidStateError, RuntimeError):  # the caller has gone, or the loop
+        tell(what)
+
+
+def _info(request: Any, field: str) -> Info:
+    info = getattr(request, field)
+    if not info.type:
+        raise InvalidInput(
+            f"{field}.type is empty.", hint="It says what opens the model: onnx, skops, python."
+        )
+    return Info(info.path, info.type, info.key)
+
+
+def _told(status: ModelStatus) -> Any:
+    """A ModelStatusInfo."""
+    told = _STATUS(status=_MODEL_STATES[status.status], errors=status.errors)
+    for copy in status.copies:
+        told.modelCopyInfos.add(
+            location=copy.instance,
+            copyStatus=_MODEL_STATES[copy.state],
+            time=copy.since_ms,
+            sizeBytes=copy.size_bytes,
+        )
+    return told

@@ -1,0 +1,213 @@
+"""`clipper.v1.Mesh`: what changes in the mesh, as it changes. The events of `GET /v1/mesh/watch`,
+in protobuf.
+
+The registry's changes come from an iterator that blocks, so each watcher has a thread. It hands
+over events in pieces, and waits while two are on their way: a first telling of 20 000 models does
+not fill the memory for one who reads slowly; who does not read at all is cut off.
+"""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Final
+
+import grpc.aio
+
+from clipper.errors import ClipperError, Overloaded, ShuttingDown
+from clipper.frontend.grpc.calls import GrpcCall, GrpcDispatcher, abort
+from clipper.frontend.protocols import message
+from clipper.mesh.facade import MeshEvent, MeshFacade
+from clipper.mesh.records import MeshModel
+
+SERVICE: Final = "clipper.v1.Mesh"
+WATCHERS_MAX: Final = 32
+PIECE_BYTES: Final = 64 << 10
+PIECES_MAX: Final = 2
+STALLED_S: Final = (
+    30.0  # a watcher that takes nothing for so long is cut off; it comes again and begins anew
+)
+_LOOK_S: Final = 0.1
+_log = logging.getLogger(__name__)
+_EVENT, _REPLY = message("clipper.v1.MeshEvent"), message("clipper.v1.WatchReply")
+_KINDS: Final = {
+    value.name: value.number for value in _EVENT.DESCRIPTOR.enum_types_by_name["Kind"].values
+}
+_Watch = Callable[[Callable[[], bool]], Iterator[MeshEvent]]
+
+
+class MeshWatchService:
+    """Threads: the event loop's; and one for each who watches. check: refuses a call that does not
+    manage. `close` when no call is under way any more."""
+
+    def __init__(
+        self, calls: GrpcDispatcher, mesh: MeshFacade, check: Callable[[GrpcCall], object]
+    ) -> None:
+        self._calls, self._mesh, self._check = calls, mesh, check
+        self._open: set[MeshWatchCall] = set()
+        self._last_words: set[asyncio.Task[None]] = set()
+        self.handlers = calls.handlers(SERVICE, {"Watch": self.watch})
+
+    async def watch(self, request: Any, call: GrpcCall) -> AsyncIterator[Any]:
+        self._check(call)
+        if len(self._open) >= WATCHERS_MAX:
+            raise Overloaded(
+                f"{WATCHERS_MAX} watch the mesh already.",
+                retry_after_s=5,
+                hint="Let one watcher tell the others.",
+            )
+        prefix, cut_off = (
+            request.prefix,
+            functools.partial(self._cut_off, call.context, asyncio.current_task()),
+        )
+        watcher = MeshWatchCall(
+            lambda stop: self._mesh.watch(prefix, stop=stop), cut_off, self._open.discard
+        )
+        self._open.add(watcher)
+        closing = asyncio.ensure_future(self._calls.closing.wait())
+        closing.add_done_callback(watcher.leave)
+        watcher.start()
+        try:
+            while (piece := await watcher.next()) is not None:
+                yield piece
+            raise ShuttingDown("the server is closing.")
+        finally:
+            watcher.leave()
+            closing.cancel()
+
+    def _cut_off(self, context: Any, task: "asyncio.Task[Any] | None") -> None:
+        """It hangs in a write, which ends when there is room. So its task is ended, and the reason
+        waits for room by itself."""
+        if task is not None:
+            task.cancel()
+        error = Overloaded(
+            f"nothing was read for {STALLED_S:g} s.", hint="Read as events come; call again."
+        )
+        words = asyncio.ensure_future(_end(context, error))
+        self._last_words.add(words)
+        words.add_done_callback(self._last_words.discard)
+
+    def close(self) -> None:
+        """Once no call is under way."""
+        for watcher in tuple(self._open):
+            watcher.join()
+
+
+class MeshWatchCall:
+    """Of one call. Threads: `start`, `next` and `leave` the event loop's; the rest its own."""
+
+    def __init__(
+        self, watch: _Watch, cut_off: Callable[[], None], gone: Callable[["MeshWatchCall"], None]
+    ) -> None:
+        self._watch, self._cut_off, self._gone = watch, cut_off, gone
+        self._pieces: asyncio.Queue[Any] = asyncio.Queue()
+        self._room = threading.Semaphore(PIECES_MAX)
+        self._left = False
+        self._taken = False  # the piece that was taken last still counts
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name="clipper-grpc-watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    async def next(self) -> Any:
+        """A reply; the piece before has been sent. None: it has ended. Raises what ended it."""
+        if self._taken:
+            self._room.release()
+        piece = await self._pieces.get()
+        if isinstance(piece, ClipperError):
+            raise piece
+        self._taken = piece is not None
+        return piece
+
+    def leave(self, *_: Any) -> None:
+        """The call has ended, or is to end."""
+        if not self._left:
+            self._left = True
+            self._pieces.put_nowait(None)
+
+    def _run(self) -> None:
+        end: ClipperError | None = None
+        try:
+            self._tell_all()
+        except ClipperError as error:
+            end = error
+        except Exception:
+            _log.exception("a watcher of the mesh was sent away")
+            end = ClipperError("an internal error; the server's log has it.")
+        finally:
+            self._post(self._pieces.put_nowait, end)
+            self._gone(self)
+
+    def _tell_all(self) -> None:
+        piece, size, is_synced = _REPLY(), 0, False
+        for event in self._watch(lambda: self._left):
+            one = told(event)
+            piece.events.append(one)
+            size += one.ByteSize()
+            is_synced = is_synced or event.kind == "SYNC"
+            if is_synced or size >= PIECE_BYTES:
+                if not self._has_room():
+                    return
+                self._post(self._pieces.put_nowait, piece)
+                piece, size = _REPLY(), 0
+
+    def _has_room(self) -> bool:
+        """Once there is some. Cuts off who leaves none; False: it has gone."""
+        give_up_s = time.monotonic() + STALLED_S
+        while not self._left:
+            if self._room.acquire(timeout=_LOOK_S):
+                return True
+            if time.monotonic() > give_up_s:
+                _log.info("a watcher of the mesh was cut off: it took nothing for %g s", STALLED_S)
+                self._post(self._cut_off)
+                return False
+        return False
+
+    def _post(self, act: Callable[..., object], *words: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has gone
+            self._loop.call_soon_threadsafe(act, *words)
+
+
+async def _end(context: Any, error: ClipperError) -> None:
+    with contextlib.suppress(grpc.aio.AbortError, grpc.aio.UsageError):  # it raises in any case
+        await abort(context, error)
+
+
+def told(event: MeshEvent) -> Any:
+    """A clipper.v1.MeshEvent."""
+    made = _EVENT(kind=_KINDS[event.kind], of=event.of, id=event.id, revision=event.revision)
+    record = event.record
+    if record is not None:
+        into = getattr(made, event.of)
+        into.SetInParent()
+        _fill(into, record)
+        if isinstance(record, MeshModel):
+            _fill(into.policy, record.policy)
+            for name, copy in record.copies.items():
+                _fill(into.copies[name], copy)
+            for name, failure in record.failures.items():
+                _fill(into.failures[name], failure)
+    return made
+
+
+def _fill(into: Any, record: Any) -> None:
+    """Fields of a message have the names of the record's; messages in it are filled by who
+    calls."""
+    for name in _plain(into.DESCRIPTOR):
+        value = getattr(record, name)
+        if isinstance(value, tuple):
+            getattr(into, name).extend(value)
+        else:
+            setattr(into, name, value)
+
+
+@functools.cache
+def _plain(of: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in of.fields if field.message_type is None)

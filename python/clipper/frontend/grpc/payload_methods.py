@@ -1,0 +1,119 @@
+"""Unary gRPC methods that are no services of ours: the payload is a row of bytes, what the model
+makes of it is the reply.
+
+Which methods, and where in a payload the id of its model stands, says a table: mesh/data_plane.py.
+A header `mm-model-id` goes first; where it names several models, all are asked, and their replies
+are concatenated, which protobuf reads as one message.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from clipper.errors import BadOutput, InvalidInput
+from clipper.frontend.grpc.calls import GrpcCall, GrpcDispatcher
+from clipper.frontend.inference.json_inputs import input_of
+from clipper.frontend.inference.multi_model import ModelIds, ask_each, ids_in, those_known
+from clipper.frontend.inference.operations import (
+    InferenceOperations,
+    InferenceTarget,
+    PendingInference,
+)
+from clipper.frontend.inference.outcome import answer_of
+from clipper.mesh.data_plane import OTHER, DataPlane, Method
+from clipper.mesh.splice import inject
+from clipper.serving.processor import predict
+
+_INFER: Final = "inference.GRPCInferenceService/ModelInfer"
+_MODEL_NAME: Final = (1,)  # of a ModelInferRequest
+_OTHERS: Final = "other/other"  # as which methods that are not listed are counted
+
+
+class PayloadMethods:
+    """What grpcio asks for a method that it does not know (grpc.GenericRpcHandler). Threads: the
+    event loop's."""
+
+    def __init__(self, calls: GrpcDispatcher, table: DataPlane) -> None:
+        self._calls, self._table, self._models = calls, table, InferenceOperations(calls.node)
+        self._known: dict[str, Any] = {}
+
+    def service(self, details: Any) -> Any:
+        """The handler of a call; None: UNIMPLEMENTED."""
+        name = details.method.removeprefix("/")
+        method = self._table.of(name)
+        if method is None:
+            return None
+        counted = _OTHERS if method is OTHER else name
+        if counted not in self._known:
+            service, _, last = counted.partition("/")
+            self._known[counted] = self._calls.unary(service, last, self._answer(counted))
+        return self._known[counted]
+
+    def _answer(self, counted: str) -> Callable[[bytes, GrpcCall], Any]:
+        async def answer(payload: bytes, call: GrpcCall) -> bytes:
+            return await self._ask(self._table.of(counted) or OTHER, payload, call)
+
+        return answer
+
+    async def _ask(self, method: Method, payload: bytes, call: GrpcCall) -> bytes:
+        ids = ids_in(call.context.invocation_metadata() or ())
+        if ids is None and not (found := method.id_of(payload)):
+            where = "the header mm-model-id"
+            if path := method.id_extraction_path:
+                where = f"field {'.'.join(map(str, path))} of its payload, or {where}"
+            raise InvalidInput(f"the call names no model: {where} would.")
+        ids = ModelIds((found,), True) if ids is None else ids
+        targets = [self._checked(target) for target in those_known(ids, self._models.target)]
+        asking = ask_each(partial(self._one, method, target, payload, call) for target in targets)
+        await self._calls.done([future for each in asking for future in each.futures])
+        by_name = {target.name: each for target, each in zip(targets, asking, strict=True)}
+        return b"".join(
+            those_known(
+                ModelIds(tuple(t.name for t in targets), ids.required),
+                lambda name: _reply(name, by_name[name]),
+            )
+        )
+
+    def _checked(self, target: InferenceTarget) -> InferenceTarget:
+        taken = input_of(target.question)
+        if taken.dtype not in ("bytes", "any"):
+            hint = "A model that answers methods of its own takes rows of bytes and returns bytes."
+            raise InvalidInput(f"model {target.name!r} takes {taken}, and no payloads.", hint=hint)
+        return target
+
+    def _one(
+        self, method: Method, target: InferenceTarget, payload: bytes, call: GrpcCall
+    ) -> PendingInference:
+        slo_us = self._calls.slo_us(call, None, target.question.slo_us)
+        call.asking()
+        row = method.with_id(payload, target.name)
+        asking = PendingInference(
+            [predict(target.question, row, None, slo_us, 0, None, call.request_id)],
+            target.question,
+            False,
+        )
+        call.asked(target.question, asking.futures)
+        return asking
+
+    def named(self, service: str, method: str, payload: bytes) -> bytes:
+        """The payload of a method of ours, with the id where that has it, if the table says that it
+        stands elsewhere."""
+        name = f"{service}/{method}"
+        if (
+            name != _INFER
+            or (found := self._table.of(name)) is None
+            or not (id := found.id_of(payload))
+        ):
+            return payload
+        return (
+            payload if found.id_extraction_path == _MODEL_NAME else inject(payload, _MODEL_NAME, id)
+        )
+
+
+def _reply(name: str, asking: PendingInference) -> bytes:
+    output = answer_of(asking.futures[0], asking.question).output
+    if isinstance(output, str):
+        return output.encode()
+    if isinstance(output, bytes | bytearray | memoryview):
+        return bytes(output)
+    raise BadOutput(f"model {name!r} returned {type(output).__name__}: a reply is bytes.")

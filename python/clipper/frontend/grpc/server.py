@@ -1,0 +1,204 @@
+"""gRPC: a thread with an event loop, the services on it, and their life. Needs the extra `grpc`
+(grpcio, protobuf)."""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import grpc.aio
+import uvloop
+
+from clipper.errors import AddressInUse
+from clipper.frontend.auth.credential_files import CredentialFiles
+from clipper.frontend.grpc.applications import SERVICE as APPLICATIONS
+from clipper.frontend.grpc.applications import ApplicationService
+from clipper.frontend.grpc.calls import GrpcDispatcher
+from clipper.frontend.grpc.credentials import credentials_of
+from clipper.frontend.grpc.health import HEALTH, REFLECTION, HealthService, ReflectionService
+from clipper.frontend.grpc.inference import SERVICE as INFERENCE
+from clipper.frontend.grpc.inference import InferenceService
+from clipper.frontend.grpc.mesh import SERVICE as MESH
+from clipper.frontend.grpc.mesh import MeshService
+from clipper.frontend.grpc.mesh_watch import SERVICE as MESH_WATCH
+from clipper.frontend.grpc.mesh_watch import MeshWatchService
+from clipper.frontend.grpc.payload_methods import PayloadMethods
+from clipper.frontend.server_interface import ServerInterface
+from clipper.frontend.tracing.exporter import SpanExporter
+from clipper.mesh.data_plane import DataPlane
+from clipper.metrics import GrpcCounts
+from clipper.serving.address import held_by
+from clipper.serving.ear import Ear
+from clipper.settings.grpc import GrpcSettings
+
+_WORKERS = 4
+# calls that are being told that there are too many; more than these grpcio turns away without a
+# word
+_REFUSED_MAX = 1024
+_GRACE_S = 1.0  # for the last replies to leave, once every query has ended
+
+
+class GrpcServer:
+    """gRPC on `grpc.address`. Threads: start, drain and stop from one; the rest is its own."""
+
+    def __init__(
+        self,
+        node: ServerInterface,
+        make_ear: Callable[[asyncio.AbstractEventLoop], Ear],
+        access: CredentialFiles,
+        counts: GrpcCounts,
+        exporter: SpanExporter | None = None,
+    ) -> None:
+        self._node, self._make_ear, self._access, self._counts, self._exporter = (
+            node,
+            make_ear,
+            access,
+            counts,
+            exporter,
+        )
+        path = node.config.mesh.data_plane
+        self._table = DataPlane(path, time.monotonic) if path else None
+        self.address = ""
+        self._loop = uvloop.new_event_loop()
+        self._workers = ThreadPoolExecutor(_WORKERS, "clipper-grpc-work")
+        self._managers = ThreadPoolExecutor(_WORKERS, "clipper-grpc-manage")
+        self._thread = threading.Thread(target=self._run, name="clipper-grpc", daemon=True)
+        self._serving = threading.Event()
+        self._trouble: Exception | None = None
+        self._server: grpc.aio.Server
+        self._calls: GrpcDispatcher
+        self._draining: asyncio.Task[None] | None = None
+        self._mesh: tuple[MeshService, MeshWatchService] | None = None
+
+    def start(self) -> None:
+        """Raises AddressInUse."""
+        self._thread.start()
+        self._serving.wait()
+        if self._trouble is not None:
+            self._thread.join()
+            self._workers.shutdown()
+            self._managers.shutdown()
+            raise self._trouble
+
+    def _run(self) -> None:
+        loop = self._loop
+        asyncio.set_event_loop(loop)
+        ear = self._make_ear(loop)
+        try:
+            loop.run_until_complete(self._listen(ear))
+            self._serving.set()
+            loop.run_forever()
+        except Exception as error:
+            self._trouble = error
+        finally:
+            self._serving.set()
+            ear.close()
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+    async def _listen(self, ear: Ear) -> None:
+        settings = self._node.config.grpc
+        self._server = grpc.aio.server(
+            options=_options(settings), maximum_concurrent_rpcs=settings.calls_max + _REFUSED_MAX
+        )
+        self._calls = calls = GrpcDispatcher(
+            self._node,
+            ear,
+            (self._workers, self._managers),
+            self._counts,
+            self._access.keys,
+            self._exporter,
+        )
+        others = None if self._table is None else PayloadMethods(calls, self._table)
+        if others is not None:
+            calls.before_reading = others.named
+        mesh = self._node.mesh
+        mine = (
+            INFERENCE,
+            APPLICATIONS,
+            HEALTH,
+            REFLECTION,
+            *((MESH, MESH_WATCH) if mesh is not None else ()),
+        )
+        services = [
+            InferenceService(calls),
+            ApplicationService(calls),
+            HealthService(calls, mine),
+            ReflectionService(calls, mine),
+        ]
+        if mesh is not None:
+            managing = MeshService(calls, mesh, self._access.tokens)
+            self._mesh = (managing, MeshWatchService(calls, mesh, managing.check_manages))
+        for service in (*services, *(self._mesh or ())):
+            self._server.add_generic_rpc_handlers(tuple(service.handlers))
+        if others is not None:
+            self._server.add_generic_rpc_handlers((others,))
+        self.address = self._bound(settings.address)
+        await self._server.start()
+
+    def _bound(self, address: str) -> str:
+        host = address.rpartition(":")[0]
+        try:
+            secured = self._access.certificates.get("grpc")
+            if secured is not None:
+                port = self._server.add_secure_port(address, credentials_of(secured[0]))
+            else:
+                port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            hint = (
+                "Stop what listens there, or choose another grpc.address; port 0 takes any free"
+                " one."
+            )
+            holder = held_by(address)
+            why = f"it is taken{holder}" if holder else error
+            raise AddressInUse(
+                f"cannot listen on grpc.address = {address!r}: {why}.", hint=hint
+            ) from None
+        return f"{host}:{port}"
+
+    # -- the end
+
+    def drain(self) -> None:
+        """Take no new calls; let those under way finish."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        if self._draining is None:
+            self._calls.closing.set()
+            grace_s = self._node.config.server.drain_s + _GRACE_S
+            self._draining = self._loop.create_task(self._server.stop(grace_s))
+
+    def stop(self) -> None:
+        """Send the last replies, and end. Every query has ended before. Idempotent."""
+        self.drain()
+        if self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):
+                asyncio.run_coroutine_threadsafe(self._leave(), self._loop)
+            self._thread.join()
+        self._workers.shutdown(wait=True)
+        self._managers.shutdown(wait=True)
+        for service in self._mesh or ():
+            service.close()
+
+    async def _leave(self) -> None:
+        assert self._draining is not None
+        await asyncio.wait([self._draining], timeout=_GRACE_S)
+        if not self._draining.done():
+            await self._server.stop(0)
+        self._loop.stop()
+
+
+def _options(settings: GrpcSettings) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", settings.message_bytes_max),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", settings.metadata_bytes_max),
+        ("grpc.absolute_max_metadata_size", settings.metadata_bytes_max),
+        ("grpc.max_concurrent_streams", settings.streams_max),
+        ("grpc.max_connection_idle_ms", round(settings.idle_s * 1000)),
+        ("grpc.so_reuseport", 0),
+    ]

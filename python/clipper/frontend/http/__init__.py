@@ -1,0 +1,1 @@
+"""HTTP/1.1: listeners, connections, the router, and the handlers of the query address."""

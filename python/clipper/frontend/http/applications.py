@@ -1,0 +1,422 @@
+"""The applications over HTTP: ask, tell what was right, look. And the routes of the original
+Clipper, for its clients.
+
+`POST /api/APP/predict` and `/feedback`, one or many; `GET /api` and `/api/APP`. Errors:
+frontend/http/messages.py.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from clipper.errors import ClipperError, InvalidInput, UnknownPrediction, did_you_mean
+from clipper.frontend.http.messages import (
+    TEXT,
+    DeferredResponse,
+    HandlerResult,
+    HttpRequest,
+    HttpResponse,
+    WorkerTask,
+    answer_json,
+    read_json,
+    to_json,
+)
+from clipper.frontend.http.prediction_stream import PredictionStream
+from clipper.frontend.http.router import Router
+from clipper.frontend.inference.json_inputs import InputReaders, items_of
+from clipper.frontend.inference.outcome import answer_of
+from clipper.frontend.server_interface import ServerInterface
+from clipper.frontend.tracing.context import Trace
+from clipper.selection import features_of
+from clipper.serving.ear import Future
+from clipper.serving.observe import observe, observe_many
+from clipper.serving.processor import Question, predict
+from clipper.serving.truths import truth_of, weight_of
+from clipper.types import Answer, PredictionRequest, Qualifiers
+
+SALT_MAX = 2**63 - 1
+_NOTHING = msgspec.Raw(b"")
+
+
+class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a predict. context: as of ApplicationHandle.predict."""
+
+    input: msgspec.Raw = _NOTHING
+    inputs: msgspec.Raw = _NOTHING
+    user: str | None = None
+    context: list[float] | None = None
+    slo_ms: float | None = None
+    salt: int | float = 0
+
+
+class FeedbackItem(msgspec.Struct, forbid_unknown_fields=True):
+    id: str | None = None
+    input: msgspec.Raw = _NOTHING
+    user: str | None = None
+    context: list[float] | None = None
+    label: Any = None
+    correct: bool | None = None
+    score: float | None = None
+    weight: float = 1.0
+
+
+class FeedbackRequest(FeedbackItem):
+    """The body of a feedback: one, or many in `feedback`."""
+
+    feedback: list[FeedbackItem] | None = None
+
+
+class LegacyPredictRequest(msgspec.Struct):
+    """As the original Clipper's clients write it."""
+
+    input: msgspec.Raw = _NOTHING
+    input_batch: msgspec.Raw = _NOTHING
+    version: str | int | None = None
+
+
+class LegacyUpdateRequest(msgspec.Struct):
+    input: msgspec.Raw
+    label: Any
+    uid: int | str = 0
+
+
+class PredictResponse(msgspec.Struct):
+    """The answer to one query, as JSON has it. `id`: for feedback. The last three only where there
+    is something to say: what models said beside, which step decided (of an application with a
+    decider), the set that holds the truth.
+    """
+
+    id: str
+    output: Any
+    confidence: float
+    default: bool
+    reason: str
+    models: list[str]
+    missing: list[str]
+    agreement: float
+    latency_us: int
+    qualifiers: dict[str, Qualifiers] | msgspec.UnsetType = msgspec.UNSET
+    decided_by: str | msgspec.UnsetType = msgspec.UNSET
+    set: Any = msgspec.UNSET
+
+
+_read_predict = functools.partial(read_json, msgspec.json.Decoder(PredictRequest))
+_read_told = functools.partial(read_json, msgspec.json.Decoder(FeedbackRequest))
+_read_old_predict = functools.partial(read_json, msgspec.json.Decoder(LegacyPredictRequest))
+_read_old_update = functools.partial(read_json, msgspec.json.Decoder(LegacyUpdateRequest))
+_name_of = functools.lru_cache(4096)(str)
+
+
+class ApplicationRoutes:
+    """Threads: any."""
+
+    def __init__(self, node: ServerInterface) -> None:
+        self._node = node
+        self._inputs = InputReaders()
+
+    def add_to(self, routes: Router) -> None:
+        routes.add("GET", "/api", self.applications)
+        routes.add("GET", "/api/{}", self.application)
+        routes.add("POST", "/api/{}/predict", self.predict)
+        routes.add("POST", "/api/{}/predict/stream", self.predict_stream)
+        routes.add("POST", "/api/{}/feedback", self.feedback)
+        routes.add("POST", "/{}/predict", self.old_predict)
+        routes.add("POST", "/{}/update", self.old_update)
+
+    # -- looking
+
+    def applications(self, request: HttpRequest) -> HandlerResult:
+        names = sorted(self._node.catalog.view.applications)
+        return answer_json({"applications": [self._about(name) for name in names]})
+
+    def application(self, request: HttpRequest) -> HandlerResult:
+        return answer_json(self._about(request.params[0]))
+
+    def _about(self, name: str) -> dict[str, Any]:
+        record, question = self._node.catalog.view.application(name), self._node.question(name)
+        return {
+            "name": name,
+            "input": str(record.input),
+            "models": [str(id) for id in question.models],
+            "slo_ms": record.slo_ms,
+            "default": record.default,
+            "policy": record.policy,
+            "confidence_min": record.confidence_min,
+        }
+
+    # -- asking
+
+    def predict(self, request: HttpRequest) -> HandlerResult:
+        question = self._node.question(request.params[0])
+        body: PredictRequest = _reading(_read_predict, request.body, PredictRequest)
+        user, request_id = body.user, request.given_id.decode("ascii")
+        slo_us = question.slo_us if body.slo_ms is None else self._node.slo_us(body.slo_ms, 0)
+        read, salt = self._inputs.reader(question), salt_of(body.salt)
+        if body.inputs is not _NOTHING:
+            if body.input is not _NOTHING:
+                raise InvalidInput("a request has `input` or `inputs`, not both.")
+            texts = items_of(body.inputs, "$.inputs")
+            futures = self._ask_all(
+                question,
+                texts,
+                "$.inputs",
+                user,
+                slo_us,
+                salt,
+                body.context,
+                request_id,
+                request.trace,
+            )
+            return _outcome(futures, functools.partial(_many_predicted, futures, question))
+        if body.input is _NOTHING:
+            raise InvalidInput(
+                "the request lacks `input`.", hint='Write {"input": ...} or {"inputs": [...]}.'
+            )
+        row, trace = read(body.input, "$.input"), request.trace
+        if trace is not None:
+            trace.asking()
+        future = predict(question, row, user, slo_us, salt, body.context, request_id)
+        if trace is not None:
+            trace.asked(question.name, (future,))
+        if future.done():
+            return one_predicted(future, question)
+        return DeferredResponse((future,), functools.partial(one_predicted, future, question))
+
+    def predict_stream(self, request: HttpRequest) -> HandlerResult:
+        """The same questions; each answer leaves when it is there."""
+        question = self._node.question(request.params[0])
+        body: PredictRequest = _reading(_read_predict, request.body, PredictRequest)
+        if (body.input is _NOTHING) == (body.inputs is _NOTHING):
+            raise InvalidInput("a request has `input` or `inputs`, one of the two.")
+        slo_us = question.slo_us if body.slo_ms is None else self._node.slo_us(body.slo_ms, 0)
+        texts, at = (
+            ([body.input], "$.input")
+            if body.inputs is _NOTHING
+            else (items_of(body.inputs, "$.inputs"), "$.inputs")
+        )
+        id = request.given_id.decode("ascii")
+        futures = self._ask_all(
+            question,
+            texts,
+            at,
+            body.user,
+            slo_us,
+            salt_of(body.salt),
+            body.context,
+            id,
+            request.trace,
+        )
+
+        def tell(future: Future) -> bytes:
+            return to_json(_predicted(answer_of(future, question)))
+
+        return PredictionStream(
+            futures, tell, request.id, self._node.config.http.heartbeat_s
+        ).response()
+
+    def _ask_all(
+        self,
+        question: Question,
+        texts: Sequence[Any],
+        at: str,
+        user: str | None,
+        slo_us: int,
+        salt: int = 0,
+        context: Any = None,
+        request_id: str = "",
+        trace: Trace | None = None,
+    ) -> list[Future]:
+        """A query for each. All are read before the first is asked."""
+        most = self._node.config.http.queries_max
+        if len(texts) > most:
+            hint = "See http.queries_max; POST /v2/models/NAME/infer takes arrays of any length."
+            raise InvalidInput(
+                f"`{at}` has {len(texts)} inputs, at most {most} are taken.", hint=hint
+            )
+        read = self._inputs.reader(question)
+        if not texts:
+            features_of(context)
+        rows = [read(text, f"{at}[{i}]") for i, text in enumerate(texts)]
+        if trace is not None:
+            trace.asking()
+        futures = [predict(question, row, user, slo_us, salt, context, request_id) for row in rows]
+        if trace is not None:
+            trace.asked(question.name, futures)
+        return futures
+
+    # -- telling
+
+    def feedback(self, request: HttpRequest) -> HandlerResult:
+        name = request.params[0]
+        question = self._node.question(name)
+        body: FeedbackRequest = _reading(_read_told, request.body, FeedbackRequest)
+        if body.feedback is None:
+            single = self._checked(question, body)
+            return WorkerTask(lambda: answer_json({"counted": observe(question, *single)}))
+        items = body.feedback
+        if body != FeedbackRequest(feedback=items):
+            raise InvalidInput(
+                "a request has `feedback`, or the members of one feedback, not both."
+            )
+        told = [self._checked(question, item) for item in items]
+        return WorkerTask(lambda: self._tell_all(question, items, told))
+
+    def _checked(self, question: Question, item: FeedbackItem) -> tuple[Any, ...]:
+        """What `observe` takes."""
+        row = (
+            None if item.input is _NOTHING else self._inputs.reader(question)(item.input, "$.input")
+        )
+        truth = truth_of(item.label, item.correct, item.score)
+        return item.id, row, item.user, truth, weight_of(item.weight), item.context
+
+    def _tell_all(
+        self, question: Question, items: list[FeedbackItem], told: list[tuple[Any, ...]]
+    ) -> HttpResponse:
+        if all(
+            item.id is not None and item.label is not None and item.weight == 1 for item in items
+        ):
+            counted = observe_many(
+                question, [item.id or "" for item in items], [item.label for item in items]
+            )
+            return answer_json(msgspec.structs.asdict(counted))
+        counts = {"counted": 0, "duplicates": 0, "unknown": 0}
+        for each in told:
+            try:
+                counts["counted" if observe(question, *each) else "duplicates"] += 1
+            except UnknownPrediction:
+                counts["unknown"] += 1
+        return answer_json(counts)
+
+    # -- the original's routes
+
+    def old_predict(self, request: HttpRequest) -> HandlerResult:
+        question = self._node.question(request.params[0])
+        body: LegacyPredictRequest = _read_old_predict(request.body)
+        if body.version is not None:
+            question = self._pinned(question, str(body.version))
+        if body.input_batch is not _NOTHING:
+            texts = items_of(body.input_batch, "$.input_batch")
+            futures = self._ask_all(question, texts, "$.input_batch", None, question.slo_us)
+            return _outcome(futures, functools.partial(_old_many, futures))
+        if body.input is _NOTHING:
+            raise InvalidInput(
+                "the request lacks `input`.", hint='Write {"input": ...} or {"input_batch": [...]}.'
+            )
+        future = predict(
+            question, self._inputs.reader(question)(body.input, "$.input"), None, question.slo_us, 0
+        )
+        return _outcome((future,), functools.partial(old_one, future))
+
+    def _pinned(self, question: Question, version: str) -> Question:
+        """The application with one version of its (first) model, current or not."""
+        if not question.models:
+            raise InvalidInput(
+                f"application {question.name!r} links no model, so it has no version"
+                f" {version[:20]!r}."
+            )
+        model = f"{question.models[0].name}:{version}"
+        return self._node.question_for(PredictionRequest(None, question.name, (model,)))
+
+    def old_update(self, request: HttpRequest) -> HandlerResult:
+        question = self._node.question(request.params[0])
+        body: LegacyUpdateRequest = _read_old_update(request.body)
+        row = self._inputs.reader(question)(body.input, "$.input")
+        user = None if body.uid in (0, "", "0") else str(body.uid)
+
+        def tell() -> HttpResponse:
+            counts = observe(question, None, row, user, truth_of(body.label, None, None), 1.0)
+            return HttpResponse(200, b"Feedback received? %d" % counts, TEXT)
+
+        return WorkerTask(tell)
+
+
+# -- what comes in
+
+
+def salt_of(salt: int | float) -> int:
+    """InvalidInput for what is no whole number of 0 to SALT_MAX."""
+    if not (0 <= salt <= SALT_MAX and salt == int(salt)):
+        raise InvalidInput(f"salt={salt!r:.40}: it is a whole number from 0 to {SALT_MAX}.")
+    return int(salt)
+
+
+def _reading(read: Any, text: bytes | bytearray, kind: Any) -> Any:
+    try:
+        return read(text)
+    except InvalidInput as error:
+        unknown = error.message.partition("unknown field `")[2].partition("`")[0]
+        if unknown:
+            guess = did_you_mean(unknown, kind.__struct_fields__) or "."
+            known = ", ".join(kind.__struct_fields__)
+            raise InvalidInput(
+                f"unknown member {unknown!r}{guess}", hint=f"Members: {known}."
+            ) from None
+        raise
+
+
+# -- what goes out
+
+
+def _outcome(futures: Sequence[Future], make: Callable[[], HttpResponse]) -> HandlerResult:
+    return make() if all(future.done() for future in futures) else DeferredResponse(futures, make)
+
+
+def _predicted(answer: Answer) -> PredictResponse:
+    return PredictResponse(
+        answer.id,
+        answer.output,
+        answer.confidence,
+        answer.is_default,
+        answer.reason,
+        [_name_of(model) for model in answer.models],
+        [_name_of(model) for model in answer.missing] if answer.missing else [],
+        answer.agreement,
+        answer.latency_us,
+        _qualifiers(answer) if answer.qualifiers else msgspec.UNSET,
+        answer.decided_by if answer.decided_by not in ("", "all") else msgspec.UNSET,
+        answer.set or msgspec.UNSET,
+    )
+
+
+def _qualifiers(answer: Answer) -> dict[str, Qualifiers]:
+    return {_name_of(model): said for model, said in answer.qualifiers.items()}
+
+
+def one_predicted(future: Future, question: Question) -> HttpResponse:
+    answer = answer_of(future, question)
+    return HttpResponse(200, to_json(_predicted(answer)), id=answer.id.encode("ascii"))
+
+
+def _many_predicted(futures: Sequence[Future], question: Question) -> HttpResponse:
+    """Queries without an answer are told as their reason; when there is no answer at all, so is the
+    request."""
+    answers, refused = [], None
+    for future in futures:
+        try:
+            answer_of(future, question)
+        except ClipperError as error:
+            refused = refused or error
+        answers.append(future.result(0))
+    if refused is not None and not any(answer.models for answer in answers):
+        raise refused
+    return answer_json({"predictions": [_predicted(answer) for answer in answers]})
+
+
+def _old_body(future: Future) -> dict[str, Any]:
+    answer: Answer = future.result(0)
+    body = {
+        "query_id": int(answer.id.rpartition("-")[2], 16),
+        "output": answer.output,
+        "default": answer.is_default,
+    }
+    return {**body, "default_explanation": answer.reason} if answer.is_default else body
+
+
+def old_one(future: Future) -> HttpResponse:
+    return answer_json(_old_body(future))
+
+
+def _old_many(futures: Sequence[Future]) -> HttpResponse:
+    return answer_json({"batch_predictions": [_old_body(future) for future in futures]})

@@ -1,0 +1,684 @@
+"""HTTP/1.1: bytes to requests and responses to bytes, and what a stranger may not do.
+
+On the query address the fast path (frontend/http/fast_path.py) reads first. A request that it does
+not handle comes here together with its connection. This is the one place that knows all of HTTP,
+and every error.
+
+Our own protocol class on uvloop, with httptools (llhttp) to read. A framework costs four to ten
+times the CPU of a query; and what matters here is what is refused. llhttp, without any of its
+leniencies, refuses what two readers of one message could take for different messages:
+Content-Length with Transfer-Encoding, two of either, signs and commas in a length, folded headers,
+a bare LF or CR, blanks before a colon. What it lets pass and we do not: Transfer-Encoding in
+HTTP/1.0, and a request without Host or with two. Everything a client can make grow has a bound
+(`[http]`), and everything it can delay a time: one look over all connections every so often,
+instead of timers for each.
+
+A connection keeps its requests in order: each has an `Exchange`, and responses leave from the front
+of the queue. A request is handled at once, on the loop's thread, unless its body is large or its
+handler asks for a worker thread. What one connection can have done in one turn of the loop is
+bounded (`PIECE_BYTES` read, `http.pipeline_max` requests, `http.unsent_bytes_max` of responses):
+the rest waits until the others had their turn, or until the client has taken what it was sent. A
+client that hangs up cancels its queries. A connection that is refused is read on for a moment, or
+the client's kernel would throw the response away.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import httptools
+
+from clipper.errors import ClipperError, OutOfMemory, TooLarge
+from clipper.frontend.auth.peer_user import is_own_user
+from clipper.frontend.http.exchange import Exchange
+from clipper.frontend.http.messages import (
+    KNOWN_HEADERS,
+    REPEATED,
+    HandlerResult,
+    HttpError,
+    HttpRequest,
+    WorkerTask,
+    problem,
+    settled,
+)
+from clipper.frontend.tracing.context import Trace, start_trace
+from clipper.frontend.tracing.exporter import SpanExporter
+from clipper.metrics.http_counts import HttpCounts
+from clipper.serving.ear import Ear
+from clipper.settings.http import HttpSettings
+from clipper_core.http.http_door import Door
+
+_log = logging.getLogger(__name__)
+_LINGER_S = 2.0
+_TCP_NOTSENT_LOWAT = getattr(
+    socket, "TCP_NOTSENT_LOWAT", 25
+)  # Python 3.11 does not name it; 25: Linux
+_WORKER_FROM = 1 << 20  # bytes of a body whose JSON would hold up the others
+PIECE_BYTES = 16 << 10  # that the parser is fed at once
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_IDLE, _HEAD, _BODY = range(3)
+# requests in a row of the door's kind, before it has the connection back; twice as many each time
+_PLAIN_FOR_RETURN = 2
+
+
+def _bound_unsent(transport: asyncio.Transport, bytes_max: int) -> None:
+    """Have the kernel keep no more bytes that are not sent: it would take megabytes for a client
+    that does not read."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        with contextlib.suppress(OSError):  # another system, or no TCP
+            sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, min(bytes_max, 1 << 30))
+
+
+class _Methods(dict[bytes, str]):
+    """As text, by their bytes; the parser knows a few dozen."""
+
+    def __missing__(self, method: bytes) -> str:
+        text = self[method] = method.decode("ascii")
+        return text
+
+
+_METHODS = _Methods()
+_canonical: dict[
+    bytes, bytes
+] = {}  # header names as clients write them -> ours, or empty: few, and bounded
+
+
+class HttpService:
+    """What the connections of one listener share. handle: Request -> Outcome; it may raise.  now_s,
+    date: of the last look. exporter: where spans go, if anywhere.  own_user: only processes of this
+    server's user, and of root, are served.
+    """
+
+    def __init__(
+        self,
+        settings: HttpSettings,
+        handle: Callable[[HttpRequest], HandlerResult],
+        ear: Ear,
+        run: Callable[..., Any],
+        counts: HttpCounts | None = None,
+        exporter: SpanExporter | None = None,
+        own_user: bool = False,
+    ) -> None:
+        self.exporter, self.own_user = exporter, own_user
+        self.settings, self.handle, self.ear, self.run = settings, handle, ear, run
+        self.counts = HttpCounts("") if counts is None else counts
+        self.connections: set[HttpConnection] = set()
+        self.door: Door | None = None
+        self.is_plain: Callable[[HttpRequest], bool] = lambda request: (
+            False
+        )  # whether the door might have answered it
+        self.draining = False
+        self.now_s = 0.0
+        self.date = b""
+
+    def trace_for(self, headers: dict[bytes, bytes]) -> Trace | None:
+        sample = None if self.exporter is None else self.exporter.sample
+        return start_trace(
+            sample, headers.get(b"traceparent", b""), headers.get(b"tracestate", b"")
+        )
+
+    def changed(self) -> None:
+        """A connection came or went."""
+        self.counts.connections = len(self.connections)
+        if self.door is not None:
+            self.door.outside = len(self.connections)
+
+    def is_full(self) -> bool:
+        held = self.door.connections if self.door is not None else 0
+        return len(self.connections) + held > self.settings.connections_max
+
+    def drain(self) -> None:
+        """Close what is idle; the rest after its response."""
+        self.draining = True
+        for connection in tuple(self.connections):
+            connection.drain()
+
+    def look(self, now_s: float, date: bytes) -> None:
+        self.now_s, self.date = now_s, date
+        for connection in tuple(self.connections):
+            connection.look(now_s)
+
+
+class HttpConnection(asyncio.Protocol):
+    """One client. Threads: the loop's. data: what the door has read of it, `age_s` ago.  returns:
+    how often the door has had it back."""
+
+    def __init__(
+        self, service: HttpService, data: bytes = b"", age_s: float = 0.0, returns: int = 0
+    ) -> None:
+        self.service = service
+        self._data, self._age_s, self._returns = data, age_s, returns
+        self._plain = 0
+        self._feeding = False
+        self.gone = False  # nothing more is sent
+        self._transport: asyncio.Transport
+        self._parser = httptools.HttpRequestParser(self)
+        self._open: deque[Exchange] = deque()
+        self._parsed: deque[Exchange | ClipperError] = (
+            deque()
+        )  # requests, or the refusal of one, that wait for their turn
+        self._kept = b""  # received and not parsed
+        self._is_posted = False  # whether `_advance` will be called
+        self._turn_requests = self._turn_bytes = 0
+        self._raw_headers: list[tuple[bytes, bytes]] = []
+        self._phase = _IDLE
+        self._since_s = 0.0
+        self._stalled_s = 0.0
+        self._deaf = False  # what still comes is thrown away
+        self._paused = self._upgrade = False
+        self.full = False  # the transport's buffer
+        self._head_bytes = self._fed_bytes = self._body_bytes = self._hosts = 0
+        self._messages = 0
+        self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._body: bytes | bytearray = b""
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._open or self._parsed or self._kept) or self._phase != _IDLE
+
+    @property
+    def is_chunking(self) -> bool:
+        """Whether the client knows chunks: HTTP/1.0 does not."""
+        return self._parser.get_http_version() != "1.0"
+
+    # -- the transport
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # of TCP there is no other
+        self._transport = transport
+        service = self.service
+        _bound_unsent(transport, service.settings.unsent_bytes_max)
+        self._since_s = service.now_s
+        service.connections.add(self)
+        service.changed()
+        if service.is_full():
+            hint = "See http.connections_max."
+            self._refuse(
+                HttpError(503, "too many connections are open.", hint, ((b"retry-after", b"1"),))
+            )
+        elif service.own_user and not is_own_user(
+            *map(transport.get_extra_info, ("peername", "sockname"))
+        ):
+            hint = "Set http.token, or http.tokens_file, and send Authorization: Bearer TOKEN."
+            self._refuse(
+                HttpError(403, "without a token, only the server's own user may manage it.", hint)
+            )
+        data, self._data = self._data, b""
+        if data:
+            self.data_received(data)
+        if self._phase != _IDLE:
+            self._since_s -= self._age_s
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.gone = self._deaf = True
+        self.service.connections.discard(self)
+        self.service.changed()
+        for exchange in self._open:
+            exchange.cancel()
+        self._open.clear()
+        self._forget_waiting()
+
+    def _forget_waiting(self) -> None:
+        self._parsed.clear()
+        self._kept = b""
+
+    def eof_received(self) -> bool:
+        """The client is gone, as far as anybody can tell: the transport closes, and that cancels
+        what it asked."""
+        return False
+
+    def pause_writing(self) -> None:
+        self.full = True
+        self._stalled_s = self.service.now_s
+        self._regulate()
+
+    def resume_writing(self) -> None:
+        self.full = False
+        self._regulate()
+        self._go_on()
+        if self._open and (body := self._open[0].body) is not None:
+            body.room()
+
+    def _regulate(self) -> None:
+        """A client that does not read, or asks without end, is not read."""
+        wanted = (
+            self.full
+            or bool(self._parsed or self._kept)
+            or len(self._open) >= self.service.settings.pipeline_max
+        )
+        if wanted != self._paused and not self.gone and not self._transport.is_closing():
+            self._paused = wanted
+            (self._transport.pause_reading if wanted else self._transport.resume_reading)()
+
+    # -- reading
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        if self._kept:
+            self._kept += data
+            return
+        self._turn_requests = self._turn_bytes = 0
+        self._read(data)
+
+    def _read(self, data: bytes) -> None:
+        """Parse piece by piece. When a request is complete and more follows, the others have their
+        turn first."""
+        at, messages = 0, self._messages
+        while at < len(data) and not (
+            self._deaf or self._parsed or self._must_wait() or messages != self._messages
+        ):
+            at += self._feed(data[at : at + PIECE_BYTES])
+        self._kept = b"" if self._deaf else data[at:]
+        if self._kept or self._parsed:
+            self._regulate()
+            self._go_on()
+        elif self._plain:
+            self._return()
+
+    def _must_wait(self) -> bool:
+        """Whether the client's next request has to wait: for its responses to leave, or for the
+        turns of others."""
+        settings = self.service.settings
+        return (
+            self.full
+            or len(self._open) >= settings.pipeline_max
+            or self._turn_requests >= settings.pipeline_max
+            or self._turn_bytes >= settings.unsent_bytes_max
+        )
+
+    def _go_on(self) -> None:
+        """Have `_advance` called in the loop's next turn, if there is anything to do then."""
+        if not (self._kept or self._parsed) or self._is_posted or self.full or self.gone:
+            return
+        if len(self._open) < self.service.settings.pipeline_max:
+            self._is_posted = True
+            self.service.ear.post(self._advance)
+
+    def _advance(self) -> None:
+        """Go on with what has waited, as far as there is room."""
+        self._is_posted = False
+        self._turn_requests = self._turn_bytes = 0
+        while self._parsed and not self._must_wait():
+            self._begin(self._parsed.popleft())
+        if self._kept and not (self._deaf or self._parsed or self._must_wait()):
+            kept, self._kept = self._kept, b""
+            self._read(kept)
+        self._regulate()
+        self._go_on()
+
+    def _feed(self, data: bytes) -> int:
+        """Parse; returns how many of the bytes were used: not all, when another protocol was
+        offered."""
+        messages, body_bytes = self._messages, self._body_bytes
+        was_reading = self._phase != _IDLE
+        used = len(data)
+        self._feeding = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            used = offer.args[0]
+            self._decline()
+        except httptools.HttpParserCallbackError as error:
+            self._refuse(_unreadable(error.__context__ or error))
+        except httptools.HttpParserError as error:
+            self._refuse(HttpError(400, f"the request is no HTTP/1.1: {error}."))
+        finally:
+            self._feeding = False
+        if (
+            was_reading
+            and self._phase != _IDLE
+            and (messages, body_bytes) == (self._messages, self._body_bytes)
+        ):
+            # of a head, or of what is in a body beside it: trailers, and what is said of chunks
+            self._fed_bytes += used
+            if self._fed_bytes > self.service.settings.header_bytes_max:
+                self._refuse_head()
+        elif self._phase == _BODY:
+            self._fed_bytes = 0
+        return used
+
+    def _decline(self) -> None:
+        """Read a request that offers another protocol once more, without the offer, which nobody
+        has to accept.
+
+        The parser has stopped at the end of its head, body or no body. It is given the same head
+        again, header by header, so that everything that is refused without an offer is refused with
+        one.
+        """
+        self._upgrade = False
+        if self._deaf:
+            return
+        method, version = self._parser.get_method(), self._parser.get_http_version().encode()
+        if method == b"CONNECT":
+            self._refuse(HttpError(405, "this is no proxy.", headers=((b"allow", b"GET, POST"),)))
+            return
+        headers = [
+            b"%s: %s\r\n" % header
+            for header in self._raw_headers
+            if header[0].lower() != b"upgrade"
+        ]
+        head = b"%s %s HTTP/%s\r\n%s\r\n" % (method, self._url, version, b"".join(headers))
+        self._parser = httptools.HttpRequestParser(self)
+        try:
+            self._parser.feed_data(head)
+        except httptools.HttpParserCallbackError as error:
+            self._refuse(_unreadable(error.__context__ or error))
+        except httptools.HttpParserError as error:  # an offer without the header Upgrade cannot be
+            self._refuse(HttpError(400, f"the request is no HTTP/1.1: {error}."))
+
+    def on_message_begin(self) -> None:
+        self._phase = _HEAD
+        self._raw_headers = []
+        self._since_s = self.service.now_s
+        self._head_bytes = self._fed_bytes = self._body_bytes = self._hosts = 0
+        self._url = self._body = b""
+        self._headers = {}
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value) + 4
+        if self._phase == _HEAD:
+            self._raw_headers.append((name, value))
+        known = _canonical.get(name)
+        if known is None:
+            known = _learn_name(name)
+        if known and self._phase == _HEAD:  # not those that follow a chunked body
+            if known == b"host":
+                self._hosts += 1
+            elif known in REPEATED and known in self._headers:
+                value = self._headers[known] + b"," + value
+            self._headers[known] = value
+        elif self._head_bytes > self.service.settings.header_bytes_max and self._phase == _BODY:
+            self._refuse_head()
+
+    def on_headers_complete(self) -> None:
+        settings = self.service.settings
+        self._phase = _BODY
+        self._upgrade = self._parser.should_upgrade()
+        if self._deaf or self._upgrade:
+            return
+        if self._head_bytes + len(self._url) > settings.header_bytes_max:
+            self._refuse_head()
+        elif self._parser.get_http_version() not in ("1.0", "1.1"):  # none at all is read as 0.9
+            self._refuse(
+                HttpError(
+                    400,
+                    "the request line has no version that is spoken here: HTTP/1.0 or HTTP/1.1.",
+                )
+            )
+        elif self._hosts != 1 and (self._hosts or self._parser.get_http_version() != "1.0"):
+            self._refuse(
+                HttpError(400, f"the request has {self._hosts} Host headers: it needs one.")
+            )
+        elif b"transfer-encoding" in self._headers and self._parser.get_http_version() == "1.0":
+            self._refuse(HttpError(400, "HTTP/1.0 knows no Transfer-Encoding."))
+        elif self._headers.get(b"transfer-encoding", b"chunked").strip().lower() != b"chunked":
+            named = self._headers[b"transfer-encoding"][:80].decode("latin-1")
+            self._refuse(
+                HttpError(400, f"Transfer-Encoding: {named!r} is not supported: send chunked.")
+            )
+        elif int(self._headers.get(b"content-length", 0)) > settings.body_bytes_max:
+            self._refuse_body()
+        elif b"expect" in self._headers:
+            if self._headers[b"expect"].lower() != b"100-continue":
+                self._refuse(HttpError(417, "the only expectation known here is 100-continue."))
+            elif not self._open and not self._parsed:
+                self._transport.write(_CONTINUE)
+
+    def on_body(self, body: bytes) -> None:
+        if self._deaf:
+            return
+        self._body_bytes += len(body)
+        if self._body_bytes > self.service.settings.body_bytes_max:
+            self._refuse_body()
+        elif not self._body:
+            self._body = body
+        elif isinstance(self._body, bytearray):
+            self._body += body
+        else:
+            self._body = bytearray(self._body) + body
+
+    def on_message_complete(self) -> None:
+        if self._deaf or self._upgrade:
+            return
+        self._messages += 1
+        self._phase = _IDLE
+        self._since_s = self.service.now_s
+        path, query = self._url, b""
+        if b"?" in path:
+            path, _, query = path.partition(b"?")
+        if path[:1] != b"/":
+            path = _origin_form(path)
+        request = HttpRequest(
+            _METHODS[self._parser.get_method()], path, query, self._headers, self._body
+        )
+        if self.service.exporter is not None or b"traceparent" in self._headers:
+            request.trace = self.service.trace_for(self._headers)
+        self._body = b""
+        exchange = Exchange(self, request, not self._parser.should_keep_alive())
+        self._plain = self._plain + 1 if self.service.is_plain(request) else 0
+        if self._parsed or self._must_wait():
+            self._parsed.append(exchange)
+        else:
+            self._begin(exchange)
+
+    def _begin(self, item: Exchange | ClipperError) -> None:
+        """Handle a request, or answer with the refusal of one. It is its turn."""
+        self._turn_requests += 1
+        if isinstance(item, ClipperError):
+            exchange = Exchange(self, HttpRequest("GET", b"", b"", {}, b""), True)
+            self._open.append(exchange)
+            exchange.answer(problem(item, exchange.request.id))
+            return
+        self._open.append(item)
+        self._handle(item)
+        if len(self._open) >= self.service.settings.pipeline_max:
+            self._regulate()
+
+    def _handle(self, exchange: Exchange) -> None:
+        service, request = self.service, exchange.request
+        try:
+            if len(request.body) >= _WORKER_FROM:
+                exchange.settle(WorkerTask(lambda: settled(service.handle(request))))
+            else:
+                exchange.settle(service.handle(request))
+        except Exception as error:
+            exchange.fail(error)
+
+    # -- writing
+
+    def flush(self) -> None:
+        """Send what is ready, in the order it was asked for."""
+        transport, waiting = self._transport, self._open
+        while waiting and waiting[0].data is not None:
+            exchange = waiting[0]
+            if exchange.streamed is not None and not self.gone and not self._has_streamed(exchange):
+                break
+            waiting.popleft()
+            assert exchange.data is not None
+            if self.gone:
+                continue
+            if exchange.data:
+                self._turn_bytes += len(exchange.data)
+                transport.write(exchange.data)
+            if exchange.close:
+                self._end()
+                return
+        if self._paused and not self.full:
+            self._regulate()
+            self._go_on()
+        if self._phase == _IDLE:
+            self._since_s = self.service.now_s
+        if self._plain and not self._feeding:
+            self._return()
+
+    def _return(self) -> None:
+        """To the door, between two requests, if it has only been asked what the door could have
+        answered for a while."""
+        door, transport = self.service.door, self._transport
+        if (
+            self._plain < _PLAIN_FOR_RETURN << min(self._returns, 20)
+            or self.is_busy
+            or self.full
+            or self._paused
+        ):
+            return
+        if (
+            door is None
+            or self.gone
+            or self._deaf
+            or self.service.draining
+            or transport.is_closing()
+        ):
+            return
+        if transport.get_write_buffer_size():
+            return
+        transport.pause_reading()
+        line = os.dup(transport.get_extra_info("socket").fileno())
+        if not door.adopt(line, self._returns + 1):
+            os.close(line)
+            transport.resume_reading()
+            return
+        self.gone = self._deaf = True
+        transport.abort()  # closes this descriptor; the door's stays
+
+    def _has_streamed(self, exchange: Exchange) -> bool:
+        """Whether its body is written, up to the end."""
+        if exchange.data:
+            exchange.begin_body()
+        return exchange.body is not None and exchange.body.ended
+
+    def write_body(self, data: bytes) -> int:
+        if self.gone or self._transport.is_closing():
+            return 0
+        self._transport.write(data)
+        return self._transport.get_write_buffer_size()
+
+    def finish_body(self) -> None:
+        self.flush()
+
+    def _end(self) -> None:
+        """No more responses. The client may still be sending: its kernel would drop what it has not
+        read if we closed now."""
+        self.gone = self._deaf = True
+        for exchange in self._open:
+            exchange.cancel()
+        self._open.clear()
+        self._forget_waiting()
+        self._stalled_s = self.service.now_s
+        if self._phase == _IDLE:
+            self._transport.close()
+            return
+        if self._paused:
+            self._paused = False
+            self._transport.resume_reading()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def _refuse(self, error: ClipperError) -> None:
+        """The last response: what follows on this connection cannot be understood, or will not be
+        read."""
+        if self.gone or self._deaf:
+            return
+        self._deaf = True
+        if self._phase == _IDLE:
+            self._phase = _HEAD
+        if self._parsed:
+            self._parsed.append(error)
+        else:
+            self._begin(error)
+
+    def _refuse_head(self) -> None:
+        most = self.service.settings.header_bytes_max
+        self._refuse(
+            HttpError(
+                431,
+                f"request line and headers have more than {most} bytes.",
+                "See http.header_bytes_max.",
+            )
+        )
+
+    def _refuse_body(self) -> None:
+        most = self.service.settings.body_bytes_max
+        self._refuse(
+            TooLarge(f"the body has more than {most} bytes.", hint="See http.body_bytes_max.")
+        )
+
+    # -- time
+
+    def drain(self) -> None:
+        if not self.is_busy:
+            self._transport.close()
+        for exchange in tuple(self._open):
+            if exchange.streamed is not None and exchange.body is not None:
+                exchange.close = True
+                if exchange.streamed.endless and not exchange.data:
+                    exchange.body.end()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def look(self, now_s: float) -> None:
+        settings = self.service.settings
+        if self.gone:
+            if now_s - self._stalled_s > _LINGER_S:
+                self._transport.abort()
+        elif self.full:
+            if now_s - self._stalled_s > settings.idle_s:
+                self._transport.abort()
+        elif self._deaf or self._open or self._parsed or self._kept:
+            return
+        elif self._phase == _IDLE:
+            if now_s - self._since_s > settings.idle_s:
+                self._transport.close()
+        elif self._phase == _HEAD:
+            if now_s - self._since_s > settings.header_s:
+                self._refuse(
+                    HttpError(
+                        408,
+                        f"the headers did not arrive within {settings.header_s:g} s.",
+                        "See http.header_s.",
+                    )
+                )
+        elif (
+            late_s := now_s - self._since_s - settings.header_s
+        ) > 0 and self._body_bytes < late_s * settings.body_bytes_s_min:
+            slow = f"the body came with less than {settings.body_bytes_s_min} bytes a second."
+            self._refuse(HttpError(408, slow, "See http.body_bytes_s_min."))
+
+
+def _unreadable(error: BaseException) -> ClipperError:
+    """What a request is refused with whose reading raised `error`."""
+    if isinstance(error, MemoryError):
+        return OutOfMemory(
+            "no memory for the request.", hint="Send it again, or less in one request."
+        )
+    _log.exception("reading a request failed", exc_info=error)
+    return HttpError(400, "the request cannot be read.")
+
+
+def _learn_name(name: bytes) -> bytes:
+    lower = name.lower()
+    known = lower if lower in KNOWN_HEADERS else b""
+    if len(_canonical) < 1024:
+        _canonical[name] = known
+    return known
+
+
+def _origin_form(target: bytes) -> bytes:
+    """The path of `http://host/path`, as proxies write it; anything else stays what it is."""
+    scheme, found, rest = target.partition(b"://")
+    return (
+        b"/" + rest.partition(b"/")[2]
+        if found and scheme.lower() in (b"http", b"https")
+        else target
+    )

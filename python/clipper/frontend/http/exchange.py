@@ -1,0 +1,155 @@
+"""A request and the place of its response: answered at once, when its futures are done, or bit by
+bit."""
+
+import logging
+from typing import TYPE_CHECKING
+
+from clipper.errors import ClipperError
+from clipper.frontend.http.messages import (
+    JSON,
+    PROBLEM,
+    DeferredResponse,
+    HandlerResult,
+    HttpRequest,
+    HttpResponse,
+    StreamedResponse,
+    WorkerTask,
+    head_of,
+    problem,
+)
+from clipper.frontend.http.streamed_body import StreamedBody
+from clipper.frontend.tracing.context import log_request
+from clipper.frontend.tracing.spans import finished_request
+from clipper.serving.ear import Future
+
+if TYPE_CHECKING:
+    from clipper.frontend.http.connection import HttpConnection
+
+_log = logging.getLogger(__name__)
+
+
+class Exchange:
+    """A request and the place of its response. Threads: the loop's."""
+
+    __slots__ = (
+        "body",
+        "close",
+        "connection",
+        "data",
+        "head_only",
+        "later",
+        "request",
+        "streamed",
+        "waits_for",
+    )
+
+    def __init__(self, connection: "HttpConnection", request: HttpRequest, close: bool) -> None:
+        self.connection, self.request, self.close = connection, request, close
+        self.head_only = request.method == "HEAD"
+        self.data: bytes | None = None
+        self.later: DeferredResponse | None = None
+        self.streamed: StreamedResponse | None = None
+        self.body: StreamedBody | None = None
+        self.waits_for = 0
+
+    def settle(self, outcome: HandlerResult) -> None:
+        if type(outcome) is HttpResponse:
+            self.answer(outcome)
+        elif type(outcome) is DeferredResponse:
+            self.later = outcome
+            if not self.connection.gone:
+                self._wait()
+            else:
+                self.cancel()
+        elif type(outcome) is StreamedResponse:
+            self.answer(outcome)
+        else:
+            assert type(outcome) is WorkerTask
+            self.connection.service.run(outcome, self)
+
+    def _wait(self, _: Future | None = None) -> None:
+        """Until the last of the futures is done; one after another, as each wait is for all that
+        were done meanwhile."""
+        later = self.later
+        assert later is not None
+        while self.waits_for < len(later.futures):
+            future = later.futures[self.waits_for]
+            self.waits_for += 1
+            if self.connection.service.ear.hear(future, self._wait):
+                return
+        try:
+            self.answer(later.make())
+        except Exception as error:
+            self.fail(error)
+
+    def cancel(self) -> None:
+        if self.later is not None:
+            for future in self.later.futures:
+                future.cancel()
+        elif self.body is not None:
+            self.body.lose()
+
+    def fail(self, error: Exception) -> None:
+        if not isinstance(error, ClipperError):
+            self._log_failure(error)
+        content_type = JSON if self.request.path.startswith(b"/v2") else PROBLEM
+        self.answer(problem(error, self.request.id, content_type))
+
+    def _log_failure(self, error: Exception) -> None:
+        request = self.request
+        about = {
+            "request_id": request.id.decode(),
+            **(request.trace.about() if request.trace else {}),
+        }
+        _log.exception(
+            "request %s: %s %r",
+            request.id.decode(),
+            request.method,
+            request.path,
+            exc_info=error,
+            extra=about,
+        )
+
+    def answer(self, response: HttpResponse | StreamedResponse) -> None:
+        connection, request = self.connection, self.request
+        if connection.gone:
+            return
+        service = connection.service
+        if service.draining:
+            self.close = True
+        id = request.given_id or response.id or request.id
+        trace = request.trace
+        own = trace.headers if trace else b""
+        if isinstance(response, StreamedResponse):
+            self._answer_streamed(response, id, own)
+        else:
+            head = head_of(response, id, service.date, self.close, own)
+            self.data = head if self.head_only or response.status == 204 else head + response.body
+        service.counts.count(request.method, request.route, response.status, request.began_ns)
+        if trace is not None and trace.sampled:
+            log_request(trace, request, response, id)
+            if service.exporter is not None:
+                service.exporter.put(finished_request(request, response, id))
+        connection.flush()
+
+    def _answer_streamed(self, response: StreamedResponse, id: bytes, trace: bytes) -> None:
+        """The body begins when it is this one's turn."""
+        connection = self.connection
+        chunked = connection.is_chunking
+        self.close = self.close or not chunked
+        self.data = head_of(
+            response, id, connection.service.date, self.close, trace, chunked=chunked
+        )
+        if not self.head_only:
+            self.streamed = response
+            self.body = StreamedBody(connection, connection.service.ear, chunked)
+
+    def begin_body(self) -> None:
+        assert self.streamed is not None
+        assert self.body is not None
+        assert self.data is not None
+        self.connection.write_body(self.data)
+        self.data = b""
+        self.body.begin(self.streamed.begin)
+        if self.streamed.endless and self.connection.service.draining:
+            self.body.end()

@@ -1,0 +1,367 @@
+"""The door: plain queries are answered by threads that never take the GIL
+(clipper_core.http.http_door), all else by Python.
+
+What is plain: `POST /api/APP/predict` (and the original's `POST /APP/predict`) with the body
+`{"input": [...]}` and nothing beside, or an infer request of one row, as JSON or binary; in the
+plainest of HTTP, of an application with one model that does not learn itself, a policy that does
+not learn, no decider, no roles, numbers for input, and predictions that no tables are read for.
+What was answered here waits for feedback in a table of the core. The table of routes is made anew
+at every change of the catalog, before whoever made the change hears that it is made. The answers
+are the same to the byte, and so are the counts: the door adds to the very counters of serving/tally
+and metrics.
+
+Any other request is handed over, with its connection, to frontend/http/connection.py. The
+connection comes back after a few requests in a row that the fast path can answer. A query whose
+result is not a plain prediction gets its response here, from its future, like any other query.
+"""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from clipper.catalog import View
+from clipper.frontend.http.applications import old_one, one_predicted
+from clipper.frontend.http.connection import HttpConnection, HttpService
+from clipper.frontend.http.exchange import Exchange
+from clipper.frontend.http.inference import inferred
+from clipper.frontend.http.messages import HttpError, HttpRequest, HttpResponse, to_json
+from clipper.frontend.http.router import Router
+from clipper.frontend.inference.codec import InferRequest
+from clipper.frontend.inference.operations import InferenceTarget, PendingInference
+from clipper.frontend.server_interface import ServerInterface
+from clipper.metrics import HttpCounts
+from clipper.selection import Plan
+from clipper.selection.ensemble import Ensemble
+from clipper.selection.single_model import SingleModel
+from clipper.serving.application import fits_id
+from clipper.serving.processor import Asked, Question, finish, plan_for
+from clipper.types import PredictionRequest
+from clipper_core.engine.engine import Engine
+from clipper_core.http.http_door import Door, Ending, Handed
+from clipper_core.http.http_route import HotRoute, HotTable
+
+_log = logging.getLogger(__name__)
+_POLICIES = (Ensemble, SingleModel)
+_FOREIGN = (
+    b"transfer-encoding",
+    b"content-encoding",
+    b"expect",
+    b"traceparent",
+    b"clipper-deadline-ms",
+    b"origin",
+)
+_UNREAD = ("any", "bool", "f16", "str", "bytes")  # inputs that the core does not read from JSON
+_INFER = "/v2/models/{}/infer"
+_INFER_VERSION = "/v2/models/{}/versions/{}/infer"
+_AGAIN_S = 0.02
+_MODELS_MAX = 1000  # versions that have routes of their own; the others are Python's
+
+
+class FastRoute:
+    """Whose question a route is, and how Python answers it. Called for what `Future.extra` is to be
+    of a query that ends here.
+
+    name, version: of infer: as it was asked.
+    """
+
+    __slots__ = ("form", "name", "path", "pattern", "question", "version")
+
+    def __init__(
+        self, question: Question, form: str, pattern: str, name: str, version: str = ""
+    ) -> None:
+        self.question, self.form, self.pattern, self.name, self.version = (
+            question,
+            form,
+            pattern,
+            name,
+            version,
+        )
+        self.path = pattern.format(name, version).encode()
+
+    @property
+    def before(self) -> bytes:
+        """What the door needs to name the models in an answer, as JSON."""
+        if self.form != "infer":
+            return to_json([str(model) for model in self.question.models])
+        version = self.target.answered_version
+        head = {
+            "model_name": self.name,
+            **({"model_version": version} if version else {}),
+            "id": "",
+        }
+        return to_json(head).removesuffix(b'""}')
+
+    @property
+    def target(self) -> InferenceTarget:
+        return InferenceTarget(self.question, self.name, self.version)
+
+    def __call__(self, id: str, tag: bytes) -> Asked:
+        state, plan = plan_for(self.question, None)
+        own = tag[1:-1].decode("ascii")
+        return Asked(self.question, plan, state, "", (), None, id or (own if fits_id(own) else ""))
+
+    def respond(self, ending: Ending) -> HttpResponse:
+        if self.form == "predict":
+            return one_predicted(ending.future, self.question)
+        if self.form == "old_predict":
+            return old_one(ending.future)
+        asked = InferRequest(ending.tag[1:-1].decode("ascii"), {}, [], ending.binary)
+        return inferred(PendingInference([ending.future], self.question, False), self.target, asked)
+
+
+def is_eligible(question: Question) -> bool:
+    """Whether its plain answers are one model's, and nobody's business but the counters'."""
+    return (
+        len(question.models) == 1
+        and type(question.policy) in _POLICIES
+        and question.speculation is None
+        and question.cast is None
+        and question.rollout is None
+        and not question.teaching.teaches(question.models)
+        and question.lineup is not None
+        and not question.decoys
+        and not question.links
+    )
+
+
+class _FastPathConnection:
+    """What an exchange needs of its connection, where the door has that."""
+
+    gone = False
+
+    def __init__(self, service: HttpService) -> None:
+        self.service = service
+
+    def flush(self) -> None:
+        """The door does."""
+
+
+class FastPath:
+    """The door of one listener, and its threads. Threads: rebuild any; open, look, drain: the event
+    loop's; stop: one."""
+
+    def __init__(
+        self, node: ServerInterface, routes: Router, counts: HttpCounts, engines: Sequence[Engine]
+    ) -> None:
+        http = node.config.http
+        self._node, self._routes, self.counts = node, routes, counts
+        self.door = Door(
+            engines,
+            http.workers,
+            secrets.token_hex(6).encode(),
+            header_s=http.header_s,
+            idle_s=http.idle_s,
+            connections_max=http.connections_max,
+            header_bytes_max=http.header_bytes_max,
+            body_bytes_max=http.body_bytes_max,
+            pipeline_max=http.pipeline_max,
+            unsent_bytes_max=http.unsent_bytes_max,
+            finish=finish,
+        )
+        self._threads = [
+            threading.Thread(target=self.door.run, args=(i,), name="clipper-http-door", daemon=True)
+            for i in range(http.workers)
+        ]
+        self._table = HotTable({})
+        self._untyped: list[Question] = []
+        self._hot: list[Question] = []
+        self._guard = threading.Lock()
+        self._adopting: set[asyncio.Task[Any]] = set()
+        self._loop: asyncio.AbstractEventLoop
+        self._service: HttpService
+        self._listener: socket.socket
+        self._end_following: Callable[[], None] = lambda: None
+
+    def open(
+        self, loop: asyncio.AbstractEventLoop, service: HttpService, listener: socket.socket
+    ) -> None:
+        """Listen; `service` has what is not plain."""
+        self._loop, self._service, self._listener = loop, service, listener
+        service.door, service.is_plain = self.door, self._is_plain
+        self.counts.held = lambda: self.door.connections
+        self._end_following = self._node.catalog.on_change(self.rebuild)
+        self.rebuild(self._node.catalog.view)
+        loop.add_reader(self.door.fd, self._take)
+        self.door.listen(os.dup(listener.fileno()))
+        for thread in self._threads:
+            thread.start()
+
+    # -- the table
+
+    def rebuild(self, view: View) -> None:
+        """The catalog has changed."""
+        with self._guard:
+            routes: dict[bytes, HotRoute] = {}
+            self._untyped, self._hot = [], []
+            for name in view.applications:
+                question = self._node.question(name)
+                self._add(routes, question, "predict", "/api/{}/predict", name)
+                self._add(routes, question, "old_predict", "/{}/predict", name)
+                self._add(routes, question, "infer", _INFER, name)
+            for model in [model for model in view.models() if not model.retired_us][:_MODELS_MAX]:
+                question = self._node.question_for(
+                    PredictionRequest(None, candidate_models=(str(model.id),))
+                )
+                self._add(routes, question, "infer", _INFER_VERSION, model.name, str(model.version))
+                if model.name not in view.applications and view.model(model.name).id == model.id:
+                    self._add(routes, question, "infer", _INFER, model.name)
+            self._table = HotTable(routes)
+            self.door.set_table(self._table)
+
+    def _add(
+        self,
+        routes: dict[bytes, HotRoute],
+        question: Question,
+        form: str,
+        pattern: str,
+        name: str,
+        version: str = "",
+    ) -> None:
+        lineup = question.lineup
+        if not is_eligible(question) or lineup is None:
+            return
+        (model,) = question.models
+        core = question.cores[model]
+        dtype = core.describe_input().partition("[")[0]
+        if dtype == "any":
+            self._untyped.append(question)
+        subject = FastRoute(question, form, pattern, name, version)
+        if (
+            dtype in _UNREAD
+            or core.similar is not None
+            or core.watch is not None
+            or (form == "infer" and core.shape == (-1,))
+        ):
+            return
+        if self._leads_to(subject.path) != pattern:
+            return
+        tally = lineup.tally
+        of_model = tally.of(model)
+        self._hot.append(question)
+        window = question.window
+        owner = (
+            0 if window is None else window.owner(question.learner, Plan((model,)), question.node)
+        )
+        counts = (tally.asked, tally.answered, tally.step("all"), of_model.used, of_model.wins)
+        row = self.counts.row("POST", pattern)
+        routes[subject.path] = HotRoute(
+            core,
+            form,
+            question.node,
+            subject.before,
+            question.slo_us,
+            question.confidence_min,
+            counts,
+            tally.duration,
+            row.ok,
+            row.durations,
+            subject,
+            None if window is None else window.direct,
+            owner,
+        )
+
+    def _leads_to(self, path: bytes) -> str:
+        request = HttpRequest("POST", path, b"", {}, b"")
+        with contextlib.suppress(HttpError):
+            self._routes.find(request)
+        return request.route
+
+    def _is_plain(self, request: HttpRequest) -> bool:
+        return (
+            request.method == "POST"
+            and request.path in self._table
+            and not request.query
+            and not any(name in request.headers for name in _FOREIGN)
+        )
+
+    def look(self) -> None:
+        """Every so often."""
+        self.door.sweep()
+        if any(
+            core.describe_input() != "any"
+            for question in self._untyped
+            for core in question.cores.values()
+        ):
+            self.rebuild(
+                self._node.catalog.view
+            )  # a model that had no type yet has one: from its first row
+        elif not all(map(is_eligible, self._hot)):
+            self.rebuild(self._node.catalog.view)  # a container that learns itself has come
+
+    # -- what comes out
+
+    def _take(self) -> None:
+        for item in self.door.take():
+            if isinstance(item, Handed):
+                self._adopt(item)
+            else:
+                self._answer(item)
+
+    def _adopt(self, handed: Handed) -> None:
+        make = functools.partial(
+            HttpConnection, self._service, handed.data, handed.age_s, handed.returns
+        )
+        line = socket.socket(fileno=handed.fd)
+        task = self._loop.create_task(self._connect(make, line))
+        self._adopting.add(task)
+        task.add_done_callback(self._adopting.discard)
+
+    async def _connect(self, make: Callable[[], HttpConnection], line: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(make, line)
+        except OSError as error:  # it broke on its way here
+            _log.debug("a connection was lost: %s", error)
+            line.close()
+
+    def _answer(self, ending: Ending) -> None:
+        subject: FastRoute = ending.route.subject
+        headers = {b"x-request-id": ending.id} if ending.id else {}
+        request = HttpRequest("POST", subject.path, b"", headers, b"")
+        request.route, request.began_ns = subject.pattern, ending.began_ns
+        exchange = Exchange(
+            cast("HttpConnection", _FastPathConnection(self._service)), request, False
+        )
+        try:
+            exchange.answer(subject.respond(ending))
+        except Exception as error:
+            exchange.fail(error)
+        self._give(ending, exchange.data or b"", exchange.close)
+
+    def _give(self, ending: Ending, response: bytes, close: bool) -> None:
+        """To the door; when it has no memory to take it, again in a moment."""
+        try:
+            self.door.answer(ending.worker, ending.ticket, response, close)
+        except MemoryError:
+            self._loop.call_later(_AGAIN_S, self._give, ending, response, close)
+
+    # -- the end
+
+    @property
+    def is_busy(self) -> bool:
+        return self.door.connections > 0 or bool(self._adopting)
+
+    def drain(self) -> None:
+        self._listener.close()
+        self.door.drain()
+
+    def close(self) -> None:
+        """Take nothing any more; on the event loop, when it ends."""
+        self._end_following()
+        self._loop.remove_reader(self.door.fd)
+
+    def stop(self) -> None:
+        """End the threads, and close what is left. The event loop has ended."""
+        self.door.stop()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
+        for item in self.door.take():
+            if isinstance(item, Handed):
+                os.close(item.fd)

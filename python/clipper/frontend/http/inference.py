@@ -1,0 +1,224 @@
+"""The Open Inference Protocol over HTTP: routes, headers and status codes. What it says is in
+v2_models, its bytes are in v2."""
+
+from typing import Any
+
+import msgspec
+
+from clipper.errors import InvalidInput
+from clipper.frontend.http.messages import (
+    BINARY,
+    JSON,
+    DeferredResponse,
+    HandlerResult,
+    HttpRequest,
+    HttpResponse,
+    WorkerTask,
+    answer_json,
+    read_json,
+)
+from clipper.frontend.http.router import Router
+from clipper.frontend.inference import codec
+from clipper.frontend.inference.multi_model import MultiModelRequest, ids_in
+from clipper.frontend.inference.operations import (
+    InferenceOperations,
+    InferenceTarget,
+    PendingInference,
+    timeout_ms,
+)
+from clipper.frontend.server_interface import ServerInterface
+
+
+class IndexRequest(msgspec.Struct):
+    ready: bool = False
+
+
+_INDEX: "msgspec.json.Decoder[IndexRequest]" = msgspec.json.Decoder(IndexRequest)
+
+
+class InferenceRoutes:
+    """Threads: any."""
+
+    def __init__(self, node: ServerInterface) -> None:
+        self._node = node
+        self._models = InferenceOperations(node)
+
+    def add_to(self, routes: Router) -> None:
+        routes.add("GET", "/v2", self.server)
+        routes.add("GET", "/v2/health/live", self.live)
+        routes.add("GET", "/v2/health/ready", self.ready)
+        routes.add("GET", "/v2/models/stats", self.statistics)
+        for model in ("/v2/models/{}", "/v2/models/{}/versions/{}"):
+            routes.add("GET", model, self.model)
+            routes.add("GET", f"{model}/ready", self.model_ready)
+            routes.add("GET", f"{model}/config", self.config)
+            routes.add("GET", f"{model}/stats", self.statistics)
+            routes.add("POST", f"{model}/infer", self.infer)
+        routes.add("POST", "/v2/repository/index", self.index)
+        routes.add("POST", "/v2/repository/models/{}/load", self.load)
+        routes.add("POST", "/v2/repository/models/{}/unload", self.unload)
+
+    # -- about the server
+
+    def server(self, request: HttpRequest) -> HandlerResult:
+        return answer_json(self._models.server())
+
+    def live(self, request: HttpRequest) -> HandlerResult:
+        return answer_json({"live": True})
+
+    def ready(self, request: HttpRequest) -> HandlerResult:
+        def look() -> HttpResponse:
+            waiting = self._node.unready()
+            body = {
+                "live": True,
+                "ready": not waiting,
+                **({"waiting_for": waiting} if waiting else {}),
+            }
+            if store := self._node.store():
+                body["store"] = store
+            return answer_json(body) if not waiting else _unavailable(body)
+
+        return WorkerTask(look)
+
+    def index(self, request: HttpRequest) -> HandlerResult:
+        only_ready = bool(request.body) and read_json(_INDEX, request.body).ready
+        return WorkerTask(lambda: answer_json(self._models.index(only_ready)))
+
+    def load(self, request: HttpRequest) -> HandlerResult:
+        def look() -> HttpResponse:
+            self._models.load(request.params[0])
+            return answer_json({})
+
+        return WorkerTask(look)
+
+    def unload(self, request: HttpRequest) -> HandlerResult:
+        self._models.unload(request.params[0])
+        return answer_json({})
+
+    # -- about a model
+
+    def model(self, request: HttpRequest) -> HandlerResult:
+        return answer_json(self._models.metadata(self._target(request)))
+
+    def config(self, request: HttpRequest) -> HandlerResult:
+        return answer_json(self._models.config(self._target(request)))
+
+    def statistics(self, request: HttpRequest) -> HandlerResult:
+        return WorkerTask(lambda: answer_json(self._models.statistics(*request.params)))
+
+    def model_ready(self, request: HttpRequest) -> HandlerResult:
+        target = self._target(request)
+
+        def look() -> HttpResponse:
+            body = {"name": target.name, "ready": self._models.is_ready(target)}
+            return answer_json(body) if body["ready"] else _unavailable(body)
+
+        return WorkerTask(look)
+
+    def _target(self, request: HttpRequest) -> InferenceTarget:
+        return self._models.target(*request.params)
+
+    # -- asking
+
+    def infer(self, request: HttpRequest) -> HandlerResult:
+        if (
+            "," in request.params[0]
+            or b"mm-model-id" in request.headers
+            or b"mm-vmodel-id" in request.headers
+        ):
+            return self._infer_several(request)
+        target = self._target(request)
+        asked = codec.decode(
+            request.body, request.headers.get(b"inference-header-content-length", b"")
+        )
+        rows = self._models.rows(target, asked)
+        slo_us = self._models.slo_us(target, rows, _slo_ms(asked, request))
+        id = request.given_id.decode("ascii")
+        if self._models.is_array(rows):
+            return WorkerTask(
+                lambda: _later(
+                    self._models.ask(target, rows, asked, slo_us, "", request.trace), target, asked
+                )
+            )
+        asking = self._models.ask(target, rows, asked, slo_us, id, request.trace)
+        if all(future.done() for future in asking.futures):
+            return inferred(asking, target, asked)
+        return _later(asking, target, asked)
+
+    def _infer_several(self, request: HttpRequest) -> HandlerResult:
+        """`/v2/models/m1,m2/infer`, or those of the headers, whatever the path says; with
+        `mm-required` all must be known."""
+        if len(request.params) > 1:
+            raise InvalidInput(
+                "several models have no version in common.",
+                hint="Leave it out: /v2/models/m1,m2/infer",
+            )
+        named = [
+            (name.decode(), value)
+            for name, value in request.headers.items()
+            if name.startswith(b"mm-")
+        ]
+        path = (
+            [("mm-model-id", request.params[0])]
+            if {name for name, _ in named} <= {"mm-required"}
+            else []
+        )
+        ids = ids_in([*named, *path])
+        assert ids is not None
+        asked = codec.decode(
+            request.body, request.headers.get(b"inference-header-content-length", b"")
+        )
+        several = MultiModelRequest(self._models, ids, asked)
+        slo_ms, id = _slo_ms(asked, request), request.given_id.decode("ascii")
+
+        def ask() -> DeferredResponse:
+            several.ask(
+                lambda target, rows: self._models.slo_us(target, rows, slo_ms), id, request.trace
+            )
+            return DeferredResponse(several.futures, lambda: _response(*several.body()))
+
+        return WorkerTask(ask) if several.is_array else ask()
+
+
+def _unavailable(body: Any) -> HttpResponse:
+    response = answer_json(body, 503)
+    response.headers = ((b"retry-after", b"1"),)
+    return response
+
+
+def _slo_ms(asked: codec.InferRequest, request: HttpRequest) -> float | None:
+    """`parameters.timeout`, else the header Clipper-Deadline-Ms, else None: the application's."""
+    if (given_ms := timeout_ms(asked)) is not None:
+        return given_ms
+    text = request.headers.get(b"clipper-deadline-ms", b"")
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise InvalidInput(
+            f"Clipper-Deadline-Ms {text[:20].decode('ascii', 'replace')!r} is no number."
+        ) from None
+
+
+def _later(
+    asking: PendingInference, target: InferenceTarget, asked: codec.InferRequest
+) -> DeferredResponse:
+    return DeferredResponse(asking.futures, lambda: inferred(asking, target, asked))
+
+
+def inferred(
+    asking: PendingInference, target: InferenceTarget, asked: codec.InferRequest
+) -> HttpResponse:
+    outputs, parameters = asking.inferred()
+    return _response(
+        *codec.encode(
+            target.name, target.answered_version, asked.id, outputs, asked.binary, parameters
+        )
+    )
+
+
+def _response(body: bytes, head_size: int) -> HttpResponse:
+    if not head_size:
+        return HttpResponse(200, body, JSON)
+    return HttpResponse(
+        200, body, BINARY, ((b"inference-header-content-length", b"%d" % head_size),)
+    )

@@ -1,0 +1,254 @@
+"""Where HTTP listens: one thread with an event loop for all listeners, worker threads for what
+blocks, and their end."""
+
+import asyncio
+import contextlib
+import email.utils
+import errno
+import logging
+import socket
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future as WorkFuture
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import uvloop
+
+from clipper.clock import wall_time_us
+from clipper.errors import AddressInUse, ConfigError, Overloaded
+from clipper.frontend.http.connection import HttpConnection, HttpService
+from clipper.frontend.http.exchange import Exchange
+from clipper.frontend.http.fast_path import FastPath
+from clipper.frontend.http.messages import HandlerResult, HttpRequest, WorkerPool, WorkerTask
+from clipper.frontend.http.tls import TlsListener
+from clipper.frontend.tracing.exporter import SpanExporter
+from clipper.metrics import HttpCounts, TlsCounts
+from clipper.serving.address import held_by
+from clipper.serving.ear import Ear
+from clipper.settings.http import HttpSettings
+from clipper.tls import Certificate
+
+_log = logging.getLogger(__name__)
+_WORKERS = 4  # of each pool
+_WAITING_MAX = 64  # pieces of work that wait in a pool for management; more are refused
+_RETRY_S = 1
+_LOOK_S_MAX = 0.5
+_GRACE_S = 1.0  # for the last responses to leave, once every query has ended
+Handle = Callable[[HttpRequest], HandlerResult]
+
+
+class HttpListeners:
+    """HTTP on some addresses. Threads: start, drain and stop from one; the rest is its own.
+
+    each: (key of [http] that holds the address, the address, what handles requests there).  counts:
+    alike.  certificates: of those that speak TLS, by that key, with where to count.  hot: the door,
+    where queries come in.  own_user: keys of the listeners that only processes of this server's
+    user, and of root, may use.
+    """
+
+    def __init__(
+        self,
+        settings: HttpSettings,
+        each: Sequence[tuple[str, str, Handle]],
+        make_ear: Callable[[Any], Ear],
+        counts: Sequence[HttpCounts],
+        certificates: Mapping[str, tuple[Certificate, TlsCounts]] | None = None,
+        exporter: SpanExporter | None = None,
+        hot: FastPath | None = None,
+        own_user: Collection[str] = (),
+    ) -> None:
+        self._own_user = [key in own_user for key, _, _ in each]
+        self._settings, self._exporter, self._hot = settings, exporter, hot
+        self._make_ear, self._counts = make_ear, counts
+        self._sockets = _bind_all(each, settings.backlog)
+        self.addresses = [_address_of(listener) for listener, _ in self._sockets]
+        self._loop = uvloop.new_event_loop()
+        self._pools = {
+            pool: ThreadPoolExecutor(_WORKERS, f"clipper-http-{pool.value}") for pool in WorkerPool
+        }
+        self._waiting = dict.fromkeys(
+            WorkerPool, 0
+        )  # the loop's: work that was handed in and has not been answered
+        self._services: list[HttpService] = []
+        self._certificates = [(certificates or {}).get(key) for key, _, _ in each]
+        self._doors: list[TlsListener] = []
+        self._servers: list[asyncio.AbstractServer] = []
+        self._thread = threading.Thread(target=self._run, name="clipper-http", daemon=True)
+        self._serving = threading.Event()
+
+    def start(self) -> None:
+        self._thread.start()
+        self._serving.wait()
+
+    def _run(self) -> None:
+        loop = self._loop
+        asyncio.set_event_loop(loop)
+        ear = self._make_ear(loop)
+        try:
+            loop.run_until_complete(self._listen(ear))
+            self._look()
+            self._serving.set()
+            loop.run_forever()
+        finally:
+            self._serving.set()
+            ear.close()
+            for door in self._doors:
+                door.close()
+            if self._hot is not None:
+                self._hot.close()
+            for service in self._services:
+                for connection in tuple(service.connections):
+                    connection.abort()
+            loop.run_until_complete(asyncio.sleep(0))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+    async def _listen(self, ear: Ear) -> None:
+        each = zip(self._sockets, self._counts, self._certificates, self._own_user, strict=True)
+        for (listener, handle), counts, certificate, own_user in each:
+            service = HttpService(
+                self._settings, handle, ear, self._run_on_worker, counts, self._exporter, own_user
+            )
+            self._services.append(service)
+            if self._hot is not None and counts is self._hot.counts:
+                self._hot.open(self._loop, service, listener)
+                continue
+            factory = _factory(service)
+            if certificate is not None:
+                factory = door = TlsListener(service, *certificate)
+                self._doors.append(door)
+            server = await self._loop.create_server(
+                factory, sock=listener, backlog=self._settings.backlog
+            )
+            self._servers.append(server)
+
+    def _look(self) -> None:
+        now_s, date = (
+            self._loop.time(),
+            email.utils.formatdate(wall_time_us() / 1e6, usegmt=True).encode(),
+        )
+        for service in self._services:
+            service.look(now_s, date)
+        for door in self._doors:
+            door.look(now_s)
+        if self._hot is not None:
+            self._hot.look()
+        each_s = min(_LOOK_S_MAX, self._settings.header_s / 4, self._settings.idle_s / 4)
+        self._loop.call_later(each_s, self._look)
+
+    # -- worker threads
+
+    def _run_on_worker(self, work: WorkerTask, exchange: Exchange) -> None:
+        pool = work.pool
+        if pool is not WorkerPool.QUERIES and self._waiting[pool] >= _WORKERS + _WAITING_MAX:
+            exchange.fail(
+                Overloaded(
+                    f"{_WAITING_MAX} calls of management wait already.", retry_after_s=_RETRY_S
+                )
+            )
+            return
+        self._waiting[pool] += 1
+
+        def settle(done: "WorkFuture[HandlerResult]") -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+                self._loop.call_soon_threadsafe(self._settle, pool, exchange, done)
+
+        try:
+            self._pools[pool].submit(work.run).add_done_callback(settle)
+        except RuntimeError as error:  # the threads are gone: the server is closing
+            exchange.fail(error)
+
+    def _settle(
+        self, pool: WorkerPool, exchange: Exchange, done: "WorkFuture[HandlerResult]"
+    ) -> None:
+        self._waiting[pool] -= 1
+        error = done.exception()
+        if isinstance(error, Exception):
+            exchange.fail(error)
+        else:
+            exchange.settle(done.result())
+
+    # -- the end
+
+    def drain(self) -> None:
+        """Take no new connections, close idle ones, the others after their responses."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        for server in self._servers:
+            server.close()
+        if self._hot is not None:
+            self._hot.drain()
+        for service in self._services:
+            service.drain()
+        for door in self._doors:
+            door.close()
+
+    def stop(self) -> None:
+        """Send what can still be sent, and end. Every query has ended before."""
+        self.drain()
+        for pool in self._pools.values():
+            pool.shutdown(wait=True)
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._leave, self._loop.time() + _GRACE_S)
+            self._thread.join()
+        else:
+            self._loop.close()
+        if self._hot is not None:
+            self._hot.stop()
+        for listener, _ in self._sockets:
+            listener.close()
+
+    def _leave(self, until_s: float) -> None:
+        busy = any(service.connections for service in self._services) or (
+            self._hot is not None and self._hot.is_busy
+        )
+        if self._loop.time() < until_s and busy:
+            self._loop.call_later(0.005, self._leave, until_s)
+        else:
+            self._loop.stop()
+
+
+def _factory(service: HttpService) -> Callable[[], asyncio.Protocol]:
+    return lambda: HttpConnection(service)
+
+
+def _bind_all(
+    each: Sequence[tuple[str, str, Handle]], backlog: int
+) -> list[tuple[socket.socket, Handle]]:
+    with contextlib.ExitStack() as bound:
+        found = [
+            (bound.enter_context(_bind(key, address, backlog)), handle)
+            for key, address, handle in each
+        ]
+        bound.pop_all()
+        return found
+
+
+def _bind(key: str, address: str, backlog: int) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, int(port)))
+        listener.listen(backlog)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        hint = f"Stop what listens there, or choose another http.{key}; port 0 takes any free one."
+        kind = ConfigError if isinstance(error, socket.gaierror) else AddressInUse
+        why = (
+            f"it is taken{held_by(address)}"
+            if error.errno == errno.EADDRINUSE
+            else error.strerror or error
+        )
+        raise kind(f"cannot listen on http.{key} = {address!r}: {why}.", hint=hint) from None
+    return listener
+
+
+def _address_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,431 @@
+"""Requests and responses, without sockets. A handler takes a `Request` and returns what is to
+become of it: an `Outcome`."""
+
+import http
+import itertools
+import math
+import os
+import re
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from clipper.errors import (
+    ClipperError,
+    InvalidInput,
+    ModelFailed,
+    OutOfMemory,
+    Overloaded,
+    ShuttingDown,
+    TooLarge,
+)
+from clipper.foreign_text import last_line
+from clipper.frontend.http.streamed_body import StreamedBody
+from clipper.metrics.http_counts import now_ns
+from clipper.serving.ear import Future
+
+JSON: Final = b"application/json"
+PROBLEM: Final = b"application/problem+json"
+TEXT: Final = b"text/plain; charset=utf-8"
+BINARY: Final = b"application/octet-stream"
+Headers = Mapping[bytes, bytes]
+
+_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+_PREFIX = os.urandom(6).hex()
+_numbers = itertools.count(1)
+
+
+class HttpRequest:
+    """One request, read in full, at `began_ns` of the monotonic clock. Threads: one at a time.
+
+    headers: those of `KNOWN_HEADERS`, by lower-case name.  route: the pattern that was found for
+    it.  params: what its `{...}` stand for.  actor: who manages, by a token of their own.
+    """
+
+    __slots__ = (
+        "_id",
+        "actor",
+        "began_ns",
+        "body",
+        "headers",
+        "method",
+        "params",
+        "path",
+        "query",
+        "route",
+        "trace",
+    )
+
+    def __init__(
+        self, method: str, path: bytes, query: bytes, headers: Headers, body: bytes | bytearray
+    ) -> None:
+        self.method, self.path, self.query, self.headers, self.body = (
+            method,
+            path,
+            query,
+            headers,
+            body,
+        )
+        self.params: tuple[str, ...] = ()
+        self.route = self.actor = ""
+        self.trace: Any = None  # a Trace, if there is one
+        self.began_ns = now_ns()
+        self._id = b""
+
+    @property
+    def given_id(self) -> bytes:
+        """X-Request-Id, if it is 1 to 128 visible ASCII characters; else empty."""
+        given = self.headers.get(b"x-request-id", b"")
+        return given if given and _REQUEST_ID.fullmatch(given) else b""
+
+    @property
+    def id(self) -> bytes:
+        """The request's id: given, or made up now."""
+        if not self._id:
+            self._id = self.given_id or b"%s-%x" % (_PREFIX.encode(), next(_numbers))
+        return self._id
+
+
+KNOWN_HEADERS: Final = frozenset(
+    (
+        b"accept",
+        b"authorization",
+        b"clipper-actor",
+        b"clipper-deadline-ms",
+        b"content-encoding",
+        b"content-length",
+        b"content-type",
+        b"expect",
+        b"host",
+        b"if-none-match",
+        b"inference-header-content-length",
+        b"last-event-id",
+        b"mm-model-id",
+        b"mm-required",
+        b"mm-vmodel-id",
+        b"origin",
+        b"traceparent",
+        b"tracestate",
+        b"transfer-encoding",
+        b"x-request-id",
+    )
+)
+# Headers that may be repeated: their values are joined by commas (RFC 9110, section 5.3).
+REPEATED: Final = frozenset((b"mm-model-id", b"mm-vmodel-id", b"transfer-encoding"))
+
+
+class HttpResponse:
+    """headers: further ones, names and values without CR, LF or NUL.  id: X-Request-Id, when it is
+    not the request's own."""
+
+    __slots__ = ("body", "content_type", "headers", "id", "status")
+
+    def __init__(
+        self,
+        status: int,
+        body: bytes,
+        content_type: bytes = JSON,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        id: bytes = b"",
+    ) -> None:
+        self.status, self.body, self.content_type, self.headers, self.id = (
+            status,
+            body,
+            content_type,
+            headers,
+            id,
+        )
+
+
+class DeferredResponse:
+    """A response that is made, on the event loop, once all `futures` are done."""
+
+    __slots__ = ("futures", "make")
+
+    def __init__(self, futures: Sequence[Future], make: Callable[[], HttpResponse]) -> None:
+        self.futures, self.make = futures, make
+
+
+class StreamedResponse:
+    """A response whose body is written bit by bit, as long as it takes. begin: called on the event
+    loop once the head has left.
+
+    endless: it has no end of its own, and is ended when the server drains; others are waited for.
+    The rest as a Response's.
+    """
+
+    __slots__ = ("begin", "content_type", "endless", "headers", "id", "status")
+
+    def __init__(
+        self,
+        begin: "Callable[[StreamedBody], None]",
+        content_type: bytes,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        *,
+        endless: bool = False,
+        status: int = 200,
+        id: bytes = b"",
+    ) -> None:
+        self.begin, self.content_type, self.headers, self.endless = (
+            begin,
+            content_type,
+            headers,
+            endless,
+        )
+        self.status, self.id = status, id
+
+
+class WorkerPool(Enum):
+    """Whose threads a piece of work runs on. No pool waits for another.
+
+    QUERIES: queries, feedback and what a monitor asks for.  LOOKS: reads by management.  CHANGES:
+    what management changes; such a call may take as long as a deployment.
+    """
+
+    QUERIES = "work"
+    LOOKS = "look"
+    CHANGES = "manage"
+
+
+class WorkerTask:
+    """What would hold up the event loop: run on a thread of its pool, it has an outcome of its
+    own."""
+
+    __slots__ = ("pool", "run")
+
+    def __init__(
+        self, run: "Callable[[], HandlerResult]", pool: WorkerPool = WorkerPool.QUERIES
+    ) -> None:
+        self.run, self.pool = run, pool
+
+
+HandlerResult = HttpResponse | DeferredResponse | StreamedResponse | WorkerTask
+Handler = Callable[[HttpRequest], HandlerResult]
+
+
+class HttpError(ClipperError):
+    """What HTTP itself refuses, with a status that no error of ours has. headers: as a
+    Response's."""
+
+    def __init__(
+        self, status: int, message: str, hint: str = "", headers: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.status, self.headers = status, headers
+
+
+# -- JSON
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if hasattr(value, "quantile"):  # a histogram
+        shares = (
+            {f"p{100 * q:g}": value.quantile(q) for q in (0.5, 0.9, 0.99, 0.999)}
+            if value.count
+            else {}
+        )
+        return {"count": value.count, "mean": value.mean, "max": value.max, **shares}
+    return str(value)
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_plain)
+to_json: Callable[[Any], bytes] = _ENCODER.encode
+
+
+def answer_json(value: Any, status: int = 200) -> HttpResponse:
+    return HttpResponse(status, to_json(value))
+
+
+def read_json(decoder: "msgspec.json.Decoder[Any]", text: Any, at: str = "$") -> Any:
+    """What `text` says. InvalidInput that names the byte where it is no JSON, or the member that is
+    not what it should be."""
+    try:
+        return decoder.decode(text)
+    except msgspec.ValidationError as error:
+        message = str(error).replace("`$", f"`{at}")
+        raise InvalidInput(f"{message}{'' if '`$' in message else f' - at `{at}`'}.") from None
+    except msgspec.DecodeError as error:
+        raise InvalidInput(f"the body is no JSON: {error}.") from None
+    except (RecursionError, UnicodeDecodeError, OverflowError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise InvalidInput(f"the body is no JSON: {why}.") from None
+
+
+# -- errors
+
+
+def problem(error: Exception, request_id: bytes, content_type: bytes = PROBLEM) -> HttpResponse:
+    """The one error body: RFC 9457, and `error`, which clients of the Open Inference Protocol read.
+    What is not an error of ours is said to be internal, without its words: they may hold paths."""
+    if isinstance(error, MemoryError) and not isinstance(error, ClipperError):
+        error = OutOfMemory(
+            "no memory for the request.", hint="Send it again, or less in one request."
+        )
+    if not isinstance(error, ClipperError):
+        error = ClipperError("an internal error; the server's log has it under this request's id.")
+    status = error.status if isinstance(error, HttpError) else error.rest_status
+    body = {
+        "error": str(error),
+        "type": f"urn:clipper:error:{_slug(error, status)}",
+        "title": _phrase(status),
+        "status": status,
+        "detail": error.message,
+        "hint": error.hint,
+        "request_id": request_id.decode("ascii"),
+    }
+    headers = list(error.headers) if isinstance(error, HttpError) else []
+    if status in (429, 503) and not any(name == b"retry-after" for name, _ in headers):
+        headers.append((b"retry-after", b"%d" % retry_after_s(error)))
+    return HttpResponse(status, to_json(body), content_type, headers, request_id)
+
+
+def _slug(error: ClipperError, status: int) -> str:
+    return f"http-{status}" if isinstance(error, HttpError) else error.slug
+
+
+def retry_after_s(error: ClipperError) -> int:
+    """Whole seconds, at least one: as long as the queue needs, or what a restart usually takes."""
+    if isinstance(error, Overloaded):
+        return max(1, math.ceil(error.retry_after_s))
+    return 5 if isinstance(error, ShuttingDown) else 1
+
+
+def _phrase(status: int) -> str:
+    try:
+        return http.HTTPStatus(status).phrase
+    except ValueError:
+        return "Client Closed Request" if status == 499 else "Error"
+
+
+def without_traceback(error: Exception) -> Exception:
+    """A model's failure as a client may read it: its last line, not the traceback with the paths of
+    its files."""
+    if isinstance(error, ModelFailed):
+        return ModelFailed(f"the model failed: {last_line(error.message)}.")
+    return error
+
+
+# -- the bytes of a response
+
+_LINES = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode()
+    for status in http.HTTPStatus
+}
+_BODILESS = frozenset((204, 304))
+
+
+def head_of(
+    response: HttpResponse | StreamedResponse,
+    request_id: bytes,
+    date: bytes,
+    close: bool,
+    trace: bytes = b"",
+    *,
+    chunked: bool = True,
+) -> bytes:
+    """trace: the value of traceparent, if there is to be one.  chunked: how a streamed body ends;
+    else: when we close."""
+    line = _LINES.get(response.status) or b"HTTP/1.1 %d %s\r\n" % (
+        response.status,
+        _phrase(response.status).encode(),
+    )
+    extra = (
+        b"".join([b"%s: %s\r\n" % (name, value) for name, value in response.headers])
+        if response.headers
+        else b""
+    )
+    if extra and (
+        b"\0" in extra
+        or extra.count(b"\r\n") != len(response.headers)
+        or extra.count(b"\n") != len(response.headers)
+    ):
+        raise ValueError("a header of a response holds CR, LF or NUL")
+    if isinstance(response, StreamedResponse):
+        framing = b"transfer-encoding: chunked\r\n" if chunked else b""
+        extra = b"content-type: %s\r\n%s%s" % (response.content_type, framing, extra)
+    elif response.status not in _BODILESS:
+        extra = b"content-type: %s\r\ncontent-length: %d\r\n%s" % (
+            response.content_type,
+            len(response.body),
+            extra,
+        )
+    last = b"connection: close\r\n\r\n" if close else b"\r\n"
+    if trace:
+        last = b"traceparent: %s\r\n%s" % (trace, last)
+    return b"%sdate: %s\r\n%sx-request-id: %s\r\n%s" % (line, date, extra, request_id, last)
+
+
+def inflate(body: bytes | bytearray, encoding: bytes, size_max: int) -> bytes | bytearray:
+    """The body without its Content-Encoding: gzip, deflate or identity. TooLarge above `size_max`;
+    Refused for another coding."""
+    encoding = encoding.strip().lower()
+    if encoding in (b"", b"identity"):
+        return body
+    bits = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}.get(encoding)
+    if bits is None:
+        raise HttpError(
+            415,
+            "the Content-Encoding of this request is not known here.",
+            "Use gzip, deflate, or none.",
+        )
+    inflater = zlib.decompressobj(bits)
+    try:
+        plain = inflater.decompress(body, size_max + 1)
+    except zlib.error:
+        raise InvalidInput(
+            f"the body is not what its Content-Encoding says: {encoding.decode()}."
+        ) from None
+    if len(plain) > size_max:
+        raise TooLarge(
+            f"the body has more than {size_max} bytes when decompressed.",
+            hint="See http.body_bytes_max.",
+        )
+    if not inflater.eof or inflater.unused_data:
+        raise InvalidInput(f"the body is not one complete stream of {encoding.decode()}.")
+    return plain
+
+
+def settled(outcome: HandlerResult) -> HandlerResult:
+    """The outcome, with its work done on the calling thread, which is one for queries; work of
+    another pool is left to that."""
+    while isinstance(outcome, WorkerTask) and outcome.pool is WorkerPool.QUERIES:
+        outcome = outcome.run()
+    return outcome
+
+
+def inflating(handle: Handler, size_max: int) -> Handler:
+    """A handler that is given bodies without their Content-Encoding; decompressing them is a worker
+    thread's.
+
+    Whoever may not ask must be refused before: a small body can become one of `size_max` bytes.
+    """
+
+    def inflated(request: HttpRequest) -> HandlerResult:
+        encoding = request.headers.get(b"content-encoding", b"")
+        if encoding.strip().lower() in (b"", b"identity"):
+            return handle(request)
+
+        def run() -> HandlerResult:
+            request.body = inflate(request.body, encoding, size_max)
+            return settled(handle(request))
+
+        return WorkerTask(run)
+
+    return inflated
+
+
+def on_worker(
+    verb: Callable[[HttpRequest], HttpResponse],
+) -> Callable[[HttpRequest], HandlerResult]:
+    """Make a handler of management that may take its time: neither the listener's loop nor a query
+    waits for it."""
+    return lambda request: WorkerTask(
+        lambda: verb(request),
+        WorkerPool.LOOKS if request.method in ("GET", "HEAD") else WorkerPool.CHANGES,
+    )

@@ -1,0 +1,84 @@
+"""`GET /metrics`: Prometheus' text, OpenMetrics for who accepts it, InfluxDB's lines for
+`?format=influx`."""
+
+import time
+import urllib.parse
+from collections.abc import Mapping, Sequence
+
+from clipper.clock import wall_time_us
+from clipper.errors import ClipperError, InvalidInput, did_you_mean
+from clipper.frontend.http.messages import HandlerResult, HttpRequest, HttpResponse, WorkerTask
+from clipper.frontend.http.router import Router
+from clipper.frontend.server_interface import ServerInterface
+from clipper.metrics import CONTENT_TYPES, Counts, Metrics, influx, openmetrics, prometheus
+from clipper.serving.application import ApplicationHandle
+
+
+class MetricsRoutes:
+    """Threads: any. Collections run on worker threads."""
+
+    def __init__(self, node: ServerInterface, counts: Sequence[Counts]) -> None:
+        self._node = node
+        most = node.config.http.metrics_names_max
+        self.metrics = Metrics(node.version, node.stats, self._slos_s, self._shares, most, counts)
+
+    def add_to(self, routes: Router) -> None:
+        routes.add("GET", "/metrics", self.scrape)
+
+    def scrape(self, request: HttpRequest) -> HandlerResult:
+        format = format_of(request)
+        return WorkerTask(lambda: self._answer(format))
+
+    def _answer(self, format: str) -> HttpResponse:
+        samples = self.metrics.collect()
+        if format == "influx":
+            return HttpResponse(200, influx(samples, wall_time_us() * 1000), CONTENT_TYPES[format])
+        write = openmetrics if format == "openmetrics" else prometheus
+        return HttpResponse(200, write(samples), CONTENT_TYPES[format])
+
+    def _slos_s(self) -> Mapping[str, float]:
+        return {
+            name: app.slo_us / 1e6 for name, app in self._node.catalog.view.applications.items()
+        }
+
+    def _shares(self) -> Mapping[str, Mapping[str, float]]:
+        found = {}
+        for name in self._node.catalog.view.applications:
+            try:
+                found[name] = ApplicationHandle(
+                    name, self._node.question, self._node.config.limits.slo_ms_max
+                ).shares()
+            except ClipperError:  # gone meanwhile, or a policy of somebody's own that fails
+                continue
+            time.sleep(0)
+        return found
+
+
+def format_of(request: HttpRequest) -> str:
+    """InvalidInput for a format that there is not."""
+    asked = urllib.parse.parse_qs(request.query.decode("ascii", "replace")).get("format")
+    if asked:
+        if asked[-1] not in CONTENT_TYPES:
+            guess = did_you_mean(asked[-1], CONTENT_TYPES) or "."
+            raise InvalidInput(
+                f"unknown format {asked[-1][:40]!r}{guess}",
+                hint=f"Formats: {', '.join(CONTENT_TYPES)}.",
+            )
+        return asked[-1]
+    return (
+        "openmetrics" if _prefers_openmetrics(request.headers.get(b"accept", b"")) else "prometheus"
+    )
+
+
+def _prefers_openmetrics(accept: bytes) -> bool:
+    """Whether OpenMetrics is named, and no plain text with a higher `q`."""
+    weights: dict[bytes, float] = {}
+    for item in accept.lower().split(b","):
+        kind, *parameters = [part.strip() for part in item.split(b";")]
+        given = [part[2:] for part in parameters if part.startswith(b"q=")]
+        try:
+            weights[kind] = max(weights.get(kind, 0.0), float(given[0]) if given else 1.0)
+        except ValueError:
+            continue
+    open = weights.get(b"application/openmetrics-text", 0.0)
+    return open > 0 and open >= weights.get(b"text/plain", 0.0)

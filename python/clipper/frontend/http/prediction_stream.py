@@ -1,0 +1,114 @@
+"""Answers as they come: a server-sent event for each query of a request, in the order in which they
+are done.
+
+`answer` and `error` say which query by `index`; `done` is the last. Once the head has left, no
+status can tell of a failure, so each query tells its own, with the body that a response of its own
+would have. A client that does not read is not written to: what is done meanwhile waits, at most one
+event a query. One that hangs up takes along what is not answered yet.
+"""
+
+import asyncio
+import functools
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from clipper.errors import ClipperError
+from clipper.frontend.http.messages import StreamedResponse, problem
+from clipper.frontend.http.server_sent_events import CONTENT_TYPE, HEADERS, HEARTBEAT, encode_event
+from clipper.frontend.http.streamed_body import StreamedBody
+from clipper.serving.ear import Future
+
+_log = logging.getLogger(__name__)
+
+
+class PredictionStream:
+    """Of one request. tell: a done future -> its answer as a JSON object; it raises what stands for
+    one. Threads: the loop's."""
+
+    def __init__(
+        self,
+        futures: Sequence[Future],
+        tell: Callable[[Future], bytes],
+        request_id: bytes,
+        heartbeat_s: float,
+    ) -> None:
+        self._futures, self._tell, self._request_id, self._heartbeat_s = (
+            futures,
+            tell,
+            request_id,
+            heartbeat_s,
+        )
+        self._body: StreamedBody
+        self._done: deque[int] = deque()  # answered here, not yet written
+        self._left = len(futures)
+        self._errors = 0
+        self._has_room = self._is_quiet = True
+        self._timer: asyncio.TimerHandle | None = None
+
+    def response(self) -> StreamedResponse:
+        return StreamedResponse(self.begin, CONTENT_TYPE, HEADERS, id=self._request_id)
+
+    def begin(self, body: StreamedBody) -> None:
+        self._body = body
+        body.on_room, body.on_gone = self._on_room, self._on_gone
+        for index, future in enumerate(self._futures):
+            if not body.hear(future, functools.partial(self._on_done, index)):
+                self._done.append(index)
+        self._beat()
+        self._write()
+
+    def _on_done(self, index: int, _: Future) -> None:
+        self._done.append(index)
+        self._write()
+
+    def _on_room(self) -> None:
+        self._has_room = True
+        self._write()
+
+    def _on_gone(self) -> None:
+        self._stop_beating()
+        for future in self._futures:
+            future.cancel()
+
+    def _write(self) -> None:
+        body = self._body
+        while self._done and self._has_room and not body.gone:
+            self._has_room = body.write(self._event(self._done.popleft()))
+            self._is_quiet = False
+            self._left -= 1
+        if not self._left and not body.gone and not body.ended:
+            self._stop_beating()
+            answers = len(self._futures) - self._errors
+            body.write(
+                encode_event(b'{"answers":%d,"errors":%d}' % (answers, self._errors), name=b"done")
+            )
+            body.end()
+
+    def _event(self, index: int) -> bytes:
+        name = b"answer"
+        try:
+            told = self._tell(self._futures[index])
+        except Exception as error:
+            if not isinstance(error, ClipperError):
+                _log.exception(
+                    "request %s: answer %d cannot be told",
+                    self._request_id.decode(),
+                    index,
+                    exc_info=error,
+                )
+            name, told = b"error", problem(error, self._request_id).body
+            self._errors += 1
+        return encode_event(b'{"index":%d,%s' % (index, told[1:]), name=name)
+
+    # -- a sign of life where nothing else comes
+
+    def _beat(self) -> None:
+        if self._is_quiet and self._has_room and self._timer is not None:
+            self._has_room = self._body.write(HEARTBEAT)
+        self._is_quiet = True
+        self._timer = asyncio.get_running_loop().call_later(self._heartbeat_s, self._beat)
+
+    def _stop_beating(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()

@@ -1,0 +1,133 @@
+"""The routing table: method and path -> handler. Pure; nothing here knows of sockets."""
+
+import urllib.parse
+from collections.abc import Iterator
+
+from clipper.errors import did_you_mean
+from clipper.frontend.http.messages import Handler, HttpError, HttpRequest
+from clipper.frontend.openapi.document import RouteInfo, RouteTable
+
+_REMEMBERED_MAX = 4096
+_REMEMBERED_BYTES_MAX = 512  # of a path; longer ones are looked up each time
+
+
+class Router:
+    """Threads: any, once all routes are added. `{}` in a pattern stands for one segment of a path.
+
+    `add("GET", "/api/{}", handler)`; HEAD goes with GET, OPTIONS with all. `find` leaves what the
+    `{}` stood for in `request.params`, and the pattern in `request.route`. A fixed segment wins
+    over `{}`.
+    """
+
+    def __init__(self) -> None:
+        self._root = _Node()
+        self._known: dict[tuple[str, bytes], tuple[Handler, tuple[str, ...], str]] = {}
+        self._patterns: list[tuple[str, str]] = []
+        self.about: dict[tuple[str, str], RouteInfo] = {}
+
+    def describe(self, table: RouteTable) -> None:
+        """What routes do, for GET /openapi.json."""
+        self.about |= table
+
+    def add(self, method: str, pattern: str, handler: Handler) -> None:
+        node = self._root
+        for segment in pattern.strip("/").split("/"):
+            node = node.below.setdefault(segment, _Node())
+        node.handlers[method] = handler
+        node.pattern = pattern
+        self._patterns.append((method, pattern))
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        """(method, pattern) of each route, in the order they were added."""
+        return iter(self._patterns)
+
+    def find(self, request: HttpRequest) -> Handler:
+        """The handler. Refused: 404 for a path that is none of ours, 405 with Allow for a method
+        that is none of its."""
+        key = request.method, request.path
+        known = self._known.get(key)
+        if known is None:
+            known = self._search(request.method, request.path)
+            if (
+                len(self._known) >= _REMEMBERED_MAX
+            ):  # paths of clients: whoever makes many up costs a search, not memory
+                self._known.clear()
+            if len(request.path) <= _REMEMBERED_BYTES_MAX:
+                self._known[key] = known
+        request.params, request.route = known[1], known[2]
+        return known[0]
+
+    def _search(self, method: str, path: bytes) -> tuple[Handler, tuple[str, ...], str]:
+        segments = _segments(path)
+        found = self._root.match(segments, ())
+        if found is None:
+            raise HttpError(
+                404,
+                f"there is nothing at {_shown(path)}{self._guess(segments)}",
+                "GET / lists what there is.",
+            )
+        node, params = found
+        handler = node.handlers.get("GET" if method == "HEAD" else method)
+        if handler is None:
+            allow = ", ".join(node.allowed())
+            if method == "OPTIONS":
+                raise HttpError(204, "", headers=((b"allow", allow.encode()),))
+            raise HttpError(
+                405,
+                f"{_shown(path)} does not take {method}.",
+                f"It takes {allow}.",
+                ((b"allow", allow.encode()),),
+            )
+        return handler, params, node.pattern
+
+    def _guess(self, segments: list[str]) -> str:
+        fixed = {
+            part
+            for _, pattern in self._patterns
+            for part in pattern.split("/")
+            if part and part != "{}"
+        }
+        wrong = next(
+            (segment for segment in segments[:1] + segments[-1:] if segment not in fixed), ""
+        )
+        return (did_you_mean(wrong, fixed) if wrong else "") or "."
+
+
+class _Node:
+    __slots__ = ("below", "handlers", "pattern")
+
+    def __init__(self) -> None:
+        self.below: dict[str, _Node] = {}
+        self.handlers: dict[str, Handler] = {}
+        self.pattern = ""
+
+    def match(
+        self, segments: list[str], params: tuple[str, ...]
+    ) -> "tuple[_Node, tuple[str, ...]] | None":
+        if not segments:
+            return (self, params) if self.handlers else None
+        first, rest = segments[0], segments[1:]
+        if (
+            first in self.below
+            and first != "{}"
+            and (found := self.below[first].match(rest, params))
+        ):
+            return found
+        if "{}" in self.below and first:
+            return self.below["{}"].match(rest, (*params, first))
+        return None
+
+    def allowed(self) -> list[str]:
+        methods = {*self.handlers, "OPTIONS", *(("HEAD",) if "GET" in self.handlers else ())}
+        return sorted(methods)
+
+
+def _segments(path: bytes) -> list[str]:
+    """The decoded segments; a single slash at the end counts for nothing."""
+    text = path.decode("ascii", "replace")
+    parts = text.removeprefix("/").removesuffix("/").split("/")
+    return [urllib.parse.unquote(part, errors="replace") if "%" in part else part for part in parts]
+
+
+def _shown(path: bytes) -> str:
+    return repr(path[:100].decode("ascii", "replace"))

@@ -1,0 +1,51 @@
+"""Server-sent events: the bytes of `text/event-stream`, and where a reader wants to go on. Source:
+the HTML standard, 9.2.
+
+No sockets here: a handler answers `Streamed(begin)` (messages.py) and writes to the `Body`
+(bodies.py) that `begin` is handed.
+"""
+
+from typing import Final
+
+from clipper.frontend.http.messages import HttpRequest
+
+CONTENT_TYPE: Final = b"text/event-stream; charset=utf-8"
+HEADERS: Final = (
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+)  # nobody on the way keeps events back
+HEARTBEAT: Final = (
+    b":\n\n"  # a comment: tells the reader, and every proxy between, that we are alive
+)
+_ID_MAX = 20
+
+
+def encode_event(data: bytes, *, name: bytes = b"", id: int = 0, retry_ms: int = 0) -> bytes:
+    """One event. data: UTF-8, of one line or several.  name: its type, `message` when empty.  id:
+    what the reader sends back as Last-Event-ID, 0 for none.  retry_ms: how long the reader is to
+    wait before it comes again, 0 for as it likes.
+    """
+    lines = []
+    if name:
+        lines.append(b"event: " + _one_line(name))
+    if id:
+        lines.append(b"id: %d" % id)
+    if retry_ms:
+        lines.append(b"retry: %d" % retry_ms)
+    lines += [
+        b"data: " + line for line in data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+    ]
+    return b"\n".join(lines) + b"\n\n"
+
+
+def _one_line(text: bytes) -> bytes:
+    if b"\n" in text or b"\r" in text:
+        raise ValueError("the name of an event is one line")
+    return text
+
+
+def last_event_id(request: HttpRequest) -> int:
+    """The id of the last event that this reader has; 0 when it has none, or sends one that is none
+    of ours."""
+    given = request.headers.get(b"last-event-id", b"")
+    return int(given) if given.isdigit() and len(given) <= _ID_MAX else 0

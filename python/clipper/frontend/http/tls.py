@@ -1,0 +1,229 @@
+"""TLS in front of a Connection of http.py: to the connection it is the transport, to the event loop
+the protocol.
+
+The loop's own TLS would do the same and hide what must be seen: a handshake has a time
+(`http.header_s`) and counts among the connections (`http.connections_max`) before it is done, a
+client that speaks plain HTTP is told so in words it understands, and each connection takes the
+certificate that is current when it comes. The bytes go through OpenSSL in memory, as they would
+there.
+"""
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from typing import Any
+
+from clipper.frontend.http.connection import HttpConnection, HttpService
+from clipper.frontend.http.messages import HttpError, head_of, problem
+from clipper.metrics import TlsCounts
+from clipper.tls import Certificate
+
+_log = logging.getLogger(__name__)
+_CHUNK = 64 << 10
+_LINGER_S = 2.0
+
+
+class TlsListener:
+    """What the connections of one listener share. Threads: the loop's."""
+
+    def __init__(self, service: HttpService, certificate: Certificate, counts: TlsCounts) -> None:
+        self.service, self.certificate, self.counts = service, certificate, counts
+        self.waiting: set[TlsTransport] = (
+            set()
+        )  # whose handshake is not done, or who were refused one
+
+    def __call__(self) -> "TlsTransport":
+        return TlsTransport(self)
+
+    def look(self, now_s: float) -> None:
+        for each in tuple(self.waiting):
+            each.look(now_s)
+
+    def close(self) -> None:
+        """End handshakes: nobody is served any more."""
+        for each in tuple(self.waiting):
+            each.abort()
+
+
+class TlsTransport(asyncio.Protocol, asyncio.Transport):
+    """One client. Threads: the loop's."""
+
+    def __init__(self, door: TlsListener) -> None:
+        asyncio.Transport.__init__(self)
+        self._door = door
+        self._wire: asyncio.Transport
+        self._inner: HttpConnection | None = None
+        self._closing = self._deaf = False
+        self._is_first = True
+        self._since_s = door.service.now_s
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = door.certificate.context.wrap_bio(
+            self._incoming, self._outgoing, server_side=True
+        )
+
+    # -- the wire
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # of TCP there is no other
+        self._wire = transport
+        door = self._door
+        door.waiting.add(self)
+        if (
+            len(door.waiting) + len(door.service.connections)
+            > door.service.settings.connections_max
+        ):
+            self._end("full")
+            transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self in self._door.waiting:
+            if not self._deaf:
+                self._end("gone")
+            self._door.waiting.discard(self)
+        if self._inner is not None:
+            self._inner.connection_lost(error)
+
+    def eof_received(self) -> bool:
+        """The client is gone, with a farewell or without: HTTP tells by itself where a message
+        ends."""
+        if self._inner is not None:
+            return self._inner.eof_received()
+        return False
+
+    def pause_writing(self) -> None:
+        if self._inner is not None:
+            self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._inner is not None:
+            self._inner.resume_writing()
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        is_plain, self._is_first = (
+            self._is_first and data[:1].isalpha(),
+            False,
+        )  # TLS begins with the byte 0x16
+        if is_plain:
+            self._tell_plainly()
+            return
+        self._incoming.write(data)
+        if self._inner is not None:
+            self._read(self._inner)
+        else:
+            self._shake()
+
+    def _shake(self) -> None:
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._flush()
+            return
+        except ssl.SSLError as error:
+            _log.debug("a TLS handshake failed: %s", error)
+            self._end("failed")
+            self._flush()  # the alert that tells the client why
+            self._wire.close()
+            return
+        self._flush()
+        self._door.counts.count("ok")
+        self._door.waiting.discard(self)
+        self._inner = inner = HttpConnection(self._door.service)
+        inner.connection_made(self)
+        self._read(inner)
+
+    def _read(self, inner: HttpConnection) -> None:
+        try:
+            while not self._closing:
+                data = self._tls.read(_CHUNK)
+                if not data:
+                    inner.eof_received()
+                    self.close()
+                    return
+                inner.data_received(data)
+        except ssl.SSLWantReadError:
+            self._flush()
+        except ssl.SSLError as error:
+            _log.debug("a TLS connection broke: %s", error)
+            self.abort()
+
+    def _flush(self) -> None:
+        if self._outgoing.pending and not self._wire.is_closing():
+            self._wire.write(self._outgoing.read())
+
+    def _end(self, outcome: str) -> None:
+        """No handshake any more."""
+        self._deaf = self._closing = True
+        self._door.counts.count(outcome)
+
+    def _tell_plainly(self) -> None:
+        error = HttpError(
+            400,
+            "this address speaks TLS, and the request came without.",
+            "Write https:// instead of http://.",
+        )
+        response = problem(error, b"-")
+        self._wire.write(head_of(response, b"-", self._door.service.date, True) + response.body)
+        self._end("plain")
+        self._since_s = self._door.service.now_s
+        # closed only later: what the client still sends would take the answer away
+        self._wire.write_eof()
+
+    def look(self, now_s: float) -> None:
+        """While there is no handshake yet, or none any more."""
+        if self._deaf:
+            if now_s - self._since_s > _LINGER_S:
+                self._wire.abort()
+        elif now_s - self._since_s > self._door.service.settings.header_s:
+            self._end("slow")
+            self._wire.abort()
+
+    # -- the transport of a Connection
+
+    def write(self, data: Any) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._tls.write(rest) :]
+        self._flush()
+
+    def close(self) -> None:
+        if not self._closing:
+            self._farewell()
+            self._wire.close()
+
+    def write_eof(self) -> None:
+        if not self._closing:
+            self._farewell()
+            self._deaf = True  # what still comes is thrown away
+            self._wire.write_eof()
+
+    def _farewell(self) -> None:
+        self._closing = True
+        with contextlib.suppress(
+            ssl.SSLError
+        ):  # it wants the client's farewell; nobody waits for that
+            self._tls.unwrap()
+        self._flush()
+
+    def abort(self) -> None:
+        self._closing = True
+        self._wire.abort()
+
+    def is_closing(self) -> bool:
+        return self._closing or self._wire.is_closing()
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._wire.get_extra_info(name, default)
+
+    def get_write_buffer_size(self) -> int:
+        return self._wire.get_write_buffer_size()
+
+    def pause_reading(self) -> None:
+        self._wire.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._wire.resume_reading()

@@ -1,0 +1,1 @@
+"""Inputs, outputs and the Open Inference Protocol, whatever the transport."""

@@ -1,0 +1,432 @@
+"""The Open Inference Protocol, version 2, as bytes: infer requests to tensors, tensors to infer
+responses. No sockets, no models.
+
+A tensor travels as JSON (`data`, flat or nested, row-major) or, by the binary extension, behind the
+JSON head: little-endian, packed, in the order of the tensors. The head's length
+(`Inference-Header-Content-Length`) says which it is, not the Content-Type: clients are careless
+with that one. Binary tensors are read where they lie in the body, and written as the arrays' own
+memory. Source: kserve.github.io, "Open Inference Protocol", and Triton's extensions
+`binary_tensor_data` and `schedule_policy`.
+"""
+
+import math
+import struct
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from clipper.errors import BadOutput, InvalidInput
+from clipper.frontend.http.messages import read_json, to_json
+from clipper.frontend.inference.json_inputs import straight_reader
+from clipper.types import InputType
+
+DATATYPES: Final[dict[str, str]] = {
+    "BOOL": "?",
+    "UINT8": "u1",
+    "UINT16": "<u2",
+    "UINT32": "<u4",
+    "UINT64": "<u8",
+    "INT8": "i1",
+    "INT16": "<i2",
+    "INT32": "<i4",
+    "INT64": "<i8",
+    "FP16": "<f2",
+    "FP32": "<f4",
+    "FP64": "<f8",
+}
+_OF_DTYPE: Final = {np.dtype(code): name for name, code in DATATYPES.items()}
+_OF_OURS: Final = {"bool": "BOOL", "str": "BYTES", "bytes": "BYTES"}
+_RANK_MAX: Final = 8
+_ELEMENTS_MAX: Final = 1 << 31
+EMPTY_ROWS_MAX: Final = (
+    4096  # dimensions of a tensor without elements, multiplied where they are not 0
+)
+INPUT, OUTPUT = "input", "output"
+
+
+class _Tensor(msgspec.Struct):
+    name: str
+    shape: list[int]
+    datatype: str
+    parameters: dict[str, Any] = {}
+    data: msgspec.Raw = msgspec.Raw(b"")
+
+
+class RequestedOutput(msgspec.Struct):
+    """An output that a request names."""
+
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+class _Head(msgspec.Struct):
+    inputs: list[_Tensor]
+    id: str = ""
+    parameters: dict[str, Any] = {}
+    outputs: list[RequestedOutput] = []
+
+
+class Tensor(msgspec.Struct):
+    """values: an array of `shape`, or a flat list for BYTES."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    values: Any
+
+
+class InferRequest(msgspec.Struct):
+    """binary: whether the output goes back as binary data."""
+
+    id: str
+    parameters: dict[str, Any]
+    inputs: list[Tensor]
+    binary: bool
+
+
+_HEAD: "msgspec.json.Decoder[_Head]" = msgspec.json.Decoder(_Head)
+_FLAT: dict[str, "msgspec.json.Decoder[Any]"] = {
+    "b": msgspec.json.Decoder(list[bool]),
+    "i": msgspec.json.Decoder(list[int]),
+    "u": msgspec.json.Decoder(list[int]),
+    "f": msgspec.json.Decoder(list[float]),
+}
+_ANYTHING: "msgspec.json.Decoder[Any]" = msgspec.json.Decoder()
+_STRAIGHT = {
+    name: straight_reader(InputType.parse(f"{np.dtype(code).kind}{8 * np.dtype(code).itemsize}[*]"))
+    for name, code in DATATYPES.items()
+    if name != "BOOL"
+}
+
+
+def decode(body: bytes | bytearray, head_bytes: bytes = b"") -> InferRequest:
+    """An infer request. head_bytes: the header Inference-Header-Content-Length, when there is one.
+    Raises InvalidInput."""
+    head_size = _head_size(body, head_bytes)
+    head: _Head = read_json(_HEAD, memoryview(body)[:head_size] if head_size < len(body) else body)
+    at = head_size
+    inputs = []
+    for i, tensor in enumerate(head.inputs):
+        shape = checked_shape(tensor.name, tensor.datatype, tensor.shape, tensor.parameters)
+        size = tensor.parameters.get("binary_data_size")
+        if size is None:
+            values = _from_json(tensor, shape, f"$.inputs[{i}].data")
+        else:
+            if (
+                not isinstance(size, int)
+                or isinstance(size, bool)
+                or not 0 <= size <= len(body) - at
+            ):
+                left = len(body) - at
+                raise InvalidInput(
+                    f"tensor {tensor.name!r} has binary_data_size {size!r}: {left} bytes are left"
+                    " in the body."
+                )
+            values = from_binary(
+                tensor.name, tensor.datatype, shape, memoryview(body)[at : at + size]
+            )
+            at += size
+        inputs.append(Tensor(tensor.name, tensor.datatype, shape, values))
+    if at != len(body):
+        raise InvalidInput(
+            f"{len(body) - at} bytes follow the last tensor: no binary_data_size speaks of them."
+        )
+    return InferRequest(
+        head.id, head.parameters, inputs, wants_binary(head.outputs, head.parameters)
+    )
+
+
+def _head_size(body: bytes | bytearray, text: bytes) -> int:
+    if not text:
+        return len(body)
+    if not text.isdigit() or len(text) > 12 or int(text) > len(body):
+        shown = text[:20].decode("ascii", "replace")
+        raise InvalidInput(
+            f"Inference-Header-Content-Length {shown!r} is no length within a body of {len(body)}"
+            " bytes."
+        )
+    return int(text)
+
+
+def wants_binary(outputs: Iterable[RequestedOutput], parameters: Mapping[str, Any]) -> bool:
+    """We have one output: whoever names another asks in vain."""
+    for wanted in outputs:
+        if wanted.name != OUTPUT:
+            raise InvalidInput(f"there is no output {wanted.name[:64]!r}: it is named {OUTPUT!r}.")
+        if "classification" in wanted.parameters:
+            raise InvalidInput("the classification extension is not known here.")
+        if "binary_data" in wanted.parameters:
+            return bool(wanted.parameters["binary_data"])
+    return bool(parameters.get("binary_data_output", False))
+
+
+def checked_shape(
+    name: str, datatype: str, dims: Iterable[int], parameters: Mapping[str, Any]
+) -> tuple[int, ...]:
+    """The shape of a tensor; InvalidInput for one that no tensor has, and for what is not taken
+    here."""
+    if "shared_memory_region" in parameters:
+        raise InvalidInput(
+            "tensors in shared memory are not taken here.", hint="Send them in the body."
+        )
+    if datatype not in DATATYPES and datatype != "BYTES":
+        known = ", ".join((*DATATYPES, "BYTES"))
+        raise InvalidInput(
+            f"tensor {name[:64]!r} has datatype {datatype[:20]!r}.", hint=f"Known: {known}."
+        )
+    shape = tuple(dims)
+    elements_max = (
+        _ELEMENTS_MAX if all(shape) else EMPTY_ROWS_MAX
+    )  # rows without elements cost a sender no bytes
+    if (
+        len(shape) > _RANK_MAX
+        or any(n < 0 for n in shape)
+        or math.prod(n for n in shape if n) > elements_max
+    ):
+        raise InvalidInput(f"tensor {name[:64]!r} cannot have the shape {shape[:20]}.")
+    return shape
+
+
+def _from_json(tensor: _Tensor, shape: tuple[int, ...], at: str) -> Any:
+    if not bytes(tensor.data):
+        raise InvalidInput(f"tensor {tensor.name!r} has neither data nor binary_data_size.")
+    if tensor.datatype == "BYTES":
+        values = _flattened(read_json(_ANYTHING, tensor.data, at))
+        if not all(isinstance(value, str) for value in values):
+            hint = "BYTES tensors are strings in JSON; others go as binary data."
+            raise InvalidInput(f"`{at}` holds what is no string.", hint=hint)
+    else:
+        values = _numbers(tensor, at)
+    if len(values) != math.prod(shape):
+        takes = f"its shape {list(shape)} takes {math.prod(shape)}"
+        raise InvalidInput(f"tensor {tensor.name!r} has {len(values)} elements: {takes}.")
+    return values.reshape(shape) if isinstance(values, np.ndarray) else values
+
+
+def _numbers(tensor: _Tensor, at: str) -> Any:
+    dtype = np.dtype(DATATYPES[tensor.datatype])
+    text = memoryview(tensor.data)
+    nested = bytes(text[1:32]).lstrip()[:1] == b"["
+    try:
+        if not nested:
+            straight = _STRAIGHT.get(tensor.datatype)
+            found = straight(text) if straight is not None else None
+            if found is not None:
+                return found
+            with np.errstate(over="raise"):
+                return np.array(read_json(_FLAT[dtype.kind], text, at), dtype)
+        values = np.asarray(read_json(_ANYTHING, text, at))
+        if values.size and not (
+            values.dtype.kind == dtype.kind or (values.dtype.kind in "iu" and dtype.kind in "iuf")
+        ):
+            raise InvalidInput(f"`{at}` holds what is no {tensor.datatype}.")
+        with np.errstate(over="raise"):
+            cast = values.ravel().astype(dtype)
+        if dtype.kind in "iu" and not (cast == values.ravel()).all():
+            raise OverflowError("a value is too large")
+        return cast
+    except (ValueError, OverflowError, FloatingPointError) as error:
+        if isinstance(error, InvalidInput):
+            raise
+        raise InvalidInput(f"`{at}` is no {tensor.datatype} tensor: {error}.") from None
+
+
+def _flattened(values: Any) -> list[Any]:
+    flat = values if isinstance(values, list) else [values]
+    while any(isinstance(value, list) for value in flat):
+        flat = [
+            inner for value in flat for inner in (value if isinstance(value, list) else [value])
+        ]
+    return flat
+
+
+def from_binary(name: str, datatype: str, shape: tuple[int, ...], data: memoryview) -> Any:
+    """Packed, little-endian bytes as an array of `shape` that lies in them; a list of bytes for
+    BYTES."""
+    count = math.prod(shape)
+    if datatype == "BYTES":
+        return _strings(name, data, count)
+    dtype = np.dtype(DATATYPES[datatype])
+    if len(data) != count * dtype.itemsize:
+        takes = f"{datatype}{list(shape)} takes {count * dtype.itemsize}"
+        raise InvalidInput(f"tensor {name[:64]!r} has {len(data)} bytes of binary data: {takes}.")
+    values: np.ndarray[Any, Any] = np.frombuffer(data, dtype).reshape(shape)
+    if dtype.kind == "b":
+        return np.frombuffer(data, np.uint8).reshape(shape) != 0  # a byte of 2 is no bool
+    return values
+
+
+def _strings(name: str, data: memoryview, count: int) -> list[bytes]:
+    values: list[bytes] = []
+    at = 0
+    while at < len(data):
+        size = int.from_bytes(data[at : at + 4], "little") if len(data) - at >= 4 else -1
+        if size < 0 or size > len(data) - at - 4:
+            raise InvalidInput(
+                f"tensor {name!r}: its element {len(values)} goes beyond its binary data."
+            )
+        values.append(bytes(data[at + 4 : at + 4 + size]))
+        at += 4 + size
+    if len(values) != count:
+        raise InvalidInput(
+            f"tensor {name!r} has {len(values)} elements of binary data: its shape takes {count}."
+        )
+    return values
+
+
+# -- tensors and rows
+
+
+def rows_of(request: InferRequest, type_: InputType) -> Any:
+    """The queries of a request for what takes inputs of `type_`: an array (n, *shape), or a list.
+    The first dimension is how many; one row may come without it. InvalidInput for other shapes."""
+    if len(request.inputs) != 1:
+        raise InvalidInput(
+            f"the request has {len(request.inputs)} inputs: one tensor is taken, {INPUT!r}."
+        )
+    (tensor,) = request.inputs
+    values = _strings_or_array(tensor, type_)
+    if isinstance(values, list):
+        if len(tensor.shape) > 1 and math.prod(tensor.shape[1:]) != 1:
+            raise InvalidInput(
+                f"tensor {tensor.name!r} has shape {list(tensor.shape)}: [n] or [n, 1] is taken."
+            )
+        rows: Any = values
+    elif type_.dtype == "any":
+        rows = values if values.ndim else values[None]
+    elif type_.variable:
+        if values.ndim not in (1, 2):
+            raise InvalidInput(
+                f"tensor {tensor.name!r} has shape {list(tensor.shape)}: [n, length] is taken."
+            )
+        rows = values if values.ndim == 2 else values[None]
+    elif values.ndim and values.shape[1:] == type_.shape:
+        rows = values
+    elif values.shape == type_.shape:
+        rows = values[None]
+    else:
+        taken = ", ".join(map(str, (-1, *type_.shape)))
+        raise InvalidInput(
+            f"tensor {tensor.name!r} has shape {list(tensor.shape)}: [{taken}] is taken."
+        )
+    if not len(rows):
+        raise InvalidInput(f"tensor {tensor.name!r} holds no rows.")
+    return rows
+
+
+def _strings_or_array(tensor: Tensor, type_: InputType) -> Any:
+    """A list of str or bytes for a model of these, else an array; what does not fit is
+    InvalidInput."""
+    is_text = tensor.datatype == "BYTES"
+    if is_text != (type_.dtype in ("str", "bytes")) and type_.dtype != "any":
+        raise InvalidInput(
+            f"tensor {tensor.name!r} is {tensor.datatype}: {datatype_of(type_)} is taken ({type_})."
+        )
+    if not is_text:
+        return tensor.values
+    if type_.dtype == "bytes":
+        return [value.encode() if isinstance(value, str) else value for value in tensor.values]
+    try:
+        return [value if isinstance(value, str) else value.decode() for value in tensor.values]
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"tensor {tensor.name!r} holds what is no UTF-8: {error}.") from None
+
+
+def datatype_of(type_: InputType) -> str:
+    if type_.dtype in _OF_OURS:
+        return _OF_OURS[type_.dtype]
+    return {"u": "UINT", "i": "INT", "f": "FP"}[type_.dtype[0]] + type_.dtype[1:]
+
+
+def described(name: str, type_: InputType) -> list[dict[str, Any]]:
+    """A tensor as metadata has it; nothing when its type is not known yet."""
+    if type_.dtype == "any":
+        return []
+    shape = (
+        [-1, -1] if type_.variable and type_.dtype not in ("str", "bytes") else [-1, *type_.shape]
+    )
+    return [{"name": name, "datatype": datatype_of(type_), "shape": shape}]
+
+
+# -- responses
+
+
+def encode(
+    model: str, version: str, id: str, outputs: Any, binary: bool, parameters: Mapping[str, Any]
+) -> tuple[bytes, int]:
+    """-> the body, and the length of its JSON head when binary data follows, else 0. outputs: an
+    array (n, ...) or a list of n. BadOutput when they are no tensor."""
+    described, data = tensor(outputs, binary)
+    head: dict[str, Any] = {
+        "model_name": model,
+        **({"model_version": version} if version else {}),
+        "id": id,
+    }
+    if parameters:
+        head["parameters"] = parameters
+    text = to_json({**head, "outputs": [described]})
+    return text + data, len(text) if binary else 0
+
+
+def tensor(outputs: Any, binary: bool) -> tuple[dict[str, Any], bytes]:
+    """An output as the head has it, and what follows the head of it. BadOutput when it is none."""
+    datatype, shape, values = tensor_of(outputs)
+    described: dict[str, Any] = {"name": OUTPUT, "datatype": datatype, "shape": shape}
+    if not binary:
+        described["data"] = (
+            values.ravel().tolist()
+            if isinstance(values, np.ndarray)
+            else [_as_text(value) for value in values]
+        )
+        return described, b""
+    data = to_binary(values)
+    return {**described, "parameters": {"binary_data_size": len(data)}}, data
+
+
+def to_binary(values: Any) -> bytes:
+    """What `tensor_of` gave, packed and little-endian."""
+    return (
+        values.tobytes() if isinstance(values, np.ndarray) else b"".join(map(_with_length, values))
+    )
+
+
+def tensor_of(outputs: Any) -> tuple[str, list[int], Any]:
+    """-> datatype, shape, and a contiguous little-endian array or a list of str and bytes.
+    BadOutput for what is no tensor."""
+    if isinstance(outputs, list) and all(isinstance(value, str | bytes) for value in outputs):
+        return "BYTES", [len(outputs)], outputs
+    try:
+        array = np.asarray(outputs)
+    except ValueError:
+        raise BadOutput(
+            "the outputs differ in shape: no tensor can hold them.",
+            hint="Ask for one row at a time.",
+        ) from None
+    datatype = _OF_DTYPE.get(array.dtype)
+    if (
+        datatype is not None and array.flags.c_contiguous and array.dtype.isnative
+    ):  # of the kinds that most models give
+        return datatype, list(array.shape), array
+    if array.dtype.newbyteorder("<") not in _OF_DTYPE:
+        raise BadOutput(
+            "the outputs are of several kinds: no tensor can hold them.",
+            hint="Ask for one row at a time.",
+        )
+    array = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    return _OF_DTYPE[array.dtype], list(array.shape), array
+
+
+def _as_text(value: str | bytes) -> str:
+    try:
+        return value if isinstance(value, str) else value.decode()
+    except UnicodeDecodeError:
+        raise BadOutput(
+            "an output is no text: JSON cannot hold it.", hint="Ask for binary data."
+        ) from None
+
+
+def _with_length(value: str | bytes) -> bytes:
+    data = value.encode() if isinstance(value, str) else value
+    return struct.pack("<I", len(data)) + data

@@ -1,0 +1,125 @@
+"""Inputs as JSON writes them -> rows as models take them."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from clipper.errors import InvalidInput
+from clipper.frontend.http.messages import read_json
+from clipper.serving.processor import Question
+from clipper.types import InputType
+from clipper_core.http.json_rows import RowReader
+
+Read = Callable[[Any, str], Any]  # JSON text, where it stands -> a row
+
+_ANYTHING: "msgspec.json.Decoder[Any]" = msgspec.json.Decoder()
+_LISTS: "msgspec.json.Decoder[list[msgspec.Raw]]" = msgspec.json.Decoder(list[msgspec.Raw])
+_SCALARS: dict[str, type] = {"b": bool, "i": int, "u": int, "f": float}
+
+
+class InputReaders:
+    """How the rows of each application are read. Threads: any."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Question, Read]] = {}
+
+    def reader(self, question: Question) -> Read:
+        known = self._known.get(question.name)
+        if known is not None and known[0] is question:
+            return known[1]
+        type_ = input_of(question)
+        read = reader_for(type_)
+        if (
+            question.name and type_.dtype != "any"
+        ):  # an untyped model has its type from its first row on
+            self._known[question.name] = question, read
+        return read
+
+
+_parsed = functools.lru_cache(4096)(InputType.parse)
+
+
+def input_of(question: Question) -> InputType:
+    """The type of one input, as the first model takes it."""
+    first = next(iter(question.cores.values()), None)
+    return InputType("any") if first is None else _parsed(first.describe_input())
+
+
+def reader_for(type_: InputType) -> Read:
+    if type_.dtype == "any":
+        return lambda text, at: read_json(_ANYTHING, text, at)
+    if type_.dtype in ("str", "bytes"):
+        plain = msgspec.json.Decoder({"str": str, "bytes": bytes}[type_.dtype])
+        return lambda text, at: read_json(plain, text, at)
+    dtype = numpy_dtype(type_)
+    nested: Any = _SCALARS[dtype.kind]
+    for _ in range(1 if type_.variable else len(type_.shape)):
+        nested = list[nested]
+    decoder = msgspec.json.Decoder(nested)
+    straight = straight_reader(type_)
+
+    def read(text: Any, at: str) -> Any:
+        found = straight(text) if straight is not None else None
+        if found is not None:
+            return found
+        value = _of_numbers(decoder, dtype, text, at)
+        try:
+            with np.errstate(over="raise"):  # no number of JSON is infinite
+                return np.array(value, dtype)
+        except (ValueError, OverflowError, FloatingPointError) as error:
+            raise InvalidInput(f"the numbers at `{at}` are no {type_}: {error}.") from None
+
+    return read
+
+
+def _of_numbers(
+    decoder: "msgspec.json.Decoder[Any]", dtype: "np.dtype[Any]", text: Any, at: str
+) -> Any:
+    """The numbers, nested as `decoder` has it. To JSON 2.0 is the integer 2."""
+    try:
+        return read_json(decoder, text, at)
+    except InvalidInput:
+        if (
+            dtype.kind in "iu"
+            and (value := _with_integers(read_json(_ANYTHING, text, at))) is not None
+        ):
+            return read_json(decoder, msgspec.json.encode(value), at)
+        raise
+
+
+def _with_integers(value: Any) -> Any:
+    """Floats that are whole as integers; None when there is none."""
+    if isinstance(value, list):
+        found = [_with_integers(item) for item in value]
+        if all(new is None for new in found):
+            return None
+        return [item if new is None else new for item, new in zip(value, found, strict=True)]
+    return int(value) if isinstance(value, float) and value.is_integer() else None
+
+
+def straight_reader(type_: InputType) -> Callable[[Any], Any] | None:
+    """JSON text -> the row, or None for what is anything else than such a row: then the general way
+    says why. None for types that have no such reader."""
+    if type_.dtype in ("any", "str", "bytes", "bool", "f16"):
+        return None
+    read = RowReader(type_.dtype, (-1,) if type_.variable else type_.shape).read
+
+    def straight(text: Any) -> Any:
+        found = read(text)
+        return found[0] if found is not None and found[1] == len(memoryview(text)) else None
+
+    return straight
+
+
+def numpy_dtype(type_: InputType) -> "np.dtype[Any]":
+    return np.dtype(
+        "?" if type_.dtype == "bool" else f"{type_.dtype[0]}{int(type_.dtype[1:]) // 8}"
+    )
+
+
+def items_of(text: Any, at: str) -> "list[msgspec.Raw]":
+    """The elements of a JSON array, each as it stands."""
+    return read_json(_LISTS, text, at)  # type: ignore[no-any-return]  # by the decoder's type

@@ -1,0 +1,433 @@
+"""What the Open Inference Protocol says and asks, whatever brought it here: HTTP (rest_v2) or gRPC
+(grpc_v2).
+
+What it calls a model is an application here, or, by its own name, a model. A tensor of up to 32
+rows is as many queries, each by the application's SLO. More rows are one array, which has a minute
+unless `parameters.timeout` or a deadline says otherwise.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from clipper.errors import Forbidden, InvalidInput, UnknownModel, UnknownVersion
+from clipper.frontend.http.messages import to_json
+from clipper.frontend.inference import codec
+from clipper.frontend.inference.json_inputs import input_of
+from clipper.frontend.inference.outcome import answer_of, answers_of
+from clipper.frontend.server_interface import ServerInterface
+from clipper.frontend.tracing.context import Trace
+from clipper.serving.application import array_slo_in_us, fits_id
+from clipper.serving.arrays import predict_array
+from clipper.serving.ear import Future
+from clipper.serving.processor import Question, predict
+from clipper.types import Answer, InputType, Model, PredictionRequest
+
+EXTENSIONS = [
+    "binary_tensor_data",
+    "model_configuration",
+    "model_repository",
+    "schedule_policy",
+    "statistics",
+]
+_SINGLY_MAX = 32
+_THE_VERSION = "1"  # of an application, in statistics: it has none, and perf_analyzer looks for one
+_NOTHING = {"count": 0, "ns": 0}
+
+
+class InferenceTarget(NamedTuple):
+    """An application, or a model as a question of its own. version: of a model, as asked; empty
+    when none was named."""
+
+    question: Question
+    name: str
+    version: str
+
+    @property
+    def answered_version(self) -> str:
+        return self.version or (
+            str(self.question.models[0].version) if not self.question.name else ""
+        )
+
+
+class InferenceResult(NamedTuple):
+    """outputs: an array (n, ...) or a list of n."""
+
+    outputs: Any
+    parameters: dict[str, Any]
+
+
+class PendingInference(msgspec.Struct):
+    """Queries under way; `inferred()` once all `futures` are done. It raises the error that stands
+    for the answer."""
+
+    futures: Sequence[Future]
+    question: Question
+    is_array: bool
+
+    def inferred(self) -> InferenceResult:
+        if self.is_array:
+            many = answers_of(self.futures[0], self.question)
+            said = (
+                {"default": True, "reason": "; ".join(many.reasons)}
+                if many.is_default.any()
+                else {}
+            )
+            return InferenceResult(many.outputs, said)
+        answers = [answer_of(future, self.question) for future in self.futures]
+        reasons = dict.fromkeys(answer.reason for answer in answers if answer.is_default)
+        parameters: dict[str, Any] = (
+            {"default": True, "reason": "; ".join(reasons)} if reasons else {}
+        )
+        if len(answers) == 1:
+            parameters |= {"prediction_id": answers[0].id, "confidence": answers[0].confidence}
+            parameters |= _beside(answers[0])
+        return InferenceResult([answer.output for answer in answers], parameters)
+
+
+class InferenceOperations:
+    """Threads: any."""
+
+    def __init__(self, node: ServerInterface) -> None:
+        self._node = node
+
+    def target(self, name: str, version: str = "") -> InferenceTarget:
+        """UnknownModel, UnknownVersion; InvalidInput for what is no version."""
+        view = self._node.catalog.view
+        if not version and name in view.applications:
+            return InferenceTarget(self._node.question(name), name, "")
+        if name not in view.versions:
+            if (
+                self._node.mesh is not None
+                and name not in view.applications
+                and version in ("", _THE_VERSION)
+            ):
+                return InferenceTarget(
+                    self._node.question_for(PredictionRequest(None, candidate_models=(name,))),
+                    name,
+                    version,
+                )
+            if name in view.applications:
+                raise UnknownVersion(
+                    f"application {name!r} has no version {version[:20]!r}.",
+                    hint="Ask it without one.",
+                )
+            raise UnknownModel.named(
+                name[:200], {*view.applications, *(model.name for model in view.models())}
+            )
+        asked = PredictionRequest(
+            None, candidate_models=(f"{name}:{version}" if version else name,)
+        )
+        return InferenceTarget(self._node.question_for(asked), name, version)
+
+    # -- about the server
+
+    def server(self) -> dict[str, Any]:
+        return {"name": "clipper", "version": self._node.version, "extensions": EXTENSIONS}
+
+    def index(self, only_ready: bool) -> list[dict[str, Any]]:
+        """Asks the engines: not on an event loop. So do `is_ready` and `statistics`."""
+        running = self._node.running()
+        names = self._node.catalog.view.applications
+        rows = [_row(name, "", self._node.is_ready(name, running)) for name in sorted(names)]
+        rows += [
+            _row(m.name, str(m.version), str(m.id) in running)
+            for m in self._node.catalog.view.models()
+        ]
+        return [row for row in rows if not only_ready or row["state"] == "READY"]
+
+    def load(self, name: str) -> None:
+        """Whoever asks for what is there has it. Forbidden otherwise: containers cost memory, and
+        that is for management."""
+        target = self.target(name)
+        if not self.is_ready(target):
+            hint = (
+                "Management does: POST /v2/repository/models/NAME/load where http.admin is, or gRPC"
+                " with http.token."
+            )
+            raise Forbidden(
+                f"{name!r} has no container, and none is started for who asks queries.", hint=hint
+            )
+
+    def unload(self, name: str) -> None:
+        self.target(name)
+        hint = (
+            "Management does: POST /v2/repository/models/NAME/unload where http.admin is, or gRPC"
+            " with http.token."
+        )
+        raise Forbidden(
+            f"{name!r} is not unloaded for who asks queries: others ask it too.", hint=hint
+        )
+
+    # -- about a model
+
+    def metadata(self, target: InferenceTarget) -> dict[str, Any]:
+        question, name, version = target
+        known = self._node.catalog.view.versions.get(name, ())
+        versions = (
+            [version]
+            if version
+            else []
+            if question.name
+            else [str(m.version) for m in known if not m.retired_us]
+        )
+        body: dict[str, Any] = {
+            "name": name,
+            **({"versions": versions} if versions else {}),
+            "platform": "clipper",
+        }
+        inputs, outputs = self._tensors(question)
+        return {**body, "inputs": inputs, "outputs": outputs}
+
+    def _tensors(self, question: Question) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        first = self._first(question)
+        output = InputType("any") if first is None else InputType.parse(self._output_of(first))
+        return codec.described(codec.INPUT, input_of(question)), codec.described(
+            codec.OUTPUT, output
+        )
+
+    def _output_of(self, model: Model) -> str:
+        """As it is registered, or as the warm-up of its containers told."""
+        if model.output != "any":
+            return model.output
+        return str(self._node.stats()["models"].get(str(model.id), {}).get("output", "any"))
+
+    def _first(self, question: Question) -> Model | None:
+        if question.meshed is not None:
+            return question.meshed.record
+        if question.models and (link := question.links.get(question.models[0])) is not None:
+            return link.record
+        return self._node.catalog.view.model(question.models[0]) if question.models else None
+
+    def config(self, target: InferenceTarget) -> dict[str, Any]:
+        """As Triton's ModelConfig has it; dims are those of one row."""
+        first = self._first(target.question)
+        size_max = first.batching.size_max if first is not None else 1
+        inputs, outputs = (
+            [
+                {
+                    "name": t["name"],
+                    "data_type": _config_type(t["datatype"]),
+                    "dims": t["shape"][1:],
+                }
+                for t in tensors
+            ]
+            for tensors in self._tensors(target.question)
+        )
+        about = {
+            "name": target.name,
+            "platform": "clipper",
+            "backend": "clipper",
+            "max_batch_size": size_max,
+        }
+        return {**about, "input": inputs, "output": outputs}
+
+    def is_ready(self, target: InferenceTarget) -> bool:
+        if (
+            target.question.meshed is not None or target.question.links
+        ):  # it is loaded when it is asked
+            return True
+        running = self._node.running()
+        return any(str(id) in running for id in target.question.models)
+
+    def statistics(self, name: str = "", version: str = "") -> dict[str, Any]:
+        """Of one, or of all: counts since the start. What is not measured is 0."""
+        stats = self._node.stats()
+        rows = [_of_application(name, row) for name, row in sorted(stats["applications"].items())]
+        rows += [_of_model(name, row) for name, row in sorted(stats["models"].items())]
+        if not name:
+            return {"model_stats": rows}
+        target = self.target(name, version)
+        is_it = (target.name, target.answered_version or _THE_VERSION)
+        found = [row for row in rows if (row["name"], row["version"]) == is_it]
+        return {"model_stats": found or [_statistics(*is_it, 0, 0, {})]}
+
+    # -- asking
+
+    def rows(self, target: InferenceTarget, asked: codec.InferRequest) -> Any:
+        """The queries of a request, in order; what is wrong with it is InvalidInput."""
+        _whole(asked, "priority", 0)
+        return codec.rows_of(asked, input_of(target.question))
+
+    def is_array(self, rows: Any) -> bool:
+        """Asking may then take its time: not on an event loop."""
+        return len(rows) > _SINGLY_MAX
+
+    def slo_us(self, target: InferenceTarget, rows: Any, slo_ms: float | None) -> int:
+        """slo_ms: of the request; None: the application's, or an array's minute. InvalidInput for
+        one out of range."""
+        if self.is_array(rows):
+            return array_slo_in_us(slo_ms, self._node.config.limits.slo_ms_max)
+        return self._node.slo_us(slo_ms, target.question.slo_us)
+
+    def ask(
+        self,
+        target: InferenceTarget,
+        rows: Any,
+        asked: codec.InferRequest,
+        slo_us: int,
+        id: str = "",
+        trace: Trace | None = None,
+    ) -> PendingInference:
+        """id: of the request; that in `asked` when there is none."""
+        question, user, salt = target.question, _user(asked), _whole(asked, "salt", 0)
+        context = _context(asked)
+        if trace is not None:
+            trace.asking()
+        asking = self._ask(
+            question,
+            rows,
+            user,
+            slo_us,
+            salt,
+            context,
+            id or (asked.id if fits_id(asked.id) else ""),
+        )
+        if trace is not None:
+            trace.asked(question.name, asking.futures)
+        return asking
+
+    def _ask(
+        self,
+        question: Question,
+        rows: Any,
+        user: str | None,
+        slo_us: int,
+        salt: int,
+        context: Any,
+        id: str,
+    ) -> PendingInference:
+        if self.is_array(rows):
+            if context is not None:
+                raise InvalidInput(
+                    f"an array of more than {_SINGLY_MAX} rows has no context.",
+                    hint="Send fewer rows at once.",
+                )
+            return PendingInference(
+                [predict_array(question, rows, user, slo_us, salt)], question, True
+            )
+        return PendingInference(
+            [predict(question, row, user, slo_us, salt, context, id) for row in rows],
+            question,
+            False,
+        )
+
+
+def timeout_ms(asked: codec.InferRequest) -> float | None:
+    """`parameters.timeout`, which is in microseconds; 0 is none."""
+    timeout_us = _whole(asked, "timeout", 0)
+    return timeout_us / 1000 if timeout_us else None
+
+
+def _whole(asked: codec.InferRequest, key: str, otherwise: int) -> int:
+    value = asked.parameters.get(key, otherwise)
+    if isinstance(value, str) and value.isdecimal() and len(value) < 20:
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise InvalidInput(f"parameters.{key} = {str(value)[:40]!r}: it is a whole number from 0.")
+    return value
+
+
+def _context(asked: codec.InferRequest) -> Any:
+    """`parameters.context`: a list, or its JSON where parameters are no lists."""
+    context = asked.parameters.get("context")
+    if isinstance(context, str):
+        try:
+            context = msgspec.json.decode(context)
+        except msgspec.DecodeError as error:
+            raise InvalidInput(
+                f"parameters.context is no JSON: {error}.", hint="Write '[0.5, 2]'."
+            ) from None
+    return context
+
+
+def _beside(answer: Answer) -> dict[str, Any]:
+    """What there is to say of an answer, as parameters, which are no objects: qualifiers are their
+    JSON."""
+    said: dict[str, Any] = {}
+    if answer.request_id:
+        said["request_id"] = answer.request_id
+    if answer.decided_by not in ("", "all"):
+        said["decided_by"] = answer.decided_by
+    if answer.set:
+        said["set"] = to_json(answer.set).decode()
+    if answer.qualifiers:
+        said["qualifiers"] = to_json(
+            {str(model): given for model, given in answer.qualifiers.items()}
+        ).decode()
+    return said
+
+
+def _user(asked: codec.InferRequest) -> str | None:
+    user = asked.parameters.get("user")
+    if user is not None and not isinstance(user, str):
+        raise InvalidInput("parameters.user is a string.")
+    return user
+
+
+# -- rows of what the server tells
+
+
+def _row(name: str, version: str, is_ready: bool) -> dict[str, Any]:
+    state = (
+        {"state": "READY", "reason": ""}
+        if is_ready
+        else {"state": "UNAVAILABLE", "reason": "no container is connected"}
+    )
+    return {"name": name, **({"version": version} if version else {}), **state}
+
+
+def _config_type(datatype: str) -> str:
+    return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
+
+
+def _of_application(name: str, row: dict[str, Any]) -> dict[str, Any]:
+    answers = row["answers"]
+    told = {
+        "queue": {"count": row["queries"], "ns": 0},
+        "success": {"count": answers["ok"], "ns": 0},
+        "fail": {"count": sum(answers["default"].values()), "ns": 0},
+    }
+    return _statistics(name, _THE_VERSION, row["queries"], row["queries"], told)
+
+
+def _of_model(id: str, row: dict[str, Any]) -> dict[str, Any]:
+    name, _, version = id.partition(":")
+    evaluated, hits = row["ended"]["OK"], row["hits"] + row["joined"]
+    latency = row["latency_us"]
+    spent_ns = round(latency.count * latency.mean * 1000) if latency.count else 0
+    told = {
+        "success": {"count": evaluated + hits, "ns": spent_ns},
+        "queue": {
+            "count": evaluated + hits,
+            "ns": 0,
+        },  # perf_analyzer takes the version whose count moves
+        "fail": {"count": sum(row["ended"].values()) - evaluated, "ns": 0},
+        "cache_hit": {"count": hits, "ns": 0},
+        "cache_miss": {"count": row["evaluated"], "ns": 0},
+    }
+    return _statistics(name, version, row["evaluated"], row["batches"], told)
+
+
+def _statistics(
+    name: str, version: str, inferences: int, executions: int, told: dict[str, Any]
+) -> dict[str, Any]:
+    keys = (
+        "success",
+        "fail",
+        "queue",
+        "compute_input",
+        "compute_infer",
+        "compute_output",
+        "cache_hit",
+        "cache_miss",
+    )
+    return {
+        "name": name,
+        "version": version,
+        "last_inference": 0,
+        "inference_count": inferences,
+        "execution_count": executions,
+        "inference_stats": {key: told.get(key, _NOTHING) for key in keys},
+    }

@@ -1,0 +1,117 @@
+"""The Open Inference Protocol's messages in protobuf: to what v2.py calls a request, and from what
+v2_models.py answers.
+
+A tensor is in `raw_input_contents`, packed and little-endian, for all inputs or for none; or typed,
+in the field of `contents` that belongs to its datatype. Outputs go back raw. Source: the protocol's
+`ModelInferRequest`.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from clipper.errors import InvalidInput
+from clipper.frontend.inference import codec
+from clipper.frontend.protocols import message
+
+_RESPONSE: Final = message("inference.ModelInferResponse")
+_FIELDS: Final = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+
+
+def decode(request: Any) -> codec.InferRequest:
+    """A ModelInferRequest. Raises InvalidInput."""
+    raw = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise InvalidInput(
+            f"raw_input_contents has {len(raw)} tensors: there are {len(request.inputs)} inputs."
+        )
+    inputs = []
+    for i, tensor in enumerate(request.inputs):
+        shape = codec.checked_shape(tensor.name, tensor.datatype, tensor.shape, tensor.parameters)
+        if raw and tensor.HasField("contents"):
+            raise InvalidInput(
+                f"tensor {tensor.name[:64]!r} has contents, and there are raw_input_contents: one"
+                " of them."
+            )
+        values = (
+            codec.from_binary(tensor.name, tensor.datatype, shape, memoryview(raw[i]))
+            if raw
+            else _typed(tensor, shape)
+        )
+        inputs.append(codec.Tensor(tensor.name, tensor.datatype, shape, values))
+    outputs = [
+        codec.RequestedOutput(wanted.name, parameters_of(wanted.parameters))
+        for wanted in request.outputs
+    ]
+    codec.wants_binary(outputs, {})
+    return codec.InferRequest(request.id, parameters_of(request.parameters), inputs, True)
+
+
+def _typed(tensor: Any, shape: tuple[int, ...]) -> Any:
+    name = tensor.name[:64]
+    field = _FIELDS.get(tensor.datatype)
+    if field is None:
+        raise InvalidInput(f"tensor {name!r} is {tensor.datatype}: it goes in raw_input_contents.")
+    filled = [descriptor.name for descriptor, _ in tensor.contents.ListFields()]
+    if filled not in ([field], []):
+        raise InvalidInput(
+            f"tensor {name!r} is {tensor.datatype}, which stands in {field}; {', '.join(filled)} is"
+            " filled."
+        )
+    values = getattr(tensor.contents, field)
+    if len(values) != math.prod(shape):
+        raise InvalidInput(
+            f"tensor {name!r} has {len(values)} elements: its shape {list(shape)} takes"
+            f" {math.prod(shape)}."
+        )
+    if tensor.datatype == "BYTES":
+        return list(values)
+    try:
+        return np.array(list(values), codec.DATATYPES[tensor.datatype]).reshape(shape)
+    except OverflowError as error:
+        raise InvalidInput(f"tensor {name!r} is no {tensor.datatype}: {error}.") from None
+
+
+def parameters_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """A map of InferParameter as plain values; what has none is left out."""
+    return {
+        key: getattr(value, choice)
+        for key, value in parameters.items()
+        if (choice := value.WhichOneof("parameter_choice"))
+    }
+
+
+def encode(model: str, version: str, id: str, outputs: Any, parameters: Mapping[str, Any]) -> Any:
+    """A ModelInferResponse. BadOutput when the outputs are no tensor."""
+    datatype, shape, values = codec.tensor_of(outputs)
+    response = _RESPONSE(
+        model_name=model,
+        model_version=version,
+        id=id,
+        raw_output_contents=[codec.to_binary(values)],
+    )
+    response.outputs.add(name=codec.OUTPUT, datatype=datatype, shape=shape)
+    for key, value in parameters.items():
+        setattr(response.parameters[key], _choice_of(value), value)
+    return response
+
+
+def _choice_of(value: Any) -> str:
+    if isinstance(value, bool):
+        return "bool_param"
+    return {str: "string_param", int: "int64_param"}.get(type(value), "double_param")

@@ -1,0 +1,70 @@
+"""Metrics that are pushed: every so often, in InfluxDB's line protocol, by a thread of their
+own."""
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+from clipper.clock import wall_time_us
+from clipper.frontend.http_post import Poster
+from clipper.metrics import Samples, influx
+from clipper.settings.influx import InfluxSettings
+
+_log = logging.getLogger(__name__)
+
+
+class InfluxPush:
+    """Threads: start and stop from one. collect: as Metrics.collect. What is not taken is dropped:
+    the next push has it all."""
+
+    def __init__(
+        self, settings: InfluxSettings, collect: Callable[[], Samples], version: str
+    ) -> None:
+        """ConfigError for an address that is none."""
+        self._collect, self._settings = collect, settings
+        self._counts: Counter[str] = Counter({"exported": 0, "dropped": 0})
+        self._stopping = threading.Event()
+        self._is_away = False
+        headers = {"content-type": "text/plain; charset=utf-8", "user-agent": f"clipper/{version}"}
+        if settings.token:
+            headers["authorization"] = f"Token {settings.token}"
+        self._poster = Poster(
+            "influx.url",
+            settings.url,
+            headers,
+            settings.ca,
+            settings.timeout_s,
+            settings.tries_max,
+            self._stopping,
+            self._tell,
+            8086,
+        )
+        self._thread = threading.Thread(target=self._run, name="clipper-influx", daemon=True)
+
+    def collect(self, into: Samples) -> None:
+        for outcome, count in self._counts.copy().items():
+            into.add("clipper_influx_pushes_total", count, outcome)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Idempotent."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._settings.each_s):
+            try:
+                self._counts[self._poster.send(influx(self._collect(), wall_time_us() * 1000))] += 1
+            except Exception:
+                _log.exception("pushing metrics failed")
+
+    def _tell(self, why: str) -> None:
+        if why and not self._is_away:
+            _log.warning("metrics do not reach %s: %s", self._settings.url.partition("?")[0], why)
+        elif not why and self._is_away:
+            _log.info("metrics reach %s again", self._settings.url.partition("?")[0])
+        self._is_away = bool(why)

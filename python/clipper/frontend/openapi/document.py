@@ -1,0 +1,356 @@
+"""OpenAPI 3.1 documents, made from descriptions of routes. Pure: no sockets, no server.
+
+frontend/openapi/routes.py and manage/described.py have the descriptions;
+frontend/openapi/endpoint.py serves the document.
+
+JSON Schemas come from msgspec, for the types that the handlers themselves read and write; where a
+member is raw JSON (an input is read as its application's type), or what is allowed hangs together,
+the description says so by hand. Errors have one schema, whatever the route.
+"""
+
+import http
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from clipper.types import NAME_GRAMMAR, InputType
+
+Schema = dict[str, Any]
+RouteTable = Mapping[tuple[str, str], "RouteInfo"]  # method and pattern -> what it does
+_REF = "#/components/schemas/"
+_OWN_MEDIA = "application/problem+json"
+_JSON = "application/json"
+_COME_AGAIN = (429, 503)
+_EXAMPLE_NUMBERS_MAX = 64
+
+
+class RouteInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a route does, for who reads the description.
+
+    id: operationId.  says, more: a line, and a paragraph.  names: of what the `{}` of the pattern
+    stand for.  query, headers: schemas of parameters.  takes: schema of the body, or a type; None:
+    there is none.  needs_body: it cannot be left out. gives: schema or type of a good answer; None:
+    it has no body.  status: of it.  others: of other good answers, or of bad ones that are no
+    problem body.  media: of a good answer; further ones in `also`.  errors: statuses of problems.
+    """
+
+    id: str
+    says: str
+    tag: str
+    more: str = ""
+    names: tuple[str, ...] = ()
+    query: Mapping[str, Schema] = {}
+    headers: Mapping[str, Schema] = {}
+    takes: Any = None
+    needs_body: bool = True
+    example: Any = None
+    gives: Any = msgspec.UNSET
+    status: int = 200
+    others: Mapping[int, Any] = {}
+    media: str = _JSON
+    also: tuple[str, ...] = ()
+    errors: tuple[int, ...] = ()
+    links: Mapping[str, Any] = {}
+    old: bool = False
+
+
+class Problem(msgspec.Struct):
+    """RFC 9457, and `error`, which clients of the Open Inference Protocol read. `hint`: the next
+    step.  `request_id`: as X-Request-Id of the response, and in the server's log."""
+
+    error: str
+    type: str
+    title: str
+    status: int
+    detail: str
+    hint: str
+    request_id: str
+
+
+class OpenApiDocument:
+    """Collects operations and the schemas they name. Threads: one at a time."""
+
+    def __init__(self, title: str, version: str, about: str, server: str = "/") -> None:
+        self._paths: dict[str, dict[str, Any]] = {}
+        self._schemas: dict[str, Schema] = {}
+        self._tags: dict[str, None] = {}
+        self._problems: dict[str, Any] = {}
+        self._schemes: dict[str, Any] = {}
+        self._info = {
+            "title": title,
+            "version": version,
+            "description": about,
+            "license": {"name": "Apache 2.0", "identifier": "Apache-2.0"},
+        }
+        self._server = server
+        self._schema_of(Problem)
+
+    def require_bearer(self) -> None:
+        self._schemes["bearer"] = {
+            "type": "http",
+            "scheme": "bearer",
+            "description": "the value of http.token",
+        }
+
+    def schema(self, name: str, schema: Schema) -> Schema:
+        """Keep `schema` under `name`; -> a reference to it."""
+        self._schemas[name] = schema
+        return {"$ref": _REF + name}
+
+    def keep(self, *types: type[msgspec.Struct]) -> None:
+        """Their schemas, whoever refers to them."""
+        for one in types:
+            self._schema_of(one)
+
+    def add(self, method: str, pattern: str, about: RouteInfo) -> None:
+        path = named(pattern, about.names)
+        self._paths.setdefault(path, {})[method.lower()] = self._operation(about)
+        self._tags[about.tag] = None
+
+    def json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "openapi": "3.1.0",
+            "info": self._info,
+            "servers": [{"url": self._server}],
+            "tags": [{"name": tag} for tag in self._tags],
+            "paths": self._paths,
+            "components": {
+                "schemas": dict(sorted(self._schemas.items())),
+                "responses": self._problems,
+            },
+        }
+        if self._schemes:
+            found["components"]["securitySchemes"] = self._schemes
+            found["security"] = [{name: []} for name in self._schemes]
+        return found
+
+    # -- one operation
+
+    def _operation(self, about: RouteInfo) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "operationId": about.id,
+            "summary": about.says,
+            "tags": [about.tag],
+        }
+        if about.more:
+            found["description"] = about.more
+        if about.old:
+            found["deprecated"] = True
+        parameters = [_parameter("path", name, _path_schema(name)) for name in about.names]
+        parameters += [_parameter("query", name, schema) for name, schema in about.query.items()]
+        parameters += [_parameter("header", name, schema) for name, schema in about.headers.items()]
+        if parameters:
+            found["parameters"] = parameters
+        if about.takes is not None:
+            content: dict[str, Any] = {"schema": self._schema_of(about.takes)}
+            if about.example is not None:
+                content["example"] = about.example
+            found["requestBody"] = {"required": about.needs_body, "content": {_JSON: content}}
+        found["responses"] = self._responses(about)
+        return found
+
+    def _responses(self, about: RouteInfo) -> dict[str, Any]:
+        found = {str(about.status): self._good(about, about.status, about.gives)}
+        for status, gives in about.others.items():
+            found[str(status)] = self._good(about, status, gives)
+        statuses = {400, 413, 415, *about.errors} if about.takes is not None else {*about.errors}
+        if about.query or about.headers:
+            statuses.add(400)
+        if self._schemes:
+            statuses.add(401)
+        for status in sorted(statuses - {about.status, *about.others}):
+            found[str(status)] = self._bad(http.HTTPStatus(status).phrase, status in _COME_AGAIN)
+        found["default"] = self._bad("Refused")
+        return found
+
+    def _good(self, about: RouteInfo, status: int, gives: Any) -> dict[str, Any]:
+        found: dict[str, Any] = {"description": http.HTTPStatus(status).phrase}
+        if gives is not None:
+            schema = {} if gives is msgspec.UNSET else self._schema_of(gives)
+            found["content"] = {
+                about.media: {"schema": schema},
+                **{media: {} for media in about.also},
+            }
+        if status in _COME_AGAIN:
+            found["headers"] = {"Retry-After": _RETRY_AFTER}
+        if about.links and status == about.status:
+            found["links"] = dict(about.links)
+        return found
+
+    def _bad(self, phrase: str, come_again: bool = False) -> dict[str, Any]:
+        """Under /v2 a problem is application/json, for the sake of its clients; before a route is
+        known, it is not."""
+        name = phrase.replace(" ", "").replace("-", "")
+        if name not in self._problems:
+            content = {"schema": {"$ref": f"{_REF}Problem"}}
+            self._problems[name] = {
+                "description": phrase,
+                "content": {_OWN_MEDIA: content, _JSON: content},
+            }
+            if come_again:
+                self._problems[name]["headers"] = {"Retry-After": _RETRY_AFTER}
+        return {"$ref": f"#/components/responses/{name}"}
+
+    def _schema_of(self, thing: Any) -> Schema:
+        if isinstance(thing, dict):
+            return thing
+        (schema,), components = msgspec.json.schema_components(
+            [thing], ref_template=_REF + "{name}"
+        )
+        self._schemas |= {name: _without_titles(found) for name, found in components.items()}
+        return schema
+
+
+_RETRY_AFTER = {
+    "description": "seconds after which another try may succeed",
+    "schema": {"type": "integer", "minimum": 1},
+}
+
+
+def document(
+    title: str,
+    version: str,
+    about: str,
+    table: RouteTable,
+    routes: Iterable[tuple[str, str]] | None = None,
+    bearer: bool = False,
+) -> OpenApiDocument:
+    """Of the `routes` that `table` describes; of all it describes, without any."""
+    found = OpenApiDocument(title, version, about)
+    if bearer:
+        found.require_bearer()
+    for route in routes if routes is not None else table:
+        if (known := table.get(route)) is not None:
+            found.add(*route, known)
+    return found
+
+
+def named(pattern: str, names: Sequence[str]) -> str:
+    """`/api/{}`, ("application",) -> `/api/{application}`."""
+    if pattern.count("{}") != len(names):
+        raise ValueError(
+            f"{pattern} has {pattern.count('{}')} places, and {len(names)} names:"
+            f" {', '.join(names)}."
+        )
+    return pattern.format(*(f"{{{name}}}" for name in names))
+
+
+def _parameter(where: str, name: str, schema: Schema) -> dict[str, Any]:
+    kept = {key: value for key, value in schema.items() if key != "description"}
+    found = {"name": name, "in": where, "required": where == "path", "schema": kept}
+    return {**found, "description": schema["description"]} if "description" in schema else found
+
+
+def _path_schema(name: str) -> Schema:
+    if name == "version":
+        return {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}
+    if name == "model_version":
+        return {
+            "type": "string",
+            "pattern": f"^{NAME_GRAMMAR}(:[1-9][0-9]{{0,8}})?$",
+            "description": "`svm`, or `svm:3`",
+        }
+    if name == "exact_version":
+        return {
+            "type": "string",
+            "pattern": f"^{NAME_GRAMMAR}:[1-9][0-9]{{0,8}}$",
+            "description": "`svm:3`",
+        }
+    return {"type": "string", "pattern": f"^{NAME_GRAMMAR}$"}
+
+
+def _without_titles(schema: Schema) -> Schema:
+    """A type's name is the key it is under; said twice, code generators make two classes of it."""
+    found = {key: value for key, value in schema.items() if key != "title"}
+    if "description" in found:
+        found["description"] = " ".join(found["description"].split())
+    return found
+
+
+# -- schemas of what travels
+
+
+def members(kind: type[msgspec.Struct], **instead: Schema) -> Schema:
+    """An object's schema by the fields of a struct; `instead`: of fields whose type does not say
+    enough."""
+    fields = msgspec.structs.fields(kind)
+    properties = {
+        one.encode_name: instead.get(one.name) or msgspec.json.schema(one.type) for one in fields
+    }
+    found: Schema = {"type": "object", "properties": properties}
+    if required := [one.encode_name for one in fields if one.required]:
+        found["required"] = required
+    if kind.__struct_config__.forbid_unknown_fields:
+        found["additionalProperties"] = False
+    return found
+
+
+def only(schema: Schema, *names: str, required: Sequence[str] = ()) -> Schema:
+    """The same object with these members alone."""
+    return {
+        **schema,
+        "properties": {name: schema["properties"][name] for name in names},
+        "required": list(required or names),
+    }
+
+
+def list_of(member: str, item: Any, most: int | None = None) -> Schema:
+    """An object whose one member is an array."""
+    array: Schema = {
+        "type": "array",
+        "items": item,
+        **({"maxItems": most} if most is not None else {}),
+    }
+    return {"type": "object", "properties": {member: array}, "required": [member]}
+
+
+_BASE64 = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+_ROUNDED_TO_INFINITY = {"f16": 65520.0, "f32": 3.4028235677973366e38}  # from here on
+
+
+def schema_of_input(type_: InputType) -> Schema:
+    """The schema of one row as JSON has it; `any` says nothing."""
+    if type_.dtype == "any":
+        return {"description": "an input of any type"}
+    if type_.dtype == "str":
+        return {"type": "string"}
+    if type_.dtype == "bytes":
+        return {"type": "string", "contentEncoding": "base64", "pattern": _BASE64}
+    found = _schema_of_number(type_.dtype)
+    if type_.variable:
+        return {"type": "array", "items": found}
+    for n in reversed(type_.shape):
+        found = {"type": "array", "items": found, "minItems": n, "maxItems": n}
+    return found
+
+
+def _schema_of_number(dtype: str) -> Schema:
+    if dtype == "bool":
+        return {"type": "boolean"}
+    if dtype in _ROUNDED_TO_INFINITY:
+        most = _ROUNDED_TO_INFINITY[dtype]
+        return {"type": "number", "exclusiveMinimum": -most, "exclusiveMaximum": most}
+    if dtype == "f64":
+        return {"type": "number"}
+    bits = int(dtype[1:])
+    least, most = (0, 2**bits - 1) if dtype[0] == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    return {"type": "integer", "minimum": least, "maximum": most}
+
+
+def example_of_input(type_: InputType) -> Any:
+    """A row to begin with; None where it would be long, or nobody knows."""
+    if type_.dtype == "any":
+        return None
+    if type_.dtype == "str":
+        return "hello"
+    if type_.dtype == "bytes":
+        return "aGVsbG8="
+    found: Any = False if type_.dtype == "bool" else 0 if type_.dtype[0] in "iu" else 0.5
+    size = 1
+    for n in reversed((3,) if type_.variable else type_.shape):
+        size *= n
+        if size > _EXAMPLE_NUMBERS_MAX:
+            return None
+        found = [found] * n
+    return found

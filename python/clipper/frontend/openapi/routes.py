@@ -1,0 +1,655 @@
+"""What the query listener's routes do: by route, and by application, whose inputs have types of
+their own.
+
+A route that is not here, or an entry without its route, is a failing test
+(tests/frontend/test_openapi.py).
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from clipper.frontend.http import applications, inference
+from clipper.frontend.inference import codec
+from clipper.frontend.openapi.document import (
+    OpenApiDocument,
+    RouteInfo,
+    RouteTable,
+    Schema,
+    example_of_input,
+    list_of,
+    members,
+    only,
+    schema_of_input,
+)
+from clipper.metrics import CONTENT_TYPES
+from clipper.serving.observe import Counted
+from clipper.types import InputType
+
+APPLICATIONS, PROTOCOL, ORIGINAL, SERVER = (
+    "applications",
+    "Open Inference Protocol",
+    "original Clipper",
+    "server",
+)
+OF = ("management", "queries")
+_ASKED = (404, 429, 500, 503, 504)  # how a question can end
+_LOOKED = (404,)
+
+ABOUT = """Predictions from models in any framework, each by its own deadline.
+
+Errors have one body (RFC 9457, and `error`). `X-Request-Id` comes back in every response: the request's own, or one made up.
+`traceparent` is passed on. gzip and deflate are read. A default is an answer: its status is 200, and `default` is true."""  # noqa: E501
+
+
+# -- schemas
+
+
+class ApplicationInfo(msgspec.Struct):
+    """An application, as who asks it sees it. input: the type of one input, as `f64[3]`.  models:
+    asked now."""
+
+    name: str
+    input: str
+    models: list[str]
+    slo_ms: float
+    default: Any
+    policy: str
+    confidence_min: float
+
+
+class ApplicationList(msgspec.Struct):
+    applications: list[ApplicationInfo]
+
+
+class PredictManyResponse(msgspec.Struct):
+    predictions: list[applications.PredictResponse]
+
+
+class FeedbackResponse(msgspec.Struct):
+    """Whether a feedback counted; false: it had come before."""
+
+    counted: bool
+
+
+class RouteList(msgspec.Struct):
+    name: str
+    version: str
+    routes: list[str]
+
+
+def _slo(most: float) -> Schema:
+    return {
+        "type": ["number", "null"],
+        "exclusiveMinimum": 0,
+        "maximum": most,
+        "description": "instead of the application's",
+    }
+
+
+def _asking(slo_ms_max: float) -> dict[str, Schema]:
+    return {
+        "user": {"type": ["string", "null"], "description": "whose selection state applies"},
+        "context": _CONTEXT,
+        "slo_ms": _slo(slo_ms_max),
+        "salt": {
+            "type": "integer",
+            "minimum": 0,
+            "maximum": applications.SALT_MAX,
+            "description": "another salt, another cache entry",
+        },
+    }
+
+
+_CONTEXT: Schema = {
+    "type": ["array", "null"],
+    "items": {"type": "number", "minimum": -1e6, "maximum": 1e6},
+    "minItems": 1,
+    "maxItems": 32,
+    "description": "features of the query, for policies that look at them",
+}
+_FINITE: Schema = {"type": "number"}
+_LABEL: Schema = {
+    "anyOf": [
+        _FINITE,
+        {"type": "string"},
+        {"type": "boolean"},
+        {"type": "array", "items": _FINITE, "minItems": 1},
+    ],
+    "description": "the truth, as models say it",
+}
+_ID: Schema = {"type": "string", "description": "of the prediction"}
+
+
+class SchemaLimits(msgspec.Struct):
+    """What the schemas say of sizes and times."""
+
+    slo_ms_max: float = 3_600_000.0
+    queries_max: int = 1024
+
+
+def predict_schemas(input: Schema, limits: SchemaLimits) -> dict[str, Schema]:
+    """The two bodies of a predict: one input, or many."""
+    many = {"type": "array", "items": input, "maxItems": limits.queries_max}
+    whole = members(
+        applications.PredictRequest, input=input, inputs=many, **_asking(limits.slo_ms_max)
+    )
+    rest_of = ("user", "context", "slo_ms", "salt")
+    return {
+        "Predict": only(whole, "input", *rest_of, required=["input"]),
+        "PredictMany": only(whole, "inputs", *rest_of, required=["inputs"]),
+    }
+
+
+def feedback_schemas(input: Schema, limits: SchemaLimits) -> dict[str, Schema]:
+    """By the prediction's id or the input again; label, correct or score. Six forms, each an object
+    of its own."""
+    whole = members(
+        applications.FeedbackItem,
+        input=input,
+        id=_ID,
+        context=_CONTEXT,
+        label={**_LABEL, "anyOf": [*_LABEL["anyOf"], {"type": "null"}]},
+        correct={"type": ["boolean", "null"], "description": "whether the answer was"},
+        score={
+            "type": ["number", "null"],
+            "minimum": 0,
+            "maximum": 1,
+            "description": "how right it was",
+        },
+        weight={
+            "type": "number",
+            "exclusiveMinimum": 0,
+            "maximum": 1000,
+            "description": "counts it as so many",
+        },
+    )
+    whole = {**whole, "required": []}
+    by_id = only(whole, "id", "label", "correct", "score", "weight", required=["id"])
+    by_input = only(
+        whole, "input", "user", "context", "label", "correct", "score", "weight", required=["input"]
+    )
+    return {"FeedbackById": _one_truth(by_id), "FeedbackByInput": _one_truth(by_input)}
+
+
+def _one_truth(schema: Schema) -> Schema:
+    """One of label, correct and score; null is none. Code generators do not read `if`; who checks,
+    does."""
+    given = {"label": _LABEL, "correct": {"type": "boolean"}, "score": {"type": "number"}}
+    one_of = [{"required": [key], "properties": {key: kind}} for key, kind in given.items()]
+    return {**schema, "if": True, "then": {"oneOf": one_of}}
+
+
+def _tensor(name: str) -> Schema:
+    return {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "examples": [name]},
+            "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 8},
+            "datatype": {"enum": [*codec.DATATYPES, "BYTES"]},
+            "parameters": {
+                "type": "object",
+                "description": "`binary_data_size`: it follows the JSON, as so many bytes",
+            },
+            "data": {"type": "array", "items": {}, "description": "flat or nested, row by row"},
+        },
+        "required": ["name", "shape", "datatype"],
+    }
+
+
+_INFER: Schema = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "timeout": {
+                    "type": "integer",
+                    "minimum": 0,
+                    "description": "microseconds until the answer is due",
+                },
+                "priority": {
+                    "type": "integer",
+                    "minimum": 0,
+                    "description": "accepted, without effect",
+                },
+                "user": {"type": "string"},
+                "salt": {"type": "integer", "minimum": 0, "maximum": applications.SALT_MAX},
+                "binary_data_output": {"type": "boolean"},
+            },
+        },
+        "inputs": {"type": "array", "items": _tensor(codec.INPUT), "minItems": 1, "maxItems": 1},
+        "outputs": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"name": {"const": codec.OUTPUT}},
+                "required": ["name"],
+            },
+        },
+    },
+    "required": ["inputs"],
+}
+_INFERRED: Schema = {
+    "type": "object",
+    "properties": {
+        "model_name": {"type": "string"},
+        "model_version": {"type": "string"},
+        "id": {"type": "string"},
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "default": {"type": "boolean"},
+                "reason": {"type": "string"},
+                "prediction_id": {"type": "string"},
+                "confidence": {"type": "number"},
+            },
+        },
+        "outputs": {"type": "array", "items": _tensor(codec.OUTPUT)},
+    },
+    "required": ["model_name", "outputs"],
+}
+_OLD_PREDICT: Schema = {
+    "type": "object",
+    "properties": {
+        "input": {},
+        "input_batch": {"type": "array", "items": {}},
+        "version": {"type": ["string", "integer", "null"]},
+    },
+}
+_OLD_UPDATE: Schema = {
+    "type": "object",
+    "properties": {"uid": {"type": ["integer", "string"]}, "input": {}, "label": {}},
+    "required": ["input", "label"],
+}
+_TENSOR_ABOUT: Schema = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "datatype": {"type": "string"},
+        "shape": {"type": "array", "items": {"type": "integer", "minimum": -1}},
+    },
+    "required": ["name", "datatype", "shape"],
+}
+_TENSORS: Schema = {"type": "array", "items": _TENSOR_ABOUT}
+_METADATA: Schema = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "versions": {"type": "array", "items": {"type": "string"}},
+        "platform": {"type": "string"},
+        "inputs": _TENSORS,
+        "outputs": _TENSORS,
+    },
+    "required": ["name", "platform", "inputs", "outputs"],
+}
+_READY: Schema = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "live": {"type": "boolean"},
+        "ready": {"type": "boolean"},
+        "waiting_for": {"type": "array", "items": {"type": "string"}},
+        "store": {"type": "string", "description": "that it is away, if it is"},
+    },
+}
+_NAMED: Schema = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}},
+    "required": ["name"],
+}
+_INDEX: Schema = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {name: {"type": "string"} for name in ("name", "version", "state", "reason")},
+        "required": ["name", "state", "reason"],
+    },
+}
+_DEADLINE = {
+    "Clipper-Deadline-Ms": {
+        "type": "number",
+        "exclusiveMinimum": 0,
+        "maximum": 3_600_000,
+        "description": "instead of the application's",
+    }
+}
+
+
+# -- routes
+
+
+def of_server() -> RouteTable:
+    """What every listener has."""
+    return {
+        ("GET", "/"): RouteInfo(
+            id="listRoutes", says="The routes there are", tag=SERVER, gives=RouteList
+        ),
+        ("GET", "/openapi.json"): RouteInfo(
+            id="readDescription", says="This description", tag=SERVER, gives={"type": "object"}
+        ),
+        ("GET", "/docs"): _page("readPage", "This description, to read and to try", "text/html"),
+        ("GET", "/docs/page.css"): _page("readPageStyle", "How that page looks", "text/css"),
+        ("GET", "/docs/page.js"): _page("readPageScript", "What that page does", "text/javascript"),
+    }
+
+
+def _page(id: str, says: str, media: str) -> RouteInfo:
+    return RouteInfo(id=id, says=says, tag=SERVER, gives={"type": "string"}, media=media)
+
+
+def of_metrics() -> RouteTable:
+    format = {"enum": list(CONTENT_TYPES), "description": "else by `Accept`"}
+    about = "Metrics: Prometheus' text, OpenMetrics, or InfluxDB's lines"
+    media = sorted({kind.partition(b";")[0].decode() for kind in CONTENT_TYPES.values()})
+    return {
+        ("GET", "/metrics"): RouteInfo(
+            id="readMetrics",
+            says=about,
+            tag=SERVER,
+            query={"format": format},
+            gives={"type": "string"},
+            media=media[0],
+            also=tuple(media[1:]),
+        )
+    }
+
+
+def of_applications() -> RouteTable:
+    return {
+        ("GET", "/api"): RouteInfo(
+            id="listApplications", says="All applications", tag=APPLICATIONS, gives=ApplicationList
+        ),
+        ("GET", "/api/{}"): RouteInfo(
+            id="describeApplication",
+            says="An application",
+            tag=APPLICATIONS,
+            names=("application",),
+            gives=ApplicationInfo,
+            errors=_LOOKED,
+        ),
+        ("POST", "/api/{}/predict"): RouteInfo(
+            id="predict",
+            says="Ask an application, once or often",
+            tag=APPLICATIONS,
+            names=("application",),
+            takes=_one_of("Predict", "PredictMany"),
+            gives=_one_of("PredictResponse", "PredictManyResponse"),
+            errors=_ASKED,
+        ),
+        ("POST", "/api/{}/predict/stream"): RouteInfo(
+            id="predictStream",
+            says="The same, each answer when it is there",
+            tag=APPLICATIONS,
+            names=("application",),
+            more=_EVENTS,
+            takes=_one_of("Predict", "PredictMany"),
+            gives={},
+            media="text/event-stream",
+            errors=_LOOKED,
+        ),
+        ("POST", "/api/{}/feedback"): RouteInfo(
+            id="tellFeedback",
+            says="Tell what was right",
+            tag=APPLICATIONS,
+            names=("application",),
+            takes=_one_of("FeedbackById", "FeedbackByInput", "FeedbackMany"),
+            gives=_one_of("FeedbackResponse", "Counted"),
+            errors=(404, 429, 503),
+        ),
+        ("POST", "/{}/predict"): RouteInfo(
+            id="predictAsBefore",
+            says="As the original Clipper's clients ask",
+            tag=ORIGINAL,
+            old=True,
+            names=("application",),
+            takes=_OLD_PREDICT,
+            gives={"type": "object"},
+            errors=_ASKED,
+        ),
+        ("POST", "/{}/update"): RouteInfo(
+            id="updateAsBefore",
+            says="As the original Clipper's clients tell what was right",
+            tag=ORIGINAL,
+            old=True,
+            names=("application",),
+            media="text/plain",
+            gives={"type": "string"},
+            takes=_OLD_UPDATE,
+            errors=(404, 429, 503),
+        ),
+    }
+
+
+_EVENTS = """Server-sent events: `answer` with the `index` of its input and the members of Predicted, `error` with its `index` and
+those of Problem, and last `done`, with how many there were of either. Comments are signs of life."""  # noqa: E501
+
+
+def of_protocol() -> RouteTable:
+    def about(id: str, says: str, names: tuple[str, ...] = (), **more: Any) -> RouteInfo:
+        errors = (*_LOOKED, *more.pop("errors", ())) if names else ()
+        return RouteInfo(id=id, says=says, tag=PROTOCOL, names=names, errors=errors, **more)
+
+    found: dict[tuple[str, str], RouteInfo] = {
+        ("GET", "/v2"): about("readServer", "About the server", gives=_NAMED),
+        ("GET", "/v2/health/live"): about("isLive", "The process answers", gives=_READY),
+        ("GET", "/v2/health/ready"): about(
+            "isReady",
+            "Every application has a model with a container",
+            gives=_READY,
+            others={503: _READY},
+        ),
+        ("GET", "/v2/models/stats"): about(
+            "readStatistics",
+            "Counts since the start",
+            gives=list_of("model_stats", {"type": "object"}),
+        ),
+        ("POST", "/v2/repository/index"): about(
+            "listModels",
+            "What there is, and whether it is ready",
+            takes=inference.IndexRequest,
+            needs_body=False,
+            gives=_INDEX,
+        ),
+        ("POST", "/v2/repository/models/{}/load"): about(
+            "loadModel",
+            "Allowed where it is there already; else management's",
+            ("model",),
+            gives={"type": "object"},
+            errors=(403,),
+        ),
+        ("POST", "/v2/repository/models/{}/unload"): about(
+            "unloadModel", "Management's", ("model",), gives={"type": "object"}, errors=(403,)
+        ),
+    }
+    for model, of, names in (
+        ("/v2/models/{}", "Model", ("model",)),
+        ("/v2/models/{}/versions/{}", "Version", ("model", "version")),
+    ):
+        found |= {
+            ("GET", model): about(f"describe{of}", "Its tensors", names, gives=_METADATA),
+            ("GET", f"{model}/ready"): about(
+                f"is{of}Ready",
+                "A model of it has a container",
+                names,
+                gives=_READY,
+                others={503: _READY},
+            ),
+            ("GET", f"{model}/config"): about(
+                f"read{of}Configuration", "As Triton's has it", names, gives=_NAMED
+            ),
+            ("GET", f"{model}/stats"): about(
+                f"read{of}Statistics",
+                "Counts since the start",
+                names,
+                gives=list_of("model_stats", {"type": "object"}),
+            ),
+            ("POST", f"{model}/infer"): about(
+                f"infer{'' if of == 'Model' else 'Version'}",
+                "Ask with a tensor, whose first dimension is how many rows",
+                names,
+                more=_BINARY,
+                takes=_INFER,
+                gives=_INFERRED,
+                also=("application/octet-stream",),
+                headers=_DEADLINE,
+                errors=(429, 500, 503, 504),
+            ),
+        }
+    return found
+
+
+def of_repository() -> RouteTable:
+    """As management has it."""
+    load = "Start a container of the latest version, if there is none"
+    unload = "Stop the containers of every version; the links stay"
+    return {
+        ("POST", "/v2/repository/models/{}/load"): RouteInfo(
+            id="loadModel",
+            says=load,
+            tag=PROTOCOL,
+            names=("model",),
+            gives={"type": "object"},
+            errors=(404,),
+        ),
+        ("POST", "/v2/repository/models/{}/unload"): RouteInfo(
+            id="unloadModel",
+            says=unload,
+            tag=PROTOCOL,
+            names=("model",),
+            gives={"type": "object"},
+            errors=(404,),
+        ),
+    }
+
+
+_BINARY = """An application or a model. Tensors may follow the JSON as bytes, little-endian, in order: then the header
+`Inference-Header-Content-Length` is the JSON's length, and `binary_data_size` of each tensor its bytes. With
+`binary_data_output` the answer comes so, as `application/octet-stream`."""  # noqa: E501
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _one_of(*names: str) -> Schema:
+    return {"oneOf": [_ref(name) for name in names]}
+
+
+# -- applications
+
+
+class DescribedApplication(msgspec.Struct):
+    """An application of this server. learns: whether it takes feedback."""
+
+    name: str
+    input: InputType
+    learns: bool
+
+
+def body_schemas(
+    into: OpenApiDocument, type_: InputType, limits: SchemaLimits, suffix: str = ""
+) -> tuple[Schema, Schema]:
+    """Keeps the bodies of predict and feedback for inputs of this type; -> references to
+    either's."""
+    input = schema_of_input(type_)
+    if input.get("type") == "array":
+        input = into.schema(f"Input{suffix}", input)
+    asks = [
+        into.schema(name + suffix, schema)
+        for name, schema in predict_schemas(input, limits).items()
+    ]
+    tells = [
+        into.schema(name + suffix, schema)
+        for name, schema in feedback_schemas(input, limits).items()
+    ]
+    many = {**list_of("feedback", {"oneOf": tells}), "additionalProperties": False}
+    return {"oneOf": asks}, {"oneOf": [*tells, into.schema(f"FeedbackMany{suffix}", many)]}
+
+
+def _told_by(app: DescribedApplication) -> Schema:
+    """What to do with the answer's id."""
+    return {
+        "tell": {
+            "operationId": f"feedback_{app.name}",
+            "requestBody": {"id": "$response.body#/id", "score": 1},
+        }
+    }
+
+
+def describe_application(
+    into: OpenApiDocument, app: DescribedApplication, limits: SchemaLimits
+) -> Iterator[tuple[str, str, RouteInfo]]:
+    """Its own paths, with schemas of its own: (method, path, About)."""
+    asks, tells = body_schemas(into, app.input, limits, f".{app.name}")
+    row = example_of_input(app.input)
+    more = f"`{app.input}`"
+    yield (
+        "POST",
+        f"/api/{app.name}/predict",
+        RouteInfo(
+            id=f"predict_{app.name}",
+            says=f"Ask {app.name}, once or often",
+            tag=APPLICATIONS,
+            more=more,
+            takes=asks,
+            gives=_one_of("PredictResponse", "PredictManyResponse"),
+            errors=_ASKED,
+            example={"input": row} if row is not None else None,
+            links=_told_by(app) if app.learns else {},
+        ),
+    )
+    yield (
+        "POST",
+        f"/api/{app.name}/predict/stream",
+        RouteInfo(
+            id=f"predict_{app.name}_stream",
+            says=f"The same, each answer of {app.name} when it is there",
+            tag=APPLICATIONS,
+            more=_EVENTS,
+            takes=asks,
+            gives={},
+            media="text/event-stream",
+            errors=_LOOKED,
+            example={"inputs": [row, row]} if row is not None else None,
+        ),
+    )
+    if not app.learns:
+        return
+    yield (
+        "POST",
+        f"/api/{app.name}/feedback",
+        RouteInfo(
+            id=f"feedback_{app.name}",
+            says=f"Tell {app.name} what was right",
+            tag=APPLICATIONS,
+            more=more,
+            takes=tells,
+            gives=_one_of("FeedbackResponse", "Counted"),
+            errors=(404, 429, 503),
+            example={"input": row, "score": 1} if row is not None else None,
+        ),
+    )
+
+
+SHARED: tuple[type[msgspec.Struct], ...] = (
+    applications.PredictResponse,
+    PredictManyResponse,
+    FeedbackResponse,
+    Counted,
+)
+
+
+def table(*, management: bool) -> RouteTable:
+    """Of a listener; what management does is described where it is done."""
+    if management:
+        of = {"of": {"enum": list(OF)}}
+        more = {
+            ("GET", "/openapi.json"): msgspec.structs.replace(
+                of_server()["GET", "/openapi.json"], query=of
+            )
+        }
+        return {**of_server(), **more, **of_metrics(), **of_repository()}
+    return {**of_server(), **of_metrics(), **of_applications(), **of_protocol()}

@@ -1,0 +1,1 @@
+"""A parameter shard over gRPC: the PServer service."""

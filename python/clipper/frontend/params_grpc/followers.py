@@ -1,0 +1,142 @@
+"""Those that follow a shard's rows by `synchronize_embedding`: for each, which ids have changed
+since it was told.
+
+The document has a set of updated keys for each replica, and one call clears them all; here each
+follower has its own, and what it was told last comes again if it did not hear it. The shard's log
+has one place for all of them, which is emptied into their sets.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from clipper.errors import DoesNotFit
+from clipper.frontend.params_grpc.tensors import Ids, tensor_of
+from clipper.params.parameters import DENSE, Parameters
+from clipper.params.shard import Shard
+
+FOLLOWERS_MAX: Final = 16
+IDS_MAX: Final = 1 << 22  # that one has not been told; one with more begins anew
+FORGET_S: Final = 600.0  # of one that does not ask
+_SNAPSHOTS: Final = 7  # that place of the log is theirs; those from 0 on are replicas'
+
+
+class RowFollower:
+    """serial: of what it was told last.  told: the ids in that.  confirmed: what it is known to
+    have."""
+
+    def __init__(self, heard_s: float) -> None:
+        self.heard_s, self.serial, self.confirmed, self.count = heard_s, 0, 0, 0
+        self.pending: dict[int, list[Ids]] = {}
+        self.told: list[tuple[int, Ids]] = []
+
+    def add(self, table: int, ids: Ids) -> None:
+        self.pending.setdefault(table, []).append(ids)
+        self.count += ids.size
+
+    def heard(self, serial: int | None) -> bool:
+        """It asks, and has heard `serial`. None: it does not say, so it has heard all. -> False: it
+        must begin anew"""
+        if serial not in (None, self.serial, self.confirmed):
+            return False
+        if serial in (None, self.serial):
+            self.confirmed = self.serial
+        else:
+            for table, ids in self.told:
+                self.add(table, ids)
+        self.told = []
+        return True
+
+    def news(self, parameters: Parameters, bytes_max: int) -> Iterator[Any]:
+        """Tensors of what has changed, as many rows as fit; the others stay pending."""
+        pending, self.pending, self.count, size = self.pending, {}, 0, 0
+        for table, parts in pending.items():
+            ids = np.unique(np.concatenate(parts))
+            each = 4 * parameters.specs[table].dim + 8
+            n = max(0, min(ids.size, (bytes_max - size) // each))
+            size += n * each
+            if n < ids.size:
+                self.add(table, ids[n:])
+            if n:
+                self.told.append((table, ids[:n]))
+                yield from changed(parameters, table, ids[:n])
+        self.serial += 1
+
+
+class RowFollowers:
+    """Threads: the event loop's. now: seconds."""
+
+    def __init__(self, shard: Shard, now: Callable[[], float] = time.monotonic) -> None:
+        self._shard, self._now = shard, now
+        self._each: dict[str, RowFollower] = {}
+        self._slot = shard.place.replicas
+        self._on = False
+
+    def of(self, name: str, serial: int | None) -> RowFollower | None:
+        """With all that has changed till now. None: it must begin anew."""
+        self.gather()
+        found = self._each.get(name)
+        if found is None or not found.heard(serial):
+            return None
+        found.heard_s = self._now()
+        return found
+
+    def begin(self, name: str) -> RowFollower:
+        """It has nothing: from now on its changes are kept. Raises DoesNotFit."""
+        if self._slot >= _SNAPSHOTS:
+            raise DoesNotFit(
+                f"a shard with {self._slot} replicas has no place for others that follow."
+            )
+        self.gather()
+        if not self._on:
+            self._shard.door.follow(self._slot)
+            self._on = True
+        if name not in self._each and len(self._each) >= FOLLOWERS_MAX:
+            del self._each[min(self._each, key=lambda one: self._each[one].heard_s)]
+        made = self._each[name] = RowFollower(self._now())
+        return made
+
+    def gather(self) -> None:
+        """What has changed goes to all; now and then, so that the log does not keep it."""
+        if not self._on:
+            return
+        door, now = self._shard.door, self._now()
+        self._each = {
+            name: one
+            for name, one in self._each.items()
+            if now - one.heard_s < FORGET_S and one.count <= IDS_MAX
+        }
+        if not self._each:
+            door.unfollow(self._slot)
+            self._on = False
+            return
+        found = door.changed(self._slot)
+        if found is None:  # too much, in too short a time
+            self._each.clear()
+            door.follow(self._slot)
+            return
+        _, tables, _ = found
+        for one in self._each.values():
+            for table, ids in tables.items():
+                if table != DENSE:
+                    one.add(table, ids)
+
+
+def changed(parameters: Parameters, table: int, ids: Ids) -> Iterator[Any]:
+    """Rows as they are now; ids that have none any more as a tensor of width 0."""
+    (part,) = parameters.of({table: ids})["rows"]
+    if part["ids"].size:
+        yield weights(parameters, part)
+    if part.get("gone", ids[:0]).size:
+        name = parameters.specs[table].name
+        yield tensor_of(name, np.empty((part["gone"].size, 0), np.float32), part["gone"].tolist())
+
+
+def weights(parameters: Parameters, part: dict[str, Any]) -> Any:
+    """Of a piece's rows: weights alone, as the document has them."""
+    spec = parameters.specs[part["table"]]
+    return tensor_of(
+        spec.name, np.ascontiguousarray(part["rows"][:, : spec.dim]), part["ids"].tolist()
+    )

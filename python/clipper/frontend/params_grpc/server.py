@@ -1,0 +1,278 @@
+"""gRPC server of a parameter shard: a thread with an event loop, beside the shard's own.
+
+`python -m clipper.frontend.params_grpc.server` runs `clipper.params.standby` with this server. The
+module is here, above `params`, because `params` does not import gRPC. A supervisor starts it by its
+module name.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+import uvloop
+
+from clipper.errors import AddressInUse, ClipperError, NotAllowed, Unknown
+from clipper.frontend.auth.api_keys import ApiKeys
+from clipper.frontend.auth.credential_files import CredentialFiles
+from clipper.frontend.grpc.calls import abort, decoder
+from clipper.frontend.grpc.credentials import credentials_of
+from clipper.frontend.grpc.health import HEALTH, REFLECTION, about
+from clipper.frontend.params_grpc.service import (
+    ALIASES,
+    SERVICE,
+    ParamsService,
+    ShardCall,
+    WrongShard,
+)
+from clipper.frontend.params_grpc.shard_client import ShardClient
+from clipper.frontend.protocols import message, methods_of
+from clipper.metrics import TlsCounts
+from clipper.params import standby
+from clipper.params.shard import Shard
+from clipper.settings.params import ParamsSettings, grpc_address, params_tls
+
+CALLS_MAX: Final = 1024
+_GRACE_S: Final = 1.0
+_LOOK_S: Final = 0.5
+_GATHER_S: Final = 1.0
+_SERVICES: Final = (SERVICE, HEALTH, REFLECTION)
+_OLDER: Final = "grpc.reflection.v1alpha.ServerReflection"
+_SERVING, _NOT_SERVING = 1, 2
+Method = Callable[[Any, ShardCall], Awaitable[Any]]
+
+
+class ShardGrpc:
+    """The document's service of one shard. start(), stop(). Threads: those from one; the rest is
+    its own."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard, place = shard, shard.place
+        self._wanted = grpc_address(place.settings, place.number)
+        self.address = ""
+        self._access = _access_of(place.settings, place.token)
+        self._door = ShardClient(
+            place.listen or place.addresses[place.number], place.token, f"shard {place.number}"
+        )
+        self._service = ParamsService(shard, self._door)
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="clipper-shard-grpc", daemon=True)
+        self._begun = threading.Event()
+        self._closing: asyncio.Event
+        self._gathering: asyncio.Task[None]
+        self._server: grpc.aio.Server
+        self._trouble: Exception | None = None
+
+    def start(self) -> "ShardGrpc":
+        """Its shard's loop runs already. Raises AddressInUse, OSError."""
+        self._thread.start()
+        self._begun.wait()
+        if self._trouble is not None:
+            self._thread.join()
+            raise self._trouble
+        self._access.start()
+        return self
+
+    def stop(self) -> None:
+        """Calls under way end with UNAVAILABLE, if they do not end by themselves at once."""
+        self._access.stop()
+        if self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):
+                asyncio.run_coroutine_threadsafe(self._leave(), self._loop)
+            self._thread.join()
+
+    # -- its thread
+
+    def _run(self) -> None:
+        loop = self._loop
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_until_complete(self._listen())
+            self._begun.set()
+            loop.run_forever()
+        except Exception as error:
+            self._trouble = error
+        finally:
+            self._begun.set()
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+    async def _listen(self) -> None:
+        self._closing = asyncio.Event()
+        settings = self._shard.place.settings
+        options = [
+            ("grpc.max_receive_message_length", settings.grpc_message_bytes_max),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", 0),
+        ]
+        await self._door.open()
+        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=CALLS_MAX)
+        self._server.add_generic_rpc_handlers(tuple(self._handlers()))
+        try:
+            port = self._bound()
+        except RuntimeError as error:
+            await self._door.close()
+            hint = "Choose another params.grpc."
+            raise AddressInUse(
+                f"cannot listen on {self._wanted}, of params.grpc: {error}.", hint=hint
+            ) from None
+        self.address = f"{self._wanted.rpartition(':')[0]}:{port}"
+        await self._server.start()
+        self._gathering = asyncio.ensure_future(self._gather())
+
+    def _bound(self) -> int:
+        secured = self._access.certificates.get("grpc")
+        if secured is None:
+            return int(self._server.add_insecure_port(self._wanted))
+        return int(self._server.add_secure_port(self._wanted, credentials_of(secured[0])))
+
+    async def _gather(self) -> None:
+        while not self._closing.is_set():
+            with contextlib.suppress(ClipperError):
+                self._service.followers.gather()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), _GATHER_S)
+
+    async def _leave(self) -> None:
+        self._closing.set()
+        await self._gathering
+        await self._door.close()
+        await self._server.stop(_GRACE_S)
+        self._loop.stop()
+
+    # -- handlers
+
+    def _handlers(self) -> Iterator[Any]:
+        names = {method.name: method.name for method in methods_of(SERVICE)}
+        names |= ALIASES
+        kinds = {method.name: method for method in methods_of(SERVICE)}
+        unary = {
+            alias: self._unary(kinds[name], self._service.methods[name])
+            for alias, name in names.items()
+        }
+        yield grpc.method_handlers_generic_handler(SERVICE, unary)
+        (check,) = [method for method in methods_of(HEALTH) if method.name == "Check"]
+        health = {
+            "Check": self._unary(check, self._check, open_to_all=True),
+            "Watch": self._stream(HEALTH, self._watch),
+        }
+        yield grpc.method_handlers_generic_handler(HEALTH, health)
+        told = {"ServerReflectionInfo": self._stream(REFLECTION, self._reflect)}
+        for name in (REFLECTION, _OLDER):
+            yield grpc.method_handlers_generic_handler(name, told)
+
+    def _unary(self, kind: Any, run: Method, *, open_to_all: bool = False) -> Any:
+        read = decoder(message(kind.input_type.full_name), False)
+
+        async def serve(data: bytes, context: Any) -> Any:
+            call = ShardCall(context)
+            try:
+                if not open_to_all:
+                    self._admit(call)
+                answer = await run(read(data), call)
+                if call.trailing:
+                    context.set_trailing_metadata(tuple(call.trailing.items()))
+                return answer
+            except Exception as error:
+                whose = (("shard", str(error.shard)),) if isinstance(error, WrongShard) else ()
+                return await abort(context, error, whose)
+
+        kinds = message(kind.output_type.full_name)
+        return grpc.unary_unary_rpc_method_handler(
+            serve, response_serializer=kinds.SerializeToString
+        )
+
+    def _stream(self, service: str, run: Callable[[Any, Any], AsyncIterator[Any]]) -> Any:
+        (kind,) = [method for method in methods_of(service) if method.server_streaming]
+        read = decoder(message(kind.input_type.full_name), kind.client_streaming)
+
+        async def serve(given: Any, context: Any) -> AsyncIterator[Any]:
+            try:
+                if service != HEALTH:
+                    self._admit(ShardCall(context))
+                async for answer in run(read(given), context):
+                    yield answer
+            except Exception as error:
+                await abort(context, error)
+
+        make = (
+            grpc.stream_stream_rpc_method_handler
+            if kind.client_streaming
+            else grpc.unary_stream_rpc_method_handler
+        )
+        return make(
+            serve, response_serializer=message(kind.output_type.full_name).SerializeToString
+        )
+
+    def _admit(self, call: ShardCall) -> None:
+        """NotAllowed."""
+        given = str(call.metadata.get("authorization", "")).encode()
+        if self._access.keys is not None:
+            self._access.keys.check(given)
+        elif not hmac.compare_digest(given, f"Bearer {self._shard.place.token}".encode()):
+            hint = (
+                "Send metadata: authorization, Bearer and the token of the set (params.token;"
+                " shards.json has it)."
+            )
+            raise NotAllowed("the token is missing or wrong.", hint=hint)
+
+    # -- health, reflection
+
+    async def _check(self, request: Any, _: ShardCall) -> Any:
+        return message("grpc.health.v1.HealthCheckResponse")(status=self._status(request.service))
+
+    async def _watch(self, request: Any, _: Any) -> AsyncIterator[Any]:
+        told = None
+        while not self._closing.is_set():
+            status = self._status(request.service)
+            if status != told:
+                told = status
+                yield message("grpc.health.v1.HealthCheckResponse")(status=status)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), _LOOK_S)
+        if told != _NOT_SERVING:
+            yield message("grpc.health.v1.HealthCheckResponse")(status=_NOT_SERVING)
+
+    def _status(self, service: str) -> int:
+        """Unknown: another service."""
+        if service not in ("", *_SERVICES):
+            raise Unknown.named(service[:200], _SERVICES)
+        return _SERVING if self._shard.door.ready and not self._closing.is_set() else _NOT_SERVING
+
+    async def _reflect(self, requests: AsyncIterator[Any], _: Any) -> AsyncIterator[Any]:
+        response = message("grpc.reflection.v1.ServerReflectionResponse")
+        async for request in requests:
+            yield response(
+                valid_host=request.host, original_request=request, **about(request, _SERVICES)
+            )
+
+
+def _access_of(settings: ParamsSettings, token: str) -> CredentialFiles:
+    """Raises ConfigError for files that are not in order."""
+    found = CredentialFiles()
+    found.add_tls("grpc", params_tls(settings), "params.grpc_tls", TlsCounts("params"))
+    if settings.grpc_keys_file:
+        found.keys = ApiKeys(settings.grpc_keys_file, token, "params.grpc_keys_file")
+    return found
+
+
+@contextlib.contextmanager
+def beside(shard: Shard) -> Iterator[None]:
+    """As `clipper.params.server.run` takes it."""
+    if not shard.place.settings.grpc:
+        yield
+        return
+    front = ShardGrpc(shard).start()
+    try:
+        yield
+    finally:
+        front.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(standby.main(beside))

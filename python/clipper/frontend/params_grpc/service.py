@@ -1,0 +1,419 @@
+"""`PServer`: a shard by the gRPC service of the parameter server's design document, with its names
+and messages. docs/params.md.
+
+A shard answers for what is its own: of ids and names that are another's it says whose they are,
+here and in the trailing metadata `shard`. What the messages have no field for is metadata: of a
+push `worker` and `sequence` (it is told from its repetition by them), `scale`, `step` and `check`;
+of what is too long for one message `cursor`; of who follows its rows `follower` and `serial`.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from clipper.errors import InvalidInput, ShardAway, StateLost, TooLarge, TypeConflict, UnknownTable
+from clipper.frontend.params_grpc.followers import RowFollowers, weights
+from clipper.frontend.params_grpc.shard_client import ShardClient
+from clipper.frontend.params_grpc.tensors import (
+    F32,
+    Ids,
+    ids_in,
+    tensor_of,
+    tensor_of_bytes,
+    values_in,
+)
+from clipper.frontend.protocols import message
+from clipper.params.parameters import Parameters
+from clipper.params.partition import shard_of_name, shards_of_ids
+from clipper.params.shard import Shard
+from clipper.params.tables import TableSpec, optimizer_in
+
+SERVICE: Final = "PServer"
+ALIASES: Final = {
+    "SynchronizeEmbedding": "synchronize_embedding",
+    "GetReplica": "get_replica",
+}  # as the document's text has them
+FOLLOWER_NAME_MAX: Final = 100
+_BEGIN: Final = "0,0"
+_BY_PIECES: Final = "Ask by pieces: metadata cursor, from 0,0 on."
+_DTYPES: Final = {"f32": "FP32", "f16": "FP16"}
+_KERAS: Final[
+    dict[str, tuple[str, dict[str, float]]]
+] = {  # names of initializers that its workers send
+    "": ("uniform", {}),
+    "ones": ("constant", {"value": 1.0}),
+    "random_uniform": ("uniform", {}),
+    "random_normal": ("normal", {}),
+    "glorot_uniform": ("glorot", {}),
+}
+
+
+class WrongShard(InvalidInput):
+    """It is not this shard's. shard: whose."""
+
+    slug = "other-shard"
+
+    def __init__(self, what: str, mine: int, shard: int, shards: int) -> None:
+        super().__init__(f"{what} is not shard {mine}'s of {shards}.", hint=f"Ask shard {shard}.")
+        self.shard = shard
+
+
+class _LongAnswer(TooLarge):
+    grpc_code = "RESOURCE_EXHAUSTED"
+    slug = "long-answer"
+
+
+class ShardCall:
+    """metadata: by name; of those that come twice, the last.  trailing: what goes back beside the
+    response."""
+
+    __slots__ = ("metadata", "trailing")
+
+    def __init__(self, context: Any) -> None:
+        self.metadata: dict[str, Any] = dict(context.invocation_metadata() or ())
+        self.trailing: dict[str, str] = {}
+
+    def whole(self, name: str) -> int | None:
+        """A number of the metadata. None: it is not there. Raises InvalidInput."""
+        text = self.metadata.get(name)
+        if text is None:
+            return None
+        if not (
+            isinstance(text, str)
+            and text.isascii()
+            and text.isdecimal()
+            and len(text) <= 20
+            and int(text) < 1 << 64
+        ):
+            raise InvalidInput(f"metadata {name}: {text!r} is no whole number from 0 to 2^64 - 1.")
+        return int(text)
+
+    def number(self, name: str) -> float | None:
+        text = self.metadata.get(name)
+        try:
+            return None if text is None else float(text)
+        except ValueError:
+            raise InvalidInput(f"metadata {name}: {text!r} is no number.") from None
+
+
+class ParamsService:
+    """Threads: the event loop's. Raises, of each method: the errors of the calls that it stands
+    for."""
+
+    def __init__(self, shard: Shard, door: ShardClient) -> None:
+        self._shard, self._door = shard, door
+        self._number, self._shards = shard.place.number, shard.place.shards
+        self._bytes_max = shard.place.settings.grpc_message_bytes_max
+        self.followers = RowFollowers(shard)
+        self._optimizer, self._optimizer_settings = optimizer_in(
+            shard.place.settings.grpc_optimizer
+        )
+        self.methods: dict[str, Callable[[Any, ShardCall], Any]] = {
+            "pull_variable": self.pull_variable,
+            "pull_embedding_vector": self.pull_embedding_vector,
+            "push_model": self.push_model,
+            "push_gradient": self.push_gradient,
+            "get_replica": self.get_replica,
+            "synchronize_embedding": self.synchronize_embedding,
+        }
+
+    # -- a worker's
+
+    async def pull_variable(self, request: Any, call: ShardCall) -> Any:
+        if (
+            self._shard.door.state_lost
+        ):  # a worker pushes its model then, and so tells the shard to begin anew
+            return message("PullVariableResponse")(model_init_status=False)
+        said = await self._door.call("pull_variables", since=request.version)
+        answer = message("PullVariableResponse")(model_init_status=bool(said["initialized"]))
+        answer.model.version = said["version"]
+        self._check_fits(sum(value.nbytes for value in said["variables"].values()))
+        answer.model.variables.extend(
+            tensor_of(name, value) for name, value in said["variables"].items()
+        )
+        return answer
+
+    async def pull_embedding_vector(self, request: Any, call: ShardCall) -> Any:
+        """Metadata `dtype`: f32, f16."""
+        parameters, dtype = self._ready(), str(call.metadata.get("dtype", "f32"))
+        if dtype not in _DTYPES:
+            raise InvalidInput(
+                f"metadata dtype: {dtype!r}, where {', '.join(_DTYPES)} are possible."
+            )
+        number, ids = parameters.number(request.name), ids_in(request.ids)
+        table = parameters.tables[number]
+        self._check_mine(request.name, ids)
+        self._check_fits(ids.size * table.dim * 4)
+        rows = await self._door.pull(number, ids, dtype)
+        return tensor_of_bytes(request.name, _DTYPES[dtype], (ids.size, table.dim), rows)
+
+    async def push_model(self, request: Any, call: ShardCall) -> Any:
+        """`accepted` in the trailing metadata: whether these values are the first."""
+        variables: dict[str, F32] = {}
+        for each in request.variables:
+            self._take_variable(each, variables)
+        specs = [self._spec(info) for info in request.embedding_table_info]
+        if self._shard.door.state_lost:
+            await self._door.call("begin_anew")
+        numbers = self._ready().numbers()
+        if len({spec.name for spec in specs}) < len(specs):
+            raise InvalidInput("a table comes twice.")
+        for spec in specs:
+            there = self._ready().specs[numbers[spec.name]] if spec.name in numbers else spec
+            if there.dim != spec.dim:
+                raise TypeConflict(
+                    f"table {spec.name!r} is there, with rows of {there.dim} floats, not"
+                    f" {spec.dim}."
+                )
+        for spec in specs:
+            if spec.name not in numbers:
+                await self._door.call("create", spec=msgspec.to_builtins(spec))
+        how = {"optimizer": self._optimizer, "optimizer_settings": self._optimizer_settings}
+        said = await self._door.call(
+            "push_model", variables=variables, version=max(0, request.version), **how
+        )
+        call.trailing |= {"accepted": _yes(said["accepted"]), "version": str(said["version"])}
+        return message("google.protobuf.Empty")()
+
+    async def push_gradient(self, request: Any, call: ShardCall) -> Any:
+        """Trailing metadata: `why` it was not accepted, `repeated`, and of shards that make steps
+        the `step`."""
+        variables, rows = self._gradients(request.gradients)
+        said: dict[str, Any] = {
+            "variables": variables,
+            "rows": rows,
+            "version": request.model_version,
+        }
+        said |= {key: call.whole(key) or 0 for key in ("worker", "sequence")} | {
+            "scale": call.number("scale") or 0.0
+        }
+        if (step := call.whole("step")) is not None:
+            said["step"] = step
+        if call.metadata.get("check") == "true":
+            said["check"] = True
+        found = await self._door.call("push_gradients", **said)
+        call.trailing |= {
+            key: _yes(found[key]) for key in ("why", "repeated", "step") if key in found
+        }
+        return message("PushGradientResponse")(
+            accepted=bool(found["accepted"]), model_version=found["version"]
+        )
+
+    # -- of replicas
+
+    async def get_replica(self, request: Any, call: ShardCall) -> Any:
+        """Also before this shard is ready: others recover by it."""
+        of, copies = request.replica_index, self._shard.copies
+        if of not in copies:
+            at = ", ".join(
+                str((of + 1 + k) % self._shards) for k in range(self._shard.place.replicas)
+            )
+            hint = f"Those of shard {of} are in {at}." if at and 0 <= of < self._shards else ""
+            raise InvalidInput(
+                f"shard {self._number} of {self._shards} has no replica of shard {of}.", hint=hint
+            )
+        copy = copies[of].replica
+        if copy is None:
+            raise ShardAway(
+                f"shard {self._number} has no whole replica of shard {of} yet.",
+                hint="Try again soon.",
+            )
+        call.trailing |= {"epoch": str(copy.epoch), "version": str(copy.version)}
+        return self._rows_of(copy.parameters, call)
+
+    async def synchronize_embedding(self, request: Any, call: ShardCall) -> Any:
+        """Metadata `follower`: who asks; `serial`: of the last answer that it has; `cursor`: as of
+        `get_replica`, to begin.
+
+        Trailing: `serial`; `anew`: these are all rows, and what it had before counts for nothing;
+        `more`: ask again at once.
+        """
+        parameters, of = self._ready(), request.replica_index
+        if of != self._number:
+            hint = f"Ask shard {of}." if 0 <= of < self._shards else ""
+            raise InvalidInput(
+                f"these are the rows of shard {self._number}, not of {of}.", hint=hint
+            )
+        name, cursor = (
+            str(call.metadata.get("follower", ""))[:FOLLOWER_NAME_MAX],
+            call.metadata.get("cursor"),
+        )
+        if cursor not in (None, _BEGIN):
+            return self._rows_of(parameters, call)
+        follower = self.followers.of(name, call.whole("serial")) if cursor is None else None
+        if follower is None:
+            self._check_fits(0 if cursor else _weights_bytes(parameters), _BY_PIECES)
+            self.followers.begin(name)
+            call.trailing |= {"anew": "true", "serial": "0"}
+            return self._rows_of(parameters, call)
+        answer = message("SynchronizeEmbeddingResponse")()
+        answer.embedding_vectors.extend(follower.news(parameters, self._bytes_max))
+        call.trailing |= {
+            "serial": str(follower.serial),
+            **({"more": "true"} if follower.count else {}),
+        }
+        return answer
+
+    def _rows_of(self, parameters: Parameters, call: ShardCall) -> Any:
+        """All, or with `cursor` (0,0 begins) as many as go into a message; where the next begins is
+        `cursor` of the answer."""
+        answer, size = message("SynchronizeEmbeddingResponse")(), 0
+        cursor, said = _cursor(call.metadata.get("cursor")), "cursor" in call.metadata
+        while cursor is not None and cursor[0] < len(parameters.tables):
+            piece, following = parameters.piece(cursor)
+            for part in piece.get("rows", ()):
+                dim = parameters.specs[part["table"]].dim
+                nbytes = part["ids"].size * (4 * dim + 8)
+                if size and said and size + nbytes > self._bytes_max:
+                    call.trailing["cursor"] = f"{cursor[0]},{cursor[1]}"
+                    return answer
+                size += nbytes
+                self._check_fits(0 if said else size, _BY_PIECES)
+                answer.embedding_vectors.append(weights(parameters, part))
+            cursor = following
+        return answer
+
+    # -- what is sound, and this shard's
+
+    def _ready(self) -> Parameters:
+        if self._shard.door.state_lost:
+            hint = (
+                "Push the model again: pull_variable says that it is not initialized. Or restore a"
+                " snapshot."
+            )
+            raise StateLost(f"shard {self._number} came back without what it had.", hint=hint)
+        if not self._shard.door.ready:
+            raise ShardAway(f"shard {self._number} recovers.", hint="Try again soon.")
+        return self._shard.parameters
+
+    def _check_mine(self, table: str, ids: Ids) -> None:
+        whose = shards_of_ids(ids, self._shards)
+        if (wrong := np.flatnonzero(whose != self._number)).size:
+            at = int(wrong[0])
+            raise WrongShard(
+                f"id {ids[at]} of table {table!r}", self._number, int(whose[at]), self._shards
+            )
+
+    def _check_fits(
+        self, nbytes: int, hint: str = "Ask for fewer, or raise params.grpc_message_bytes_max."
+    ) -> None:
+        if nbytes > self._bytes_max:
+            raise _LongAnswer(
+                f"the answer would have {nbytes} bytes, and {self._bytes_max} are the most.",
+                hint=hint,
+            )
+
+    def _take_variable(self, tensor: Any, into: dict[str, F32]) -> None:
+        whose = shard_of_name(tensor.name, self._shards)
+        if whose != self._number:
+            raise WrongShard(f"variable {tensor.name!r}", self._number, whose, self._shards)
+        if tensor.name in into:
+            raise InvalidInput(f"variable {tensor.name!r} comes twice.")
+        into[tensor.name] = values_in(tensor)
+
+    def _spec(self, info: Any) -> TableSpec:
+        if not 1 <= len(info.dim) <= 2:
+            raise InvalidInput(
+                f"table {info.name!r}: dim is {list(info.dim)[:8]}, where [width] or [rows, width]"
+                " is meant."
+            )
+        name, settings = _KERAS.get(info.initializer, (info.initializer, {}))
+        dim, how = int(info.dim[-1]), (self._optimizer, self._optimizer_settings)
+        return TableSpec(
+            info.name, dim, *how, initializer=name, initializer_settings=settings
+        ).check()
+
+    def _gradients(
+        self, tensors: Iterable[Any]
+    ) -> tuple[dict[str, F32], dict[str, dict[str, Any]]]:
+        """Of variables by name, and of rows by table, as `push_gradients` takes them."""
+        parameters = self._ready()
+        variables: dict[str, F32] = {}
+        rows: dict[str, list[tuple[Ids, F32]]] = {}
+        for each in tensors:
+            if each.name in parameters.numbers():
+                if part := self._rows(each):
+                    rows.setdefault(each.name, []).append(part)
+            elif len(each.indices):
+                self._check_once(each.name, variables)
+                variables[each.name] = _scattered(each, _shape_of(parameters, each.name))
+            else:
+                self._take_variable(each, variables)
+        return variables, {name: _joined(name, parts) for name, parts in rows.items()}
+
+    def _rows(self, tensor: Any) -> tuple[Ids, F32] | None:
+        if not len(tensor.indices) and not tensor.content:
+            return None  # a worker's batch had no ids of this shard
+        ids, values = ids_in(tensor.indices), values_in(tensor)
+        if values.ndim != 2 or len(values) != ids.size:
+            raise InvalidInput(
+                f"table {tensor.name!r}: {ids.size} indices, and gradients {list(values.shape)}."
+            )
+        self._check_mine(tensor.name, ids)
+        return ids, values
+
+    def _check_once(self, name: str, variables: dict[str, F32]) -> None:
+        if name in variables:
+            raise InvalidInput(f"variable {name!r} comes twice.")
+
+
+def _yes(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _cursor(text: Any) -> list[int] | None:
+    if text is None:
+        return [0, 0]
+    parts = str(text).split(",")
+    if len(parts) != 2 or not all(
+        part.isascii() and part.isdecimal() and len(part) < 19 for part in parts
+    ):
+        raise InvalidInput(
+            f"metadata cursor: {text!r}.",
+            hint="Begin with 0,0, and go on with the cursor of each answer.",
+        )
+    return [int(part) for part in parts]
+
+
+def _weights_bytes(parameters: Parameters) -> int:
+    """Of all rows, in messages."""
+    return sum(len(table) * (4 * table.dim + 8) for table in parameters.tables)
+
+
+def _shape_of(parameters: Parameters, name: str) -> tuple[int, ...]:
+    for one in tuple(parameters.dense.variables):
+        if one.name == name:
+            return one.value.shape
+    raise UnknownTable.named(name, parameters.numbers())
+
+
+def _scattered(tensor: Any, shape: tuple[int, ...]) -> F32:
+    """The gradient of a variable of which only some rows came."""
+    ids, values = ids_in(tensor.indices), values_in(tensor)
+    if values.shape != (ids.size, *shape[1:]) or not shape:
+        gave = f"{ids.size} rows of its gradient are not {list(values.shape)}"
+        raise InvalidInput(f"variable {tensor.name!r} is {list(shape)}: {gave}.")
+    if ids.size and (ids.min() < 0 or ids.max() >= shape[0]):
+        raise InvalidInput(
+            f"variable {tensor.name!r} has rows 0 to {shape[0] - 1}: {ids.min()} to {ids.max()}"
+            " came."
+        )
+    found = np.zeros(shape, np.float32)
+    np.add.at(found, ids, values)
+    return found
+
+
+def _joined(table: str, parts: list[tuple[Ids, F32]]) -> dict[str, Any]:
+    widths = {values.shape[1] for _, values in parts}
+    if len(widths) > 1:
+        raise InvalidInput(
+            f"table {table!r}: gradients of {' and '.join(map(str, sorted(widths)))} floats a row."
+        )
+    if len(parts) == 1:
+        return {"ids": parts[0][0], "gradients": parts[0][1]}
+    return {
+        "ids": np.concatenate([ids for ids, _ in parts]),
+        "gradients": np.concatenate([values for _, values in parts]),
+    }

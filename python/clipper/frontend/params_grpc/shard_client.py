@@ -1,0 +1,115 @@
+"""A shard's gRPC asks its own shard as a worker would, by a connection to its door. So a push that
+comes by gRPC is checked, told from its repetition, and held until replicas have it, by the same
+code as any other.
+"""
+
+import asyncio
+import contextlib
+import os
+from typing import Any
+
+from clipper.errors import ClipperError, ShardAway
+from clipper.params.frames import (
+    DTYPES,
+    HEAD_BYTES,
+    Head,
+    Kind,
+    packed,
+    read_head,
+    refusal,
+    unpacked,
+)
+from clipper.params.parameters import Ids, Piece
+
+_LIMIT = 1 << 20  # read ahead
+
+
+class ShardClient:
+    """open(), then calls, any number at once; close(). Threads: the event loop's."""
+
+    def __init__(self, address: str, token: str, name: str) -> None:
+        self._address, self._token, self._name = address, token, name
+        self._waiting: dict[int, asyncio.Future[tuple[Head, bytes]]] = {}
+        self._next = 0
+        self._gone = ""
+        self._writer: asyncio.StreamWriter
+        self._hearing: asyncio.Task[None]
+
+    async def open(self) -> None:
+        """Raises OSError; ShardAway when another process listens there."""
+        kind, _, rest = self._address.partition(":")
+        if kind == "unix":
+            reader, self._writer = await asyncio.open_unix_connection(rest, limit=_LIMIT)
+        else:
+            host, _, port = rest.rpartition(":")
+            reader, self._writer = await asyncio.open_connection(
+                host.strip("[]"), int(port), limit=_LIMIT
+            )
+        self._hearing = asyncio.ensure_future(self._hear(reader))
+        said = await self.call("hello", token=self._token, protocol=1)
+        if said.get("pid") != os.getpid():
+            raise ShardAway(
+                f"{self._name}: process {said.get('pid')} listens at {self._address} now."
+            )
+
+    async def call(self, name: str, **fields: Any) -> Piece:
+        """Raises what the shard refuses with, and ShardAway when it has ended."""
+        return unpacked(await self._ask(Head(Kind.CALL), packed({"call": name, **fields})))
+
+    async def pull(self, table: int, ids: Ids, dtype: str) -> bytes:
+        """The rows of n ids, and up to 7 bytes more. Raises as `call`."""
+        return await self._ask(
+            Head(Kind.PULL, dtype=DTYPES[dtype], table=table, rows=ids.size), ids.tobytes()
+        )
+
+    async def _ask(self, head: Head, body: bytes) -> bytes:
+        if self._gone:
+            raise ShardAway(self._gone)
+        self._next += 1
+        number = self._next
+        future: asyncio.Future[tuple[Head, bytes]] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        try:
+            self._writer.writelines(
+                (head._replace(id=number, payload_bytes=len(body)).packed(), body)
+            )
+            await self._writer.drain()
+            head, answer = await future
+        except OSError as error:
+            raise ShardAway(f"{self._name}: {error}.") from None
+        finally:
+            del self._waiting[number]
+        if head.kind != Kind.ANSWER:
+            raise refusal(head, answer, self._name)
+        return answer
+
+    async def _hear(self, reader: asyncio.StreamReader) -> None:
+        why = "it ends"
+        try:
+            while True:
+                head = read_head(await reader.readexactly(HEAD_BYTES))
+                body = await reader.readexactly(head.payload_bytes)
+                future = self._waiting.get(head.id)
+                if future is not None and not future.done():
+                    future.set_result((head, body))
+        except (OSError, EOFError) as error:
+            why = str(error) or why
+        except ClipperError as error:
+            why = error.message
+        finally:
+            self._end(f"{self._name}: {why}.")
+
+    def _end(self, why: str) -> None:
+        self._gone = self._gone or why
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(ShardAway(self._gone))
+
+    async def close(self) -> None:
+        """What still waits ends with ShardAway."""
+        self._hearing.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._hearing
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()

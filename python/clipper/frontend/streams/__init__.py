@@ -1,0 +1,1 @@
+"""Redis Streams: records scored, feedback learned, models deployed."""

@@ -1,0 +1,223 @@
+"""Two threads that follow a stream: one reads, one settles; between them a bounded queue, in the
+order of the stream."""
+
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import Any, Final, Generic, Self, TypeVar
+
+from clipper.errors import ClipperError
+from clipper.frontend.streams.consumer_group import (
+    DONE,
+    DUPLICATE,
+    ELSEWHERE,
+    ConsumerGroup,
+    EntryOutcome,
+    StreamEntry,
+    refusal,
+)
+
+_log = logging.getLogger(__name__)
+_SETTLE_MAX: Final = 64  # outcomes in one step: Redis does nothing else meanwhile
+_READ_MAX: Final = 256
+_LOOK_S: Final = 0.1
+_T = TypeVar("_T")
+
+
+class StreamConsumer(ABC, Generic[_T]):
+    """Threads: any. A subclass says what becomes of an entry; what it raises costs that entry, and
+    is logged."""
+
+    def __init__(
+        self, name: str, group: ConsumerGroup, in_flight_max: int, deliveries_max: int = 1 << 30
+    ) -> None:
+        self.name = name
+        self._group = group
+        self._in_flight_max = in_flight_max
+        self._deliveries_max = deliveries_max
+        self._queue: deque[tuple[StreamEntry, _T]] = deque()
+        self._mine: dict[str, float] = {}  # entries read and not settled -> when they are refreshed
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._give_up_s: float | None = None
+        self._said = ""
+        self._counts = dict.fromkeys(
+            ("read", "answered", "refused", "duplicates", "settled_elsewhere"), 0
+        )
+        self._reader = threading.Thread(
+            target=self._run, args=(self._read_on,), name=f"clipper-{name}", daemon=True
+        )
+        self._worker = threading.Thread(
+            target=self._run, args=(self._settle_on,), name=f"clipper-{name}-out", daemon=True
+        )
+
+    # -- what a subclass says
+
+    @abstractmethod
+    def _accept(self, entry: StreamEntry) -> _T:
+        """Begin with an entry; at once. Raises: ClipperError when the entry itself is at fault."""
+
+    @abstractmethod
+    def _outcome(self, entry: StreamEntry, item: _T) -> EntryOutcome | None:
+        """What becomes of it; may wait. None: nothing, as we are stopping. Raises: ClipperError as
+        `_accept`."""
+
+    def _is_ready(self, item: _T) -> bool:
+        """Whether `_outcome` would not wait."""
+        return False
+
+    def _room(self) -> int:
+        """How many entries may be in flight now."""
+        return self._in_flight_max
+
+    # -- what it may use
+
+    def _pause(self, seconds: float) -> None:
+        """Wait so long, less when it is over first."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over, seconds)
+
+    def _say(self, trouble: str) -> None:
+        """Log what keeps us waiting, once."""
+        if trouble != self._said:
+            _log.warning("stream %s waits: %s", self.name, trouble)
+            self._said = trouble
+
+    # -- life
+
+    def start(self) -> Self:
+        self._reader.start()
+        self._worker.start()
+        return self
+
+    def stop(self, drain_s: float = 5.0) -> None:
+        """Read no more; what was read has `drain_s` seconds to be answered, the rest stays pending
+        for others. Idempotent."""
+        with self._changed:
+            if self._give_up_s is None:
+                self._give_up_s = time.monotonic() + drain_s
+            self._stopping = True
+            self._changed.notify_all()
+        self._worker.join(max(0.0, self._give_up_s - time.monotonic()) + _LOOK_S)
+        self._group.stop_waiting()
+        self._worker.join()
+        self._reader.join()
+        if not self._group.trouble:
+            self._group.leave()
+        self._group.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stats(self) -> dict[str, Any]:
+        """Counts since the start; `in_flight` and the `room` for it now; `trouble`: why Redis
+        cannot be used now, or ""."""
+        group = self._group
+        return {
+            **self._counts, "reclaimed": group.reclaimed_count, "trimmed": group.trimmed_count,
+            "reconnects": group.reconnect_count, "in_flight": len(self._mine), "room": self._room(),
+            "trouble": group.trouble, "running": self._worker.is_alive() and not self._stopping,
+        }  # fmt: skip
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether what is not answered by now is left to others."""
+        return self._give_up_s is not None and time.monotonic() >= self._give_up_s
+
+    # -- the threads
+
+    def _run(self, turn: Any) -> None:
+        """`turn()` until it is False. A fault of ours is logged, and the thread goes on: it must
+        not end unheard."""
+        while True:
+            try:
+                if not turn():
+                    return
+            except Exception:
+                _log.exception("stream %s: a fault; it goes on", self.name)
+                with self._changed:
+                    self._changed.wait(_LOOK_S)
+
+    def _read_on(self) -> bool:
+        if self._stopping:
+            return False
+        self._refresh()
+        with self._changed:
+            room = self._room() - len(self._mine)
+            if room <= 0:
+                self._changed.wait(_LOOK_S)
+                return True
+        for entry in self._group.read(min(room, _READ_MAX), self._mine):
+            self._counts["read"] += 1
+            with self._changed:
+                self._mine[entry.id] = time.monotonic() + self._group.refresh_s
+            item = self._begun(entry)
+            with self._changed:
+                self._queue.append((entry, item))
+                self._changed.notify_all()
+        return True
+
+    def _begun(self, entry: StreamEntry) -> Any:
+        if entry.deliveries > self._deliveries_max:
+            why = f"it was delivered {entry.deliveries} times, and never answered"
+            return refusal(entry, self._group.names.source, "poison", why)
+        return self._guarded(entry, lambda: self._accept(entry))
+
+    def _guarded(self, entry: StreamEntry, fn: Any) -> Any:
+        """`fn()`, or the refusal of an entry at which it raised."""
+        source = self._group.names.source
+        try:
+            return fn()
+        except ClipperError as error:
+            return refusal(entry, source, error.slug, str(error))
+        except Exception as error:
+            _log.exception("stream %s: entry %s", self.name, entry.id)
+            return refusal(entry, source, "internal", f"{type(error).__name__}: {error}")
+
+    def _refresh(self) -> None:
+        now = time.monotonic()
+        with self._changed:
+            due = [id for id, when in self._mine.items() if when <= now]
+            for id in due:
+                self._mine[id] = now + self._group.refresh_s
+        self._group.refresh(due)
+
+    def _settle_on(self) -> bool:
+        with self._changed:
+            while not self._queue:
+                if self._stopping and not self._reader.is_alive():
+                    return False
+                self._changed.wait(_LOOK_S)
+        entries: list[str] = []
+        outcomes: list[EntryOutcome] = []
+        while self._queue and len(entries) < _SETTLE_MAX:
+            entry, item = self._queue[0]
+            if entries and not (isinstance(item, EntryOutcome) or self._is_ready(item)):
+                break
+            self._queue.popleft()
+            entries.append(entry.id)
+            outcome = (
+                item
+                if isinstance(item, EntryOutcome)
+                else self._guarded(entry, lambda e=entry, i=item: self._outcome(e, i))
+            )
+            if outcome is not None:
+                outcomes.append(outcome)
+        self._count(outcomes, self._group.settle(outcomes, self._give_up_s) if outcomes else [])
+        with self._changed:
+            for id in entries:
+                self._mine.pop(id, None)
+            self._changed.notify_all()
+        return True
+
+    def _count(self, outcomes: list[EntryOutcome], results: list[int] | None) -> None:
+        for outcome, result in zip(outcomes, results or (), strict=False):
+            name = {ELSEWHERE: "settled_elsewhere", DUPLICATE: "duplicates"}.get(result, "")
+            if result == DONE:
+                name = "refused" if outcome.kind == "refuse" else "answered"
+            self._counts[name] += 1

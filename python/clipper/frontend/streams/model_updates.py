@@ -1,0 +1,311 @@
+"""Models from a Redis Stream, deployed while serving: "model as data". docs/streams.md is for
+users.
+
+An entry is a descriptor and bytes. Bytes are looked at before anything else happens: their size,
+their SHA-256, and then, in a process that is thrown away, their format, what they ask for, and
+whether they load. Only then are they deployed as the next version, beside the one that serves; the
+link to the latest moves when the new version's containers are connected. A bad model never gets so
+far, and is told in the dead letters.
+"""
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from clipper.catalog import Catalog
+from clipper.deploy.artifact import KINDS, Artifact, check
+from clipper.errors import (
+    AlreadyExists,
+    ClipperError,
+    InvalidInput,
+    OutOfMemory,
+    Overloaded,
+    PackagingError,
+    ShuttingDown,
+    StillLinked,
+    StoreError,
+    TooLarge,
+    Unknown,
+    did_you_mean,
+)
+from clipper.frontend.streams.consumer import StreamConsumer
+from clipper.frontend.streams.consumer_group import (
+    ConsumerGroup,
+    EntryOutcome,
+    StreamEntry,
+    StreamNames,
+    check_names,
+)
+from clipper.frontend.streams.records import Flat
+from clipper.settings.streams import ModelStreamSettings
+from clipper.types import VERSION_MAX, InputType, Model, VersionedModel, check_name
+
+_log = logging.getLogger(__name__)
+_AGAIN_S: Final = 0.5
+_FIELDS: Final = (
+    "id",
+    "name",
+    "version",
+    "kind",
+    "input",
+    "output",
+    "sha256",
+    "data",
+    "key",
+    "chunks",
+    "replicas",
+)
+_CHUNKS_MAX: Final = 65_536
+_LATER = (
+    StoreError,
+    ShuttingDown,
+    OutOfMemory,
+    Overloaded,
+    ConnectionError,
+)  # what another try may mend
+
+
+class ModelDeployer(Protocol):
+    """What is needed of a server."""
+
+    catalog: Catalog
+
+    @property
+    def deploy(self) -> Callable[..., Any]: ...
+
+    def retire(self, name: str | VersionedModel, *, force: bool = False) -> None: ...
+
+
+class ModelDescriptor(msgspec.Struct, frozen=True):
+    """What an entry says of its model. version: None for the next.  key, chunks: where the bytes
+    are, if not in `data`."""
+
+    name: str
+    kind: str
+    sha256: str
+    version: int | None = None
+    input: str = ""
+    output: str = "any"
+    replicas: int | None = None
+    data: bytes | None = None
+    key: str = ""
+    chunks: int = 0
+
+    @property
+    def keys(self) -> list[str]:
+        return [f"{self.key}:{i}" for i in range(self.chunks)] if self.chunks else [self.key]
+
+
+def descriptor_of(fields: Mapping[bytes, bytes]) -> ModelDescriptor:
+    """Raises: InvalidInput that names the field."""
+    texts: dict[str, str] = {}
+    for raw, value in fields.items():
+        name = raw.decode("utf-8", "replace")
+        if name not in _FIELDS:
+            guess = did_you_mean(name[:64], _FIELDS) or "."
+            raise InvalidInput(
+                f"unknown field {name[:64]!r}{guess}", hint=f"Fields: {', '.join(_FIELDS)}."
+            )
+        texts[name] = "" if name == "data" else value[:512].decode("utf-8", "replace")
+    if missing := [name for name in ("name", "kind", "sha256") if not texts.get(name)]:
+        raise InvalidInput(
+            f"field {missing[0]!r} is missing.",
+            hint="A model has a name, a kind and the sha256 of its bytes.",
+        )
+    try:
+        check_name(texts["name"], "model")
+        for name in ("input", "output"):
+            InputType.parse(texts.get(name, "any"))
+    except ValueError as error:
+        raise InvalidInput(str(error)) from None
+    if texts["kind"] not in KINDS:
+        raise InvalidInput(f"kind is {texts['kind']!r}: one of {', '.join(KINDS)} is needed.")
+    if ("data" in texts) == ("key" in texts):
+        raise InvalidInput(
+            "a model has its bytes in `data`, or `key` names where they are: one of the two."
+        )
+    version = (
+        None if texts.get("version", "auto") == "auto" else _whole(texts, "version", VERSION_MAX)
+    )
+    replicas = _whole(texts, "replicas", 1024) if "replicas" in texts else None
+    chunks = _whole(texts, "chunks", _CHUNKS_MAX) if "chunks" in texts else 0
+    return ModelDescriptor(
+        texts["name"],
+        texts["kind"],
+        texts["sha256"].lower(),
+        version,
+        texts.get("input", ""),
+        texts.get("output", "any"),
+        replicas,
+        fields.get(b"data"),
+        texts.get("key", ""),
+        chunks,
+    )
+
+
+def _whole(texts: Mapping[str, str], name: str, most: int) -> int:
+    text = texts[name]
+    if not (text.isascii() and text.isdecimal() and len(text) < 12 and 1 <= int(text) <= most):
+        raise InvalidInput(f"{name} is {text[:40]!r}: a whole number from 1 to {most} is needed.")
+    return int(text)
+
+
+class ModelUpdates(StreamConsumer[ModelDescriptor]):
+    """A running stream of models, as `server.models_from()` gives it. Threads: any."""
+
+    def __init__(
+        self, server: ModelDeployer, settings: ModelStreamSettings, consumer: str, load_s: float
+    ) -> None:
+        stream = settings.stream
+        names = StreamNames(
+            stream, settings.group, stream + ".deployed", stream + ".refused", 10_000, 10_000
+        )
+        check_names(names)
+        super().__init__(
+            f"models-{stream}", ConsumerGroup(settings.url, names, consumer, settings.claim_s), 1
+        )
+        self.settings = settings
+        self._server = server
+        self._load_s = load_s
+        self._mine_deployed: dict[VersionedModel, str] = {}  # by this stream, with the file
+
+    def _accept(self, entry: StreamEntry) -> ModelDescriptor:
+        return descriptor_of(entry.fields)
+
+    def _outcome(self, entry: StreamEntry, item: ModelDescriptor) -> EntryOutcome | None:
+        began = time.monotonic()
+        while True:
+            try:
+                model = self._update(item)
+                break
+            except _LATER as error:
+                if self._stopping:
+                    return None
+                self._say(str(error))
+                self._pause(_AGAIN_S)
+        _log.info("stream %s: %s is the latest, from entry %s", self.name, model.id, entry.id)
+        took_ms = round(1000 * (time.monotonic() - began))
+        flat: Flat = [
+            "name",
+            model.name,
+            "version",
+            model.version,
+            "input",
+            str(model.input),
+            "sha256",
+            item.sha256,
+            "entry",
+            entry.id,
+            "took_ms",
+            took_ms,
+        ]
+        self._retire_old(model)
+        return EntryOutcome(entry.id, "answer", flat)
+
+    def _update(self, item: ModelDescriptor) -> Model:
+        """The version that serves these bytes now; deployed unless it is there: an entry may be
+        delivered twice."""
+        artifact = Artifact(item.kind, self._bytes(item), self.settings.trusted)
+        known = self._known(item, artifact.sha256(item.name))
+        if known is not None:
+            return known
+        found = check(artifact, item.name, self._load_s, lambda: self._is_over)
+        id_ = self._server.deploy(
+            item.name,
+            artifact,
+            version=item.version,
+            input=item.input or found.input,
+            output=item.output,
+            replicas=item.replicas or self.settings.replicas,
+        ).name
+        model = self._server.catalog.view.model(id_)
+        self._mine_deployed[model.id] = model.target
+        return model
+
+    def _known(self, item: ModelDescriptor, sha256: str) -> Model | None:
+        """The latest version, or the one that is asked for, if it has these bytes. Raises:
+        AlreadyExists when it has others."""
+        try:
+            model = self._server.catalog.view.model(VersionedModel(item.name, item.version))
+        except Unknown:
+            return None
+        if model.sha256 == sha256:
+            return model
+        if item.version is not None:
+            raise AlreadyExists(
+                f"model '{model.id}' exists already with other bytes.",
+                hint="Leave the version out.",
+            )
+        return None
+
+    def _bytes(self, item: ModelDescriptor) -> bytes:
+        """Raises: TooLarge, PackagingError; ConnectionError while Redis is away."""
+        most = self.settings.bytes_max
+        data = item.data
+        if data is None:
+            sizes = self._asked(lambda redis: [redis.strlen(key) for key in item.keys])
+            if sum(sizes) <= most:
+                pieces: Sequence[bytes | None] = self._asked(
+                    lambda redis: [redis.get(key) for key in item.keys]
+                )
+                if lost := [
+                    key for key, piece in zip(item.keys, pieces, strict=True) if piece is None
+                ]:
+                    raise PackagingError(
+                        f"key {lost[0]!r}, which is to hold the bytes of model {item.name!r}, is"
+                        " not there."
+                    )
+                data = b"".join(piece for piece in pieces if piece is not None)
+        size = sum(sizes) if data is None else len(data)
+        if data is None or size > most:
+            raise TooLarge(
+                f"model {item.name!r} has {size} bytes; at most {most} are taken.",
+                hint="Raise bytes_max.",
+            )
+        if hashlib.sha256(data).hexdigest() != item.sha256:
+            raise PackagingError(
+                f"the bytes of model {item.name!r} have another SHA-256 than its descriptor says."
+            )
+        return data
+
+    def _asked(self, fn: Any) -> Any:
+        """Raises: PackagingError for a key that holds no bytes; ConnectionError while Redis is
+        away."""
+        found = self._group.ask(lambda redis: self._or_refused(fn, redis))
+        if found is None:
+            raise ConnectionError(self._group.trouble or "the stream is closed")
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    @staticmethod
+    def _or_refused(fn: Any, redis: Any) -> Any:
+        try:
+            return fn(redis)
+        except Exception as error:
+            if str(error).startswith("WRONGTYPE"):
+                return PackagingError(
+                    "the key that is to hold the bytes is no string.",
+                    hint="Use SET, or redis-cli -x SET.",
+                )
+            raise
+
+    def _retire_old(self, latest: Model) -> None:
+        """Retire the versions this stream deployed that are more than `keep` behind, unless an
+        application names them."""
+        mine = sorted(
+            id_ for id_ in self._mine_deployed if id_.name == latest.name and id_ != latest.id
+        )
+        for id_ in mine[: max(0, len(mine) - self.settings.keep)]:
+            try:
+                self._server.retire(id_)
+            except StillLinked:
+                continue
+            except ClipperError as error:
+                _log.warning("stream %s: %s was not retired: %s", self.name, id_, error)
+            Path(self._mine_deployed.pop(id_)).unlink(missing_ok=True)

@@ -1,0 +1,291 @@
+"""Fields of a stream entry <-> queries, feedback and answers. Pure: bytes in, values out.
+docs/streams.md is the scheme.
+
+Every refusal is an InvalidInput that says which field is wrong: it goes to the dead letters.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from math import prod
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from clipper.errors import InvalidInput, did_you_mean
+from clipper.types import Answer, InputType
+
+Fields = Mapping[bytes, bytes]
+Flat = list[str | bytes | int | float]  # name, value, name, value, ...
+
+OWN: Final = (
+    "q."  # fields that begin so belong to who wrote the record: they come back with the answer
+)
+_INPUT: Final = ("input", "text", "data", "dtype", "shape")
+_RECORD: Final = (*_INPUT, "id", "user", "context", "slo_ms")
+_FEEDBACK: Final = (
+    *_INPUT,
+    "id",
+    "prediction",
+    "user",
+    "context",
+    "label",
+    "correct",
+    "score",
+    "weight",
+)
+_NAME_CHARS_MAX: Final = 512
+_OWN_MAX: Final = 100
+
+
+class StreamRecord(msgspec.Struct, frozen=True, eq=False):
+    """A query from a stream. id: the record's own, or "".  binary: array outputs go back as bytes,
+    as the input came. own: the fields that come back with the answer."""
+
+    input: Any
+    id: str = ""
+    user: str | None = None
+    slo_ms: float | None = None
+    binary: bool = False
+    own: tuple[tuple[str, bytes], ...] = ()
+    context: Any = None
+
+
+class StreamFeedback(msgspec.Struct, frozen=True, eq=False):
+    """Feedback from a stream: about the record `id`, the prediction `prediction`, or an `input`;
+    one of label, correct, score."""
+
+    id: str = ""
+    prediction: str = ""
+    input: Any = None
+    user: str | None = None
+    label: Any = None
+    correct: bool | None = None
+    score: float | None = None
+    weight: float = 1.0
+    context: Any = None
+
+
+def record_of(fields: Fields) -> StreamRecord:
+    texts = _known(fields, _RECORD)
+    slo_ms = _number(texts, "slo_ms") if "slo_ms" in texts else None
+    own = tuple((name, value) for name, value in texts.items() if name.startswith(OWN))
+    if len(own) > _OWN_MAX:
+        raise InvalidInput(
+            f"{len(own)} fields begin with {OWN!r}; at most {_OWN_MAX} are possible."
+        )
+    return StreamRecord(
+        _input_of(texts),
+        _text(texts, "id"),
+        _user_of(texts),
+        slo_ms,
+        "dtype" in texts,
+        own,
+        _context_of(texts),
+    )
+
+
+def feedback_of(fields: Fields) -> StreamFeedback:
+    texts = _known(fields, _FEEDBACK)
+    label = _json(texts, "label") if "label" in texts else None
+    correct = _json(texts, "correct") if "correct" in texts else None
+    if isinstance(correct, int) and correct in (0, 1):
+        correct = bool(correct)
+    return StreamFeedback(
+        _text(texts, "id"),
+        _text(texts, "prediction"),
+        _input_of(texts) if any(name in texts for name in _INPUT) else None,
+        _user_of(texts),
+        label,
+        correct,
+        _number(texts, "score") if "score" in texts else None,
+        _number(texts, "weight") if "weight" in texts else 1.0,
+        _context_of(texts),
+    )
+
+
+def answer_fields(answer: Answer, record: StreamRecord, entry: str) -> Flat:
+    """The fields of an answer, flat as XADD takes them."""
+    flat: Flat = [
+        "id",
+        record.id or entry,
+        "entry",
+        entry,
+        *output_fields(answer.output, record.binary),
+    ]
+    flat += ["confidence", f"{answer.confidence:.6g}", "agreement", f"{answer.agreement:.6g}"]
+    flat += ["default", int(answer.is_default)]
+    if answer.reason:
+        flat += ["reason", answer.reason]
+    flat += [
+        "models",
+        ",".join(map(str, answer.models)),
+        "missing",
+        ",".join(map(str, answer.missing)),
+    ]
+    if answer.qualifiers:
+        flat += [
+            "qualifiers",
+            msgspec.json.encode({str(model): said for model, said in answer.qualifiers.items()}),
+        ]
+    if answer.decided_by not in ("", "all"):
+        flat += ["decided_by", answer.decided_by]
+    if answer.set:
+        flat += [
+            "set",
+            msgspec.json.encode(
+                [x.tolist() if isinstance(x, np.ndarray | np.generic) else x for x in answer.set]
+            ),
+        ]
+    flat += ["latency_us", answer.latency_us, "prediction", answer.id]
+    for name, value in record.own:
+        flat += [name, value]
+    return flat
+
+
+def output_fields(output: Any, binary: bool = False) -> Flat:
+    """`output` as JSON; bytes as `data`; an array, where `binary` is asked for, as `data`, `dtype`,
+    `shape`."""
+    if isinstance(output, bytes | bytearray | memoryview):
+        return ["data", bytes(output), "dtype", "bytes"]
+    if isinstance(output, np.ndarray):
+        if binary:
+            shape = ",".join(map(str, output.shape))
+            return [
+                "data",
+                output.tobytes(),
+                "dtype",
+                str(InputType(InputType.infer(output).dtype)),
+                "shape",
+                shape,
+            ]
+        output = output.tolist()
+    elif isinstance(output, np.generic):
+        output = output.item()
+    return ["output", msgspec.json.encode(output)]
+
+
+# -- single fields
+
+
+def _known(fields: Fields, known: Collection[str]) -> dict[str, bytes]:
+    """The fields by name. A name that means nothing is refused: a slip must not pass for a
+    default."""
+    texts = {}
+    for raw, value in fields.items():
+        name = raw.decode("utf-8", "replace")
+        if name not in known and not name.startswith(OWN):
+            guess = did_you_mean(name[:64], known) or "."
+            hint = f"Fields: {', '.join(known)}; names of your own begin with {OWN!r}."
+            raise InvalidInput(f"unknown field {name[:64]!r}{guess}", hint=hint)
+        texts[name] = value
+    return texts
+
+
+def _text(fields: Mapping[str, bytes], name: str) -> str:
+    try:
+        text = fields.get(name, b"").decode()
+    except UnicodeDecodeError:
+        raise InvalidInput(f"field {name!r} is not UTF-8 text.") from None
+    if len(text) > _NAME_CHARS_MAX:
+        raise InvalidInput(
+            f"field {name!r} has {len(text)} characters; at most {_NAME_CHARS_MAX} are possible."
+        )
+    return text
+
+
+def _user_of(fields: Mapping[str, bytes]) -> str | None:
+    return _text(fields, "user") if "user" in fields else None
+
+
+def _context_of(fields: Mapping[str, bytes]) -> Any:
+    return _json(fields, "context") if "context" in fields else None
+
+
+def _number(fields: Mapping[str, bytes], name: str) -> float:
+    try:
+        return float(fields[name])
+    except ValueError:
+        raise InvalidInput(
+            f"field {name!r} is {_shown(fields[name])}: a number is needed."
+        ) from None
+
+
+def _json(fields: Mapping[str, bytes], name: str) -> Any:
+    try:
+        return msgspec.json.decode(fields[name])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        hint = "Strings have quotes in JSON, as in '\"yes\"'."
+        raise InvalidInput(
+            f"field {name!r} is {_shown(fields[name])}, which is no JSON: {error}.", hint=hint
+        ) from None
+
+
+def _input_of(fields: Mapping[str, bytes]) -> Any:
+    given = [name for name in ("input", "text", "data") if name in fields]
+    if len(given) != 1:
+        found = " and ".join(given) or "none"
+        raise InvalidInput(
+            f"a record has one of the fields input (JSON), text and data (bytes); this has {found}."
+        )
+    if given[0] != "data" and (lost := [name for name in ("dtype", "shape") if name in fields]):
+        raise InvalidInput(f"field {lost[0]!r} belongs to `data`, not to `{given[0]}`.")
+    if given[0] == "text":
+        try:
+            return fields["text"].decode()
+        except UnicodeDecodeError:
+            raise InvalidInput(
+                "field 'text' is not UTF-8 text.", hint="Bytes go into `data`."
+            ) from None
+    if given[0] == "data":
+        return _array(fields)
+    value = _json(fields, "input")
+    if value is None or isinstance(value, dict | bool):
+        raise InvalidInput(
+            f"field 'input' is {_shown(fields['input'])}: a number, a string or an array of numbers"
+            " is needed."
+        )
+    return value
+
+
+def _array(fields: Mapping[str, bytes]) -> Any:
+    """`data` by its `dtype` and `shape`: the array's bytes in C order, little-endian. Without
+    dtype: bytes as they are."""
+    data = fields["data"]
+    if "dtype" not in fields:
+        return data
+    try:
+        type_ = InputType.parse(_text(fields, "dtype"))
+    except ValueError as error:
+        raise InvalidInput(f"field 'dtype': {error}") from None
+    if type_.dtype == "bytes":
+        return data
+    if type_.dtype in ("str", "any") or type_.shape or type_.variable:
+        raise InvalidInput(
+            f"field 'dtype' is {str(type_)!r}: an element type such as f32 is needed; dimensions go"
+            " into `shape`."
+        )
+    dtype = (
+        np.dtype("?")
+        if type_.dtype == "bool"
+        else np.dtype(f"<{type_.dtype[0]}{int(type_.dtype[1:]) // 8}")
+    )
+    shape = _shape(fields) if "shape" in fields else (len(data) // dtype.itemsize,)
+    if len(data) != prod(shape) * dtype.itemsize:
+        raise InvalidInput(
+            f"`data` has {len(data)} bytes; {type_.dtype} of shape {shape} has"
+            f" {prod(shape) * dtype.itemsize}."
+        )
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def _shape(fields: Mapping[str, bytes]) -> tuple[int, ...]:
+    text = _text(fields, "shape").strip("[]() ")
+    parts: Sequence[str] = [part.strip() for part in text.split(",") if part.strip()]
+    if len(parts) > 8 or not all(part.isdecimal() and len(part) < 11 for part in parts):
+        raise InvalidInput(f"field 'shape' is {_shown(fields['shape'])}: write it as 28,28.")
+    return tuple(map(int, parts))
+
+
+def _shown(raw: bytes) -> str:
+    text = repr(raw[:40].decode("utf-8", "replace"))
+    return text if len(raw) <= 40 else text + "..."

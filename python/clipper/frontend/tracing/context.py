@@ -1,0 +1,187 @@
+"""W3C Trace Context: read from `traceparent` and `tracestate`, answered in both, told in the log;
+and what a traced request did.
+
+The answer's names the same trace, a span of our own and the caller's flags. A request whose caller
+samples it leaves a line in the log, with its duration; others cost the look for the header. Where
+spans are exported (exporter.py), a sampled request also notes when it asked whom; the spans are
+made of that later, on another thread. Source: w3.org/TR/trace-context.
+"""
+
+import logging
+import random
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from clipper.frontend.http.messages import HttpRequest, HttpResponse, StreamedResponse
+from clipper.metrics.http_counts import now_ns
+from clipper.serving.ear import Future
+
+_log = logging.getLogger("clipper.requests")
+_FORM = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.S)
+_KEY = rb"(?:[a-z][_0-9a-z\-*/]{0,255}|[a-z0-9][_0-9a-z\-*/]{0,240}@[a-z][_0-9a-z\-*/]{0,13})"
+_MEMBER = re.compile(_KEY + rb"=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{1,256}")
+_MEMBERS_MAX, _STATE_BYTES_MAX = 32, 512
+_NAMES = {"/api": "application", "/v2": "model", "/{}": "application"}
+_next_bits = random.Random().getrandbits  # seeded by the system; ids of traces are no secrets
+
+
+class TracedQuery(tuple[str, int, int, Sequence[Future]]):
+    """An application ("" for models by name), when asking it began and ended, by the monotonic
+    clock, and its futures."""
+
+    __slots__ = ()
+
+
+class Trace:
+    """trace_id: the caller's, or a new one; parent_id: the caller's, or empty; span_id: ours;
+    hexadecimal. sampled: whether it is recorded. state: the caller's tracestate, or empty. asks:
+    what a sampled request asked, in order. Threads: one at a time.
+    """
+
+    __slots__ = ("_began_ns", "asks", "parent_id", "sampled", "span_id", "state", "trace_id")
+
+    def __init__(self, trace_id: str, parent_id: str, sampled: bool, state: bytes = b"") -> None:
+        self.trace_id, self.parent_id, self.sampled, self.state = (
+            trace_id,
+            parent_id,
+            sampled,
+            state,
+        )
+        self.span_id = new_id(64)
+        self.asks: list[TracedQuery] = []
+        self._began_ns = 0
+
+    @property
+    def header(self) -> bytes:
+        return f"00-{self.trace_id}-{self.span_id}-{self.sampled:02x}".encode()
+
+    @property
+    def headers(self) -> bytes:
+        """The value of traceparent, and the header tracestate behind it, if there is one."""
+        return self.header + (b"\r\ntracestate: " + self.state if self.state else b"")
+
+    def about(self) -> dict[str, Any]:
+        return {"trace_id": self.trace_id, "span_id": self.span_id, "parent_id": self.parent_id}
+
+    def asking(self) -> None:
+        if self.sampled:
+            self._began_ns = now_ns()
+
+    def asked(self, application: str, futures: Sequence[Future]) -> None:
+        if self.sampled:
+            self.asks.append(TracedQuery((application, self._began_ns, now_ns(), futures)))
+
+
+def new_id(bits: int) -> str:
+    """Hexadecimal, never 0."""
+    return f"{_next_bits(bits) or 1:0{bits // 4}x}"
+
+
+def trace_of(header: bytes, state: bytes = b"") -> Trace | None:
+    """None for what is no traceparent: it counts as absent. A later version may have more at its
+    end, and only there. A tracestate that is none counts as empty."""
+    found = _FORM.fullmatch(header)
+    if found is None:
+        return None
+    version, trace_id, parent_id, flags, more = found.groups()
+    if (
+        version == b"ff"
+        or (version == b"00" and more)
+        or not trace_id.strip(b"0")
+        or not parent_id.strip(b"0")
+    ):
+        return None
+    return Trace(
+        trace_id.decode(),
+        parent_id.decode(),
+        bool(int(flags, 16) & 1),
+        state_of(state) if state else b"",
+    )
+
+
+def state_of(header: bytes) -> bytes:
+    """The members of a tracestate that are in order, as many as fit; none when one is not, or comes
+    twice."""
+    members = [member.strip(b" \t") for member in header.split(b",")]
+    members = [member for member in members if member]
+    keys = {member.partition(b"=")[0] for member in members}
+    if (
+        len(members) > _MEMBERS_MAX
+        or len(keys) < len(members)
+        or not all(map(_MEMBER.fullmatch, members))
+    ):
+        return b""
+    while members and len(b",".join(members)) > _STATE_BYTES_MAX:
+        members.pop()
+    return b",".join(members)
+
+
+Sample = Callable[
+    [Trace, bool], bool
+]  # a trace, and whether it is a caller's -> whether it is recorded
+
+
+def sampler_named(name: str, share: float) -> Sample:
+    """As OTEL_TRACES_SAMPLER has it."""
+    bound = round(share * (1 << 64))
+    by_itself: dict[str, Callable[[Trace], bool]] = {
+        "always_on": lambda trace: True,
+        "always_off": lambda trace: False,
+        "traceidratio": lambda trace: int(trace.trace_id[16:], 16) < bound,
+    }
+    rule = by_itself[name.removeprefix("parentbased_")]
+    if name.startswith("parentbased_"):
+        return lambda trace, of_caller: trace.sampled if of_caller else rule(trace)
+    return lambda trace, of_caller: rule(trace)
+
+
+def start_trace(sample: Sample | None, parent: bytes, state: bytes) -> Trace | None:
+    """The trace of a request. sample: None: nothing is exported; then there is only the
+    caller's."""
+    trace = trace_of(parent, state) if parent else None
+    if sample is None:
+        return trace
+    of_caller = trace is not None
+    if trace is None:
+        trace = Trace(new_id(128), "", False)
+    trace.sampled = sample(trace, of_caller)
+    return trace if of_caller or trace.sampled else None
+
+
+def log_request(
+    trace: Trace, request: HttpRequest, response: HttpResponse | StreamedResponse, id: bytes
+) -> None:
+    """The line of a request that its caller samples; the fields are those of a JSON log
+    (`server.log_format`)."""
+    if not trace.parent_id or not _log.isEnabledFor(logging.INFO):
+        return
+    took_ms = (now_ns() - request.began_ns) / 1e6
+    about = {
+        "request_id": id.decode(),
+        "route": request.route,
+        "method": request.method,
+        "status": response.status,
+        "duration_ms": round(took_ms, 3),
+        **trace.about(),
+        **subject_of(request),
+    }
+    _log.info(
+        "%s %s: %d in %.1f ms", request.method, request.route, response.status, took_ms, extra=about
+    )
+
+
+def subject_of(request: HttpRequest) -> dict[str, str]:
+    """The application or model that a request is about, by its route."""
+    if not request.params:
+        return {}
+    return {_NAMES.get(request.route[: request.route.find("/", 1)], "name"): request.params[0]}
+
+
+def log_call(trace: Trace, method: str, code: str, began_ns: int) -> None:
+    """The same, of a call over gRPC."""
+    if not trace.parent_id or not _log.isEnabledFor(logging.INFO):
+        return
+    took_ms = (now_ns() - began_ns) / 1e6
+    about = {"method": method, "code": code, "duration_ms": round(took_ms, 3), **trace.about()}
+    _log.info("%s: %s in %.1f ms", method, code, took_ms, extra=about)

@@ -1,0 +1,107 @@
+"""Where spans leave: a thread that makes them of what requests noted, and posts them to a collector
+by OTLP/HTTP.
+
+A request costs an append to a queue that has an end; what comes when it is full is dropped and
+counted, and so is what the collector has not taken after `tracing.tries_max` posts. Nobody ever
+waits for the collector, but for a moment when the server closes.
+"""
+
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Sequence
+
+from clipper.frontend.http_post import Poster
+from clipper.frontend.tracing.context import sampler_named
+from clipper.frontend.tracing.otlp import encode
+from clipper.frontend.tracing.spans import Find, FinishedRequest, Spans, epoch_ns
+from clipper.metrics import Samples
+from clipper.settings.tracing import ExportSettings, TracingSettings
+
+_log = logging.getLogger(__name__)
+
+
+class SpanExporter:
+    """Threads: put from any; start and stop from one. sample: which traces are recorded."""
+
+    def __init__(
+        self, settings: TracingSettings, exporting: ExportSettings, version: str, find: Find
+    ) -> None:
+        """ConfigError for an address that is none."""
+        assert exporting.url is not None
+        self.sample = sampler_named(exporting.sampler, exporting.share)
+        self._settings, self._exporting, self._version = settings, exporting, version
+        headers = {
+            "content-type": "application/x-protobuf",
+            "user-agent": f"clipper/{version}",
+        } | exporting.headers
+        self._more, self._stopping = threading.Event(), threading.Event()
+        self._poster = Poster(
+            "tracing.endpoint",
+            exporting.url,
+            headers,
+            exporting.ca,
+            exporting.timeout_s,
+            settings.tries_max,
+            self._stopping,
+            self._tell,
+            4318,
+        )
+        self._spans = Spans(find)
+        self._queue: deque[FinishedRequest] = deque()
+        self._counts: Counter[str] = Counter({"exported": 0, "dropped": 0})
+        self._thread = threading.Thread(target=self._run, name="clipper-otlp", daemon=True)
+        self._is_away = False
+
+    def put(self, told: FinishedRequest) -> None:
+        if len(self._queue) >= self._settings.queue_max:
+            self._counts["dropped"] += 1
+            return
+        self._queue.append(told)
+        if len(self._queue) == self._settings.batch_max:
+            self._more.set()
+
+    def collect(self, into: Samples) -> None:
+        for outcome, count in self._counts.copy().items():
+            into.add("clipper_traced_requests_total", count, outcome)
+        into.add("clipper_traced_requests_waiting", len(self._queue))
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Sends what is left, if the collector takes it within a moment. Idempotent."""
+        self._stopping.set()
+        self._more.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._more.wait(self._settings.delay_s)
+            self._more.clear()
+            try:
+                while self._queue:
+                    self._send(self._taken())
+            except Exception:
+                _log.exception("exporting spans failed")
+        self._counts["dropped"] += len(self._queue)
+        self._queue.clear()
+
+    def _taken(self) -> list[FinishedRequest]:
+        return [
+            self._queue.popleft() for _ in range(min(len(self._queue), self._settings.batch_max))
+        ]
+
+    def _send(self, batch: Sequence[FinishedRequest]) -> None:
+        shift_ns = epoch_ns()
+        body = encode(self._spans.of(batch, shift_ns), self._exporting.attributes, self._version)
+        self._counts[self._poster.send(body)] += len(batch)
+
+    def _tell(self, why: str) -> None:
+        """Once when it begins, once when it is over."""
+        if why and not self._is_away:
+            _log.warning("spans do not reach %s: %s", self._exporting.url, why)
+        elif not why and self._is_away:
+            _log.info("spans reach %s again", self._exporting.url)
+        self._is_away = bool(why)

@@ -1,0 +1,262 @@
+"""What a traced request did, as spans: the request itself, whom it asked, and how each model fared.
+
+    POST /api/{}/predict              the request, from its last byte in to its response handed over
+      select                          the policy chooses, and the rows are submitted
+      predict svm:3                   one model's part, from there to its prediction (or why there
+      is none)
+
+They are made on the exporter's thread, from what the request noted and what its futures still know.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from clipper.clock import wall_time_us
+from clipper.frontend.http.messages import HttpRequest, HttpResponse, StreamedResponse
+from clipper.frontend.tracing.context import Trace, TracedQuery, new_id, subject_of
+from clipper.frontend.tracing.otlp import SERVER, Attribute, Span, SpanLink
+from clipper.metrics.http_counts import now_ns
+from clipper.serving.ear import Future
+from clipper_core.runtime.status import Status
+
+_PATH_MAX = 200
+_SERVERS_FAULT = frozenset(
+    ("INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "UNKNOWN")
+)
+_BATCHES_MAX = 4096  # remembered as told
+_LINKS_MAX = 128
+_LOOKS = 3  # at two clocks
+_OURS = os.urandom(16)  # ids of batches are this process' own
+_MODELS_MAX = 64  # spans of one query's models
+
+
+Batch = tuple[int, int, int, int, int]  # replica, rows, sent_us, begun_us, ended_us
+Of = tuple[
+    str, Batch
+]  # and its model: replicas of two models may have sent in the same microsecond
+Find = Callable[[Iterable[int]], Mapping[int, Batch]]
+
+
+class FinishedRequest(NamedTuple):
+    """A request that has ended; times by the monotonic clock."""
+
+    trace: Trace
+    name: str
+    began_ns: int
+    ended_ns: int
+    attributes: Mapping[str, Attribute]
+    error: str = ""
+
+
+def epoch_ns() -> int:
+    """What the monotonic clock has to be moved by to be time since the epoch, now. Of several looks
+    the quickest counts: a thread that had to wait between the two clocks would move every span by
+    that."""
+    looks = ((now_ns(), wall_time_us(), now_ns()) for _ in range(_LOOKS))
+    before_ns, wall_us, after_ns = min(looks, key=lambda look: look[2] - look[0])
+    return wall_us * 1000 - (before_ns + after_ns) // 2
+
+
+def finished_request(
+    request: HttpRequest, response: HttpResponse | StreamedResponse, id: bytes
+) -> FinishedRequest:
+    """Of HTTP, in the words of OpenTelemetry's conventions."""
+    attributes: dict[str, Attribute] = {
+        "http.request.method": request.method,
+        "http.response.status_code": response.status,
+        "url.path": request.path.decode("ascii", "replace")[:_PATH_MAX],
+        "clipper.request_id": id.decode("ascii", "replace"),
+        **{f"clipper.{key}": name for key, name in subject_of(request).items()},
+    }
+    if request.route:
+        attributes["http.route"] = request.route
+    error = str(response.status) if response.status >= 500 else ""
+    name = f"{request.method} {request.route}" if request.route else request.method
+    return FinishedRequest(request.trace, name, request.began_ns, now_ns(), attributes, error)
+
+
+def finished_call(
+    trace: Trace, service: str, method: str, code: str, began_ns: int
+) -> FinishedRequest:
+    """Of gRPC, alike."""
+    attributes = {
+        "rpc.system": "grpc",
+        "rpc.service": service,
+        "rpc.method": method,
+        "rpc.grpc.status": code,
+    }
+    error = code if code in _SERVERS_FAULT else ""
+    return FinishedRequest(trace, f"{service}/{method}", began_ns, now_ns(), attributes, error)
+
+
+class Spans:
+    """Makes them. Threads: one at a time. find: which batches tasks went in, as BatchLog.find, over
+    all engines."""
+
+    def __init__(self, find: Find) -> None:
+        self._find = find
+        self._told: dict[Of, SpanLink] = {}  # the last batches that have their span
+
+    def of(self, requests: Sequence[FinishedRequest], shift_ns: int) -> list[Span]:
+        """shift_ns: as epoch_ns."""
+        futures = [future for told in requests for ask in told.trace.asks for future in ask[3]]
+        ids = [future.id + i for future in futures for i in range(len(_models_of(future)))]
+        batches = self._find(ids) if ids else {}
+        found: list[Span] = []
+        links: dict[Of, list[SpanLink]] = {}
+        for told in requests:
+            found.append(_of_request(told, shift_ns))
+            for ask in told.trace.asks:
+                found.append(_of_select(told.trace, ask, shift_ns))
+                for id, model, span in _of_tasks(told.trace, ask, shift_ns):
+                    found.append(span)
+                    if (batch := batches.get(id)) is not None:
+                        found += _of_batch(span, batch, self._link((model, batch)), shift_ns)
+                        links.setdefault((model, batch), []).append(
+                            SpanLink(span.trace_id, span.span_id)
+                        )
+        found += [
+            self._batch(of, tasks, shift_ns) for of, tasks in links.items() if of not in self._told
+        ]
+        for of in links:
+            self._told[of] = self._link(of)
+        while len(self._told) > _BATCHES_MAX:
+            del self._told[next(iter(self._told))]
+        return found
+
+    def _link(self, of: Of) -> SpanLink:
+        """The same for the same batch, whichever request it is told with."""
+        known = self._told.get(of)
+        if known is not None:
+            return known
+        digest = hashlib.blake2b(repr(of).encode(), digest_size=24, key=_OURS).hexdigest()
+        return SpanLink(digest[:32], digest[32:])
+
+    def _batch(self, of: Of, links: Sequence[SpanLink], shift_ns: int) -> Span:
+        """A trace of its own: it belongs to all of its requests, and links to those that are
+        recorded."""
+        model, (replica, rows, sent_us, _, ended_us) = of
+        attributes: dict[str, Attribute] = {
+            "clipper.model": model,
+            "clipper.replica": replica,
+            "clipper.batch.rows": rows,
+        }
+        ours = self._link(of)
+        begin_ns, end_ns = sent_us * 1000 + shift_ns, ended_us * 1000 + shift_ns
+        return Span(
+            *ours,
+            "",
+            f"batch {model}",
+            begin_ns,
+            end_ns,
+            attributes=attributes,
+            links=links[:_LINKS_MAX],
+        )
+
+
+def _of_batch(task: Span, batch: Batch, link: SpanLink, shift_ns: int) -> Iterator[Span]:
+    """Below a task: it waits, and is then with the container; that may have another batch to do
+    first."""
+    replica, rows, sent_us, begun_us, ended_us = batch
+    sent_ns, begun_ns, ended_ns = (us * 1000 + shift_ns for us in (sent_us, begun_us, ended_us))
+    attributes: dict[str, Attribute] = {"clipper.replica": replica, "clipper.batch.rows": rows}
+    state = task.state
+    queue, sent, container = (
+        (task.trace_id, new_id(64), parent) for parent in (task.span_id, task.span_id, "")
+    )
+    yield Span(*queue, "queue", min(task.begin_ns, sent_ns), sent_ns, state=state)
+    yield Span(*sent, "batch", sent_ns, ended_ns, attributes=attributes, links=(link,), state=state)
+    yield Span(
+        container[0],
+        container[1],
+        sent[1],
+        "container",
+        begun_ns,
+        ended_ns,
+        attributes=attributes,
+        state=state,
+    )
+
+
+def _of_request(told: FinishedRequest, shift_ns: int) -> Span:
+    trace = told.trace
+    return Span(
+        trace.trace_id,
+        trace.span_id,
+        trace.parent_id,
+        told.name,
+        told.began_ns + shift_ns,
+        told.ended_ns + shift_ns,
+        SERVER,
+        told.attributes,
+        error=told.error,
+        state=trace.state.decode("ascii"),
+    )
+
+
+def _of_select(trace: Trace, ask: TracedQuery, shift_ns: int) -> Span:
+    application, began_ns, asked_ns, futures = ask
+    models = sorted({name for future in futures for name in _models_of(future)})
+    attributes: dict[str, Attribute] = {"clipper.models": models, "clipper.queries": len(futures)}
+    if application:
+        attributes["clipper.application"] = application
+    return Span(
+        trace.trace_id,
+        new_id(64),
+        trace.span_id,
+        "select",
+        began_ns + shift_ns,
+        asked_ns + shift_ns,
+        attributes=attributes,
+        state=trace.state.decode("ascii"),
+    )
+
+
+def _of_tasks(trace: Trace, ask: TracedQuery, shift_ns: int) -> Iterator[tuple[int, str, Span]]:
+    """(id, model, span) of each task that has ended."""
+    left = _MODELS_MAX
+    for future in ask[3]:
+        for i, model in enumerate(_models_of(future)[:left]):
+            left -= 1
+            status = future.status(i)
+            if status is not Status.PENDING:
+                yield (
+                    future.id + i,
+                    model,
+                    _of_task(trace, future, i, model, status, ask[2] + shift_ns),
+                )
+
+
+def _of_task(
+    trace: Trace, future: Future, i: int, model: str, status: Status, began_ns: int
+) -> Span:
+    latency_us = int(future.latencies_us()[i])
+    name, _, version = model.partition(":")
+    attributes: dict[str, Attribute] = {
+        "clipper.model.name": name,
+        "clipper.model.version": version,
+        "clipper.status": status.name.lower(),
+        "clipper.cache.hit": status is Status.OK and not latency_us,
+    }
+    error = "" if status is Status.OK else status.name.lower()
+    return Span(
+        trace.trace_id,
+        new_id(64),
+        trace.span_id,
+        f"predict {model}",
+        began_ns,
+        began_ns + 1000 * latency_us,
+        attributes=attributes,
+        error=error,
+        state=trace.state.decode("ascii"),
+    )
+
+
+def _models_of(future: Future) -> list[str]:
+    """Whose the future's tasks are, in their order; of an array, whose rows are its tasks,
+    nobody's."""
+    extra: Any = future.extra
+    models = getattr(extra, "models", ())
+    return [str(model) for model in models] if len(models) == len(future) else []
