@@ -14,8 +14,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from clipper.params.moves import Moves
-from clipper.params.watching import Watched, Watching
+from clipper.params.client.row_drift import RowDrift
+from clipper.params.client.row_watcher import RowWatcher, WatchedPredictions
 from clipper.serving.reads import ids_of
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model
@@ -41,9 +41,9 @@ def measure(
 def model_of(reads: bool) -> Model:
     model = Model(Engine(manual_clock=True, cache_bytes_max=1 << 24), "m:1", 1, "i64", (2,))
     if reads:
-        knows = cast(Watching, SimpleNamespace(knows=True, wake=lambda: None))
+        knows = cast(RowWatcher, SimpleNamespace(knows=True, wake=lambda: None))
         forget = lambda key, number: model.forget(key[0], key[1], number)  # noqa: E731
-        model.watch = Watched(knows, ids_of({"t": (0, 1)}), 0.1, 1 << 16, forget)
+        model.watch = WatchedPredictions(knows, ids_of({"t": (0, 1)}), 0.1, 1 << 16, forget)
     return model
 
 
@@ -76,9 +76,9 @@ def test_new(benchmark: Any, reads: bool) -> None:
     measure(benchmark, run, len(rows), setup)
 
 
-def moves_of(predictions: int, tolerance: float) -> Moves:
+def moves_of(predictions: int, tolerance: float) -> RowDrift:
     """Each made of two of the rows."""
-    moves = Moves(tolerance, 1 << 20, 1 << 20, lambda key, number: None)
+    moves = RowDrift(tolerance, 1 << 20, 1 << 20, lambda key, number: None)
     for n in range(predictions):
         moves.enter((n, 0), {"t": np.array([n % ROWS, (n + 1) % ROWS])})
     moves.begin("t", np.arange(ROWS), np.ones((ROWS, DIM), np.float32), [0])
@@ -92,7 +92,7 @@ def test_moved(benchmark: Any, predictions: int, tolerance: float) -> None:
     ids, turn = np.arange(ROWS), itertools.count(2)
     kept: list[Any] = [] if tolerance == 0.0 else [moves_of(predictions, tolerance)]
 
-    def run(moves: Moves) -> None:
+    def run(moves: RowDrift) -> None:
         step = float(next(turn))
         moves.moved("t", moves.followed("t", ids), np.full((ROWS, DIM), step, np.float32), 9)
 

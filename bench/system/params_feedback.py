@@ -31,7 +31,7 @@ TABLES = {
 }
 
 
-class Told(Model):
+class SnapshotCallback(Model):
     """Answers by the row of its input; feedback adds one to that."""
 
     input = "i64[1]"
@@ -102,6 +102,6 @@ def world() -> Iterator[tuple[clipper.ClipperServer, Client]]:
     with tempfile.TemporaryDirectory(prefix="feedback-") as folder:
         params = {"shards": 1, "snapshot_s": 0}
         with clipper.start(server={"params": folder}, params=params) as server:
-            server.deploy("told", Told, cache=False, replicas=2)
+            server.deploy("told", SnapshotCallback, cache=False, replicas=2)
             with Client(folder) as client:
                 yield server, client

@@ -131,13 +131,13 @@ def shard() -> Iterator[tuple[Any, Any, Any]]:
 
 def main() -> None:
     from clipper.frontend.params_grpc.server import ShardGrpc
-    from clipper.params.server import ShardServer
-    from clipper.params.shard import Place
+    from clipper.params.shard.server import ShardServer
+    from clipper.params.shard.shard import ShardConfig
     from clipper.settings.params import ParamsSettings
 
     (port,) = free_ports(1)
     address, settings = f"tcp:127.0.0.1:{port}", ParamsSettings(shards=1, grpc="127.0.0.1:0")
-    server = ShardServer(Place(0, (address,), settings, TOKEN, None)).start()
+    server = ShardServer(ShardConfig(0, (address,), settings, TOKEN, None)).start()
     server.ready.wait(20)
     print(address, ShardGrpc(server.shard).start().address, flush=True)
     server.wait()

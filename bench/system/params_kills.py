@@ -23,7 +23,7 @@ import numpy as np
 
 from bench.harness import Goal, Row, Sample, row
 from clipper.params import Client, TableSpec
-from clipper.params.local import LocalSet
+from clipper.params.local.local_set import LocalSet
 from clipper.settings.params import ParamsSettings
 
 SHARDS, WORKERS, ROWS = 3, 2, 24

@@ -29,7 +29,7 @@ def rows(quick: bool = False) -> list[Row]:
     n, turns = (10_000, 2) if quick else (200_000, 5)
     with tempfile.TemporaryDirectory(prefix="rows-") as folder, ours(folder) as client:
         fill(client, n)
-        pushing = Pushing(client.lines[0].name, client, n)
+        pushing = Pushing(client.connections[0].name, client, n)
         cases = {
             "ours": lambda: snapshot_s(client),
             "ours, beside pushes": lambda: pushing.beside(lambda: snapshot_s(client)),
@@ -153,14 +153,16 @@ class Pushing:
 
 
 def serve(folder: str) -> None:
-    from clipper.params.server import ShardServer
-    from clipper.params.shard import Place
+    from clipper.params.shard.server import ShardServer
+    from clipper.params.shard.shard import ShardConfig
     from clipper.settings.params import ParamsSettings
 
     (port,) = free_ports(1)
     address = f"tcp:127.0.0.1:{port}"
     settings = ParamsSettings(shards=1, snapshot_s=0.0, snapshots_max=1)
-    server = ShardServer(Place(0, (address,), settings, TOKEN, Path(folder, "shard-0"))).start()
+    server = ShardServer(
+        ShardConfig(0, (address,), settings, TOKEN, Path(folder, "shard-0"))
+    ).start()
     server.ready.wait(20)
     print(address, flush=True)
     server.wait()

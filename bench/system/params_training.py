@@ -19,7 +19,7 @@ import numpy as np
 
 from bench.harness import Goal, Row, Sample, row
 from clipper.params import Client, TableSpec
-from clipper.params.local import LocalSet
+from clipper.params.local.local_set import LocalSet
 from clipper.settings.params import ParamsSettings
 
 SHARDS, DIM, BATCH = 3, 8, 256

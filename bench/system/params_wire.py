@@ -26,7 +26,7 @@ MANY = 8192
 TOKEN = "bench"
 PULL = 8 * ROWS
 ANSWER = 4 * ROWS * DIM
-Ask = Callable[[Any], object]
+ShardRequest = Callable[[Any], object]
 
 
 def rows(quick: bool = False) -> list[Row]:
@@ -34,7 +34,7 @@ def rows(quick: bool = False) -> list[Row]:
     with ExitStack() as stack:
         client = stack.enter_context(ours())
         pushed = np.random.default_rng(2).standard_normal((ROWS, DIM)).astype(np.float32)
-        cases: dict[str, Ask] = {
+        cases: dict[str, ShardRequest] = {
             "ours": lambda ids: client.pull("bench", ids),
             "ours, pushed": lambda ids: client.push("bench", ids, pushed),
             "bare TCP": stack.enter_context(bare()),
@@ -82,11 +82,11 @@ def near(quick: bool) -> list[Row]:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rows-"))
         client = stack.enter_context(ours(f"unix:{folder}/shard"))
-        address = client.lines[0].name.rpartition(" ")[2]
+        address = client.connections[0].name.rpartition(" ")[2]
         plain = stack.enter_context(Client([address], token=TOKEN, shared=False))
         tables = stack.enter_context(Tables([address], token=TOKEN))
         for rows, n, turns in ((ROWS, 400, 7), (MANY, 60, 7)):
-            cases: dict[str, Ask] = {
+            cases: dict[str, ShardRequest] = {
                 "shared": lambda ids: client.pull("bench", ids).sum(),
                 "socket": lambda ids: plain.pull("bench", ids).sum(),
                 "container": lambda ids: tables.pull("bench", ids).sum(),
@@ -122,7 +122,7 @@ def near(quick: bool) -> list[Row]:
     return out
 
 
-def p50_us(ask: Ask, draw: Any, n: int, rows: int = ROWS) -> float:
+def p50_us(ask: ShardRequest, draw: Any, n: int, rows: int = ROWS) -> float:
     took = []
     for _ in range(n):
         ids = draw.integers(0, TABLE, rows)
@@ -166,7 +166,7 @@ def ours(at: str = "") -> Iterator[Any]:
 
 
 @contextmanager
-def bare() -> Iterator[Ask]:
+def bare() -> Iterator[ShardRequest]:
     with process("bare") as address:
         line = socket.create_connection(("127.0.0.1", int(address)))
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -191,7 +191,7 @@ def fill(line: socket.socket, into: memoryview) -> None:
 
 
 @contextmanager
-def over_grpc() -> Iterator[Ask]:
+def over_grpc() -> Iterator[ShardRequest]:
     import grpc
 
     request, tensor = messages()
@@ -233,7 +233,7 @@ def messages() -> tuple[Any, Any]:
 
 
 @contextmanager
-def redis() -> Iterator[Ask]:
+def redis() -> Iterator[ShardRequest]:
     import redis as peer
 
     if shutil.which("redis-server") is None:
@@ -266,12 +266,12 @@ def redis() -> Iterator[Ask]:
 
 
 def serve_ours(address: str) -> None:
-    from clipper.params.server import ShardServer
-    from clipper.params.shard import Place
+    from clipper.params.shard.server import ShardServer
+    from clipper.params.shard.shard import ShardConfig
     from clipper.settings.params import ParamsSettings
 
     address = address or f"tcp:127.0.0.1:{free_ports(1)[0]}"
-    server = ShardServer(Place(0, (address,), ParamsSettings(shards=1), TOKEN, None)).start()
+    server = ShardServer(ShardConfig(0, (address,), ParamsSettings(shards=1), TOKEN, None)).start()
     server.ready.wait(20)
     print(address, flush=True)
     server.wait()

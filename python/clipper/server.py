@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from clipper.frontend.streams.model_updates import ModelUpdates
     from clipper.frontend.streams.scoring import ScoringStream
     from clipper.frontend.streams.stream_set import StreamSet
-    from clipper.params.client import Client
+    from clipper.params.client.client import Client
 
 _DRAIN_POLL_S = 0.002
 _DEFAULT_POLICY = Policy()

@@ -12,8 +12,8 @@ import pytest
 
 import clipper
 from clipper.params import TableSpec
-from clipper.params.observing import Observer
-from clipper.params.reading import SetReader, Stats
+from clipper.params.client.stats_cache import StatsCache
+from clipper.params.client.stats_reader import Stats, StatsReader
 from tests.dashboard.browser import Page, found
 from tests.dashboard.test_page import AXE, opened, tab_to
 from tests.frontend.conftest import QUICK, ask, warm_workers
@@ -27,8 +27,8 @@ class Here:
     """What a server has of its set, of shards in this process."""
 
     def __init__(self, shards: Shards) -> None:
-        self.folder, self._reader = shards.root, SetReader(shards.addresses, token=TOKEN)
-        self.observer = Observer(self.shards)
+        self.folder, self._reader = shards.root, StatsReader(shards.addresses, token=TOKEN)
+        self.observer = StatsCache(self.shards)
 
     def shards(self) -> Sequence[Stats]:
         return self._reader.read()

@@ -5,7 +5,7 @@ from typing import Any
 
 from clipper.errors import InvalidInput
 from clipper.manage.dashboard.shards import SHARDS_MAX, TABLES_MAX, of_shards, shards_now
-from clipper.params.observing import Observer
+from clipper.params.client.stats_cache import StatsCache
 from clipper_core.runtime.histogram import LatencyHistogram
 
 AWAY = {"shard": 1, "away": "connection refused"}
@@ -118,7 +118,7 @@ def test_who_observes_does_not_wait() -> None:
             raise InvalidInput("no such set")
         return [shard(0, len(asked))]
 
-    observer = Observer(reading)
+    observer = StatsCache(reading)
     assert list(observer.latest()) == []
     assert list(observer.latest()) == [], "it hangs, and nobody waits for it"
     go.set()

@@ -17,7 +17,7 @@ import pytest
 
 import clipper
 from clipper.params import Client, TableSpec
-from clipper.params.places import running_in
+from clipper.params.local.address_file import running_shards
 from tests.end_to_end.test_shell import Process, running
 from tests.params.conftest import until
 
@@ -163,6 +163,6 @@ def test_shards_on_ray_have_what_was_acknowledged_when_they_or_their_actors_are_
                 assert (client.pull("t", range(10)) == count).all()
         assert up.end() == 0
     assert "params-1  ended" in up.seen
-    assert running_in(tmp_path / "set") == []
+    assert running_shards(tmp_path / "set") == []
     with open(tmp_path / "set" / "shards.json") as file:
         assert json.load(file)["engine"] == "ray"

@@ -487,7 +487,7 @@ def _run_journal(data: bytes) -> None:
 
 
 def _snapshot_seeds() -> dict[str, bytes]:
-    from clipper.params.snapshots import FILE, MANIFEST, PartWriter
+    from clipper.params.shard.snapshots import FILE, MANIFEST, PartWriter
 
     with tempfile.TemporaryDirectory(prefix="clipper-fuzz-") as place:
         writer = PartWriter(Path(place), 1, 0, 1)
@@ -502,7 +502,7 @@ def _snapshot_seeds() -> dict[str, bytes]:
 def _run_snapshot(data: bytes) -> None:
     """The first byte says which of the two files of a part the rest is."""
     from clipper.errors import FrameError, StoreError
-    from clipper.params import snapshots
+    from clipper.params.shard import snapshots
 
     content = data[1:]
     with tempfile.TemporaryDirectory(prefix="clipper-fuzz-") as place:

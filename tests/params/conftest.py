@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from clipper.params import Client
-from clipper.params.server import ShardServer, folder_of
-from clipper.params.shard import Place
+from clipper.params.shard.server import ShardServer, folder_of
+from clipper.params.shard.shard import ShardConfig
 from clipper.settings.params import ParamsSettings
 
 TOKEN = "open sesame"
@@ -49,7 +49,7 @@ class Shards:
         return self
 
     def begin(self, shard: int, folder: Path | None = None) -> ShardServer:
-        place = Place(
+        place = ShardConfig(
             shard, self.addresses, self.settings, TOKEN, folder or folder_of(self.root, shard)
         )
         self.servers[shard] = ShardServer(place).start()

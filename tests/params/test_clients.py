@@ -70,11 +70,11 @@ def test_pushes_of_forked_children_are_all_applied(shards: Shards, kind: str, cl
 def test_child_forked_while_another_thread_asks_has_locks_of_its_own(shards: Shards) -> None:
     client = shards.up(1).client()
     client.create(COUNTS)
-    client.lines[0].lock.acquire()
+    client.connections[0].lock.acquire()
     try:
         in_children(1, lambda: client.push("counts", [1], -ones((1, 1))) and None)
     finally:
-        client.lines[0].lock.release()
+        client.connections[0].lock.release()
     assert client.pull("counts", [1])[0, 0] == 1
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from clipper.errors import DoesNotFit, UnknownTable
 from clipper.params import TableSpec
-from clipper.params.contexts import UserRows, check_context_table
+from clipper.params.client.user_rows import UserRows, check_context_table
 from clipper.serving.teaching import session_of
 from clipper.testing import wait_until
 from tests.params.conftest import TOKEN, Shards

@@ -24,7 +24,7 @@ from clipper.params.frames import (
     refusal,
     unpacked,
 )
-from clipper.params.partition import parted, shard_of_name, shards_of_ids
+from clipper.params.partition import shard_of_name, shards_of_ids, split_by_shard
 from clipper.params.tables import TableSpec
 from clipper_core.runtime.status import Status
 
@@ -38,7 +38,7 @@ def test_each_id_goes_to_one_shard_and_the_order_can_be_had_back(
     each = np.array(ids, np.int64)
     back = np.zeros_like(each)
     seen = []
-    for shard, places in parted(each, shards):
+    for shard, places in split_by_shard(each, shards):
         assert (np.diff(places) > 0).all()
         assert all(int(i) % shards == shard for i in each[places])
         back[places] = each[places]

@@ -18,7 +18,7 @@ from bench.system import params_kills
 from clipper.cli import main
 from clipper.errors import AlreadyExists, ConfigError, DoesNotFit, InvalidInput
 from clipper.params import Client, TableSpec
-from clipper.params.local import LocalSet, reshard, restore, supervisor_of
+from clipper.params.local.local_set import LocalSet, reshard, restore, supervisor_of
 from clipper.settings.params import ParamsSettings
 from tests.params.conftest import ones, until, zeros
 from tests.signals import freeze

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clipper.params.moves import Key, Moves
+from clipper.params.client.row_drift import Key, RowDrift
 
 SHARDS = 2
 Event = tuple[str, int, int, float]  # what, row, question, step
@@ -42,7 +42,7 @@ class World:
         self.values: dict[int, float] = {}
         self.question = [1, 7]
         self.told: list[tuple[Key, int]] = []
-        self.moves = Moves(
+        self.moves = RowDrift(
             tolerance, made_max, rows_max, lambda key, number: self.told.append((key, number))
         )
         self.twin = Twin(tolerance)
@@ -68,7 +68,7 @@ class World:
                     self.doubted[id] = surely[id % SHARDS]
             self.moves.begin(table, ids, self.pull(ids), surely)
 
-    def hear(self, changed: dict[int, float]) -> None:
+    def receive(self, changed: dict[int, float]) -> None:
         """Both shards answer, and are asked anew: rows that have changed, and into what."""
         for shard in range(SHARDS):
             mine = {id: value for id, value in changed.items() if id % SHARDS == shard}
@@ -112,28 +112,28 @@ def test_forgets_as_its_twin(seed: int, tolerance: float, rows: int) -> None:
             world.begin()
         else:
             some = rng.sample(range(rows), rng.randint(0, rows))
-            world.hear(
+            world.receive(
                 {id: world.values.get(id, 1.0) * 2.0 ** rng.choice((-1, 0, 0, 1, 2)) for id in some}
             )
         world.agree()
 
 
-def settled(tolerance: float, ids: list[int], **bounds: int) -> World:
+def wait_with_retries(tolerance: float, ids: list[int], **bounds: int) -> World:
     world = World(tolerance, **bounds)
     world.enter(0, ids)
     world.begin()
-    world.hear({})
-    world.hear({})
+    world.receive({})
+    world.receive({})
     return world
 
 
 def test_a_prediction_goes_when_one_of_its_rows_has_gone_too_far() -> None:
-    world = settled(0.5, [1, 2])
+    world = wait_with_retries(0.5, [1, 2])
     number = world.numbers[0, 7]
-    world.hear({1: 1.25})
-    world.hear({2: 1.25})
+    world.receive({1: 1.25})
+    world.receive({2: 1.25})
     assert world.moves.find((0, 7)) is not None, "a quarter each: none has gone further than a half"
-    world.hear({1: 1.25 * 1.3})
+    world.receive({1: 1.25 * 1.3})
     assert world.moves.find((0, 7)) is None
     assert world.told == [((0, 7), number)]
     assert world.moves.forgotten == {"moved": 1}
@@ -141,32 +141,32 @@ def test_a_prediction_goes_when_one_of_its_rows_has_gone_too_far() -> None:
 
 
 def test_a_way_there_and_back_counts_twice() -> None:
-    world = settled(0.5, [1])
+    world = wait_with_retries(0.5, [1])
     for value in (1.2, 1.0, 1.2):
         assert world.moves.find((0, 7)) is not None
-        world.hear({1: value})
+        world.receive({1: value})
     assert world.moves.find((0, 7)) is None
 
 
 def test_what_came_later_stays_longer() -> None:
-    world = settled(0.5, [1])
-    world.hear({1: 1.4})
+    world = wait_with_retries(0.5, [1])
+    world.receive({1: 1.4})
     world.enter(1, [1])
-    world.hear({1: 1.4 * 1.2})
+    world.receive({1: 1.4 * 1.2})
     assert [world.moves.find((name, 7)) is not None for name in (0, 1)] == [False, True]
 
 
 def test_a_change_before_it_is_known_what_the_row_was_forgets() -> None:
     world = World(100.0)
     world.enter(0, [1])
-    world.hear({1: 1.1})  # not pulled yet
+    world.receive({1: 1.1})  # not pulled yet
     assert world.moves.find((0, 7)) is None
     for silent in (0, 1, 2):
         world.enter(silent, [1])
         world.begin()
         for _ in range(silent):
-            world.hear({})
-        world.hear({1: world.values[1] * 1.1})
+            world.receive({})
+        world.receive({1: world.values[1] * 1.1})
         assert (world.moves.find((silent, 7)) is not None) == (silent == 2), (
             "two answers later it is known"
         )
@@ -210,10 +210,10 @@ def test_nothing_is_left_of_what_is_forgotten() -> None:
 
 
 def test_a_row_that_stays_does_not_remember_what_has_left_by_another() -> None:
-    world = settled(1.0, [0])
+    world = wait_with_retries(1.0, [0])
     for _ in range(500):
         world.enter(1, [0, 1])
-        world.hear({1: 5.0})
+        world.receive({1: 5.0})
     (still,) = world.moves._tables["t"].values()
     assert still.uses == 1
     assert len(still.made) < 40

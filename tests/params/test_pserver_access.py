@@ -16,8 +16,8 @@ from clipper.deploy.params_manifests import ParamsShipment
 from clipper.errors import ConfigError, InvalidInput
 from clipper.frontend.auth.api_keys import line_of, new_key
 from clipper.frontend.params_grpc.server import ShardGrpc
-from clipper.params.line import addresses_in
-from clipper.params.local import LocalSet
+from clipper.params.client.connection import addresses_in
+from clipper.params.local.local_set import LocalSet
 from clipper.settings.params import ParamsSettings
 from tests.frontend.certificates import Authority
 from tests.params.conftest import TOKEN, Shards, until
@@ -127,8 +127,8 @@ def test_files_that_are_not_in_order_are_told_at_the_start(
     shards.up(1)
     for settings, says in wrong:
         found = ParamsSettings(folder=str(tmp_path / "set"), **ON, **settings)
-        shards.servers[0].shard.place = msgspec.structs.replace(
-            shards.servers[0].shard.place, settings=found
+        shards.servers[0].shard.config = msgspec.structs.replace(
+            shards.servers[0].shard.config, settings=found
         )
         with pytest.raises(ConfigError, match=says):
             ShardGrpc(shards.servers[0].shard)

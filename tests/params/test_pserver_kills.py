@@ -20,7 +20,7 @@ import grpc
 
 from clipper.errors import ConfigError
 from clipper.params import Client
-from clipper.params.local import LocalSet, told_in
+from clipper.params.local.local_set import LocalSet, read_address_file
 from clipper.params.partition import shard_of_name
 from clipper.settings.params import ParamsSettings
 from tests.params.document import Shard, array, document, tensor
@@ -117,7 +117,7 @@ def trained(folder: Path, kills: dict[int, int]) -> tuple[list[float], Any, Any,
     local = LocalSet(settings).start()
     try:
         local.wait_ready(PATIENCE_S)
-        said = told_in(folder)
+        said = read_address_file(folder)
         assert said["grpc"] == [f"127.0.0.1:{port + k}" for k in range(2)]
         worker, draw = Worker(said["grpc"], said["token"], 7), np.random.default_rng(3)
         truth, losses = draw.standard_normal(USERS), []

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from clipper.params import server as server_module
-from clipper.params.pulse import Pulse, is_settled
-from clipper.params.recovery import recover
-from clipper.params.server import ShardServer, folder_of
-from clipper.params.shard import Place
+from clipper.params.shard import server as server_module
+from clipper.params.shard.health_files import HealthFiles, is_safe_to_stop
+from clipper.params.shard.recovery import recover
+from clipper.params.shard.server import ShardServer, folder_of
+from clipper.params.shard.shard import ShardConfig
 from clipper.settings.params import ParamsSettings
 from tests.params.conftest import TOKEN, Shards, until
 
@@ -38,16 +38,16 @@ def test_a_shard_is_settled_when_its_copies_are_whole_or_given_up(
     found: Any, settled: bool
 ) -> None:
     settings = ParamsSettings(without_replica_s=20.0)
-    assert is_settled(True, [found], 100, settings) is settled
-    assert is_settled(True, [copy(99), found], 100, settings) is settled
-    assert not is_settled(False, [found], 100, settings)
-    assert is_settled(True, [], 100, settings)
-    assert not is_settled(True, [copy(0)], 100, ParamsSettings(without_replica_s=0)), (
+    assert is_safe_to_stop(True, [found], 100, settings) is settled
+    assert is_safe_to_stop(True, [copy(99), found], 100, settings) is settled
+    assert not is_safe_to_stop(False, [found], 100, settings)
+    assert is_safe_to_stop(True, [], 100, settings)
+    assert not is_safe_to_stop(True, [copy(0)], 100, ParamsSettings(without_replica_s=0)), (
         "pushes wait for it for ever"
     )
-    assert is_settled(True, [copy(90)], 100, ParamsSettings(replication="periodic", period_s=8)), (
-        "it comes by now and then"
-    )
+    assert is_safe_to_stop(
+        True, [copy(90)], 100, ParamsSettings(replication="periodic", period_s=8)
+    ), "it comes by now and then"
 
 
 def test_a_shard_that_recovers_for_long_is_alive_and_not_ready(
@@ -61,7 +61,7 @@ def test_a_shard_that_recovers_for_long_is_alive_and_not_ready(
 
     monkeypatch.setattr(server_module, "recover", slowly)
     address = (f"unix:{tmp_path}/0.sock",)
-    place = Place(
+    place = ShardConfig(
         0, address, ParamsSettings(snapshot_s=0.0), TOKEN, folder_of(tmp_path, 0), alive=alive
     )
     server = ShardServer(place).start()
@@ -84,7 +84,7 @@ def test_a_shard_whose_copy_is_gone_is_not_ready(shards: Shards) -> None:
         shards=2, replicas=1, snapshot_s=0.0, recover_s=0.0, without_replica_s=3.5
     )
     shards.addresses = tuple(f"unix:{shards.root}/{i}.sock" for i in range(2))
-    place = Place(
+    place = ShardConfig(
         0, shards.addresses, shards.settings, TOKEN, folder_of(shards.root, 0), alive=alive
     )
     shards.servers[0] = ShardServer(place).start()
@@ -98,9 +98,9 @@ def test_a_shard_whose_copy_is_gone_is_not_ready(shards: Shards) -> None:
 def test_what_cannot_be_touched_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pulse = Pulse(tmp_path / "nowhere" / "alive", ParamsSettings())
-    pulse.beat(True, [], 0.0)
-    pulse.beat(True, [], 0.0)
+    pulse = HealthFiles(tmp_path / "nowhere" / "alive", ParamsSettings())
+    pulse.update(True, [], 0.0)
+    pulse.update(True, [], 0.0)
     assert len(caplog.records) == 1
     pulse.end()
-    Pulse(None, ParamsSettings()).beat(True, [], 0.0)
+    HealthFiles(None, ParamsSettings()).update(True, [], 0.0)

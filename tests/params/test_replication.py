@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from clipper.errors import ClipperError, ShardAway
-from clipper.params import TableSpec, recovery, replication
-from clipper.params.change_log import History, PrimaryLog
+from clipper.params import TableSpec
+from clipper.params.client.connection import ShardConnection
 from clipper.params.frames import Head, Kind, packed, unpacked
-from clipper.params.line import Line
-from clipper.params.parameters import DENSE, Parameters
-from clipper.params.replication import Follower, Followers, Origin, Replica
-from clipper.params.training import Training
+from clipper.params.shard import recovery, replication
+from clipper.params.shard.async_training import AsyncTraining
+from clipper.params.shard.change_log import History, PrimaryLog
+from clipper.params.shard.parameters import DENSE, Parameters
+from clipper.params.shard.replication import FollowerSet, Origin, Replica, ReplicaFollower
 from clipper_core.params.shard_door import ShardDoor
 from tests.params.conftest import Shards, ones, until, zeros
 from tests.params.test_snapshots import all_of, teach
@@ -58,9 +59,9 @@ class Primary:
         return found
 
     def begin(self, history: History, position: int, origin: Origin | None = None) -> None:
-        self.training = Training(self.door, self.parameters)
+        self.training = AsyncTraining(self.door, self.parameters)
         self.changes.start(history, position, position, {})
-        self.followers = Followers(
+        self.followers = FollowerSet(
             0,
             2,
             1,
@@ -68,7 +69,7 @@ class Primary:
             door=self.door,
             parameters=self.parameters,
             changes=self.changes,
-            answer=lambda whom, payload: self.late.append(payload),
+            answer=lambda call_id, payload: self.late.append(payload),
         )
         self.followers.expect(0.0, origin)
 
@@ -124,7 +125,7 @@ class Primary:
         return found
 
 
-class LossyLine(Line):
+class LossyLine(ShardConnection):
     """Where a question, or its answer, is lost now and then."""
 
     def __init__(self, draw: np.random.Generator, loss: int) -> None:
@@ -158,7 +159,7 @@ def same(one: Parameters, other: Parameters) -> None:
     assert one.dense.said() == other.dense.said()
 
 
-def step(follower: Follower) -> None:
+def step(follower: ReplicaFollower) -> None:
     """As its thread does."""
     try:
         follower._once()
@@ -173,11 +174,11 @@ def test_a_copy_is_what_its_primary_is(
 ) -> None:
     monkeypatch.setattr(replication, "STILL_BYTES_MAX", still_bytes)
     monkeypatch.setattr(replication, "WAIT_S", 0.0)
-    monkeypatch.setattr("clipper.params.parameters.PIECE_BYTES", 300)
+    monkeypatch.setattr("clipper.params.shard.parameters.PIECE_BYTES", 300)
     draw = np.random.default_rng(seed)
     line = LossyLine(draw, 6)
     primary = line.primary = Primary(1, draw, log_ids_max=int(draw.choice([120, 1 << 20])))
-    follower = Follower(1, 0, line, 0.0)
+    follower = ReplicaFollower(1, 0, line, 0.0)
     for _ in range(150):
         primary.act()
         if draw.integers(2):
@@ -207,7 +208,7 @@ def test_what_is_sure_is_in_a_whole_copy(seed: int, monkeypatch: pytest.MonkeyPa
     line = LossyLine(draw, 5)
     primary = line.primary = Primary(1, draw, log_ids_max=200)
     primary.parameters.create(TableSpec("counts", 3, optimizer="sgd", initializer="zeros"))
-    follower = Follower(1, 0, line, 0.0)
+    follower = ReplicaFollower(1, 0, line, 0.0)
     given: list[int] = []  # positions after each push
     for sequence in range(1, 300):
         pushed = primary.training.push(
@@ -372,7 +373,7 @@ def test_a_zombie_changes_nothing(shards: Shards) -> None:
     assert shards.servers[0].ready.wait(PATIENCE_S)
     assert shards.servers[0].shard.door.epoch == 2
     said = client.push("plain", [0], -ones((1, 2)))
-    assert client.lines[0].epoch == 2, "only the successor acknowledges"
+    assert client.connections[0].epoch == 2, "only the successor acknowledges"
     assert said.repeated == ()
     assert np.allclose(client.pull("plain", [0]), 2 * before)
     until(lambda: bool(zombie.shard.ended))
@@ -384,8 +385,8 @@ def test_a_zombie_changes_nothing(shards: Shards) -> None:
 def test_a_client_refuses_a_lower_epoch(shards: Shards) -> None:
     client = shards.up(1).client(patience_s=0.2)
     client.create(PLAIN)
-    client.lines[0].epoch = 9
-    client.lines[0].close()
+    client.connections[0].epoch = 9
+    client.connections[0].close()
     with pytest.raises(ShardAway, match="should be dead"):
         client.pull("plain", [1])
 
@@ -415,15 +416,15 @@ def test_pushes_do_not_wait_for_a_walk_through_much_and_the_shard_says_that_it_i
     )
     client.push("wide", range(0, 4000, 2), -ones((2000, 1024)))  # 8 MB in shard 0
     shards.lose(1)
-    walks, walked, ask = threading.Event(), threading.Event(), Follower._ask
+    walks, walked, ask = threading.Event(), threading.Event(), ReplicaFollower._ask
 
-    def slow_ask(follower: Follower, name: str, **fields: Any) -> Any:
+    def slow_ask(follower: ReplicaFollower, name: str, **fields: Any) -> Any:
         if name == "walk" and follower.of == 0:
             walks.set()
             assert walked.wait(60)
         return ask(follower, name, **fields)
 
-    monkeypatch.setattr(Follower, "_ask", slow_ask)
+    monkeypatch.setattr(ReplicaFollower, "_ask", slow_ask)
     shards.begin(1)
     try:
         assert walks.wait(20)
@@ -475,7 +476,7 @@ def test_shard_with_a_replica_comes_back_while_the_disk_is_full(
     def is_full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(recovery, "written", is_full)
+    monkeypatch.setattr(recovery, "write_atomically", is_full)
     epoch = int(client.call(0, "stats")["door"]["epoch"])
     for life in (1, 2):
         shards.lose(0)
@@ -494,14 +495,14 @@ def test_follower_that_a_shard_recovered_from_keeps_its_copy(
     client.push("plain", range(0, 100, 2), -ones((50, 2)))
     until(lambda: not client.call(0, "stats")["exposed"])
     walked: list[int] = []
-    ask = Follower._ask
+    ask = ReplicaFollower._ask
 
-    def counting(follower: Follower, name: str, **fields: Any) -> Any:
+    def counting(follower: ReplicaFollower, name: str, **fields: Any) -> Any:
         if name == "walk":
             walked.append(follower.of)
         return ask(follower, name, **fields)
 
-    monkeypatch.setattr(Follower, "_ask", counting)
+    monkeypatch.setattr(ReplicaFollower, "_ask", counting)
     for life in range(3):
         shards.lose(0)
         shards.begin(0)

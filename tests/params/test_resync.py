@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from clipper.errors import ClipperError
-from clipper.params import Client, TableSpec, replication
-from clipper.params.change_log import ChangeLog, History
+from clipper.params import Client, TableSpec
 from clipper.params.frames import packed
-from clipper.params.replication import Follower, Replica
-from clipper.params.shard import TICK_S
+from clipper.params.shard import replication
+from clipper.params.shard.change_log import ChangeLog, History
+from clipper.params.shard.replication import Replica, ReplicaFollower
+from clipper.params.shard.shard import TICK_S
 from tests.params.conftest import Shards, ones, until
 from tests.params.test_replication import LossyLine, Primary, same, step
 
@@ -26,15 +27,15 @@ class Traffic:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._nbytes: dict[str, int] = {}
-        asked = replication.asked
+        once = replication.call_once
 
         def counted(line: Any, name: str, **fields: Any) -> Any:
-            head, piece = asked(line, name, **fields)
+            head, piece = once(line, name, **fields)
             self._nbytes[name] = self._nbytes.get(name, 0) + len(packed(piece))
             return head, piece
 
-        monkeypatch.setattr("clipper.params.replication.asked", counted)
-        monkeypatch.setattr("clipper.params.recovery.asked", counted)
+        monkeypatch.setattr("clipper.params.shard.replication.call_once", counted)
+        monkeypatch.setattr("clipper.params.shard.recovery.call_once", counted)
 
     def since_last(self) -> dict[str, int]:
         found, self._nbytes = self._nbytes, {}
@@ -131,19 +132,19 @@ def test_follower_that_was_cut_off_keeps_its_copy(
     shards: Shards, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = filled(shards)
-    follower, once = shards.servers[1].shard.copies[0], Follower._once
+    follower, once = shards.servers[1].shard.copies[0], ReplicaFollower._once
 
-    def cut_off(one: Follower) -> bool:
+    def cut_off(one: ReplicaFollower) -> bool:
         if one is follower:
             raise ConnectionError("cut off")
         return once(one)
 
-    monkeypatch.setattr(Follower, "_once", cut_off)
+    monkeypatch.setattr(ReplicaFollower, "_once", cut_off)
     time.sleep(0.7)  # the last question ends
     change_shard_0(shards, client)
     assert client.call(0, "stats")["exposed"], "it was given up"
     traffic.since_last()
-    monkeypatch.setattr(Follower, "_once", once)
+    monkeypatch.setattr(ReplicaFollower, "_once", once)
     assert copied_rows(shards, 0) == rows_of(shards, 0)
     moved = traffic.since_last()
     assert "walk" not in moved
@@ -229,11 +230,11 @@ def test_copy_that_was_saved_at_any_moment_becomes_equal(
     """The primary gives the follower up, and both start again, at random; answers are lost."""
     monkeypatch.setattr(replication, "STILL_BYTES_MAX", 400 if seed % 2 else 4 << 20)
     monkeypatch.setattr(replication, "WAIT_S", 0.0)
-    monkeypatch.setattr("clipper.params.parameters.PIECE_BYTES", 300)
+    monkeypatch.setattr("clipper.params.shard.parameters.PIECE_BYTES", 300)
     draw = np.random.default_rng(seed)
     line = LossyLine(draw, 8)
     primary = line.primary = Primary(1, draw, resync_ids_max=int(draw.choice([100, 1 << 20])))
-    follower = Follower(1, 0, line, 0.0, resync_ids_max=1 << 20)
+    follower = ReplicaFollower(1, 0, line, 0.0, resync_ids_max=1 << 20)
     for _ in range(200):
         primary.act()
         if draw.integers(2):
@@ -246,7 +247,7 @@ def test_copy_that_was_saved_at_any_moment_becomes_equal(
             for _ in range(int(draw.integers(5))):
                 primary.act()
             loaded = Replica.loaded(0, copy.epoch, pieces, 1 << 20)
-            follower = Follower(
+            follower = ReplicaFollower(
                 1, 0, line, 0.0, load=lambda one=loaded: one, resync_ids_max=1 << 20
             )
             follower.load()

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from clipper.cli import main
 from clipper.errors import AddressInUse, ConfigError
 from clipper.params import TableSpec
-from clipper.params.reading import SetReader
-from clipper.params.scraping import MetricsPage
+from clipper.params.client.stats_reader import StatsReader
+from clipper.params.local.metrics_page import MetricsPage
 from tests.params.conftest import TOKEN, Shards, ones
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +37,7 @@ def busy(shards: Shards) -> Shards:
 
 @pytest.fixture
 def page(busy: Shards) -> Iterator[MetricsPage]:
-    reader = SetReader(busy.root)
+    reader = StatsReader(busy.root)
     one = MetricsPage("127.0.0.1:0", reader.read).start()
     yield one
     one.stop()
@@ -162,7 +162,7 @@ def test_who_says_nothing_is_sent_away_and_holds_up_nobody(page: MetricsPage) ->
 
 
 def test_one_shard_tells_of_itself(busy: Shards) -> None:
-    reader = SetReader(busy.addresses, token=TOKEN, only=1)
+    reader = StatsReader(busy.addresses, token=TOKEN, only=1)
     assert [one["shard"] for one in reader.read()] == [1]
     reader.close()
 

@@ -29,9 +29,9 @@ from clipper.errors import (
     UnknownTable,
 )
 from clipper.params import Client, TableSpec
-from clipper.params.local import LocalSet, supervisor_of
-from clipper.params.places import told_in
-from clipper.params.serving import ServedSet, settings_of
+from clipper.params.local.address_file import read_address_file
+from clipper.params.local.local_set import LocalSet, supervisor_of
+from clipper.params.local.served_set import ServedSet, settings_of
 from clipper.settings.params import ParamsSettings
 from clipper_container import Model, session_of
 from tests.params.conftest import TOKEN, Shards
@@ -123,7 +123,7 @@ def deploy(server: clipper.ClipperServer) -> Iterator[Callable[..., None]]:
         server.retire(name, force=True)
 
 
-def asked(app: clipper.ApplicationHandle, id: int) -> clipper.Answer:
+def call_once(app: clipper.ApplicationHandle, id: int) -> clipper.Answer:
     found: clipper.Answer = app.predict([id]).result(PATIENCE_S)
     assert not found.is_default, found.reason
     return found
@@ -135,25 +135,25 @@ def test_feedback_is_what_the_next_query_reads(
 ) -> None:
     deploy("scores", Scores, replicas=2)
     app = server.app("learns", models=["scores"], policy="stacking", slo_ms=30_000)
-    assert asked(app, 7).output == 0
-    app.feedback(asked(app, 7), label=3.0)
-    wait_until(lambda: asked(app, 7).output == 3)
+    assert call_once(app, 7).output == 0
+    app.feedback(call_once(app, 7), label=3.0)
+    wait_until(lambda: call_once(app, 7).output == 3)
     assert server.params.pull("scores", [7, 8]).tolist() == [
         [3],
         [0],
     ], "whoever asks the shards sees the same"
     told = [replica["taught"] for replica in server.stats()["models"]["scores:1"]["replicas"]]
     assert sorted(told) == [0, 1], "one replica was told, both read what it learned"
-    assert all(asked(app, 7).output == 3 for _ in range(20))
+    assert all(call_once(app, 7).output == 3 for _ in range(20))
 
 
 @pytest.mark.slow
 def test_model_with_tables_that_says_no_reads_is_not_cached(server: clipper.ClipperServer) -> None:
     server.deploy("uncached", Scores)
     app = server.app("uncached", models=["uncached"], slo_ms=30_000)
-    assert [asked(app, 77).output for _ in range(2)] == [0, 0]
+    assert [call_once(app, 77).output for _ in range(2)] == [0, 0]
     server.params.push("scores", [77], -np.ones((1, 1), np.float32))
-    assert asked(app, 77).output == 1
+    assert call_once(app, 77).output == 1
     server.retire("uncached", force=True)
 
 
@@ -163,11 +163,11 @@ def test_a_shard_that_is_killed_is_back_before_the_model_gives_up(
 ) -> None:
     deploy("after", Scores)
     app = server.app("killed", models=["after"], policy="stacking", slo_ms=30_000)
-    asked(app, 70)
+    call_once(app, 70)
     os.kill(own(server).pids()[0], signal.SIGKILL)
     assert server.params.pull("scores", [70]).tolist() == [[0]], "it came back with its tables"
-    app.feedback(asked(app, 71), label=5.0)
-    wait_until(lambda: asked(app, 71).output == 5)
+    app.feedback(call_once(app, 71), label=5.0)
+    wait_until(lambda: call_once(app, 71).output == 5)
 
 
 @pytest.mark.slow
@@ -176,7 +176,7 @@ def test_tables_can_be_told_at_deployment(
 ) -> None:
     deploy("bare", Bare, tables={"bare": {"dim": 4, "initializer": "constant"}})
     app = server.app("told", models=["bare"], slo_ms=30_000)
-    assert asked(app, 1).output == server.params.pull("bare", [1])[0, 0]
+    assert call_once(app, 1).output == server.params.pull("bare", [1])[0, 0]
     assert server.catalog.view.model("bare").tables == {
         "bare": {"dim": 4, "initializer": "constant"}
     }
@@ -308,8 +308,8 @@ def test_a_set_of_ones_own_ends_and_begins_with_the_server(tmp_path: Path) -> No
         )
         app = server.app("again", models=["scores"], slo_ms=30_000)
         wait_until(lambda: server.stats()["models"]["scores:1"]["has"] == 1)
-        assert asked(app, 4).output == 2
-    assert told_in(tmp_path / "set")["settings"]["snapshot_s"] == 0
+        assert call_once(app, 4).output == 2
+    assert read_address_file(tmp_path / "set")["settings"]["snapshot_s"] == 0
 
 
 SERVES = """

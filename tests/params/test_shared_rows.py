@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clipper.params import Client, TableSpec, line
+from clipper.params import Client, TableSpec
+from clipper.params.client import connection as line
 from clipper_container.params import shard_client as sdk
 from clipper_container.params import shared_rows
 from clipper_container.params.shared_rows import (

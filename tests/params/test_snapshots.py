@@ -12,10 +12,18 @@ import numpy as np
 import pytest
 
 from clipper.errors import AlreadyExists, StoreError
-from clipper.params import Client, TableSpec, snapshots
-from clipper.params.parameters import Parameters
-from clipper.params.recovery import SEQUENCES, Epochs, Recovered, Source, recover, united
-from clipper.params.snapshots import FILE, MANIFEST, part_of, parts_in, sets_in
+from clipper.params import Client, TableSpec
+from clipper.params.shard import snapshots
+from clipper.params.shard.parameters import Parameters
+from clipper.params.shard.recovery import (
+    SEQUENCES,
+    EpochFile,
+    Recovered,
+    Source,
+    merge_windows,
+    recover,
+)
+from clipper.params.shard.snapshots import FILE, MANIFEST, part_of, parts_in, sets_in
 from clipper_core.params.shard_door import ShardDoor
 from tests.params.conftest import Shards, full, ones, zeros
 
@@ -230,18 +238,18 @@ def test_a_full_disk_leaves_what_was_there(shards: Shards, monkeypatch: pytest.M
     client.call(0, "snapshot")
     first = all_of(shards)
     add = snapshots.PartWriter.add
-    written = 0
+    write_atomically = 0
 
     def no_room(self: snapshots.PartWriter, piece: Any) -> None:
-        nonlocal written
-        written += 1
-        if written == 2:
+        nonlocal write_atomically
+        write_atomically += 1
+        if write_atomically == 2:
             raise OSError(errno.ENOSPC, "No space left on device")
         add(self, piece)
 
     monkeypatch.setattr(snapshots.PartWriter, "add", no_room)
     for whole in (True, False):
-        written = 1 if not whole else 0
+        write_atomically = 1 if not whole else 0
         with pytest.raises(StoreError, match="No space left"):
             client.call(0, "snapshot", whole=whole)
     said = client.call(0, "stats")["snapshots"]
@@ -308,12 +316,12 @@ def test_a_snapshot_is_of_one_moment(shards: Shards) -> None:
 
 
 def test_two_processes_are_not_one_shard(tmp_path: Path) -> None:
-    first = Epochs(tmp_path / "shard-0")
+    first = EpochFile(tmp_path / "shard-0")
     with pytest.raises(AlreadyExists, match="another process"):
-        Epochs(tmp_path / "shard-0")
+        EpochFile(tmp_path / "shard-0")
     first.begin(4)
     first.close()
-    again = Epochs(tmp_path / "shard-0")
+    again = EpochFile(tmp_path / "shard-0")
     assert again.last == 4
     (tmp_path / "shard-0" / "epoch").write_text("")
     with pytest.raises(StoreError, match="epoch"):
@@ -334,7 +342,7 @@ def test_pushes_seen_are_united() -> None:
         if windows[0] is None or windows[1] is None:
             continue
         both = ShardDoor()
-        both.saw(1, united(windows[0], windows[1]))
+        both.saw(1, merge_windows(windows[0], windows[1]))
         high = max(max(seen) for seen in sets)
         for one in range(1, high + 1):
             assert both.look(1, one) == (2 if high - one >= 1024 else int(one in sets[0] | sets[1]))
@@ -359,7 +367,7 @@ def source(epoch: int, version: int, name: str, error: Exception | None = None) 
 
 
 def recovered(folder: Path, *sources: Source) -> Recovered:
-    epochs = Epochs(folder)
+    epochs = EpochFile(folder)
     try:
         return recover(0, 1, [], epochs, sources, patience_s=0.0, stopping=lambda: False)
     finally:

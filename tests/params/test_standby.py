@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from clipper.params import Client, TableSpec
-from clipper.params.local import LocalSet
-from clipper.params.places import running_in
-from clipper.params.snapshots import parts_in
-from clipper.params.standby import Template
+from clipper.params.local.address_file import running_shards
+from clipper.params.local.fork_server import ForkServer
+from clipper.params.local.local_set import LocalSet
+from clipper.params.shard.snapshots import parts_in
 from clipper.settings.params import ParamsSettings
 from tests.params.conftest import ones, until
 
@@ -43,10 +43,10 @@ def local(tmp_path: Path) -> Iterator[LocalSet]:
 def test_shards_go_on_when_what_they_were_forked_from_is_killed(local: LocalSet) -> None:
     with Client(local.folder, patience_s=PATIENCE_S) as client:
         client.create(COUNTS)
-        before, template = local.pids(), local._template.popen.pid
+        before, template = local.pids(), local._fork_server.popen.pid
         assert template not in before.values()
         os.kill(template, signal.SIGKILL)
-        until(lambda: local._template.popen.pid != template)
+        until(lambda: local._fork_server.popen.pid != template)
         client.push("counts", range(10), -ones((10, 2)))
         assert local.pids() == before
         until(
@@ -71,7 +71,7 @@ def test_both_killed_at_once(local: LocalSet) -> None:
                 one["whole"] for _, said in client.call_all("stats") for one in said["followers"]
             )
         )
-        for pid in (local._template.popen.pid, local.pids()[0]):
+        for pid in (local._fork_server.popen.pid, local.pids()[0]):
             os.kill(pid, signal.SIGKILL)
         assert (client.pull("counts", range(10)) == 1).all()
     until(lambda: len(local.pids()) == 2)
@@ -89,11 +89,11 @@ def test_shards_end_in_good_order_when_their_supervisor_is_killed(tmp_path: Path
         with Client(tmp_path) as client:
             client.create(COUNTS)
             client.push("counts", range(10), -ones((10, 2)))
-        assert running_in(tmp_path) == [0, 1]
+        assert running_shards(tmp_path) == [0, 1]
     finally:
         up.kill()
         up.communicate()
-    until(lambda: not running_in(tmp_path))
+    until(lambda: not running_shards(tmp_path))
     assert {part.shard for part in parts_in(tmp_path / "snapshots")} == {0, 1}
     again = LocalSet(ParamsSettings(folder=str(tmp_path), shards=2, snapshot_s=0.0)).start()
     try:
@@ -118,12 +118,12 @@ def test_what_cannot_be_forked_is_said_and_tried_again(
 
     monkeypatch.setattr(os, "fork", no)
     with ours, theirs:
-        Template(theirs, -1, None)._fork({"number": 3, "folder": "nowhere"})  # type: ignore[arg-type]
+        ForkServer(theirs, -1, None)._fork({"number": 3, "folder": "nowhere"})  # type: ignore[arg-type]
         assert heard(ours) == ({"number": 3, "error": "too many processes"}, [])
     local = LocalSet(ParamsSettings(folder=str(tmp_path), shards=1))
     try:
         local._wanted.add(0)
-        local._heard(({"number": 0, "error": "too many processes"}, -1))
+        local._received(({"number": 0, "error": "too many processes"}, -1))
         assert not local._wanted
         assert len(local._due) == 1
     finally:

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from clipper.errors import ClipperError, InvalidInput, StalePush
 from clipper.metrics import FAMILIES, OTHER, ParamsMetrics, Samples, prometheus
 from clipper.params import TableSpec
-from clipper.params.counting import Ages
-from clipper.params.reading import SetReader
+from clipper.params.client.stats_reader import StatsReader
+from clipper.params.shard.stats import Ages
 from clipper_core.runtime.histogram import LatencyHistogram, snapshot_of
 from tests.params.conftest import TOKEN, Shards, ones, zeros
 
 SPEC = TableSpec("t", 3, optimizer="sgd", initializer="zeros")
 
 
-def reader(shards: Shards) -> SetReader:
-    return SetReader(shards.addresses, token=TOKEN)
+def reader(shards: Shards) -> StatsReader:
+    return StatsReader(shards.addresses, token=TOKEN)
 
 
 def read(shards: Shards) -> list[dict[str, Any]]:
@@ -129,7 +129,7 @@ def test_how_old_gradients_were(shards: Shards, by_call: bool) -> None:
         if by_call:
             client.push_gradients(rows={"t": ([5], ones((1, 3)))}, versions=[version])
             continue
-        client.lines[0].version = version
+        client.connections[0].version = version
         with contextlib.suppress(StalePush):
             client.push("t", [5], ones((1, 3)), versioned=True)
     (found,) = read(shards)
@@ -247,9 +247,9 @@ def test_a_reader_follows_a_set_to_other_addresses(shards: Shards, tmp_path: Pat
     shards.up(1)
     file = tmp_path / "shards.json"
     with pytest.raises(InvalidInput, match=r"shards\.json"):
-        SetReader(tmp_path).read()
+        StatsReader(tmp_path).read()
     file.write_text(f'{{"addresses": ["unix:{tmp_path}/nobody"], "token": "{TOKEN}"}}')
-    one = SetReader(tmp_path)
+    one = StatsReader(tmp_path)
     assert "away" in one.read()[0]
     file.write_text(f'{{"addresses": ["{shards.addresses[0]}"], "token": "{TOKEN}"}}')
     assert one.read()[0]["ready"]

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from clipper.errors import ClipperError, DoesNotFit, InvalidInput, Overloaded
-from clipper.params import Client, TableSpec, stepping
+from clipper.params import Client, TableSpec
+from clipper.params.shard.shard import sync_training as stepping
 from tests.params.conftest import Shards, full, ones, zeros
 from tests.params.test_replication import until
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clipper.params import TableSpec, frames, line
-from clipper.params.client import rows_in as rows_of_client
+from clipper.params import TableSpec, frames
+from clipper.params.client import connection as line
+from clipper.params.client.client import rows_in as rows_of_client
 from clipper_container.params import shard_client as sdk
 from clipper_container.params.shard_client import ShardAway, ShardClient, ShardRefused
 from clipper_container.tables import SETTINGS, Tables, as_ids, rows_in
@@ -251,10 +252,10 @@ def test_a_push_whose_answer_is_lost_is_applied_once(
             "users", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"
         )
         mine.push("users", [0, 1], ones((2, 2)))
-        hear, lost = ShardClient._receive_answer, []
+        receive, lost = ShardClient._receive_answer, []
 
         def lose(line: ShardClient, ask: sdk.ShardRequest) -> sdk.ShardHeader:
-            head = hear(line, ask)
+            head = receive(line, ask)
             if line.number == 1 and not lost:
                 lost.append(head)
                 line.close()

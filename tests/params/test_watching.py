@@ -15,12 +15,12 @@ import clipper
 from clipper.errors import DoesNotFit, InvalidInput
 from clipper.metrics.collect import of_model
 from clipper.params import Client, TableSpec
-from clipper.params import changes as changes_module
-from clipper.params.changes import SLOT, Changes
+from clipper.params.client.connection import addresses_in
+from clipper.params.client.row_watcher import RowWatcher, WatchedPredictions
 from clipper.params.frames import unpacked
-from clipper.params.line import addresses_in
-from clipper.params.parameters import Parameters
-from clipper.params.watching import Watched, Watching
+from clipper.params.shard import change_watchers as changes_module
+from clipper.params.shard.change_watchers import SLOT, ChangeWatchers
+from clipper.params.shard.parameters import Parameters
 from clipper_container import Model
 from clipper_core.params.shard_door import ShardDoor
 from tests.params.conftest import Shards, full, ones
@@ -56,10 +56,10 @@ class Shard:
         self.door, self.parameters = ShardDoor(), Parameters()
         self.parameters.create(SPEC)
         self.said: dict[int, dict[str, Any]] = {}
-        self.changes = Changes(self.door, lambda: self.parameters, self._answer)
+        self.changes = ChangeWatchers(self.door, lambda: self.parameters, self._answer)
 
-    def _answer(self, whom: Any, payload: bytes) -> None:
-        self.said[whom[0]] = unpacked(payload)
+    def _answer(self, call_id: Any, payload: bytes) -> None:
+        self.said[call_id[0]] = unpacked(payload)
 
     def ask(
         self, since: int, *, conn: int = 1, wait_s: float = 1.0, now: float = 0.0, epoch: int = 1
@@ -121,7 +121,7 @@ def test_who_is_too_far_behind_is_told_so(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_log_that_overflows_loses_all_who_watch() -> None:
     shard = Shard()
     shard.door = ShardDoor(log_ids_max=10)
-    shard.changes = Changes(shard.door, lambda: shard.parameters, shard._answer)
+    shard.changes = ChangeWatchers(shard.door, lambda: shard.parameters, shard._answer)
     position = (shard.ask(-1) or {})["position"]
     assert shard.ask(position) is None
     shard.door.note(0, list(range(20)))
@@ -153,7 +153,7 @@ def test_a_position_is_a_whole_number(since: Any) -> None:
 class Cache:
     """What forgets, and says of what."""
 
-    def __init__(self, watching: Watching, tolerance: float = 0.5, made_max: int = 1000) -> None:
+    def __init__(self, watching: RowWatcher, tolerance: float = 0.5, made_max: int = 1000) -> None:
         self.gone: list[int] = []
         self.watched = watching.watched(
             lambda x: {"taste": np.array(x)},
@@ -182,14 +182,16 @@ class Cache:
 
 
 @pytest.fixture
-def watching(shards: Shards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watching]:
-    monkeypatch.setattr("clipper.params.watching.WAIT_S", 0.02)
+def watching(
+    shards: Shards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RowWatcher]:
+    monkeypatch.setattr("clipper.params.client.row_watcher.WAIT_S", 0.02)
     shards.up(2)
     (tmp_path / "shards.json").write_text(
         json.dumps({"addresses": list(shards.addresses), "token": "open sesame"})
     )
     assert addresses_in(tmp_path)[0] == list(shards.addresses)
-    found = Watching(tmp_path)
+    found = RowWatcher(tmp_path)
     yield found
     found.stop()
 
@@ -198,7 +200,7 @@ def push(client: Client, id: int, by: float) -> None:
     client.push("taste", [id], full((1, 2), -by))
 
 
-def test_what_was_made_of_a_row_goes_when_it_moves(shards: Shards, watching: Watching) -> None:
+def test_what_was_made_of_a_row_goes_when_it_moves(shards: Shards, watching: RowWatcher) -> None:
     client = shards.client()
     client.create(SPEC)
     cache = Cache(watching)
@@ -217,7 +219,7 @@ def test_what_was_made_of_a_row_goes_when_it_moves(shards: Shards, watching: Wat
     assert cache.watched.stats()["predictions"] == 2
 
 
-def test_a_shard_that_dies_takes_all_that_was_known(shards: Shards, watching: Watching) -> None:
+def test_a_shard_that_dies_takes_all_that_was_known(shards: Shards, watching: RowWatcher) -> None:
     client = shards.client()
     client.create(SPEC)
     client.push("taste", [2, 3], ones((2, 2)))
@@ -241,7 +243,7 @@ def test_a_shard_that_dies_takes_all_that_was_known(shards: Shards, watching: Wa
     wait_until(lambda: len(cache.gone) == 3)
 
 
-def test_a_table_that_is_not_there_yet(shards: Shards, watching: Watching) -> None:
+def test_a_table_that_is_not_there_yet(shards: Shards, watching: RowWatcher) -> None:
     client = shards.client()
     cache = Cache(watching)
     number = cache.ask(2)
@@ -254,7 +256,7 @@ def test_a_table_that_is_not_there_yet(shards: Shards, watching: Watching) -> No
 def test_a_set_that_comes_later(
     shards: Shards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watching = Watching(tmp_path / "nowhere")
+    watching = RowWatcher(tmp_path / "nowhere")
     watched = watching.watched(lambda x: {"taste": np.array(x)}, 0.5, 10, lambda key, n: None)
     assert watched((1,), 1, 1) != watched((1,), 1, 1)
     watching.stop()
@@ -263,14 +265,14 @@ def test_a_set_that_comes_later(
 
 
 def test_inputs_whose_rows_cannot_be_told_are_not_cached(
-    shards: Shards, watching: Watching
+    shards: Shards, watching: RowWatcher
 ) -> None:
     watched = watching.watched(lambda x: None, 0.5, 10, lambda key, n: None)
     wait_until(lambda: watching.knows)
     assert watched((1,), 1, 1) != watched((1,), 1, 1)
     assert watched.uncached == 2
     watching.remove(watched)
-    assert isinstance(watched, Watched)
+    assert isinstance(watched, WatchedPredictions)
 
 
 # -- a server

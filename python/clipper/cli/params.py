@@ -21,7 +21,7 @@ from clipper.cli.verbs import Verbs
 from clipper.errors import NoServer
 
 if TYPE_CHECKING:
-    from clipper.params.reading import SetReader
+    from clipper.params.client.stats_reader import StatsReader
 
 _EXIT_STILL_THERE = 1
 _FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
@@ -145,8 +145,8 @@ def up(
     clipper params up --on ray --shards 4 --replicas 1 --folder /share/shop
     """
     from clipper.config import load
-    from clipper.params.local import LocalSet
-    from clipper.params.reading import SetReader
+    from clipper.params.client.stats_reader import StatsReader
+    from clipper.params.local.local_set import LocalSet
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     here = Path("clipper.toml")
@@ -172,7 +172,7 @@ def up(
     shards = LocalSet(settings).start()
     try:
         shards.wait_ready()
-        with _metrics(settings.metrics, lambda: SetReader(shards.folder)) as page:
+        with _metrics(settings.metrics, lambda: StatsReader(shards.folder)) as page:
             click.echo(
                 f"{settings.shards} shards serve. Workers:"
                 f" clipper.params.Client({str(shards.folder)!r}){page}"
@@ -197,9 +197,9 @@ def _signalled() -> int:
 
 
 @contextlib.contextmanager
-def _metrics(address: str, reader: "Callable[[], SetReader]") -> Iterator[str]:
+def _metrics(address: str, reader: "Callable[[], StatsReader]") -> Iterator[str]:
     """-> where they are, in words"""
-    from clipper.params.scraping import MetricsPage
+    from clipper.params.local.metrics_page import MetricsPage
 
     if not address:
         yield ""
@@ -222,11 +222,11 @@ def ps(folder: Path | None, as_json: bool) -> None:
     clipper params ps --folder shop
     """
     from clipper.cli.params_shown import held
-    from clipper.params.reading import SetReader
-    from clipper.params.snapshots import sets_in
+    from clipper.params.client.stats_reader import StatsReader
+    from clipper.params.shard.snapshots import sets_in
 
     place = _folder(folder)
-    reader = SetReader(place, answer_s=5.0)
+    reader = StatsReader(place, answer_s=5.0)
     found = reader.read()
     reader.close()
     sets = [
@@ -259,19 +259,19 @@ def metrics(folder: Path | None, listen: str | None) -> None:
     clipper params metrics --folder /share/shop --listen 127.0.0.1:9300
     """
     from clipper.metrics import prometheus
-    from clipper.params.reading import SetReader
-    from clipper.params.scraping import samples_of
+    from clipper.params.client.stats_reader import StatsReader
+    from clipper.params.local.metrics_page import samples_of
 
     place = _folder(folder)
     if listen is None:
-        reader = SetReader(place, answer_s=5.0)
+        reader = StatsReader(place, answer_s=5.0)
         try:
             click.echo(prometheus(samples_of(reader.read())), nl=False)
         finally:
             reader.close()
         return
     ends = _signalled()
-    with _metrics(listen, lambda: SetReader(place)) as page:
+    with _metrics(listen, lambda: StatsReader(place)) as page:
         click.echo(page.strip())
         select.select([ends], [], [])
 
@@ -301,9 +301,9 @@ def top(folder: Path | None, every_s: float, times: int | None) -> None:
     clipper params top --folder shop
     """
     from clipper.cli.params_shown import rates
-    from clipper.params.reading import SetReader
+    from clipper.params.client.stats_reader import StatsReader
 
-    reader = SetReader(_folder(folder))
+    reader = StatsReader(_folder(folder))
     try:
         before, at_s = reader.read(), time.monotonic()
         for _ in range(times) if times is not None else itertools.count():
@@ -349,8 +349,8 @@ def snapshot(folder: Path | None, as_json: bool, whole: bool) -> None:
     \b
     clipper params snapshot --folder shop
     """
-    from clipper.params.line import addresses_in
-    from clipper.params.local import snapshot_all
+    from clipper.params.client.connection import addresses_in
+    from clipper.params.local.local_set import snapshot_all
 
     place = _folder(folder)
     addresses, token = addresses_in(place)
@@ -377,7 +377,7 @@ def restore(folder: Path | None, as_json: bool, source: Path | None, number: int
     clipper params restore --folder shop --number 12
     clipper params restore --folder shop --from backup/shop
     """
-    from clipper.params.local import restore as restored
+    from clipper.params.local.local_set import restore as restored
 
     place = _folder(folder)
     said = restored(place, source or place, number)
@@ -424,7 +424,7 @@ def reshard(folder: Path | None, as_json: bool, shards: int) -> None:
     clipper params reshard --folder shop --shards 6
     clipper params up --folder shop --shards 6
     """
-    from clipper.params.local import reshard as resharded
+    from clipper.params.local.local_set import reshard as resharded
 
     place = _folder(folder)
     said = resharded(place, shards)
@@ -467,7 +467,7 @@ def down(
         said = down_on_ray(_folder(folder).absolute(), name, ray_address)
         _show(list(said.values()), as_json, f"ended {len(said)} shards on Ray")
         return
-    from clipper.params.local import supervisor_of
+    from clipper.params.local.local_set import supervisor_of
 
     place = _folder(folder)
     pid = supervisor_of(place)
@@ -532,9 +532,9 @@ def shard(
     """
     import msgspec
 
-    from clipper.params.reading import SetReader
-    from clipper.params.server import die_with, run
-    from clipper.params.standby import place_in
+    from clipper.params.client.stats_reader import StatsReader
+    from clipper.params.local.fork_server import config_in
+    from clipper.params.shard.server import die_with, run
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     digits = re.search(r"[0-9]+$", number)
@@ -543,7 +543,7 @@ def shard(
     if end_with_parent:
         die_with(os.getppid())
     root = _folder(folder).absolute()
-    place = place_in(root, int(digits[0]), keep.absolute() if keep is not None else None)
+    place = config_in(root, int(digits[0]), keep.absolute() if keep is not None else None)
     place = msgspec.structs.replace(
         place, listen=f"tcp:{listen}" if listen else "", alive=alive, book=root
     )
@@ -551,7 +551,7 @@ def shard(
     if not place.listen.endswith(":0"):
         own = f"tcp:{_reached(listen)}" if listen else place.addresses[place.number]
         here = [own if i == place.number else one for i, one in enumerate(place.addresses)]
-    with _metrics(metrics or "", lambda: SetReader(here, token=place.token, only=place.number)):
+    with _metrics(metrics or "", lambda: StatsReader(here, token=place.token, only=place.number)):
         code = run(place, _beside(place.settings.grpc), lambda: click.echo("ready"))
     sys.exit(code)
 

@@ -27,7 +27,7 @@ def up_on_ray(
     """Start the shards that are missing, and wait until all serve."""
     from clipper.deploy.ray_nodes import join_ray, take_down, wait_ready
     from clipper.deploy.ray_shards import RayShards, bring_up_shards, remove_group
-    from clipper.params.places import prepare
+    from clipper.params.local.address_file import prepare
 
     folder = prepare(settings, "ray")
     stopping = threading.Event()
@@ -53,8 +53,8 @@ def down_on_ray(folder: Path, name: str, address: str) -> dict[str, Any]:
     """End the set of that folder, with a snapshot of all. Raises NoServer. -> the last statuses"""
     from clipper.deploy.ray_nodes import join_ray, take_down
     from clipper.deploy.ray_shards import remove_group, shards_of
-    from clipper.params.line import addresses_in
-    from clipper.params.local import snapshot_all
+    from clipper.params.client.connection import addresses_in
+    from clipper.params.local.local_set import snapshot_all
 
     ray = join_ray(address)
     actors = shards_of(ray, name)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clipper.clock import wall_time_us
-from clipper.params.reading import lags_between
+from clipper.params.client.stats_reader import lags_between
 
 Stats = Mapping[str, Any]
 _HELD = (

@@ -12,7 +12,7 @@ from clipper.serving.processor import Question
 from clipper.types import PredictionRequest
 
 if TYPE_CHECKING:
-    from clipper.params.serving import ServedSet
+    from clipper.params.local.served_set import ServedSet
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from clipper.serving.reads import check_reads
 from clipper.types import Model
 
 if TYPE_CHECKING:
-    from clipper.params.client import Client
-    from clipper.params.contexts import UserRows
-    from clipper.params.serving import ServedSet
-    from clipper.params.watching import Watching
+    from clipper.params.client.client import Client
+    from clipper.params.client.row_watcher import RowWatcher
+    from clipper.params.client.user_rows import UserRows
+    from clipper.params.local.served_set import ServedSet
 
 _log = logging.getLogger(__name__)
 _HINT = "Start it by clipper.start(params='FOLDER'), or set params in [server]."
@@ -29,7 +29,7 @@ class ParameterSet:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._served: ServedSet | None = None
-        self._watching: Watching | None = None
+        self._watching: RowWatcher | None = None
 
     def start(self) -> None:
         """Start the shards, or connect to running ones.
@@ -37,11 +37,11 @@ class ParameterSet:
         Raises ShardAway, ConfigError, DoesNotFit.
         """
         if self._config.server.params:
-            from clipper.params.serving import ServedSet, settings_of
-            from clipper.params.watching import Watching
+            from clipper.params.client.row_watcher import RowWatcher
+            from clipper.params.local.served_set import ServedSet, settings_of
 
             self._served = ServedSet(settings_of(self._config)).start()
-            self._watching = Watching(self._served.folder)
+            self._watching = RowWatcher(self._served.folder)
 
     def stop(self) -> None:
         """Stop watching rows, and the shards if this server started them."""
@@ -56,7 +56,7 @@ class ParameterSet:
         return self._served
 
     @property
-    def watching(self) -> "Watching | None":
+    def watching(self) -> "RowWatcher | None":
         """The watcher that invalidates predictions whose rows have moved; None without tables."""
         return self._watching
 

@@ -21,7 +21,7 @@ def shards_of_ids(ids: Ids, shards: int) -> npt.NDArray[np.int64]:
     return np.mod(ids, shards)
 
 
-def parted(ids: Ids, shards: int) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
+def split_by_shard(ids: Ids, shards: int) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
     """(shard, the places in `ids` that are its) for each shard that has some; places ascend."""
     if shards == 1:
         if ids.size:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from clipper.errors import InvalidInput, StalePush, StateLost
-from clipper.params.client import Client
+from clipper.params.client.client import Client
 from clipper.params.tables import TableSpec
 
 try:

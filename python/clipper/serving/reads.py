@@ -23,7 +23,7 @@ Reads = Callable[[Any], dict[str, Ids] | None]
 
 
 class Watches(Protocol):
-    """What hears of rows that move: `clipper.params.watching.Watching`."""
+    """What hears of rows that move: `clipper.params.client.row_watcher.Watching`."""
 
     def watched(
         self,

@@ -9,7 +9,7 @@ import pytest
 
 from clipper.deploy.ray_shards import RayShards, ShardProcess
 from clipper.params import Client, TableSpec
-from clipper.params.places import prepare, running_in
+from clipper.params.local.address_file import prepare, running_shards
 from clipper.settings.params import ParamsSettings
 from tests.params.conftest import until
 
@@ -36,7 +36,7 @@ def test_a_shard_is_started_again_and_found_where_it_is_then(tmp_path: Path) -> 
         assert (found["starts"], found["folder"]) == (2, str(tmp_path))
         assert "it ended, exit code -9" in found["lines"]
         assert [one.stop(PATIENCE_S)["state"] for one in both] == ["ended", "ended"]
-        assert running_in(tmp_path) == []
+        assert running_shards(tmp_path) == []
         assert sorted(path.name for path in tmp_path.glob("snapshots/*/shard-*")) == [
             "shard-0-of-2",
             "shard-1-of-2",

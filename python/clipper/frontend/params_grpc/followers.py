@@ -14,8 +14,8 @@ import numpy as np
 
 from clipper.errors import DoesNotFit
 from clipper.frontend.params_grpc.tensors import Ids, tensor_of
-from clipper.params.parameters import DENSE, Parameters
-from clipper.params.shard import Shard
+from clipper.params.shard.parameters import DENSE, Parameters
+from clipper.params.shard.shard import Shard
 
 FOLLOWERS_MAX: Final = 16
 IDS_MAX: Final = 1 << 22  # that one has not been told; one with more begins anew
@@ -71,7 +71,7 @@ class RowFollowers:
     def __init__(self, shard: Shard, now: Callable[[], float] = time.monotonic) -> None:
         self._shard, self._now = shard, now
         self._each: dict[str, RowFollower] = {}
-        self._slot = shard.place.replicas
+        self._slot = shard.config.replicas
         self._on = False
 
     def of(self, name: str, serial: int | None) -> RowFollower | None:

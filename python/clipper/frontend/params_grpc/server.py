@@ -1,8 +1,8 @@
 """gRPC server of a parameter shard: a thread with an event loop, beside the shard's own.
 
-`python -m clipper.frontend.params_grpc.server` runs `clipper.params.standby` with this server. The
-module is here, above `params`, because `params` does not import gRPC. A supervisor starts it by its
-module name.
+`python -m clipper.frontend.params_grpc.server` runs `clipper.params.local.fork_server` with this
+server. The module is here, above `params`, because `params` does not import gRPC. A supervisor
+starts it by its module name.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ from clipper.frontend.params_grpc.service import (
 from clipper.frontend.params_grpc.shard_client import ShardClient
 from clipper.frontend.protocols import message, methods_of
 from clipper.metrics import TlsCounts
-from clipper.params import standby
-from clipper.params.shard import Shard
+from clipper.params.local import fork_server as standby
+from clipper.params.shard.shard import Shard
 from clipper.settings.params import ParamsSettings, grpc_address, params_tls
 
 CALLS_MAX: Final = 1024
@@ -52,7 +52,7 @@ class ShardGrpc:
     its own."""
 
     def __init__(self, shard: Shard) -> None:
-        self._shard, place = shard, shard.place
+        self._shard, place = shard, shard.config
         self._wanted = grpc_address(place.settings, place.number)
         self.address = ""
         self._access = _access_of(place.settings, place.token)
@@ -104,7 +104,7 @@ class ShardGrpc:
 
     async def _listen(self) -> None:
         self._closing = asyncio.Event()
-        settings = self._shard.place.settings
+        settings = self._shard.config.settings
         options = [
             ("grpc.max_receive_message_length", settings.grpc_message_bytes_max),
             ("grpc.max_send_message_length", -1),
@@ -214,7 +214,7 @@ class ShardGrpc:
         given = str(call.metadata.get("authorization", "")).encode()
         if self._access.keys is not None:
             self._access.keys.check(given)
-        elif not hmac.compare_digest(given, f"Bearer {self._shard.place.token}".encode()):
+        elif not hmac.compare_digest(given, f"Bearer {self._shard.config.token}".encode()):
             hint = (
                 "Send metadata: authorization, Bearer and the token of the set (params.token;"
                 " shards.json has it)."
@@ -263,8 +263,8 @@ def _access_of(settings: ParamsSettings, token: str) -> CredentialFiles:
 
 @contextlib.contextmanager
 def beside(shard: Shard) -> Iterator[None]:
-    """As `clipper.params.server.run` takes it."""
-    if not shard.place.settings.grpc:
+    """As `clipper.params.shard.server.run` takes it."""
+    if not shard.config.settings.grpc:
         yield
         return
     front = ShardGrpc(shard).start()

@@ -25,9 +25,9 @@ from clipper.frontend.params_grpc.tensors import (
     values_in,
 )
 from clipper.frontend.protocols import message
-from clipper.params.parameters import Parameters
 from clipper.params.partition import shard_of_name, shards_of_ids
-from clipper.params.shard import Shard
+from clipper.params.shard.parameters import Parameters
+from clipper.params.shard.shard import Shard
 from clipper.params.tables import TableSpec, optimizer_in
 
 SERVICE: Final = "PServer"
@@ -104,11 +104,11 @@ class ParamsService:
 
     def __init__(self, shard: Shard, door: ShardClient) -> None:
         self._shard, self._door = shard, door
-        self._number, self._shards = shard.place.number, shard.place.shards
-        self._bytes_max = shard.place.settings.grpc_message_bytes_max
+        self._number, self._shards = shard.config.number, shard.config.shards
+        self._bytes_max = shard.config.settings.grpc_message_bytes_max
         self.followers = RowFollowers(shard)
         self._optimizer, self._optimizer_settings = optimizer_in(
-            shard.place.settings.grpc_optimizer
+            shard.config.settings.grpc_optimizer
         )
         self.methods: dict[str, Callable[[Any, ShardCall], Any]] = {
             "pull_variable": self.pull_variable,
@@ -208,7 +208,7 @@ class ParamsService:
         of, copies = request.replica_index, self._shard.copies
         if of not in copies:
             at = ", ".join(
-                str((of + 1 + k) % self._shards) for k in range(self._shard.place.replicas)
+                str((of + 1 + k) % self._shards) for k in range(self._shard.config.replicas)
             )
             hint = f"Those of shard {of} are in {at}." if at and 0 <= of < self._shards else ""
             raise InvalidInput(

@@ -19,7 +19,7 @@ from clipper.params.frames import (
     refusal,
     unpacked,
 )
-from clipper.params.parameters import Ids, Piece
+from clipper.params.shard.parameters import Ids, Piece
 
 _LIMIT = 1 << 20  # read ahead
 

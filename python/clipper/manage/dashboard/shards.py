@@ -6,7 +6,7 @@ from functools import reduce
 from operator import add
 from typing import Any, Final
 
-from clipper.params.reading import lags_between
+from clipper.params.client.stats_reader import lags_between
 
 SHARDS_MAX: Final = 64  # with numbers of their own
 TABLES_MAX: Final = 50

@@ -35,12 +35,12 @@ from clipper.errors import (
     ShardAway,
     StateLost,
 )
-from clipper.params.line import Line, addresses_in
-from clipper.params.places import NOWHERE, running_in, tell
-from clipper.params.places import told_in as told_in
-from clipper.params.probing import Prober
-from clipper.params.replication import asked
-from clipper.params.snapshots import newest_of, parts_in, sets_in
+from clipper.params.client.connection import ShardConnection, addresses_in
+from clipper.params.local.address_file import UNKNOWN_ADDRESS, running_shards, write_address_file
+from clipper.params.local.address_file import read_address_file as read_address_file
+from clipper.params.local.health_check import HealthCheck
+from clipper.params.shard.replication import call_once
+from clipper.params.shard.snapshots import newest_of, parts_in, sets_in
 from clipper.params.tables import optimizer_in
 from clipper.settings.params import ParamsSettings, grpc_address, params_tls, with_absolute_paths
 from clipper.tls import Certificate
@@ -52,7 +52,7 @@ QUICK_MAX = 3  # so often in a row is started again after a pause
 PAUSE_S_MAX = 5.0
 UNIX_PATH_MAX = 100
 SAID_BYTES_MAX = 1 << 16
-PROGRAM = "clipper.params.standby"
+PROGRAM = "clipper.params.local.fork_server"
 PROGRAM_WITH_GRPC = (  # the same, with gRPC beside it: by its name, for it is above this room
     "clipper.frontend.params_grpc.server"
 )
@@ -68,7 +68,7 @@ def supervisor_of(folder: Path) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return 0
     except BlockingIOError:
-        return int(told_in(folder).get("pid", 0))
+        return int(read_address_file(folder).get("pid", 0))
     finally:
         os.close(fd)
 
@@ -81,15 +81,15 @@ def snapshot_all(
     number = 1 + max((one.number for one in sets_in(folder / "snapshots")), default=0)
     parts = []
     for shard in range(len(addresses)):
-        line = Line(shard, addresses.__getitem__, token, None, 600.0)
+        connection = ShardConnection(shard, addresses.__getitem__, token, None, 600.0)
         try:
-            parts.append(asked(line, "snapshot", number=number, whole=whole)[1])
+            parts.append(call_once(connection, "snapshot", number=number, whole=whole)[1])
         except OSError as error:
             raise ShardAway(
-                f"{line.name}: {error}.", hint="`clipper params ps` tells who runs."
+                f"{connection.name}: {error}.", hint="`clipper params ps` tells who runs."
             ) from None
         finally:
-            line.close()
+            connection.close()
     return {
         "number": number,
         "rows": sum(p["rows"] for p in parts),
@@ -98,12 +98,12 @@ def snapshot_all(
     }
 
 
-class _Template:
+class _ForkServerProcess:
     """The process that shards are forked from. Threads: the supervising one."""
 
     def __init__(self, folder: Path, program: str) -> None:
         words = [sys.executable, "-X", "faulthandler", "-m", program, str(os.getpid())]
-        self.line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         alone = {
             **os.environ,
             "OPENBLAS_NUM_THREADS": "1",
@@ -122,19 +122,21 @@ class _Template:
     def ask(self, number: int, folder: Path) -> None:
         """A shard. When this process is gone, whoever hears of that asks another."""
         with contextlib.suppress(OSError):
-            self.line.send(json.dumps({"number": number, "folder": str(folder)}).encode())
+            self.connection.send(json.dumps({"number": number, "folder": str(folder)}).encode())
 
-    def hear(self) -> tuple[dict[str, Any], int] | None:
+    def receive(self) -> tuple[dict[str, Any], int] | None:
         """What it says next, and a pidfd or -1. None: nothing more."""
         try:
-            data, fds, _, _ = socket.recv_fds(self.line, SAID_BYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC)
+            data, fds, _, _ = socket.recv_fds(
+                self.connection, SAID_BYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC
+            )
         except OSError:
             return None
         return (json.loads(data), fds[0] if fds else -1) if data else None
 
     def close(self) -> int:
         """-> its exit code"""
-        self.line.close()  # it ends by that
+        self.connection.close()  # it ends by that
         try:
             code = self.popen.wait(GRACE_S)
         except subprocess.TimeoutExpired:
@@ -184,15 +186,15 @@ class LocalSet:
         self._shards: dict[int, _Shard] = {}
         self._wanted: set[int] = set()  # asked for, and not heard of yet
         self._names: dict[int, int] = {}  # pid -> number, of those that have not been told of
-        self._template: _Template
+        self._fork_server: _ForkServerProcess
         self._quick = [0] * settings.shards
         self._due: list[tuple[float, Callable[[], None]]] = []
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = False
         self.restarts = 0
         self._hung: deque[int] = deque()  # shards that run and do not answer
-        self._prober = (
-            Prober(self.addresses, self.token, settings.hung_s, self._is_hung)
+        self._health_check = (
+            HealthCheck(self.addresses, self.token, settings.hung_s, self._is_hung)
             if settings.hung_s
             else None
         )
@@ -216,8 +218,8 @@ class LocalSet:
 
     def _told(self) -> tuple[list[str], str]:
         """Writes shards.json; a token that was made up stays what it was."""
-        settings, before = self.settings, told_in(self.folder)
-        if before.get("engine") and running_in(self.folder):
+        settings, before = self.settings, read_address_file(self.folder)
+        if before.get("engine") and running_shards(self.folder):
             hint = f"clipper params down --folder {self.folder}, or another folder."
             raise AlreadyExists(
                 f"a set of shards runs in {self.folder}, on {before['engine']}.", hint=hint
@@ -241,7 +243,7 @@ class LocalSet:
             "settings": public,
             "grpc": grpc,
         }
-        tell(self.folder, said)
+        write_address_file(self.folder, said)
         return addresses, token
 
     def _address(self, shard: int) -> str:
@@ -264,8 +266,8 @@ class LocalSet:
 
     def start(self) -> "LocalSet":
         self._thread.start()
-        if self._prober is not None:
-            self._prober.start()
+        if self._health_check is not None:
+            self._health_check.start()
         return self
 
     def _is_hung(self, number: int) -> None:
@@ -279,9 +281,11 @@ class LocalSet:
         for shard in range(len(self.addresses)):
             why = "it does not answer"
             while time.monotonic() < until:
-                line = Line(shard, self.addresses.__getitem__, self.token, None, 5.0)
+                connection = ShardConnection(
+                    shard, self.addresses.__getitem__, self.token, None, 5.0
+                )
                 try:
-                    said = asked(line, "stats")[1]
+                    said = call_once(connection, "stats")[1]
                     if said["ready"]:
                         break
                     if said.get("state_lost"):
@@ -292,7 +296,7 @@ class LocalSet:
                 except (OSError, ClipperError) as error:
                     why = str(error)
                 finally:
-                    line.close()
+                    connection.close()
                 time.sleep(0.02)
             else:
                 raise ShardAway(
@@ -311,8 +315,8 @@ class LocalSet:
                 snapshot_all(self.addresses, self.token, self.folder)
             except ClipperError as error:
                 log.warning("no snapshot of all shards before the end: %s", error)
-        if self._prober is not None:
-            self._prober.stop()
+        if self._health_check is not None:
+            self._health_check.stop()
         self._stopping = True
         os.eventfd_write(self._wake, 1)
         if self._thread.ident is not None:
@@ -324,7 +328,7 @@ class LocalSet:
     # thread that made it ends
 
     def _run(self) -> None:
-        self._template = _Template(self.folder, self._program)
+        self._fork_server = _ForkServerProcess(self.folder, self._program)
         for number in range(self.settings.shards):
             self._start(number)
         while not self._stopping:
@@ -339,27 +343,27 @@ class LocalSet:
     def _turn(self, until_s: float) -> None:
         """Wait for something to happen, and see to it."""
         poll, shards = select.poll(), {one.pid_fd: one for one in self._shards.values()}
-        template = self._template
-        for fd in (self._wake, template.line.fileno(), template.pid_fd, *shards):
+        fork_server = self._fork_server
+        for fd in (self._wake, fork_server.connection.fileno(), fork_server.pid_fd, *shards):
             poll.register(fd, select.POLLIN)
         happened = [fd for fd, _ in poll.poll(max(0.0, until_s - time.monotonic()) * 1000)]
         if self._wake in happened:
             os.eventfd_read(self._wake)
         while self._hung:
             self._kill_hung(self._hung.popleft())
-        if template.line.fileno() in happened:
-            self._heard(template.hear())
+        if fork_server.connection.fileno() in happened:
+            self._received(fork_server.receive())
         for fd in happened:
             if fd in shards:
                 self._ended(shards[fd])
-        if template.pid_fd in happened:
+        if fork_server.pid_fd in happened:
             self._lost()
 
     def _start(self, number: int) -> None:
         self._wanted.add(number)
-        self._template.ask(number, self.folder)
+        self._fork_server.ask(number, self.folder)
 
-    def _heard(self, told: tuple[dict[str, Any], int] | None) -> None:
+    def _received(self, told: tuple[dict[str, Any], int] | None) -> None:
         if told is None:
             return
         said, pid_fd = told
@@ -384,16 +388,16 @@ class LocalSet:
 
     def _lost(self) -> None:
         """The process that shards are forked from has ended; they have not."""
-        while (told := self._template.hear()) is not None:
-            self._heard(told)
+        while (told := self._fork_server.receive()) is not None:
+            self._received(told)
         log.warning(
             "the process that shards are forked from ended (%s); another is made",
-            _exit(self._template.close()),
+            _exit(self._fork_server.close()),
         )
         self._names.clear()  # nobody will tell
-        self._template = _Template(self.folder, self._program)
+        self._fork_server = _ForkServerProcess(self.folder, self._program)
         for number in self._wanted:
-            self._template.ask(number, self.folder)
+            self._fork_server.ask(number, self.folder)
 
     def _ended(self, one: _Shard) -> None:
         os.close(one.pid_fd)
@@ -435,7 +439,7 @@ class LocalSet:
                     log.warning("shard %d does not end: it is killed", one.number)
                     _signal(one, signal.SIGKILL)
                 until_s = time.monotonic() + GRACE_S
-        self._template.close()
+        self._fork_server.close()
 
 
 def _lost(shard: int, folder: Path) -> StateLost:
@@ -456,7 +460,7 @@ def _exit(code: int) -> str:
 
 
 def _must_rest(folder: Path) -> None:
-    if supervisor_of(folder) or running_in(folder):
+    if supervisor_of(folder) or running_shards(folder):
         raise DoesNotFit(
             f"the set in {folder} runs.", hint=f"clipper params down --folder {folder}"
         )
@@ -473,14 +477,14 @@ def reshard(folder: Path, shards: int) -> int:
         raise DoesNotFit(
             f"{folder} has no snapshot with parts of all {len(addresses)} shards.", hint=hint
         )
-    said = told_in(folder)
+    said = read_address_file(folder)
     said["addresses"] = [
-        NOWHERE if said.get("engine") else f"unix:{folder.absolute()}/shard-{i}.sock"
+        UNKNOWN_ADDRESS if said.get("engine") else f"unix:{folder.absolute()}/shard-{i}.sock"
         for i in range(shards)
     ]
     said["settings"]["shards"] = shards
     said["settings"]["replicas"] = min(said["settings"].get("replicas", 0), shards - 1)
-    tell(folder, said)
+    write_address_file(folder, said)
     return max(chain[-1].number for chain in chains)
 
 

@@ -10,8 +10,8 @@ import shutil
 from pathlib import Path
 
 from clipper.errors import ClipperError
-from clipper.params.replication import Follower, Replica
-from clipper.params.snapshots import PartWriter, chain_of, parts_in, pieces_in
+from clipper.params.shard.replication import Replica, ReplicaFollower
+from clipper.params.shard.snapshots import PartWriter, chain_of, parts_in, pieces_in
 
 log = logging.getLogger("clipper.params")
 
@@ -35,7 +35,7 @@ def load_copy(folder: Path | None, of: int, shards: int, resync_ids_max: int) ->
     return Replica.loaded(of, part.epoch, pieces_in(chain), resync_ids_max)
 
 
-def save_copy(folder: Path | None, follower: Follower, shards: int) -> None:
+def save_copy(folder: Path | None, follower: ReplicaFollower, shards: int) -> None:
     """Write a follower's copy, after its thread has ended. A failure is logged."""
     copy = follower.replica
     if folder is None or copy is None or copy.position < 0:

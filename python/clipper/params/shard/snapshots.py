@@ -29,11 +29,11 @@ import numpy as np
 
 from clipper.clock import wall_time_us
 from clipper.errors import AlreadyExists, ClipperError, StoreError
+from clipper.params.client.connection import ShardConnection
 from clipper.params.frames import packed, unpacked
-from clipper.params.line import Line
-from clipper.params.parameters import DENSE, Ids, Piece
-from clipper.params.recovery import Source, synced, written
-from clipper.params.replication import asked, still
+from clipper.params.shard.parameters import DENSE, Ids, Piece
+from clipper.params.shard.recovery import Source, fsync_folder, write_atomically
+from clipper.params.shard.replication import call_once, pushes_paused
 from clipper_core.params.shard_door import ShardDoor, each_once
 
 log = logging.getLogger("clipper.params")
@@ -53,7 +53,7 @@ BLOCK = struct.Struct("<QII")  # bytes, crc32, nothing
 FILE, MANIFEST = "pieces.bin", "manifest.json"
 _PART = re.compile(r"shard-(\d+)-of-(\d+)")
 _VERSION = re.compile(r"version-(\d+)")
-Told = Callable[[Piece | Exception], None]
+SnapshotCallback = Callable[[Piece | Exception], None]
 
 
 class Part(NamedTuple):
@@ -290,13 +290,13 @@ class PartWriter:
             "crc": self._crc,
         }
         said["created_us"] = wall_time_us()
-        written(
+        write_atomically(
             self._new / MANIFEST,
             json.dumps({**said, "checksum": _checksum(said)}, indent=1).encode(),
         )
         os.rename(self._new, self.folder)
-        synced(self.folder.parent)
-        synced(self.folder.parent.parent)
+        fsync_folder(self.folder.parent)
+        fsync_folder(self.folder.parent.parent)
         found = part_of(self.folder)
         if found is None:
             raise StoreError(f"{self.folder} cannot be read back.", hint="Is the disk sound?")
@@ -332,7 +332,7 @@ class Dirty:
 def _slowed(door: ShardDoor, share: float) -> Iterator[None]:
     """Pushes wait; then they have a share of that time for themselves, and one that waited has its
     turn before the next piece."""
-    with still(door):
+    with pushes_paused(door):
         began_s, position = time.monotonic(), door.position
         yield
         until_s = time.monotonic() + TURN_S
@@ -354,9 +354,9 @@ class Snapshots:
     Shard 0 keeps the calendar of the set: it asks all others, and then itself.
     """
 
-    def __init__(self, place: Any, shard: Any) -> None:
-        self._place, self._shard, self.root = place, shard, place.folder.parent / "snapshots"
-        self._asked: list[tuple[int, bool, Told]] = []
+    def __init__(self, config: Any, shard: Any) -> None:
+        self._config, self._shard, self.root = config, shard, config.folder.parent / "snapshots"
+        self._asked: list[tuple[int, bool, SnapshotCallback]] = []
         self._due = threading.Condition()
         self._closed = False
         self._deltas = 0
@@ -377,7 +377,7 @@ class Snapshots:
         )
 
     def sources(self) -> list[Source]:
-        number, shards = self._place.number, self._place.shards
+        number, shards = self._config.number, self._config.shards
         mine = [
             part for part in parts_in(self.root) if (part.shard, part.shards) == (number, shards)
         ]
@@ -410,7 +410,7 @@ class Snapshots:
             self._shard.parameters.specs or self._shard.parameters.dense.initialized
         )
 
-    def ask(self, number: int, told: Told, *, whole: bool = False) -> None:
+    def ask(self, number: int, told: SnapshotCallback, *, whole: bool = False) -> None:
         """number: 0 for one more than the last. told: called with what was taken, or the error, by
         this one's thread."""
         with self._due:
@@ -423,7 +423,7 @@ class Snapshots:
     # -- its thread
 
     def _run(self) -> None:
-        every_s = self._place.settings.snapshot_s if self._place.number == 0 else 0.0
+        every_s = self._config.settings.snapshot_s if self._config.number == 0 else 0.0
         next_s = time.monotonic() + every_s
         while True:
             with self._due:
@@ -440,27 +440,27 @@ class Snapshots:
 
     def _all(self) -> None:
         """One number for all shards; those that are away do without."""
-        number, place = self._next(), self._place
-        for shard in range(1, place.shards):
-            line: Line = self._shard.line(shard, SNAPSHOT_S)
+        number, config = self._next(), self._config
+        for shard in range(1, config.shards):
+            connection: ShardConnection = self._shard.connection(shard, SNAPSHOT_S)
             try:
-                asked(line, "snapshot", number=number)
+                call_once(connection, "snapshot", number=number)
             except (OSError, ClipperError) as error:
                 log.warning("snapshot %d: %s", number, error)
             finally:
-                line.close()
+                connection.close()
         self._try(number, False, lambda answer: None)
 
     def _next(self) -> int:
         found = (_VERSION.fullmatch(folder.name) for folder in self.root.glob("version-*"))
         return 1 + max((int(one[1]) for one in found if one), default=0)
 
-    def _try(self, number: int, whole: bool, told: Told) -> None:
+    def _try(self, number: int, whole: bool, told: SnapshotCallback) -> None:
         began_s = time.monotonic()
         try:
             part = self._take(number or self._next(), whole)
         except (OSError, ClipperError, MemoryError) as error:
-            log.warning("shard %d has no snapshot: %s", self._place.number, error)
+            log.warning("shard %d has no snapshot: %s", self._config.number, error)
             self._said |= {"failed": self._said["failed"] + 1, "error": str(error)}
             ours = isinstance(error, ClipperError)
             told(
@@ -489,12 +489,12 @@ class Snapshots:
         self._prune()
 
     def _take(self, number: int, whole: bool) -> Part:
-        place, door, parameters = self._place, self._shard.door, self._shard.parameters
-        most = place.settings.deltas_max
+        config, door, parameters = self._config, self._shard.door, self._shard.parameters
+        most = config.settings.deltas_max
         base = self._last
         if whole or base is None or not self._follows or self._deltas >= most:
             base = None
-        writer = PartWriter(self.root, number, place.number, place.shards)
+        writer = PartWriter(self.root, number, config.number, config.shards)
         try:
             if base is None:
                 door.follow(SLOT)
@@ -549,7 +549,7 @@ class Snapshots:
                     kept.append(parameters.of(chunk))
                 if not slow or size > KEPT_BYTES_MAX:
                     _flush(kept, writer)
-        with still(door):
+        with pushes_paused(door):
             self._drain(still=True)
             self._dirty.add(changed)
             self._version, self._position = door.version, self._shard.resync_log.position
@@ -585,24 +585,24 @@ class Snapshots:
 
     def _prune(self) -> None:
         """What is older than the oldest whole part that is kept."""
-        place = self._place
+        config = self._config
         mine = [
             part
             for part in parts_in(self.root)
-            if (part.shard, part.shards) == (place.number, place.shards)
+            if (part.shard, part.shards) == (config.number, config.shards)
         ]
         whole = [part.number for part in mine if not part.base]
         oldest = (
-            whole[-place.settings.snapshots_max :][:1]
-            if len(whole) >= place.settings.snapshots_max
+            whole[-config.settings.snapshots_max :][:1]
+            if len(whole) >= config.settings.snapshots_max
             else []
         )
         for folder in folders_in(self.root):
             version, part = _VERSION.fullmatch(folder.parent.name), _PART.fullmatch(folder.name)
             if not oldest or version is None or part is None or int(version[1]) >= oldest[0]:
                 continue
-            ours = int(part[1]) == place.number and int(part[2]) == place.shards
-            if ours or (int(part[2]) != place.shards and place.number == 0):
+            ours = int(part[1]) == config.number and int(part[2]) == config.shards
+            if ours or (int(part[2]) != config.shards and config.number == 0):
                 shutil.rmtree(folder, ignore_errors=True)
                 try:
                     folder.parent.rmdir()

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clipper.errors import AlreadyExists, ClipperError, StoreError
-from clipper.params.change_log import History, ids_in, union
-from clipper.params.line import Line
-from clipper.params.parameters import Ids, Parameters, Piece
+from clipper.params.client.connection import ShardConnection
 from clipper.params.partition import shard_of_name
-from clipper.params.replication import Origin, asked
+from clipper.params.shard.change_log import History, ids_in, union
+from clipper.params.shard.parameters import Ids, Parameters, Piece
+from clipper.params.shard.replication import Origin, call_once
 
 log = logging.getLogger("clipper.params")
 PAUSE_S = 0.02
@@ -51,7 +51,7 @@ class StateMark:
             return
         try:
             self._path.touch(0o600)
-            synced(self._path.parent)
+            fsync_folder(self._path.parent)
             self._is_set = True
         except OSError as error:
             log.warning(
@@ -109,7 +109,7 @@ class Source(NamedTuple):
         )
 
 
-class Epochs:
+class EpochFile:
     """The epoch of a shard, in its folder, and the lock that lets one process at a time be it. No
     folder: no memory."""
 
@@ -148,10 +148,10 @@ class Epochs:
             return
         path, data = self._folder / "epoch", str(epoch).encode()
         try:
-            written(path, data)
+            write_atomically(path, data)
         except OSError as error:
             try:
-                overwritten(path, data)
+                overwrite(path, data)
             except OSError:
                 raise StoreError(f"{path}: {error.strerror}.") from None
             log.warning("%s: %s; it was written in place", path, error.strerror)
@@ -162,7 +162,7 @@ class Epochs:
             self._lock = -1
 
 
-def written(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes) -> None:
     """All of it or what was there before, whatever happens. Raises OSError."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -174,10 +174,10 @@ def written(path: Path, data: bytes) -> None:
     except OSError:
         new.unlink(missing_ok=True)
         raise
-    synced(path.parent)
+    fsync_folder(path.parent)
 
 
-def overwritten(path: Path, data: bytes) -> None:
+def overwrite(path: Path, data: bytes) -> None:
     """In place of what a file begins with: a full disk has room for that. For data of one sector,
     at least as long as what was there. Raises OSError."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -189,7 +189,7 @@ def overwritten(path: Path, data: bytes) -> None:
         os.close(fd)
 
 
-def synced(folder: Path) -> None:
+def fsync_folder(folder: Path) -> None:
     """The names in it are on disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -201,8 +201,8 @@ def synced(folder: Path) -> None:
 def recover(
     shard: int,
     shards: int,
-    lines: list[Line],
-    epochs: Epochs,
+    connections: list[ShardConnection],
+    epochs: EpochFile,
     snapshots: Iterable[Source],
     *,
     patience_s: float,
@@ -213,7 +213,7 @@ def recover(
     StoreError."""
     try:
         before = epochs.last
-        found = _look(shard, lines, patience_s if before else 0.0, stopping)
+        found = _look(shard, connections, patience_s if before else 0.0, stopping)
         older = list(snapshots)
         epoch = 1 + max(
             [
@@ -242,22 +242,22 @@ def recover(
             raise StoreError(f"shard {shard} can read none of what there is of it.", hint=hint)
         return Recovered(Parameters(), 0, {}, epoch, "nothing: it begins empty", is_new=True)
     finally:
-        for line in lines:
-            line.close()
+        for connection in connections:
+            connection.close()
 
 
 def _look(
-    shard: int, lines: list[Line], patience_s: float, stopping: Callable[[], bool]
-) -> list[tuple[Line, Piece]]:
+    shard: int, connections: list[ShardConnection], patience_s: float, stopping: Callable[[], bool]
+) -> list[tuple[ShardConnection, Piece]]:
     """What each that answers has of it."""
-    until, found, rest = time.monotonic() + patience_s, [], list(lines)
+    until, found, rest = time.monotonic() + patience_s, [], list(connections)
     while rest:
-        for line in list(rest):
+        for connection in list(rest):
             try:
-                found.append((line, asked(line, "replica", shard=shard)[1]))
-                rest.remove(line)
+                found.append((connection, call_once(connection, "replica", shard=shard)[1]))
+                rest.remove(connection)
             except (OSError, ClipperError):
-                line.close()
+                connection.close()
         if time.monotonic() >= until or stopping():
             break
         if rest:
@@ -265,15 +265,15 @@ def _look(
     return found
 
 
-def _claimed(shard: int, epoch: int, found: list[tuple[Line, Piece]]) -> list[Source]:
+def _claimed(shard: int, epoch: int, found: list[tuple[ShardConnection, Piece]]) -> list[Source]:
     """Followers hear of the epoch, and so have nothing more of lives before it; their copies stand
     still from here on."""
     sources = []
-    for line, _ in found:
+    for connection, _ in found:
         try:
-            said = asked(line, "replica", shard=shard, epoch=epoch)[1]
+            said = call_once(connection, "replica", shard=shard, epoch=epoch)[1]
         except (OSError, ClipperError) as error:
-            log.warning("shard %d: %s: %s", shard, line.name, error)
+            log.warning("shard %d: %s: %s", shard, connection.name, error)
             continue
         if int(said["known"]) >= epoch:
             raise StoreError(
@@ -281,30 +281,34 @@ def _claimed(shard: int, epoch: int, found: list[tuple[Line, Piece]]) -> list[So
                 hint="End that process, or wait.",
             )
         if said["whole"]:
-            name = f"its replica in shard {line.number}"
+            name = f"its replica in shard {connection.number}"
             first = said.get("first")
             sources.append(
                 Source(
                     said["epoch"],
                     said["version"],
                     name,
-                    _walk(shard, line, said),
+                    _walk(shard, connection, said),
                     False,
-                    line.number,
+                    connection.number,
                     int(said.get("position", -1)),
                     History.decode(said.get("history")),
                     -1 if first is None else int(first),
-                    partial(_changes_since, shard, line, said),
+                    partial(_changes_since, shard, connection, said),
                 )
             )
     return sources
 
 
-def _changes_since(shard: int, line: Line, said: Piece, position: int) -> Iterator[Piece]:
+def _changes_since(
+    shard: int, connection: ShardConnection, said: Piece, position: int
+) -> Iterator[Piece]:
     yield {**said["shape"], "seen": said["seen"], "version": said["version"]}
     number: int | None = 0
     while number is not None:
-        piece = asked(line, "get_replica", shard=shard, since=position, cursor=[number, 0])[1]
+        piece = call_once(
+            connection, "get_replica", shard=shard, since=position, cursor=[number, 0]
+        )[1]
         number = piece["next"]
         yield piece
 
@@ -340,12 +344,12 @@ def _difference(base: Source, source: Source, epoch: int) -> Recovered:
     )
 
 
-def _walk(shard: int, line: Line, said: Piece) -> Callable[[], Iterable[Piece]]:
+def _walk(shard: int, connection: ShardConnection, said: Piece) -> Callable[[], Iterable[Piece]]:
     def read() -> Iterable[Piece]:
         yield {**said["shape"], "seen": said["seen"], "version": said["version"]}
         cursor: Any = [0, 0]
         while cursor is not None:
-            piece = asked(line, "get_replica", shard=shard, cursor=cursor)[1]
+            piece = call_once(connection, "get_replica", shard=shard, cursor=cursor)[1]
             cursor = piece["next"]
             yield piece
 
@@ -360,7 +364,7 @@ def _read(source: Source, epoch: int, shard: int, shards: int) -> Recovered:
             parameters.take(piece, shard, shards, shard_of_name)
             seen.update(
                 {
-                    worker: united(window, seen.get(worker))
+                    worker: merge_windows(window, seen.get(worker))
                     for worker, window in piece.get("seen", {}).items()
                 }
             )
@@ -383,7 +387,7 @@ def _read(source: Source, epoch: int, shard: int, shards: int) -> Recovered:
     )
 
 
-def united(one: bytes, other: bytes | None) -> bytes:
+def merge_windows(one: bytes, other: bytes | None) -> bytes:
     """The pushes of a worker that either has seen: when a set has another number of shards, who
     takes a part over knows all."""
     if other is None:

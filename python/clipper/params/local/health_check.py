@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from clipper.errors import ClipperError
-from clipper.params.line import Line
-from clipper.params.replication import asked
+from clipper.params.client.connection import ShardConnection
+from clipper.params.shard.replication import call_once
 
 log = logging.getLogger("clipper.params")
 EVERY_S = 1.0
@@ -16,7 +16,7 @@ ANSWER_S_MAX = 2.0
 TRIES_MIN = 2  # in a row, so that a pause of the prober itself is not taken for one of the shard
 
 
-class Prober:
+class HealthCheck:
     """Asks each shard again and again. Threads: its own.
 
     patience_s: a shard that has not answered for so long is hung.  hung: called with its number,
@@ -28,8 +28,8 @@ class Prober:
     ) -> None:
         self._patience_s, self._hung = patience_s, hung
         answer_s = min(ANSWER_S_MAX, patience_s / TRIES_MIN)
-        self._lines = [
-            Line(number, addresses.__getitem__, token, None, answer_s)
+        self._connections = [
+            ShardConnection(number, addresses.__getitem__, token, None, answer_s)
             for number in range(len(addresses))
         ]
         self._silent: dict[
@@ -49,28 +49,28 @@ class Prober:
 
     def _run(self) -> None:
         while not self._stop.wait(min(EVERY_S, self._patience_s / TRIES_MIN)):
-            for line in self._lines:
+            for connection in self._connections:
                 if not self._stop.is_set():
-                    self._probe(line)
-        for line in self._lines:
-            line.close()
+                    self._probe(connection)
+        for connection in self._connections:
+            connection.close()
 
-    def _probe(self, line: Line) -> None:
+    def _probe(self, connection: ShardConnection) -> None:
         began_s = time.monotonic()
         try:
-            asked(line, "stats")
+            call_once(connection, "stats")
         except (
             TimeoutError,
             BlockingIOError,
         ):  # BlockingIOError: a unix socket whose queue of connections is full
-            line.close()
-            since_s, tries = self._silent.get(line.number, (began_s, 0))
-            self._silent[line.number] = since_s, tries + 1
+            connection.close()
+            since_s, tries = self._silent.get(connection.number, (began_s, 0))
+            self._silent[connection.number] = since_s, tries + 1
             if tries + 1 >= TRIES_MIN and time.monotonic() - since_s >= self._patience_s:
-                del self._silent[line.number]
-                self._hung(line.number)
+                del self._silent[connection.number]
+                self._hung(connection.number)
         except (OSError, ClipperError):  # it has ended, or begins: its supervisor knows
-            line.close()
-            self._silent.pop(line.number, None)
+            connection.close()
+            self._silent.pop(connection.number, None)
         else:
-            self._silent.pop(line.number, None)
+            self._silent.pop(connection.number, None)

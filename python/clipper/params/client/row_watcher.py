@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from clipper.errors import ClipperError, UnknownTable
-from clipper.params.client import Client
+from clipper.params.client.client import Client
+from clipper.params.client.connection import ShardConnection, ShardRequest, addresses_in, call
+from clipper.params.client.row_drift import Ids, Key, RowDrift, generations
 from clipper.params.frames import Kind, refusal, unpacked
-from clipper.params.line import Ask, Line, addresses_in, call
-from clipper.params.moves import Ids, Key, Moves, generations
 
 _log = logging.getLogger(__name__)
 WAIT_S = 1.0  # a question stays open
@@ -33,7 +33,7 @@ GATHER_S = 0.005  # rows that come to be of interest are pulled together
 ROWS_A_PREDICTION = 4  # that are followed, on average
 
 
-class Watched:
+class WatchedPredictions:
     """The cached predictions of one model: what `clipper_core.engine.model.Model.watch` asks.
     Threads: any.
 
@@ -43,14 +43,14 @@ class Watched:
 
     def __init__(
         self,
-        watching: "Watching",
+        watching: "RowWatcher",
         reads: Callable[[Any], Mapping[str, Ids] | None],
         tolerance: float,
         made_max: int,
         forget: Callable[[Key, int], object],
     ) -> None:
         self._watching, self._reads = watching, reads
-        self.moves = Moves(tolerance, made_max, made_max * ROWS_A_PREDICTION, forget)
+        self.moves = RowDrift(tolerance, made_max, made_max * ROWS_A_PREDICTION, forget)
         self.guard = threading.Lock()
         self.uncached = 0  # queries whose rows could not be followed
         self._find = self.moves.find
@@ -86,17 +86,17 @@ class Watched:
         }
 
 
-class Post:
+class ShardWatch:
     """At one shard. ask: the open question.  question: its number, or that of the last.  position:
     of what was heard last; -1: nothing is known.  due_s: when to ask again, or to give up."""
 
-    def __init__(self, line: Line) -> None:
-        self.line = line
-        self.ask: Ask | None = None
+    def __init__(self, connection: ShardConnection) -> None:
+        self.connection = connection
+        self.ask: ShardRequest | None = None
         self.question, self.position, self.epoch, self.due_s = 0, -1, -1, 0.0
 
 
-class Watching:
+class RowWatcher:
     """The first that is watched begins it, stop() ends it. Threads: any.
 
     shards: the folder of a set on this host.  knows: whether anything can be said of rows now.
@@ -105,13 +105,13 @@ class Watching:
     def __init__(self, shards: str | os.PathLike[str]) -> None:
         self._shards = shards
         self.knows = False
-        self._watched: tuple[Watched, ...] = ()
+        self._watched: tuple[WatchedPredictions, ...] = ()
         self._guard = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = self._woken = False
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._client: Client
-        self._posts: list[Post] = []
+        self._posts: list[ShardWatch] = []
 
     def watched(
         self,
@@ -119,9 +119,9 @@ class Watching:
         tolerance: float,
         made_max: int,
         forget: Callable[[Key, int], object],
-    ) -> Watched:
+    ) -> WatchedPredictions:
         """From now on, until it is removed."""
-        new = Watched(self, reads, tolerance, made_max, forget)
+        new = WatchedPredictions(self, reads, tolerance, made_max, forget)
         with self._guard:
             self._watched = (*self._watched, new)
             if self._thread is None and not self._stopping:
@@ -152,7 +152,7 @@ class Watching:
             os.eventfd_write(self._wake, 1)
         if self._thread is not None:
             self._thread.join()
-        self._lose("the server ends")
+        self._forget_all("the server ends")
         os.close(self._wake)
 
     # -- the thread
@@ -169,14 +169,15 @@ class Watching:
         else:
             return
         self._posts = [
-            Post(Line(i, self._address, token, None, ANSWER_S)) for i in range(len(addresses))
+            ShardWatch(ShardConnection(i, self._address, token, None, ANSWER_S))
+            for i in range(len(addresses))
         ]
         try:
             while not self._stopping:
                 self._turn()
         finally:
             for post in self._posts:
-                post.line.close()
+                post.connection.close()
             self._client.close()
 
     def _address(self, shard: int) -> str:
@@ -195,39 +196,39 @@ class Watching:
             elif post.ask is not None and now >= post.due_s:
                 self._is_away(post, "it does not answer")
         for post in self._heard_of():
-            self._hear(post)
+            self._receive(post)
         if self._woken:
             time.sleep(GATHER_S)
             self._begin()
 
-    def _heard_of(self) -> list[Post]:
+    def _heard_of(self) -> list[ShardWatch]:
         """Those that say something; or nobody, because it is time for something else."""
         poll, open_at = select.poll(), {}
         poll.register(self._wake, select.POLLIN)
         for post in self._posts:
-            if post.ask is not None and (fd := post.line.fileno()) >= 0:
+            if post.ask is not None and (fd := post.connection.fileno()) >= 0:
                 open_at[fd] = post
                 poll.register(fd, select.POLLIN)
         until_s = min(post.due_s for post in self._posts) - time.monotonic()
         return [open_at[fd] for fd, _ in poll.poll(max(0.0, until_s) * 1000 + 1) if fd in open_at]
 
-    def _ask(self, post: Post, now: float) -> None:
+    def _ask(self, post: ShardWatch, now: float) -> None:
         ask = call("watch", since=post.position, epoch=post.epoch, wait_s=WAIT_S)
         post.question += 1
         try:
-            post.line.send(ask)
+            post.connection.send(ask)
         except (OSError, ClipperError) as error:
             self._is_away(post, str(error))
             return
         post.ask, post.due_s = ask, now + WAIT_S + ANSWER_S
 
-    def _hear(self, post: Post) -> None:
+    def _receive(self, post: ShardWatch) -> None:
         ask = post.ask
         assert ask is not None
         try:
-            head = post.line.wait(ask)
+            head = post.connection.wait(ask)
             if head.kind != Kind.ANSWER:
-                raise refusal(head, ask.body, post.line.name)
+                raise refusal(head, ask.body, post.connection.name)
             said = unpacked(ask.body)
         except (OSError, ClipperError) as error:
             self._is_away(post, str(error))
@@ -237,20 +238,20 @@ class Watching:
         post.position, post.epoch = int(said["position"]), int(said["epoch"])
         if said["lost"]:
             if known:
-                self._lose(f"{post.line.name} has changed too much to tell")
+                self._forget_all(f"{post.connection.name} has changed too much to tell")
             self.knows = all(one.position >= 0 for one in self._posts)
             return
         for table, ids in said["rows"].items():
             self._moved(post, str(table), ids)
 
-    def _is_away(self, post: Post, why: str) -> None:
-        post.line.close()
+    def _is_away(self, post: ShardWatch, why: str) -> None:
+        post.connection.close()
         post.ask, post.due_s = None, time.monotonic() + AGAIN_S
         if post.position >= 0:
             post.position = -1
-            self._lose(f"{post.line.name}: {why}")
+            self._forget_all(f"{post.connection.name}: {why}")
 
-    def _lose(self, why: str) -> None:
+    def _forget_all(self, why: str) -> None:
         """Nothing is known of what was followed."""
         self.knows = False
         if not self._stopping and any(len(one.moves) for one in self._watched):
@@ -261,7 +262,7 @@ class Watching:
 
     # -- rows
 
-    def _moved(self, post: Post, table: str, ids: Ids) -> None:
+    def _moved(self, post: ShardWatch, table: str, ids: Ids) -> None:
         """The shard has named them."""
         mine = []
         for watched in self._watched:

@@ -1,4 +1,4 @@
-"""The process that shards are forked from: `python -m clipper.params.standby`.
+"""The process that shards are forked from: `python -m clipper.params.local.fork_server`.
 
 To start Python and import what a shard needs takes half a second of a core, on a busy machine two:
 longer than to recover one. To fork a process that has imported it takes 5 ms. So a supervisor keeps
@@ -27,29 +27,29 @@ from typing import Any
 import msgspec
 
 from clipper.errors import ClipperError, InvalidInput
-from clipper.params.line import SHARDS_FILE, addresses_in
-from clipper.params.places import told_in
-from clipper.params.server import EXIT_FAILED, Beside, die_with, folder_of, run
-from clipper.params.shard import Place, Shard
+from clipper.params.client.connection import SHARDS_FILE, addresses_in
+from clipper.params.local.address_file import read_address_file
+from clipper.params.shard.server import EXIT_FAILED, Beside, die_with, folder_of, run
+from clipper.params.shard.shard import Shard, ShardConfig
 from clipper.settings.params import ParamsSettings
 
 log = logging.getLogger("clipper.params")
 ASK_BYTES_MAX = 1 << 16
 
 
-def place_in(folder: Path, number: int, keep: Path | None = None) -> Place:
+def config_in(folder: Path, number: int, keep: Path | None = None) -> ShardConfig:
     """Shard `number` of the set whose file is there. keep: where its epoch and snapshots go, if not
     there too. Raises InvalidInput."""
     addresses, token = addresses_in(folder)
     try:
-        said = told_in(folder)
+        said = read_address_file(folder)
         settings = msgspec.convert(said.get("settings", {}), ParamsSettings)
     except ValueError as error:
         raise InvalidInput(f"{folder / SHARDS_FILE}: {error}.") from None
     if not 0 <= number < len(addresses):
         raise InvalidInput(f"no shard {number} in {folder}: it has {len(addresses)}.")
     book = folder if said.get("engine") else None
-    return Place(
+    return ShardConfig(
         number, tuple(addresses), settings, token, folder_of(keep or folder, number), book=book
     )
 
@@ -62,24 +62,24 @@ def log_to(path: Path) -> None:
     os.close(fd)
 
 
-class Template:
+class ForkServer:
     """Threads: its process has one."""
 
-    def __init__(self, line: socket.socket, supervisor_fd: int, beside: Beside) -> None:
-        self._line, self._supervisor_fd, self._beside = line, supervisor_fd, beside
+    def __init__(self, connection: socket.socket, supervisor_fd: int, beside: Beside) -> None:
+        self._connection, self._supervisor_fd, self._beside = connection, supervisor_fd, beside
         self._children: dict[int, int] = {}  # pidfd -> pid
 
     def run(self) -> int:
         """Until its supervisor hangs up; in a child, until that has been a shard. -> exit code"""
         while True:
             poll = select.poll()
-            for fd in (self._line.fileno(), *self._children):
+            for fd in (self._connection.fileno(), *self._children):
                 poll.register(fd, select.POLLIN)
             for fd, _ in poll.poll():
                 if fd in self._children:
                     self._reap(fd)
                     continue
-                data = self._line.recv(ASK_BYTES_MAX)
+                data = self._connection.recv(ASK_BYTES_MAX)
                 if not data:
                     return 0
                 code = self._fork(json.loads(data))
@@ -88,7 +88,7 @@ class Template:
 
     def _say(self, fds: list[int], **said: Any) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionError):
-            socket.send_fds(self._line, [json.dumps(said).encode()], fds)
+            socket.send_fds(self._connection, [json.dumps(said).encode()], fds)
 
     def _fork(self, asked: Any) -> int | None:
         """The child waits until it was spoken of: one that nobody knows would never be ended. ->
@@ -115,14 +115,14 @@ class Template:
 
     def _become(self, asked: Any, waits: int) -> int:
         os.setsid()
-        self._line.close()
+        self._connection.close()
         for fd in self._children:
             os.close(fd)
         known = os.read(waits, 1)
         os.close(waits)
         if not known:
             return EXIT_FAILED
-        return become(
+        return run_shard(
             Path(asked["folder"]), int(asked["number"]), watched(self._supervisor_fd, self._beside)
         )
 
@@ -133,11 +133,11 @@ class Template:
         self._say([], pid=pid, code=os.waitstatus_to_exitcode(status))
 
 
-def become(folder: Path, number: int, beside: Beside) -> int:
+def run_shard(folder: Path, number: int, beside: Beside) -> int:
     """Shard `number`, until it ends. -> exit code"""
     try:
         log_to(folder / f"shard-{number}.log")
-        return run(place_in(folder, number), beside)
+        return run(config_in(folder, number), beside)
     except ClipperError as error:
         log.error("shard %d: %s", number, error)
         return EXIT_FAILED
@@ -164,20 +164,20 @@ def watched(supervisor_fd: int, beside: Beside) -> Beside:
 
 
 def main(beside: Beside = contextlib.nullcontext) -> int:
-    """beside: see `clipper.params.server.run`."""
+    """beside: see `clipper.params.shard.server.run`."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     parent = int(sys.argv[1])
     die_with(parent)
     supervisor_fd = os.pidfd_open(parent)
     if os.getppid() != parent:
         return 0
-    with socket.socket(fileno=os.dup(0)) as line:
+    with socket.socket(fileno=os.dup(0)) as connection:
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
         gc.collect()
         gc.freeze()  # what is here stays shared with the children
-        return Template(line, supervisor_fd, beside).run()
+        return ForkServer(connection, supervisor_fd, beside).run()
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ import numpy as np
 
 from clipper.errors import DoesNotFit, Overloaded, StalePush
 from clipper.params.frames import Refusal
-from clipper.params.parameters import DENSE, Piece
-from clipper.params.replication import still
-from clipper.params.training import OLD, SEEN, Gradients, Pushed, Training
+from clipper.params.shard.async_training import OLD, SEEN, AsyncTraining, Gradients, Pushed
+from clipper.params.shard.parameters import DENSE, Piece
+from clipper.params.shard.replication import pushes_paused
 
 NOTHING: Any = []
 GATHERED_MAX = (
@@ -28,7 +28,7 @@ GATHERED_MAX = (
 )
 
 
-class Stepping(Training):
+class SyncTraining(AsyncTraining):
     """Threads: the answering one.
 
     decides: it is shard 0.  grads_to_wait: pushes that make a step.  lag_max: a push so many
@@ -90,7 +90,7 @@ class Stepping(Training):
                 f"{len(self.parameters.gathered)} gradients wait for steps that are not made.",
                 hint=hint,
             )
-        with still(self.door):
+        with pushes_paused(self.door):
             self.parameters.gathered.append(_part(gradients, step))
             position = self.door.note(DENSE, NOTHING, gradients.worker, gradients.sequence)
             position = max(position, self._close_steps(self._waits_for))
@@ -104,7 +104,7 @@ class Stepping(Training):
         now = time.monotonic()
         self._ahead_s = (self._ahead_s or now) if ahead else None
         if self._ahead_s is not None and now - self._ahead_s > self._late_s:
-            with still(self.door):
+            with pushes_paused(self.door):
                 self._close_steps(1 if self._has(self.door.version) else 0)
             self._ahead_s = None
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 from clipper.metrics.process import resident_bytes
 from clipper.params.frames import Refusal
-from clipper.params.parameters import Piece
-from clipper.params.replication import Following
+from clipper.params.shard.parameters import Piece
+from clipper.params.shard.replication import FollowerState
 from clipper_core.runtime.status import Status
 
 if TYPE_CHECKING:
-    from clipper.params.shard import Shard
+    from clipper.params.shard.shard import Shard
 
 _STATUSES: Final = (
     Status.FULL,
@@ -52,8 +52,8 @@ def stats_of(shard: "Shard", now: float) -> Piece:
     lags = counts.lags()
     copies = [(of, one.replica) for of, one in shard.copies.items()]
     return {
-        "shard": shard.place.number,
-        "shards": shard.place.shards,
+        "shard": shard.config.number,
+        "shards": shard.config.shards,
         "pid": os.getpid(),
         "ready": door.ready,
         "state_lost": door.state_lost,
@@ -104,7 +104,7 @@ def stats_of(shard: "Shard", now: float) -> Piece:
     }
 
 
-def _lag(shard: "Shard", one: Following, now: float) -> Piece:
+def _lag(shard: "Shard", one: FollowerState, now: float) -> Piece:
     """Return how far a follower is behind; one without a whole copy lacks all pushes there were."""
     if one.is_whole:
         return {

@@ -18,15 +18,15 @@ from typing import Any
 import msgspec
 
 from clipper.errors import AlreadyExists, ConfigError, DoesNotFit, InvalidInput
-from clipper.params.line import SHARDS_FILE, addresses_in
-from clipper.params.recovery import written
+from clipper.params.client.connection import SHARDS_FILE, addresses_in
+from clipper.params.shard.recovery import write_atomically
 from clipper.settings.params import ParamsSettings, with_absolute_paths
 
-NOWHERE = "tcp:not-yet.invalid:1"  # a name that is never one: whoever dials it tries again
+UNKNOWN_ADDRESS = "tcp:not-yet.invalid:1"  # a name that is never one: whoever dials it tries again
 FRESH_S = 0.2  # so old may be what was read
 
 
-def told_in(folder: Path) -> dict[str, Any]:
+def read_address_file(folder: Path) -> dict[str, Any]:
     """What shards.json says. {}: there is none."""
     try:
         said: dict[str, Any] = json.loads((folder / SHARDS_FILE).read_text())
@@ -37,13 +37,13 @@ def told_in(folder: Path) -> dict[str, Any]:
         raise InvalidInput(f"{folder / SHARDS_FILE}: {error}.") from None
 
 
-def tell(folder: Path, said: dict[str, Any]) -> None:
+def write_address_file(folder: Path, said: dict[str, Any]) -> None:
     """Raises OSError."""
-    written(folder / SHARDS_FILE, json.dumps(said, indent=1).encode())
+    write_atomically(folder / SHARDS_FILE, json.dumps(said, indent=1).encode())
     os.chmod(folder / SHARDS_FILE, 0o600)
 
 
-def running_in(folder: Path) -> list[int]:
+def running_shards(folder: Path) -> list[int]:
     """The shards that some process is."""
     found = []
     for path in folder.glob("shard-*/lock"):
@@ -73,7 +73,7 @@ def prepare(settings: ParamsSettings, engine: str) -> Path:
             f"params.replicas = {settings.replicas}: fewer than params.shards = {settings.shards}."
         )
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    before = told_in(folder)
+    before = read_address_file(folder)
     there = len(before.get("addresses", [])) or settings.shards
     if there != settings.shards:
         hint = f"clipper params reshard --folder {folder} --shards {settings.shards}"
@@ -81,30 +81,32 @@ def prepare(settings: ParamsSettings, engine: str) -> Path:
             f"the set in {folder} has {there} shards, not {settings.shards}.", hint=hint
         )
     same = before.get("engine") == engine
-    if not same and running_in(folder):
+    if not same and running_shards(folder):
         raise AlreadyExists(
             f"a set of shards runs in {folder}.", hint="clipper params down, or another folder."
         )
-    addresses = before["addresses"] if same else [NOWHERE] * settings.shards
+    addresses = before["addresses"] if same else [UNKNOWN_ADDRESS] * settings.shards
     token = settings.token or str(before.get("token", "")) or secrets.token_urlsafe(24)
     public = msgspec.to_builtins(msgspec.structs.replace(settings, token="", folder=str(folder)))
-    tell(folder, {"addresses": addresses, "token": token, "engine": engine, "settings": public})
+    write_address_file(
+        folder, {"addresses": addresses, "token": token, "engine": engine, "settings": public}
+    )
     return folder
 
 
-def publish(folder: Path, number: int, address: str) -> None:
+def publish_address(folder: Path, number: int, address: str) -> None:
     """This is where shard `number` is from now on. Raises OSError, InvalidInput."""
     fd = os.open(folder / "places.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        said = told_in(folder)
+        said = read_address_file(folder)
         said["addresses"][number] = address
-        tell(folder, said)
+        write_address_file(folder, said)
     finally:
         os.close(fd)
 
 
-class Book:
+class AddressFile:
     """The addresses in a folder, read again when they are old. Threads: any."""
 
     def __init__(self, folder: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clipper.errors import InvalidInput, TypeConflict, UnknownTable
-from clipper.params.dense import Dense
+from clipper.params.shard.dense import Dense
 from clipper.params.tables import TableSpec
 from clipper_core.params.embedding import Table
 
@@ -193,7 +193,7 @@ class Parameters:
         for table, steps in zip(self.tables, piece.get("steps", ()), strict=False):
             table.steps = max(table.steps, int(steps))
         if "dense" in piece:
-            self.dense.hear(piece["dense"])
+            self.dense.receive(piece["dense"])
             self.gathered = list(piece.get("gathered", ())) if mine is None else []
         for part in piece.get("rows", ()):
             self._take_rows(part, shard, shards)

@@ -29,10 +29,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clipper.errors import ClipperError, ShardAway
-from clipper.params.change_log import ChangeLog, History, PrimaryLog, ids_in, union
+from clipper.params.client.connection import ShardConnection, call
 from clipper.params.frames import Head, Kind, packed, refusal, unpacked
-from clipper.params.line import Line, call
-from clipper.params.parameters import DENSE, Ids, Parameters, Piece
+from clipper.params.shard.change_log import ChangeLog, History, PrimaryLog, ids_in, union
+from clipper.params.shard.parameters import DENSE, Ids, Parameters, Piece
 from clipper_core.params.shard_door import ShardDoor
 
 log = logging.getLogger("clipper.params")
@@ -55,7 +55,7 @@ class Origin(NamedTuple):
 
 
 @contextlib.contextmanager
-def still(door: ShardDoor) -> Iterator[None]:
+def pushes_paused(door: ShardDoor) -> Iterator[None]:
     """Pushes wait."""
     door.hold()
     try:
@@ -64,20 +64,20 @@ def still(door: ShardDoor) -> Iterator[None]:
         door.resume()
 
 
-def asked(line: Line, name: str, **fields: Any) -> tuple[Head, Piece]:
+def call_once(connection: ShardConnection, name: str, **fields: Any) -> tuple[Head, Piece]:
     """One call to another shard, once. Raises OSError, and what it refuses with."""
     ask = call(name, **fields)
-    line.send(ask)
-    head = line.wait(ask)
+    connection.send(ask)
+    head = connection.wait(ask)
     if head.kind != Kind.ANSWER:
-        raise refusal(head, ask.body, line.name)
+        raise refusal(head, ask.body, connection.name)
     return head, unpacked(ask.body)
 
 
 # -- at the primary
 
 
-class Following:
+class FollowerState:
     """One follower, as its primary sees it. Threads: the answering one.
 
     life: its own epoch.  left: pushes do not wait for it any more, until it has all again.
@@ -137,7 +137,7 @@ class Following:
             is_origin or said.get("exact") or epoch == self._door.epoch
         ):
             return None
-        with still(self._door):
+        with pushes_paused(self._door):
             missed = self._changes.since(epoch, position)
             if missed is None:
                 return None
@@ -161,7 +161,7 @@ class Following:
         """It has nothing: what is known without rows, and from here on all changes. While it walks
         through more than is read at once, pushes do not wait for it."""
         self._follow(self._parameters.row_bytes <= STILL_BYTES_MAX)
-        with still(self._door):
+        with pushes_paused(self._door):
             seen = self._door.pushes_seen()
             return {
                 **ANEW,
@@ -179,7 +179,7 @@ class Following:
         self.on, self.left, self.asked, self._last = False, True, None, None
         self._door.unfollow(self.slot)
 
-    def hear(self, serial: int) -> bytes | None:
+    def receive(self, serial: int) -> bytes | None:
         """It asks. -> what to say again, or None; LookupError when it must begin anew."""
         if (
             not self.on
@@ -208,12 +208,12 @@ class Following:
         return self.on and self._confirmed
 
     @property
-    def has_news(self) -> bool:
+    def has_changes(self) -> bool:
         if self._backlog or not self._whole or not self._exact:
             return True
         return self._door.position != self.position
 
-    def news(self) -> bytes | None:
+    def next_reply(self) -> bytes | None:
         """The next reply, where something has changed. None: it fell too far behind."""
         if not self._backlog:
             piece = self._changed()
@@ -226,7 +226,7 @@ class Following:
         return self._last
 
     def _changed(self) -> Piece | None:
-        with still(self._door):
+        with pushes_paused(self._door):
             found = self._door.changed(self.slot)
             if found is None:
                 return None
@@ -266,7 +266,7 @@ class Following:
         return {"tables": self._rest["tables"], **piece, "whole": False}
 
 
-class Followers:
+class FollowerSet:
     """Those of one shard. Threads: the answering one.
 
     answer: (whom, payload) at once.  now: seconds.
@@ -286,7 +286,7 @@ class Followers:
     ) -> None:
         self._shard, self._shards, self._answer, self._door = shard, shards, answer, door
         self.each = [
-            Following(k, (shard + 1 + k) % shards, waited, door, parameters, changes)
+            FollowerState(k, (shard + 1 + k) % shards, waited, door, parameters, changes)
             for k in range(min(replicas, shards - 1))
         ]
 
@@ -296,10 +296,10 @@ class Followers:
         for one in self.each:
             one.start(now, origin)
 
-    def of(self, shard: int) -> Following | None:
+    def of(self, shard: int) -> FollowerState | None:
         return next((one for one in self.each if one.shard == shard), None)
 
-    def synchronize(self, said: Piece, whom: Any, now: float) -> bytes | None:
+    def synchronize(self, said: Piece, call_id: Any, now: float) -> bytes | None:
         """The answer to a follower, or None: later."""
         one = self.of(int(said.get("shard", -1)))
         if one is None:
@@ -313,17 +313,17 @@ class Followers:
         if int(said.get("epoch", 0)) != self._door.epoch:
             return packed(one.resume(said) or one.begin())
         try:
-            again = one.hear(int(said.get("serial", -1)))
+            again = one.receive(int(said.get("serial", -1)))
         except LookupError:
             return packed(one.resume(said) or one.begin())
         if again is not None:
             return again
-        if one.has_news:
-            return one.news() or packed(one.begin())
+        if one.has_changes:
+            return one.next_reply() or packed(one.begin())
         wait_s = min(float(said.get("wait_s", 0.0)), 10 * WAIT_S)
         if wait_s <= 0:
             return packed({"serial": one.serial, "quiet": True})
-        one.asked = (whom, now + wait_s)
+        one.asked = (call_id, now + wait_s)
         return None
 
     def look(self, now: float) -> None:
@@ -333,13 +333,13 @@ class Followers:
                 one.expect()
             if one.asked is None:
                 continue
-            whom, until = one.asked
-            if one.has_news:
+            call_id, until = one.asked
+            if one.has_changes:
                 one.asked, one.heard_s = None, now
-                self._answer(whom, one.news() or packed(one.begin()))
+                self._answer(call_id, one.next_reply() or packed(one.begin()))
             elif now >= until:
                 one.asked, one.heard_s = None, now
-                self._answer(whom, packed({"serial": one.serial, "quiet": True}))
+                self._answer(call_id, packed({"serial": one.serial, "quiet": True}))
 
     @property
     def exposed(self) -> bool:
@@ -347,7 +347,7 @@ class Followers:
         death of this shard."""
         return not all(one.is_whole for one in self.each)
 
-    def away(self, now: float, patience_s: float) -> list[Following]:
+    def away(self, now: float, patience_s: float) -> list[FollowerState]:
         """Those that pushes wait for, and that have said nothing for so long."""
         waited = (
             one
@@ -445,7 +445,7 @@ class Replica:
         return self._seen.pushes_seen()
 
 
-class Follower:
+class ReplicaFollower:
     """Keeps a replica of one shard. Threads: its own, and any for `replica` and `fence`.
 
     line: to the primary.  period_s: between two looks; 0: all the time.  load: the newest copy
@@ -456,13 +456,13 @@ class Follower:
         self,
         shard: int,
         of: int,
-        line: Line,
+        connection: ShardConnection,
         period_s: float,
         *,
         load: Callable[[], Replica | None] = lambda: None,
         resync_ids_max: int = 0,
     ) -> None:
-        self.shard, self.of, self._line, self._period_s = shard, of, line, period_s
+        self.shard, self.of, self._connection, self._period_s = shard, of, connection, period_s
         self._load, self._resync_ids_max = load, resync_ids_max
         self._lock = threading.Lock()
         self._whole: Replica | None = None
@@ -510,20 +510,20 @@ class Follower:
         self.load()
         while not self._stop.is_set():
             try:
-                news = self._once()
-                if self._period_s and not news:
+                next_reply = self._once()
+                if self._period_s and not next_reply:
                     self._stop.wait(self._period_s)
             except (OSError, ClipperError) as error:
                 log.debug("replica of shard %d: %s", self.of, error)
-                self._line.close()
+                self._connection.close()
                 self._drop()
                 self._stop.wait(0.03)
             except Exception:
                 log.exception("replica of shard %d: begins anew", self.of)
-                self._line.close()
+                self._connection.close()
                 self._drop(self._making or self._whole)
                 self._stop.wait(0.5)
-        self._line.close()
+        self._connection.close()
 
     def load(self) -> None:
         """Begin with the copy that is on disk, if there is one."""
@@ -545,11 +545,11 @@ class Follower:
                 self._whole = None if self._whole is broken else self._whole
 
     def _ask(self, name: str, **fields: Any) -> tuple[Head, Piece]:
-        head, piece = asked(self._line, name, **fields)
+        head, piece = call_once(self._connection, name, **fields)
         with self._lock:
             if head.epoch < self.epoch_min:
                 raise ShardAway(
-                    f"{self._line.name} is of epoch {head.epoch}, and its successor of"
+                    f"{self._connection.name} is of epoch {head.epoch}, and its successor of"
                     f" {self.epoch_min}."
                 )
         return head, piece
@@ -578,7 +578,7 @@ class Follower:
             self._keep(current, head.epoch, piece)
             return True
         if current is None:
-            raise ShardAway(f"{self._line.name} speaks of changes to what is not here.")
+            raise ShardAway(f"{self._connection.name} speaks of changes to what is not here.")
         self._apply(current, head.epoch, piece)
         self._serial = int(piece["serial"])
         if current.whole and current is self._making:

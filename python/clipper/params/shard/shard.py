@@ -24,20 +24,20 @@ import msgspec
 from clipper.clock import wall_time_us
 from clipper.errors import ClipperError, DoesNotFit, InvalidInput
 from clipper.params import frames
-from clipper.params.change_log import PrimaryLog
-from clipper.params.changes import Changes
-from clipper.params.counting import Ages, stats_of
+from clipper.params.client.connection import ShardConnection
 from clipper.params.frames import Kind, Refusal, packed, unpacked
-from clipper.params.line import Line
-from clipper.params.parameters import DENSE, Parameters, Piece
-from clipper.params.places import Book
-from clipper.params.pulse import Pulse
-from clipper.params.recovery import Recovered, StateMark
-from clipper.params.replication import Follower, Followers, asked, still
-from clipper.params.saved_copies import load_copy
-from clipper.params.stepping import Stepping
+from clipper.params.local.address_file import AddressFile
+from clipper.params.shard.async_training import AsyncTraining, Pushed, whole
+from clipper.params.shard.change_log import PrimaryLog
+from clipper.params.shard.change_watchers import ChangeWatchers
+from clipper.params.shard.health_files import HealthFiles
+from clipper.params.shard.parameters import DENSE, Parameters, Piece
+from clipper.params.shard.recovery import Recovered, StateMark
+from clipper.params.shard.replication import FollowerSet, ReplicaFollower, call_once, pushes_paused
+from clipper.params.shard.saved_copies import load_copy
+from clipper.params.shard.stats import Ages, stats_of
+from clipper.params.shard.sync_training import SyncTraining
 from clipper.params.tables import TableSpec
-from clipper.params.training import Pushed, Training, whole
 from clipper.settings.params import ParamsSettings
 from clipper_core.params.shard_door import ShardDoor
 
@@ -46,10 +46,10 @@ PROTOCOL = 1
 TICK_S = 0.25
 VERSION_MAX = 1 << 62  # that a worker may begin with: versions after it still fit
 EXPIRE_S = 5.0  # between two looks for rows that nobody has used
-Whom = tuple[int, int, int]
+CallId = tuple[int, int, int]
 
 
-class Place(msgspec.Struct, frozen=True):
+class ShardConfig(msgspec.Struct, frozen=True):
     """Where a shard stands in its set. addresses: of all, in order.  folder: its own; None keeps
     nothing.  listen: where it does, if not at its address; of port 0 it says in `book`, the set's
     folder, which it is.  alive: a file to touch (pulse).
@@ -76,8 +76,8 @@ class Place(msgspec.Struct, frozen=True):
 class Shard:
     """Threads: `turn` and what it calls, the answering one; `post` and `end`, any."""
 
-    def __init__(self, place: Place) -> None:
-        self.place, settings = place, place.settings
+    def __init__(self, config: ShardConfig) -> None:
+        self.config, settings = config, config.settings
         self.door = ShardDoor(
             frame_bytes_max=settings.frame_bytes_max,
             connections_max=settings.connections_max,
@@ -91,13 +91,13 @@ class Shard:
         self.snapshots: Any = None
         self.recovery = (0.0, "")  # seconds that it took, and from what
         self.ages = Ages()
-        self.mark = StateMark(place.folder)
+        self.mark = StateMark(config.folder)
         self._begins: Callable[[], None] | None = (
             None  # what to do when a shard that lost its state is told to begin anew
         )
         self.began_s = time.monotonic()
         self._admitted: dict[int, int] = {}
-        self._waiting: deque[tuple[int, Whom, bytes]] = deque()
+        self._waiting: deque[tuple[int, CallId, bytes]] = deque()
         self._posted: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = threading.Lock()
@@ -106,27 +106,29 @@ class Shard:
             self._poll.register(fd, select.POLLIN)
         self._expired_s = self._checked_s = self.began_s
         self._asking = False
-        self._pulse = Pulse(place.alive, settings)
+        self._health_files = HealthFiles(config.alive, settings)
         self._address = (
-            Book(place.book).address if place.book is not None else place.addresses.__getitem__
+            AddressFile(config.book).address
+            if config.book is not None
+            else config.addresses.__getitem__
         )
         self._now_s = self.began_s
-        self.resync_log = PrimaryLog(self.door, settings.resync_ids_max if place.replicas else 0)
+        self.resync_log = PrimaryLog(self.door, settings.resync_ids_max if config.replicas else 0)
         self.followers = self._followers()
-        self.changes = Changes(self.door, lambda: self.parameters, self.door.answer)
+        self.changes = ChangeWatchers(self.door, lambda: self.parameters, self.door.answer)
         waited = settings.replication == "waited"
         self.copies = {
-            of: Follower(
-                place.number,
+            of: ReplicaFollower(
+                config.number,
                 of,
-                self.line(of),
+                self.connection(of),
                 0.0 if waited else settings.period_s,
-                load=partial(load_copy, place.folder, of, place.shards, settings.resync_ids_max),
+                load=partial(load_copy, config.folder, of, config.shards, settings.resync_ids_max),
                 resync_ids_max=settings.resync_ids_max,
             )
-            for of in ((place.number - 1 - k) % place.shards for k in range(place.replicas))
+            for of in ((config.number - 1 - k) % config.shards for k in range(config.replicas))
         }
-        self._calls: dict[str, Callable[[Piece, Whom], Piece | bytes | None]] = {
+        self._calls: dict[str, Callable[[Piece, CallId], Piece | bytes | None]] = {
             "create": self._create,
             "tables": self._tables,
             "push_model": self._push_model,
@@ -136,34 +138,43 @@ class Shard:
             "synchronize": self._synchronize,
             "walk": self._walk,
             "snapshot": self._snapshot,
-            "watch": lambda said, whom: self.changes.watch(said, whom, self._now_s),
+            "watch": lambda said, call_id: self.changes.watch(said, call_id, self._now_s),
         }
-        self._early: dict[str, Callable[[Piece, Whom], Piece | bytes | None]] = {
+        self._early: dict[str, Callable[[Piece, CallId], Piece | bytes | None]] = {
             "replica": self._replica,
             "get_replica": self._get_replica,
             "stats": self._stats,
             "begin_anew": self._begin_anew,
         }
 
-    def line(self, shard: int, answer_s: float = 5.0) -> Line:
+    def connection(self, shard: int, answer_s: float = 5.0) -> ShardConnection:
         """To another shard of the set; nothing is pushed by it."""
-        return Line(shard, self._address, self.place.token, None, answer_s)
+        return ShardConnection(shard, self._address, self.config.token, None, answer_s)
 
-    def _training(self, parameters: Parameters) -> Training:
-        settings, decides = self.place.settings, self.place.number == 0
+    def _training(self, parameters: Parameters) -> AsyncTraining:
+        settings, decides = self.config.settings, self.config.number == 0
         if settings.mode == "sync":
             wait = settings.grads_to_wait
-            return Stepping(
+            return SyncTraining(
                 self.door, parameters, decides=decides, grads_to_wait=wait, lag_max=settings.lag_max
             )
-        return Training(self.door, parameters, lag_max=settings.lag_max, slows=settings.lag_slows)
+        return AsyncTraining(
+            self.door, parameters, lag_max=settings.lag_max, slows=settings.lag_slows
+        )
 
-    def _followers(self) -> Followers:
-        place = self.place
-        waited = place.settings.replication == "waited"
-        return Followers(place.number, place.shards, place.replicas, waited=waited, door=self.door,
-                         parameters=self.parameters, changes=self.resync_log,
-                         answer=self.door.answer)  # fmt: skip
+    def _followers(self) -> FollowerSet:
+        config = self.config
+        waited = config.settings.replication == "waited"
+        return FollowerSet(
+            config.number,
+            config.shards,
+            config.replicas,
+            waited=waited,
+            door=self.door,
+            parameters=self.parameters,
+            changes=self.resync_log,
+            answer=self.door.answer,
+        )
 
     # -- life
 
@@ -183,7 +194,7 @@ class Shard:
         self.followers.expect(time.monotonic(), found.origin)
         if parameters.specs or parameters.dense.initialized:
             self.mark.set()
-        self._second()
+        self._housekeeping()
         self.door.ready, self.door.state_lost = True, False
 
     def lose(self, epoch: int, begins: Callable[[], None]) -> None:
@@ -191,10 +202,10 @@ class Shard:
         anew. Threads: the answering one."""
         self.door.epoch, self.door.state_lost, self._begins = epoch, True, begins
 
-    def _begin_anew(self, _: Piece, __: Whom) -> Piece:
+    def _begin_anew(self, _: Piece, __: CallId) -> Piece:
         begins, self._begins = self._begins, None
         if begins is not None:
-            log.warning("shard %d begins anew, without what it had", self.place.number)
+            log.warning("shard %d begins anew, without what it had", self.config.number)
             self.mark.clear()
             begins()
         return {"begun": begins is not None}
@@ -202,13 +213,13 @@ class Shard:
     def post(self, work: Callable[[], None]) -> None:
         """To be done by the answering thread."""
         self._posted.append(work)
-        self._rouse()
+        self._wake_up()
 
     def end(self, why: str) -> None:
         self.ended = self.ended or why
-        self._rouse()
+        self._wake_up()
 
-    def _rouse(self) -> None:
+    def _wake_up(self) -> None:
         with self._closing:
             if self._wake >= 0:
                 os.eventfd_write(self._wake, 1)
@@ -216,7 +227,7 @@ class Shard:
     def close(self) -> None:
         """When its threads have ended; one that still asks other shards something is not heard any
         more."""
-        self._pulse.end()
+        self._health_files.end()
         with self._closing:
             os.close(self._wake)
             self._wake = -1
@@ -229,27 +240,27 @@ class Shard:
             if fd != self.door.calls_fd:
                 os.eventfd_read(fd)
         self._now_s = time.monotonic()
-        for whom, head, body in self.door.calls():
-            self._answer(whom, head, body)
+        for call_id, head, body in self.door.calls():
+            self._answer(call_id, head, body)
         while self._posted:
             self._posted.popleft()()
         self.followers.look(self._now_s)
         self.changes.look(self._now_s)
-        self._let_go()
+        self._answer_replicated()
         if self._now_s - self._checked_s >= TICK_S:
             self._checked_s = self._now_s
-            self._second()
-            self._pulse.beat(self.door.ready, self.followers.each, self._now_s)
+            self._housekeeping()
+            self._health_files.update(self.door.ready, self.followers.each, self._now_s)
 
-    def _answer(self, whom: Whom, head: tuple[Any, ...], body: bytes) -> None:
+    def _answer(self, call_id: CallId, head: tuple[Any, ...], body: bytes) -> None:
         try:
             said = {"call": "push_rows"} if head[0] == Kind.PUSH else unpacked(body)
             name = str(said.get("call"))
             if name == "hello":
-                self._hello(said, whom)
+                self._hello(said, call_id)
                 return
-            if self._admitted.get(whom[0]) != whom[1]:
-                self.door.answer(whom, refused=Refusal.NOT_ADMITTED)
+            if self._admitted.get(call_id[0]) != call_id[1]:
+                self.door.answer(call_id, refused=Refusal.NOT_ADMITTED)
                 return
             call = self._early.get(name) or self._calls.get(name)
             if call is None:
@@ -259,32 +270,32 @@ class Shard:
                 )
             if not self.door.ready and name not in self._early:
                 self.door.answer(
-                    whom,
+                    call_id,
                     bytes(8),
                     refused=Refusal.STATE_LOST if self.door.state_lost else Refusal.NOT_READY,
                 )
                 return
-            found = call(said, whom)
+            found = call(said, call_id)
             if found is not None:
-                self.door.answer(whom, found if isinstance(found, bytes) else packed(found))
+                self.door.answer(call_id, found if isinstance(found, bytes) else packed(found))
         except Exception as error:
             if not isinstance(error, ClipperError):
                 log.warning("a call failed", exc_info=True)
-            self.door.answer(whom, frames.failed(error), refused=Refusal.CALL_FAILED)
+            self.door.answer(call_id, frames.failed(error), refused=Refusal.CALL_FAILED)
 
-    def _let_go(self) -> None:
+    def _answer_replicated(self) -> None:
         """Answers whose changes are where they must be."""
         if self._waiting:
             sure = self.door.sure()
             while self._waiting and self._waiting[0][0] <= sure:
-                _, whom, payload = self._waiting.popleft()
-                self.door.answer(whom, payload)
+                _, call_id, payload = self._waiting.popleft()
+                self.door.answer(call_id, payload)
 
-    def _when_sure(self, pushed: Pushed, whom: Whom) -> None:
-        self._waiting.append((pushed.position, whom, packed(pushed.answer)))
-        self._rouse()
+    def _answer_when_replicated(self, pushed: Pushed, call_id: CallId) -> None:
+        self._waiting.append((pushed.position, call_id, packed(pushed.answer)))
+        self._wake_up()
 
-    def _second(self) -> None:
+    def _housekeeping(self) -> None:
         self.door.stamp = wall_time_us() // 1_000_000
         if not self.door.ready:
             return
@@ -294,7 +305,7 @@ class Shard:
         self.ages.note(self._now_s, self.door.position)
         self.training.tick()
         self.resync_log.read()
-        patience_s = self.place.settings.without_replica_s
+        patience_s = self.config.settings.without_replica_s
         if patience_s and not self._asking and self.followers.away(self._now_s, patience_s):
             self._asking = True
             threading.Thread(
@@ -313,7 +324,7 @@ class Shard:
                 ids, _, stamps, cursor = table.walk(cursor)
                 old = ids[stamps < before]
                 if old.size:
-                    with still(self.door):
+                    with pushes_paused(self.door):
                         _, _, now = table.read(old)
                         old = old[now < before]
                         self.door.counts.expire(number, table.remove(old))
@@ -324,15 +335,20 @@ class Shard:
         (A thread of its own.)"""
         known = 0
         for one in self.followers.each:
-            line = self.line(one.shard)
+            connection = self.connection(one.shard)
             try:
                 known = max(
-                    known, int(asked(line, "replica", shard=self.place.number)[1].get("known", 0))
+                    known,
+                    int(
+                        call_once(connection, "replica", shard=self.config.number)[1].get(
+                            "known", 0
+                        )
+                    ),
                 )
             except (OSError, ClipperError):
                 continue
             finally:
-                line.close()
+                connection.close()
         self.post(lambda: self._go_on(known))
 
     def _go_on(self, known: int) -> None:
@@ -340,9 +356,9 @@ class Shard:
         if known > self.door.epoch:
             self.fenced(known)
             return
-        for one in self.followers.away(time.monotonic(), self.place.settings.without_replica_s):
+        for one in self.followers.away(time.monotonic(), self.config.settings.without_replica_s):
             log.warning(
-                "shard %d goes on without its replica in shard %d", self.place.number, one.shard
+                "shard %d goes on without its replica in shard %d", self.config.number, one.shard
             )
             one.leave()
 
@@ -352,7 +368,7 @@ class Shard:
         self.door.ready = False
         log.error(
             "shard %d of epoch %d: epoch %d lives; this one ends",
-            self.place.number,
+            self.config.number,
             self.door.epoch,
             epoch,
         )
@@ -360,30 +376,32 @@ class Shard:
 
     # -- calls of workers
 
-    def _hello(self, said: Piece, whom: Whom) -> None:
+    def _hello(self, said: Piece, call_id: CallId) -> None:
         token = said.get("token")
         if not isinstance(token, str) or not hmac.compare_digest(
-            token.encode(), self.place.token.encode()
+            token.encode(), self.config.token.encode()
         ):
-            self.door.answer(whom, bytes(8), refused=Refusal.NOT_ADMITTED, close=True)
+            self.door.answer(call_id, bytes(8), refused=Refusal.NOT_ADMITTED, close=True)
             return
         if said.get("protocol", PROTOCOL) != PROTOCOL:
             raise InvalidInput(f"protocol {said['protocol']!r}: this shard speaks {PROTOCOL}.")
-        self._admitted[whom[0]] = whom[1]
+        self._admitted[call_id[0]] = call_id[1]
         answer = {
-            "shard": self.place.number,
-            "shards": self.place.shards,
+            "shard": self.config.number,
+            "shards": self.config.shards,
             "tables": self.parameters.numbers(),
         }
         worker, incarnation = whole(said, "worker"), whole(said, "incarnation")
-        answer["mode"] = self.place.settings.mode
-        answer["shared"] = self.place.settings.shared_bytes_max
-        answer["frame_bytes_max"] = self.place.settings.frame_bytes_max
+        answer["mode"] = self.config.settings.mode
+        answer["shared"] = self.config.settings.shared_bytes_max
+        answer["frame_bytes_max"] = self.config.settings.frame_bytes_max
         answer["sequence"] = self.door.highest(worker) if worker else 0
         answer |= {"ready": self.door.ready, "state_lost": self.door.state_lost, "pid": os.getpid()}
-        self.door.answer(whom, packed(answer), admit=True, worker=worker, incarnation=incarnation)
+        self.door.answer(
+            call_id, packed(answer), admit=True, worker=worker, incarnation=incarnation
+        )
 
-    def _create(self, said: Piece, whom: Whom) -> None:
+    def _create(self, said: Piece, call_id: CallId) -> None:
         try:
             spec = msgspec.convert(said.get("spec"), TableSpec)
         except msgspec.ValidationError as error:
@@ -393,20 +411,20 @@ class Shard:
             self.door.add_table(self.parameters.tables[number], by_python=self.training.by_python)
             self.door.note(DENSE, [])  # so that followers hear of it
             self.mark.set()
-        self._when_sure(Pushed({"number": number}, self.door.position), whom)
+        self._answer_when_replicated(Pushed({"number": number}, self.door.position), call_id)
 
-    def _tables(self, _: Piece, __: Whom) -> Piece:
+    def _tables(self, _: Piece, __: CallId) -> Piece:
         specs = {spec.name: msgspec.to_builtins(spec) for spec in self.parameters.specs}
         return {"tables": specs, "numbers": self.parameters.numbers()}
 
-    def _push_model(self, said: Piece, whom: Whom) -> None:
+    def _push_model(self, said: Piece, call_id: CallId) -> None:
         settings = said.get("optimizer_settings") or {}
         if not isinstance(settings, dict) or not isinstance(said.get("variables"), dict):
             raise InvalidInput("push_model: variables and optimizer_settings are maps.")
         dense, given = self.parameters.dense, whole(said, "version")
         if given > VERSION_MAX:
             raise InvalidInput(f"push_model: version {given}; at most {VERSION_MAX}.")
-        with still(self.door):
+        with pushes_paused(self.door):
             version = max(1, self.door.version, given)
             first = dense.initialize(
                 said["variables"], str(said.get("optimizer") or "sgd"), settings, version
@@ -416,9 +434,11 @@ class Shard:
         if first:
             self.mark.set()
         position = self.door.note(DENSE, range(len(dense))) if first else self.door.position
-        self._when_sure(Pushed({"accepted": first, "version": self.door.version}, position), whom)
+        self._answer_when_replicated(
+            Pushed({"accepted": first, "version": self.door.version}, position), call_id
+        )
 
-    def _pull_variables(self, said: Piece, _: Whom) -> Piece:
+    def _pull_variables(self, said: Piece, _: CallId) -> Piece:
         since, dense = said.get("since", -1), self.parameters.dense
         if not isinstance(since, int):
             raise InvalidInput(f"since is a version, not {since!r}.")
@@ -429,10 +449,10 @@ class Shard:
             "variables": dense.newer(since),
         }
 
-    def _push_gradients(self, said: Piece, whom: Whom) -> None:
-        self._when_sure(self.training.push(said), whom)
+    def _push_gradients(self, said: Piece, call_id: CallId) -> None:
+        self._answer_when_replicated(self.training.push(said), call_id)
 
-    def _push_rows(self, _: Piece, __: Whom) -> Piece:
+    def _push_rows(self, _: Piece, __: CallId) -> Piece:
         hint = "Use client.push_gradients."
         raise DoesNotFit(
             "rows alone are not a step: these shards make steps of several workers' gradients.",
@@ -441,21 +461,21 @@ class Shard:
 
     # -- calls of other shards
 
-    def _synchronize(self, said: Piece, whom: Whom) -> bytes | None:
+    def _synchronize(self, said: Piece, call_id: CallId) -> bytes | None:
         known = int(said.get("known", 0))
         if known > self.door.epoch:
             self.fenced(known)
-            raise ClipperError(f"epoch {self.door.epoch} of shard {self.place.number} has ended.")
-        return self.followers.synchronize(said, whom, self._now_s)
+            raise ClipperError(f"epoch {self.door.epoch} of shard {self.config.number} has ended.")
+        return self.followers.synchronize(said, call_id, self._now_s)
 
-    def _walk(self, said: Piece, _: Whom) -> Piece:
+    def _walk(self, said: Piece, _: CallId) -> Piece:
         one = self.followers.of(int(said.get("shard", -1)))
         if one is not None:
             one.heard_s = self._now_s
         piece, following = self.parameters.piece([int(n) for n in said["cursor"]])
         return {**piece, "next": following}
 
-    def _replica(self, said: Piece, _: Whom) -> Piece:
+    def _replica(self, said: Piece, _: CallId) -> Piece:
         """What there is here of another shard. With `epoch`: it lives anew, by that; lower ones are
         not heard any more."""
         of = self.copies.get(int(said.get("shard", -1)))
@@ -477,7 +497,7 @@ class Shard:
         }
         return {**said, "shape": shape, "seen": seen}
 
-    def _get_replica(self, said: Piece, _: Whom) -> Piece:
+    def _get_replica(self, said: Piece, _: CallId) -> Piece:
         of = self.copies.get(int(said.get("shard", -1)))
         copy = of.replica if of is not None else None
         if copy is None:
@@ -491,20 +511,20 @@ class Shard:
 
     # -- what a person asks
 
-    def _snapshot(self, said: Piece, whom: Whom) -> None:
+    def _snapshot(self, said: Piece, call_id: CallId) -> None:
         if self.snapshots is None:
             raise InvalidInput("this shard keeps no snapshots: it has no folder.")
 
         def told(answer: Piece | Exception) -> None:
             if isinstance(answer, Exception):
-                self.door.answer(whom, frames.failed(answer), refused=Refusal.CALL_FAILED)
+                self.door.answer(call_id, frames.failed(answer), refused=Refusal.CALL_FAILED)
             else:
-                self.door.answer(whom, packed(answer))
+                self.door.answer(call_id, packed(answer))
 
         whole = bool(said.get("whole"))
         self.snapshots.ask(
             int(said.get("number", 0)), lambda answer: self.post(lambda: told(answer)), whole=whole
         )
 
-    def _stats(self, _: Piece, __: Whom) -> Piece:
+    def _stats(self, _: Piece, __: CallId) -> Piece:
         return stats_of(self, time.monotonic())

@@ -19,13 +19,13 @@ from clipper.errors import (
     ShardAway,
     did_you_mean,
 )
-from clipper.params.client import Client
-from clipper.params.contexts import UserRows, check_context_table
-from clipper.params.line import SHARDS_FILE, addresses_in
-from clipper.params.local import LocalSet, snapshot_all, supervisor_of
-from clipper.params.observing import Observer
-from clipper.params.places import told_in
-from clipper.params.reading import SetReader, Stats
+from clipper.params.client.client import Client
+from clipper.params.client.connection import SHARDS_FILE, addresses_in
+from clipper.params.client.stats_cache import StatsCache
+from clipper.params.client.stats_reader import Stats, StatsReader
+from clipper.params.client.user_rows import UserRows, check_context_table
+from clipper.params.local.address_file import read_address_file
+from clipper.params.local.local_set import LocalSet, snapshot_all, supervisor_of
 from clipper.params.tables import TableSpec
 from clipper.settings.params import ParamsSettings
 
@@ -46,14 +46,14 @@ class ServedSet:
         self._client: Client | None = None
         self._users: dict[str, UserRows] = {}
         self._guard = threading.Lock()
-        self._reader = SetReader(self.folder)
-        self.observer = Observer(self.shards)
+        self._reader = StatsReader(self.folder)
+        self.observer = StatsCache(self.shards)
 
     def start(self, patience_s: float = PATIENCE_S) -> Self:
         """Until every shard serves. Raises ShardAway, ConfigError, DoesNotFit (the folder has
         another number of shards)."""
         if not (
-            supervisor_of(self.folder) or told_in(self.folder).get("engine")
+            supervisor_of(self.folder) or read_address_file(self.folder).get("engine")
         ):  # an engine: it runs them elsewhere
             try:
                 self._own = LocalSet(self.settings).start()
@@ -147,7 +147,7 @@ class ServedSet:
     @property
     def out_of_reach(self) -> str:
         """Why a container that does not see the folder reaches no shard. Empty: it does."""
-        if told_in(self.folder).get("engine"):
+        if read_address_file(self.folder).get("engine"):
             return "the shards' addresses change with their lives."
         if not all(address.startswith("tcp:") for address in addresses_in(self.folder)[0]):
             return "the shards listen at unix sockets."
@@ -203,7 +203,7 @@ def settings_of(config: Config) -> ParamsSettings:
     """[params], for the folder of server.params; what it does not say is as the set in that folder
     had it. Raises ConfigError, InvalidInput."""
     folder = Path(config.server.params).absolute()
-    before = told_in(folder).get("settings", {})
+    before = read_address_file(folder).get("settings", {})
     fields = msgspec.structs.fields(ParamsSettings)
     said = {field.name: getattr(config.params, field.name) for field in fields}
     given = {

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from clipper.errors import ClipperError, DoesNotFit, InvalidInput
-from clipper.params.client import Client
+from clipper.params.client.client import Client
 from clipper.selection.contextual import FEATURES_MAX, features_of
 from clipper.serving.teaching import session_of
 

@@ -114,7 +114,7 @@ class Dense:
             "settings": dict(self.optimizer.settings),
         }
 
-    def hear(self, said: Mapping[str, Any]) -> None:
+    def receive(self, said: Mapping[str, Any]) -> None:
         self.initialized = bool(said["initialized"])
         if (self.optimizer.name, self.optimizer.settings) != (said["optimizer"], said["settings"]):
             self.optimizer = Optimizer(said["optimizer"], **said["settings"])

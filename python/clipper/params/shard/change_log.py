@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clipper.params.parameters import DENSE, Ids, Parameters, Piece
+from clipper.params.shard.parameters import DENSE, Ids, Parameters, Piece
 from clipper_core.params.shard_door import ShardDoor, each_once
 
 SLOT = 9  # of the followers' places in a shard's log; the others are replicas, snapshots, watchers

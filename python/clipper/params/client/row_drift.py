@@ -40,10 +40,10 @@ class Row:
         self.id = id
         self.value: Rows | None = None
         self.way, self.surely, self.uses = 0.0, NEVER, 0
-        self.made: deque[tuple[float, Made]] = deque()
+        self.made: deque[tuple[float, TrackedPrediction]] = deque()
 
 
-class Made:
+class TrackedPrediction:
     """A prediction: its key in the cache, the number under which it is found, its rows and the
     tables that have them."""
 
@@ -54,7 +54,7 @@ class Made:
         self.rows: list[tuple[dict[int, Row], Row]] = []
 
 
-class Moves:
+class RowDrift:
     """Of one model. Threads: one at a time; `find` any.
 
     tolerance: see above.  made_max, rows_max: predictions and rows that are followed; beyond them
@@ -70,7 +70,7 @@ class Moves:
             rows_max,
             forget,
         )
-        self._made: dict[Key, Made] = {}
+        self._made: dict[Key, TrackedPrediction] = {}
         self._tables: dict[str, dict[int, Row]] = {}
         self._new: dict[str, set[int]] = {}
         self.rows = 0
@@ -85,7 +85,7 @@ class Moves:
         there = self._made.get(key)
         if there is not None:
             return there.generation
-        made = Made(key)
+        made = TrackedPrediction(key)
         for table, ids in reads.items():
             rows = self._tables.setdefault(table, {})
             for id in ids.tolist():
@@ -171,7 +171,7 @@ class Moves:
         while row.made:
             self._forget(row.made.popleft()[1], why)
 
-    def _forget(self, made: Made, why: str) -> None:
+    def _forget(self, made: TrackedPrediction, why: str) -> None:
         if not made.generation:  # it was, for another of its rows
             return
         del self._made[made.key]

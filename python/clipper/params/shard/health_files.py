@@ -9,15 +9,15 @@ an update or to drain its machine, ends one of at least two.
 import logging
 from pathlib import Path
 
-from clipper.params.replication import Following
+from clipper.params.shard.replication import FollowerState
 from clipper.settings.params import ParamsSettings
 
 QUIET_S = 3.0  # several of a follower's long polls
 log = logging.getLogger("clipper.params")
 
 
-def is_settled(
-    ready: bool, followers: list[Following], now: float, settings: ParamsSettings
+def is_safe_to_stop(
+    ready: bool, followers: list[FollowerState], now: float, settings: ParamsSettings
 ) -> bool:
     """Each copy is whole and heard of; or was given up, by `without_replica_s`, until it comes
     back: nothing waits for it then, so an update does not either."""
@@ -31,7 +31,7 @@ def is_settled(
     )
 
 
-class Pulse:
+class HealthFiles:
     """Threads: one. path: None touches nothing."""
 
     def __init__(self, path: Path | None, settings: ParamsSettings) -> None:
@@ -39,12 +39,12 @@ class Pulse:
         self._ready = path.with_name(f"{path.name}.ready") if path is not None else None
         self._failed = False
 
-    def beat(self, ready: bool, followers: list[Following], now: float) -> None:
+    def update(self, ready: bool, followers: list[FollowerState], now: float) -> None:
         if self._path is None or self._ready is None:
             return
         try:
             self._path.touch(0o644)
-            if is_settled(ready, followers, now, self._settings):
+            if is_safe_to_stop(ready, followers, now, self._settings):
                 self._ready.touch(0o644)
             else:
                 self._ready.unlink(missing_ok=True)

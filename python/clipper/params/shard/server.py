@@ -16,11 +16,11 @@ from types import FrameType
 import msgspec
 
 from clipper.errors import AddressInUse, ClipperError, InvalidInput
-from clipper.params.places import publish
-from clipper.params.recovery import Epochs, Recovered, recover
-from clipper.params.saved_copies import save_copy
-from clipper.params.shard import Place, Shard
-from clipper.params.snapshots import Snapshots
+from clipper.params.local.address_file import publish_address
+from clipper.params.shard.recovery import EpochFile, Recovered, recover
+from clipper.params.shard.saved_copies import save_copy
+from clipper.params.shard.shard import Shard, ShardConfig
+from clipper.params.shard.snapshots import Snapshots
 
 log = logging.getLogger("clipper.params")
 EXIT_FAILED, EXIT_FENCED = 2, 3
@@ -36,14 +36,14 @@ class ShardServer:
     off.
     """
 
-    def __init__(self, place: Place, serves: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, config: ShardConfig, serves: Callable[[], None] = lambda: None) -> None:
         self._on_serving = serves
-        self._epochs = Epochs(place.folder)
+        self._epochs = EpochFile(config.folder)
         try:
-            self._listener = listening(place.listen or place.addresses[place.number])
+            self._listener = listening(config.listen or config.addresses[config.number])
             try:
-                self.place = published(place, self._listener)
-                self.shard = Shard(self.place)
+                self.config = published(config, self._listener)
+                self.shard = Shard(self.config)
             except BaseException:
                 self._listener.close()
                 raise
@@ -64,8 +64,8 @@ class ShardServer:
         self.recovered = ""
 
     def start(self) -> "ShardServer":
-        if self.place.folder is not None:
-            snapshots = Snapshots(self.place, self.shard)
+        if self.config.folder is not None:
+            snapshots = Snapshots(self.config, self.shard)
             self.shard.snapshots = snapshots
         for thread in self._threads:
             thread.start()
@@ -99,7 +99,7 @@ class ShardServer:
         for copy in shard.copies.values():
             copy.join()
             if snapshot:
-                save_copy(self.place.folder, copy, self.place.shards)
+                save_copy(self.config.folder, copy, self.config.shards)
         self._listener.close()
         shard.close()
         self._epochs.close()
@@ -111,28 +111,31 @@ class ShardServer:
             while not self.shard.ended:
                 self.shard.turn()
         except Exception as error:
-            log.exception("shard %d fails", self.place.number)
+            log.exception("shard %d fails", self.config.number)
             self.failed = error
             self.shard.end("failed")
         finally:
             self._ended.set()
 
     def _recovers(self) -> None:
-        place, shard, snapshots = self.place, self.shard, self.shard.snapshots
-        lines = [shard.line((place.number + 1 + k) % place.shards) for k in range(place.replicas)]
+        config, shard, snapshots = self.config, self.shard, self.shard.snapshots
+        connections = [
+            shard.connection((config.number + 1 + k) % config.shards)
+            for k in range(config.replicas)
+        ]
         began_s = time.monotonic()
         try:
             found = recover(
-                place.number,
-                place.shards,
-                lines,
+                config.number,
+                config.shards,
+                connections,
                 self._epochs,
                 snapshots.sources() if snapshots is not None else (),
-                patience_s=place.settings.recover_s,
+                patience_s=config.settings.recover_s,
                 stopping=lambda: bool(shard.ended),
             )
         except (ClipperError, OSError) as error:
-            log.error("shard %d does not come up: %s", place.number, error)
+            log.error("shard %d does not come up: %s", config.number, error)
             self.failed = error
             shard.end("failed")
             return
@@ -145,7 +148,7 @@ class ShardServer:
             log.error(
                 "shard %d, epoch %d, found no replica and no snapshot of what it had: it waits "
                 "to be told to begin anew",
-                self.place.number,
+                self.config.number,
                 found.epoch,
             )
             self.shard.lose(found.epoch, lambda: self._adopts(found, seconds))
@@ -159,7 +162,7 @@ class ShardServer:
         rows = found.parameters.rows
         log.info(
             "shard %d serves: epoch %d, version %d, %d rows in %.2f s from %s",
-            self.place.number,
+            self.config.number,
             found.epoch,
             found.version,
             rows,
@@ -172,13 +175,13 @@ class ShardServer:
         self._on_serving()
 
 
-def published(place: Place, listener: socket.socket) -> Place:
+def published(config: ShardConfig, listener: socket.socket) -> ShardConfig:
     """With the port that it has, told to all, where it asked for any."""
-    if place.book is None or not place.listen.endswith(":0"):
-        return place
-    listens = f"{place.listen[:-1]}{listener.getsockname()[1]}"
-    publish(place.book, place.number, listens)
-    return msgspec.structs.replace(place, listen=listens)
+    if config.book is None or not config.listen.endswith(":0"):
+        return config
+    listens = f"{config.listen[:-1]}{listener.getsockname()[1]}"
+    publish_address(config.book, config.number, listens)
+    return msgspec.structs.replace(config, listen=listens)
 
 
 def listening(address: str) -> socket.socket:
@@ -228,11 +231,13 @@ def die_with(parent: int) -> None:
 
 
 def run(
-    place: Place, beside: Beside = contextlib.nullcontext, serves: Callable[[], None] = lambda: None
+    config: ShardConfig,
+    beside: Beside = contextlib.nullcontext,
+    serves: Callable[[], None] = lambda: None,
 ) -> int:
     """Until a signal. beside: what else the process has while its shard runs.  serves: called when
     it does. -> exit code"""
-    server = ShardServer(place, serves)
+    server = ShardServer(config, serves)
 
     def stop(number: int, _: FrameType | None) -> None:
         server.end(f"signal {signal.Signals(number).name}")
@@ -244,7 +249,7 @@ def run(
             why = server.wait()
     finally:
         server.close()
-    log.info("shard %d ended: %s", place.number, why)
+    log.info("shard %d ended: %s", config.number, why)
     return EXIT_FENCED if "fenced" in why else EXIT_FAILED if server.failed else 0
 
 

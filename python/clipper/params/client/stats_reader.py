@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clipper.errors import ClipperError
+from clipper.params.client.connection import ShardConnection, ShardRequest, addresses_in, call
 from clipper.params.frames import Kind, refusal, unpacked
-from clipper.params.line import Ask, Line, addresses_in, call
 from clipper_core.runtime.histogram import Snapshot, snapshot_of
 
 Stats = Mapping[str, Any]
 ALL_S = 3.0  # for all that do not answer
 
 
-class SetReader:
+class StatsReader:
     """Threads: any; readings wait for each other.
 
     shards: the folder of a set, which may get other addresses, or the addresses of all in order.
@@ -33,40 +33,47 @@ class SetReader:
         self._folder = os.fspath(shards) if isinstance(shards, str | os.PathLike) else ""
         self._addresses, self._token = ([] if self._folder else list(shards)), token  # type: ignore[arg-type]
         self._only, self._answer_s = only, answer_s
-        self._lines: list[Line] = []
+        self._connections: list[ShardConnection] = []
         self._known: tuple[list[str], str] = ([], "")
         self._lock = threading.Lock()
 
     def close(self) -> None:
         with self._lock:
-            for line in self._lines:
-                line.close()
-            self._lines = []
+            for connection in self._connections:
+                connection.close()
+            self._connections = []
 
     def read(self) -> list[Stats]:
         """By shard: its stats, or {"shard": number, "away": why}. Raises InvalidInput where there
         is no set."""
         with self._lock:
-            lines, until, asks = self._found(), time.monotonic() + ALL_S, list[Ask | str]()
-            for line in lines:
+            connections, until, asks = (
+                self._found(),
+                time.monotonic() + ALL_S,
+                list[ShardRequest | str](),
+            )
+            for connection in connections:
                 asks.append(
-                    _sent(line)
+                    _sent(connection)
                     if time.monotonic() < until
                     else "others took all the time there was"
                 )
-            return [_heard(line, ask) for line, ask in zip(lines, asks, strict=True)]
+            return [
+                _received(connection, ask)
+                for connection, ask in zip(connections, asks, strict=True)
+            ]
 
-    def _found(self) -> list[Line]:
+    def _found(self) -> list[ShardConnection]:
         known = addresses_in(self._folder) if self._folder else (self._addresses, self._token)
         if known != self._known:
-            for line in self._lines:
-                line.close()
+            for connection in self._connections:
+                connection.close()
             addresses, token = self._known = known
             each = range(len(addresses)) if self._only is None else (self._only,)
-            self._lines = [
-                Line(i, addresses.__getitem__, token, None, self._answer_s) for i in each
+            self._connections = [
+                ShardConnection(i, addresses.__getitem__, token, None, self._answer_s) for i in each
             ]
-        return self._lines
+        return self._connections
 
 
 def lags_between(before: Stats, after: Stats) -> Snapshot:
@@ -76,28 +83,28 @@ def lags_between(before: Stats, after: Stats) -> Snapshot:
     return now - snapshot_of(before["lags"]["buckets"], before["lags"]["sum"]) if before else now
 
 
-def _sent(line: Line) -> Ask | str:
+def _sent(connection: ShardConnection) -> ShardRequest | str:
     """Asked, or why not."""
     ask = call("stats")
     for last in (False, True):  # the connection may be that to a shard that was relaunched
         try:
-            line.send(ask)
+            connection.send(ask)
             return ask
         except (OSError, ClipperError) as error:
-            line.close()
+            connection.close()
             if last:
                 return str(error) or type(error).__name__
     return ""
 
 
-def _heard(line: Line, ask: Ask | str) -> Stats:
+def _received(connection: ShardConnection, ask: ShardRequest | str) -> Stats:
     if isinstance(ask, str):
-        return {"shard": line.number, "away": ask}
+        return {"shard": connection.number, "away": ask}
     try:
-        head = line.wait(ask)
+        head = connection.wait(ask)
         if head.kind != Kind.ANSWER:
-            raise refusal(head, ask.body, line.name)
+            raise refusal(head, ask.body, connection.name)
         return unpacked(ask.body)
     except (OSError, ClipperError) as error:
-        line.close()
-        return {"shard": line.number, "away": str(error) or type(error).__name__}
+        connection.close()
+        return {"shard": connection.number, "away": str(error) or type(error).__name__}

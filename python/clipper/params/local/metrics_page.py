@@ -73,10 +73,10 @@ class _Server(ThreadingHTTPServer):
         self.answer = answer
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
-        super().__init__(address, _Asked)
+        super().__init__(address, _MetricsRequest)
 
 
-class _Asked(BaseHTTPRequestHandler):
+class _MetricsRequest(BaseHTTPRequestHandler):
     timeout = _SLOW_S
     server: _Server
 

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from clipper.errors import InvalidInput, ShardAway, StalePush, UnknownTable
+from clipper.params.client.connection import ShardConnection, ShardRequest, addresses_in, call
 from clipper.params.frames import DTYPES, DUPLICATE, PUSHED, Head, Kind, padding, unpacked
-from clipper.params.line import Ask, Line, addresses_in, call
-from clipper.params.partition import Ids, parted, shard_of_name
+from clipper.params.partition import Ids, shard_of_name, split_by_shard
 from clipper.params.tables import TableSpec
 from clipper_container.params.push_identity import PushIdentity, renew_after_fork
 
@@ -96,12 +96,12 @@ class Client:
         self._token = token or known or os.environ.get("CLIPPER_PARAMS__TOKEN", "")
         self._answer_s, self._shared, self._spin_us = answer_s, shared, spin_us
         self._identity = PushIdentity(worker)
-        self.lines = self._new_lines()
+        self.connections = self._new_connections()
         renew_after_fork(self)
 
-    def _new_lines(self) -> list[Line]:
+    def _new_connections(self) -> list[ShardConnection]:
         return [
-            Line(
+            ShardConnection(
                 i,
                 self._address,
                 self._token,
@@ -116,11 +116,11 @@ class Client:
     def forked(self) -> None:
         """In a forked child, before anything else: its connections are the parent's, and so is its
         number."""
-        parents = self.lines
+        parents = self.connections
         self._identity = PushIdentity()
-        self.lines = self._new_lines()
-        for line in parents:
-            line.close()
+        self.connections = self._new_connections()
+        for connection in parents:
+            connection.close()
 
     @property
     def worker(self) -> int:
@@ -128,9 +128,9 @@ class Client:
         return self._identity.worker
 
     def close(self) -> None:
-        for line in self.lines:
-            with line.lock:
-                line.close()
+        for connection in self.connections:
+            with connection.lock:
+                connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -139,12 +139,12 @@ class Client:
         self.close()
 
     def __len__(self) -> int:
-        return len(self.lines)
+        return len(self.connections)
 
     @property
     def versions(self) -> list[int]:
         """Of the model on each shard, as last heard."""
-        return [line.version for line in self.lines]
+        return [connection.version for connection in self.connections]
 
     # -- tables
 
@@ -152,8 +152,8 @@ class Client:
         """Make the table on every shard that does not have it. Raises InvalidInput, TypeConflict
         (it is there, and another)."""
         spec.check()
-        for line, said in self.call_all("create", spec=msgspec.to_builtins(spec)):
-            line.tables[spec.name] = int(said["number"])
+        for connection, said in self.call_all("create", spec=msgspec.to_builtins(spec)):
+            connection.tables[spec.name] = int(said["number"])
         self._specs[spec.name] = spec
 
     def begin_anew(self) -> list[int]:
@@ -161,7 +161,9 @@ class Client:
         others go on as they are. The tables that this client knows are made again; their rows begin
         as untrained. -> the shards that were told
         """
-        begun = [line.number for line, said in self.call_all("begin_anew") if said["begun"]]
+        begun = [
+            connection.number for connection, said in self.call_all("begin_anew") if said["begun"]
+        ]
         for spec in self._specs.values():
             self.create(spec)
         return begun
@@ -227,14 +229,14 @@ class Client:
         for shard, mine, places in self._parts(each):
             part = rows if places is None else rows[places]
             buffers = mine, part.reshape(-1), padding(part.nbytes)
-            model = self.lines[shard].version if versioned else 0
+            model = self.connections[shard].version if versioned else 0
             size = mine.nbytes + part.nbytes + len(buffers[2])
             head = Head(
                 Kind.PUSH, 0, 0, 0, mine.size, 0, 0, self.worker, sequence, model, scale, size
             )
             asks.append((shard, self._of_rows(table, shard, head, buffers)))
         with _numbered(sequence):
-            answers = self._settle(asks)
+            answers = self._request_all(asks)
         repeated = tuple(shard for shard, head in answers if head.flags & DUPLICATE)
         counts = [PUSHED.unpack(ask.body) for _, ask in asks if len(ask.body) == PUSHED.size]
         sums = (sum(each) for each in zip(*counts, strict=True))
@@ -258,12 +260,12 @@ class Client:
         """(version of each shard, variables): all, or with `since` those of shards whose version is
         newer. Raises InvalidInput while no worker has initialized them."""
         versions, found = [], {}
-        for line, said in self.call_all(
+        for connection, said in self.call_all(
             "pull_variables", each=[{"since": v} for v in since] if since is not None else None
         ):
             if not said["initialized"]:
                 raise InvalidInput(
-                    f"{line.name} has no variables yet.",
+                    f"{connection.name} has no variables yet.",
                     hint="Push them first: client.push_model({...}).",
                 )
             versions.append(int(said["version"]))
@@ -297,7 +299,7 @@ class Client:
             each, given = as_ids(ids), np.ascontiguousarray(gradients, np.float32)
             if given.shape != (each.size, self.spec(table).dim):
                 raise _misshapen(table, each.size, self.spec(table).dim, given)
-            for shard, places in parted(each, len(self.lines)):
+            for shard, places in split_by_shard(each, len(self.connections)):
                 parts[shard]["rows"][table] = {"ids": each[places], "gradients": given[places]}
         for shard, part in enumerate(parts):
             part |= {"worker": self.worker, "sequence": sequence, "scale": scale}
@@ -317,25 +319,26 @@ class Client:
     def call(self, shard: int, name: str, **fields: Any) -> dict[str, Any]:
         """Ask one shard. Raises what it refuses with, and ShardAway."""
         ask = call(name, **fields)
-        self._settled(shard, ask, time.monotonic() + self.patience_s)
+        self._wait_with_retries(shard, ask, time.monotonic() + self.patience_s)
         return unpacked(ask.body)
 
     def call_all(
         self, name: str, *, each: Sequence[Mapping[str, Any]] | None = None, **fields: Any
-    ) -> list[tuple[Line, dict[str, Any]]]:
+    ) -> list[tuple[ShardConnection, dict[str, Any]]]:
         """Ask every shard at once; each: what else to tell them, by shard."""
         asks = [
-            (i, call(name, **fields, **(each[i] if each else {}))) for i in range(len(self.lines))
+            (i, call(name, **fields, **(each[i] if each else {})))
+            for i in range(len(self.connections))
         ]
-        self._settle(asks)
-        return [(self.lines[shard], unpacked(ask.body)) for shard, ask in asks]
+        self._request_all(asks)
+        return [(self.connections[shard], unpacked(ask.body)) for shard, ask in asks]
 
     # -- inside
 
     def _push_parts(self, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Asynchronous shards each take theirs. Of synchronous ones the others check it, shard 0
         decides, and they follow."""
-        if self.lines[0].mode != "sync" or len(self.lines) == 1:
+        if self.connections[0].mode != "sync" or len(self.connections) == 1:
             return [said for _, said in self.call_all("push_gradients", each=parts)]
         self.call_all("push_gradients", each=[{**part, "check": True} for part in parts])
         first = self.call(0, "push_gradients", **parts[0])
@@ -354,7 +357,7 @@ class Client:
         before. Raises InvalidInput."""
         if not self._identity.has_pushed:
             self.call_all("tables")  # every shard has said
-            self._identity.start_after(max(line.sequence for line in self.lines))
+            self._identity.start_after(max(connection.sequence for connection in self.connections))
         try:
             return self._identity.next()
         except OverflowError as error:
@@ -366,59 +369,62 @@ class Client:
         return self._addresses[shard]
 
     def _by_shard(self, variables: Variables) -> list[dict[str, Array]]:
-        parts: list[dict[str, Array]] = [{} for _ in self.lines]
+        parts: list[dict[str, Array]] = [{} for _ in self.connections]
         for name, value in variables.items():
             parts[shard_of_name(name, len(parts))][name] = np.ascontiguousarray(value, np.float32)
         return parts
 
     def _of_rows(
         self, table: str, shard: int, head: Head, buffers: Sequence[Any], expects: int = 0
-    ) -> Ask:
-        line = self.lines[shard]
-        if table not in line.tables:
+    ) -> ShardRequest:
+        connection = self.connections[shard]
+        if table not in connection.tables:
             found = self.call(shard, "tables")["numbers"]
-            line.tables.update({str(name): int(number) for name, number in found.items()})
-            if table not in line.tables:
-                raise UnknownTable.named(table, line.tables)
-        return Ask(head, buffers, table=table, expects=expects)
+            connection.tables.update({str(name): int(number) for name, number in found.items()})
+            if table not in connection.tables:
+                raise UnknownTable.named(table, connection.tables)
+        return ShardRequest(head, buffers, table=table, expects=expects)
 
     def _parts(self, ids: Ids) -> list[tuple[int, Ids, npt.NDArray[np.intp] | None]]:
         """(shard, its ids, their places: None for all) of each shard that has some."""
-        if len(self.lines) == 1:
+        if len(self.connections) == 1:
             return [(0, ids, None)] if ids.size else []
-        return [(shard, ids[places], places) for shard, places in parted(ids, len(self.lines))]
+        return [
+            (shard, ids[places], places)
+            for shard, places in split_by_shard(ids, len(self.connections))
+        ]
 
-    def _settle(self, asks: Sequence[tuple[int, Ask]]) -> list[tuple[int, Head]]:
+    def _request_all(self, asks: Sequence[tuple[int, ShardRequest]]) -> list[tuple[int, Head]]:
         """All are sent before the first is waited for. Raises TooLarge before anything is sent."""
         until = time.monotonic() + self.patience_s
         for shard, ask in asks:
-            self.lines[shard].check(ask)
+            self.connections[shard].check(ask)
         for shard, ask in asks:
             self._try_to_send(shard, ask, until)
-        return [(shard, self._settled(shard, ask, until)) for shard, ask in asks]
+        return [(shard, self._wait_with_retries(shard, ask, until)) for shard, ask in asks]
 
-    def _try_to_send(self, shard: int, ask: Ask, until: float) -> None:
-        line = self.lines[shard]
+    def _try_to_send(self, shard: int, ask: ShardRequest, until: float) -> None:
+        connection = self.connections[shard]
         try:
-            with self._asking(line, until):
-                line.send(ask)
+            with self._asking(connection, until):
+                connection.send(ask)
         except OSError:
             ask.id = 0  # `settled` sends it again
 
-    def _settled(self, shard: int, ask: Ask, until: float) -> Head:
-        line = self.lines[shard]
-        with self._asking(line, until):
-            return line.settled(ask, until)
+    def _wait_with_retries(self, shard: int, ask: ShardRequest, until: float) -> Head:
+        connection = self.connections[shard]
+        with self._asking(connection, until):
+            return connection.wait_with_retries(ask, until)
 
     @contextlib.contextmanager
-    def _asking(self, line: Line, until: float) -> Iterator[None]:
+    def _asking(self, connection: ShardConnection, until: float) -> Iterator[None]:
         """Wait for other threads that ask the same shard. Raises ShardAway."""
-        if not line.lock.acquire(timeout=max(0.0, until - time.monotonic()) + self._answer_s):
-            raise ShardAway(f"{line.name}: it does not answer others of this client.")
+        if not connection.lock.acquire(timeout=max(0.0, until - time.monotonic()) + self._answer_s):
+            raise ShardAway(f"{connection.name}: it does not answer others of this client.")
         try:
             yield
         finally:
-            line.lock.release()
+            connection.lock.release()
 
     def _pulling(self, table: str, ids: Ids, dtype: str) -> Callable[[], Array]:
         """Sends the requests; what it returns waits for them."""
@@ -433,7 +439,7 @@ class Client:
 
         def take() -> Array:
             for shard, ask, _ in parts:
-                self._settled(shard, ask, until)
+                self._wait_with_retries(shard, ask, until)
             if len(parts) == 1:
                 return rows_in(parts[0][1].body, ids.size, dim, dtype)
             out: Array = np.empty((ids.size, dim), _NUMPY.get(dtype, np.float32))

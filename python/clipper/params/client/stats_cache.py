@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable, Sequence
 
 from clipper.errors import ClipperError
-from clipper.params.reading import Stats
+from clipper.params.client.stats_reader import Stats
 
 log = logging.getLogger("clipper.params")
 
 
-class Observer:
+class StatsCache:
     """Threads: any. read: as SetReader.read. Its thread begins with the first question, and reads
     once for each."""
 

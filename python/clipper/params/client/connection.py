@@ -53,7 +53,7 @@ PAUSE_S_MAX = 0.1
 _AGAIN = (Refusal.NOT_READY, Refusal.OTHER_EPOCH)
 
 
-class Ask:
+class ShardRequest:
     """One request on its way: `head` without its id and epoch, the buffers behind it, and what came
     back.
 
@@ -80,14 +80,14 @@ class Ask:
         self.block: Any = None
 
 
-def call(name: str, **fields: Any) -> Ask:
+def call(name: str, **fields: Any) -> ShardRequest:
     body = packed({"call": name, **fields})
-    return Ask(
+    return ShardRequest(
         Head(Kind.CALL, payload_bytes=len(body)), (body,), sequence=int(fields.get("sequence", 0))
     )
 
 
-class Line:
+class ShardConnection:
     """number: of the shard.  address: asked for at each dialling, since a relaunched shard may have
     another. identity: of the client that pushes; None: nothing is pushed. shares: memory, with a
     shard on this host, for large pulls.  spin_us: of polling for an answer, before it sleeps.
@@ -111,7 +111,7 @@ class Line:
         self._receiver = Receiver(spin_us=spin_us)
         self._socket: socket.socket | None = None
         self._next = 0
-        self._open: dict[int, Ask] = {}
+        self._open: dict[int, ShardRequest] = {}
         self._head = bytearray(HEAD_BYTES)
         self.epoch = (
             0  # the highest it was seen in: one with a lower is a shard that should be dead
@@ -141,7 +141,7 @@ class Line:
 
     # -- one request
 
-    def check(self, ask: Ask) -> None:
+    def check(self, ask: ShardRequest) -> None:
         """Raises TooLarge for a request that the shard will never take: nothing of it is sent."""
         size, most = ask.head.payload_bytes, self.frame_bytes_max
         if 0 < most < size:
@@ -150,7 +150,7 @@ class Line:
                 f"{self.name}: a message of {size} bytes, and it takes {most}.", hint=hint
             )
 
-    def send(self, ask: Ask) -> None:
+    def send(self, ask: ShardRequest) -> None:
         """Raises OSError, ClipperError; the line is closed then, and the request may be sent again.
         TooLarge: it may not."""
         if self._socket is None:
@@ -158,15 +158,15 @@ class Line:
         self.check(ask)
         self._send(ask)
 
-    def wait(self, ask: Ask) -> Head:
+    def wait(self, ask: ShardRequest) -> Head:
         """Until its answer is there; those of others are kept. Raises OSError, ClipperError."""
         while ask.answer is None:
             if ask.id not in self._open:
                 raise ConnectionError("the connection is gone")
-            self._hear()
+            self._receive()
         return ask.answer
 
-    def settled(self, ask: Ask, until: float) -> Head:
+    def wait_with_retries(self, ask: ShardRequest, until: float) -> Head:
         """Its answer, with as many connections as it takes until then. Raises ShardAway, and what
         the shard refuses with."""
         pause, why = PAUSE_S, "it does not answer"
@@ -206,7 +206,7 @@ class Line:
 
     # -- bytes
 
-    def _send(self, ask: Ask) -> None:
+    def _send(self, ask: ShardRequest) -> None:
         assert self._socket is not None
         kind, dtype, flags, table, rows, _, _, worker, sequence, *rest = ask.head
         if ask.table:
@@ -272,7 +272,7 @@ class Line:
             self.close()
             raise
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         try:
             self._fill(self._head)
             head = read_head(self._head)
@@ -351,37 +351,37 @@ def connected(address: str, answer_s: float) -> socket.socket:
     """`unix:/path` or `tcp:host:port`. Raises OSError; InvalidInput for another kind."""
     kind, _, rest = address.partition(":")
     if kind == "unix" and rest:
-        line = socket.socket(socket.AF_UNIX)
+        connection = socket.socket(socket.AF_UNIX)
         target: Any = rest
     elif kind == "tcp" and rest.rpartition(":")[2].isdecimal():
         host, _, port = rest.rpartition(":")
-        line = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         target = (host.strip("[]"), int(port))
     else:
         raise InvalidInput(
             f"bad address {address!r} of a shard.", hint="Write unix:/path or tcp:host:port."
         )
     try:
-        line.settimeout(answer_s)
-        line.connect(target)
+        connection.settimeout(answer_s)
+        connection.connect(target)
         if (
-            kind == "tcp" and line.getsockname()[0] == line.getpeername()[0]
+            kind == "tcp" and connection.getsockname()[0] == connection.getpeername()[0]
         ):  # on one host: as the shard does (calm_loopback)
             with contextlib.suppress(OSError):
-                line.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
-        line.settimeout(None)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+        connection.settimeout(None)
         for option in (
             socket.SO_RCVTIMEO,
             socket.SO_SNDTIMEO,
         ):  # the kernel's: Python's own would poll before each read
-            line.setsockopt(
+            connection.setsockopt(
                 socket.SOL_SOCKET, option, struct.pack("ll", int(answer_s), int(answer_s % 1 * 1e6))
             )
     except OSError:
-        line.close()
+        connection.close()
         raise
-    return line
+    return connection
 
 
 def addresses_in(folder: str | os.PathLike[str]) -> tuple[list[str], str]:

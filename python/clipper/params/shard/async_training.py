@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clipper.errors import InvalidInput, StalePush
-from clipper.params.dense import F32
 from clipper.params.frames import Refusal
-from clipper.params.parameters import DENSE, Ids, Parameters, Piece
-from clipper.params.replication import still
+from clipper.params.shard.dense import F32
+from clipper.params.shard.parameters import DENSE, Ids, Parameters, Piece
+from clipper.params.shard.replication import pushes_paused
 from clipper_core.params.shard_door import ShardDoor
 
 _NONE = np.empty(0, np.int64)
@@ -43,7 +43,7 @@ class Pushed(NamedTuple):
     position: int
 
 
-class Training:
+class AsyncTraining:
     """Asynchronous: a push is applied at once. Threads: the answering one.
 
     lag_max: gradients of versions more than so many behind are refused; 0: none.  slows: divide the
@@ -95,7 +95,7 @@ class Training:
 
     def apply(self, gradients: Gradients, scale: float) -> Pushed:
         """One step, and one version."""
-        with still(self.door):
+        with pushes_paused(self.door):
             version = self.door.version + 1
             self.parameters.dense.apply(gradients.variables, scale, version)
             no_room = sum(

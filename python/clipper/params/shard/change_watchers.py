@@ -15,7 +15,7 @@ import numpy as np
 
 from clipper.errors import InvalidInput
 from clipper.params.frames import packed
-from clipper.params.parameters import Ids, Parameters, Piece
+from clipper.params.shard.parameters import Ids, Parameters, Piece
 from clipper_core.params.shard_door import ShardDoor
 
 SLOT = 8  # of the shard's log; below it are replicas and snapshots
@@ -23,11 +23,11 @@ IDS_MAX = 1 << 20  # kept for those who have not asked yet
 IDLE_S = 30.0  # without a question: nobody watches
 LOOK_S = 0.01  # how often it is looked whether something has changed, while a question is open
 WAIT_S_MAX = 5.0
-Whom = tuple[int, int, int]
-Asked = tuple[Whom, int, float]  # who, since when, until when
+CallId = tuple[int, int, int]
+Asked = tuple[CallId, int, float]  # who, since when, until when
 
 
-class Changes:
+class ChangeWatchers:
     """Of one shard. Threads: the answering one.
 
     parameters: as they are now.  answer: (whom, payload), later.
@@ -53,7 +53,7 @@ class Changes:
         """How long the answering thread may wait for something else."""
         return LOOK_S if self._asked else float("inf")
 
-    def watch(self, said: Piece, whom: Whom, now: float) -> Piece | None:
+    def watch(self, said: Piece, call_id: CallId, now: float) -> Piece | None:
         """The answer, or None: later. Raises InvalidInput."""
         since = said.get("since", -1)
         if not isinstance(since, int):
@@ -68,7 +68,7 @@ class Changes:
         wait_s = min(float(said.get("wait_s", 0.0)), WAIT_S_MAX)
         if found or wait_s <= 0:
             return self._told(found)
-        self._asked[whom[0]] = (whom, since, now + wait_s)
+        self._asked[call_id[0]] = (call_id, since, now + wait_s)
         return None
 
     def look(self, now: float) -> None:
@@ -76,12 +76,12 @@ class Changes:
         if not self._on:
             return
         self._take()
-        for conn, (whom, since, until) in list(self._asked.items()):
+        for conn, (call_id, since, until) in list(self._asked.items()):
             lost = since < self._first
             found = {} if lost else self._since(since)
             if found or lost or now >= until:
                 del self._asked[conn]
-                self._answer(whom, packed(self._told(found, lost=lost)))
+                self._answer(call_id, packed(self._told(found, lost=lost)))
         if not self._asked and now - self._heard_s > IDLE_S:
             self._end()
 

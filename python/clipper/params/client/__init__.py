@@ -1,0 +1,1 @@
+"""The workers' side of a parameter server: connections, pulls and pushes, and caches of rows."""

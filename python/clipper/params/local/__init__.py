@@ -1,0 +1,1 @@
+"""A set of shards as processes: their supervisor, their addresses and their health."""
