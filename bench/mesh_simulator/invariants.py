@@ -10,7 +10,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Final
 
 from bench.mesh_simulator.world import Mirror
-from clipper.mesh.decisions.claims import Refused
+from clipper.mesh.decisions.claims import ClaimRefused
 from clipper.mesh.records import Failure, MeshModel
 
 if TYPE_CHECKING:
@@ -52,16 +52,16 @@ class Laws:
             left = failure.time_ms + self._block_ms(failure) - world.clock.now_ms
             world.check(left <= 0, f"{node.id} tries {before.id} again {left} ms too early")
 
-    def completed(self, node: "Node", before: MeshModel, after: MeshModel | Refused) -> None:
+    def completed(self, node: "Node", before: MeshModel, after: MeshModel | ClaimRefused) -> None:
         """A load has ended: its copy counts only if it was claimed."""
         self._world.check(
-            node.id in before.copies or isinstance(after, Refused),
+            node.id in before.copies or isinstance(after, ClaimRefused),
             f"{node.id} holds {before.id} without a claim",
         )
 
-    def failed(self, node: "Node", id: str, after: MeshModel | Refused) -> None:
+    def failed(self, node: "Node", id: str, after: MeshModel | ClaimRefused) -> None:
         """A load has failed: the record says where."""
-        recorded = isinstance(after, Refused) or node.id in after.failures
+        recorded = isinstance(after, ClaimRefused) or node.id in after.failures
         self._world.check(recorded, f"nothing says that {node.id} failed to load {id}")
 
     def _block_ms(self, failure: Failure) -> int:

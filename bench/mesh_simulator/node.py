@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from bench.mesh_simulator.world import Mirror, Query
 from clipper.mesh.decisions import claims, failures, maintenance, placement
-from clipper.mesh.decisions.claims import Refused
-from clipper.mesh.decisions.load_queue import Load, LoadQueue, LoadTimes
-from clipper.mesh.decisions.model_cache import ModelCache, Room
+from clipper.mesh.decisions.claims import ClaimRefused
+from clipper.mesh.decisions.load_queue import LoadQueue, LoadTimes, QueuedLoad
+from clipper.mesh.decisions.model_cache import Eviction, ModelCache
 from clipper.mesh.decisions.usage import Usage, UsageCounter
 from clipper.mesh.decisions.vmodels import resolve
 from clipper.mesh.records import Fault, Instance, MeshModel
@@ -181,7 +181,7 @@ class Node:
             self._stop_waiting(id)
             return
         found = self._choose(model, self.tried[id] | gone)
-        if isinstance(found, placement.Refusal):
+        if isinstance(found, placement.NoPlacement):
             if not found.retry_ms:
                 for query in self.waiting[id]:
                     self.world.refuse(query, "no instance can hold it")
@@ -199,7 +199,7 @@ class Node:
 
     def _choose(
         self, model: MeshModel, exclude: Collection[str]
-    ) -> placement.Choice | placement.Refusal:
+    ) -> placement.Placement | placement.NoPlacement:
         now, plan = self.world.clock.now_ms, self.world.plan
         size = model.size_bytes or self.world.size_of(model.id)
         found = placement.choose(
@@ -214,7 +214,7 @@ class Node:
             avoid=self.quarantine.left_alone(now),
             size_bytes=size,
         )
-        if isinstance(found, placement.Choice):
+        if isinstance(found, placement.Placement):
             self.world.laws.placed(
                 self.world.nodes[found.instance],
                 self.mirror,
@@ -234,7 +234,7 @@ class Node:
             {i for i, until in self.unreachable.items() if until > self.world.clock.now_ms},
         )
         found = self._choose(model, gone)
-        if isinstance(found, placement.Choice):
+        if isinstance(found, placement.Placement):
             self.world.clock.after(
                 self.world.plan.hop_ms, self._send, id, found.instance, copies, False, self.epoch
             )
@@ -279,13 +279,15 @@ class Node:
     def _lives(self, epoch: int) -> bool:
         return self.alive and self.epoch == epoch
 
-    def _claimed(self, id: str, waiting: bool, epoch: int, result: MeshModel | Refused) -> None:
+    def _claimed(
+        self, id: str, waiting: bool, epoch: int, result: MeshModel | ClaimRefused
+    ) -> None:
         self.claiming.discard(id)
-        if isinstance(result, Refused):
+        if isinstance(result, ClaimRefused):
             self._answer(id)
             return
         now = self.world.clock.now_ms
-        load = Load(id, result.used_ms, now, waiting, self.world.size_of(id))
+        load = QueuedLoad(id, result.used_ms, now, waiting, self.world.size_of(id))
         gone = self.queue.push(load)
         if gone is not None:
             self._give_up(gone.model)
@@ -310,7 +312,7 @@ class Node:
         now, plan = self.world.clock.now_ms, self.world.plan
         while len(self.loading) < plan.loading_max and (load := self.queue.pop()) is not None:
             room = self.residents.room_for(load.size_bytes, load.used_ms, now, waiting=load.waiting)
-            if not isinstance(room, Room):
+            if not isinstance(room, Eviction):
                 if load.waiting and not room.never and now - load.since_ms < plan.space_ms:
                     self.queue.push(load)
                     self.world.clock.after(AGAIN_MS // 5, self._pump_again, self.epoch)
@@ -381,11 +383,11 @@ class Node:
         self.pump()
 
     def _recorded(
-        self, id: str, fault: tuple[str, Fault] | None, result: MeshModel | Refused
+        self, id: str, fault: tuple[str, Fault] | None, result: MeshModel | ClaimRefused
     ) -> None:
-        if isinstance(result, Refused):
+        if isinstance(result, ClaimRefused):
             self.residents.remove(id)
-        if fault is not None or isinstance(result, Refused):
+        if fault is not None or isinstance(result, ClaimRefused):
             self._answer(id)
             if fault is not None:
                 self.world.laws.failed(self, id, result)
@@ -423,7 +425,7 @@ class Node:
             self.told, self.told_ms = record, now
             self.world.store.put_instance(record)
 
-    def view(self, usage: dict[str, Usage] | None = None) -> maintenance.View:
+    def view(self, usage: dict[str, Usage] | None = None) -> maintenance.MeshView:
         resident = {
             id: (held.size_bytes, held.used_ms)
             for id, held in self.residents.items()
@@ -431,7 +433,7 @@ class Node:
         }
         pending = {*self.loading, *self.claiming, *(id for id in self.askers if id in self.queue)}
         mine = self.world.of_instance(self, resident, usage)
-        return maintenance.View(
+        return maintenance.MeshView(
             self.id, self.mirror.field, mine, resident, pending, usage or {}, seen=self.times
         )
 
@@ -441,7 +443,7 @@ class Node:
         self.served = 0
         usage = self.world.together(self, self.uses.look(now))
         for action in maintenance.rates(self.view(usage), now, plan.settings):
-            if isinstance(action, maintenance.Load):
+            if isinstance(action, maintenance.LoadCopy):
                 self.world.count("scaled up")
                 self.add_copy(action.model, action.copies)
 
@@ -453,11 +455,11 @@ class Node:
         for action in maintenance.janitor(self.view(), now, self.world.plan.settings):
             self.world.count(f"janitor: {type(action).__name__}")
             match action:
-                case maintenance.Forget(instance, model):
+                case maintenance.RemoveClaim(instance, model):
                     self._change(
                         model, lambda record, instance=instance: claims.released(record, instance)
                     )
-                case maintenance.Unload(model, _, spare):
+                case maintenance.UnloadCopy(model, _, spare):
                     self._unload(model, spare)
                 case maintenance.ExpireFailure(model):
                     self._change(
@@ -466,7 +468,7 @@ class Node:
                             record, now, self.world.plan.settings
                         ),
                     )
-                case maintenance.Publish(model, used_ms):
+                case maintenance.PublishUse(model, used_ms):
                     self._change(
                         model,
                         lambda record, used_ms=used_ms: claims.changed(record, used_ms=used_ms),
@@ -485,7 +487,7 @@ class Node:
             claims.released_if_spare, me=self.id, alive=self.world.store.instances, keep=1
         )
 
-        def gone(result: MeshModel | Refused) -> None:
+        def gone(result: MeshModel | ClaimRefused) -> None:
             if isinstance(result, MeshModel):
                 self.world.laws.given_up(result)
                 self.residents.remove(id)
@@ -525,11 +527,15 @@ class Node:
         self.world.clock.after(AGAIN_MS, self._drain_on, epoch, until_ms)
 
 
-def _completed(node: Node, now_ms: int, size_bytes: int, model: MeshModel) -> MeshModel | Refused:
+def _completed(
+    node: Node, now_ms: int, size_bytes: int, model: MeshModel
+) -> MeshModel | ClaimRefused:
     after = claims.completed(model, node.id, now_ms, size_bytes=size_bytes)
     node.world.laws.completed(node, model, after)
     return after
 
 
-def _failed(me: str, now_ms: int, why: str, fault: Fault, model: MeshModel) -> MeshModel | Refused:
+def _failed(
+    me: str, now_ms: int, why: str, fault: Fault, model: MeshModel
+) -> MeshModel | ClaimRefused:
     return claims.failed(model, me, now_ms, why=why, fault=fault)

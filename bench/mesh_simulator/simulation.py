@@ -425,7 +425,9 @@ class Simulation:
             for name in sorted(self.store.vmodels):
                 vmodel = self.store.vmodels[name]
                 if vmodel.active != vmodel.target:
-                    view = maintenance.View(leader.id, leader.mirror.field, read=leader.mirror.read)
+                    view = maintenance.MeshView(
+                        leader.id, leader.mirror.field, read=leader.mirror.read
+                    )
                     self._do_step(
                         leader,
                         vmodel,
@@ -447,19 +449,19 @@ class Simulation:
         ]
         waking = (m for m in self.store.models.values() if not m.copies and m.used_ms)
         newest = sorted(waking, key=lambda m: -m.used_ms)[:1000] if self.plan.upkeep else []
-        view = maintenance.View(
+        view = maintenance.MeshView(
             leader.id, leader.mirror.field, kept, read=self.store.read, waking=newest
         )
         for action in maintenance.reaper(view, now, settings):
             self.count(f"reaper: {type(action).__name__}")
             match action:
-                case maintenance.Forget(instance, model):
+                case maintenance.RemoveClaim(instance, model):
                     self._change(leader, model, partial(claims.without, instance=instance))
                 case maintenance.ExpireFailure(model):
                     self._change(
                         leader, model, lambda record: claims.without_failures(record, now, settings)
                     )
-                case maintenance.Load(model, copies):
+                case maintenance.LoadCopy(model, copies):
                     leader.add_copy(model, copies)
                 case _:
                     self.check(False, f"reaper: {action}")
@@ -469,8 +471,8 @@ class Simulation:
 
     def _do_step(self, leader: Node, vmodel: VModel, step: vmodels.VStep) -> None:
         match step:
-            case vmodels.Switch() | vmodels.Fail():
-                view = maintenance.View(leader.id, leader.mirror.field, read=self.store.read)
+            case vmodels.SwitchVModel() | vmodels.FailVModel():
+                view = maintenance.MeshView(leader.id, leader.mirror.field, read=self.store.read)
                 self._end_step(
                     vmodel, maintenance.step_of(vmodel, view, self.clock.now_ms, self.plan.settings)
                 )
@@ -482,11 +484,11 @@ class Simulation:
     def _end_step(self, vmodel: VModel, step: vmodels.VStep) -> None:
         """As it is decided by what the transaction reads; another step than one of these writes
         nothing."""
-        if isinstance(step, vmodels.Switch):
+        if isinstance(step, vmodels.SwitchVModel):
             self._check_switch(vmodel)
             self._write(vmodel.id, vmodels.switched(vmodel, self.store.read, self.clock.now_ms))
             self.count("switches")
-        elif isinstance(step, vmodels.Fail):
+        elif isinstance(step, vmodels.FailVModel):
             self._write(vmodel.id, vmodels.failed(vmodel, step.why))
             self.count("failed switches")
 

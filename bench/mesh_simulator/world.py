@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from clipper.mesh.decisions.claims import Refused
-from clipper.mesh.decisions.placement import Field
+from clipper.mesh.decisions.claims import ClaimRefused
+from clipper.mesh.decisions.placement import InstanceIndex
 from clipper.mesh.records import Instance, MeshModel, VModel
 
-Then = Callable[["MeshModel | Refused"], None]
-Change = Callable[[MeshModel], "MeshModel | Refused"]
+Then = Callable[[MeshModel | ClaimRefused], None]
+Change = Callable[[MeshModel], MeshModel | ClaimRefused]
 
 
 class Clock:
@@ -62,7 +62,7 @@ class Mirror:
         self._make = make
         self.models: dict[str, MeshModel] = {}
         self.vmodels: dict[str, VModel] = {}
-        self.field = Field()
+        self.field = InstanceIndex()
         self.waiters: dict[str, dict[str, Callable[[str], None]]] = {}
 
     def read(self, id: str) -> MeshModel:
@@ -99,7 +99,7 @@ class Mirror:
     def list_again(self, store: "Store") -> None:
         """All of it, after changes were missed."""
         self.models, self.vmodels = dict(store.models), dict(store.vmodels)
-        self.field = Field(store.instances.values())
+        self.field = InstanceIndex(store.instances.values())
         for model in list(self.waiters):
             for wake in list(self.waiters[model].values()):
                 wake(model)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clipper.mesh.decisions.model_cache import ModelCache, Refused
+from clipper.mesh.decisions.model_cache import ModelCache, NoRoom
 
 STEP_MS = (
     100  # between two uses: some cover the time for which a model that has just been loaded stays
@@ -171,7 +171,7 @@ def ours(trace: Trace, capacity: int, **settings: Any) -> NDArray[np.bool_]:
             residents.touch(name, now_ms)
             continue
         room = residents.room_for(sizes[model], now_ms, now_ms)
-        if isinstance(room, Refused):
+        if isinstance(room, NoRoom):
             continue
         for gone in room.evict:
             residents.remove(gone)

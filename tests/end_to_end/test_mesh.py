@@ -28,7 +28,7 @@ from clipper.errors import (
     StoreError,
     UnknownModel,
 )
-from clipper.mesh.decisions.maintenance import View
+from clipper.mesh.decisions.maintenance import MeshView
 from clipper.mesh.facade import MigrationProgress
 from clipper.testing import wait_until
 from tests.end_to_end.test_hosts import onnx_file
@@ -509,7 +509,7 @@ def test_a_target_that_the_mirror_has_not_heard_of_is_not_gone(
     server.mesh.set_vmodel("ahead", one, sync=True)
     take, looks = server.mesh.joined.view.take, itertools.count()
 
-    def behind(*args: Any) -> View:
+    def behind(*args: Any) -> MeshView:
         seen = take(*args)
         return replace(
             seen, read=lambda id: None if id == other and next(looks) < 2 else seen.read(id)

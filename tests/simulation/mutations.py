@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from clipper.mesh.decisions import claims
-from clipper.mesh.decisions.maintenance import Forget, Load, Unload
-from clipper.mesh.decisions.scaling import Wanted
-from clipper.mesh.decisions.vmodels import Switch, Wait
+from clipper.mesh.decisions.maintenance import LoadCopy, RemoveClaim, UnloadCopy
+from clipper.mesh.decisions.scaling import CopyTarget
+from clipper.mesh.decisions.vmodels import NoStep, SwitchVModel
 from clipper.mesh.records import Copy, MeshModel
 
 DECISIONS = "clipper.mesh.decisions."
@@ -46,7 +46,7 @@ def _any_number(was: Any) -> Callable[..., Any]:
 def _never_more(was: Any) -> Callable[..., Any]:
     def decide(model: MeshModel, usage: Any, instances: Any, *args: Any, **named: Any) -> Any:
         found = was(model, usage, instances, *args, **named)
-        return Wanted(min(found.copies, max(len(model.copies), 1)), found.why)
+        return CopyTarget(min(found.copies, max(len(model.copies), 1)), found.why)
 
     return decide
 
@@ -61,7 +61,7 @@ def _unpinned(was: Any) -> Callable[..., Any]:
 
 def _hasty(was: Any) -> Callable[..., Any]:
     return lambda vmodel, *args, **named: (
-        Wait("") if vmodel.active == vmodel.target else Switch("now")
+        NoStep("") if vmodel.active == vmodel.target else SwitchVModel("now")
     )
 
 
@@ -97,7 +97,7 @@ def _generous(was: Any) -> Callable[..., Any]:
     def decide(view: Any, *args: Any) -> Any:
         mine = list(view.mine)
         several = [id for id, model in mine if model and len(model.copies) > 1]
-        spare = [Unload(id, "", spare=True) for id in several if id in view.resident]
+        spare = [UnloadCopy(id, "", spare=True) for id in several if id in view.resident]
         return [*was(replace(view, mine=mine), *args), *spare]
 
     return decide
@@ -113,7 +113,7 @@ MUTATIONS = (
     Mutation("a failed load leaves no failure", "claims.failed", _silent, 4),
     Mutation("a copy in use is given up", "maintenance.janitor", _generous, 0),
     Mutation("placement ignores that a node is full", "placement._Wish.fits", _unlimited, 0),
-    Mutation("copies of a policy are not kept", "maintenance._reaped", _without(Load), 2),
+    Mutation("copies of a policy are not kept", "maintenance._reaped", _without(LoadCopy), 2),
     Mutation("any number of copies is claimed", "claims.claimed", _any_number, 0),
     Mutation(
         "the last copy is given up as spare",
@@ -133,7 +133,7 @@ MUTATIONS = (
     Mutation(
         "what the dead held stays",
         "maintenance.reaper",
-        _without(Forget),
+        _without(RemoveClaim),
         15,
     ),
     Mutation("the janitor does nothing", "maintenance.janitor", _always([]), 5),
@@ -149,5 +149,5 @@ MUTATIONS = (
     ),
     Mutation("nothing is pinned", "model_cache.ModelCache.add", _unpinned, 0),
     Mutation("a name switches at once", "vmodels.step", _hasty, 0),
-    Mutation("a name never switches", "vmodels.step", _always(Wait("never")), 0),
+    Mutation("a name never switches", "vmodels.step", _always(NoStep("never")), 0),
 )

@@ -11,7 +11,7 @@ import pytest
 
 from bench.mesh_simulator.simulation import START_MS, Fault, Plan, Report, Simulation, some_faults
 from clipper.mesh.decisions import claims, model_cache, vmodels
-from clipper.mesh.decisions.vmodels import Switch, VStep, Wait
+from clipper.mesh.decisions.vmodels import NoStep, SwitchVModel, VStep
 from clipper.mesh.records import MeshModel, VModel
 
 SMALL = Plan(
@@ -160,7 +160,9 @@ def test_a_large_mesh_shares_one_mirror() -> None:
 # -- what is checked can fail
 
 
-def any_number(model: MeshModel, me: str, now_ms: int, **told: Any) -> MeshModel | claims.Refused:
+def any_number(
+    model: MeshModel, me: str, now_ms: int, **told: Any
+) -> MeshModel | claims.ClaimRefused:
     return claims.changed(model, copies={**model.copies, me: claims.Copy(now_ms)})
 
 
@@ -184,7 +186,7 @@ def test_evicting_what_is_pinned_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_switch_too_early_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def hasty(vmodel: VModel, *args: Any, **told: Any) -> VStep:
-        return Wait("") if vmodel.active == vmodel.target else Switch("now")
+        return NoStep("") if vmodel.active == vmodel.target else SwitchVModel("now")
 
     monkeypatch.setattr(vmodels, "step", hasty)
     assert any("which is not loaded" in text for text in settled(SMALL).violations)

@@ -18,7 +18,7 @@ from clipper.catalog_view import checked
 from clipper.clock import wall_time_us
 from clipper.errors import AlreadyExists, Overloaded, StillLinked, StoreError, UnknownModel
 from clipper.mesh.decisions import vmodels
-from clipper.mesh.decisions.claims import Refused
+from clipper.mesh.decisions.claims import ClaimRefused
 from clipper.mesh.decisions.vmodels import VChange
 from clipper.mesh.records import (
     INSTANCES,
@@ -54,9 +54,9 @@ _TRIES: Final = 1000
 _SAME: Final = ("type", "path", "key", "policy")  # what makes two registrations the same
 _log = logging.getLogger(__name__)
 
-Step = Callable[[MeshModel], MeshModel | Refused]
+Step = Callable[[MeshModel], MeshModel | ClaimRefused]
 CopiesStep = Callable[
-    [MeshModel, Container[object]], MeshModel | Refused
+    [MeshModel, Container[object]], MeshModel | ClaimRefused
 ]  # with the holders that live
 Decide = Callable[[VModel | None, Callable[[str], MeshModel | None]], VChange]
 
@@ -279,7 +279,7 @@ class Registry:
         """Whether there was one. StillLinked while a v-model names it."""
         return self._remove(id, self._is_unlinked, "mesh unregister")
 
-    def let_go(self, id: str) -> bool:
+    def unregister_unnamed(self, id: str) -> bool:
         """Unregister a model that was to go with its last v-model; whether it went."""
         with history.audit_context(f"the mesh (node {self._me})", "mesh unregister"):
             return self._remove(id, lambda model: vmodels.is_left_over(model, now_ms()), "")
@@ -319,11 +319,11 @@ class Registry:
             else None
         )
 
-    def change(self, id: str, step: Step) -> MeshModel | Refused:
+    def change(self, id: str, step: Step) -> MeshModel | ClaimRefused:
         """`step`, until it was written as the record was when it decided. UnknownModel."""
         return self._change(id, lambda model: (step(model), ()))
 
-    def change_copies(self, id: str, step: CopiesStep) -> MeshModel | Refused:
+    def change_copies(self, id: str, step: CopiesStep) -> MeshModel | ClaimRefused:
         """As `change`, for a step that depends on which holders of the model live.
 
         The step is also given the holders that the store has a record of, and its result is written
@@ -331,7 +331,7 @@ class Registry:
         of a node that has just entered, or has just died.
         """
 
-        def decide(model: MeshModel) -> tuple[MeshModel | Refused, Sequence[Compare]]:
+        def decide(model: MeshModel) -> tuple[MeshModel | ClaimRefused, Sequence[Compare]]:
             holders = {instance: self.store.get(INSTANCES + instance) for instance in model.copies}
             alive = frozenset(
                 instance for instance, record in holders.items() if record is not None
@@ -349,8 +349,10 @@ class Registry:
         return self._change(id, decide)
 
     def _change(
-        self, id: str, decide: Callable[[MeshModel], tuple[MeshModel | Refused, Sequence[Compare]]]
-    ) -> MeshModel | Refused:
+        self,
+        id: str,
+        decide: Callable[[MeshModel], tuple[MeshModel | ClaimRefused, Sequence[Compare]]],
+    ) -> MeshModel | ClaimRefused:
         known = self.models.record(id)
         for _ in range(_TRIES):
             if known is None:
@@ -360,7 +362,7 @@ class Registry:
             before = decode(known.value, MeshModel)
             after, guards = decide(before)
             if (
-                isinstance(after, Refused) or after is before
+                isinstance(after, ClaimRefused) or after is before
             ):  # nothing to write would say that it is old
                 if _is_newest(self.store, known.key, known.revision):
                     return after

@@ -9,11 +9,11 @@ import pytest
 
 from clipper.mesh.transport.channel import (
     FRAME_BYTES_MAX,
-    Channel,
-    Door,
-    Failed,
-    Lost,
+    ChannelServer,
+    ConnectionLost,
     Message,
+    PeerChannel,
+    RequestFailed,
     dial,
 )
 
@@ -25,18 +25,20 @@ async def answer(verb: str, message: Message) -> Message:
         await asyncio.Event().wait()
     if verb == "breaks":
         raise ValueError("odd")
-    raise Failed("the file is broken", "artifact")
+    raise RequestFailed("the file is broken", "artifact")
 
 
-def with_channel(folder: Path, test: Callable[[Channel, list[Channel]], Awaitable[Any]]) -> None:
+def with_channel(
+    folder: Path, test: Callable[[PeerChannel, list[PeerChannel]], Awaitable[Any]]
+) -> None:
     async def run() -> None:
-        came: list[Channel] = []
+        came: list[PeerChannel] = []
 
-        def let_in(channel: Channel) -> None:
+        def let_in(channel: PeerChannel) -> None:
             channel.serve = answer
             came.append(channel)
 
-        door = await Door("", "secret", let_in, folder, "door").open()
+        door = await ChannelServer("", "secret", let_in, folder, "door").open()
         try:
             channel = await dial(door.address, {"token": "secret", "instance": "a"})
             async with asyncio.timeout(20):
@@ -50,7 +52,7 @@ def with_channel(folder: Path, test: Callable[[Channel, list[Channel]], Awaitabl
 
 
 def test_requests_are_answered_each_by_its_own_answer(tmp_path: Path) -> None:
-    async def test(channel: Channel, came: list[Channel]) -> None:
+    async def test(channel: PeerChannel, came: list[PeerChannel]) -> None:
         answers = await asyncio.gather(*(channel.request("add", 5, a=n, b=1) for n in range(100)))
         assert [found["sum"] for found in answers] == list(range(1, 101))
         assert came[0].hello["instance"] == "a"
@@ -59,14 +61,14 @@ def test_requests_are_answered_each_by_its_own_answer(tmp_path: Path) -> None:
 
 
 def test_a_no_has_its_reason_and_whose_fault_it_is(tmp_path: Path) -> None:
-    async def test(channel: Channel, _: list[Channel]) -> None:
-        with pytest.raises(Failed, match="broken") as failure:
+    async def test(channel: PeerChannel, _: list[PeerChannel]) -> None:
+        with pytest.raises(RequestFailed, match="broken") as failure:
             await channel.request("load", 5)
         assert failure.value.fault == "artifact"
-        with pytest.raises(Failed, match="ValueError: odd") as failure:
+        with pytest.raises(RequestFailed, match="ValueError: odd") as failure:
             await channel.request("breaks", 5)
         assert failure.value.fault == "host"
-        with pytest.raises(Failed, match="at most"):
+        with pytest.raises(RequestFailed, match="at most"):
             await channel.request("add", 5, a=b"x" * FRAME_BYTES_MAX, b=b"")
         assert (await channel.request("add", 5, a=1, b=2))["sum"] == 3
 
@@ -74,15 +76,15 @@ def test_a_no_has_its_reason_and_whose_fault_it_is(tmp_path: Path) -> None:
 
 
 def test_who_does_not_answer_is_lost_and_so_is_who_goes(tmp_path: Path) -> None:
-    async def test(channel: Channel, came: list[Channel]) -> None:
-        with pytest.raises(Lost, match=r"within 0\.01 s"):
+    async def test(channel: PeerChannel, came: list[PeerChannel]) -> None:
+        with pytest.raises(ConnectionLost, match=r"within 0\.01 s"):
             await channel.request("wait", 0.01)
         waiting = asyncio.ensure_future(channel.request("wait", 20))
         await channel.request("add", 5, a=1, b=2)
         came[0].close()
-        with pytest.raises(Lost, match="gone"):
+        with pytest.raises(ConnectionLost, match="gone"):
             await waiting
-        with pytest.raises(Lost, match="closed"):
+        with pytest.raises(ConnectionLost, match="closed"):
             await channel.request("add", 5, a=1, b=2)
 
     with_channel(tmp_path, test)
@@ -99,7 +101,7 @@ def test_who_does_not_answer_is_lost_and_so_is_who_goes(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_message_ends_the_channel_and_nothing_else(tmp_path: Path, said: bytes) -> None:
-    async def test(channel: Channel, came: list[Channel]) -> None:
+    async def test(channel: PeerChannel, came: list[PeerChannel]) -> None:
         await channel.request("add", 5, a=1, b=2)
         channel._writer.write(said)
         await came[0].closed.wait()
@@ -111,8 +113,8 @@ def test_what_is_no_message_ends_the_channel_and_nothing_else(tmp_path: Path, sa
 @pytest.mark.parametrize("hello", [{"token": "wrong"}, {}, {"verb": "add", "token": "secret"}])
 def test_without_the_token_nobody_is_let_in(tmp_path: Path, hello: Message) -> None:
     async def run() -> None:
-        came: list[Channel] = []
-        door = await Door("", "secret", came.append, tmp_path, "door").open()
+        came: list[PeerChannel] = []
+        door = await ChannelServer("", "secret", came.append, tmp_path, "door").open()
         try:
             channel = await dial(door.address, hello)
             async with asyncio.timeout(20):
@@ -125,7 +127,7 @@ def test_without_the_token_nobody_is_let_in(tmp_path: Path, hello: Message) -> N
 
 
 def test_nobody_there_is_lost(tmp_path: Path) -> None:
-    with pytest.raises(Lost, match="cannot reach"):
+    with pytest.raises(ConnectionLost, match="cannot reach"):
         asyncio.run(dial(f"unix:{tmp_path}/nobody", {}))
-    with pytest.raises(Lost, match="cannot reach"):
+    with pytest.raises(ConnectionLost, match="cannot reach"):
         asyncio.run(dial("tcp:127.0.0.1:x", {}))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from clipper.mesh.decisions import claims, failures
-from clipper.mesh.decisions.claims import Refused
+from clipper.mesh.decisions.claims import ClaimRefused
 from clipper.mesh.records import Copy, Failure, MeshModel
 from clipper.settings.mesh import MeshSettings
 
@@ -28,7 +28,7 @@ def claim(
 
 def refusal(model: MeshModel, me: str, copies: int = 1, alive: frozenset[str] = ALIVE) -> str:
     after = claims.claimed(model, me, NOW, alive=alive, copies=copies, settings=SETTINGS)
-    assert isinstance(after, Refused)
+    assert isinstance(after, ClaimRefused)
     return after.why
 
 
@@ -65,7 +65,7 @@ def test_the_dead_do_not_count_and_go() -> None:
 
 def test_a_claim_that_was_taken_away_cannot_be_completed() -> None:
     after = claims.completed(MeshModel("m", "onnx"), "a", NOW, size_bytes=1)
-    assert isinstance(after, Refused)
+    assert isinstance(after, ClaimRefused)
     assert after.final
 
 
@@ -92,9 +92,9 @@ def test_a_load_that_succeeds_clears_what_blamed_the_artifact() -> None:
 
 def test_the_last_loaded_copy_is_never_spared() -> None:
     model = MeshModel("m", "onnx", copies={"a": Copy(1, 2), "b": Copy(1), "dead": Copy(1, 2)})
-    assert isinstance(claims.released_if_spare(model, "a", alive=ALIVE, keep=0), Refused)
+    assert isinstance(claims.released_if_spare(model, "a", alive=ALIVE, keep=0), ClaimRefused)
     two = MeshModel("m", "onnx", copies={"a": Copy(1, 2), "b": Copy(1, 2)})
-    assert isinstance(claims.released_if_spare(two, "a", alive=ALIVE, keep=2), Refused)
+    assert isinstance(claims.released_if_spare(two, "a", alive=ALIVE, keep=2), ClaimRefused)
     after = claims.released_if_spare(two, "a", alive=ALIVE, keep=1)
     assert isinstance(after, MeshModel)
     assert claims.loaded_copies(after, ALIVE) == ("b",)
@@ -118,7 +118,7 @@ def test_exact_copies_under_any_interleaving(seed: int) -> None:
             continue
         readings[me] = None
         after = claims.claimed(held[0], me, NOW, alive=alive, copies=wanted, settings=SETTINGS)
-        if isinstance(after, Refused):
+        if isinstance(after, ClaimRefused):
             todo.discard(me)
         elif held[1] == revision:
             record, revision = after, revision + 1
@@ -153,7 +153,7 @@ def test_a_model_has_failed_after_three_instances_or_two_that_blame_it() -> None
     ), "there are no more"
     three = MeshModel("m", "onnx", failures={**host, "c": Failure(NOW + 1, "full", "host")})
     failed = failures.verdict(three, NOW, SETTINGS)
-    assert failed == failures.Failed("full", NOW + 10_000, "host")
+    assert failed == failures.FailedModel("full", NOW + 10_000, "host")
     assert failures.verdict(three, NOW + 10_001, SETTINGS) is None
     corrupt = {i: Failure(NOW, "corrupt", "artifact") for i in "ab"}
     failed = failures.verdict(MeshModel("m", "onnx", failures=corrupt), NOW, SETTINGS)

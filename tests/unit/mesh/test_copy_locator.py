@@ -11,7 +11,7 @@ from clipper.mesh.loading.loader import ModelLoader
 from clipper.mesh.records import Copy, Instance, MeshModel
 from clipper.mesh.registry import Registry, now_ms
 from clipper.mesh.routing.copy_locator import CopyLocator
-from clipper.mesh.transport.channel import ELSEWHERE, Failed, Lost, Message
+from clipper.mesh.transport.channel import NOT_LOADED_HERE, ConnectionLost, Message, RequestFailed
 from clipper.settings.mesh import MeshSettings
 from clipper.store import MemoryStore
 from clipper.testing import wait_until
@@ -23,7 +23,7 @@ class FakePeers:
     """Answers `lend` by what it was told for each instance; keeps what was asked, as (instance,
     load, copies)."""
 
-    def __init__(self, **answers: Failed | None) -> None:
+    def __init__(self, **answers: RequestFailed | None) -> None:
         self.answers = answers
         self.asked: list[tuple[str, bool, int]] = []
 
@@ -52,14 +52,14 @@ async def call(function: Any, *args: Any) -> Any:
 @pytest.mark.parametrize(
     ("answer", "copies_max"),
     [
-        (Failed("it has 1 of 1 copies", ELSEWHERE), 1),
-        (Failed("it is stopping", "none"), 1),
-        (Failed("its model host died", "host"), 1),
-        (Lost("no answer within 12 s"), 2),
+        (RequestFailed("it has 1 of 1 copies", NOT_LOADED_HERE), 1),
+        (RequestFailed("it is stopping", "none"), 1),
+        (RequestFailed("its model host died", "host"), 1),
+        (ConnectionLost("no answer within 12 s"), 2),
     ],
 )
 def test_only_a_holder_that_cannot_be_reached_lets_another_copy_be_made(
-    answer: Failed, copies_max: int
+    answer: RequestFailed, copies_max: int
 ) -> None:
     store = MemoryStore()
     registry = Registry(store, MeshSettings())

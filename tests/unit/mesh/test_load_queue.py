@@ -5,7 +5,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from clipper.mesh.decisions.load_queue import FEW, SEED_MS, Load, LoadQueue, LoadTimes
+from clipper.mesh.decisions.load_queue import FEW, SEED_MS, LoadQueue, LoadTimes, QueuedLoad
 
 
 def order(queue: LoadQueue) -> list[str]:
@@ -18,10 +18,10 @@ def order(queue: LoadQueue) -> list[str]:
 def test_those_a_request_waits_for_come_first() -> None:
     queue = LoadQueue()
     for load in (
-        Load("old", 5, 1),
-        Load("new", 9, 2),
-        Load("late", 3, 8, True),
-        Load("early", 1, 7, True),
+        QueuedLoad("old", 5, 1),
+        QueuedLoad("new", 9, 2),
+        QueuedLoad("late", 3, 8, True),
+        QueuedLoad("early", 1, 7, True),
     ):
         assert queue.push(load) is None
     assert queue.waiting == 2
@@ -31,12 +31,12 @@ def test_those_a_request_waits_for_come_first() -> None:
 
 def test_promotion_and_its_end() -> None:
     queue = LoadQueue()
-    queue.push(Load("a", 9, 1))
-    queue.push(Load("b", 5, 1))
+    queue.push(QueuedLoad("a", 9, 1))
+    queue.push(QueuedLoad("b", 5, 1))
     assert queue.promote("b", 20)
     assert not queue.promote("c", 20)
     assert "b" in queue
-    queue.push(Load("c", 1, 19, True))
+    queue.push(QueuedLoad("c", 1, 19, True))
     assert queue.demote("c")
     assert not queue.demote("a")
     assert order(queue) == ["b", "a", "c"]
@@ -44,23 +44,23 @@ def test_promotion_and_its_end() -> None:
 
 def test_queued_again_it_is_raised_and_never_lowered() -> None:
     queue = LoadQueue()
-    queue.push(Load("a", 5, 1, True, 100))
-    assert queue.push(Load("a", 9, 7, False, 0)) is None
-    assert queue.pop() == Load("a", 9, 1, True, 100)
+    queue.push(QueuedLoad("a", 5, 1, True, 100))
+    assert queue.push(QueuedLoad("a", 9, 7, False, 0)) is None
+    assert queue.pop() == QueuedLoad("a", 9, 1, True, 100)
     assert queue.pop() is None
 
 
 def test_full_it_keeps_those_that_are_waited_for() -> None:
     queue = LoadQueue(2)
-    assert queue.push(Load("a", 5, 1)) is None
-    assert queue.push(Load("b", 9, 1)) is None
-    refused = Load("c", 99, 1)
+    assert queue.push(QueuedLoad("a", 5, 1)) is None
+    assert queue.push(QueuedLoad("b", 9, 1)) is None
+    refused = QueuedLoad("c", 99, 1)
     assert queue.push(refused) is refused
-    gone = queue.push(Load("d", 1, 1, True))
+    gone = queue.push(QueuedLoad("d", 1, 1, True))
     assert gone is not None
     assert gone.model == "a"
-    assert queue.push(Load("e", 1, 2, True)) is not None
-    last = Load("f", 1, 3, True)
+    assert queue.push(QueuedLoad("e", 1, 2, True)) is not None
+    last = QueuedLoad("f", 1, 3, True)
     assert queue.push(last) is last
     assert order(queue) == ["d", "e"]
 
@@ -72,7 +72,7 @@ def test_beside_a_sorted_list(seed: int) -> None:
     for now in range(1000, 1600):
         id, kind = f"m{rng.randrange(60)}", rng.random()
         if kind < 0.6:
-            load = Load(id, rng.randrange(10**6), now, rng.random() < 0.3)
+            load = QueuedLoad(id, rng.randrange(10**6), now, rng.random() < 0.3)
             gone = queue.push(load)
             if id in twin:
                 held = twin[id]

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from clipper.mesh.background_tasks import BackgroundTasks
-from clipper.mesh.loading.loader import Elsewhere, ModelLoader
-from clipper.mesh.loading.model_host import HostStatus, Loaded
+from clipper.mesh.loading.loader import ModelLoader, NotLoadedHere
+from clipper.mesh.loading.model_host import HostStatus, LoadResult
 from clipper.mesh.records import Instance, MeshModel, Policy
 from clipper.mesh.registry import Registry
-from clipper.mesh.transport.channel import Failed, Lost
+from clipper.mesh.transport.channel import ConnectionLost, RequestFailed
 from clipper.settings.mesh import MeshSettings
 from clipper.store import MemoryStore
 from clipper.testing import wait_until
@@ -30,17 +30,17 @@ class FakeHost:
         self.loaded: list[str] = []
         self.unloaded: list[str] = []
         self.served: list[tuple[str, str]] = []
-        self.fails: dict[str, Failed] = {}
+        self.fails: dict[str, RequestFailed] = {}
         self.sizes: dict[str, int] = {}
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def load(self, model: MeshModel, timeout_s: float) -> Loaded:
+    async def load(self, model: MeshModel, timeout_s: float) -> LoadResult:
         await self.gate.wait()
         if model.id in self.fails:
             raise self.fails[model.id]
         self.loaded.append(model.id)
-        return Loaded(self.sizes.get(model.id, SIZE), 1, "f32[3]", "f32", 2.0)
+        return LoadResult(self.sizes.get(model.id, SIZE), 1, "f32[3]", "f32", 2.0)
 
     async def unload(self, model: str, timeout_s: float) -> None:
         self.unloaded.append(model)
@@ -152,7 +152,7 @@ def test_a_model_too_big_for_here_leaves_no_claim() -> None:
     async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
         registry.change("m0", lambda m: MeshModel("m0", "onnx", "x.onnx", size_bytes=99 * SIZE))
         wait_until(lambda: registry.models["m0"].size_bytes)
-        with pytest.raises(Failed, match="no room") as failure:
+        with pytest.raises(RequestFailed, match="no room") as failure:
             await local.load("m0", 1, waiting=True)
         assert failure.value.fault == "none"
         assert copies(registry, "m0") == {}
@@ -163,9 +163,9 @@ def test_a_model_too_big_for_here_leaves_no_claim() -> None:
 
 def test_a_load_that_fails_is_told_with_whose_fault_it_is() -> None:
     async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
-        host.fails = {"m0": Failed("bad file", "artifact"), "m1": Lost("gone")}
+        host.fails = {"m0": RequestFailed("bad file", "artifact"), "m1": ConnectionLost("gone")}
         for id, fault in (("m0", "artifact"), ("m1", "host")):
-            with pytest.raises(Failed):
+            with pytest.raises(RequestFailed):
                 await local.load(id, 1, waiting=True)
             record = registry.read(id)
             assert record is not None
@@ -190,7 +190,7 @@ def test_what_another_has_is_not_loaded() -> None:
                 m, other.id, 1, alive=("b",), copies=1, settings=registry.settings
             ),
         )
-        with pytest.raises(Elsewhere, match="1 of 1 copies: b"):
+        with pytest.raises(NotLoadedHere, match="1 of 1 copies: b"):
             await local.load("m0", 1, waiting=True)
         await local.load("m0", 1, waiting=True, copies=2)
         assert copies(registry, "m0") == {"b": False, "a": True}
@@ -206,7 +206,7 @@ def test_a_copy_whose_claim_was_taken_away_goes() -> None:
             await asyncio.sleep(0)
         registry.change("m0", lambda m: MeshModel("m0", "onnx", "x.onnx"))
         host.gate.set()
-        with pytest.raises(Elsewhere, match="taken away"):
+        with pytest.raises(NotLoadedHere, match="taken away"):
             await loading
         assert host.unloaded == ["m0"]
         assert local.cache.used_bytes == 0
@@ -218,7 +218,7 @@ def test_who_is_fenced_claims_nothing() -> None:
     async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
         assert registry.lease is not None
         registry.lease.lost.set()
-        with pytest.raises(Failed, match="lease"):
+        with pytest.raises(RequestFailed, match="lease"):
             await local.load("m0", 1, waiting=True)
         assert copies(registry, "m0") == {}
 
@@ -252,7 +252,7 @@ def test_one_larger_than_was_thought_has_others_go() -> None:
 
 def test_it_lends_what_it_holds() -> None:
     async def test(local: ModelLoader, host: FakeHost, registry: Registry) -> None:
-        with pytest.raises(Elsewhere):
+        with pytest.raises(NotLoadedHere):
             await local.lend("m0", "unix:/x", "token")
         await local.load("m0", 1, waiting=True)
         await local.lend("m0", "unix:/x", "token")
@@ -269,10 +269,10 @@ def test_who_stops_takes_nothing_more_and_tells_those_who_wait() -> None:
         waiting = asyncio.ensure_future(local.load("m0", 1, waiting=True))
         await asyncio.sleep(0)
         local.set_stopping(True)
-        with pytest.raises(Failed, match="stopping"):
+        with pytest.raises(RequestFailed, match="stopping"):
             await local.load("m1", 1, waiting=True)
         await local.stop()
-        with pytest.raises(Failed, match="stopping"):
+        with pytest.raises(RequestFailed, match="stopping"):
             await waiting
 
     with_models(test)

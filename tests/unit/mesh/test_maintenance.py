@@ -8,16 +8,16 @@ import pytest
 
 from clipper.mesh.decisions import maintenance
 from clipper.mesh.decisions.maintenance import (
-    Broken,
+    BadRecord,
     ExpireFailure,
-    Forget,
-    LetGo,
-    Load,
+    LoadCopy,
+    MeshView,
     Move,
-    Publish,
+    PublishUse,
+    RemoveClaim,
     StepVModel,
-    Unload,
-    View,
+    UnloadCopy,
+    UnregisterUnnamed,
 )
 from clipper.mesh.decisions.usage import Usage
 from clipper.mesh.decisions.vmodels import LINGER_MS, LoadTarget
@@ -55,13 +55,13 @@ def some(id: str, *holders: str, **fields: Any) -> MeshModel:
     )
 
 
-def look(*models: MeshModel, **fields: Any) -> View:
-    return View(
+def look(*models: MeshModel, **fields: Any) -> MeshView:
+    return MeshView(
         "a", fields.pop("instances", NODES), [(model.id, model) for model in models], **fields
     )
 
 
-def janitor(view: View, now_ms: int = NOW) -> list[maintenance.Action]:
+def janitor(view: MeshView, now_ms: int = NOW) -> list[maintenance.Action]:
     return maintenance.janitor(view, now_ms, SETTINGS)
 
 
@@ -71,16 +71,16 @@ def test_what_is_as_it_should_be_is_left_alone() -> None:
 
 
 def test_the_registry_and_the_memory_are_made_the_same() -> None:
-    assert janitor(look(some("m", "a"))) == [Forget("a", "m", "it is not loaded here")]
+    assert janitor(look(some("m", "a"))) == [RemoveClaim("a", "m", "it is not loaded here")]
     assert janitor(look(some("m", "b"), resident={"m": (1, NOW)})) == [
-        Unload("m", "the registry does not know it here")
+        UnloadCopy("m", "the registry does not know it here")
     ]
     assert janitor(look(resident={"m": (1, NOW)})) == [
-        Unload("m", "the registry does not know it here")
+        UnloadCopy("m", "the registry does not know it here")
     ]
     begun = MeshModel("m", "onnx", copies={"a": Copy(NOW - 59_000)})
     assert janitor(look(begun)) == []
-    assert janitor(look(begun), NOW + 2000) == [Forget("a", "m", "it is not loaded here")]
+    assert janitor(look(begun), NOW + 2000) == [RemoveClaim("a", "m", "it is not loaded here")]
 
 
 def test_one_corrupt_entry_does_not_end_the_round() -> None:
@@ -88,20 +88,20 @@ def test_one_corrupt_entry_does_not_end_the_round() -> None:
     bad: Any = msgspec.structs.replace(
         some("bad", "a"), copies={"a": Copy("yesterday"), "b": LOADED}
     )  # type: ignore[arg-type]
-    view = View(
+    view = MeshView(
         "a",
         NODES,
         [("x", None), ("bad", bad), ("m", some("m", "a"))],
         resident={"bad": (1, "never")},
     )  # type: ignore[dict-item]
     found = janitor(view)
-    assert [type(action) for action in found] == [Broken, Broken, Forget]
-    assert found[0] == Broken("x", "its record cannot be read")
+    assert [type(action) for action in found] == [BadRecord, BadRecord, RemoveClaim]
+    assert found[0] == BadRecord("x", "its record cannot be read")
     reaped = maintenance.reaper(
-        View("a", NODES, [("x", None), ("bad", bad), ("m", some("m", "gone"))]), NOW, SETTINGS
+        MeshView("a", NODES, [("x", None), ("bad", bad), ("m", some("m", "gone"))]), NOW, SETTINGS
     )
-    assert reaped[0] == Broken("x", "its record cannot be read")
-    assert reaped[-1] == Forget("gone", "m", "its instance is gone", gone=True)
+    assert reaped[0] == BadRecord("x", "its record cannot be read")
+    assert reaped[-1] == RemoveClaim("gone", "m", "its instance is gone", gone=True)
 
 
 def test_failures_are_forgotten_in_ten_minutes() -> None:
@@ -112,7 +112,7 @@ def test_failures_are_forgotten_in_ten_minutes() -> None:
 def test_last_uses_are_written_lazily() -> None:
     old = msgspec.structs.replace(some("m", "a"), used_ms=NOW - 6 * HOUR)
     assert janitor(look(old, resident={"m": (1, NOW)})) == []
-    assert janitor(look(old, resident={"m": (1, NOW + 1)})) == [Publish("m", NOW + 1)]
+    assert janitor(look(old, resident={"m": (1, NOW + 1)})) == [PublishUse("m", NOW + 1)]
 
 
 def test_spare_copies_go_from_one_instance_and_not_too_many_at_once() -> None:
@@ -122,8 +122,8 @@ def test_spare_copies_go_from_one_instance_and_not_too_many_at_once() -> None:
     models = [msgspec.structs.replace(model, used_ms=NOW - 3 * HOUR) for model in models]
     by_node = {}
     for me in ("a", "b"):
-        view = View(me, tight, [(model.id, model) for model in models], resident=resident)
-        by_node[me] = [action for action in janitor(view) if isinstance(action, Unload)]
+        view = MeshView(me, tight, [(model.id, model) for model in models], resident=resident)
+        by_node[me] = [action for action in janitor(view) if isinstance(action, UnloadCopy)]
     assert not by_node["a"]
     assert [action.spare for action in by_node["b"]] == [True] * 5
 
@@ -132,7 +132,7 @@ def test_more_copies_of_what_is_used_much() -> None:
     usage = {"hot": Usage(NOW, 5000), "cold": Usage(NOW, 1), "away": Usage(NOW, 9999)}
     view = look(some("hot", "a"), some("cold", "a"), some("away"), usage=usage)
     found = maintenance.rates(view, NOW, SETTINGS)
-    assert [(action.model, action.copies) for action in found if isinstance(action, Load)] == [
+    assert [(action.model, action.copies) for action in found if isinstance(action, LoadCopy)] == [
         ("hot", 3)
     ] * 2
 
@@ -141,12 +141,12 @@ def test_what_the_dead_left_is_forgotten() -> None:
     failed = some("f", failures={"gone": Failure(NOW, "x", "host"), "b": Failure(NOW, "x", "host")})
     found = maintenance.reaper(look(some("m", "a", "gone"), failed), NOW, SETTINGS)
     assert found == [
-        Forget("gone", "m", "its instance is gone", gone=True),
+        RemoveClaim("gone", "m", "its instance is gone", gone=True),
         ExpireFailure("f", ("gone",)),
     ]
     stuck = MeshModel("m", "onnx", copies={"b": Copy(NOW - 121_000)})
     assert maintenance.reaper(look(stuck), NOW, SETTINGS) == [
-        Forget("b", "m", "its load has never ended")
+        RemoveClaim("b", "m", "its load has never ended")
     ]
 
 
@@ -154,9 +154,9 @@ def test_what_was_to_go_with_its_vmodel_goes() -> None:
     here = msgspec.structs.replace(
         some("m", "a", auto_delete=True, policy=Policy(copies_min=2)), used_ms=NOW - LINGER_MS
     )
-    assert maintenance.reaper(look(here), NOW, SETTINGS) == [LetGo("m")]
+    assert maintenance.reaper(look(here), NOW, SETTINGS) == [UnregisterUnnamed("m")]
     for stays in ({"refs": 1}, {"auto_delete": False}, {"used_ms": NOW - LINGER_MS + 1}):
-        assert LetGo("m") not in maintenance.reaper(
+        assert UnregisterUnnamed("m") not in maintenance.reaper(
             look(msgspec.structs.replace(here, **stays)), NOW, SETTINGS
         )
 
@@ -167,7 +167,7 @@ def test_what_a_policy_asks_for() -> None:
         NOW,
         SETTINGS,
     )
-    assert [(action.model, action.copies) for action in found if isinstance(action, Load)] == [
+    assert [(action.model, action.copies) for action in found if isinstance(action, LoadCopy)] == [
         ("m", 3),
         ("m", 3),
         ("p", 1),
@@ -181,7 +181,7 @@ def test_what_a_policy_asks_for() -> None:
 def test_names_on_their_way_go_on() -> None:
     models = {"m1": some("m1", "a"), "m2": some("m2")}
     names = [VModel("v", "m1", "m2"), VModel("w", "m1", "m1")]
-    found = maintenance.reaper(View("a", NODES, vmodels=names, read=models.get), NOW, SETTINGS)
+    found = maintenance.reaper(MeshView("a", NODES, vmodels=names, read=models.get), NOW, SETTINGS)
     assert found == [StepVModel("v", LoadTarget("m2", 1, "0 of 1 copies are loaded"))]
 
 
@@ -191,7 +191,7 @@ def test_free_memory_is_filled_by_half_above_a_reserve() -> None:
     waking[3] = msgspec.structs.replace(waking[3], failures={"a": Failure(NOW)})
     found = maintenance.reaper(look(waking=waking), NOW, SETTINGS)
     assert len(found) == 13
-    assert [action.model for action in found[:4] if isinstance(action, Load)] == [
+    assert [action.model for action in found[:4] if isinstance(action, LoadCopy)] == [
         "m0",
         "m1",
         "m2",

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from clipper.mesh.decisions.model_cache import FEW, HALF_LIFE_MS, USES, ModelCache, Refused, Room
+from clipper.mesh.decisions.model_cache import FEW, HALF_LIFE_MS, USES, Eviction, ModelCache, NoRoom
 
 T0 = 1_700_000_000_000
 
@@ -23,7 +23,7 @@ def evicted(
     residents: ModelCache, size: int, now_ms: int = T0 + 10**6, **options: bool
 ) -> tuple[str, ...]:
     room = residents.room_for(size, now_ms, now_ms, **options)
-    assert isinstance(room, Room), room
+    assert isinstance(room, Eviction), room
     return room.evict
 
 
@@ -87,7 +87,7 @@ def test_pinned_and_loading_never_go() -> None:
     residents.pin("a", True)
     assert evicted(residents, 10) == ("b",)
     refused = residents.room_for(15, T0, T0)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, NoRoom)
     assert not refused.never
     assert "10 are pinned, 10 loading" in refused.why
     residents.loaded("c", 12, cost_ms=3)
@@ -98,7 +98,7 @@ def test_pinned_and_loading_never_go() -> None:
 
 def test_too_large_for_all_memory_is_for_ever() -> None:
     refused = filled(10, {}).room_for(11, T0, T0)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, NoRoom)
     assert refused.never
 
 
@@ -107,20 +107,20 @@ def test_loads_do_not_chase_each_other() -> None:
     does not only load."""
     residents = filled(20, {"a": 10, "b": 10}, churn_ms=5000)
     assert evicted(residents, 10, T0 + 5500) == ("a",)
-    assert isinstance(residents.room_for(20, T0 + 5500, T0 + 5500), Refused)
+    assert isinstance(residents.room_for(20, T0 + 5500, T0 + 5500), NoRoom)
     assert len(evicted(residents, 20, T0 + 6000)) == 2
     residents.add("c", 10, T0 + 6000, T0 + 6000, loading=True)
     residents.loaded("c", 10, now_ms=T0 + 20_000)
     assert "c" not in evicted(residents, 10, T0 + 24_999)
-    assert isinstance(residents.room_for(20, T0 + 24_999, T0 + 24_999), Refused)
+    assert isinstance(residents.room_for(20, T0 + 24_999, T0 + 24_999), NoRoom)
     assert "c" in evicted(residents, 20, T0 + 25_000)
 
 
 def test_unasked_loads_take_no_room_from_what_was_used_later() -> None:
     residents = filled(20, {"a": 10, "b": 10})
-    assert isinstance(residents.room_for(10, T0 - 1, T0 + 2000, waiting=False), Refused)
+    assert isinstance(residents.room_for(10, T0 - 1, T0 + 2000, waiting=False), NoRoom)
     room = residents.room_for(10, T0 + 500, T0 + 2000, waiting=False)
-    assert room == Room(("a",))
+    assert room == Eviction(("a",))
 
 
 def test_one_that_returns_is_no_stranger() -> None:
@@ -232,8 +232,8 @@ def test_beside_the_twin(seed: int) -> None:
         else:
             size, cost = rng.randrange(1, 300), rng.choice([0, 40, 900])
             room, expected = residents.room_for(size, now, now), twin.victims(size)
-            assert isinstance(room, Room) == (expected is not None)
-            if not isinstance(room, Room) or expected is None:
+            assert isinstance(room, Eviction) == (expected is not None)
+            if not isinstance(room, Eviction) or expected is None:
                 continue
             assert list(room.evict) == expected
             assert not twin.kept & set(room.evict)

@@ -11,10 +11,10 @@ from clipper.mesh.decisions.load_queue import LoadTimes
 from clipper.mesh.decisions.placement import (
     BUSY_RATE,
     UPGRADE_MS,
-    Choice,
     Constraint,
-    Field,
-    Refusal,
+    InstanceIndex,
+    NoPlacement,
+    Placement,
     choose,
     constraint_of,
     explain,
@@ -52,8 +52,8 @@ def drawn(wanted: MeshModel, instances: Any, times: int = 60, **options: Any) ->
     """All that chance gives."""
     rng, told = Random(1), {"constraints": {}, "seen": SEEN, **options}
     found = [choose(wanted, instances, NOW, rng, **told) for _ in range(times)]
-    assert all(isinstance(choice, Choice) for choice in found), found
-    return {choice.instance for choice in found if isinstance(choice, Choice)}
+    assert all(isinstance(choice, Placement) for choice in found), found
+    return {choice.instance for choice in found if isinstance(choice, Placement)}
 
 
 @pytest.mark.parametrize(
@@ -76,13 +76,13 @@ def test_some_instances_never(wanted: MeshModel, bad: Instance) -> None:
         models=900,
     )
     assert drawn(wanted, [bad, good]) == {"good"}
-    assert isinstance(choose(wanted, [bad], NOW, Random(1), constraints={}, seen=SEEN), Refusal)
+    assert isinstance(choose(wanted, [bad], NOW, Random(1), constraints={}, seen=SEEN), NoPlacement)
 
 
 def test_what_was_tried_is_not_tried_again() -> None:
     assert drawn(model(), [node("a"), node("b")], exclude={"a"}) == {"b"}
     refused = choose(model(), [node("a")], NOW, Random(1), constraints={}, seen=SEEN, exclude={"a"})
-    assert isinstance(refused, Refusal)
+    assert isinstance(refused, NoPlacement)
     assert refused.retry_ms > 0
     assert "a: it was tried" in refused.why
 
@@ -91,10 +91,10 @@ def test_what_can_never_be_placed_is_said_to_be_so() -> None:
     refused = choose(
         model(size_bytes=9000 * MIB), [node("a")], NOW, Random(1), constraints={}, seen=SEEN
     )
-    assert isinstance(refused, Refusal)
+    assert isinstance(refused, NoPlacement)
     assert refused.retry_ms == 0
     nowhere = choose(model(), [], NOW, Random(1), constraints={}, seen=SEEN)
-    assert isinstance(nowhere, Refusal)
+    assert isinstance(nowhere, NoPlacement)
     assert nowhere.retry_ms > 0
 
 
@@ -226,7 +226,7 @@ def test_the_local_one_if_it_is_as_good() -> None:
 
 def test_chance_is_fair() -> None:
     instances, rng = [node(f"i{n}") for n in range(10)], Random(3)
-    field = Field(instances)
+    field = InstanceIndex(instances)
     counts = Counter(
         str(choose(model(), field, NOW, rng, constraints={}, seen=SEEN)).split("'")[1]
         for _ in range(5000)
@@ -236,7 +236,7 @@ def test_chance_is_fair() -> None:
 
 
 def test_what_was_just_sent_there_counts() -> None:
-    field = Field([node("a", models=3), node("b", models=3)])
+    field = InstanceIndex([node("a", models=3), node("b", models=3)])
     for _ in range(5):
         field.place("a", 100 * MIB)
     assert drawn(model(), field) == {"b"}
@@ -277,7 +277,7 @@ def test_whatever_the_instances_the_choice_is_one_that_can(seed: int) -> None:
     assert sorted(verdicts) == sorted(i.id for i in instances)
     for n in range(20):
         choice = choose(wanted, instances, NOW, Random(n), **told)
-        if isinstance(choice, Refusal):
+        if isinstance(choice, NoPlacement):
             assert not any(v.rank >= 0 for v in verdicts.values())
             continue
         chosen = next(i for i in instances if i.id == choice.instance)
@@ -300,7 +300,7 @@ def test_explain_names_the_instance_that_would_evict_where_no_room_is_left() -> 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_field_that_changed_is_like_one_made_anew(seed: int) -> None:
-    rng, field, held = Random(seed), Field(), {}
+    rng, field, held = Random(seed), InstanceIndex(), {}
     for _ in range(200):
         id = f"i{rng.randrange(30)}"
         if rng.random() < 0.3:
@@ -310,8 +310,8 @@ def test_a_field_that_changed_is_like_one_made_anew(seed: int) -> None:
             held[id] = some_node(rng, id)
             field.put(held[id])
         if rng.random() < 0.2:
-            assert field.replaced(NOW) == Field(held.values()).replaced(NOW)
-    anew = Field(held.values())
+            assert field.replaced(NOW) == InstanceIndex(held.values()).replaced(NOW)
+    anew = InstanceIndex(held.values())
     anew.replaced(NOW), field.replaced(NOW)
     assert list(field) == list(anew)
     assert {i.id for i in field} == set(held)

@@ -57,7 +57,7 @@ def test_of_many_who_claim_one_wins(registry: Registry) -> None:
             "m",
             lambda m: claims.claimed(m, me, 1, alive=names, copies=1, settings=registry.settings),
         )
-        return not isinstance(found, claims.Refused)
+        return not isinstance(found, claims.ClaimRefused)
 
     with ThreadPoolExecutor(8) as pool:
         won = list(pool.map(claim, names))
@@ -108,7 +108,7 @@ def test_claim_counts_the_copy_of_an_instance_that_this_node_has_not_heard_of(
     found = behind.change_copies(
         "m", lambda m, alive: claims.claimed(m, "a", 3, alive=alive, **claim)
     )  # type: ignore[arg-type]
-    assert isinstance(found, claims.Refused)
+    assert isinstance(found, claims.ClaimRefused)
     record = behind.read("m")
     assert record is not None
     assert list(record.copies) == ["b"]
@@ -118,7 +118,7 @@ def test_copy_of_an_instance_that_lives_is_not_forgotten_by_one_that_has_not_hea
     behind: Registry,
 ) -> None:
     found = behind.change_copies("m", lambda m, alive: claims.without_gone(m, "b", alive=alive))
-    assert isinstance(found, claims.Refused)
+    assert isinstance(found, claims.ClaimRefused)
     assert list(behind.read("m").copies) == ["b"]  # type: ignore[union-attr]
 
 
@@ -135,7 +135,7 @@ def test_last_copy_is_kept_when_the_other_holder_is_gone_and_the_mirror_does_not
     found = registry.change_copies(
         "m", lambda m, alive: claims.released_if_spare(m, "b", alive=alive, keep=1)
     )
-    assert isinstance(found, claims.Refused)
+    assert isinstance(found, claims.ClaimRefused)
 
 
 def test_claim_is_decided_again_when_an_instance_enters_meanwhile(
@@ -146,13 +146,13 @@ def test_claim_is_decided_again_when_an_instance_enters_meanwhile(
     late = Registry(store, registry.settings)
     seen: list[bool] = []
 
-    def claim(m: MeshModel, alive: Container[object]) -> MeshModel | claims.Refused:
+    def claim(m: MeshModel, alive: Container[object]) -> MeshModel | claims.ClaimRefused:
         seen.append("b" in alive)
         if len(seen) == 1:
             late.enter(Instance("b", 2, "", ""))
         return claims.claimed(m, "a", 3, alive=alive, copies=1, settings=registry.settings)
 
-    assert isinstance(registry.change_copies("m", claim), claims.Refused)
+    assert isinstance(registry.change_copies("m", claim), claims.ClaimRefused)
     assert seen == [False, True]
     late.leave()
     late.close()
@@ -211,13 +211,13 @@ def test_a_model_that_goes_with_its_vmodel_goes_some_time_after_it(
             "v", before, "m", read, 1, info=info, auto_delete=True
         ),
     )
-    assert not registry.let_go("m")
+    assert not registry.unregister_unnamed("m")
     registry.change_vmodel("v", lambda before, read: vmodels.delete(before, read, now_ms()))
-    assert not registry.let_go("m")
+    assert not registry.unregister_unnamed("m")
     monkeypatch.setattr(vmodels, "LINGER_MS", 0)
-    assert registry.let_go("m")
+    assert registry.unregister_unnamed("m")
     assert registry.read("m") is None
-    assert not registry.let_go("m")
+    assert not registry.unregister_unnamed("m")
 
 
 def test_a_model_that_is_to_go_and_is_registered_stays(
@@ -233,7 +233,7 @@ def test_a_model_that_is_to_go_and_is_registered_stays(
     )
     registry.change_vmodel("v", lambda before, read: vmodels.delete(before, read, 1))
     assert not registry.register(model("m")).auto_delete
-    assert not registry.let_go("m")
+    assert not registry.unregister_unnamed("m")
     assert registry.read("m") is not None
 
 

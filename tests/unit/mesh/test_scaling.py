@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from clipper.mesh.decisions import scaling
-from clipper.mesh.decisions.placement import Constraint, Field
+from clipper.mesh.decisions.placement import Constraint, InstanceIndex
 from clipper.mesh.decisions.usage import Usage, UsageCounter, together
 from clipper.mesh.records import Copy, Instance, MeshModel, Policy
 from clipper.settings.mesh import MeshSettings
@@ -16,8 +16,10 @@ HOUR = 3_600_000
 SETTINGS = MeshSettings()
 
 
-def cluster(count: int = 6, full: bool = False, idle_ms: int = 100 * HOUR, **fields: Any) -> Field:
-    return Field(
+def cluster(
+    count: int = 6, full: bool = False, idle_ms: int = 100 * HOUR, **fields: Any
+) -> InstanceIndex:
+    return InstanceIndex(
         Instance(
             f"i{n}",
             n,
@@ -37,7 +39,9 @@ def held(count: int, ago_ms: int = HOUR, **policy: Any) -> MeshModel:
     return MeshModel("m", "onnx", copies=copies, size_bytes=MIB, policy=Policy(**policy))
 
 
-def wanted(model: MeshModel, usage: Usage, instances: Field | None = None, **options: Any) -> int:
+def wanted(
+    model: MeshModel, usage: Usage, instances: InstanceIndex | None = None, **options: Any
+) -> int:
     return scaling.wanted(
         model, usage, cluster() if instances is None else instances, NOW, SETTINGS, **options
     )

@@ -9,7 +9,15 @@ import pytest
 
 from clipper.errors import AlreadyExists, Forbidden, InvalidInput, StillLinked, UnknownModel
 from clipper.mesh.decisions import vmodels
-from clipper.mesh.decisions.vmodels import LINGER_MS, Fail, LoadTarget, Switch, VChange, VStep, Wait
+from clipper.mesh.decisions.vmodels import (
+    LINGER_MS,
+    FailVModel,
+    LoadTarget,
+    NoStep,
+    SwitchVModel,
+    VChange,
+    VStep,
+)
 from clipper.mesh.records import Copy, Failure, MeshModel, Policy, VModel
 from clipper.settings.mesh import MeshSettings
 
@@ -59,7 +67,7 @@ def test_a_new_name_stands_for_its_model_at_once() -> None:
     assert registry.models["m1"].refs == 1
     assert registry.set("v", "m1", owner="me") == vmodel
     assert registry.models["m1"].refs == 1
-    assert isinstance(next_step(vmodel, registry), Wait)
+    assert isinstance(next_step(vmodel, registry), NoStep)
 
 
 def test_the_switch_waits_for_as_many_copies_as_the_active_has() -> None:
@@ -71,7 +79,7 @@ def test_the_switch_waits_for_as_many_copies_as_the_active_has() -> None:
     registry.models["m2"] = some("m2", 1, refs=1)
     assert isinstance(next_step(vmodel, registry), LoadTarget)
     registry.models["m2"] = some("m2", 2, refs=1)
-    assert isinstance(next_step(vmodel, registry), Switch)
+    assert isinstance(next_step(vmodel, registry), SwitchVModel)
     after = registry.write("v", vmodels.switched(vmodel, registry.models.get, NOW + 1))
     assert after is not None
     assert (after.active, after.target, after.previous, after.status()) == (
@@ -87,12 +95,12 @@ def test_fewer_copies_are_enough_where_more_cannot_be() -> None:
     registry = Registry(some("m1", 3), some("m2", 1))
     registry.set("v", "m1")
     vmodel = registry.set("v", "m2")
-    assert isinstance(next_step(vmodel, registry, places=1), Switch)
+    assert isinstance(next_step(vmodel, registry, places=1), SwitchVModel)
     registry.models["m2"] = some("m2", 1, policy=Policy(copies_max=1))
-    assert isinstance(next_step(vmodel, registry), Switch)
+    assert isinstance(next_step(vmodel, registry), SwitchVModel)
     blocked = {i: Failure(NOW, "x", "artifact") for i in "bc"}
     registry.models["m2"] = some("m2", 1, failures=blocked)
-    assert isinstance(next_step(vmodel, registry, places=3), Switch)
+    assert isinstance(next_step(vmodel, registry, places=3), SwitchVModel)
 
 
 def test_copies_of_the_dead_do_not_count() -> None:
@@ -108,7 +116,7 @@ def test_at_once_when_asked_or_when_nothing_is_lost() -> None:
     assert registry.vmodels["v"].previous == "m1"
     unloaded = Registry(some("m1"), some("m2"))
     unloaded.set("v", "m1")
-    assert isinstance(next_step(unloaded.set("v", "m2"), unloaded), Switch)
+    assert isinstance(next_step(unloaded.set("v", "m2"), unloaded), SwitchVModel)
 
 
 def test_a_target_that_fails_leaves_the_active_and_is_tried_again() -> None:
@@ -116,11 +124,11 @@ def test_a_target_that_fails_leaves_the_active_and_is_tried_again() -> None:
     registry = Registry(some("m1", 1), some("m2", failures=bad))
     registry.set("v", "m1")
     vmodel = registry.set("v", "m2")
-    assert next_step(vmodel, registry) == Fail("corrupt")
+    assert next_step(vmodel, registry) == FailVModel("corrupt")
     after = registry.write("v", vmodels.failed(vmodel, "corrupt"))
     assert after is not None
     assert (after.active, after.status(), after.why) == ("m1", "TRANSITION_FAILED", "corrupt")
-    assert isinstance(next_step(after, registry), Wait)
+    assert isinstance(next_step(after, registry), NoStep)
     assert isinstance(next_step(after, registry, NOW + 600_001), LoadTarget)
 
 
@@ -129,10 +137,10 @@ def test_it_gives_up_in_time() -> None:
     registry.set("v", "m1")
     vmodel = registry.set("v", "m2", give_up_ms=NOW + 100)
     assert isinstance(next_step(vmodel, registry, NOW + 99), LoadTarget)
-    assert isinstance(next_step(vmodel, registry, NOW + 100), Fail)
+    assert isinstance(next_step(vmodel, registry, NOW + 100), FailVModel)
     failed = vmodels.failed(vmodel, "late").vmodel
     assert failed is not None
-    assert next_step(failed, registry, NOW + 10**9) == Wait("late", settled=True)
+    assert next_step(failed, registry, NOW + 10**9) == NoStep("late", settled=True)
 
 
 def test_a_target_that_is_gone() -> None:
@@ -140,10 +148,10 @@ def test_a_target_that_is_gone() -> None:
     registry.set("v", "m1")
     vmodel = registry.set("v", "m2")
     del registry.models["m2"]
-    assert isinstance(next_step(vmodel, registry), Fail)
+    assert isinstance(next_step(vmodel, registry), FailVModel)
     failed = vmodels.failed(vmodel, "gone").vmodel
     assert failed is not None
-    assert isinstance(next_step(failed, registry), Wait)
+    assert isinstance(next_step(failed, registry), NoStep)
 
 
 def test_rollback() -> None:
@@ -175,10 +183,10 @@ def test_a_split_goes_to_the_target_only_where_it_is_loaded() -> None:
     assert vmodels.resolve(vmodel, 0.1, lambda id: True) == "m2"
     assert vmodels.resolve(vmodel, 0.3, lambda id: True) == "m1"
     registry.models["m2"] = some("m2", 1, refs=1)
-    assert next_step(vmodel, registry) == Wait("both are loaded", settled=True)
+    assert next_step(vmodel, registry) == NoStep("both are loaded", settled=True)
     whole = registry.set("v", "m2")
     assert (whole.share, whole.status()) == (0.0, "TRANSITIONING")
-    assert isinstance(next_step(whole, registry), Switch)
+    assert isinstance(next_step(whole, registry), SwitchVModel)
 
 
 def test_who_may() -> None:
@@ -257,7 +265,7 @@ def test_references_are_what_the_names_say(seed: int) -> None:
             registry.write(id, vmodels.rollback(before, registry.models.get, now))
         elif before:
             step = next_step(before, registry)
-            if isinstance(step, Switch):
+            if isinstance(step, SwitchVModel):
                 had = registry.models[before.active].loaded
                 registry.write(id, vmodels.switched(before, registry.models.get, now))
                 assert not had or registry.models[before.target].loaded

@@ -19,7 +19,7 @@ from clipper.settings.mesh import MeshSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class ClaimRefused:
     """The record stays as it is. final: another read will not change it."""
 
     why: str
@@ -48,16 +48,16 @@ def claimed(
     copies: int,
     settings: MeshSettings,
     size_bytes: int = 0,
-) -> MeshModel | Refused:
+) -> MeshModel | ClaimRefused:
     """`me` will load it, as one of at most `copies`."""
     if me in model.copies:
-        return Refused(f"{me} has claimed it already", final=True)
+        return ClaimRefused(f"{me} has claimed it already", final=True)
     held = alive_copies(model, alive)
     if len(held) >= copies:
-        return Refused(f"it has {len(held)} of {copies} copies: {', '.join(sorted(held))}")
+        return ClaimRefused(f"it has {len(held)} of {copies} copies: {', '.join(sorted(held))}")
     failed = model.failures.get(me)
     if failed is not None and failures.blocked_until(failed, settings) > now_ms:
-        return Refused(f"{me} failed to load it: {failed.why}")
+        return ClaimRefused(f"{me} failed to load it: {failed.why}")
     return changed(
         model, copies={**held, me: Copy(now_ms, 0, size_bytes)}, used_ms=max(model.used_ms, now_ms)
     )
@@ -72,11 +72,11 @@ def completed(
     input: str = "",
     output: str = "",
     concurrency: int = 0,
-) -> MeshModel | Refused:
+) -> MeshModel | ClaimRefused:
     """`me` has loaded it. Refused: its claim is gone, and so must the copy."""
     copy = model.copies.get(me)
     if copy is None:
-        return Refused(f"the claim of {me} was taken away while it loaded", final=True)
+        return ClaimRefused(f"the claim of {me} was taken away while it loaded", final=True)
     told: dict[str, Any] = {}
     if model.input == "any" and input:
         told["input"] = input
@@ -117,11 +117,11 @@ def released(model: MeshModel, me: str, used_ms: int = 0) -> MeshModel:
 
 def released_if_spare(
     model: MeshModel, me: str, *, alive: Container[object], keep: int, used_ms: int = 0
-) -> MeshModel | Refused:
+) -> MeshModel | ClaimRefused:
     """The same, if `keep` others that live have it loaded; at least one."""
     others = [instance for instance in loaded_copies(model, alive) if instance != me]
     if len(others) < max(keep, 1):
-        return Refused(f"only {len(others)} other copies are loaded")
+        return ClaimRefused(f"only {len(others)} other copies are loaded")
     return released(model, me, used_ms)
 
 
@@ -138,9 +138,9 @@ def without(model: MeshModel, instance: str) -> MeshModel:
 
 def without_gone(
     model: MeshModel, instance: str, *, alive: Container[object]
-) -> MeshModel | Refused:
+) -> MeshModel | ClaimRefused:
     """The same, unless the instance lives after all."""
-    return Refused(f"{instance} lives") if instance in alive else without(model, instance)
+    return ClaimRefused(f"{instance} lives") if instance in alive else without(model, instance)
 
 
 def without_failures(model: MeshModel, now_ms: int, settings: MeshSettings) -> MeshModel:

@@ -58,7 +58,7 @@ def blocked(model: MeshModel, now_ms: int, settings: MeshSettings) -> frozenset[
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FailedModel:
     """Enough have tried. retry_ms: wall time at which the next may."""
 
     why: str
@@ -68,7 +68,7 @@ class Failed:
 
 def verdict(
     model: MeshModel, now_ms: int, settings: MeshSettings, places: int = 0
-) -> Failed | None:
+) -> FailedModel | None:
     """Whether the model has failed for now: nobody tries it before retry_ms. places: instances that
     there are, where it is known: more cannot try."""
     if not model.failures:
@@ -78,7 +78,7 @@ def verdict(
         last = max(crashes, key=lambda failure: failure.time_ms)
         until_ms = last.time_ms + _pause_ms(sum(failure.count for failure in crashes), settings)
         if until_ms > now_ms:
-            return Failed(last.why, until_ms, last.fault)
+            return FailedModel(last.why, until_ms, last.fault)
     standing = [
         failure for failure in model.failures.values() if blocked_until(failure, settings) > now_ms
     ]
@@ -88,7 +88,9 @@ def verdict(
         return None
     blamed = artifact if len(artifact) >= min(ARTIFACT_TRIES, tries) else standing
     last = max(blamed, key=lambda failure: failure.time_ms)
-    return Failed(last.why, min(blocked_until(failure, settings) for failure in blamed), last.fault)
+    return FailedModel(
+        last.why, min(blocked_until(failure, settings) for failure in blamed), last.fault
+    )
 
 
 def noted(

@@ -12,7 +12,7 @@ FEW: Final = 20  # samples up to which the spread is trusted less
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class QueuedLoad:
     """A model that shall become resident here. used_ms: its last use, the order among those nobody
     waits for. waiting: a request waits for it; those come first, in the order in which they began
     to wait."""
@@ -34,8 +34,8 @@ class LoadQueue:
 
     def __init__(self, loads_max: int = 10_000) -> None:
         self.loads_max = loads_max
-        self._loads: dict[str, Load] = {}
-        self._heap: list[tuple[bool, int, int, str, Load]] = []
+        self._loads: dict[str, QueuedLoad] = {}
+        self._heap: list[tuple[bool, int, int, str, QueuedLoad]] = []
         self._waiting = 0
         self._count = 0
 
@@ -50,7 +50,7 @@ class LoadQueue:
         """Of the loads, those that a request waits for."""
         return self._waiting
 
-    def push(self, load: Load) -> Load | None:
+    def push(self, load: QueuedLoad) -> QueuedLoad | None:
         """Queue it, or raise the one that is there. What has no place now: nothing, `load` itself,
         or one that gave way."""
         held = self._loads.get(load.model)
@@ -65,7 +65,7 @@ class LoadQueue:
                 )
             )
             return None
-        gone: Load | None = None
+        gone: QueuedLoad | None = None
         if len(self._loads) >= self.loads_max:
             if not load.waiting or self._waiting == len(self._loads):
                 return load
@@ -93,7 +93,7 @@ class LoadQueue:
         self._put(replace(held, waiting=False))
         return True
 
-    def pop(self) -> Load | None:
+    def pop(self) -> QueuedLoad | None:
         """The next to load; None: there is none."""
         while self._heap:
             *_, load = heapq.heappop(self._heap)
@@ -102,18 +102,18 @@ class LoadQueue:
                 return load
         return None
 
-    def drop(self, model: str) -> Load | None:
+    def drop(self, model: str) -> QueuedLoad | None:
         """Take it out, whatever its place."""
         held = self._loads.get(model)
         if held is not None:
             self._forget(held)
         return held
 
-    def _forget(self, load: Load) -> None:
+    def _forget(self, load: QueuedLoad) -> None:
         del self._loads[load.model]
         self._waiting -= load.waiting
 
-    def _put(self, load: Load) -> None:
+    def _put(self, load: QueuedLoad) -> None:
         held = self._loads.get(load.model)
         self._waiting += load.waiting - (held.waiting if held else False)
         self._loads[load.model] = load

@@ -20,7 +20,7 @@ from clipper.mesh.decisions.load_queue import LoadTimes
 from clipper.mesh.decisions.placement import (
     NO_CONSTRAINT,
     Constraints,
-    Field,
+    InstanceIndex,
     constraint_of,
     is_full,
     unfit,
@@ -44,7 +44,7 @@ LOST_LOADS: Final = 2  # times the limit of a load, after which a claim without 
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadCopy:
     """Load one more copy, until there are `copies`. instance: where; empty: placement decides."""
 
     model: str
@@ -55,7 +55,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Unload:
+class UnloadCopy:
     """Give this instance's copy up. spare: only while another is loaded, told by the
     transaction."""
 
@@ -65,7 +65,7 @@ class Unload:
 
 
 @dataclass(frozen=True, slots=True)
-class Forget:
+class RemoveClaim:
     """The registry says that `instance` holds the model; it does not. gone: since it is not there,
     told by the transaction."""
 
@@ -84,7 +84,7 @@ class ExpireFailure:
 
 
 @dataclass(frozen=True, slots=True)
-class Publish:
+class PublishUse:
     """Write the model's last use; the registry's is hours old."""
 
     model: str
@@ -98,7 +98,7 @@ class StepVModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class BadRecord:
     """A record that cannot be used; the round went on."""
 
     key: str
@@ -106,17 +106,26 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
-class LetGo:
+class UnregisterUnnamed:
     """A model that was to go with its last v-model."""
 
     model: str
 
 
-Action = Load | Unload | Forget | ExpireFailure | Publish | StepVModel | LetGo | Broken
+Action = (
+    LoadCopy
+    | UnloadCopy
+    | RemoveClaim
+    | ExpireFailure
+    | PublishUse
+    | StepVModel
+    | UnregisterUnnamed
+    | BadRecord
+)
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class MeshView:
     """What a look sees. me: the instance that looks.  mine: models with a claim or failure of it
     (janitor), models used since the last look (rates), or all that have copies, failures, policies
     or auto_delete (reaper); pairs of id and record, None: it cannot be read.  resident: what it
@@ -138,9 +147,9 @@ class View:
     seen: LoadTimes = field(default_factory=LoadTimes)
 
 
-def janitor(view: View, now_ms: int, settings: MeshSettings) -> list[Action]:
+def janitor(view: MeshView, now_ms: int, settings: MeshSettings) -> list[Action]:
     """Of one instance."""
-    instances = Field.of(view.instances)
+    instances = InstanceIndex.of(view.instances)
     me = instances.get(view.me)
     budget = DOWN_SHARE * me.capacity_bytes if me else 0.0
     actions: list[Action] = []
@@ -150,30 +159,32 @@ def janitor(view: View, now_ms: int, settings: MeshSettings) -> list[Action]:
         try:
             found = list(_kept(view, instances, id, model, now_ms, settings))
         except Exception as broken:  # one entry never ends the round
-            found = [Broken(id, repr(broken))]
+            found = [BadRecord(id, repr(broken))]
         for action in found:
-            if isinstance(action, Unload) and action.spare:
+            if isinstance(action, UnloadCopy) and action.spare:
                 size = view.resident.get(action.model, (0, 0))[0]
                 if size > budget:
                     continue
                 budget -= size
             actions.append(action)
     actions += [
-        Unload(id, "the registry does not know it here") for id in view.resident if id not in known
+        UnloadCopy(id, "the registry does not know it here")
+        for id in view.resident
+        if id not in known
     ]
     return actions
 
 
 def _kept(
-    view: View,
-    instances: Field,
+    view: MeshView,
+    instances: InstanceIndex,
     id: str,
     model: MeshModel | None,
     now_ms: int,
     settings: MeshSettings,
 ) -> Iterator[Action]:
     if model is None:
-        yield Broken(id, "its record cannot be read")
+        yield BadRecord(id, "its record cannot be read")
         return
     gone = tuple(
         i
@@ -187,15 +198,15 @@ def _kept(
         if copy is None or id in view.loading:
             return
         if copy.loaded_ms or now_ms - copy.claimed_ms > LOST_LOADS * settings.load_s * 1000:
-            yield Forget(view.me, id, "it is not loaded here")
+            yield RemoveClaim(view.me, id, "it is not loaded here")
         return
     if copy is None:
         if id not in view.loading:
-            yield Unload(id, "the registry does not know it here")
+            yield UnloadCopy(id, "the registry does not know it here")
         return
     used_ms = held[1]
     if used_ms - model.used_ms > STALE_USE_MS:
-        yield Publish(id, used_ms)
+        yield PublishUse(id, used_ms)
     if len(model.copies) < 2:
         return
     usage = view.usage.get(id, Usage(used_ms))
@@ -212,10 +223,10 @@ def _kept(
         decided.copies < len(loaded_copies(model, instances))
         and scaling.spare(model, instances) == view.me
     ):
-        yield Unload(id, decided.why, spare=True)
+        yield UnloadCopy(id, decided.why, spare=True)
 
 
-def rates(view: View, now_ms: int, settings: MeshSettings) -> list[Action]:
+def rates(view: MeshView, now_ms: int, settings: MeshSettings) -> list[Action]:
     """More copies of models used since the last look."""
     actions: list[Action] = []
     for id, model in view.mine:
@@ -232,29 +243,29 @@ def rates(view: View, now_ms: int, settings: MeshSettings) -> list[Action]:
             assumed_ms=view.seen.assumed_ms(model.type),
         )
         held = len(alive_copies(model, ids_of(view.instances)))
-        actions += [Load(id, decided.copies, decided.why, used_ms=usage.used_ms)] * (
+        actions += [LoadCopy(id, decided.copies, decided.why, used_ms=usage.used_ms)] * (
             decided.copies - held
         )
     return actions
 
 
-def reaper(view: View, now_ms: int, settings: MeshSettings) -> list[Action]:
+def reaper(view: MeshView, now_ms: int, settings: MeshSettings) -> list[Action]:
     """Of the leader: each action is one transaction, with its fencing epoch."""
-    instances = Field.of(view.instances)
+    instances = InstanceIndex.of(view.instances)
     actions: list[Action] = []
     for id, model in view.mine:
         try:
             actions += _reaped(view, instances, id, model, now_ms, settings)
         except Exception as broken:
-            actions.append(Broken(id, repr(broken)))
+            actions.append(BadRecord(id, repr(broken)))
     for vmodel in view.vmodels:
         found = step_of(vmodel, view, now_ms, settings)
-        if not isinstance(found, vmodels.Wait):
+        if not isinstance(found, vmodels.NoStep):
             actions.append(StepVModel(vmodel.id, found))
     return [*actions, *_proactive(view, instances, now_ms, settings)]
 
 
-def step_of(vmodel: VModel, view: View, now_ms: int, settings: MeshSettings) -> vmodels.VStep:
+def step_of(vmodel: VModel, view: MeshView, now_ms: int, settings: MeshSettings) -> vmodels.VStep:
     """What is next for a v-model, by the view."""
     target = view.read(vmodel.target)
     places = 0
@@ -269,32 +280,32 @@ def step_of(vmodel: VModel, view: View, now_ms: int, settings: MeshSettings) -> 
 
 def ids_of(instances: Sequence[Instance]) -> Container[object]:
     """Of those that live."""
-    return instances if type(instances) is Field else frozenset(i.id for i in instances)
+    return instances if type(instances) is InstanceIndex else frozenset(i.id for i in instances)
 
 
 def _reaped(
-    view: View,
-    instances: Field,
+    view: MeshView,
+    instances: InstanceIndex,
     id: str,
     model: MeshModel | None,
     now_ms: int,
     settings: MeshSettings,
 ) -> Iterator[Action]:
     if model is None:
-        yield Broken(id, "its record cannot be read")
+        yield BadRecord(id, "its record cannot be read")
         return
     if vmodels.is_left_over(model, now_ms):
-        yield LetGo(id)
+        yield UnregisterUnnamed(id)
         return
     alive = ids_of(instances)
     for instance, copy in model.copies.items():
         if instance not in alive:
-            yield Forget(instance, id, "its instance is gone", gone=True)
+            yield RemoveClaim(instance, id, "its instance is gone", gone=True)
         elif (
             not copy.loaded_ms
             and now_ms - copy.claimed_ms > 2 * LOST_LOADS * settings.load_s * 1000
         ):
-            yield Forget(instance, id, "its load has never ended")
+            yield RemoveClaim(instance, id, "its load has never ended")
     gone = tuple(
         i
         for i, failure in model.failures.items()
@@ -308,11 +319,11 @@ def _reaped(
         model, now_ms, settings
     ):
         for _ in range(min(least, len(instances)) - held):
-            yield Load(id, least, f"its policy asks for {least}", used_ms=model.used_ms)
+            yield LoadCopy(id, least, f"its policy asks for {least}", used_ms=model.used_ms)
 
 
 def _proactive(
-    view: View, instances: Field, now_ms: int, settings: MeshSettings
+    view: MeshView, instances: InstanceIndex, now_ms: int, settings: MeshSettings
 ) -> Iterator[Action]:
     """Models that were in use lately and are nowhere loaded, into memory that is free."""
     fit = [
@@ -333,7 +344,7 @@ def _proactive(
             return
         if not model.copies and not model.failures:
             budget -= size
-            yield Load(
+            yield LoadCopy(
                 model.id, 1, "used lately, and there is memory for it", used_ms=model.used_ms
             )
 
@@ -394,7 +405,7 @@ class Move:
     size_bytes: int = 0
 
 
-def migration(view: View, now_ms: int) -> list[Move]:
+def migration(view: MeshView, now_ms: int) -> list[Move]:
     """What an instance that stops holds alone, most recently used first."""
     alive = {i.id for i in view.instances if not i.stopping} - {view.me}
     moves = [
@@ -412,7 +423,7 @@ def migration(view: View, now_ms: int) -> list[Move]:
 
 def evicted(
     model: MeshModel, me: str, instances: Sequence[Instance], now_ms: int, settings: MeshSettings
-) -> Load | None:
+) -> LoadCopy | None:
     """A copy elsewhere for what was evicted here, while the others have memory free. model: its
     record before."""
     copy = model.copies.get(me)
@@ -426,4 +437,6 @@ def evicted(
         model, {i.id for i in others}
     ):
         return None
-    return Load(model.id, 1, f"evicted from {me}, and others have memory", used_ms=model.used_ms)
+    return LoadCopy(
+        model.id, 1, f"evicted from {me}, and others have memory", used_ms=model.used_ms
+    )

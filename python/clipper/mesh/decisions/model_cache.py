@@ -37,14 +37,14 @@ MARKS: Final = 128  # of how wall time and half-lives went together, for uses th
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Eviction:
     """There is room once these have gone, in this order; there may be none."""
 
     evict: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class NoRoom:
     """No room. never: nor will there be, the model is larger than what could ever be freed."""
 
     why: str
@@ -52,7 +52,7 @@ class Refused:
 
 
 @dataclass(slots=True)
-class Resident:
+class CachedModel:
     """A model that holds memory here. added_ms: since when; since its load ended, if that was told.
     worth: see above."""
 
@@ -87,7 +87,7 @@ class ModelCache:
         self.models_max = models_max
         self.churn_ms = churn_ms
         self.used_bytes = 0
-        self._models: dict[str, Resident] = {}
+        self._models: dict[str, CachedModel] = {}
         self._heap: list[tuple[float, str]] = []
         self._ghosts: dict[str, float] = {}
         self._oldest = ""
@@ -104,11 +104,11 @@ class ModelCache:
     def __iter__(self) -> Iterator[str]:
         return iter(self._models)
 
-    def get(self, model: str) -> Resident | None:
+    def get(self, model: str) -> CachedModel | None:
         """What is known of it; not to be changed."""
         return self._models.get(model)
 
-    def items(self) -> Iterable[tuple[str, Resident]]:
+    def items(self) -> Iterable[tuple[str, CachedModel]]:
         return self._models.items()
 
     @property
@@ -147,7 +147,7 @@ class ModelCache:
         self.remove(model)
         self._pass(now_ms, 1)
         weight = _sum(self._ghosts.pop(model, -math.inf), self._lives_at(used_ms))
-        held = Resident(max(size_bytes, 1), used_ms, now_ms, pinned, loading, cost_ms, weight)
+        held = CachedModel(max(size_bytes, 1), used_ms, now_ms, pinned, loading, cost_ms, weight)
         self._models[model] = held
         self.used_bytes += held.size_bytes
         oldest = self._models.get(self._oldest)
@@ -211,15 +211,15 @@ class ModelCache:
 
     def room_for(
         self, size_bytes: int, used_ms: int, now_ms: int, *, waiting: bool = True
-    ) -> Room | Refused:
+    ) -> Eviction | NoRoom:
         """What must go before a model of this size can come. waiting: a request waits for it; else
         it must be worth more than what goes, by its last use. Nothing is changed."""
         need = self.used_bytes + size_bytes - self.capacity_bytes
         crowd = len(self._models) + 1 - self.models_max
         if need <= 0 and crowd <= 0:
-            return Room()
+            return Eviction()
         if size_bytes > self.capacity_bytes:
-            return Refused(
+            return NoRoom(
                 f"it needs {size_bytes} bytes, and all memory here is {self.capacity_bytes}",
                 never=True,
             )
@@ -238,8 +238,8 @@ class ModelCache:
         for model in passed:
             self._queue(model, self._models[model])
         if freed < need or len(chosen) < crowd:
-            return Refused(self._why_no_room(need, freed))
-        return Room(tuple(self._needed(chosen, freed - need, len(chosen) - crowd)))
+            return NoRoom(self._why_no_room(need, freed))
+        return Eviction(tuple(self._needed(chosen, freed - need, len(chosen) - crowd)))
 
     def _needed(self, chosen: list[str], spare_bytes: int, spare_count: int) -> list[str]:
         """Without those that the larger ones after them made needless; the worthiest are spared
@@ -284,7 +284,7 @@ class ModelCache:
         high_ms, high = rest[0] if rest else (self._lives_ms, self._lives)
         return low + (high - low) * (time_ms - low_ms) / max(high_ms - low_ms, 1)
 
-    def _queue(self, model: str, held: Resident) -> None:
+    def _queue(self, model: str, held: CachedModel) -> None:
         held.worth = held.weight + math.log2(max(held.cost_ms, 1.0)) - math.log2(held.size_bytes)
         held.queued = held.worth
         heapq.heappush(self._heap, (held.worth, model))

@@ -59,13 +59,13 @@ Constraints = Mapping[str, Constraint]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Placement:
     instance: str
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class NoPlacement:
     """No place. retry_ms: after which another try may find one; 0: none will, as things are."""
 
     why: str
@@ -76,7 +76,7 @@ def constraint_of(type: str, constraints: Constraints) -> Constraint:
     return constraints.get(type) or constraints.get(DEFAULT) or NO_CONSTRAINT
 
 
-class Field(Sequence[Instance]):
+class InstanceIndex(Sequence[Instance]):
     """The instances in placement's order, kept in order as their records change: for many choices
     between two changes.
 
@@ -96,10 +96,10 @@ class Field(Sequence[Instance]):
         self._sort()
 
     @classmethod
-    def of(cls, instances: Sequence[Instance]) -> "Field":
+    def of(cls, instances: Sequence[Instance]) -> "InstanceIndex":
         """These, as they are when they are one already. (By type: isinstance of an abstract class
         costs ten times as much.)"""
-        return instances if type(instances) is Field else cls(instances)
+        return instances if type(instances) is InstanceIndex else cls(instances)
 
     def __len__(self) -> int:
         return len(self._order)
@@ -249,7 +249,7 @@ def choose(
     prefer_local: str = "",
     used_ms: int = 0,
     size_bytes: int = 0,
-) -> Choice | Refusal:
+) -> Placement | NoPlacement:
     """An instance for one more copy, beside those in `model.copies`. Pass a Field when there are
     many choices to make.
 
@@ -257,7 +257,7 @@ def choose(
     prefer_local: taken if it is on the shortlist.  used_ms: last use, 0: now; what was used long
     ago may go to busy places.  size_bytes: 0: as the record says.
     """
-    field = Field.of(instances)
+    field = InstanceIndex.of(instances)
     constraint = constraint_of(model.type, constraints)
     wish = _Wish(
         model,
@@ -280,7 +280,9 @@ def choose(
     found = _not_too_busy(found, wish)
     ids = [instance.id for instance in found]
     chosen = prefer_local if prefer_local in ids else rng.choice(ids)
-    return Choice(chosen, _told(found[ids.index(chosen)], wish, len(ids), chosen == prefer_local))
+    return Placement(
+        chosen, _told(found[ids.index(chosen)], wish, len(ids), chosen == prefer_local)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +313,7 @@ class _Wish:
 
 
 def _narrowed(
-    field: Field, wish: _Wish, avoid: Collection[str], prefers: tuple[str, ...]
+    field: InstanceIndex, wish: _Wish, avoid: Collection[str], prefers: tuple[str, ...]
 ) -> list[Instance]:
     """Those that fit, and of them those not in quarantine, in other zones, on other hosts,
     preferred; each if there are any."""
@@ -392,17 +394,17 @@ def _told(chosen: Instance, wish: _Wish, count: int, local: bool) -> str:
     )
 
 
-def _refusal(field: Field, wish: _Wish, retry_ms: int) -> Refusal:
+def _refusal(field: InstanceIndex, wish: _Wish, retry_ms: int) -> NoPlacement:
     """Another try after a load's time, unless none can ever hold it."""
     if not field:
-        return Refusal("no instance lives", RETRY_MS)
+        return NoPlacement("no instance lives", RETRY_MS)
     reasons = {instance.id: wish.why_not(instance) for instance in field}
     grave = all(
         unfit(wish.model, i, wish.constraint, wish.size_bytes) and not i.stopping for i in field
     )
     shown = "; ".join(f"{id}: {why}" for id, why in sorted(reasons.items())[:5])
     more = f"; and {len(reasons) - 5} more" if len(reasons) > 5 else ""
-    return Refusal(f"no instance can hold it. {shown}{more}", 0 if grave else retry_ms)
+    return NoPlacement(f"no instance can hold it. {shown}{more}", 0 if grave else retry_ms)
 
 
 def explain(
@@ -418,7 +420,7 @@ def explain(
 ) -> list[Verdict]:
     """What `choose` thinks of each instance, best first; those with `ok` are what it would draw
     among. seen: as for `choose`."""
-    field = Field.of(instances)
+    field = InstanceIndex.of(instances)
     constraint = constraint_of(model.type, constraints)
     wish = _Wish(
         model,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from clipper.mesh.decisions.claims import alive_copies, loaded_copies
-from clipper.mesh.decisions.placement import NO_CONSTRAINT, Constraint, Field, unfit
+from clipper.mesh.decisions.placement import NO_CONSTRAINT, Constraint, InstanceIndex, unfit
 from clipper.mesh.decisions.usage import HEAVY_SHARE, Usage
 from clipper.mesh.records import Instance, MeshModel
 from clipper.settings.mesh import MeshSettings
@@ -30,7 +30,7 @@ CALM_SHARE: Final = 2 / 3  # of the limit, which those that stay would keep to
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class CopyTarget:
     copies: int
     why: str
 
@@ -60,7 +60,7 @@ def decide(
     *,
     assumed_ms: float = 3000.0,
     constraint: Constraint = NO_CONSTRAINT,
-) -> Wanted:
+) -> CopyTarget:
     """The same, with the reason."""
     cluster = Cluster.of(model, instances, constraint)
     held = len(alive_copies(model, cluster.alive))
@@ -68,14 +68,14 @@ def decide(
     least = max(model.policy.copies_min, int(model.policy.pinned))
     most = min(model.policy.copies_max or cluster.places, cluster.places)
     if held > most:
-        return Wanted(max(most, 0), f"at most {most} are allowed or possible")
+        return CopyTarget(max(most, 0), f"at most {most} are allowed or possible")
     if held < least:
-        return Wanted(min(least, most), f"its policy asks for {least}")
+        return CopyTarget(min(least, most), f"its policy asks for {least}")
     if not loaded:
-        return Wanted(held, "none is loaded yet" if held else "it is loaded when it is asked")
+        return CopyTarget(held, "none is loaded yet" if held else "it is loaded when it is asked")
     more = _more(model, usage, cluster, loaded, now_ms, settings, assumed_ms)
     if more.copies > held:
-        return Wanted(
+        return CopyTarget(
             min(more.copies, most),
             more.why if most > held else f"{more.why}, and there are no more places",
         )
@@ -103,7 +103,7 @@ class Cluster:
     ) -> "Cluster":
         fit = [i for i in instances if not unfit(model, i, constraint, model.size_bytes)]
         return cls(
-            instances if type(instances) is Field else frozenset(i.id for i in instances),
+            instances if type(instances) is InstanceIndex else frozenset(i.id for i in instances),
             len(fit),
             sum(i.capacity_bytes for i in fit),
             sum(i.free_bytes for i in fit),
@@ -154,16 +154,16 @@ def _more(
     now_ms: int,
     settings: MeshSettings,
     assumed_ms: float,
-) -> Wanted:
+) -> CopyTarget:
     held, limit = len(alive_copies(model, cluster.alive)), limit_of(model, usage, settings)
     begun_ms = max(copy.claimed_ms for copy in model.copies.values())
     settling = now_ms - begun_ms < 2000 * settings.rate_s + 2 * assumed_ms
     if held > loaded or (held > 1 and settling):
-        return Wanted(held, "a copy has just begun to load")
+        return CopyTarget(held, "a copy has just begun to load")
     if usage.rate >= limit * loaded:
         asked = math.ceil(usage.rate / limit + 1e-9)
         at_once = max(AT_ONCE, math.ceil(cluster.places / 3))
-        return Wanted(
+        return CopyTarget(
             min(max(asked, held + 1), held + at_once),
             f"{usage.rate:.0f} queries a minute, {limit:.0f} a copy",
         )
@@ -175,14 +175,14 @@ def _more(
             f"rows wait {usage.queue_ms:.0f} ms for a free copy, and {slo_ms:.0f} ms are all they"
             " have"
         )
-        return Wanted(min(asked, held + AT_ONCE), why)
+        return CopyTarget(min(asked, held + AT_ONCE), why)
     if (
         held == 1
         and usage.regular
         and (cluster.free_share > 1 - FULL_SHARE or cluster.age_ms(now_ms) > SECOND_AGE_MS)
     ):
-        return Wanted(2, "it is used regularly")
-    return Wanted(held, "as many as its use asks for")
+        return CopyTarget(2, "it is used regularly")
+    return CopyTarget(held, "as many as its use asks for")
 
 
 def _fewer(
@@ -192,7 +192,7 @@ def _fewer(
     loaded: int,
     now_ms: int,
     settings: MeshSettings,
-) -> Wanted | None:
+) -> CopyTarget | None:
     if cluster.free_share > TIGHT_SHARE:
         return None
     age = cluster.age_ms(now_ms)
@@ -200,7 +200,7 @@ def _fewer(
         idle = min(IDLE_SHARE * age, IDLE_MS_MAX)
         unused = now_ms - max(usage.used_ms, model.used_ms)
         return (
-            Wanted(1, f"unused for {unused // 1000} s, and memory is short")
+            CopyTarget(1, f"unused for {unused // 1000} s, and memory is short")
             if unused > idle
             else None
         )
@@ -208,7 +208,7 @@ def _fewer(
     settled = now_ms - max(copy.loaded_ms for copy in model.copies.values()) > SETTLED_MS
     fits = usage.rate <= CALM_SHARE * limit_of(model, usage, settings) * (loaded - 1)
     if settled and fits and usage.waiting <= 1 and now_ms - usage.heavy_ms > calm:
-        return Wanted(
+        return CopyTarget(
             loaded - 1, f"{usage.rate:.0f} queries a minute need fewer copies, and memory is short"
         )
     return None
@@ -216,7 +216,7 @@ def _fewer(
 
 def spare(model: MeshModel, instances: Sequence[Instance]) -> str:
     """Which of its holders gives its copy up: the same one, whoever asks. Empty: no two live."""
-    field = Field.of(instances)
+    field = InstanceIndex.of(instances)
     holders = [held for id in loaded_copies(model, field) if (held := field.get(id))]
     if len(holders) < 2:
         return ""

@@ -45,7 +45,7 @@ class VChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class NoStep:
     """Nothing is to be done. settled: nor is there anything to wait for."""
 
     why: str
@@ -62,20 +62,20 @@ class LoadTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class Switch:
+class SwitchVModel:
     """The target becomes the active one: `switched`."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Fail:
+class FailVModel:
     """The active one stays: `failed`."""
 
     why: str
 
 
-VStep = Wait | LoadTarget | Switch | Fail
+VStep = NoStep | LoadTarget | SwitchVModel | FailVModel
 Read = Callable[[str], MeshModel | None]
 LINGER_MS: Final = 10_000
 
@@ -250,38 +250,38 @@ def step(
     """What is next for it. active, target: their records. alive: ids of instances.  places: how
     many could hold the target, 0: unknown."""
     if vmodel.active == vmodel.target:
-        return Wait("it stands for one model", settled=True)
+        return NoStep("it stands for one model", settled=True)
     if target is None:
         return (
-            Wait("its target is gone", settled=True)
+            NoStep("its target is gone", settled=True)
             if vmodel.failed
-            else Fail(f"model {vmodel.target!r} is gone")
+            else FailVModel(f"model {vmodel.target!r} is gone")
         )
     if vmodel.force:
-        return Switch("at once, as was asked")
+        return SwitchVModel("at once, as was asked")
     needed, has = _degree(active, target, now_ms, alive, settings, places)
     if vmodel.share:
         return (
-            Wait("both are loaded", settled=True)
+            NoStep("both are loaded", settled=True)
             if has
             else LoadTarget(target.id, needed, "queries are split")
         )
     if not (active and loaded_copies(active, alive)):
-        return Switch("nothing is lost: the active one is not loaded")
+        return SwitchVModel("nothing is lost: the active one is not loaded")
     if has >= needed:
-        return Switch(f"the target has {has} loaded {'copy' if has == 1 else 'copies'}")
+        return SwitchVModel(f"the target has {has} loaded {'copy' if has == 1 else 'copies'}")
     if vmodel.give_up_ms and now_ms >= vmodel.give_up_ms:
         return (
-            Wait(vmodel.why, settled=True)
+            NoStep(vmodel.why, settled=True)
             if vmodel.failed
-            else Fail("its target was not loaded in time")
+            else FailVModel("its target was not loaded in time")
         )
     over = failures.verdict(target, now_ms, settings, places)
     if over and not has:
         return (
-            Wait(f"{over.why}; again in {max(0, over.retry_ms - now_ms) // 1000} s")
+            NoStep(f"{over.why}; again in {max(0, over.retry_ms - now_ms) // 1000} s")
             if vmodel.failed
-            else Fail(over.why)
+            else FailVModel(over.why)
         )
     return LoadTarget(target.id, needed, f"{has} of {needed} copies are loaded")
 

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from clipper.mesh.loading.model_host import Host
-from clipper.mesh.transport.channel import Failed
+from clipper.mesh.loading.model_host import HostProcess
+from clipper.mesh.transport.channel import RequestFailed
 
 ALONE_MAX: Final = 4  # hosts that hold one model; more suspects wait for a place
 SUSPECTS_MAX: Final = 4096  # models remembered, those suspected last
@@ -27,7 +27,7 @@ TIMES_MAX: Final = 8  # beyond which that does not grow
 class _Suspect:
     times: int = 0
     is_alone: bool = False  # it is to be loaded into a host of its own
-    host: Host | None = None
+    host: HostProcess | None = None
 
 
 class Isolation:
@@ -37,7 +37,9 @@ class Isolation:
     """
 
     def __init__(
-        self, start: Callable[[str], Awaitable[Host]], acquit: Callable[[str, Host], None]
+        self,
+        start: Callable[[str], Awaitable[HostProcess]],
+        acquit: Callable[[str, HostProcess], None],
     ) -> None:
         self._start, self._acquit = start, acquit
         self._suspects: OrderedDict[str, _Suspect] = OrderedDict()
@@ -49,7 +51,7 @@ class Isolation:
         suspect = self._suspects.get(model)
         return suspect is not None and suspect.is_alone
 
-    def is_alone_in(self, host: Host) -> bool:
+    def is_alone_in(self, host: HostProcess) -> bool:
         """Whether the host is one of those that hold one model."""
         return any(suspect.host is host for suspect in self._suspects.values())
 
@@ -65,7 +67,7 @@ class Isolation:
         ]:
             del self._suspects[model]
 
-    async def host_of(self, model: str, wait_s: float) -> Host:
+    async def host_of(self, model: str, wait_s: float) -> HostProcess:
         """A host that holds nothing else. Failed when it does not start, or no place is free in
         time."""
         suspect = self._suspects.setdefault(model, _Suspect(1, True))
@@ -75,7 +77,7 @@ class Isolation:
             async with asyncio.timeout(wait_s):
                 await self._places.acquire()
         except TimeoutError:
-            raise Failed(
+            raise RequestFailed(
                 f"{ALONE_MAX} models are held alone already, as many as may", "none"
             ) from None
         try:
@@ -87,7 +89,7 @@ class Isolation:
         asyncio.get_running_loop().call_later(probation_s, self._end_probation, model, host)
         return host
 
-    def _end_probation(self, model: str, host: Host) -> None:
+    def _end_probation(self, model: str, host: HostProcess) -> None:
         suspect = self._suspects.get(model)
         if suspect is not None and suspect.host is host:
             suspect.is_alone = False

@@ -17,13 +17,13 @@ from zlib import crc32
 from clipper.errors import ClipperError, StoreError, UnknownModel
 from clipper.mesh.background_tasks import BackgroundTasks
 from clipper.mesh.decisions import claims, failures
-from clipper.mesh.decisions.load_queue import Load, LoadQueue, LoadTimes
-from clipper.mesh.decisions.model_cache import ModelCache, Refused
+from clipper.mesh.decisions.load_queue import LoadQueue, LoadTimes, QueuedLoad
+from clipper.mesh.decisions.model_cache import ModelCache, NoRoom
 from clipper.mesh.loading.isolation import Isolation
-from clipper.mesh.loading.model_host import Died, Loaded, ModelHost
+from clipper.mesh.loading.model_host import HostDied, LoadResult, ModelHost
 from clipper.mesh.records import Fault, MeshModel
 from clipper.mesh.registry import Registry, now_ms
-from clipper.mesh.transport.channel import ELSEWHERE, Failed, Lost
+from clipper.mesh.transport.channel import NOT_LOADED_HERE, ConnectionLost, RequestFailed
 from clipper.metrics import MeshCounts
 from clipper.settings.mesh import MeshSettings
 
@@ -36,15 +36,15 @@ RunBlocking = Callable[..., Awaitable[Any]]
 Note = Callable[[str, str, str], None]
 
 
-class Elsewhere(Failed):
+class NotLoadedHere(RequestFailed):
     """It is not for this node to load: others hold it, or it may not now. Look at the record
     again."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(why, ELSEWHERE)
+        super().__init__(why, NOT_LOADED_HERE)
 
 
-class Crashed(Failed):
+class ModelCrashed(RequestFailed):
     """It has ended a host that held nothing else."""
 
     def __init__(self, why: str) -> None:
@@ -163,16 +163,16 @@ class ModelLoader:
 
     def _begin(self, id: str, used_ms: int, waiting: bool, copies: int, why: str = "") -> _Job:
         if self._stopping:
-            raise Failed(f"{self.me} is stopping", "none")
+            raise RequestFailed(f"{self.me} is stopping", "none")
         job = self._jobs[id] = _Job(copies, asyncio.get_running_loop().create_future(), why)
         job.done.add_done_callback(
             lambda done: done.cancelled() or done.exception()
         )  # nobody may wait any more
-        gone = self.queue.push(Load(id, used_ms, now_ms(), waiting))
+        gone = self.queue.push(QueuedLoad(id, used_ms, now_ms(), waiting))
         if gone is not None:
             self._finish(
                 gone.model,
-                Failed(f"{len(self.queue)} loads wait in {self.me}, as many as may", "none"),
+                RequestFailed(f"{len(self.queue)} loads wait in {self.me}, as many as may", "none"),
             )
         self._pump()
         return job
@@ -182,23 +182,23 @@ class ModelLoader:
             self.loading += 1
             self._tasks.spawn(self._do(load, self._jobs[load.model]))
 
-    async def _do(self, load: Load, job: _Job) -> None:
-        failure: Failed | None = None
+    async def _do(self, load: QueuedLoad, job: _Job) -> None:
+        failure: RequestFailed | None = None
         try:
             await self._load(load, job)
-        except Failed as failed:
+        except RequestFailed as failed:
             failure = failed
         except ClipperError as error:
-            failure = Failed(error.message, "none")
+            failure = RequestFailed(error.message, "none")
         except Exception as error:
             _log.exception("model %r could not be loaded", load.model)
-            failure = Failed(f"{type(error).__name__}: {error}")
+            failure = RequestFailed(f"{type(error).__name__}: {error}")
         finally:
             self.loading -= 1
             self._finish(load.model, failure)
             self._pump()
 
-    def _finish(self, id: str, failure: Failed | None) -> None:
+    def _finish(self, id: str, failure: RequestFailed | None) -> None:
         job = self._jobs.pop(id, None)
         if job is None or job.done.done():
             return
@@ -208,14 +208,14 @@ class ModelLoader:
             self._note(id, "not loaded here", failure.why)
             job.done.set_exception(failure)
 
-    async def _load(self, load: Load, job: _Job) -> None:
+    async def _load(self, load: QueuedLoad, job: _Job) -> None:
         id, began_ms = load.model, now_ms()
         record = self._registry.models.get(id) or await self._run_blocking(self._registry.read, id)
         if record is None:
-            raise Elsewhere(f"model {id!r} is registered no more")
+            raise NotLoadedHere(f"model {id!r} is registered no more")
         host = self.host_of(record)
         if record.type not in host.types:
-            raise Failed(
+            raise RequestFailed(
                 f"no runtime of {self.me} opens type {record.type!r}; there are:"
                 f" {', '.join(self.types)}",
                 "none",
@@ -239,10 +239,10 @@ class ModelLoader:
         done = await self._run_blocking(
             self._registry.change, id, lambda m: claims.completed(m, self.me, now_ms(), **told)
         )
-        if isinstance(done, claims.Refused):
+        if isinstance(done, claims.ClaimRefused):
             self.cache.remove(id)
             await self._unload(host, id)
-            raise Elsewhere(done.why)
+            raise NotLoadedHere(done.why)
         self.cache.resize(id, size)
         await self._evict_excess(id)
         self.cache.loaded(id, size, now_ms=now_ms(), cost_ms=found.took_ms)
@@ -258,7 +258,7 @@ class ModelLoader:
 
     async def _guess(self, host: ModelHost, record: MeshModel) -> int:
         """Of a model that has never been measured."""
-        with contextlib.suppress(Failed, TimeoutError):
+        with contextlib.suppress(RequestFailed, TimeoutError):
             async with asyncio.timeout(SIZE_S):
                 return await host.predict_size(record) or host.status.default_size_bytes
         return host.status.default_size_bytes
@@ -267,10 +267,10 @@ class ModelLoader:
         if not job.copies:
             return record
         if self._registry.is_fenced:
-            raise Failed(f"{self.me} does not hold its lease", "none")
+            raise RequestFailed(f"{self.me} does not hold its lease", "none")
         settings, me = self._settings, self.me
 
-        def step(m: MeshModel, alive: Container[object]) -> MeshModel | claims.Refused:
+        def step(m: MeshModel, alive: Container[object]) -> MeshModel | claims.ClaimRefused:
             if me in m.copies:  # of a load whose end could not be told to the store
                 return m
             return claims.claimed(
@@ -278,15 +278,15 @@ class ModelLoader:
             )
 
         found = await self._run_blocking(self._registry.change_copies, record.id, step)
-        if isinstance(found, claims.Refused):
-            raise Elsewhere(found.why)
+        if isinstance(found, claims.ClaimRefused):
+            raise NotLoadedHere(found.why)
         return found  # type: ignore[no-any-return]
 
-    async def _make_room(self, record: MeshModel, size: int, load: Load) -> None:
+    async def _make_room(self, record: MeshModel, size: int, load: QueuedLoad) -> None:
         room = self.cache.room_for(size, load.used_ms, now_ms(), waiting=load.waiting)
-        if isinstance(room, Refused):
+        if isinstance(room, NoRoom):
             self.counts.failed("refused")
-            raise Failed(f"{self.me} has no room: {room.why}", "none")
+            raise RequestFailed(f"{self.me} has no room: {room.why}", "none")
         leaving = [self._begin_leaving(id) for id in room.evict]
         self.cache.add(
             record.id, size, load.used_ms, now_ms(), loading=True, pinned=record.policy.pinned
@@ -306,13 +306,13 @@ class ModelLoader:
         )  # memory is taken already: whoever can go, goes
         room = self.cache.room_for(0, now_ms(), now_ms())
         self.cache.churn_ms = churn_ms
-        if isinstance(room, Refused):
+        if isinstance(room, NoRoom):
             _log.warning("the models of %s are larger than its memory: %s", self.me, room.why)
             return
         for held in [self._begin_leaving(id) for id in room.evict if id != but]:
             await self._end_leaving(held, f"{but} is larger than was thought")
 
-    async def _in_host(self, host: ModelHost, record: MeshModel) -> tuple[ModelHost, Loaded]:
+    async def _in_host(self, host: ModelHost, record: MeshModel) -> tuple[ModelHost, LoadResult]:
         """-> where it is, and what the host says of it. Where it may have ended a host, it is
         loaded into one of its own."""
         isolation, id = self._isolation, record.id
@@ -320,28 +320,28 @@ class ModelLoader:
         try:
             if not alone:
                 return host, await host.load(record, self._settings.load_s)
-        except Died as died:
+        except HostDied as died:
             if isolation is None:
                 raise self._host_ended(id) from None
             isolation.suspect(died.blamed)
             if id not in died.blamed:
                 raise self._host_ended(id) from None
-        except Lost:
+        except ConnectionLost:
             raise self._host_ended(id) from None
         assert isolation is not None
         self._note(id, "loaded alone", "it was at work when a model host ended")
         own = await isolation.host_of(id, self._settings.load_s)
         try:
             return own, await own.load(record, self._settings.load_s)
-        except Died:
-            raise Crashed(
+        except HostDied:
+            raise ModelCrashed(
                 f"it ends the process that loads it, in {self.me}, where it was alone"
             ) from None
-        except Lost:
+        except ConnectionLost:
             raise self._host_ended(id) from None
 
-    def _host_ended(self, id: str) -> Failed:
-        return Failed(
+    def _host_ended(self, id: str) -> RequestFailed:
+        return RequestFailed(
             f"the model host of {self.me} died, or did not answer, while it loaded {id!r}"
         )
 
@@ -352,11 +352,11 @@ class ModelLoader:
     async def _not_loaded(self, record: MeshModel, error: BaseException) -> None:
         """Tell the registry."""
         me = self.me
-        if isinstance(error, Failed) and error.fault in ("artifact", "host"):
+        if isinstance(error, RequestFailed) and error.fault in ("artifact", "host"):
             self.counts.failed(error.fault)
 
         def step(model: MeshModel) -> MeshModel:
-            if isinstance(error, Failed) and error.fault in ("artifact", "host"):
+            if isinstance(error, RequestFailed) and error.fault in ("artifact", "host"):
                 fault: Fault = "artifact" if error.fault == "artifact" else "host"
                 return claims.failed(
                     model,
@@ -364,7 +364,7 @@ class ModelLoader:
                     now_ms(),
                     why=error.why,
                     fault=fault,
-                    crashed=isinstance(error, Crashed),
+                    crashed=isinstance(error, ModelCrashed),
                 )
             return claims.released(model, me)
 
@@ -379,12 +379,12 @@ class ModelLoader:
         """Have the copy here dial that server. Raises Failed."""
         held = self.held.get(id)
         if held is None:
-            raise Elsewhere(f"{self.me} does not hold {id!r}")
+            raise NotLoadedHere(f"{self.me} does not hold {id!r}")
         try:
             await held.host.serve(id, address, token, self.number, SERVE_S)
-        except Failed:
+        except RequestFailed:
             if self.held.get(id) is not held:
-                raise Elsewhere(f"{self.me} has just given up {id!r}") from None
+                raise NotLoadedHere(f"{self.me} has just given up {id!r}") from None
             raise
         held.lent[address] = token
 
@@ -438,7 +438,7 @@ class ModelLoader:
     async def _unload(self, host: ModelHost, id: str) -> None:
         try:
             await host.unload(id, UNLOAD_S)
-        except Failed as failure:
+        except RequestFailed as failure:
             _log.warning("model %r was not unloaded: %s", id, failure.why)
         await self._release_alone(id)
 
@@ -452,7 +452,7 @@ class ModelLoader:
             return
         size, me = resident.size_bytes, self.me
 
-        def step(model: MeshModel, alive: Container[object]) -> MeshModel | claims.Refused:
+        def step(model: MeshModel, alive: Container[object]) -> MeshModel | claims.ClaimRefused:
             copies = max(1, model.policy.copies_min)
             found = claims.claimed(
                 model,
@@ -463,7 +463,7 @@ class ModelLoader:
                 settings=self._settings,
                 size_bytes=size,
             )
-            if isinstance(found, claims.Refused):
+            if isinstance(found, claims.ClaimRefused):
                 return found
             return claims.completed(found, me, now_ms(), size_bytes=size)
 
@@ -471,7 +471,7 @@ class ModelLoader:
             found = await self._run_blocking(self._registry.change_copies, id, step)
         except ClipperError:
             return
-        if isinstance(found, claims.Refused) and id in self.held and not found.final:
+        if isinstance(found, claims.ClaimRefused) and id in self.held and not found.final:
             await self.drop(id, f"its claim was gone: {found.why}")
 
     # -- a host died
@@ -509,5 +509,5 @@ class ModelLoader:
         self._stopping = self._closed = True
         for job in self._jobs.values():
             if not job.done.done():
-                job.done.set_exception(Failed(f"{self.me} is stopping", "none"))
+                job.done.set_exception(RequestFailed(f"{self.me} is stopping", "none"))
         await self._tasks.cancel()

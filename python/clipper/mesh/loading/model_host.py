@@ -24,7 +24,13 @@ from typing import Final, Protocol
 import msgspec
 
 from clipper.mesh.records import MeshModel
-from clipper.mesh.transport.channel import Channel, Door, Failed, Lost, Message
+from clipper.mesh.transport.channel import (
+    ChannelServer,
+    ConnectionLost,
+    Message,
+    PeerChannel,
+    RequestFailed,
+)
 
 TOKEN_ENV: Final = "CLIPPER_TOKEN"
 START_S: Final = 60.0  # to import what it needs, dial in, and be ready
@@ -38,7 +44,7 @@ _READ_BYTES: Final = 64 << 10
 _log = logging.getLogger(__name__)
 
 
-class Died(Lost):
+class HostDied(ConnectionLost):
     """The process of a host ended before it answered. blamed: the models that were at work in it
     then."""
 
@@ -47,7 +53,7 @@ class Died(Lost):
         self.blamed = blamed
 
 
-class Loaded(msgspec.Struct, frozen=True):
+class LoadResult(msgspec.Struct, frozen=True):
     """What a host says of a model that it has loaded."""
 
     size_bytes: int = 0
@@ -72,7 +78,7 @@ class ModelHost(Protocol):
     types: tuple[str, ...]
     status: HostStatus
 
-    async def load(self, model: MeshModel, timeout_s: float) -> Loaded:
+    async def load(self, model: MeshModel, timeout_s: float) -> LoadResult:
         """Died when its process has ended meanwhile."""
         ...
 
@@ -118,7 +124,7 @@ def host_command(
     return words + (["--loading-max", str(loading_max)] if loading_max else [])
 
 
-class Host:
+class HostProcess:
     """One of them. command: control address -> command line.  ready, lost: called at each start and
     death; left: (model, address, why), when a connection that it had let in has ended unasked.
     silence_s: it is replaced when it has not answered for so long.  blamed: the models that were at
@@ -129,8 +135,8 @@ class Host:
         name: str,
         folder: Path,
         command: Callable[[str], Sequence[str]],
-        ready: Callable[["Host"], None] = lambda _: None,
-        lost: Callable[["Host"], None] = lambda _: None,
+        ready: Callable[["HostProcess"], None] = lambda _: None,
+        lost: Callable[["HostProcess"], None] = lambda _: None,
         left: Callable[[str, str, str], None] = lambda *_: None,
         silence_s: float = 10.0,
     ) -> None:
@@ -140,8 +146,8 @@ class Host:
         self._over: asyncio.Future[None] | None = None  # of this life
         self._ready, self._lost, self._left = ready, lost, left
         self._token = secrets.token_urlsafe(24)
-        self._door = Door("", self._token, self._came, folder, name)
-        self._channel: Channel | None = None
+        self._door = ChannelServer("", self._token, self._came, folder, name)
+        self._channel: PeerChannel | None = None
         self._dialled = asyncio.Event()
         self.is_ready = asyncio.Event()
         self.types: tuple[str, ...] = ()
@@ -264,11 +270,11 @@ class Host:
         for _ in range(2):
             try:
                 status = await self.look(self._silence_s / 2)
-            except Lost:
+            except ConnectionLost:
                 if self._channel is None or self._channel.closed.is_set():
                     return ""  # it has ended by itself
                 continue
-            except (Failed, msgspec.ValidationError) as failure:
+            except (RequestFailed, msgspec.ValidationError) as failure:
                 _log.warning("the model host %s does not say how it is: %s", self.name, failure)
                 return ""
             return "says that it is failing" if status.state == "FAILING" else ""
@@ -314,7 +320,7 @@ class Host:
                 self.lines.append(line[:4096])
                 _log.info("%s: %s", self.name, line[:4096])
 
-    def _came(self, channel: Channel) -> None:
+    def _came(self, channel: PeerChannel) -> None:
         self._channel = channel
         channel.heard = self._hear
         self.types = tuple(str(type) for type in channel.hello.get("types", ()))
@@ -327,7 +333,7 @@ class Host:
                 self.status = msgspec.convert(
                     await self._request("status", _ASK_S), HostStatus, strict=False
                 )
-            except (Failed, msgspec.ValidationError) as failure:
+            except (RequestFailed, msgspec.ValidationError) as failure:
                 _log.warning("the model host %s does not say how it is: %s", self.name, failure)
                 return False
             if self.status.state == "READY":
@@ -349,7 +355,7 @@ class Host:
 
     async def _request(self, verb: str, timeout_s: float, **fields: object) -> Message:
         if self._channel is None:
-            raise Lost(f"the model host {self.name} is not there")
+            raise ConnectionLost(f"the model host {self.name} is not there")
         return await self._channel.request(verb, timeout_s, **fields)
 
     async def look(self, timeout_s: float = _ASK_S) -> HostStatus:
@@ -359,7 +365,7 @@ class Host:
         )
         return self.status
 
-    async def load(self, model: MeshModel, timeout_s: float) -> Loaded:
+    async def load(self, model: MeshModel, timeout_s: float) -> LoadResult:
         asked = {"model": model.id, "type": model.type, "path": model.path, "key": model.key}
         asked |= {"input": model.input, "output": model.output}
         over, channel = self._over, self._channel
@@ -367,12 +373,12 @@ class Host:
             found = await self._request(
                 "load", timeout_s + _ASK_S, timeout_ms=int(timeout_s * 1000), **asked
             )
-        except Lost as lost:
+        except ConnectionLost as lost:
             if over is None or channel is None or not channel.closed.is_set():
                 raise
             await asyncio.shield(over)
-            raise Died(lost.why, self.blamed) from None
-        return msgspec.convert(found, Loaded, strict=False)
+            raise HostDied(lost.why, self.blamed) from None
+        return msgspec.convert(found, LoadResult, strict=False)
 
     async def unload(self, model: str, timeout_s: float) -> None:
         await self._request("unload", timeout_s, model=model)
@@ -392,7 +398,7 @@ class Host:
         await self._request("leave", timeout_s, model=model, address=address)
 
 
-async def started(host: Host) -> Host:
+async def started(host: HostProcess) -> HostProcess:
     """Start it, and wait until it is ready. Failed when that takes longer than START_S; then
     nothing is left of it."""
     await host.start()
@@ -402,7 +408,9 @@ async def started(host: Host) -> Host:
     except BaseException as error:
         await host.stop()
         if isinstance(error, TimeoutError):
-            raise Failed(f"the model host {host.name} was not ready after {START_S:g} s") from None
+            raise RequestFailed(
+                f"the model host {host.name} was not ready after {START_S:g} s"
+            ) from None
         raise
     return host
 

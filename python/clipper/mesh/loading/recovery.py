@@ -6,9 +6,9 @@ import logging
 from clipper.mesh.background_tasks import BackgroundTasks
 from clipper.mesh.loading.isolation import Isolation
 from clipper.mesh.loading.loader import ModelLoader
-from clipper.mesh.loading.model_host import Host
+from clipper.mesh.loading.model_host import HostProcess
 from clipper.mesh.registry import now_ms
-from clipper.mesh.transport.channel import Failed
+from clipper.mesh.transport.channel import RequestFailed
 
 _log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ class Recovery:
         self._me, self._loader, self._isolation = me, loader, isolation
         self._tasks = tasks
 
-    def host_lost(self, host: Host) -> None:
+    def host_lost(self, host: HostProcess) -> None:
         """Load its models again where they were: the claims stand, and those who wait are served as
         soon as it can.
 
@@ -41,7 +41,7 @@ class Recovery:
                     self._load_again(None if id in host.blamed else host.is_ready, id, held.lent)
                 )
 
-    def acquit(self, id: str, host: Host) -> None:
+    def acquit(self, id: str, host: HostProcess) -> None:
         """It has ended no process for a while: load it where models of its id are, and end its own
         host."""
         for _, held in self._loader.host_lost(host):
@@ -62,5 +62,5 @@ class Recovery:
             await self._loader.load(id, used_ms, waiting=bool(lent))
             for address, token in lent.items():
                 await self._loader.lend(id, address, token)
-        except Failed as failure:
+        except RequestFailed as failure:
             _log.warning("model %r is not loaded again: %s", id, failure.why)

@@ -18,14 +18,14 @@ from clipper.errors import (
 from clipper.mesh.decision_log import DecisionLog
 from clipper.mesh.decisions import failures
 from clipper.mesh.facade import LIST_MAX, CopyState, CopyStatus, Info, ModelStatus
-from clipper.mesh.loading.loader import Elsewhere, ModelLoader
+from clipper.mesh.loading.loader import ModelLoader, NotLoadedHere
 from clipper.mesh.node_host import NodeHost
 from clipper.mesh.node_loop import NodeLoop
 from clipper.mesh.records import MeshModel, Status
 from clipper.mesh.registry import Registry, now_ms
 from clipper.mesh.routing.copy_locator import CopyLocator
 from clipper.mesh.routing.router import Router
-from clipper.mesh.transport.channel import Failed
+from clipper.mesh.transport.channel import RequestFailed
 from clipper.settings.mesh import MeshSettings
 from clipper.store.history import is_dry_run
 from clipper.types import InputType, check_name
@@ -148,7 +148,7 @@ class ModelManagement:
             return "LOADING"
         return "LOADING_FAILED" if self.failure_of(record) else "NOT_LOADED"
 
-    def failure_of(self, record: MeshModel) -> failures.Failed | None:
+    def failure_of(self, record: MeshModel) -> failures.FailedModel | None:
         """Return why the mesh does not load the model now; None: it may be loaded."""
         alive = len(self._registry.alive())
         return failures.verdict(record, now_ms(), self._settings, alive)
@@ -172,20 +172,20 @@ class ModelManagement:
             return
         try:
             await self._copies.load(id, used_ms, until_s=limit_s)
-        except Elsewhere:
+        except NotLoadedHere:
             raise UnknownModel(f"no model {id!r} is registered any more.") from None
         except TimeoutError:
             raise DeadlineExceeded(
                 f"model {id!r} was not loaded within {limit_s:g} s.", hint="Ask for its status."
             ) from None
-        except Failed as failure:
+        except RequestFailed as failure:
             if failure.fault == "none":
                 raise Overloaded(f"model {id!r} is not loaded: {failure.why}") from None
 
     async def _load_and_note(self, id: str, used_ms: int, limit_s: float) -> None:
         try:
             await self._copies.load(id, used_ms, until_s=limit_s)
-        except (Failed, TimeoutError, ClipperError) as error:
+        except (RequestFailed, TimeoutError, ClipperError) as error:
             why = getattr(error, "why", "") or str(error) or "it took too long"
             self._log.note(id, "not loaded", why)
 

@@ -12,7 +12,7 @@ from clipper.mesh.loading.loader import ModelLoader
 from clipper.mesh.registry import Registry, now_ms
 from clipper.mesh.routing.copy_locator import CopyLocator
 from clipper.mesh.tasks.registration import Registration
-from clipper.mesh.transport.channel import Failed
+from clipper.mesh.transport.channel import RequestFailed
 from clipper.settings.mesh import MeshSettings
 
 CONCURRENT_MOVES_MAX: Final = 16
@@ -72,7 +72,7 @@ class Drain:
             if (model := self._loader.cache.get(id)) is not None
         }
         mine = [(id, self._registry.models.get(id)) for id in resident]
-        view = maintenance.View(me, instances, mine, resident)
+        view = maintenance.MeshView(me, instances, mine, resident)
         return [move for move in maintenance.migration(view, now_ms()) if move.wait]
 
     async def _move(self, move: maintenance.Move) -> bool:
@@ -89,7 +89,7 @@ class Drain:
                 until_s=self._settings.drain_s + 1.0,
                 exclude=(self._registration.id,),
             )
-        except (Failed, ClipperError, TimeoutError):
+        except (RequestFailed, ClipperError, TimeoutError):
             return False
         await self._loader.evict(move.model, "it was moved: this node stops")
         return True

@@ -10,7 +10,7 @@ from clipper.mesh.decision_log import DecisionLog
 from clipper.mesh.decisions.usage import UsageCounter
 from clipper.mesh.loading.isolation import Isolation
 from clipper.mesh.loading.loader import ModelLoader
-from clipper.mesh.loading.model_host import START_S, Host, host_command, started
+from clipper.mesh.loading.model_host import START_S, HostProcess, host_command, started
 from clipper.mesh.loading.recovery import Recovery
 from clipper.mesh.management.events import EventFeed
 from clipper.mesh.management.explain import Explainer
@@ -247,7 +247,7 @@ class JoinedNode:
 
     # -- model hosts
 
-    def _new_host(self, name: str) -> Host:
+    def _new_host(self, name: str) -> HostProcess:
         settings = self._settings
         each_mib = settings.capacity_mib // settings.hosts
 
@@ -256,7 +256,7 @@ class JoinedNode:
                 control, name, each_mib, settings.loading_max, settings.load_s, settings.runtimes
             )
 
-        return Host(
+        return HostProcess(
             name,
             self._folder,
             command,
@@ -266,18 +266,18 @@ class JoinedNode:
             silence_s=settings.host_silence_s,
         )
 
-    def _on_host_ready(self, host: Host) -> None:
+    def _on_host_ready(self, host: HostProcess) -> None:
         types = ", ".join(host.types)
         _log.info("the model host %s is ready (pid %d): %s", host.name, host.pid, types)
 
-    def _on_host_lost(self, host: Host) -> None:
+    def _on_host_lost(self, host: HostProcess) -> None:
         if not self._loop.stopping:
             self._recovery.host_lost(host)
 
-    async def _start_isolated_host(self, name: str) -> Host:
+    async def _start_isolated_host(self, name: str) -> HostProcess:
         return await started(self._new_host(name))
 
-    def _on_acquitted(self, id: str, host: Host) -> None:
+    def _on_acquitted(self, id: str, host: HostProcess) -> None:
         if not self._loop.stopping:
             self._recovery.acquit(id, host)
 

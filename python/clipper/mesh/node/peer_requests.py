@@ -6,7 +6,7 @@ from clipper.mesh.decision_log import DecisionLog
 from clipper.mesh.loading.loader import ModelLoader
 from clipper.mesh.node.usage_reports import UsageRecorder
 from clipper.mesh.registry import now_ms
-from clipper.mesh.transport.channel import Failed, Message
+from clipper.mesh.transport.channel import Message, RequestFailed
 
 
 class PeerRequests:
@@ -32,7 +32,7 @@ class PeerRequests:
             case "explain":
                 return {"history": [msgspec.to_builtins(one) for one in self._log.of(id)]}
             case _:
-                raise Failed(f"no verb {verb!r}", "none")
+                raise RequestFailed(f"no verb {verb!r}", "none")
         return {}
 
     def on_event(self, message: Message) -> None:

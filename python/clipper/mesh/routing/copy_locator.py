@@ -18,11 +18,11 @@ from clipper.mesh.background_tasks import BackgroundTasks
 from clipper.mesh.decision_log import DecisionLog
 from clipper.mesh.decisions import failures, placement
 from clipper.mesh.decisions.claims import alive_copies, loaded_copies
-from clipper.mesh.loading.loader import Elsewhere, ModelLoader, RunBlocking
+from clipper.mesh.loading.loader import ModelLoader, NotLoadedHere, RunBlocking
 from clipper.mesh.records import Instance, MeshModel
 from clipper.mesh.registry import Registry, now_ms
 from clipper.mesh.routing.router import Route
-from clipper.mesh.transport.channel import ELSEWHERE, Failed, Lost
+from clipper.mesh.transport.channel import NOT_LOADED_HERE, ConnectionLost, RequestFailed
 from clipper.mesh.transport.peers import Peers
 from clipper.settings.mesh import MeshSettings
 
@@ -179,7 +179,7 @@ class CopyLocator:
             exclude.get(i, False) for i in loaded_copies(record, self._registry.alive())
         )
         choice = self.choose(record, exclude, route.used_ms)
-        if isinstance(choice, placement.Refusal):
+        if isinstance(choice, placement.NoPlacement):
             newest = max(
                 record.failures.values(), key=lambda failure: failure.time_ms, default=None
             )
@@ -191,7 +191,7 @@ class CopyLocator:
 
     def choose(
         self, record: MeshModel, exclude: Collection[str], used_ms: int, prefer_local: bool = True
-    ) -> placement.Choice | placement.Refusal:
+    ) -> placement.Placement | placement.NoPlacement:
         here = self._here()
         others = [i for i in self._registry.instances.values() if i.id != here.id]
         return placement.choose(
@@ -224,13 +224,13 @@ class CopyLocator:
                 await self._peers.ask(
                     instance, "lend", limit_s, **asked, used_ms=route.used_ms, copies=copies
                 )
-        except Failed as failure:
+        except RequestFailed as failure:
             self._log.note(route.id, f"not by {instance}", failure.why)
-            if failure.fault == ELSEWHERE:
+            if failure.fault == NOT_LOADED_HERE:
                 return False
-            exclude[instance] = isinstance(failure, Lost) and instance != self._loader.me
+            exclude[instance] = isinstance(failure, ConnectionLost) and instance != self._loader.me
             route.why = failure.why
-            if load and failure.fault == "host" and not isinstance(failure, Lost):
+            if load and failure.fault == "host" and not isinstance(failure, ConnectionLost):
                 self._quarantine.failed(instance, route.id, "host", now_ms())
             return False
         self._quarantine.loaded(instance)
@@ -256,14 +256,14 @@ class CopyLocator:
                     id, not attempt and not exclude
                 )  # what has just left there, the mirror may not know
                 if record is None:
-                    raise Elsewhere(f"no model {id!r} is registered")
+                    raise NotLoadedHere(f"no model {id!r} is registered")
                 alive = self._registry.alive()
                 if len(loaded_copies(record, alive)) >= copies:
                     return
                 if (
                     failed := failures.verdict(record, now_ms(), self._settings, len(alive))
                 ) is not None:
-                    raise Failed(failed.why, failed.fault)
+                    raise RequestFailed(failed.why, failed.fault)
                 is_claimed = len(alive_copies(record, alive)) >= copies
                 if is_claimed or not await self._load_once(record, used_ms, copies, tried):
                     await asyncio.sleep(LOOK_S)
@@ -272,9 +272,9 @@ class CopyLocator:
         self, record: MeshModel, used_ms: int, copies: int, tried: set[str]
     ) -> bool:
         choice = self.choose(record, tried, used_ms, prefer_local=False)
-        if isinstance(choice, placement.Refusal):
+        if isinstance(choice, placement.NoPlacement):
             if not choice.retry_ms or tried:
-                raise Failed(choice.why, "none")
+                raise RequestFailed(choice.why, "none")
             await asyncio.sleep(min(choice.retry_ms / 1000, PAUSE_S_MAX))
             return False
         self._log.note(record.id, f"placed in {choice.instance}", choice.why)
@@ -286,9 +286,9 @@ class CopyLocator:
                 await self._peers.ask(
                     choice.instance, "load", self._settings.load_s + 30.0, **asked
                 )
-        except Failed as failure:
+        except RequestFailed as failure:
             self._log.note(record.id, f"not by {choice.instance}", failure.why)
-            if failure.fault == ELSEWHERE:
+            if failure.fault == NOT_LOADED_HERE:
                 return False
             tried.add(choice.instance)
         return True

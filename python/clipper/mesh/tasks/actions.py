@@ -13,7 +13,7 @@ from clipper.mesh.records import MeshModel
 from clipper.mesh.registry import Registry, now_ms
 from clipper.mesh.routing.copy_locator import CopyLocator
 from clipper.mesh.tasks.registration import Registration
-from clipper.mesh.transport.channel import Failed
+from clipper.mesh.transport.channel import RequestFailed
 from clipper.settings.mesh import MeshSettings
 
 _log = logging.getLogger(__name__)
@@ -44,28 +44,28 @@ class ActionExecutor:
         """Execute an action; errors are logged."""
         try:
             await self._execute(action)
-        except (ClipperError, Failed) as error:
+        except (ClipperError, RequestFailed) as error:
             _log.info("the mesh could not %s: %s", action, error)
 
     async def _execute(self, action: maintenance.Action) -> None:
         loader = self._loader
         match action:
-            case maintenance.Load(model, copies, why, _, used_ms):
+            case maintenance.LoadCopy(model, copies, why, _, used_ms):
                 self._log.note(model, f"{copies} copies wanted", why)
                 self.spawn_load(model, used_ms or now_ms(), copies)
-            case maintenance.Unload(model, why, spare) if spare:
+            case maintenance.UnloadCopy(model, why, spare) if spare:
                 await self._release_spare(model, why)
-            case maintenance.Unload(model, why, _):
+            case maintenance.UnloadCopy(model, why, _):
                 if loader.held.get(model) and not loader.is_loading(model):
                     await loader.reclaim(model)
-            case maintenance.Forget(instance, model, why, gone) if gone:
+            case maintenance.RemoveClaim(instance, model, why, gone) if gone:
                 self._log.note(model, f"{instance} forgotten", why)
                 await self._loop.run_blocking(
                     self._registry.change_copies,
                     model,
                     lambda record, alive: claims.without_gone(record, instance, alive=alive),
                 )
-            case maintenance.Forget(instance, model, why):
+            case maintenance.RemoveClaim(instance, model, why):
                 is_here = model in loader.held or loader.is_loading(model)
                 if instance != loader.me or not is_here:
                     self._log.note(model, f"{instance} forgotten", why)
@@ -75,17 +75,17 @@ class ActionExecutor:
                     model,
                     lambda record: claims.without_failures(record, now_ms(), self._settings),
                 )
-            case maintenance.Publish(model, used_ms):
+            case maintenance.PublishUse(model, used_ms):
                 await self._change(
                     model,
                     lambda record: claims.changed(record, used_ms=max(record.used_ms, used_ms)),
                 )
-            case maintenance.LetGo(model):
-                if await self._loop.run_blocking(self._registry.let_go, model):
+            case maintenance.UnregisterUnnamed(model):
+                if await self._loop.run_blocking(self._registry.unregister_unnamed, model):
                     self._log.note(model, "unregistered", "no v-model names it any more")
             case maintenance.StepVModel():
                 self._step_vmodels()
-            case maintenance.Broken(key, why):
+            case maintenance.BadRecord(key, why):
                 _log.error("the mesh's record %r cannot be used: %s", key, why)
 
     async def _change(self, model: str, step: Callable[[MeshModel], MeshModel]) -> None:
@@ -110,7 +110,7 @@ class ActionExecutor:
         limit_s = self._settings.load_s * 2
         try:
             await self._copies.load(model, used_ms, copies=copies, until_s=limit_s, exclude=exclude)
-        except (Failed, ClipperError, TimeoutError) as error:
+        except (RequestFailed, ClipperError, TimeoutError) as error:
             self._log.note(model, "no further copy", str(error))
 
     async def _release_spare(self, model: str, why: str) -> None:
@@ -119,10 +119,10 @@ class ActionExecutor:
         resident = self._loader.cache.get(model)
         used_ms = resident.used_ms if resident else 0
 
-        def step(record: MeshModel, alive: Container[object]) -> MeshModel | claims.Refused:
+        def step(record: MeshModel, alive: Container[object]) -> MeshModel | claims.ClaimRefused:
             keep = max(1, record.policy.copies_min)
             return claims.released_if_spare(record, me, alive=alive, keep=keep, used_ms=used_ms)
 
         found = await self._loop.run_blocking(self._registry.change_copies, model, step)
-        if not isinstance(found, claims.Refused):
+        if not isinstance(found, claims.ClaimRefused):
             await self._loader.drop(model, why)

@@ -30,7 +30,7 @@ class StateView:
         usage: Mapping[str, Usage] | None = None,
         vmodels: Iterable[VModel] = (),
         waking: Iterable[MeshModel] = (),
-    ) -> maintenance.View:
+    ) -> maintenance.MeshView:
         """Return the current view; the arguments are as in `maintenance.View`."""
         loader, cache = self._loader, self._loader.cache
         resident = {
@@ -38,7 +38,7 @@ class StateView:
             for id in cache
             if (model := cache.get(id)) is not None
         }
-        return maintenance.View(
+        return maintenance.MeshView(
             self._registration.id,
             self._registration.instances(),
             mine=mine,

@@ -58,7 +58,7 @@ class VModelSwitcher:
     async def _remove(self, ids: Collection[str]) -> None:
         for id in ids:
             if self._election.is_leader and not self._loop.stopping:
-                await self._actions.execute(maintenance.LetGo(id))
+                await self._actions.execute(maintenance.UnregisterUnnamed(id))
 
     async def _run(self) -> None:
         loads: dict[str, asyncio.Task[None]] = {}
@@ -67,7 +67,7 @@ class VModelSwitcher:
             for vmodel in self._registry.vmodels.values():
                 if vmodel.active != vmodel.target:
                     step = maintenance.step_of(vmodel, view, now_ms(), self._settings)
-                    is_settled &= isinstance(step, vmodels.Wait) and step.settled
+                    is_settled &= isinstance(step, vmodels.NoStep) and step.settled
                     await self._execute(vmodel, step, loads)
             if is_settled:
                 return
@@ -81,7 +81,7 @@ class VModelSwitcher:
             if task is None or task.done():
                 self._log.note(step.model, f"target of {vmodel.id}", step.why)
                 loads[step.model] = self._actions.spawn_load(step.model, now_ms(), step.copies)
-        elif isinstance(step, vmodels.Switch | vmodels.Fail):
+        elif isinstance(step, vmodels.SwitchVModel | vmodels.FailVModel):
             await self._write(vmodel)
 
     async def _write(self, seen: VModel) -> None:
@@ -97,13 +97,13 @@ class VModelSwitcher:
             before: VModel | None, read: Callable[[str], MeshModel | None]
         ) -> vmodels.VChange:
             nonlocal step
-            step = vmodels.Wait("it has changed")
+            step = vmodels.NoStep("it has changed")
             if before is None or before != seen:
                 return vmodels.VChange(before)
             step = maintenance.step_of(before, replace(view, read=read), now_ms(), self._settings)
-            if isinstance(step, vmodels.Switch):
+            if isinstance(step, vmodels.SwitchVModel):
                 return vmodels.switched(before, read, now_ms())
-            if isinstance(step, vmodels.Fail):
+            if isinstance(step, vmodels.FailVModel):
                 return vmodels.failed(before, step.why)
             return vmodels.VChange(before)
 
@@ -114,5 +114,5 @@ class VModelSwitcher:
         except (StoreError, UnknownModel) as error:
             _log.info("v-model %r is not changed: %s", seen.id, error)
             return
-        if isinstance(step, vmodels.Switch | vmodels.Fail):
+        if isinstance(step, vmodels.SwitchVModel | vmodels.FailVModel):
             self._log.note(seen.target, f"{seen.id}: {type(step).__name__.lower()}", step.why)

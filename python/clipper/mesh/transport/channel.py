@@ -24,7 +24,7 @@ from clipper.serving.address import Listener, listen
 FRAME_BYTES_MAX: Final = 1 << 20
 HELLO_S: Final = 5.0
 # the fault of a refusal that says nothing against who refuses: look at the record again
-ELSEWHERE: Final = "elsewhere"
+NOT_LOADED_HERE: Final = "elsewhere"
 REQUESTS_MAX: Final = 65_536  # unanswered, of either side
 _LENGTH_BYTES: Final = 4
 _log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ Message = dict[str, Any]
 Serve = Callable[[str, Message], Awaitable[Message]]
 
 
-class Failed(Exception):
+class RequestFailed(Exception):
     """The other side says no. fault: `artifact`, `host`, or `none` and ELSEWHERE: it was not
     tried."""
 
@@ -42,15 +42,15 @@ class Failed(Exception):
         self.why, self.fault = why, fault
 
 
-class Lost(Failed):
+class ConnectionLost(RequestFailed):
     """The other side is gone, or does not answer; what was asked may have been done."""
 
 
 async def _refuse(verb: str, _: Message) -> Message:
-    raise Failed(f"nothing here answers {verb!r}", "none")
+    raise RequestFailed(f"nothing here answers {verb!r}", "none")
 
 
-class Channel:
+class PeerChannel:
     """serve: answers the other side's requests, or raises Failed.  heard: is told its events.
     closed: set at the end."""
 
@@ -72,9 +72,9 @@ class Channel:
     async def request(self, verb: str, timeout_s: float, **fields: Any) -> Message:
         """Raises Failed; Lost when there is no answer in time, or nobody any more."""
         if self.closed.is_set():
-            raise Lost("the connection is closed")
+            raise ConnectionLost("the connection is closed")
         if len(self._asked) >= REQUESTS_MAX:
-            raise Failed(f"{REQUESTS_MAX} requests wait for an answer already", "none")
+            raise RequestFailed(f"{REQUESTS_MAX} requests wait for an answer already", "none")
         number = next(self._numbers)
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
         answer.add_done_callback(
@@ -86,13 +86,15 @@ class Channel:
                 await self._writer.drain()
                 found = await answer
         except TimeoutError:
-            raise Lost(f"no answer to {verb!r} within {timeout_s:g} s") from None
+            raise ConnectionLost(f"no answer to {verb!r} within {timeout_s:g} s") from None
         except OSError as error:
-            raise Lost(f"the connection broke: {error}") from None
+            raise ConnectionLost(f"the connection broke: {error}") from None
         finally:
             self._asked.pop(number, None)
         if not found.get("ok", False):
-            raise Failed(str(found.get("why", "no reason given")), str(found.get("fault", "host")))
+            raise RequestFailed(
+                str(found.get("why", "no reason given")), str(found.get("fault", "host"))
+            )
         return dict(found)
 
     def tell(self, **message: Any) -> None:
@@ -103,7 +105,9 @@ class Channel:
     def say(self, message: Message) -> None:
         data = msgpack.packb(message)
         if len(data) > FRAME_BYTES_MAX:
-            raise Failed(f"a message of {len(data)} bytes: at most {FRAME_BYTES_MAX}", "none")
+            raise RequestFailed(
+                f"a message of {len(data)} bytes: at most {FRAME_BYTES_MAX}", "none"
+            )
         self._writer.write(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
 
     async def run(self) -> None:
@@ -122,7 +126,7 @@ class Channel:
         self._writer.close()
         for answer in self._asked.values():
             if not answer.done():
-                answer.set_exception(Lost("the other side is gone"))
+                answer.set_exception(ConnectionLost("the other side is gone"))
         for task in tuple(self._serving):
             task.cancel()
 
@@ -144,7 +148,7 @@ class Channel:
         number, verb = message.get("n"), str(message["verb"])
         try:
             found = {"n": number, "ok": True, **await self.serve(verb, message)}
-        except Failed as failure:
+        except RequestFailed as failure:
             found = {"n": number, "ok": False, "fault": failure.fault, "why": failure.why[:4096]}
         except Exception as error:
             _log.exception("the mesh could not answer %r", verb)
@@ -154,7 +158,7 @@ class Channel:
                 "fault": "host",
                 "why": f"{type(error).__name__}: {error}"[:4096],
             }
-        with contextlib.suppress(OSError, Failed):
+        with contextlib.suppress(OSError, RequestFailed):
             if not self.closed.is_set():
                 self.say(found)
 
@@ -175,7 +179,7 @@ async def read(reader: asyncio.StreamReader) -> Message:
     return message
 
 
-async def dial(address: str, hello: Message, serve: Serve = _refuse) -> Channel:
+async def dial(address: str, hello: Message, serve: Serve = _refuse) -> PeerChannel:
     """Dial `unix:/path` or `tcp:host:port`, and say hello; the channel runs until either side
     closes it. Raises Lost."""
     try:
@@ -186,8 +190,8 @@ async def dial(address: str, hello: Message, serve: Serve = _refuse) -> Channel:
                 host, _, port = address.removeprefix("tcp:").removeprefix("//").rpartition(":")
                 reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
     except (OSError, TimeoutError, ValueError) as error:
-        raise Lost(f"cannot reach {address}: {error or type(error).__name__}") from None
-    channel = Channel(reader, writer, serve)
+        raise ConnectionLost(f"cannot reach {address}: {error or type(error).__name__}") from None
+    channel = PeerChannel(reader, writer, serve)
     channel.say({"verb": "hello", **hello})
     channel.runner = asyncio.get_running_loop().create_task(channel.run())
     return channel
@@ -211,7 +215,7 @@ async def is_gone(address: str) -> bool:
     return False
 
 
-class Door:
+class ChannelServer:
     """A listening socket whose callers say hello with the token. came: is given each channel once
     it is let in, before it runs. address: `unix:/path`, `tcp:host:port`, or empty: a socket `name`
     in the directory."""
@@ -220,7 +224,7 @@ class Door:
         self,
         address: str,
         token: str,
-        came: Callable[[Channel], None],
+        came: Callable[[PeerChannel], None],
         directory: Path,
         name: str = "",
     ) -> None:
@@ -228,7 +232,7 @@ class Door:
         self._listener: Listener = listen(address, directory)
         self._token, self._came = token.encode(), came
         self._server: asyncio.Server | None = None
-        self._channels: set[Channel] = set()
+        self._channels: set[PeerChannel] = set()
 
     @property
     def address(self) -> str:
@@ -243,7 +247,7 @@ class Door:
         return self
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        channel = Channel(reader, writer)
+        channel = PeerChannel(reader, writer)
         try:
             async with asyncio.timeout(HELLO_S):
                 hello = await read(reader)

@@ -13,7 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from clipper.mesh.transport.channel import Channel, Door, Lost, Message, Serve, dial
+from clipper.mesh.transport.channel import (
+    ChannelServer,
+    ConnectionLost,
+    Message,
+    PeerChannel,
+    Serve,
+    dial,
+)
 
 
 class Peers:
@@ -31,8 +38,8 @@ class Peers:
             address_of,
             heard,
         )
-        self._door = Door(address, token, self._came, folder, "peers")
-        self._channels: dict[str, Channel] = {}
+        self._door = ChannelServer(address, token, self._came, folder, "peers")
+        self._channels: dict[str, PeerChannel] = {}
         self._dialling: dict[str, asyncio.Lock] = {}
 
     @property
@@ -48,7 +55,7 @@ class Peers:
             channel.close()
         self._channels.clear()
 
-    def _came(self, channel: Channel) -> None:
+    def _came(self, channel: PeerChannel) -> None:
         channel.serve, channel.heard = self._serve, self._heard
 
     async def ask(self, instance: str, verb: str, timeout_s: float, **fields: Any) -> Message:
@@ -58,7 +65,7 @@ class Peers:
 
     async def tell(self, instance: str, **message: Any) -> None:
         """Without an answer; nothing when it cannot be reached."""
-        with contextlib.suppress(Lost):
+        with contextlib.suppress(ConnectionLost):
             (await self._to(instance)).tell(**message)
 
     def forget(self, instance: str) -> None:
@@ -68,7 +75,7 @@ class Peers:
         if channel is not None:
             channel.close()
 
-    async def _to(self, instance: str) -> Channel:
+    async def _to(self, instance: str) -> PeerChannel:
         channel = self._channels.get(instance)
         if channel is not None and not channel.closed.is_set():
             return channel
@@ -78,7 +85,7 @@ class Peers:
                 return channel
             address = self._address_of(instance)
             if not address:
-                raise Lost(f"instance {instance!r} is not there")
+                raise ConnectionLost(f"instance {instance!r} is not there")
             channel = self._channels[instance] = await dial(
                 address, {"token": self._token, "instance": self._me}
             )
