@@ -354,7 +354,7 @@ def of_mesh() -> Samples:
     counts.loaded(80.0, 20.0, 60.0, 3 << 20)
     counts.failed("host")
     counts.unloaded(5000.0)
-    counts.asked(3, 1)
+    counts.count_queries(3, 1)
     here = {
         "capacity_bytes": 100,
         "used_bytes": 25,

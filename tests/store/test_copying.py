@@ -122,7 +122,7 @@ def test_a_source_that_is_not_there_is_not_made(
 def test_a_difference_is_an_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with SqliteStore(tmp_path / "a.db") as source:
         source.put("a", b"1")
-    monkeypatch.setattr(copying, "_carry_out", lambda target, ops: None)
+    monkeypatch.setattr(copying, "_apply", lambda target, ops: None)
     found = run(f"sqlite:{tmp_path}/a.db", f"sqlite:{tmp_path}/b.db", "--verify")
     assert found.exit_code == 1
     assert "1 differ: a" in found.output

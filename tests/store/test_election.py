@@ -57,7 +57,7 @@ def test_a_leader_whose_lease_ends_is_followed_and_fenced(store: Store, short_s:
     assert store.txn((second.guard,), (Put("work", b"second"),)).ok
     first.resign()
     second.resign()
-    with pytest.raises(LeaseLost, match="stand"):
+    with pytest.raises(LeaseLost, match="resigned"):
         second.guard  # noqa: B018
     living.revoke()
 

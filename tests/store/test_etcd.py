@@ -85,15 +85,15 @@ def test_a_range_of_several_answers_is_one_snapshot(
     monkeypatch.setattr("clipper.store.etcd._PAGE", 7)
     keys = [f"k{i:03}" for i in range(50)]
     etcd_store.txn((), [Put(key, b"1") for key in keys])
-    ask = etcd_store._line.ask  # type: ignore[attr-defined]
+    ask = etcd_store._channel.ask  # type: ignore[attr-defined]
 
     def ask_and_write(*args: object, **named: object) -> object:
         answer = ask(*args, **named)
-        monkeypatch.setattr(etcd_store._line, "ask", ask)  # type: ignore[attr-defined]
+        monkeypatch.setattr(etcd_store._channel, "ask", ask)  # type: ignore[attr-defined]
         etcd_store.txn((), [Put(key, b"2") for key in keys])
         return answer
 
-    monkeypatch.setattr(etcd_store._line, "ask", ask_and_write)  # type: ignore[attr-defined]
+    monkeypatch.setattr(etcd_store._channel, "ask", ask_and_write)  # type: ignore[attr-defined]
     records, revision = etcd_store.range("k")
     assert [(record.key, record.value) for record in records] == [(key, b"1") for key in keys]
     assert {record.revision for record in records} == {revision}
@@ -283,7 +283,7 @@ def test_endpoints_that_are_dead_or_hung_are_passed_over(
             with store.lease(5) as lease:
                 lease.keep()
             for _ in range(2):
-                store._line._at = 0  # type: ignore[attr-defined]
+                store._channel._at = 0  # type: ignore[attr-defined]
                 assert store.get("a") is not None
             found = wait_until(lambda: next_event(watch))
             assert found.kind in ("PUT", "RESET"), "a watch finds its way, too"
@@ -304,7 +304,7 @@ def test_a_cluster_goes_on_without_one_of_three_members() -> None:
             with Mirror(store, "n/", int) as mirror:
                 put_surely(store, "n/1", b"1")
                 assert mirror.wait_for(lambda m: m.get("1") == 1, 20)
-                servers[store._line.at].kill()  # type: ignore[attr-defined]
+                servers[store._channel.at].kill()  # type: ignore[attr-defined]
                 put_surely(store, "n/2", b"2")
                 assert mirror.wait_for(lambda m: m.get("2") == 2, 20)
                 assert lease.alive
@@ -321,7 +321,7 @@ def test_a_transaction_of_unknown_fate_is_not_sent_twice(
     with open_store(f"etcd://{own_etcd.address},localhost:{own_etcd.port}") as store:
         store.put("a", b"1")
         calls: list[str] = []
-        line: Any = store._line  # type: ignore[attr-defined]
+        line: Any = store._channel  # type: ignore[attr-defined]
         call = line._call
         monkeypatch.setattr(
             line,
@@ -415,9 +415,9 @@ def test_users(own_etcd: EtcdServer) -> None:
             assert "s3cret" not in store.name
             before = store.put("a", b"1", lease.id).revision
             lease.keep()
-            store._line._token = "forged.1"  # type: ignore[attr-defined]
+            store._channel._token = "forged.1"  # type: ignore[attr-defined]
             store.put("a", b"2")
-            store._line._token = "forged.2"  # type: ignore[attr-defined]
+            store._channel._token = "forged.2"  # type: ignore[attr-defined]
             watch = store.watch("", before)
             event = wait_until(lambda: next_event(watch))  # noqa: B023
             assert event.key == "a"
@@ -443,7 +443,7 @@ def test_no_server_and_what_it_is_called() -> None:
         dead.bind(("127.0.0.1", 0))
         with pytest.raises(
             StoreError,
-            match=r"store etcd://me:\*\*\*@.* cannot be reached: .*Is etcd running there",
+            match=r"store etcd://me:\*\*\*@.* cannot be reached: .*etcd is running there",
         ) as caught:
             open_store(f"etcd://me:secret@127.0.0.1:{dead.getsockname()[1]}")
     assert "secret" not in str(caught.value)
@@ -483,7 +483,7 @@ def test_the_store_of_a_parent_is_not_a_childs(etcd_server: EtcdServer) -> None:
     with open_store(etcd_server.url) as store:
         assert isinstance(store, EtcdStore)
         store._pid += 1
-        with pytest.raises(ForkedProcess, match="Open it again here"):
+        with pytest.raises(ForkedProcess, match="Open it again in this process"):
             store.get("a")
         store._pid -= 1
 

@@ -188,7 +188,7 @@ def test_a_lease_is_lost_while_a_renewal_hangs() -> None:
     lease = Lease(store, "x", 0.2, monotonic()).renew_in_background()
     assert lease.lost.wait(20), "though its keeper is still waiting for an answer"
     store.answer.set()
-    keeper = lease._keeper
+    keeper = lease._renewer
     assert keeper is not None
     keeper.join(20)
     assert not lease.alive, "an answer that came too late renews nothing"

@@ -175,14 +175,15 @@ def test_watches_of_other_connections_hear(redis_server: RedisServer) -> None:
 
 def test_no_server(tmp_path: Path) -> None:
     with pytest.raises(
-        StoreError, match=r"store unix://.* cannot be reached: .*Is redis-server running there"
+        StoreError, match=r"store unix://.* cannot be reached: .*redis-server is running there"
     ):
         RedisStore(f"unix://{tmp_path}/none.sock")
 
 
 def test_a_password_is_not_shown() -> None:
     assert (
-        redis.shown("redis://me:secret@host:1/0?prefix=x:") == "redis://me:***@host:1/0?prefix=x:"
+        redis.redacted_url("redis://me:secret@host:1/0?prefix=x:")
+        == "redis://me:***@host:1/0?prefix=x:"
     )
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -30,7 +30,14 @@ from clipper.frontend.openapi.routes import SchemaLimits
 from clipper.frontend.server_interface import ServerInterface
 from clipper.frontend.tracing.exporter import SpanExporter
 from clipper.frontend.tracing.spans import Batch
-from clipper.metrics import Counts, GrpcCounts, HttpCounts, MeshMetrics, ParamsMetrics, TlsCounts
+from clipper.metrics import (
+    GrpcCounts,
+    HttpCounts,
+    MeshMetrics,
+    MetricsSource,
+    ParamsMetrics,
+    TlsCounts,
+)
 from clipper.serving.ear import Ear
 from clipper.settings.grpc import grpc_tls
 from clipper.settings.http import HttpSettings, TlsFiles, admin_tls, query_tls
@@ -72,7 +79,7 @@ class Frontends:
             "grpc": TlsCounts("grpc"),
         }
         tls_counts = [self._tls_counts[key] for key in self._tls()]
-        beside: list[Counts] = [*self._counts.values(), self._grpc_counts, *tls_counts]
+        beside: list[MetricsSource] = [*self._counts.values(), self._grpc_counts, *tls_counts]
         beside += [self._exporter] if self._exporter else []
         beside += [MeshMetrics(node.mesh.stats)] if node.mesh is not None else []
         if node.params is not None:

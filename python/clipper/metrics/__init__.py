@@ -1,6 +1,6 @@
-"""Metrics: their names, what they are made of, and the texts in which others read them."""
+"""Metrics: their names, their collection, and the text formats that monitoring systems read."""
 
-from clipper.metrics.collect import Counts, Metrics
+from clipper.metrics.collect import Metrics, MetricsSource
 from clipper.metrics.families import FAMILIES, Family
 from clipper.metrics.grpc_counts import GrpcCounts
 from clipper.metrics.http_counts import HttpCounts, TlsCounts
@@ -13,13 +13,13 @@ __all__ = [
     "CONTENT_TYPES",
     "FAMILIES",
     "OTHER",
-    "Counts",
     "Family",
     "GrpcCounts",
     "HttpCounts",
     "MeshCounts",
     "MeshMetrics",
     "Metrics",
+    "MetricsSource",
     "ParamsMetrics",
     "Samples",
     "TlsCounts",

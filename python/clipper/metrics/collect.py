@@ -1,8 +1,8 @@
-"""From `server.stats()` to samples. The numbers are the core's own, read without stopping anything;
-here they only get names.
+"""Collects the server's metrics from `ClipperServer.stats()`.
 
-A scrape runs on a worker thread, and lets go of the interpreter's lock between models: the thread
-that serves HTTP is not kept waiting by a hundred of them.
+The values are the core's own counters, read without stopping anything. A collection runs on a
+worker thread and releases the GIL between models, so that it does not delay the thread that serves
+HTTP.
 """
 
 import platform
@@ -13,30 +13,34 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from clipper.metrics import process
-from clipper.metrics.samples import Cap, Labels, Samples
+from clipper.metrics.samples import Labels, Samples, SeriesLimit
 
 _ALWAYS = frozenset(
     ("ok", "full", "deadline", "dropped", "no_replica", "replica_lost", "model_error", "bad_output")
 )
 _PAIRS_A_NAME = 4
-_REST_EACH_S, _REST_S = 0.001, 0.000_05
+_PAUSE_EACH_S, _PAUSE_S = 0.001, 0.000_05
 
 Stats = Mapping[str, Any]
 Shares = Mapping[str, Mapping[str, float]]
 
 
-class Counts(Protocol):
-    """What a frontend counts by itself."""
+class MetricsSource(Protocol):
+    """A part of the server that counts by itself."""
 
-    def collect(self, into: Samples) -> None: ...
+    def collect(self, into: Samples) -> None:
+        """Add the current values to `into`."""
+        ...
 
 
 class Metrics:
-    """Threads: any; collections wait for each other.
+    """The metrics of one server. Threads: any; collections run one after another.
 
-    stats: `ClipperServer.stats`.  slos_s: each application's SLO.  shares: what each application's
-    policy has learned, by model. names_max: how many models, and how many applications, have series
-    of their own; four times as many pairs of both. beside: what else counts.
+    stats: `ClipperServer.stats`.  slos_s: SLO of each application, in seconds.
+    shares: learned share of each model, by application.
+    names_max: models, and applications, that have series of their own; pairs of both have four
+    times as many.
+    sources: other parts that count.
     """
 
     def __init__(
@@ -46,47 +50,54 @@ class Metrics:
         slos_s: Callable[[], Mapping[str, float]],
         shares: Callable[[], Shares],
         names_max: int,
-        beside: Sequence[Counts] = (),
+        sources: Sequence[MetricsSource] = (),
     ) -> None:
         self._version = version
-        self._stats, self._slos_s, self._shares, self._beside = stats, slos_s, shares, list(beside)
+        self._stats, self._slos_s, self._shares, self._sources = (
+            stats,
+            slos_s,
+            shares,
+            list(sources),
+        )
         self._apps, self._models, self._pairs = (
-            Cap(names_max),
-            Cap(names_max),
-            Cap(_PAIRS_A_NAME * names_max),
+            SeriesLimit(names_max),
+            SeriesLimit(names_max),
+            SeriesLimit(_PAIRS_A_NAME * names_max),
         )
         self._lock = threading.Lock()
-        self._took_s = 0.0
+        self._duration_s = 0.0
 
-    def add(self, counts: Counts) -> None:
-        self._beside.append(counts)
+    def add(self, counts: MetricsSource) -> None:
+        """Add a source of metrics."""
+        self._sources.append(counts)
 
     def collect(self) -> Samples:
+        """Return the current values of all metrics."""
         with self._lock:
-            began_s = time.monotonic()
+            start_s = time.monotonic()
             found = self._collect()
-            self._took_s = time.monotonic() - began_s
+            self._duration_s = time.monotonic() - start_s
             return found
 
     def _collect(self) -> Samples:
         stats = self._stats()
-        rest = _Rest()
+        pauses = _GilPauses()
         found = Samples()
         models: dict[Labels, Samples] = {}
         for id, row in stats["models"].items():
             models[_name_of(id)] = of_model(row, _name_of(id))
-            rest.now_and_then()
+            pauses.release_gil()
         found.add_all(self._models.keep(models))
-        found.add_all(self._of_applications(stats["applications"], rest))
+        found.add_all(self._collect_applications(stats["applications"], pauses))
         of_server(stats, found)
-        for counts in self._beside:
+        for counts in self._sources:
             counts.collect(found)
         found.add("clipper_build_info", 1, self._version, platform.python_version())
-        found.add("clipper_scrape_duration_seconds", self._took_s)
+        found.add("clipper_scrape_duration_seconds", self._duration_s)
         process.collect(found)
         return found
 
-    def _of_applications(self, rows: Mapping[str, Any], rest: "_Rest") -> Samples:
+    def _collect_applications(self, rows: Mapping[str, Any], pauses: "_GilPauses") -> Samples:
         slos_s, shares = self._slos_s(), self._shares()
         apps: dict[Labels, Samples] = {}
         pairs: dict[Labels, Samples] = {}
@@ -97,23 +108,26 @@ class Metrics:
                 pairs[name] = of_pair(
                     counts, name, shares.get(app, {}).get(id), row.get("canaries", {}).get(id, {})
                 )
-            rest.now_and_then()
+            pauses.release_gil()
         found = self._apps.keep(apps)
         found.add_all(self._pairs.keep(pairs))
         return found
 
 
-class _Rest:
+class _GilPauses:
+    """Releases the GIL during a long collection."""
+
     def __init__(self) -> None:
         self._since_s = time.monotonic()
 
-    def now_and_then(self) -> None:
-        if time.monotonic() - self._since_s > _REST_EACH_S:
-            time.sleep(_REST_S)
+    def release_gil(self) -> None:
+        if time.monotonic() - self._since_s > _PAUSE_EACH_S:
+            time.sleep(_PAUSE_S)
             self._since_s = time.monotonic()
 
 
 def of_application(row: Mapping[str, Any], app: str, slo_s: float | None) -> Samples:
+    """Return the metrics of an application from its row of the statistics."""
     found = Samples()
     answers = row["answers"]
     found.add("clipper_queries_total", row["queries"], app)
@@ -131,7 +145,7 @@ def of_application(row: Mapping[str, Any], app: str, slo_s: float | None) -> Sam
 def of_pair(
     row: Mapping[str, Any], name: Labels, share: float | None, canary: Mapping[str, Any]
 ) -> Samples:
-    """A model within an application."""
+    """Return the metrics of a model within an application."""
     found = Samples()
     found.add("clipper_predictions_used_total", row["used"], *name)
     for reason, count in row["missing"].items():
@@ -154,6 +168,7 @@ def of_pair(
 
 
 def of_model(row: Mapping[str, Any], name: Labels) -> Samples:
+    """Return the metrics of a model from its row of the statistics."""
     found = Samples()
     for status, count in row["ended"].items():
         outcome = status.lower()
@@ -187,9 +202,8 @@ def _add_followed(found: Samples, row: Mapping[str, Any], name: Labels) -> None:
 
 
 def _add_replicas(found: Samples, rows: Sequence[Mapping[str, Any]], name: Labels) -> None:
-    """restart_count: of those that were started here; the process ids of others mean nothing on
-    this host."""
-    ours = [row for row in rows if "restart_count" in row]
+    """Add the metrics of replicas; process figures only of those started by this server."""
+    own = [row for row in rows if "restart_count" in row]
     limits = [row["limit"] for row in rows if "limit" in row]
     if limits:
         found.add("clipper_batch_rows_limit", max(limits), *name)
@@ -202,16 +216,17 @@ def _add_replicas(found: Samples, rows: Sequence[Mapping[str, Any]], name: Label
         found.add("clipper_replica_failures_total", failures[number], *name, str(number))
         found.add("clipper_replica_ejections_total", ejections[number], *name, str(number))
     restarts: dict[int, int] = {}
-    for row in ours:
+    for row in own:
         restarts[row["number"]] = max(restarts.get(row["number"], 0), row["restart_count"])
     for number, count in restarts.items():
         found.add("clipper_container_restarts_total", count, *name, str(number))
-    if ours:
-        memory = sum(process.resident_bytes(row["pid"]) for row in ours if row["pid"])
+    if own:
+        memory = sum(process.resident_bytes(row["pid"]) for row in own if row["pid"])
         found.add("clipper_container_memory_bytes", memory, *name)
 
 
 def of_server(stats: Stats, found: Samples) -> None:
+    """Add the metrics of the whole server."""
     cache, loop, feedback = stats["cache"], stats["loop"], stats["feedback"]
     found.add("clipper_cache_bytes", cache["bytes"])
     found.add("clipper_cache_entries", cache["entries"])

@@ -1,11 +1,11 @@
-"""Every metric there is. The table in docs/monitoring.md is generated from it; dashboard and
-alerts are checked against it.
+"""The table of all metrics. The table in docs/monitoring.md is generated from it; the dashboard and
+the alerts are checked against it.
 
-Names follow Prometheus' conventions: base units, `_total` for what only grows, one meaning a name.
-Edges of latencies are those of OpenTelemetry, so that shared dashboards fit, and five below them; a
-value is counted below an edge only if its whole bucket of the core's histogram lies there, so that
-the share within an SLO is never overstated, and understated by at most the values within 12.5 % of
-the edge. Edges of batches are ends of the core's own buckets: exact.
+Names follow the conventions of Prometheus: base units, `_total` for counters, one meaning per name.
+The edges of latencies are those of OpenTelemetry, so that shared dashboards fit, and five smaller
+ones. A value counts as below an edge only if its whole bucket of the core's histogram does. So the
+share within an SLO is never overstated, and understated by at most the values within 12.5 % of the
+edge. The edges of batch sizes are ends of the core's buckets and exact.
 """
 
 from dataclasses import dataclass
@@ -81,8 +81,12 @@ SIZES: Final = tuple(float(1 << n) for n in range(12, 38, 2))  # 4 KiB to 64 GiB
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Family:
-    """One metric. scale: what its histogram's own unit is in that of its name.  adds: the sum over
-    several names means something; what does not add up is left out of `_other`."""
+    """One metric.
+
+    edges: upper bounds of a histogram's buckets, in the unit of the name.
+    scale: factor from the histogram's own unit to the unit of the name.
+    adds: the values of several series may be summed; others are omitted from `_other`.
+    """
 
     name: str
     kind: Kind
@@ -102,7 +106,7 @@ def _latency(name: str, labels: tuple[str, ...], help: str) -> Family:
 
 
 def _slow(name: str, help: str) -> Family:
-    """What takes as long as a load may."""
+    """Create a histogram for durations of up to one hour."""
     return Family(name, "histogram", (), help, LOADS_S, 1e-6)
 
 

@@ -1,5 +1,7 @@
-"""The dashboard for Grafana, as JSON: `clipper export grafana`. It asks which Prometheus to read
-when it is imported."""
+"""The dashboard for Grafana, as JSON: `clipper export grafana`.
+
+Grafana asks for the Prometheus data source when the dashboard is imported.
+"""
 
 from typing import Any, Final
 
@@ -386,7 +388,7 @@ _PANELS: Final[dict[str, tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...
 
 
 def dashboard() -> dict[str, Any]:
-    """As Grafana 9 and later import it."""
+    """Return the dashboard in the format that Grafana 9 and later import."""
     panels: list[dict[str, Any]] = []
     top = 0
     for row, of_row in _PANELS.items():

@@ -1,5 +1,7 @@
-"""Calls by method and code, and how long they took: counted on the event loop's thread, read by
-any."""
+"""Counts of gRPC calls by method and code, and their durations.
+
+The event loop's thread counts; any thread reads.
+"""
 
 from clipper.metrics.http_counts import now_ns
 from clipper.metrics.samples import Samples
@@ -7,7 +9,7 @@ from clipper_core.runtime.histogram import LatencyHistogram, Snapshot
 
 
 class MethodCounts:
-    """Of one method. Threads: count from one; the rest any."""
+    """The counts of one method. Threads: one counts; any reads."""
 
     __slots__ = ("_durations", "_is_stream", "by_code", "messages", "method", "service")
 
@@ -18,12 +20,13 @@ class MethodCounts:
         self._durations = LatencyHistogram()
 
     def count(self, code: str, began_ns: int) -> None:
-        """How long a stream was open says nothing of the queries in it."""
+        """Count a finished call. The duration of a stream is not recorded."""
         self.by_code[code] = self.by_code.get(code, 0) + 1
         if not self._is_stream:
             self._durations.record((now_ns() - began_ns) // 1000)
 
     def collect(self, into: Samples) -> None:
+        """Add the current values to `into`."""
         for code, count in self.by_code.copy().items():
             into.add("clipper_grpc_requests_total", count, self.service, self.method, code)
         if self.by_code and not self._is_stream:
@@ -34,18 +37,20 @@ class MethodCounts:
 
 
 class GrpcCounts:
-    """Threads: as its methods'."""
+    """The counts of all methods of a gRPC server. Threads: one counts; any reads."""
 
     def __init__(self) -> None:
         self.under_way = 0
         self._methods: list[MethodCounts] = []
 
     def method(self, service: str, method: str, is_stream: bool) -> MethodCounts:
+        """Create the counts of a method."""
         found = MethodCounts(service, method, is_stream)
         self._methods.append(found)
         return found
 
     def collect(self, into: Samples) -> None:
+        """Add the current values to `into`."""
         if self._methods:
             into.add("clipper_grpc_calls", self.under_way)
         for method in tuple(self._methods):

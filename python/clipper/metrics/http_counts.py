@@ -1,5 +1,7 @@
-"""Requests by route and status, and how long they took: counted on the event loop's thread, and by
-the door; read by any."""
+"""Counts of HTTP requests by route and status, and their durations.
+
+The event loop's thread and the native HTTP server count; any thread reads.
+"""
 
 import time
 from collections import Counter as Counts
@@ -11,9 +13,11 @@ from clipper_core.runtime.histogram import Counter, LatencyHistogram, Snapshot
 now_ns = time.monotonic_ns
 
 
-class Row:
-    """Of one method and route. ok: those with 200 that the door answered; the others are in
-    `by_code`."""
+class RouteCounts:
+    """The counts of one method and route.
+
+    ok: responses with status 200 from the native HTTP server; `by_code` has the others.
+    """
 
     __slots__ = ("by_code", "durations", "ok")
 
@@ -23,13 +27,16 @@ class Row:
         self.durations = LatencyHistogram()
 
     def codes(self) -> dict[int, int]:
+        """Return the number of responses by status."""
         codes, ok = self.by_code.copy(), self.ok.value
         return {**codes, 200: codes.get(200, 0) + ok} if ok else codes
 
 
 class TlsCounts:
-    """Of the TLS of one listener. ends_s: when its certificate does. Threads: count from one; the
-    rest any."""
+    """The TLS handshakes of one listener. Threads: one counts; any reads.
+
+    ends_s: expiry of the certificate, seconds since 1970; 0 without one.
+    """
 
     def __init__(self, listener: str) -> None:
         self.listener = listener
@@ -37,9 +44,11 @@ class TlsCounts:
         self._outcomes: Counts[str] = Counts({"ok": 0})
 
     def count(self, outcome: str) -> None:
+        """Count a handshake."""
         self._outcomes[outcome] += 1
 
     def collect(self, into: Samples) -> None:
+        """Add the current values to `into`."""
         for outcome, count in self._outcomes.copy().items():
             into.add("clipper_tls_handshakes_total", count, self.listener, outcome)
         if self.ends_s:
@@ -47,28 +56,36 @@ class TlsCounts:
 
 
 class HttpCounts:
-    """Of one listener. route: a pattern of the routing table; what is none of ours is `_other`,
-    whatever it was, and its method too: clients make up paths without end. Threads: count from one;
-    the rest any."""
+    """The counts of one listener. Threads: one counts; any reads.
+
+    Requests to unknown routes are counted as `_other`, with their method, because clients can
+    invent any number of paths.
+    """
 
     def __init__(self, listener: str) -> None:
         self.listener = listener
         self.connections = 0
-        self.held: Callable[[], int] = lambda: 0  # connections of the door
-        self._rows: dict[tuple[str, str], Row] = {}
+        self.held: Callable[[], int] = lambda: 0  # connections of the native HTTP server
+        self._rows: dict[tuple[str, str], RouteCounts] = {}
 
-    def row(self, method: str, route: str) -> Row:
-        return self._rows.setdefault((method, route), Row())
+    def row(self, method: str, route: str) -> RouteCounts:
+        """Return the counts of a method and route pattern."""
+        return self._rows.setdefault((method, route), RouteCounts())
 
     def count(self, method: str, route: str, code: int, began_ns: int) -> None:
+        """Count a response.
+
+        route: the pattern; empty for an unknown route.  began_ns: start of the request by `now_ns`.
+        """
         key = (method, route) if route else (OTHER, OTHER)
         row = self._rows.get(key)
         if row is None:
-            row = self._rows[key] = Row()
+            row = self._rows[key] = RouteCounts()
         row.by_code[code] = row.by_code.get(code, 0) + 1
         row.durations.record((now_ns() - began_ns) // 1000)
 
     def collect(self, into: Samples) -> None:
+        """Add the current values to `into`."""
         into.add("clipper_http_connections", self.connections + self.held(), self.listener)
         for (method, route), row in self._rows.copy().items():
             names = self.listener, method, route

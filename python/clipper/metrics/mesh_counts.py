@@ -1,5 +1,4 @@
-"""What a node of the mesh counts, and its samples: under our names, and again under those of
-model-mesh."""
+"""Counts of a mesh node, and its metrics, under our names and under those of model-mesh."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -12,9 +11,12 @@ OUTCOMES: Final = ("ok", "artifact", "host", "refused")  # of a load
 
 
 class MeshCounts:
-    """Threads: any. hits, misses: queries that a copy served at once, or that waited for one.  Of
-    loads, in microseconds: waits, from wanted to loaded; queued; took.  ages: of models that were
-    given up, since their last use, alike.  sizes: in bytes.
+    """The counters of one node. Threads: any.
+
+    hits, misses: queries that found a loaded copy, or waited for one.
+    waits, queued, took: of loads, microseconds from the request to the end, in the queue, and
+    loading.
+    ages: microseconds since the last use of unloaded models.  sizes: bytes of loaded models.
     """
 
     def __init__(self) -> None:
@@ -23,11 +25,13 @@ class MeshCounts:
         self.waits, self.queued, self.took, self.ages = (LatencyHistogram() for _ in range(4))
         self.sizes = LatencyHistogram()
 
-    def asked(self, hits: int, misses: int) -> None:
+    def count_queries(self, hits: int, misses: int) -> None:
+        """Count queries that found a loaded copy, and queries that waited for one."""
         self.hits.add(hits)
         self.misses.add(misses)
 
     def loaded(self, wait_ms: float, queued_ms: float, took_ms: float, size_bytes: int) -> None:
+        """Count a successful load. Times in milliseconds."""
         self.loads["ok"].add()
         for histogram, ms in (
             (self.waits, wait_ms),
@@ -38,15 +42,16 @@ class MeshCounts:
         self.sizes.record(size_bytes)
 
     def failed(self, fault: str) -> None:
-        """fault: artifact, host or refused."""
+        """Count a failed load. fault: artifact, host or refused."""
         self.loads[fault].add()
 
     def unloaded(self, age_ms: float) -> None:
+        """Count an unloaded model; age_ms: since its last use."""
         self.unloads.add()
         self.ages.record(max(0, round(1000 * age_ms)))
 
     def stats(self) -> dict[str, Any]:
-        """hit_ratio: None before the first query."""
+        """Return all counts; hit_ratio is None before the first query."""
         hits, misses = self.hits.value, self.misses.value
         return {
             "queries_hit": hits,
@@ -99,12 +104,16 @@ _HISTOGRAMS: Final[tuple[tuple[str, str, str], ...]] = (
 
 
 class MeshMetrics:
-    """Of one node. stats: `MeshFacade.stats`; what it does not say is left out. Threads: any."""
+    """The metrics of one node. Threads: any.
+
+    stats: returns the node's statistics; missing keys are omitted.
+    """
 
     def __init__(self, stats: Callable[[], Mapping[str, Any]]) -> None:
         self._stats = stats
 
     def collect(self, into: Samples) -> None:
+        """Add the current values to `into`."""
         stats = self._stats()
         for key, *names in (*_GAUGES, *_HISTOGRAMS):
             value = stats.get(key)
@@ -122,9 +131,9 @@ class MeshMetrics:
         ):
             if key in stats:
                 into.add(name, stats[key])
-        self._of_the_node(stats, into)
+        self._collect_node(stats, into)
 
-    def _of_the_node(self, stats: Mapping[str, Any], into: Samples) -> None:
+    def _collect_node(self, stats: Mapping[str, Any], into: Samples) -> None:
         if stats.get("leader") and "models_registered" in stats:
             into.add("modelmesh_models_managed_total", stats["models_registered"])
         if stats.get("capacity_bytes"):

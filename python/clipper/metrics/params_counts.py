@@ -1,10 +1,10 @@
-"""A set of shards of parameters, as samples: from what each of them says of itself."""
+"""The metrics of a set of parameter shards."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from clipper.clock import wall_time_us
-from clipper.metrics.samples import Cap, Labels, Samples
+from clipper.metrics.samples import Labels, Samples, SeriesLimit
 from clipper_core.runtime.histogram import snapshot_of
 
 Stats = Mapping[str, Any]
@@ -38,13 +38,17 @@ _OF_TABLE: Final = (
 
 
 class ParamsMetrics:
-    """stats: by shard, what it says of itself, or {"shard": number, "away": why}.  names_max:
-    tables with series of their own. Threads: one at a time."""
+    """The metrics of a set of shards. Threads: one at a time.
+
+    stats: returns the statistics of each shard, or {"shard": number, "away": reason}.
+    names_max: tables that have series of their own.
+    """
 
     def __init__(self, stats: Callable[[], Sequence[Stats]], names_max: int = 200) -> None:
-        self._stats, self._tables = stats, Cap(names_max)
+        self._stats, self._tables = stats, SeriesLimit(names_max)
 
     def collect(self, into: Samples) -> None:
+        """Add the current values to `into`."""
         tables: dict[Labels, Samples] = {}
         for shard in self._stats():
             name = str(shard["shard"])

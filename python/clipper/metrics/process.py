@@ -1,4 +1,4 @@
-"""What the kernel says of a process. Nothing where there is no /proc."""
+"""Process metrics from the kernel; without /proc only CPU time and the limit of descriptors."""
 
 import contextlib
 import functools
@@ -13,7 +13,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident_bytes(pid: int) -> int:
-    """Resident memory of a process; 0 when it is gone."""
+    """Return the resident memory of a process in bytes; 0 if it does not exist."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * _PAGE
     except (OSError, IndexError):
@@ -21,7 +21,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def collect(into: Samples) -> None:
-    """Of this process."""
+    """Add the metrics of this process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     into.add("process_cpu_seconds_total", used.ru_utime + used.ru_stime)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -1,4 +1,4 @@
-"""What one collection found, and the bound on how many names it may bring."""
+"""The values of one collection, and the bound on the number of their series."""
 
 import bisect
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,10 @@ Value = int | float | Snapshot
 
 
 class Samples:
-    """Values by family and labels. Threads: one at a time. What comes twice is added up."""
+    """Values by family and labels; a series that is added twice is summed.
+
+    Threads: one at a time.
+    """
 
     def __init__(self) -> None:
         self._rows: dict[Family, dict[Labels, Value]] = {}
@@ -22,12 +25,13 @@ class Samples:
         return iter(self._rows.items())
 
     def in_order(self) -> Iterator[tuple[Family, dict[Labels, Value]]]:
-        """As the table of families has them."""
+        """Iterate in the order of the table of families."""
         return (
             (family, self._rows[family]) for family in FAMILIES.values() if family in self._rows
         )
 
     def add(self, name: str, value: Value, *labels: str) -> None:
+        """Add a value to the series of the metric `name` with these labels."""
         self._add(FAMILIES[name], labels, value)
 
     def _add(self, family: Family, labels: Labels, value: Value) -> None:
@@ -38,12 +42,13 @@ class Samples:
         rows[labels] = value if known is None else known + value  # type: ignore[operator]  # both of the family's kind
 
     def add_all(self, others: "Samples") -> None:
+        """Add all series of other samples."""
         for family, rows in others:
             for labels, value in rows.items():
                 self._add(family, labels, value)
 
     def only_growing(self) -> "Samples":
-        """Its counters and histograms."""
+        """Return the counters and histograms."""
         found = Samples()
         found._rows.update(
             {family: rows for family, rows in self if family.kind in ("counter", "histogram")}
@@ -51,7 +56,7 @@ class Samples:
         return found
 
     def has_more_than(self, later: "Samples") -> bool:
-        """Whether something that only grows has shrunk since."""
+        """Return True if a counter or histogram is larger here than in `later`, so it was reset."""
         return any(
             _size(value) > _size(later._rows.get(family, {}).get(labels, 0))
             for family, rows in self.only_growing()
@@ -59,6 +64,7 @@ class Samples:
         )
 
     def get(self, name: str, *labels: str) -> Value | None:
+        """Return the value of a series; None if there is none."""
         return self._rows.get(FAMILIES[name], {}).get(labels)
 
 
@@ -66,11 +72,13 @@ def _size(value: Value) -> float:
     return value.count if isinstance(value, Snapshot) else value
 
 
-class Cap:
-    """Which names have series of their own. The first `most` do; all further ones share `_other`,
-    for as long as they live: a name that moved to series of its own would take its past with it,
-    and a counter that shrinks reads as a restart. What the others had when they went, or began
-    anew, is kept. Threads: one at a time.
+class SeriesLimit:
+    """Bounds the number of names that have series of their own. Threads: one at a time.
+
+    The first `most` names get their own series; all later ones share `_other` while they exist. A
+    name never moves to its own series, because the sum in `_other` would shrink, and a shrinking
+    counter reads as a restart. What names in `_other` had counted when they disappeared or
+    restarted is kept.
     """
 
     def __init__(self, most: int) -> None:
@@ -80,6 +88,7 @@ class Cap:
         self._gone = Samples()
 
     def is_own(self, name: Labels) -> bool:
+        """Return True if a name has its own series; assigns one while there is room."""
         if name in self._own:
             return True
         if name in self._others or len(self._own) >= self._most:
@@ -88,7 +97,10 @@ class Cap:
         return True
 
     def keep(self, there: dict[Labels, Samples]) -> Samples:
-        """What each name has now -> all of it, each under its own name or added to `_other`."""
+        """Return all samples, each under its own name or added to `_other`.
+
+        there: the current samples by name.
+        """
         self._own.intersection_update(there)
         total = Samples()
         others = {}
@@ -107,7 +119,7 @@ class Cap:
 
 
 def _under_other(samples: Samples, named: int) -> Samples:
-    """The same, with `_other` for each of the first `named` labels."""
+    """Return the samples with `_other` in place of the first `named` labels."""
     found = Samples()
     for family, rows in samples:
         if not family.adds:
@@ -119,8 +131,7 @@ def _under_other(samples: Samples, named: int) -> Samples:
 
 
 def cumulative(family: Family, snapshot: Snapshot) -> tuple[list[int], int, float]:
-    """-> how many values are surely at most each edge, how many there are, and their sum in the
-    family's unit."""
+    """Return the counts up to each edge, the total count, and the sum in the family's unit."""
     counts = [0] * (len(family.edges) + 1)
     for _, high, count in snapshot.buckets():
         counts[bisect.bisect_left(family.edges, high * family.scale)] += count
@@ -132,4 +143,5 @@ def cumulative(family: Family, snapshot: Snapshot) -> tuple[list[int], int, floa
 
 
 def named(family: Family, labels: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Return pairs of label name and value."""
     return zip(family.labels, labels, strict=True)

@@ -1,5 +1,4 @@
-"""Samples as others read them: the text formats of Prometheus and OpenMetrics, and the line
-protocol of InfluxDB.
+"""Text formats of metrics: Prometheus, OpenMetrics, and InfluxDB's line protocol.
 
 Sources: prometheus.io/docs/instrumenting/exposition_formats (0.0.4), OpenMetrics 1.0,
 docs.influxdata.com "Line protocol".
@@ -21,6 +20,7 @@ CONTENT_TYPES: Final = {
 
 
 def prometheus(samples: Samples) -> bytes:
+    """Return samples in the text format of Prometheus."""
     return _joined(
         line
         for family, rows in samples.in_order()
@@ -29,8 +29,7 @@ def prometheus(samples: Samples) -> bytes:
 
 
 def openmetrics(samples: Samples) -> bytes:
-    """Counters and infos are named without their suffix in TYPE and HELP; the text says where it
-    ends."""
+    """Return samples in OpenMetrics; TYPE and HELP omit the suffix of counters and infos."""
     lines = (
         line
         for family, rows in samples.in_order()
@@ -82,8 +81,13 @@ def _number(value: float) -> str:
 
 
 def influx(samples: Samples, now_ns: int) -> bytes:
-    """A line a series: the metric is the measurement, labels are tags. Fields: `value`; of a
-    histogram `count`, `sum`, and for each edge how many were at most that."""
+    """Return samples in the line protocol, one line per series.
+
+    The metric is the measurement, labels are tags. Fields: `value`; for a histogram `count`, `sum`,
+    and the count at or below each edge.
+
+    now_ns: the time stamp, ns since 1970.
+    """
     return _joined(
         f"{_tag(family.name)}{''.join(_tags(family, labels))} {fields} {now_ns}"
         for family, rows in samples.in_order()
@@ -93,13 +97,16 @@ def influx(samples: Samples, now_ns: int) -> bytes:
 
 
 def _tags(family: Family, labels: Labels) -> Iterator[str]:
-    """Sorted, as the protocol advises. A tag has no empty value."""
+    """Yield the tags in sorted order, as the protocol advises; it has no empty values."""
     for name, label in sorted(named(family, labels)):
         yield f",{name}={_tag(label or OTHER)}"
 
 
 def _tag(text: str) -> str:
-    """A backslash at the end would escape what follows; a line break ends the line."""
+    """Escape a tag.
+
+    A backslash at the end would escape the next character; line breaks end a line.
+    """
     for mark in (",", "=", " "):
         text = text.replace(mark, f"\\{mark}")
     text = text.replace("\n", "\\n")

@@ -145,6 +145,7 @@ class LinearRows:
         return float((self.standing(state) + 1.0)[state.models.index(model)] / 2.0)
 
     def standing(self, state: LearnedState) -> Array:
+        """Return each model's smoothed accuracy over all queries, scaled to -1 to 1."""
         count = state.rows[:, 0] ** 2 - 1.0
         good = state.rows[:, _triangle(features_in(state.rows) + 1)]
         return np.asarray(2.0 * np.clip((good + 1.0) / (count + 2.0), 0.0, 1.0) - 1.0)
@@ -152,22 +153,28 @@ class LinearRows:
     # -- changes of models
 
     def initial(self, k: int) -> Array:
+        """Return rows that have the constant only."""
         return np.tile(np.array((1.0, 0.0)), (k, 1)).reshape(k, 2)
 
     def insert(self, rows: Array, at: int) -> Array:
+        """Insert a row without observations, of the same width."""
         return np.insert(rows, at, self._linear.fresh(features_in(rows) + 1), axis=0)
 
     def delete(self, rows: Array, at: int) -> Array:
+        """Delete a row."""
         return np.delete(rows, at, axis=0)
 
     def reorder(self, rows: Array, order: Sequence[int]) -> Array:
+        """Permute the rows."""
         return rows[list(order)]
 
     def evidence(self, rows: Array) -> Array | None:
+        """Return the discounted number of observations of each row."""
         found: Array = rows[:, 0] ** 2 - 1.0
         return found
 
     def faded(self, rows: Array, share: Array) -> Array:
+        """Scale the sums of products."""
         if not len(rows):
             return rows
         products, rewards = self._linear.sums(rows, features_in(rows) + 1)
@@ -202,6 +209,7 @@ class LinearRows:
         return wide
 
     def parse(self, numbers: Array, k: int) -> Array:
+        """Reshape stored numbers. Raises ValueError for an impossible width or factor."""
         rows = numbers.reshape(k, -1 if k else 2)
         d = features_in(rows) + 1
         if not 1 <= d <= FEATURES_MAX + 1 or rows.shape[1] != _triangle(d) + d:

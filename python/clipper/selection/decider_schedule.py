@@ -1,35 +1,33 @@
-"""When to answer: the text of a decider, read into a schedule of steps.
+"""The text of a decider, parsed into a schedule of steps.
 
-A query's models are heard one by one. A decider says after each of them, and at given times,
-whether that is enough: a *schedule* of steps, each a rule with the time until which it decides.
-From the end of a step on, the next one decides, on everything that has arrived since the beginning;
-at the deadline the last one answers with what there is. The core carries it out
-(clipper_core.results.decider); here it is only read and checked, so that whoever sets it hears at
-once what is wrong.
+The predictions of a query arrive one by one. After each of them, and at given times, a decider
+decides whether to answer. A *schedule* is a list of steps, each a rule with the time until which it
+decides. When a step's time is over, the next one decides on everything that has arrived since the
+start. At the deadline the last step answers with what there is. The core executes the schedule
+(clipper_core.results.decider); this module only parses and validates it.
 
-    all                             wait for every model: the policy combines (the default)
-    first(confidence=0.8)           the first model that is heard and at least this sure
-    majority                        most say the same, and nobody who is still to come could change
-    that
-    quorum(3)                       so many say the same, likewise; else the next step's turn comes
-    weighted                        as majority, by the policy's weights
-    best_quality(confidence=0.8)    the best ranked of those at least this sure, once nobody who
-    ranks above it is to come
-    surest(confidence=0.8)          the one most confident of its output
-    cascade(confidence=0.9)         ask in order of the links, cheap first; the next only if nobody
-    heard is this sure hedged(after_ms=5, budget=0.05) ask the second if the first has said nothing
-    after so long; for at most this share of queries
-    tied                            ask all; the one whose container gets the query first gives the
-    others up
-    mean(tolerance=0.1), median     numbers: as soon as those to come could not move it further, or
-    enough lie within it
-    guaranteed_time(floor=fast)     the best heard by the deadline minus a margin; `fast` is
-    measured to be there by then
-    floor(fast)                     this model's answer
+    all                           wait for every model; the policy combines (the default)
+    first(confidence=0.8)         the first prediction with at least this confidence
+    majority                      the label with most votes, once the others cannot change it
+    quorum(3)                     a label with this many votes
+    weighted                      as majority, with the policy's weights
+    best_quality(confidence=0.8)  the best ranked model with this confidence, once no better one
+                                  is outstanding
+    surest(confidence=0.8)        the model with the highest confidence
+    cascade(confidence=0.9)       ask in link order, cheap models first, until one is this sure
+    hedged(after_ms=5, budget=0.05)
+                                  ask the second model if the first is late, for at most this
+                                  share of the queries
+    tied                          ask all; the model whose container starts first cancels the rest
+    mean(tolerance=0.1), median   numbers, once the outstanding ones cannot move the result further
+    guaranteed_time(floor=fast)   the best that arrived by the deadline minus a margin; `fast` is
+                                  measured to arrive by then
+    floor(fast)                   the output of this model
 
     majority within 12 ms, else best_quality within 18 ms, else floor(fast)
-    table(0: svm >= 0.9; 10: svm, forest; 18: any)    from 0 ms a sure svm only, from 10 ms one of
-    two, from 18 ms anybody
+    table(0: svm >= 0.9; 10: svm, forest; 18: any)
+
+The table accepts from 0 ms only a confident svm, from 10 ms one of two models, from 18 ms any.
 
 Source: the speculative serving document, "Guaranteed execution time", "Consensus", "Quality";
 schedule tables: Dunning and Friedman, Machine Learning Logistics, 2017; hedged and tied requests:
@@ -49,19 +47,22 @@ from clipper.errors import InvalidInput, did_you_mean
 from clipper.types import OWN_CLASS, VersionedModel
 
 P95 = "p95"
-STEPS_MAX = 16  # of a schedule, as the core has it
+STEPS_MAX = 16  # of a schedule; the core's limit
 WAIT_FOR_ALL = "all"
 
 
 class DeciderStep(msgspec.Struct, frozen=True):
-    """One rule and how long it decides.
+    """One rule of a schedule and the time until which it decides.
 
-    rule: a key of RULES, or "row" of a table: the best ranked that is there, of some. until_ms:
-    after the query came; 0: to the deadline. models: whom it accepts, by name or name and version;
-    () for all. confidence: least, 0 to 1. need: votes or numbers; 0: more than half. tolerance: in
-    the outputs' unit. after_ms: of a hedge; None: the 95th percentile of the first model's latency,
-    as measured. budget: share of queries that may be hedged. margin_ms: how long before the
-    deadline a guaranteed answer leaves.
+    rule: a key of RULES, or "row" (of a table: the best ranked acceptable model).
+    until_ms: since the query's arrival; 0: until the deadline.
+    models: accepted models, by name or name and version; () for all.
+    confidence: required, 0 to 1.
+    need: number of votes or numbers; 0: more than half.
+    tolerance, low, high: in the unit of the outputs.
+    after_ms: of a hedge; None: the measured 95th percentile of the first model's latency.
+    budget: share of the queries that may be hedged.
+    margin_ms: time before the deadline at which a guaranteed answer is returned.
     """
 
     rule: str
@@ -78,7 +79,7 @@ class DeciderStep(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """As answers have it in `decided_by`: the rule, with what distinguishes it."""
+        """The rule with its main argument, as `Answer.decided_by` shows it."""
         if self.rule == "floor":
             return f"floor({self.models[0]})"
         if self.rule == "quorum":
@@ -101,25 +102,27 @@ class DeciderStep(msgspec.Struct, frozen=True):
 
 
 class Schedule(msgspec.Struct, frozen=True):
-    """Steps in the order of their times. own: `module:Class(...)` of a decider that is a user's
-    own, and then the one step is what its queries fall back to."""
+    """The steps of a decider in the order of their times.
+
+    own: `module:Class(...)` of a user-defined decider; its queries fall back to the only step.
+    """
 
     steps: tuple[DeciderStep, ...]
     own: str = ""
 
     @property
     def waits_for_all(self) -> bool:
-        """Whether there is nothing to decide: the policy combines what is there at the deadline, or
-        once all have ended."""
+        """True if the policy combines at the deadline or when all models have ended."""
         return not self.own and self.steps == (DeciderStep(WAIT_FOR_ALL),)
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Those that the text names."""
+        """The models that the text names."""
         return tuple(dict.fromkeys(model for step in self.steps for model in step.models))
 
     @property
     def guaranteed(self) -> DeciderStep | None:
+        """The step with a guaranteed time; None without one."""
         return next((step for step in self.steps if step.rule == "guaranteed_time"), None)
 
     def __str__(self) -> str:
@@ -127,12 +130,13 @@ class Schedule(msgspec.Struct, frozen=True):
             return self.own
         if self.steps[0].rule == "row":
             starts = (0.0, *(row.until_ms for row in self.steps))
-            return f"table({'; '.join(_row_text(row, start) for row, start in zip(self.steps, starts, strict=False))})"  # noqa: E501
+            rows = (_row_text(*row) for row in zip(self.steps, starts, strict=False))
+            return f"table({'; '.join(rows)})"
         return ", else ".join(map(str, self.steps))
 
 
 def _plain(number: float) -> str:
-    """A number as a person writes it; reading it gives the same number."""
+    """Return the shortest text that reads back as the same number."""
     short = f"{number:g}"
     return short if float(short) == number else repr(number)
 
@@ -146,7 +150,7 @@ def _row_text(row: DeciderStep, start_ms: float) -> str:
 
 
 class _Setting(msgspec.Struct, frozen=True):
-    """low and high: of a number. Whole: it counts something."""
+    """A setting of a rule: its default, its range, and True if it must be an integer."""
 
     default: Any
     low: float
@@ -155,8 +159,11 @@ class _Setting(msgspec.Struct, frozen=True):
 
 
 class _Rule(msgspec.Struct, frozen=True):
-    """first: the setting that may be given without its name.  asks: it says whom to ask and when,
-    so it can only come first. last: nothing can come after it."""
+    """A rule that a step may have.
+
+    first: the setting that may be given without its name.  asks: it says which models to ask and
+    when, so it must be the first step.  last: it must be the last step.
+    """
 
     settings: dict[str, _Setting] = {}
     first: str = ""
@@ -211,8 +218,10 @@ _OWN = re.compile(OWN_CLASS, re.S)
 
 @functools.lru_cache(maxsize=1024)
 def parse_decider(text: str) -> Schedule:
-    """The schedule that `text` denotes. InvalidInput names the step or the row, what is wrong and
-    what to write. Threads: any."""
+    """Parse the text of a decider; equal texts share one schedule. Threads: any.
+
+    Raises InvalidInput that names the step or row, the reason, and a correct example.
+    """
     if not isinstance(text, str) or not text.strip():
         raise InvalidInput(
             f"a decider is a text such as 'majority within 12 ms, else floor(fast)', not {text!r}."
@@ -233,7 +242,7 @@ def parse_decider(text: str) -> Schedule:
 
 
 def _split(text: str, at: str) -> list[str]:
-    """At the pattern, where no parenthesis or quote is open."""
+    """Split at a pattern outside of parentheses and quotes."""
     parts, depth, quote, start, i = [], 0, "", 0, 0
     pattern = re.compile(at)
     while i < len(text):
@@ -266,7 +275,7 @@ def _step(part: str, text: str) -> DeciderStep:
     rule = RULES.get(name)
     if rule is None:
         guess = did_you_mean(name, RULES) or "."
-        hint = f"Rules: {', '.join(RULES)}, table(...), or a class of your own as 'module:Class'."
+        hint = f"Rules: {', '.join(RULES)}, table(...), or a user-defined class as 'module:Class'."
         raise InvalidInput(f"no rule {name!r} in the decider {_short(text)}{guess}", hint=hint)
     fields = _arguments(name, rule, inner or "")
     if name in _MUST and (_MUST[name] not in fields and "models" not in fields):
@@ -348,7 +357,7 @@ def _time(text: str, name: str, whole: str) -> float:
     if not 0 < time < math.inf:
         hint = "Write a time above 0 with its unit: us, ms or s, as in 12 ms."
         raise InvalidInput(
-            f"{name} within {_short(text)} in the decider {_short(whole)}: no time.", hint=hint
+            f"{name} within {_short(text)} in the decider {_short(whole)}: not a time.", hint=hint
         )
     return time
 
@@ -359,17 +368,19 @@ def _check_order(steps: Sequence[DeciderStep], text: str) -> None:
         if rule.asks and i:
             raise InvalidInput(
                 f"{step.rule} cannot be step {i + 1} of the decider {_short(text)}: "
-                "it says whom to ask, and they are asked already.",
+                "it says which models to ask, and they are asked already.",
                 hint=f"Put it first: {step} within 5 ms, else ...",
             )
         if rule.last and not last:
             raise InvalidInput(
-                f"{step.name} ends the decider {_short(text)}: what comes after it never decides."
+                f"{step.name} ends the decider {_short(text)}:"
+                " the steps after it would never decide."
             )
         if not last and not step.until_ms:
             hint = f"Write {step} within 12 ms, else ..."
             raise InvalidInput(
-                f"step {i + 1}, {step.name}, of the decider {_short(text)} has no end.", hint=hint
+                f"step {i + 1}, {step.name}, of the decider {_short(text)} has no time limit.",
+                hint=hint,
             )
         if rule.last and step.until_ms:
             raise InvalidInput(
@@ -380,7 +391,7 @@ def _check_order(steps: Sequence[DeciderStep], text: str) -> None:
             raise InvalidInput(
                 f"step {i + 1}, {step.name}, of the decider {_short(text)} ends at"
                 f" {step.until_ms:g} ms, and the step before it at {steps[i - 1].until_ms:g} ms.",
-                hint="Times count from the query's arrival, and rise.",
+                hint="Times count from the query's arrival and must increase.",
             )
 
 
@@ -392,8 +403,7 @@ _ROW = re.compile(
 
 
 def _table(text: str) -> tuple[DeciderStep, ...]:
-    """Rows that only ever widen: whoever was acceptable stays so, and nobody must be surer than
-    before."""
+    """Parse the rows of a table. Each row must accept at least what the row before it accepts."""
     if not text.endswith(")"):
         raise InvalidInput(f"the parenthesis of {_short(text)} is not closed.", hint=_TABLE_HELP)
     inner = text[text.index("(") + 1 : -1]
@@ -421,7 +431,8 @@ def _table(text: str) -> tuple[DeciderStep, ...]:
 
 
 _TABLE_HELP = (
-    "Write rows of a time in ms and whom to accept: table(0: svm >= 0.9; 10: svm, forest; 18: any)."
+    "Write rows of a time in ms and the accepted models:"
+    " table(0: svm >= 0.9; 10: svm, forest; 18: any)."
 )
 _Row = tuple[float, tuple[str, ...], float]
 
@@ -437,7 +448,7 @@ def _row(part: str, number: int) -> _Row:
         time = float(start) * {"us": 0.001, "ms": 1.0, "s": 1000.0}[unit or "ms"]
     except ValueError:
         raise InvalidInput(
-            f"row {number} of the table begins at {start!r}: no time.", hint=_TABLE_HELP
+            f"row {number} of the table begins at {start!r}: not a time.", hint=_TABLE_HELP
         ) from None
     sure = (
         _number(f"row {number} of the table", "confidence", confidence, _SHARE)
@@ -455,17 +466,17 @@ def _check_wider(number: int, before: _Row, row: _Row) -> None:
     if row[0] <= before[0]:
         raise InvalidInput(
             f"{where} begins at {row[0]:g} ms, and the row before it at {before[0]:g} ms.",
-            hint="Times rise.",
+            hint="Times must increase.",
         )
     lost = [model for model in before[1] or ("any",) if row[1] and not _accepts(row[1], model)]
     if lost:
         whom = ", ".join(lost)
-        hint = "A table only widens: whom a row accepts, every later row accepts too."
+        hint = "Each row must accept all models that the rows before it accept."
         raise InvalidInput(
             f"{where} no longer accepts {whom}, which the row before it does.", hint=hint
         )
     if row[2] > before[2]:
-        hint = "A table only widens: a later row asks for the same confidence or less."
+        hint = "Each row must require the same confidence as the row before it, or less."
         said = (
             f"{where} asks for confidence {row[2]:g}, more than the {before[2]:g} of the row"
             " before it."

@@ -25,14 +25,17 @@ class Ensemble(StatelessPolicy):
     averages = True
 
     def init(self, models: Sequence[VersionedModel], prior: Models | None = None) -> Models:
+        """Return the models, sorted."""
         return sorted_models(models)
 
     def select(self, state: Models, query: Query, candidates: Sequence[VersionedModel]) -> Plan:
+        """Ask all candidates."""
         return Plan(sorted_models(candidates))
 
     def combine(
         self, state: Models, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> Combined:
+        """Vote with equal weights, or average."""
         votes = usable(arrived)
         asked = len({*arrived, *missing})
         if asked == 1 or not votes:

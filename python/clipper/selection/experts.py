@@ -75,11 +75,13 @@ class WeightedVotes:
     def select(
         self, state: LearnedState, query: Query, candidates: Sequence[VersionedModel]
     ) -> Plan:
+        """Ask all candidates."""
         return Plan(sorted_models(candidates))
 
     def combine(
         self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> Combined:
+        """Combine the votes; the confidence of a label is calibrated."""
         votes = usable(arrived)
         if not votes:
             return NO_ANSWER
@@ -116,6 +118,7 @@ class WeightedVotes:
     def raw_confidence(
         self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> tuple[Any, float]:
+        """Return the answer and its confidence before calibration."""
         votes = usable(arrived)
         if not votes:
             return None, 0.0
@@ -125,12 +128,14 @@ class WeightedVotes:
     def probabilities(
         self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> LabelProbabilities:
+        """Return the probability of each label."""
         votes, weights = usable(arrived), self.weights(state, {*arrived, *missing})
         by_key, other = self._odds(state, votes, weights)
         outputs = {label_key(vote.output): vote.output for vote in votes.values()}
         return LabelProbabilities({key: (outputs[key], p) for key, p in by_key.items()}, other)
 
     def shares(self, state: LearnedState) -> dict[VersionedModel, float]:
+        """Return the normalised weights of the models."""
         if not state.models:
             return {}
         weights = self._rule.weights(state.rows, state.classes)

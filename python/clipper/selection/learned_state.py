@@ -26,7 +26,7 @@ LABEL_BITS = 64  # bits of the set of labels seen
 
 
 class LearnedState(msgspec.Struct, frozen=True, eq=False):
-    """What a policy has learned; immutable.
+    """The learned state of a policy; immutable.
 
     models: sorted by name and version.
     rows: f64[models, columns]; the columns depend on the policy.
@@ -160,31 +160,38 @@ class RuleRows:
         self._newcomer, self._merge, self._rank = newcomer, merge, rank
 
     def initial(self, k: int) -> Array:
+        """Return initial rows."""
         return np.tile(self._row, (k, 1)).reshape(k, len(self._row))
 
     def insert(self, rows: Array, at: int) -> Array:
+        """Insert a row for a new model."""
         row = self._row if self._newcomer is None else self._newcomer(rows)
         return np.insert(rows, at, row, axis=0)
 
     def delete(self, rows: Array, at: int) -> Array:
+        """Delete a row."""
         return np.delete(rows, at, axis=0)
 
     def reorder(self, rows: Array, order: Sequence[int]) -> Array:
+        """Permute the rows."""
         return rows[list(order)]
 
     def evidence(self, rows: Array) -> Array | None:
+        """Return the largest count of each row; None without counts."""
         if not self._counts:
             return None
         found: Array = (rows[:, self._counts] - self._count_min).max(axis=1, initial=0.0)
         return found
 
     def faded(self, rows: Array, share: Array) -> Array:
+        """Scale the counts."""
         rows = rows.copy()
         for column in self._counts:
             rows[:, column] = self._count_min + share * (rows[:, column] - self._count_min)
         return rows
 
     def merged(self, base: Array, mine: Array, theirs: Array) -> Array:
+        """Add both servers' differences to `base`, or call the given merge."""
         if self._merge is not None:
             return self._merge(base, mine, theirs)
         rows = mine + theirs - base
@@ -193,9 +200,11 @@ class RuleRows:
         return rows
 
     def parse(self, numbers: Array, k: int) -> Array:
+        """Reshape stored numbers."""
         return numbers.reshape(k, len(self._row))
 
     def standing(self, state: LearnedState) -> Array:
+        """Return the given rank, or the rule's weights."""
         if self._rank is not None:
             return self._rank(state.rows)
         return self.rule.weights(state.rows, state.classes)

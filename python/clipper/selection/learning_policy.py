@@ -106,6 +106,7 @@ class LearningPolicy(Policy):
         return LearnedState(ordered, rows, 0.0, prior.labels, prior.sure, prior.tracked)
 
     def add_model(self, state: LearnedState, model: VersionedModel) -> LearnedState:
+        """Add a model at the average of the others, without evidence."""
         if model in state.models:
             return state
         models = sorted_models((*state.models, model))
@@ -114,6 +115,7 @@ class LearningPolicy(Policy):
         )
 
     def remove_model(self, state: LearnedState, model: VersionedModel) -> LearnedState:
+        """Remove a model and its row."""
         if model not in state.models:
             return state
         rows = self.rows.delete(state.rows, state.models.index(model))
@@ -122,6 +124,7 @@ class LearningPolicy(Policy):
     def update_model_version(
         self, state: LearnedState, old: VersionedModel, new: VersionedModel
     ) -> LearnedState:
+        """Give the row of `old` to `new`, with a quarter of its evidence."""
         if old not in state.models or new in state.models:
             return state
         share = np.array([CARRIED if model == old else 1.0 for model in state.models])
@@ -153,6 +156,7 @@ class LearningPolicy(Policy):
     def select(
         self, state: LearnedState, query: Query, candidates: Sequence[VersionedModel]
     ) -> Plan:
+        """Choose the models of a query."""
         return self.answering.select(state, query, candidates)
 
     def combine(
@@ -178,12 +182,14 @@ class LearningPolicy(Policy):
         return self.answering.shares(state)
 
     def rank_models_desc(self, state: LearnedState, user: str | None) -> tuple[VersionedModel, ...]:
+        """Return the models by their standing, best first."""
         if not state.models:
             return ()
         order = np.argsort(-self.standing(state), kind="stable")
         return tuple(state.models[i] for i in order)
 
     def accepts_input_type(self, input: InputType) -> bool:
+        """Accept every input type."""
         return True
 
     # -- learning

@@ -58,16 +58,12 @@ class Estimate(msgspec.Struct, frozen=True):
 
     @property
     def standard_error(self) -> float:
+        """The standard error of the mean."""
         return (self.high - self.low) / (2 * Z95)
 
 
 class Evaluation(msgspec.Struct, frozen=True):
-    """What a policy would have achieved.
-
-    policy: its name.  queries: observations that were used.  skipped: observations that say nothing
-    about this policy.  effective: effective sample size, (sum of weights)^2 / sum of squared
-    weights; small beside `queries` means that the log rarely has what this policy would choose.
-    """
+    """The result of an evaluation: the estimates for one policy."""
 
     policy: str
     queries: int

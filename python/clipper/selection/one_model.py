@@ -51,6 +51,7 @@ class OneModel:
     def select(
         self, state: LearnedState, query: Query, candidates: Sequence[VersionedModel]
     ) -> Plan:
+        """Choose one candidate, and observers for a share `shadow` of the queries."""
         features = query.features if self._uses_context else ()
         known = [i for i, model in enumerate(state.models) if model in candidates]
         if not known:
@@ -67,6 +68,7 @@ class OneModel:
     def combine(
         self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> Combined:
+        """Return the output of the first usable prediction, by name and version."""
         for model in sorted_models(arrived):
             if is_usable(arrived[model].output):
                 output, raw = self.raw_confidence(state, {model: arrived[model]}, ())

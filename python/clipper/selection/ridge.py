@@ -82,11 +82,13 @@ class BlendedNumbers:
     def select(
         self, state: LearnedState, query: Query, candidates: Sequence[VersionedModel]
     ) -> Plan:
+        """Ask all candidates."""
         return Plan(sorted_models(candidates))
 
     def combine(
         self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> Combined:
+        """Blend the numbers of the largest kind; vote on labels."""
         votes, asked = usable(arrived), len({*arrived, *missing})
         if not votes:
             return NO_ANSWER
@@ -115,6 +117,7 @@ class BlendedNumbers:
     def raw_confidence(
         self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> tuple[Any, float]:
+        """Return the answer; the raw confidence of a number is 0."""
         found = self.combine(state, arrived, missing)
         if not found.used:
             return None, 0.0
@@ -123,6 +126,7 @@ class BlendedNumbers:
     def probabilities(
         self, state: LearnedState, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> LabelProbabilities:
+        """Return each label's share of the votes."""
         votes = usable(arrived)
         shares = label_weights(votes, dict.fromkeys(votes, 1.0 / len(votes)))
         outputs = {label_key(vote.output): vote.output for vote in votes.values()}
@@ -161,6 +165,7 @@ class BlendRows:
     per_model = False
 
     def initial(self, k: int) -> Array:
+        """Return zeros."""
         return np.zeros((k + 1, k + 3))
 
     def insert(self, rows: Array, at: int) -> Array:
@@ -170,12 +175,15 @@ class BlendRows:
         return _transformed(rows, np.insert(np.eye(k + 1), at, mean, axis=0))
 
     def delete(self, rows: Array, at: int) -> Array:
+        """Remove a model from the statistics."""
         return _transformed(rows, np.delete(np.eye(len(rows)), at, axis=0))
 
     def reorder(self, rows: Array, order: Sequence[int]) -> Array:
+        """Permute the models; the label stays last."""
         return _transformed(rows, np.eye(len(rows))[[*order, len(order)]])
 
     def evidence(self, rows: Array) -> Array | None:
+        """Return the weight of the observations."""
         return rows[:, 1]
 
     def faded(self, rows: Array, share: Array) -> Array:
@@ -197,6 +205,7 @@ class BlendRows:
         return np.column_stack([mean, np.full(len(mean), count), products])
 
     def parse(self, numbers: Array, k: int) -> Array:
+        """Reshape stored numbers."""
         return numbers.reshape(k + 1, k + 3)
 
     def standing(self, state: LearnedState) -> Array:

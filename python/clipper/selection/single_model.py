@@ -17,11 +17,13 @@ class SingleModel(StatelessPolicy):
     name = "single"
 
     def select(self, state: Models, query: Query, candidates: Sequence[VersionedModel]) -> Plan:
+        """Ask the first candidate."""
         return Plan(tuple(candidates[:1]))
 
     def combine(
         self, state: Models, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> Combined:
+        """Return the output of the first linked model that has one."""
         order = {model: at for at, model in enumerate(state)}
         models = sorted(
             arrived,

@@ -149,15 +149,18 @@ class UserDefinedPolicy:
             return otherwise
 
     def init(self, models: Sequence[VersionedModel], prior: State | None = None) -> State:
+        """Call the user's `init`; without one, the state is the tuple of the models."""
         return self._call("init", models, prior)
 
     def select(self, state: State, query: Query, candidates: Sequence[VersionedModel]) -> Plan:
+        """Call the user's `select` and check that it asks candidates only."""
         plan: Plan = self._call("select", state, query, candidates, check=_check_plan)
         return plan
 
     def combine(
         self, state: State, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> Combined:
+        """Call the user's `combine` and check its confidence and models."""
         combined: Combined = self._call("combine", state, arrived, missing, check=_check_combined)
         return combined
 
@@ -166,15 +169,19 @@ class UserDefinedPolicy:
         return self._call_or(state, "observe", state, observation)
 
     def add_model(self, state: State, model: VersionedModel) -> State:
+        """Call the user's `add_model`; return `state` if it fails."""
         return self._call_or(state, "add_model", state, model)
 
     def remove_model(self, state: State, model: VersionedModel) -> State:
+        """Call the user's `remove_model`; return `state` if it fails."""
         return self._call_or(state, "remove_model", state, model)
 
     def update_model_version(self, state: State, old: VersionedModel, new: VersionedModel) -> State:
+        """Call the user's `update_model_version`; return `state` if it fails."""
         return self._call_or(state, "update_model_version", state, old, new)
 
     def merge(self, base: State, mine: State, theirs: State) -> State:
+        """Call the user's `merge`; return `mine` if it fails."""
         return self._call_or(mine, "merge", base, mine, theirs)
 
     def encode(self, state: State) -> bytes:
@@ -183,15 +190,18 @@ class UserDefinedPolicy:
         return data if isinstance(data, bytes) else b""
 
     def decode(self, data: bytes) -> State:
+        """Call the user's `decode`. Raises ValueError if it fails."""
         try:
             return self._call("decode", data)
         except PolicyFailed as error:
             raise ValueError(str(error)) from error
 
     def accepts_input_type(self, input: InputType) -> bool:
+        """Call the user's `accepts_input_type`. Raises PolicyFailed if it fails."""
         return bool(self._call("accepts_input_type", input))
 
     def rank_models_desc(self, state: State, user: str | None) -> tuple[VersionedModel, ...]:
+        """Call the user's `rank_models_desc`; return () if it fails."""
         ranked: tuple[VersionedModel, ...] = tuple(
             self._call_or((), "rank_models_desc", state, user) or ()
         )

@@ -30,6 +30,7 @@ class AbSplit(StatelessPolicy):
         self.shares = check_weights("shares", shares)
 
     def select(self, state: Models, query: Query, candidates: Sequence[VersionedModel]) -> Plan:
+        """Draw one candidate by `query.uniform`."""
         ordered = sorted_models(candidates)
         if not ordered:
             return Plan(())
@@ -45,6 +46,7 @@ class AbSplit(StatelessPolicy):
     def combine(
         self, state: Models, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> Combined:
+        """Return the output of the model that was asked."""
         return answer_of_first(arrived, sorted_models(arrived)) or NO_ANSWER
 
 
@@ -64,11 +66,13 @@ class StaticWeights(StatelessPolicy):
         self.weights = check_weights("weights", weights)
 
     def select(self, state: Models, query: Query, candidates: Sequence[VersionedModel]) -> Plan:
+        """Ask all candidates."""
         return Plan(sorted_models(candidates))
 
     def combine(
         self, state: Models, arrived: Predictions, missing: Sequence[VersionedModel]
     ) -> Combined:
+        """Vote, or average, with the given weights."""
         votes = usable(arrived)
         asked = sorted_models({*arrived, *missing})
         if len(asked) == 1 or not votes:

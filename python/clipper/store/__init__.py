@@ -1,5 +1,4 @@
-"""Keyed bytes with revisions: one protocol, in memory, on disk, in a Redis server or in an etcd
-cluster."""
+"""A key-value store with revisions, watches and leases: in memory, in SQLite, Redis or etcd."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -39,8 +38,14 @@ if TYPE_CHECKING:
 def open_server_store(
     state: str, bytes_max: int, folder: Path | None, *, required: bool = False
 ) -> Store:
-    """The store of a server. One elsewhere may be away at the start, unless it is required; folder:
-    where its copy is kept."""
+    """Open the store of a server.
+
+    A remote store (Redis, etcd) may be unreachable at the start, unless it is required: see
+    CachedStore.
+
+    state: see `open_store`.  bytes_max: bound of a SQLite file; 0 for none.
+    folder: keeps the copy of a remote catalog; None for no copy.
+    """
     kind = state.partition(":")[0]
     if kind not in REDIS + ETCD:
         return open_store(state, bytes_max)
@@ -51,8 +56,12 @@ def open_server_store(
 
 
 def open_store(state: str, bytes_max: int = 0) -> Store:
-    """The store that `state` names: "" or `memory://`, `sqlite:FILE`, `redis://HOST:PORT/DB`,
-    `etcd://HOST:PORT,HOST:PORT/PREFIX`, or a folder, which then holds `state.db`."""
+    """Open the store that `state` names.
+
+    state: "" or `memory://`, `sqlite:FILE`, `redis://HOST:PORT/DB`,
+    `etcd://HOST:PORT,HOST:PORT/PREFIX`, or a folder, which then contains `state.db`.  Raises
+    ConfigError for anything else, and StoreError when the store cannot be opened.
+    """
     if state in ("", "memory", "memory://"):
         return MemoryStore()
     kind, colon, rest = state.partition(":")

@@ -1,12 +1,11 @@
-"""A store elsewhere that may be away when its server starts: the catalog is read from a copy in the
-server's folder meanwhile.
+"""A remote store that may be unreachable when its server starts.
 
-The copy is the last catalog that was read, written whenever it has changed, and marked each time
-the store was heard of. While the store is away at the start nothing can be written, for nobody
-knows what others have written; and what is not of the catalog (what was learned, the history) is
-not known here. The store is asked again after 0.1 s, then up to 5 s, until it answers; what waits
-for it is begun then, and begun again when that failed. From then on this is that store, which may
-come and go.
+Until it answers, the catalog is read from a copy in the server's folder. The copy is the last
+catalog that was read; it is written after each change, and its time stamp says when the store last
+answered. Nothing can be written in the meantime, because other servers may have written, and the
+rest of the store (learned states, history) is not available. The store is tried again after 0.1 s,
+then up to every 5 s. When it answers, the waiting work is started, again after each failure. From
+then on calls go to the store directly.
 """
 
 import contextlib
@@ -26,21 +25,24 @@ from clipper.store.store import Compare, Event, Op, Record, Store, TxnResult, Wa
 
 COPIED: Final = "catalog/"
 PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 5.0
-HEARD_S: Final = 5.0  # how often the copy is marked
+HEARD_S: Final = 5.0  # period of updating the copy's time stamp
 _log = logging.getLogger(__name__)
 
 
 class _Copy(msgspec.Struct):
+    """The stored copy of a catalog."""
+
     revision: int
     records: list[Record]
     schema: str = "clipper.copy/1"
 
 
 class CachedStore(Store):
-    """Threads: any. open: the store, or StoreError while it is away.  copy: a file, or None for
-    none.
+    """A store with a local copy of the catalog for the time until it first answers. Threads: any.
 
-    Raises what `open` raises but for StoreError; that, too, if `required`.
+    open: opens the store; raises StoreError while it is unreachable.  copy: a file, or None for
+    none.
+    required: raise that StoreError. Other errors of `open` are always raised.
     """
 
     remote = True
@@ -51,44 +53,46 @@ class CachedStore(Store):
         self.name, self._open, self._path = name, open, copy
         self._store: Store | None = None
         self._copied: tuple[int, int] | None = None  # revision and number of records of the copy
-        self._known: _Copy | None = None
+        self._copy_read: _Copy | None = None
         self._trouble: StoreError | None = None
         self._since_s, self._tries = time.monotonic(), 0
-        self._begin_now: Callable[[], None] = lambda: None
+        self._on_connected: Callable[[], None] = lambda: None
         self._stop = threading.Event()
-        self._begun = False
+        self._is_connected = False
         try:
             self._store = open()
-            self._begun = True
+            self._is_connected = True
         except StoreError as error:
             if required:
                 raise
-            self._trouble, self._known = error, self._read_copy()
+            self._trouble, self._copy_read = error, self._read_copy()
             _log.warning("%s", self._away().message)
         self._thread = threading.Thread(target=self._run, name="clipper-store", daemon=True)
 
-    # -- while it is away
+    # -- until it answers
 
     @property
     def is_away(self) -> bool:
-        """Since the start; a store that goes later only fails."""
+        """True until the store has answered once; a store that fails later only raises errors."""
         return self._store is None
 
     @property
     def has_copy(self) -> bool:
-        return self._known is not None
+        """True if a readable copy exists and the store was unreachable at the start."""
+        return self._copy_read is not None
 
     def start(self, begin: Callable[[], None]) -> None:
-        """Ask an absent store again, until it answers; then call `begin`, on a thread of its own;
-        again while it raises StoreError."""
-        self._begin_now = begin
+        """Keep trying an unreachable store from a thread, then call `begin`; again while it raises
+        StoreError.
+        """
+        self._on_connected = begin
         self._thread.start()
 
     def _away(self) -> StoreError:
         said = self._trouble.message if self._trouble else ""
         why = said.rstrip(".").rpartition(". ")[2].rpartition(": ")[2]
         meanwhile = "Nothing is served from it until it is there"
-        if self._known is not None:
+        if self._copy_read is not None:
             meanwhile = (
                 f"Serving continues from a copy of {_ago(self.copy_age_s)} ago, and nothing can be"
                 " changed"
@@ -103,7 +107,7 @@ class CachedStore(Store):
 
     @property
     def copy_age_s(self) -> float:
-        """Since the store was last heard of by whoever wrote the copy; infinite without one."""
+        """Seconds since the store last answered the writer of the copy; infinite without a copy."""
         try:
             return (
                 max(0.0, wall_time_us() / 1e6 - self._path.stat().st_mtime)
@@ -114,12 +118,19 @@ class CachedStore(Store):
             return float("inf")
 
     def stats(self) -> dict[str, Any]:
-        """connected: it is there, and what waited for it has begun.  away_s, tries: since the
-        start.  copy_age_s: of what the catalog is read from until then; None for none."""
-        age = self.copy_age_s if self._known is not None and not self._begun else None
+        """Return figures for monitoring.
+
+        connected: the store answers and the waiting work has started.  away_s, tries: since the
+        start.
+        copy_age_s: age of the copy that is served until then; None if there is none.
+        """
+        age = self.copy_age_s if self._copy_read is not None and not self._is_connected else None
         return {
-            "name": self.name, "connected": self._begun, "tries": self._tries, "copy_age_s": age,
-            "away_s": 0.0 if self._begun else time.monotonic() - self._since_s,
+            "name": self.name,
+            "connected": self._is_connected,
+            "tries": self._tries,
+            "copy_age_s": age,
+            "away_s": 0.0 if self._is_connected else time.monotonic() - self._since_s,
         }  # fmt: skip
 
     def _run(self) -> None:
@@ -127,7 +138,7 @@ class CachedStore(Store):
         while self._store is None and not self._stop.wait(pause_s):
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
             self._try()
-        while was_away and not self._stop.is_set() and not self._begin():
+        while was_away and not self._stop.is_set() and not self._run_waiting():
             self._stop.wait(pause_s)
         while not self._stop.wait(HEARD_S):
             with contextlib.suppress(StoreError):
@@ -141,7 +152,7 @@ class CachedStore(Store):
             self._trouble = error
             away_s = time.monotonic() - self._since_s
             _log.info(
-                "store %s is away for %.1f s, after %d tries: %s",
+                "store %s has been unreachable for %.1f s, %d tries: %s",
                 self.name,
                 away_s,
                 self._tries,
@@ -149,18 +160,22 @@ class CachedStore(Store):
             )
         else:
             _log.warning(
-                "store %s is there, after %.1f s", self.name, time.monotonic() - self._since_s
+                "store %s answers after %.1f s", self.name, time.monotonic() - self._since_s
             )
 
-    def _begin(self) -> bool:
+    def _run_waiting(self) -> bool:
         try:
-            self._begin_now()
+            self._on_connected()
         except StoreError as error:
-            _log.warning("what waited for store %s waits on: %s", self.name, error)
+            _log.warning(
+                "starting the work that waits for store %s failed, trying again: %s",
+                self.name,
+                error,
+            )
             return False
         except Exception:
-            _log.exception("what waited for store %s", self.name)
-        self._begun = True
+            _log.exception("starting the work that waits for store %s failed", self.name)
+        self._is_connected = True
         return True
 
     # -- the copy
@@ -187,10 +202,10 @@ class CachedStore(Store):
             fresh.replace(self._path)
             self._copied = revision, len(records)
         except OSError as error:
-            _log.warning("the copy of the catalog %s is not written: %s", self._path, error)
+            _log.warning("the copy of the catalog %s cannot be written: %s", self._path, error)
 
     def _mark(self) -> None:
-        """The store has been heard of now."""
+        """Set the time stamp of the copy to the store's last answer."""
         store = self._store
         if store is not None and self._path is not None and store.revision >= 0:
             with contextlib.suppress(OSError):
@@ -207,13 +222,15 @@ class CachedStore(Store):
         return store
 
     def get(self, key: str) -> Record | None:
-        if self._store is None and self._known is not None and key.startswith(COPIED):
-            return next((record for record in self._known.records if record.key == key), None)
+        """Return a record, from the copy while the store is unreachable."""
+        if self._store is None and self._copy_read is not None and key.startswith(COPIED):
+            return next((record for record in self._copy_read.records if record.key == key), None)
         return self._there().get(key)
 
     def range(self, prefix: str) -> tuple[list[Record], int]:
+        """Return the records under a prefix, from the copy while the store is unreachable."""
         if self._store is None and prefix.startswith(COPIED) and not self._stop.is_set():
-            known = self._known or _Copy(0, [])
+            known = self._copy_read or _Copy(0, [])
             return [
                 record for record in known.records if record.key.startswith(prefix)
             ], known.revision
@@ -225,18 +242,23 @@ class CachedStore(Store):
     def txn(
         self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()
     ) -> TxnResult:
+        """Run a transaction; see `Store.txn`."""
         return self._there().txn(compares, then, orelse)
 
     def grant(self, ttl_s: float) -> tuple[str, float]:
+        """Grant a lease; return its id and its time to live in seconds."""
         return self._there().grant(ttl_s)
 
     def renew(self, lease: str) -> float:
+        """Renew a lease; return its time to live in seconds."""
         return self._there().renew(lease)
 
     def revoke(self, lease: str) -> None:
+        """End a lease and delete its keys."""
         self._there().revoke(lease)
 
     def watch(self, prefix: str, from_revision: int | None = None) -> Watch:
+        """Watch the keys under a prefix."""
         return (
             self._there().watch(prefix, from_revision)
             if self._store is not None
@@ -245,9 +267,11 @@ class CachedStore(Store):
 
     @property
     def revision(self) -> int:
+        """Return the revision of the newest change."""
         return self._there().revision
 
     def close(self) -> None:
+        """End the thread and close the store."""
         self._stop.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -256,8 +280,9 @@ class CachedStore(Store):
 
 
 class _LateWatch:
-    """Of a store that is not there yet: what changed meanwhile nobody knows, so its first event is
-    RESET."""
+    """A watch on a store that is not reachable yet; its first event is RESET, since changes are
+    unknown.
+    """
 
     def __init__(self, store: CachedStore, prefix: str) -> None:
         self._store, self._prefix = store, prefix

@@ -1,8 +1,8 @@
-"""From one store into another: a server that outgrows its file moves to Redis or etcd, or back.
+"""Copying one store to another, for example from a SQLite file to Redis or etcd.
 
-Keys and values move; revisions begin anew, for they are the store's own. Keys on a lease stay
-behind: they say which nodes live, and those write theirs anew. What is in the target and not in the
-source is deleted only if that was asked for.
+Keys and values are copied. Revisions are not: they belong to the store. Keys on a lease are not
+copied either, because the nodes that own them write them again. Keys that exist only in the target
+are deleted if the caller asks for it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -12,12 +12,16 @@ import msgspec
 from clipper.errors import InvalidInput
 from clipper.store.store import Delete, Event, Op, Put, Record, Store
 
-_OPS_MAX, _BYTES_MAX = 100, 512 << 10  # of a transaction: what the smallest of the servers takes
+_OPS_MAX, _BYTES_MAX = 100, 512 << 10  # of one transaction: within the limits of every backend
 
 
 class Copied(msgspec.Struct, frozen=True):
-    """records: in the source, without those on a lease.  leased: left behind.  written, deleted: in
-    the target. revision: of the source that the target has."""
+    """The result of a copy.
+
+    records: in the source, without those on a lease.  leased: records not copied because of a
+    lease.
+    written, deleted: in the target.  revision: of the source that the target now matches.
+    """
 
     records: int
     leased: int
@@ -27,8 +31,10 @@ class Copied(msgspec.Struct, frozen=True):
 
 
 def copy(source: Store, target: Store, prefix: str = "", *, replace: bool = False) -> Copied:
-    """Make the target's keys those of the source. InvalidInput when it holds others, unless they
-    may be replaced."""
+    """Make the target's keys equal to those of the source.
+
+    Raises InvalidInput when the target has other records, unless `replace` is True.
+    """
     records, revision = source.range(prefix)
     ours = {record.key: record for record in records if not record.lease}
     theirs = {record.key: record for record in target.range(prefix)[0] if not record.lease}
@@ -48,13 +54,14 @@ def copy(source: Store, target: Store, prefix: str = "", *, replace: bool = Fals
         for key, record in ours.items()
         if key not in theirs or theirs[key].value != record.value
     ]
-    _carry_out(target, ops)
+    _apply(target, ops)
     return Copied(len(ours), len(records) - len(ours), len(ops) - deleted, deleted, revision)
 
 
 def different(source: Store, target: Store, prefix: str = "") -> list[str]:
-    """The keys that one has and the other has not, or with another value; those on a lease do not
-    count."""
+    """Return the keys that are missing in one store or have different values; leased keys are
+    ignored.
+    """
     ours, theirs = (
         {record.key: record.value for record in store.range(prefix)[0] if not record.lease}
         for store in (source, target)
@@ -71,8 +78,10 @@ def follow(
     on_change: Callable[[int], bool],
     look_s: float = 0.5,
 ) -> None:
-    """Carry over what changes in the source after `revision`. on_change: called with the number of
-    changes, 0 at a quiet look; it ends when that returns False."""
+    """Copy the changes of the source after `revision`, until `on_change` returns False.
+
+    on_change: called with the number of changes copied; 0 when none came within `look_s` seconds.
+    """
     watch = source.watch(prefix, revision)
     try:
         while True:
@@ -80,7 +89,7 @@ def follow(
             if reset:
                 count = sum(_counts(copy(source, target, prefix, replace=True)))
             else:
-                _carry_out(target, list(changes.values()))
+                _apply(target, list(changes.values()))
                 count = len(changes)
             if not on_change(count) or watch.closed:
                 return
@@ -95,7 +104,7 @@ def _counts(copied: Copied) -> tuple[int, int]:
 def _next_changes(
     event: Event | None, more: Callable[[], Event | None]
 ) -> tuple[dict[str, Op], bool]:
-    """What is there now: the last change of each key; and whether some were missed."""
+    """Return the last change of each key among the waiting events; True if some were missed."""
     changes: dict[str, Op] = {}
     while event is not None and len(changes) < _OPS_MAX:
         if event.kind == "RESET":
@@ -110,7 +119,7 @@ def _op(key: str, record: Record | None) -> Op:
     return Delete(key) if record is None or record.lease else Put(key, record.value)
 
 
-def _carry_out(target: Store, ops: list[Op]) -> None:
+def _apply(target: Store, ops: list[Op]) -> None:
     for some in _transactions(ops):
         target.txn((), some)
 

@@ -1,9 +1,9 @@
-"""One leader among those who stand: who has stood longest, by the revision that created its key,
-and whose lease lives.
+"""Leader election on a store.
 
-That revision is the fencing token (`epoch`): it grows from leader to leader. A leader that writes
-with `guard` among its compares cannot write once another has come, however long it was stopped in
-between. Source: etcd's concurrency package.
+The leader is the candidate whose key has the lowest creation revision and whose lease is alive.
+That revision is the fencing token (`epoch`) and grows from leader to leader. A leader that adds
+`guard` to the compares of its transactions cannot write once another leader exists, however long it
+was stopped. Source: etcd's concurrency package.
 """
 
 import contextlib
@@ -22,8 +22,10 @@ _log = logging.getLogger(__name__)
 
 
 class Candidate:
-    """Threads: any. epoch: this candidate's; that of the leader while it is the leader. 0 once it
-    has resigned."""
+    """One candidate of an election. Threads: any.
+
+    epoch: the creation revision of its key; the leader's fencing token. 0 after `resign`.
+    """
 
     def __init__(self, store: Store, name: str, value: bytes, lease: Lease) -> None:
         self._store, self._lease = store, lease
@@ -32,33 +34,34 @@ class Candidate:
         check_key(self._key)
         self.epoch = store.put_if(self._key, value, ABSENT, lease.id).created_revision
         self._callbacks: list[Callable[[bool], Any]] = []
-        self._told = False
+        self._reported = False
         self._lock = threading.Lock()
         try:
-            self._those = Mirror(store, prefix, bytes)
+            self._candidates = Mirror(store, prefix, bytes)
         except StoreError:
             with contextlib.suppress(StoreError):
                 store.delete(self._key)
             raise
-        self._those.on_change(lambda _: self._tell())
+        self._candidates.on_change(lambda _: self._notify())
 
     @property
     def is_leader(self) -> bool:
-        """By what is known here, and by the lease's clock: never true once the lease is lost."""
+        """True if this candidate leads as far as it knows and its lease is alive by the local
+        clock.
+        """
         return bool(self.epoch) and self._lease.alive and self._first() == self.epoch
 
     def _first(self) -> int:
-        found = (self._those.record(key) for key in self._those)
+        found = (self._candidates.record(key) for key in self._candidates)
         return min(
             (record.created_revision for record in found if record is not None), default=ABSENT
         )
 
     @property
     def leader(self) -> bytes | None:
-        """What the leader stood with, be it this one or another; None when nobody is known to
-        lead."""
+        """The value of the current leader, which may be this candidate; None if none is known."""
         first = self._first()
-        found = (self._those.record(key) for key in self._those)
+        found = (self._candidates.record(key) for key in self._candidates)
         return next(
             (
                 record.value
@@ -70,36 +73,40 @@ class Candidate:
 
     @property
     def guard(self) -> Compare:
-        """Holds while this candidate stands: for the transactions of a leader. LeaseLost once it
-        has resigned."""
+        """A compare that holds while this candidate exists, for the leader's transactions.
+
+        Raises LeaseLost after `resign`.
+        """
         if not self.epoch:
             raise LeaseLost(
-                f"{self._key!r} does not stand for election any more.", hint="Stand again."
+                f"{self._key!r} has resigned from the election.", hint="Call elect() again."
             )
         return Compare(self._key, self.epoch, "created_revision")
 
     def on_change(self, callback: Callable[[bool], Any]) -> None:
-        """Call it with `is_leader` when the store says that this has changed; at once if it is the
-        leader. A lease lost by the clock alone is told once the store is heard of again: ask
-        `is_leader` before each deed."""
+        """Call `callback` with `is_leader` whenever it changes; at once if this candidate leads.
+
+        The loss of a lease by the clock alone is reported when the store answers again, so check
+        `is_leader` before each action.
+        """
         with self._lock:
             self._callbacks.append(callback)
-            told = self._told
-        if told:
+            is_reported = self._reported
+        if is_reported:
             self._call(callback, True)
         else:
-            self._tell()
+            self._notify()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Until it is the leader; whether it came to be in time."""
-        return self._those.wait_for(lambda _: self.is_leader, timeout_s)
+        """Wait until this candidate is the leader; return False on timeout."""
+        return self._candidates.wait_for(lambda _: self.is_leader, timeout_s)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         with self._lock:
             leads = self.is_leader
-            if leads == self._told:
+            if leads == self._reported:
                 return
-            self._told = leads
+            self._reported = leads
             callbacks = list(self._callbacks)
         for callback in callbacks:
             self._call(callback, leads)
@@ -108,15 +115,17 @@ class Candidate:
         try:
             callback(leads)
         except Exception:
-            _log.exception("a callback of the election %s", self._key)
+            _log.exception("callback of the election %s failed", self._key)
 
     def resign(self) -> None:
-        """Let the next one lead. Twice is fine; when the store does not answer, the lease's end
-        does it."""
+        """Withdraw the candidate. Calling it twice is fine.
+
+        If the store does not answer, the key is deleted when the lease ends.
+        """
         if not self.epoch:
             return
         with contextlib.suppress(StoreError):
             self._store.delete(self._key)
         self.epoch = 0
-        self._those.close()
-        self._tell()
+        self._candidates.close()
+        self._notify()

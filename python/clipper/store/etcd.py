@@ -1,12 +1,13 @@
-"""The store in an etcd cluster, shared by the nodes that name the same URL; needs etcd 3.4 or
-newer.
+"""The store in an etcd cluster, 3.4 or newer, shared by the nodes that use the same URL.
 
-Records are etcd's own: key PREFIX/KEY, and etcd's revisions, which count the writes of everybody in
-that cluster. So a store that nobody has written to may be at any revision, and two stores under two
-prefixes share theirs. Leases are etcd's too: whole seconds, of which it grants no fewer than its
-elections take (2 s as it comes). etcd keeps every old value until it is compacted: run it with
-`--auto-compaction-retention=1h`, or its 2 GiB fill up. Own stubs on grpcio: of the clients for
-Python none has TLS, several endpoints, and watches that come back at once.
+A record is an etcd key PREFIX/KEY, and revisions are etcd's: they count the writes of all clients
+of the cluster. So a new store may start at any revision, and two prefixes share theirs. Leases are
+etcd's too: whole seconds, at least as long as its election timeout (2 s by default). etcd keeps
+every old value until compaction: run it with `--auto-compaction-retention=1h`, or its 2 GiB fill
+up.
+
+The stubs on grpcio are our own: no Python client offers TLS, several endpoints, and watches that
+reconnect at once.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ from clipper.store.store import (
     lost_error,
 )
 
-_PAGE: Final = 20_000  # records of one answer
+_PAGE: Final = 20_000  # records per response
 _TARGETS: Final = {
     "version": ("VERSION", "version"),
     "created_revision": ("CREATE", "create_revision"),
@@ -45,10 +46,10 @@ _TARGETS: Final = {
 
 
 class EtcdStore(Store):
-    """Threads: any. url: `etcd://HOST:PORT,HOST:PORT/PREFIX`; see
-    etcd_address.EtcdAddress for TLS and users.
+    """A store in etcd. Threads: any.
 
-    Errors: StoreError when no endpoint answers in time, or when etcd refuses.
+    url: `etcd://HOST:PORT,HOST:PORT/PREFIX`; see etcd_address.EtcdAddress for TLS and users.
+    Errors: StoreError when no endpoint answers in time or etcd refuses; ForkedProcess after a fork.
     """
 
     remote = True
@@ -60,28 +61,30 @@ class EtcdStore(Store):
         self._pid = os.getpid()
         self._lease_s: dict[str, float] = {}
         self._watches: weakref.WeakSet[EtcdWatch] = weakref.WeakSet()
-        self._line = EtcdChannel(address)
+        self._channel = EtcdChannel(address)
         try:
             _ = self.revision
         except BaseException:
-            self._line.close()
+            self._channel.close()
             raise
 
     def _ask(self, name: str, request: Any, *, again: bool = False, patience_s: float = 0.0) -> Any:
         if os.getpid() != self._pid:
             raise ForkedProcess(
                 f"store {self.name} belongs to the process that opened it.",
-                hint="Open it again here.",
+                hint="Open it again in this process.",
             )
-        return self._line.ask(name, request, again=again, patience_s=patience_s)
+        return self._channel.ask(name, request, again=again, patience_s=patience_s)
 
     # -- reading
 
     def get(self, key: str) -> Record | None:
+        """Return the record; None if the key does not exist."""
         answer = self._ask("KV.Range", message("RangeRequest")(key=self._raw(key)), again=True)
         return self._record(answer.kvs[0]) if answer.kvs else None
 
     def range(self, prefix: str) -> tuple[list[Record], int]:
+        """Return the records under a prefix and the revision of the snapshot."""
         raw = self._raw(prefix)
         at, end, revision, records = raw, raw[:-1] + bytes([raw[-1] + 1]), 0, list[Record]()
         while True:
@@ -95,6 +98,7 @@ class EtcdStore(Store):
 
     @property
     def revision(self) -> int:
+        """Return the revision of the newest change."""
         request = message("RangeRequest")(key=self._prefix.encode(), count_only=True)
         return int(self._ask("KV.Range", request, again=True).header.revision)
 
@@ -115,6 +119,7 @@ class EtcdStore(Store):
     def txn(
         self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()
     ) -> TxnResult:
+        """Run a transaction; see `Store.txn`."""
         check_txn(compares, then, orelse)
         request = message("TxnRequest")(
             compare=[self._compare(compare) for compare in compares],
@@ -168,6 +173,7 @@ class EtcdStore(Store):
     # -- leases
 
     def grant(self, ttl_s: float) -> tuple[str, float]:
+        """Grant a lease; the time to live is rounded up to whole seconds, and to etcd's minimum."""
         answer = self._ask(
             "Lease.LeaseGrant", message("LeaseGrantRequest")(TTL=math.ceil(ttl_s)), again=True
         )
@@ -176,8 +182,7 @@ class EtcdStore(Store):
         return lease, float(answer.TTL)
 
     def renew(self, lease: str) -> float:
-        """An endpoint that hangs may take a quarter of the lease's time, then another one is
-        asked."""
+        """Renew a lease; an endpoint that hangs is left after a quarter of the lease's time."""
         patience_s = min(PATIENCE_S, max(0.5, self._lease_s.get(lease, 4 * PATIENCE_S) / 4))
         request = message("LeaseKeepAliveRequest")(ID=_number(lease))
         answer = self._ask("Lease.LeaseKeepAlive", request, again=True, patience_s=patience_s)
@@ -187,6 +192,7 @@ class EtcdStore(Store):
         return float(answer.TTL)
 
     def revoke(self, lease: str) -> None:
+        """End a lease and delete its keys."""
         self._lease_s.pop(lease, None)
         try:
             self._ask(
@@ -199,26 +205,28 @@ class EtcdStore(Store):
     # -- watching
 
     def watch(self, prefix: str, from_revision: int | None = None) -> Watch:
+        """Watch the keys under a prefix."""
         cursor = self.revision if from_revision is None else from_revision
-        watch = EtcdWatch(self._line, self._raw(prefix), cursor, self._key, self._record)
+        watch = EtcdWatch(self._channel, self._raw(prefix), cursor, self._key, self._record)
         self._watches.add(watch)
         return watch
 
     def close(self) -> None:
+        """End the watches and close the connection or file."""
         if os.getpid() == self._pid:
             for watch in list(self._watches):
                 watch.close()
             with contextlib.suppress(ValueError):
-                self._line.close()
+                self._channel.close()
 
 
 def _gets_first(ops: Sequence[Op]) -> list[Op]:
-    """etcd carries out one after the other; ours see the store before the step."""
+    """Put reads before writes: etcd runs operations in sequence, ours see the store before."""
     return sorted(ops, key=lambda op: not isinstance(op, Get))
 
 
 def _number(lease: str) -> int:
-    """etcd's number of the lease; one of another store is none of its leases."""
+    """Return etcd's number of a lease; 1, which does not exist, for the id of another store."""
     try:
         return int(lease, 16) & 0x7FFF_FFFF_FFFF_FFFF if lease else 0
     except ValueError:

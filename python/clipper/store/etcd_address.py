@@ -1,4 +1,4 @@
-"""What a URL says of an etcd cluster: hosts, a prefix, and how to be let in."""
+"""The address of an etcd cluster, as a URL."""
 
 from typing import Final
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -12,9 +12,12 @@ _OPTIONS: Final = ("ca", "cert", "key", "user", "password")
 
 
 class EtcdAddress(msgspec.Struct, frozen=True):
-    """What
+    """A parsed URL of an etcd cluster.
+
     `etcd://[USER:PASSWORD@]HOST:PORT,HOST:PORT/PREFIX?ca=FILE&cert=FILE&key=FILE&user=NAME&password=SECRET`
-    says. With `etcds://`, or a ca or a cert, it speaks TLS. shown: the URL without its password."""
+
+    `etcds://`, or a ca or a cert, selects TLS.  shown: the URL without its password.
+    """
 
     shown: str
     endpoints: tuple[str, ...]
@@ -28,6 +31,7 @@ class EtcdAddress(msgspec.Struct, frozen=True):
 
 
 def parse_url(url: str) -> EtcdAddress:
+    """Parse a URL. Raises ConfigError for an unknown option or a missing host."""
     parts = urlsplit(url)
     login, _, hosts = parts.netloc.rpartition("@")
     user, _, password = (unquote(part) for part in login.partition(":"))
@@ -57,7 +61,7 @@ def _endpoint(host: str) -> str:
 
 
 def redacted_url(url: str) -> str:
-    """The URL without its password."""
+    """Return the URL with its password replaced by `***`."""
     address, mark, query = url.partition("?")
     login, at, rest = address.rpartition("@")
     if ":" in login.partition("//")[2]:

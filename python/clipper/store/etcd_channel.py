@@ -1,10 +1,9 @@
-"""The way to an etcd cluster: one of its endpoints at a time, and the next one when that does not
-answer.
+"""gRPC channels to the endpoints of an etcd cluster, with failover.
 
-A hung server keeps its connections open, and gRPC's own keep-alive did not notice one within half a
-minute; a call with a deadline does. So every call has one. A read is tried again elsewhere. A
-transaction is not, unless it surely never left: of one whose answer is missing nobody knows whether
-it was carried out.
+One endpoint is used at a time; if it does not answer, the next one is. Every call has a deadline,
+because gRPC's keep-alive did not detect a hung server within half a minute. A read is repeated at
+another endpoint. A transaction is not, unless it was never sent: without an answer it is unknown
+whether it was executed.
 """
 
 import threading
@@ -19,7 +18,7 @@ from clipper.store import protocol
 from clipper.store.etcd_address import EtcdAddress
 from clipper.store.store import closed_error
 
-PATIENCE_S = 2.0  # for an answer of one endpoint
+PATIENCE_S = 2.0  # deadline of one call
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -29,10 +28,10 @@ _OPTIONS: Final = (
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.use_local_subchannel_pool", 1),
 )
-# of those, `min_reconnect` is how long a connection may take to come about, whatever its name says
-_NEVER_LEFT: Final = ("failed to connect", "Connection refused", "DNS resolution", "No such file")
-_ELSEWHERE: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-_OF_AUTH: Final = (
+# min_reconnect_backoff_ms is, despite its name, the timeout for establishing a connection
+_NEVER_SENT: Final = ("failed to connect", "Connection refused", "DNS resolution", "No such file")
+_RETRIED: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+_AUTH_ERRORS: Final = (
     "invalid auth token",
     "user name is empty",
     "authentication failed",
@@ -43,14 +42,17 @@ _LEASE_LOST: Final = "requested lease not found"
 
 
 class EtcdChannel:
-    """Threads: any. Errors: StoreError, which names the store."""
+    """A connection to one of several endpoints.
+
+    Threads: any. Errors: StoreError with the store's name.
+    """
 
     def __init__(self, address: EtcdAddress) -> None:
         self._address = address
         self.name = address.shown
         self._credentials = _credentials(address)
         self._channels: dict[int, Any] = {}
-        self._at = 0  # the endpoint that is asked
+        self._at = 0  # index of the current endpoint
         self._token = ""
         self._lock = threading.Lock()
         self._closed = False
@@ -58,7 +60,11 @@ class EtcdChannel:
     # -- calls
 
     def ask(self, name: str, request: Any, *, again: bool = False, patience_s: float = 0.0) -> Any:
-        """The answer. again: the question may be asked twice, so it is asked of every endpoint."""
+        """Call an RPC and return its answer.
+
+        name: `Service.Method`.  again: the request is idempotent, so every endpoint is tried.
+        patience_s: deadline; 0 for the default of 2 s.
+        """
         error: StoreError = StoreError("")
         for _ in self._address.endpoints:
             at = self._at
@@ -66,10 +72,10 @@ class EtcdChannel:
                 return self._authenticated(at, name, request, patience_s or PATIENCE_S)
             except grpc.RpcError as problem:
                 error = self.explained(problem, patience_s or PATIENCE_S)
-                if problem.code() not in _ELSEWHERE:
+                if problem.code() not in _RETRIED:
                     break
                 self.leave(at)
-                if not again and not any(text in (problem.details() or "") for text in _NEVER_LEFT):
+                if not again and not any(text in (problem.details() or "") for text in _NEVER_SENT):
                     break
             except ValueError:
                 if self._closed:
@@ -81,9 +87,9 @@ class EtcdChannel:
         try:
             return self._call(at, name, request, patience_s)
         except grpc.RpcError as problem:
-            if not self._address.user or not _is_of_auth(problem):
+            if not self._address.user or not _is_auth_error(problem):
                 raise
-        self._token = ""  # it has run out: take another
+        self._token = ""  # expired: request a new one
         return self._call(at, name, request, patience_s)
 
     def _call(self, at: int, name: str, request: Any, patience_s: float) -> Any:
@@ -104,7 +110,7 @@ class EtcdChannel:
     def stream(
         self, at: int, name: str, requests: Iterator[Any], timeout_s: float | None = None
     ) -> Any:
-        """A call with many requests and answers, of that endpoint."""
+        """Open a bidirectional stream to the endpoint `at`."""
         path, request, answer = protocol.method(name)
         call = self._channel(at).stream_stream(path, request.SerializeToString, answer.FromString)
         return call(requests, timeout=timeout_s, metadata=self._login(at, name))
@@ -123,15 +129,17 @@ class EtcdChannel:
 
     @property
     def at(self) -> int:
+        """Index of the current endpoint."""
         return self._at
 
     def leave(self, at: int) -> None:
-        """That endpoint did not answer: ask the next one, unless somebody has left it already."""
+        """Switch to the next endpoint, unless another thread has already left `at`."""
         with self._lock:
             if self._at == at:
                 self._at = (at + 1) % len(self._address.endpoints)
 
     def forget_token(self) -> None:
+        """Drop the authentication token; the next call requests a new one."""
         self._token = ""
 
     def _channel(self, at: int) -> Any:
@@ -147,7 +155,7 @@ class EtcdChannel:
             return self._channels[at]
 
     def explained(self, problem: Any, patience_s: float = PATIENCE_S) -> StoreError:
-        """A StoreError for what gRPC says."""
+        """Convert a gRPC error to a StoreError."""
         if self._closed:
             return closed_error(self.name)
         code, details = (
@@ -157,11 +165,12 @@ class EtcdChannel:
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return StoreError(
                 f"store {self.name} did not answer within {patience_s:g} s.",
-                hint="Is it overloaded, or cut off?",
+                hint="Check the load of etcd and the network.",
             )
         if code is grpc.StatusCode.UNAVAILABLE:
             return StoreError(
-                f"store {self.name} cannot be reached: {details}.", hint="Is etcd running there?"
+                f"store {self.name} cannot be reached: {details}.",
+                hint="Check that etcd is running there.",
             )
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "space exceeded" in details:
             hint = (
@@ -169,7 +178,7 @@ class EtcdChannel:
                 " --auto-compaction-retention=1h."
             )
             return StoreError(f"store {self.name} is full: {details}.", hint=hint)
-        if _is_of_auth(problem):
+        if _is_auth_error(problem):
             return StoreError(
                 f"store {self.name} refused the user: {details}.",
                 hint="Check user and password of the URL.",
@@ -177,6 +186,7 @@ class EtcdChannel:
         return StoreError(f"store {self.name} refused: {details or code.name}.")
 
     def close(self) -> None:
+        """Close all channels."""
         with self._lock:
             self._closed = True
             channels = list(self._channels.values())
@@ -184,14 +194,15 @@ class EtcdChannel:
             channel.close()
 
 
-def _is_of_auth(problem: Any) -> bool:
+def _is_auth_error(problem: Any) -> bool:
     details = problem.details() or ""
     return problem.code() is grpc.StatusCode.UNAUTHENTICATED or any(
-        text in details for text in _OF_AUTH
+        text in details for text in _AUTH_ERRORS
     )
 
 
 def is_lost_lease(problem: StoreError) -> bool:
+    """Return True if the error says that a lease has expired."""
     return _LEASE_LOST in problem.message
 
 

@@ -1,14 +1,12 @@
-"""Who changed what, and when: one entry for each change of the catalog, written in the same
-transaction as the change.
+"""The audit log: one entry for each change of the catalog or the mesh.
 
-So there is no change without its entry, nor an entry without its change. The last `ENTRIES_MAX` are
-kept: an entry's number is that of the catalog's write, and its key is the number modulo
-`ENTRIES_MAX`.
+An entry is written in the same transaction as the change, so neither exists without the other. The
+last `ENTRIES_MAX` are kept: an entry's number is that of the catalog's write, and its key is the
+number modulo `ENTRIES_MAX`.
 
-What management changes of the mesh has entries of its own, as many, so that thousands of
-registrations do not drive out those of the catalog. There is no one write that all of these pass:
-who writes them takes numbers from a counter, some at a time, and those it does not use are left
-out. They are in the order of their times.
+Management changes of the mesh have as many entries of their own, so that thousands of registrations
+do not displace those of the catalog. Their writers reserve numbers from a shared counter, several
+at a time; unused numbers are skipped. These entries are ordered by time.
 """
 
 import contextlib
@@ -29,13 +27,13 @@ ENTRIES_MAX: Final = 1000
 _PREFIX: Final = "history/"
 MESH: Final = "mesh/history/"
 _COUNTER: Final = "mesh/history-number"
-_AT_ONCE: Final = 16  # numbers
-_BYTES_MAX: Final = 16 << 10  # of the records before and after; larger ones are left out
-_LEFT_OUT: Final = msgspec.Raw(b'"(too long to keep)"')
+_AT_ONCE: Final = 16  # numbers reserved at a time
+_BYTES_MAX: Final = 16 << 10  # of a record before or after; larger ones are omitted
+_OMITTED: Final = msgspec.Raw(b'"(too long to keep)"')
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """One record before and after; null: it was not there. They are JSON, as the store has them."""
+    """One record before and after a change, as JSON; null if it did not exist."""
 
     key: str
     before: msgspec.Raw
@@ -43,8 +41,11 @@ class Changed(msgspec.Struct, frozen=True):
 
 
 class HistoryEntry(msgspec.Struct, frozen=True):
-    """number: of the catalog's writes, from 1; one of the mesh has a number of its own.
-    time_us: microseconds since 1970 by the wall clock.  actor: who, as they say."""
+    """One entry of the audit log.
+
+    number: of the catalog's writes, from 1; entries of the mesh are numbered separately.
+    time_us: microseconds since 1970 by the wall clock.  actor: the name that the caller gave.
+    """
 
     number: int
     time_us: int
@@ -55,8 +56,10 @@ class HistoryEntry(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class AuditContext:
-    """Who acts, and by which verb. dry: nothing is written.  entries: what was written (or would
-    have been)."""
+    """The actor and the verb of the changes in a block.
+
+    dry: changes are checked and not written.  entries: those written, or that would have been.
+    """
 
     actor: str
     verb: str
@@ -69,8 +72,10 @@ _acting: ContextVar[AuditContext | None] = ContextVar("clipper_acting", default=
 
 @contextlib.contextmanager
 def audit_context(actor: str, verb: str, *, dry: bool = False) -> Iterator[AuditContext]:
-    """What this thread changes in the block is entered under this name. dry: it is checked, and not
-    written."""
+    """Record changes that this thread makes in the block under this actor and verb.
+
+    dry: check the changes without writing them.
+    """
     now = AuditContext(actor, verb, dry)
     token = _acting.set(now)
     try:
@@ -80,13 +85,13 @@ def audit_context(actor: str, verb: str, *, dry: bool = False) -> Iterator[Audit
 
 
 def is_dry_run() -> bool:
-    """Whether what this thread changes now is only checked."""
+    """Return True if changes of this thread are only checked."""
     who = _acting.get()
     return who is not None and who.dry
 
 
 class MeshEntryNumbers:
-    """Of entries of the mesh. Threads: any; StoreError."""
+    """Numbers for the mesh's entries, reserved in blocks. Threads: any. Errors: StoreError."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -94,6 +99,7 @@ class MeshEntryNumbers:
         self._lock = threading.Lock()
 
     def next(self) -> int:
+        """Return the next number; every 16th call writes to the store."""
         with self._lock:
             if self._next == self._end:
                 taken = self._store.update(
@@ -106,7 +112,7 @@ class MeshEntryNumbers:
 
 
 def default_actor() -> str:
-    """Who acts when nobody is named: the user and the process."""
+    """Return the user and the process, for changes without a named actor."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -123,9 +129,10 @@ def enter(
     prefix: str,
     under: str = _PREFIX,
 ) -> Put | None:
-    """The operation that records a change by `ops`; None when the change must not be made, for this
-    is a rehearsal. records: before, by key.  prefix: of their keys, which the entry is not told.
-    under: where it is kept, `MESH` for the mesh's.
+    """Return the operation that records a change; None in a dry run, which must write nothing.
+
+    ops: the change.  records: the records before it, by key.  prefix: of the keys; omitted in the
+    entry.  under: where entries are kept; `MESH` for those of the mesh.
     """
     who = _acting.get() or AuditContext(default_actor(), verb)
     entry = HistoryEntry(
@@ -140,15 +147,15 @@ def _changed(ops: Sequence[Op], records: Mapping[str, Record], prefix: str) -> I
         if isinstance(op, Put | Delete):
             old = records.get(op.key)
             before, after = (
-                _kept(old.value if old else b""),
-                _kept(op.value if isinstance(op, Put) else b""),
+                _json_of(old.value if old else b""),
+                _json_of(op.value if isinstance(op, Put) else b""),
             )
             yield Changed(op.key.removeprefix(prefix), before, after)
 
 
-def _kept(value: bytes) -> msgspec.Raw:
+def _json_of(value: bytes) -> msgspec.Raw:
     if len(value) > _BYTES_MAX:
-        return _LEFT_OUT
+        return _OMITTED
     try:
         msgspec.json.decode(value or b"null")
     except msgspec.MsgspecError:
@@ -157,7 +164,7 @@ def _kept(value: bytes) -> msgspec.Raw:
 
 
 def entries(store: Store, count: int = ENTRIES_MAX) -> list[HistoryEntry]:
-    """The last `count`, the oldest first. What cannot be read is left out."""
+    """Return the last `count` entries, oldest first; unreadable ones are omitted."""
     of_catalog = sorted(_read(store, _PREFIX), key=lambda entry: entry.number)
     of_mesh = sorted(_read(store, MESH), key=lambda entry: (entry.time_us, entry.number))
     found = [*heapq.merge(of_catalog, of_mesh, key=lambda entry: entry.time_us)]
@@ -171,6 +178,6 @@ def _read(store: Store, under: str) -> Iterator[HistoryEntry]:
 
 
 def plain(entry: HistoryEntry) -> dict[str, Any]:
-    """An entry of builtins."""
+    """Return an entry as builtins (dicts, lists, strings and numbers)."""
     found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(entry))
     return found

@@ -1,21 +1,21 @@
-"""A log of records that survives a crash: feedback is in here before it is acknowledged.
+"""A write-ahead log of records that survives a crash; feedback is written here before its
+acknowledgement.
 
 A record is u32 length, u32 CRC-32 (of the length and the bytes), and the bytes. Records are
-numbered from 1. They lie in segments, files named for their first record. A crash may leave half a
-record at the end of the last segment: it was never acknowledged, and opening cuts it off. Damage
-anywhere else is not repaired: what follows it in that segment is not readable, `damaged` says so,
-and the numbers it may have had are not given out again.
+numbered from 1 and stored in segments, files named after their first record. A crash may leave an
+incomplete record at the end of the last segment; it was never acknowledged, and opening removes it.
+Damage anywhere else is not repaired: the rest of that segment is unreadable, `damaged` describes
+it, and its record numbers are not reused.
 
-How sure a committed record is: `memory` nothing is written; `os` the kernel has it, so it survives
-a kill of the process; `fsync` the disk has it. Those who commit together share one fsync (group
-commit): the first asks, the others of that moment are covered by the next one. A disk that failed
-at an fsync is believed no more: nothing is appended until the server starts again.
+Durability of a committed record by mode: `memory`, none; `os`, the kernel has it, so it survives a
+kill of the process; `fsync`, the disk has it. Concurrent commits share one fsync (group commit).
+After a failed fsync the journal refuses appends until the server restarts.
 
-In mode `os` the end of the last segment is mapped: an append is a copy into pages that belong to
-the kernel as much as those of write() do, without the call (0.3 us instead of 2). The room is
-allocated before it is mapped, so that a full disk is an error of the allocation and never a signal
-at a copy; what was not used is cut off when the segment ends, or at the next start: a head of zeros
-is no record's. The price: whoever truncates the file under a running server kills that server.
+In mode `os` the end of the last segment is memory-mapped: an append is a copy into the page cache
+without a system call (0.3 us instead of 2). The space is allocated before it is mapped, so that a
+full disk is an error of the allocation and never a signal during a copy. Unused space is truncated
+when the segment ends, or at the next start. The price: a process that truncates the file kills the
+running server.
 """
 
 import mmap
@@ -33,20 +33,20 @@ from clipper.errors import Overloaded, StoreError
 
 SEGMENT_BYTES: Final = 16 << 20
 RECORD_BYTES_MAX: Final = 1 << 20
-MAPPED_BYTES: Final = 256 << 10  # are allocated at a time
+MAPPED_BYTES: Final = 256 << 10  # allocated at a time
 _HEAD = struct.Struct("<II")
 _pack, _HEAD_BYTES, _crc32 = _HEAD.pack, _HEAD.size, zlib.crc32
-_SALT = 0xFFFFFFFF  # so that zeros are no sound record
+_SALT = 0xFFFFFFFF  # so that zeros are not a valid record
 
 Mode = Literal["memory", "os", "fsync"]
 
 
 class Journal:
-    """Threads: any. Records are appended, read again from any number on, and forgotten from the
-    front.
+    """A log of numbered records. Threads: any.
 
-    folder: None keeps nothing (mode `memory`).  bytes_max: of all segments; an append beyond it is
-    refused with Overloaded. Errors: StoreError for a disk that fails, Overloaded when full.
+    folder: None keeps nothing (mode `memory`).  bytes_max: of all segments; beyond it an append
+    raises Overloaded.
+    Errors: StoreError when the disk fails, Overloaded when the journal is full.
     """
 
     def __init__(self, folder: Path | None, mode: Mode = "os", bytes_max: int = 1 << 30) -> None:
@@ -56,7 +56,7 @@ class Journal:
         self._folder = folder
         self._lock = threading.Lock()
         self._disk = threading.Lock()
-        self._synced = 0  # records that the disk has
+        self._synced = 0  # number of the last record on disk
         self._segments: list[
             tuple[int, Path, int]
         ] = []  # first record, file, bytes; of the last, bytes when it was opened
@@ -64,16 +64,16 @@ class Journal:
         self._fd = -1
         self._failed = ""
         self._map: mmap.mmap | None = None
-        self._at = 0  # where the last segment's next record begins
-        self._room = 0  # an append that ends up to here is a copy into the map
+        self._at = 0  # offset of the next record in the last segment
+        self._room = 0  # an append that ends before this offset is a copy into the map
         self._closed_bytes = 0  # of all segments but the last
         if self.mode != "memory":
             self._open()
-            ours = weakref.WeakMethod(self._leave_to_parent)
+            ours = weakref.WeakMethod(self._detach_from_parent)
             os.register_at_fork(after_in_child=lambda: (method := ours()) and method())
 
-    def _leave_to_parent(self) -> None:
-        """A fork must not write where its parent does."""
+    def _detach_from_parent(self) -> None:
+        """Detach a forked child, which must not write to its parent's files."""
         self._lock, self._map, self._room, self._fd = threading.Lock(), None, 0, -1
 
     # -- opening
@@ -94,11 +94,12 @@ class Journal:
         self._continue()
 
     def _cut(self, path: Path, good: int) -> int:
-        """Half a record at the very end was never acknowledged; anything else is damage, and is
-        kept for a person to see. -> how many numbers may have been given out in what is
-        unreadable."""
+        """Remove an incomplete record at the very end; report any other damage and keep it.
+
+        Returns an upper bound of the record numbers in the unreadable part.
+        """
         lost = path.stat().st_size - good
-        if lost and path == _segments_in(path.parent)[-1] and not _more_behind(path, good):
+        if lost and path == _segments_in(path.parent)[-1] and not _has_later_record(path, good):
             os.truncate(path, good)
         elif lost:
             self.damaged = f"{path}: unreadable from byte {good} on"
@@ -117,7 +118,7 @@ class Journal:
         self._closed_bytes = sum(size for _, _, size in self._segments[:-1])
 
     def _end_segment(self) -> None:
-        """Its file is as long as its records."""
+        """Truncate the last segment to its records and close it."""
         fd, mapped = self._fd, self._map
         if fd < 0:
             return
@@ -132,8 +133,10 @@ class Journal:
     # -- appending
 
     def append(self, record: bytes) -> int:
-        """-> the record's number. It is as sure as the mode says once `commit` of that number has
-        returned."""
+        """Append a record and return its number.
+
+        The record is durable as the mode says after `commit` of that number.
+        """
         size = len(record)
         with self._lock:
             end = self._at + _HEAD_BYTES + size
@@ -148,7 +151,7 @@ class Journal:
         return number
 
     def append_many(self, records: Sequence[bytes]) -> int:
-        """Append all, in their order; -> the number of the last."""
+        """Append records in their order and return the number of the last."""
         with self._lock:
             last = self._next + len(records) - 1
             if self.mode != "memory" and records:
@@ -157,12 +160,14 @@ class Journal:
         return last
 
     def commit(self, upto: int) -> None:
-        """Wait until the records up to that number are as sure as the mode says."""
+        """Wait until the records up to a number are durable as the mode says."""
         if self.mode == "fsync":
             self._sync(upto)
 
     def skip_to(self, number: int) -> None:
-        """Give out no number up to this one: somebody remembers records that the disk has lost."""
+        """Reserve all numbers up to this one, because others remember records that the disk has
+        lost.
+        """
         with self._lock:
             if number >= self._next:
                 self._next = number + 1
@@ -171,9 +176,9 @@ class Journal:
 
     def _write(self, records: Sequence[bytes]) -> None:
         if self._fd < 0:
-            raise StoreError("the journal is closed.", hint="Start the server again.")
+            raise StoreError("the journal is closed.", hint="Restart the server.")
         if self._failed:
-            raise StoreError(self._failed, hint="Look after the disk, then start the server again.")
+            raise StoreError(self._failed, hint="Check the disk, then restart the server.")
         if (longest := max(map(len, records))) > RECORD_BYTES_MAX:
             raise StoreError(
                 f"a record of {longest} bytes: at most {RECORD_BYTES_MAX} are possible."
@@ -202,8 +207,7 @@ class Journal:
             self._next -= len(records)
 
     def _make_room(self, nbytes: int) -> None:
-        """Map so much more of the last segment, and some for those to come; a file that cannot be
-        mapped is written to."""
+        """Allocate and map space for an append; without a map, appends are written."""
         need = self._at + nbytes
         if self._map is None or len(self._map) < need:
             mapped, self._map, self._room = self._map, None, 0
@@ -219,8 +223,7 @@ class Journal:
         self._room = min(len(self._map), SEGMENT_BYTES - 1, self.bytes_max - self._closed_bytes)
 
     def _write_all(self, data: bytes) -> None:
-        """Wholly, or not at all: a full disk leaves no half record that a later one would
-        follow."""
+        """Write all data or none: a full disk leaves no incomplete record before a later one."""
         view, at = memoryview(data), self._at
         try:
             while view:
@@ -241,18 +244,16 @@ class Journal:
                 upto, fd = self._next - 1, os.dup(self._fd)
             try:
                 if self._failed:
-                    raise StoreError(
-                        self._failed, hint="Look after the disk, then start the server again."
-                    )
+                    raise StoreError(self._failed, hint="Check the disk, then restart the server.")
                 os.fdatasync(fd)
             except (
                 OSError
-            ) as error:  # what it had is gone from the kernel's memory: another try would lie
+            ) as error:  # the kernel has dropped the data: a second fsync would wrongly succeed
                 self._failed = (
                     f"the journal in {self._folder} could not be synced: {error.strerror}."
                 )
                 raise StoreError(
-                    self._failed, hint="Look after the disk, then start the server again."
+                    self._failed, hint="Check the disk, then restart the server."
                 ) from None
             finally:
                 os.close(fd)
@@ -262,15 +263,16 @@ class Journal:
 
     @property
     def last(self) -> int:
-        """Number of the newest record; 0 when there was none ever."""
+        """Number of the newest record; 0 if there never was one."""
         return self._next - 1
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all segments."""
         return self._closed_bytes + self._at
 
     def replay(self, after: int = 0) -> Iterator[tuple[int, bytes]]:
-        """(number, record) of all records behind number `after` that are still there."""
+        """Yield (number, record) of the stored records after number `after`."""
         with self._lock:
             segments, end = list(self._segments), self._at
         for place, (first, path, opened) in enumerate(segments):
@@ -281,7 +283,7 @@ class Journal:
                 number += 1
 
     def forget(self, upto: int) -> None:
-        """Records up to that number are not needed any more; whole segments of such are deleted."""
+        """Delete the segments whose records all have numbers up to `upto`."""
         with self._lock:
             while len(self._segments) > 1 and self._segments[1][0] <= upto + 1:
                 _, path, size = self._segments.pop(0)
@@ -289,6 +291,7 @@ class Journal:
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
+        """Close the last segment."""
         with self._lock:
             self._end_segment()
 
@@ -308,7 +311,7 @@ def _head(record: bytes) -> bytes:
 
 
 def _records(data: bytes, at: int = 0) -> Iterator[bytes]:
-    """The sound records from there on."""
+    """Yield the valid records from offset `at` to the first invalid one."""
     while at + _HEAD_BYTES <= len(data):
         size, crc = _HEAD.unpack_from(data, at)
         if size > len(data) - at - _HEAD_BYTES:
@@ -321,12 +324,12 @@ def _records(data: bytes, at: int = 0) -> Iterator[bytes]:
 
 
 def _segments_in(folder: Path) -> list[Path]:
-    """The journal's own files, in their order; what else is there is somebody else's."""
+    """Return the segments of the journal in order; other files in the folder are ignored."""
     return sorted(path for path in folder.glob("*.log") if re.fullmatch("[0-9]{20}", path.stem))
 
 
 def _scan(path: Path) -> tuple[int, int]:
-    """-> how many sound records, in how many bytes."""
+    """Return the number of valid records and their size in bytes."""
     count = good = 0
     for record in _records(path.read_bytes()):
         count += 1
@@ -334,9 +337,10 @@ def _scan(path: Path) -> tuple[int, int]:
     return count, good
 
 
-def _more_behind(path: Path, good: int) -> bool:
-    """Whether a sound record lies somewhere behind the first unsound byte: then it is damage, not a
-    torn end."""
+def _has_later_record(path: Path, good: int) -> bool:
+    """Return True if a valid record follows the first invalid byte: then it is damage, not a torn
+    end.
+    """
     data = path.read_bytes()
-    end = len(data.rstrip(b"\0"))  # zeros: room that was not used
+    end = len(data.rstrip(b"\0"))  # zeros: allocated and not used
     return any(next(_records(data, at), b"") for at in range(good + 1, end))

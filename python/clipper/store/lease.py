@@ -1,9 +1,9 @@
-"""Leases: what a node writes about itself goes when the node does.
+"""Leases: keys that disappear when their owner does.
 
-The holder counts on its own clock, from before the renewal was sent, and leaves a margin: it knows
-that the lease is lost before the store forgets it, also when the store cannot be reached, and also
-when the holder itself was stopped for a while. So what asks `alive` first is fenced without asking
-the store; what has to be sure writes with a Compare on a leased key.
+The owner measures the lease on its own clock, from before the renewal was sent, minus a margin. It
+knows that the lease is lost before the store drops it, also when the store is unreachable or the
+owner was stopped. Code that checks `alive` first is therefore fenced without asking the store; code
+that must be certain writes with a Compare on a leased key.
 """
 
 import contextlib
@@ -15,31 +15,37 @@ from typing import Final, Protocol, Self
 
 from clipper.errors import LeaseLost, StoreError
 
-MARGIN: Final = 1 / 8  # of its time, by which a lease is lost here before it is in the store
+MARGIN: Final = 1 / 8  # of the time to live, by which the local clock is ahead of the store
 _log = logging.getLogger(__name__)
 
 
 class Leases(Protocol):
-    """What grants them: a store."""
+    """The part of a store that a lease needs."""
 
     name: str
 
-    def renew(self, lease: str) -> float: ...
+    def renew(self, lease: str) -> float:
+        """Renew a lease; return its time to live in seconds."""
+        ...
 
-    def revoke(self, lease: str) -> None: ...
+    def revoke(self, lease: str) -> None:
+        """End a lease."""
+        ...
 
 
 class LeaseLostEvent(threading.Event):
-    """Set when the lease was lost, be it only by the clock: nobody has to be awake to set it."""
+    """An event that is set when the lease is lost, also by the passing of time alone."""
 
     def __init__(self, until_s: float) -> None:
         super().__init__()
         self.until_s = until_s
 
     def is_set(self) -> bool:
+        """Return True if the lease was lost or its time is over."""
         return super().is_set() or monotonic() >= self.until_s
 
     def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the lease is lost; return False on timeout."""
         give_up = float("inf") if timeout is None else monotonic() + timeout
         while not self.is_set():
             left = min(self.until_s, give_up) - monotonic()
@@ -51,34 +57,37 @@ class LeaseLostEvent(threading.Event):
 
 
 class Lease:
-    """Threads: any.
+    """A lease of a store. Threads: any.
 
-    id: for Put.  ttl_s: as the store grants it.  lost: set once it is; a lost lease never comes
-    back.
+    id: for Put.  ttl_s: time to live, as granted.  lost: set when it is lost; a lost lease never
+    returns.
     """
 
-    def __init__(self, store: Leases, id: str, ttl_s: float, began_s: float) -> None:
+    def __init__(self, store: Leases, id: str, ttl_s: float, start_s: float) -> None:
         self.id, self.ttl_s = id, ttl_s
         self._store = store
-        self.lost = LeaseLostEvent(began_s + ttl_s * (1 - MARGIN))
+        self.lost = LeaseLostEvent(start_s + ttl_s * (1 - MARGIN))
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._keeper: threading.Thread | None = None
+        self._renewer: threading.Thread | None = None
 
     @property
     def alive(self) -> bool:
-        """Whether its keys are surely still there, by this process's clock."""
+        """True while the lease's keys exist for certain, by the local clock."""
         return not self.lost.is_set()
 
     @property
     def left_s(self) -> float:
-        """Until it is lost if nobody renews it; 0 when it is."""
+        """Seconds until the lease is lost without a renewal; 0 if it is lost."""
         return max(0.0, self.lost.until_s - monotonic()) if self.alive else 0.0
 
     def keep(self) -> None:
-        """Renew it once. LeaseLost when it was lost, here or there; StoreError when the store did
-        not answer."""
-        began_s = monotonic()
+        """Renew the lease once.
+
+        Raises LeaseLost if it is lost, locally or in the store; StoreError if the store does not
+        answer.
+        """
+        start_s = monotonic()
         try:
             if not self.alive:
                 raise LeaseLost(
@@ -90,20 +99,20 @@ class Lease:
             self.lost.set()
             raise
         with self._lock:
-            if self.alive:  # an answer that came too late renews nothing
-                self.lost.until_s = max(self.lost.until_s, began_s + ttl_s * (1 - MARGIN))
+            if self.alive:  # a late answer renews nothing
+                self.lost.until_s = max(self.lost.until_s, start_s + ttl_s * (1 - MARGIN))
 
     def renew_in_background(self) -> Self:
-        """Renew it from a thread of its own, until it is revoked or lost."""
+        """Renew the lease from a thread, until it is revoked or lost; return the lease."""
         with self._lock:
-            if self._keeper is None:
-                self._keeper = threading.Thread(
-                    target=self._keep_on, name="clipper-lease", daemon=True
+            if self._renewer is None:
+                self._renewer = threading.Thread(
+                    target=self._renew_until_stopped, name="clipper-lease", daemon=True
                 )
-                self._keeper.start()
+                self._renewer.start()
         return self
 
-    def _keep_on(self) -> None:
+    def _renew_until_stopped(self) -> None:
         pause_s = self.ttl_s / 3
         while not self._stop.wait(pause_s) and self.alive:
             try:
@@ -113,14 +122,17 @@ class Lease:
                 break
             except StoreError as error:
                 pause_s = min(self.ttl_s / 10, 0.5)
-                _log.debug("lease %s is not renewed: %s", self.id, error)
+                _log.debug("renewing lease %s failed: %s", self.id, error)
         if not self._stop.is_set():
             self.lost.set()
             _log.warning("lease %s of store %s is lost", self.id, self._store.name)
 
     def revoke(self) -> None:
-        """Its keys go now. One that was lost is fine; StoreError when the store does not answer:
-        then they go in `ttl_s`."""
+        """End the lease and delete its keys now.
+
+        A lost lease is fine. Raises StoreError if the store does not answer; the keys then
+        disappear after `ttl_s`.
+        """
         self._end()
         try:
             self._store.revoke(self.id)
@@ -129,8 +141,8 @@ class Lease:
 
     def _end(self) -> None:
         self._stop.set()
-        if self._keeper is not None and self._keeper is not threading.current_thread():
-            self._keeper.join()
+        if self._renewer is not None and self._renewer is not threading.current_thread():
+            self._renewer.join()
 
     def __enter__(self) -> Self:
         return self

@@ -1,5 +1,4 @@
-"""The store of one process: a dict, its sorted keys, and a ring of the last changes, under one
-lock."""
+"""The store of one process: a dict, its sorted keys and a ring of changes, under one lock."""
 
 import threading
 from bisect import bisect_left, insort
@@ -28,7 +27,7 @@ _NEVER = float("inf")
 
 
 class _Granted:
-    """A lease: how long it lives, until when, and its keys."""
+    """A granted lease: its time to live, its end by the store's clock, and its keys."""
 
     __slots__ = ("keys", "ttl_s", "until_s")
 
@@ -37,8 +36,11 @@ class _Granted:
 
 
 class MemoryStore(Store):
-    """Nothing survives the process. Threads: any. now_s: the clock of leases; whoever looks at the
-    store sees them end."""
+    """A store that does not survive its process. Threads: any.
+
+    events_max: changes kept for watches.  now_s: the clock of leases; each access ends those that
+    are over.
+    """
 
     name = "memory://"
 
@@ -59,13 +61,15 @@ class MemoryStore(Store):
         self._closed = False
 
     def get(self, key: str) -> Record | None:
+        """Return the record; None if the key does not exist."""
         with self._changed:
-            self._begin()
+            self._prepare()
             return self._records.get(key)
 
     def range(self, prefix: str) -> tuple[list[Record], int]:
+        """Return the records under a prefix and the revision of the snapshot."""
         with self._changed:
-            self._begin()
+            self._prepare()
             found = []
             for at in range(bisect_left(self._keys, prefix), len(self._keys)):
                 if not self._keys[at].startswith(prefix):
@@ -76,9 +80,10 @@ class MemoryStore(Store):
     def txn(
         self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()
     ) -> TxnResult:
+        """Run a transaction; see `Store.txn`."""
         check_txn(compares, then, orelse)
         with self._changed:
-            self._begin()
+            self._prepare()
             ok = all(compare.holds(self._records.get(compare.key)) for compare in compares)
             ops = then if ok else orelse
             found = {op.key: self._records.get(op.key) for op in ops if isinstance(op, Get)}
@@ -93,7 +98,7 @@ class MemoryStore(Store):
             return TxnResult(ok, results, self._revision)
 
     def _commit(self, revision: int) -> None:
-        """What was written at that revision, if anything was, is to be seen."""
+        """Publish the changes that were written at a revision, if there are any."""
         if self._events and self._events[-1].revision == revision:
             self._revision = revision
             self._forget()
@@ -131,25 +136,28 @@ class MemoryStore(Store):
             self._forgotten = oldest
 
     def watch(self, prefix: str, from_revision: int | None = None) -> Watch:
+        """Watch the keys under a prefix."""
         with self._changed:
-            self._begin()
+            self._prepare()
             return _MemoryWatch(
                 self, prefix, self._revision if from_revision is None else from_revision
             )
 
     @property
     def revision(self) -> int:
+        """Return the revision of the newest change."""
         with self._changed:
-            self._begin()
+            self._prepare()
             return self._revision
 
     def close(self) -> None:
+        """End the watches."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
-    def _begin(self) -> None:
-        """Of whatever is asked, under the lock."""
+    def _prepare(self) -> None:
+        """Check that the store is open and end expired leases; the caller holds the lock."""
         if self._closed:
             raise closed_error(self.name)
         self._expire()
@@ -157,26 +165,29 @@ class MemoryStore(Store):
     # -- leases
 
     def grant(self, ttl_s: float) -> tuple[str, float]:
+        """Grant a lease; return its id and its time to live in seconds."""
         with self._changed:
-            self._begin()
+            self._prepare()
             self._granted += 1
             id = f"{self._granted:x}"
             self._leases[id] = _Granted(ttl_s, self._now_s() + ttl_s)
             self._until_s = min(self._until_s, self._leases[id].until_s)
-            self._changed.notify_all()  # watches wait until the next end at most
+            self._changed.notify_all()  # watches recompute their timeouts
             return id, ttl_s
 
     def renew(self, lease: str) -> float:
+        """Renew a lease; return its time to live in seconds."""
         with self._changed:
-            self._begin()
+            self._prepare()
             if (granted := self._leases.get(lease)) is None:
                 raise lost_error(self.name, lease)
             granted.until_s = self._now_s() + granted.ttl_s
             return granted.ttl_s
 
     def revoke(self, lease: str) -> None:
+        """End a lease and delete its keys."""
         with self._changed:
-            self._begin()
+            self._prepare()
             if lease in self._leases:
                 self._end(lease)
 
@@ -197,8 +208,7 @@ class MemoryStore(Store):
 
 
 class _MemoryWatch:
-    """A cursor over the store's ring: it takes what is there when asked, so a slow reader costs the
-    store nothing."""
+    """A cursor over the store's ring of changes; a slow reader costs the store nothing."""
 
     def __init__(self, store: MemoryStore, prefix: str, cursor: int) -> None:
         self._store = store
@@ -222,7 +232,7 @@ class _MemoryWatch:
         return None
 
     def _patience_s(self, give_up: float | None) -> float | None:
-        """Until it is over, or until the next lease is."""
+        """Return the seconds until the timeout or the end of the next lease; None for no limit."""
         left = min(
             _NEVER if give_up is None else give_up - monotonic(),
             self._store._until_s - self._store._now_s(),
@@ -261,8 +271,10 @@ class _MemoryWatch:
 
 
 def _after(events: deque[Event], revision: int) -> list[Event]:
-    """The events after `revision`, oldest first; looks from the newest back, for a watch is seldom
-    far behind."""
+    """Return the events after `revision`, oldest first.
+
+    Searches from the newest event back, because a watch is rarely far behind.
+    """
     found: list[Event] = []
     for event in reversed(events):
         if event.revision <= revision:

@@ -1,11 +1,10 @@
-"""A part of the store in this process's memory, kept fresh by a watch: what is read a thousand
-times for each change.
+"""An in-memory copy of a prefix of the store, kept up to date by a watch.
 
-Values are decoded when they are first looked at, so that 20 000 records cost their listing only.
-While the store is away the last known content stays, and `stale_s` says for how long. A watch that
-missed changes (RESET) lists everything again, and what differs is told as changes: whoever follows
-them sees no gap. A store that came back with another content can be refused (`accepts`): then what
-was known stays, as while it is away.
+It serves data that is read thousands of times per change. Values are decoded on first use, so 20
+000 records cost only their listing. While the store is unreachable the last content remains, and
+`stale_s` says for how long. After a RESET everything is listed again and the differences are
+reported as changes, so followers see no gap. A store that returns with other content can be
+rejected (`accepts`); the known content then remains.
 """
 
 import logging
@@ -18,17 +17,19 @@ from typing import Any, Final, Generic, Self, TypeVar
 from clipper.errors import StoreError
 from clipper.store.store import Event, Record, Store, Watch
 
-POLL_S: Final = 0.5  # so often is the watch asked what it has heard
+POLL_S: Final = 0.5  # timeout of one wait for events
 PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 1.0
-DELETIONS_MIN: Final = 2  # at once, and most of what is known: the store is looked at first
+DELETIONS_MIN: Final = 2  # fewer deletions at once are applied without calling `accepts`
 _BATCH = 1000
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 class KeyChange(Generic[T]):
-    """One key's change. old, new: the records; None: there was, or is, none. Several changes in a
-    row may be told as one."""
+    """A change of one key. Consecutive changes may be merged into one.
+
+    old, new: the records; None if there was, or is, none.
+    """
 
     __slots__ = ("_decode", "key", "new", "old")
 
@@ -39,10 +40,12 @@ class KeyChange(Generic[T]):
 
     @property
     def before(self) -> T | None:
+        """The decoded value before the change; None without one."""
         return self._decode(self.old) if self.old is not None else None
 
     @property
     def after(self) -> T | None:
+        """The decoded value after the change; None without one."""
         return self._decode(self.new) if self.new is not None else None
 
     def __repr__(self) -> str:
@@ -50,14 +53,17 @@ class KeyChange(Generic[T]):
 
 
 class Mirror(Mapping[str, T]):
-    """key -> what `decode` made of its value. Keys are without the prefix. Threads: any.
+    """A mapping from key (without the prefix) to decoded value. Threads: any.
 
-    A value that `decode` refuses (any exception) is logged once and is not there for `get`,
-    `values` and `items`; `record` has it. Each key by itself never goes back in time; several keys
-    that a transaction wrote together may be seen one by one. wait: list the records before the
-    constructor returns, StoreError when that fails; else they come when the store does. accepts:
-    called before a listing replaces what is known, and before many deletions at once are taken; it
-    raises StoreError when the store is not the one that it was, and is asked again.
+    decode: converts a value. One that raises is logged once, and the key is missing in `get`,
+    `values` and `items`; `record` has it.
+    wait: list the records in the constructor and raise StoreError if that fails; else they appear
+    when the store answers.
+    accepts: called before a listing replaces known content, and before many deletions at once are
+    applied. It raises StoreError if the store is not the same as before, and is called again later.
+
+    A single key never goes back in time. Keys that were written by one transaction may appear one
+    after another.
     """
 
     def __init__(
@@ -95,32 +101,35 @@ class Mirror(Mapping[str, T]):
         return value
 
     def get(self, key: str, default: Any = None) -> Any:
+        """Return the decoded value; `default` if the key is missing or cannot be decoded."""
         record = self._records.get(key)
         value = self._value(record) if record is not None else None
         return default if value is None else value
 
     def record(self, key: str) -> Record | None:
-        """As the store has it: its revision is what a Compare wants."""
+        """Return the stored record, whose revision a Compare needs; None if there is none."""
         return self._records.get(key)
 
     def records(self) -> dict[str, Record]:
-        """All of them, as the store has them, by key; a copy."""
+        """Return a copy of all stored records, by key."""
         return dict(self._records)
 
     def __contains__(self, key: object) -> bool:
         return key in self._records
 
     def __iter__(self) -> Iterator[str]:
-        """The keys there are now, in no order."""
+        """Iterate over a copy of the keys, in no particular order."""
         return iter(list(self._records))
 
     def __len__(self) -> int:
         return len(self._records)
 
     def values(self) -> Any:
+        """Return the values that can be decoded."""
         return [value for _, value in self.items()]
 
     def items(self) -> Any:
+        """Return the keys and values that can be decoded."""
         found = ((key, self._value(record)) for key, record in list(self._records.items()))
         return [(key, value) for key, value in found if value is not None]
 
@@ -141,35 +150,40 @@ class Mirror(Mapping[str, T]):
         self._decoded[record.key] = (
             record,
             value,
-        )  # with its record: a newer one that came meanwhile is not hidden by it
+        )  # stored with its record, so that it never hides a newer one
         return value
 
     @property
     def revision(self) -> int:
-        """Of the newest change that is in here, or of the listing; -1 before the first."""
+        """Revision of the newest change or listing; -1 before the first."""
         return self._revision
 
     @property
     def stale_s(self) -> float:
-        """Seconds since the store last answered: little more than one while it is there; infinite
-        before the first listing."""
+        """Seconds since the store last answered, normally below 2; infinite before the first
+        listing.
+        """
         return monotonic() - self._heard_s
 
     @property
     def trouble(self) -> StoreError | None:
-        """Why the store is not heard of; None while it is."""
+        """The error that keeps the mirror stale; None while the store answers."""
         return self._trouble
 
     def wait_for(self, predicate: Callable[[Self], Any], timeout_s: float | None = None) -> bool:
-        """Whether `predicate(self)` came to be true in time. It is asked again after each change,
-        under a lock: be brief."""
+        """Wait until `predicate(self)` is true; return False on timeout.
+
+        It is called after each change, under a lock, so it must be quick.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._stop.is_set() or predicate(self), timeout_s)
             return bool(predicate(self))
 
     def on_change(self, callback: Callable[[list[KeyChange[T]]], Any]) -> None:
-        """Call it with what has changed, on the mirror's thread, when it can be read here already.
-        What it raises is logged."""
+        """Call `callback` with the changes on the mirror's thread, after they are visible here.
+
+        Its exceptions are logged.
+        """
         self._callbacks.append(callback)
 
     # -- following
@@ -179,19 +193,19 @@ class Mirror(Mapping[str, T]):
         while not self._stop.is_set():
             try:
                 if self._watch is None:
-                    self._tell(self._differing(self._list()))
+                    self._notify(self._differences(self._list()))
                 if not self._follow():
                     return  # the store was closed
             except StoreError as error:
                 if self._trouble is None and not self._stop.is_set():
-                    _log.warning("the mirror of %r is not fresh: %s", self._prefix, error)
+                    _log.warning("the mirror of %r is stale: %s", self._prefix, error)
                     pause_s = PAUSE_S_MIN
                 self._trouble = error
                 self._stop.wait(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
     def _follow(self) -> bool:
-        """Until the end (False), or until everything has to be listed again (True)."""
+        """Apply events until the mirror is closed (False) or must list everything again (True)."""
         watch = self._watch
         assert watch is not None
         while not self._stop.is_set():
@@ -206,19 +220,19 @@ class Mirror(Mapping[str, T]):
             if self._are_many_deletions(batch):
                 self._check(watch)
             self._take(batch)
-            if event is not None:  # the listing will be newer than whatever else the watch holds
+            if event is not None:  # the listing is newer than all pending events
                 watch.close()
                 self._watch = None
                 return True
         return False
 
     def _are_many_deletions(self, events: Sequence[Event]) -> bool:
-        """Whether they take away most of what is known, as somebody does who empties the store."""
+        """Return True if the events delete most of the known keys, as emptying a store does."""
         deletions = sum(event.kind == "DELETE" for event in events)
         return deletions >= DELETIONS_MIN and 2 * deletions > len(self._records)
 
     def _check(self, watch: Watch) -> None:
-        """Where the store is not accepted, everything is listed again, until it is."""
+        """Call `accepts`; if it refuses, list everything again later."""
         try:
             self._accepts()
         except StoreError:
@@ -227,16 +241,16 @@ class Mirror(Mapping[str, T]):
             raise
 
     def _heard(self, at_s: float) -> None:
-        """The store has answered then. Silence is no answer, and ends no trouble."""
+        """Record the time of the store's last answer; a timeout is no answer."""
         if at_s <= self._heard_s:
             return
         self._heard_s = at_s
         if self._trouble is not None:
             self._trouble = None
-            _log.info("the mirror of %r is fresh again", self._prefix)
+            _log.info("the mirror of %r is up to date again", self._prefix)
 
     def _list(self) -> dict[str, Record]:
-        """Read everything, and begin a watch behind it; -> what was known before."""
+        """List all records and start a watch after them; return the content before."""
         records, revision = self._store.range(self._prefix)
         if self._revision >= 0:
             self._accepts()
@@ -252,8 +266,8 @@ class Mirror(Mapping[str, T]):
         self._heard(monotonic())
         return old
 
-    def _differing(self, old: dict[str, Record]) -> list[KeyChange[T]]:
-        """What has changed since that content, if anybody wants to know."""
+    def _differences(self, old: dict[str, Record]) -> list[KeyChange[T]]:
+        """Return the changes since `old`, if there are callbacks."""
         if not self._callbacks:
             return []
         fresh = self._records
@@ -273,13 +287,13 @@ class Mirror(Mapping[str, T]):
         try:
             return self._decode_value(record.value)
         except Exception:
-            return None  # it was logged when it was current
+            return None  # logged when it was current
 
     def _take(self, events: Iterable[Event]) -> None:
         with self._changed:
             changes = [self._apply(event) for event in events if event.kind != "SYNC"]
             self._changed.notify_all()
-        self._tell(changes)
+        self._notify(changes)
 
     def _apply(self, event: Event) -> KeyChange[T]:
         key = event.key[len(self._prefix) :]
@@ -292,17 +306,17 @@ class Mirror(Mapping[str, T]):
         self._revision = event.revision
         return KeyChange(key, old, event.record, self._value_of_change)
 
-    def _tell(self, changes: list[KeyChange[T]]) -> None:
+    def _notify(self, changes: list[KeyChange[T]]) -> None:
         for callback in self._callbacks if changes else ():
             try:
                 callback(changes)
             except Exception:
-                _log.exception("a callback of the mirror of %r", self._prefix)
+                _log.exception("a callback of the mirror of %r failed", self._prefix)
 
     # -- the end
 
     def close(self) -> None:
-        """What was known stays readable. Closing twice is fine."""
+        """Stop following; the known content stays readable. Calling it twice is fine."""
         self._stop.set()
         with self._changed:
             self._changed.notify_all()

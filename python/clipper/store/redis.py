@@ -1,27 +1,26 @@
-"""The store in a Redis server, shared by the servers that name the same URL; needs Redis 6.2 or
-newer.
+"""The store in a Redis server, 6.2 or newer, shared by the servers that use the same URL.
 
-Everything lies under one prefix, in forms that a person can read with redis-cli:
+All keys share one prefix and can be read with redis-cli:
 
     clipper:revision       the store's revision
     clipper:r:KEY          hash: value, revision, created, version, and lease if it has one
-    clipper:keys           sorted set of all keys, for ranges in the order of their bytes
-    clipper:events         stream of the last changes; an entry's id is REVISION-N
-    clipper:forgotten      changes up to this revision are not in the stream any more
-    clipper:leases         sorted set: a lease's id and its end, ms by the server's clock;
-    clipper:lease_ms: how long each lives
-    clipper:leased:LEASE   set: its keys
+    clipper:keys           sorted set of all keys, for ranges in byte order
+    clipper:events         stream of recent changes; an entry's id is REVISION-N
+    clipper:forgotten      changes up to this revision are no longer in the stream
+    clipper:leases         sorted set: lease ids by their end, ms by the server's clock
+    clipper:lease_ms       hash: time to live of each lease
+    clipper:leased:LEASE   set: the keys of a lease
 
-A transaction is one Lua script, so nobody ever sees half of it. What Redis itself loses is lost
-here too: with `appendonly yes` up to the last two seconds at a power cut, and at a kill when the
-disk was busy; with `appendfsync always` nothing. A store that went back in time is noticed by its
-watches: RESET.
+A transaction is one Lua script and therefore atomic. The durability is that of Redis: with
+`appendonly yes` a power cut, or a kill while the disk is busy, loses up to two seconds; with
+`appendfsync always` nothing is lost. A store that went back in time is detected by its watches,
+which deliver RESET.
 
-Whoever reads, writes or watches after the end of a lease deletes its keys. A server whose wall
-clock jumps ends leases early or late.
+Each read, write or watch after the end of a lease deletes its keys. A jump of the server's wall
+clock ends leases early or late.
 
-A command whose connection breaks may or may not have been carried out; it is StoreError, and
-`put_if` again tells which.
+When the connection breaks during a command, the command may have been executed. The caller gets
+StoreError, and repeating `put_if` shows which.
 """
 
 import contextlib
@@ -53,8 +52,8 @@ from clipper.store.store import (
     lost_error,
 )
 
-SLICE_S: Final = 0.1  # a blocked watch looks this often whether it was closed
-PATIENCE_S: Final = 5.0  # for an answer of the server
+SLICE_S: Final = 0.1  # period at which a blocked watch checks whether it was closed
+PATIENCE_S: Final = 5.0  # timeout of a command
 _KINDS = {Put: 1, Delete: 2, Get: 3}
 _LAST = (1 << 63) - 1
 
@@ -192,10 +191,13 @@ _REVOKE = _BEGIN + "finish(ARGV[3])"
 
 
 class RedisStore(Store):
-    """Threads: any. url: `redis://HOST:PORT/DB`, `rediss://` for TLS, `unix:///PATH`;
-    `?prefix=NAME:` for a namespace other than `clipper:`.
+    """A store in Redis. Threads: any.
 
-    Errors: StoreError when the server cannot be reached, is read-only, full or too old.
+    url: `redis://HOST:PORT/DB`, `rediss://` for TLS, `unix:///PATH`; `?prefix=NAME:` replaces the
+    prefix `clipper:`.
+    events_max: changes kept for watches.
+    Errors: StoreError when the server is unreachable, read-only, full or too old; ForkedProcess
+    after a fork.
     """
 
     remote = True
@@ -229,21 +231,21 @@ class RedisStore(Store):
         )
         self._txn, self._get, self._range, self._tail, self._renew, self._revoke = scripts
         try:
-            with self._asking():
+            with self._exchange():
                 self._redis.ping()
         except BaseException:
             self._redis.close()
             raise
 
     @contextlib.contextmanager
-    def _asking(self) -> Iterator[None]:
-        """One exchange with the server; what goes wrong there is a StoreError that names it."""
+    def _exchange(self) -> Iterator[None]:
+        """Wrap one exchange with the server: errors become StoreError with the store's name."""
         if self._closed:
             raise closed_error(self.name)
         if os.getpid() != self._pid:
             raise ForkedProcess(
                 f"store {self.name} belongs to the process that opened it.",
-                hint="Open it again here.",
+                hint="Open it again in this process.",
             )
         try:
             yield
@@ -253,16 +255,16 @@ class RedisStore(Store):
             why = str(error).rstrip(".")
             raise StoreError(
                 f"store {self.name} cannot be reached: {why}.",
-                hint="Is redis-server running there?",
+                hint="Check that redis-server is running there.",
             ) from None
         except self._errors.TimeoutError:
             raise StoreError(
                 f"store {self.name} did not answer within {PATIENCE_S:g} s.",
-                hint="Is it overloaded?",
+                hint="Check the load of the server.",
             ) from None
         except self._errors.RedisError as error:
             raise StoreError(f"store {self.name} refused: {error}") from None
-        except Exception as error:  # of many kinds, when its connection was closed under a watch
+        except Exception as error:  # varies when the connection is closed under a watch
             if self._closed:
                 raise closed_error(self.name) from None
             if not isinstance(error, OSError | ValueError):
@@ -270,11 +272,12 @@ class RedisStore(Store):
             raise StoreError(f"store {self.name} cannot be reached: {error}.") from None
 
     def get(self, key: str) -> Record | None:
-        with self._asking():
+        """Return the record; None if the key does not exist."""
+        with self._exchange():
             found = self._redis.hmget(
                 self._prefix + "r:" + key, "value", "revision", "created", "version", "lease"
             )
-            if found[4]:  # is it still there?
+            if found[4]:  # the lease may be over
                 found = self._run(self._get, key) or [None] * 5
         return _record(key, found if found[1] is not None else None)
 
@@ -282,9 +285,10 @@ class RedisStore(Store):
         return script(args=[self._prefix, self._events_max, *args])
 
     def range(self, prefix: str) -> tuple[list[Record], int]:
+        """Return the records under a prefix and the revision of the snapshot."""
         raw = prefix.encode()
         low, high = (b"[" + raw, b"(" + raw + b"\xff") if raw else (b"-", b"+")
-        with self._asking():
+        with self._exchange():
             revision, found = self._run(self._range, low, high)
         records = [_record(key.decode(), parts) for key, parts in found]
         return [record for record in records if record is not None], revision
@@ -292,10 +296,11 @@ class RedisStore(Store):
     def txn(
         self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()
     ) -> TxnResult:
+        """Run a transaction; see `Store.txn`."""
         check_txn(compares, then, orelse)
-        asked = [[[c.key, c.field, c.equals] for c in compares], _packed(then), _packed(orelse)]
-        with self._asking():
-            ok, revision, found = self._run(self._txn, msgpack.packb(asked, use_bin_type=False))
+        request = [[[c.key, c.field, c.equals] for c in compares], _packed(then), _packed(orelse)]
+        with self._exchange():
+            ok, revision, found = self._run(self._txn, msgpack.packb(request, use_bin_type=False))
         if ok < 0:
             raise lost_error(self.name, found.decode())
         ops = then if ok else orelse
@@ -306,31 +311,37 @@ class RedisStore(Store):
         )
 
     def grant(self, ttl_s: float) -> tuple[str, float]:
+        """Grant a lease; return its id and its time to live in seconds."""
         id = secrets.token_hex(8)
-        with self._asking():
+        with self._exchange():
             self._run(self._renew, id, round(ttl_s * 1000))
         return id, ttl_s
 
     def renew(self, lease: str) -> float:
-        with self._asking():
+        """Renew a lease; return its time to live in seconds."""
+        with self._exchange():
             ms = int(self._run(self._renew, lease))
         if not ms:
             raise lost_error(self.name, lease)
         return ms / 1000
 
     def revoke(self, lease: str) -> None:
-        with self._asking():
+        """End a lease and delete its keys."""
+        with self._exchange():
             self._run(self._revoke, lease)
 
     def watch(self, prefix: str, from_revision: int | None = None) -> Watch:
+        """Watch the keys under a prefix."""
         return _RedisWatch(self, prefix, self.revision if from_revision is None else from_revision)
 
     @property
     def revision(self) -> int:
-        with self._asking():
+        """Return the revision of the newest change."""
+        with self._exchange():
             return int(self._redis.get(self._prefix + "revision") or 0)
 
     def close(self) -> None:
+        """Close the connections; the watches end."""
         self._closed = True
         if os.getpid() == self._pid:
             self._redis.close()
@@ -361,11 +372,11 @@ class _RedisWatch:
         return None
 
     def _wait(self, seconds: float) -> None:
-        """Until there is a change, or the time is over."""
+        """Block until there is a change or the time is over."""
         store = self._store
         stream = {store._prefix + "events": f"{self._cursor}-{_LAST}"}
         try:
-            with store._asking():
+            with store._exchange():
                 store._redis.xread(stream, count=1, block=max(1, round(seconds * 1000)))
         except StoreError:
             if not self.closed:
@@ -376,7 +387,7 @@ class _RedisWatch:
             return
         store = self._store
         try:
-            with store._asking():
+            with store._exchange():
                 forgotten, revision, entries = store._run(store._tail, self._cursor)
             self.heard_s = monotonic()
         except StoreError:
@@ -408,7 +419,7 @@ class _RedisWatch:
 
 
 def redacted_url(url: str) -> str:
-    """The URL without its password."""
+    """Return the URL with its password replaced by `***`."""
     parts = urlsplit(url)
     if not parts.password:
         return url

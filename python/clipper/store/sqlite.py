@@ -1,21 +1,21 @@
-"""The store of one host: a SQLite file that several processes share and that survives kill -9 and
-power cuts.
+"""The store of one host: a SQLite file that processes share and that survives kill -9 and power
+cuts.
 
-WAL with synchronous=FULL: a write is on disk when it returns, readers never wait for writers. What
-is written here is little (the catalog), so an fsync a change is the right price; `durable=False`
-gives the last changes before a power cut away for speed (kill -9 still loses nothing). Two
-connections: this process's writers queue at one lock, its readers at another. A watch is a cursor
-over the event table. Writers in this process wake it; for other processes it looks at SQLite's
-`data_version` (a few microseconds) twenty times a second.
+It uses WAL with synchronous=FULL: a write is on disk when it returns, and readers never wait for
+writers. Writes are rare (the catalog), so one fsync per change is affordable; `durable=False`
+trades the last changes before a power cut for speed (kill -9 still loses nothing). There are two
+connections, one for the writers of this process and one for its readers, each under a lock. A watch
+is a cursor over the event table. Writers in this process wake it; changes of other processes are
+detected by polling SQLite's `data_version` (a few microseconds) twenty times a second.
 
-A lease lies in a table with its end by the monotonic clock, which all processes of a host share
-until it boots; then they are all dead, and so are their leases. Whoever reads or watches after the
-end deletes its keys.
+A lease is a row with its end by the monotonic clock, which all processes of a host share until the
+next boot; then all of them, and their leases, are gone. Each read or watch after the end deletes
+its keys.
 
-SQLite lets writers of several processes find a locked file, sleep, and try again, up to 100 ms
-later each: whoever has just written writes again, and the unlucky wait a second. Ours queue at a
-turnstile, a lock on a file beside it (`-turn`): one process waits for SQLite's lock, which whoever
-comes from it has to leave to that one, the others for their turn.
+SQLite's own locking is unfair: writers of several processes poll a locked file, up to 100 ms apart,
+so that the last writer usually wins again and others wait for a second. These writers queue at a
+lock on a second file (`-turn`) instead: one process waits for SQLite's lock, the others for their
+turn.
 """
 
 import fcntl
@@ -50,14 +50,12 @@ from clipper.store.store import (
 
 _APPLICATION_ID = 0x434C5053  # "CLPS"
 _FORMAT = 2  # 2: leases
-_QUICK_CHECK_BYTES_MAX = (
-    64 << 20
-)  # above this a check at every start would take longer than it is worth
+_QUICK_CHECK_BYTES_MAX = 64 << 20  # larger files are not checked at the start
 _POLL_S = 0.05
 _RETRY_S, _TURN_S = (
     0.0001,
     0.0005,
-)  # between two looks whether another process has written, and whether it is our turn
+)  # pauses while polling for SQLite's lock, and for the turn
 _SCHEMA = """
 create table if not exists kv (
     key blob primary key, value blob not null, crc integer not null,
@@ -80,11 +78,10 @@ _SELECT = "select key, value, crc, revision, created, version, lease from kv"
 
 
 class SqliteStore(Store):
-    """`path`: the file; its folder is made when missing. Threads: any. Processes: any on this host;
-    not across a fork.
+    """A store in a SQLite file. Threads: any. Processes: any on this host, not across a fork.
 
-    bytes_max: bound of the file, 0 for none.  busy_s: how long a write waits for other processes'
-    writes.
+    path: the file; its folder is created.  bytes_max: bound of the file, 0 for none.
+    busy_s: how long a write waits for other processes' writes.
     """
 
     def __init__(
@@ -123,9 +120,8 @@ class SqliteStore(Store):
                 raise
 
     def _keep_private(self) -> None:
-        """Nobody but the owner reads the file. SQLite gives the files beside it the same
-        permissions."""
-        with suppress(OSError):  # what is wrong with the path, SQLite says
+        """Restrict the file to its owner; SQLite gives the files beside it the same permissions."""
+        with suppress(OSError):  # SQLite reports a bad path
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             if self.path.stat().st_mode & 0o077:
                 self.path.chmod(0o600)
@@ -181,12 +177,14 @@ class SqliteStore(Store):
     # -- reading
 
     def get(self, key: str) -> Record | None:
+        """Return the record; None if the key does not exist."""
         raw = check_key(key)
         self._expire()
         with self._reading() as run:
             return self._fetch(run, raw)
 
     def range(self, prefix: str) -> tuple[list[Record], int]:
+        """Return the records under a prefix and the revision of the snapshot."""
         where, args = _starts_with(prefix)
         self._expire()
         with self._reading() as run:
@@ -200,6 +198,7 @@ class SqliteStore(Store):
 
     @property
     def revision(self) -> int:
+        """Return the revision of the newest change."""
         self._expire()
         with self._reading() as run:
             return _meta(run, "revision")
@@ -219,6 +218,7 @@ class SqliteStore(Store):
     def txn(
         self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()
     ) -> TxnResult:
+        """Run a transaction; see `Store.txn`."""
         check_txn(compares, then, orelse)
         self._check_process()
         with self._write_lock, self._typed("write"), self._transaction():
@@ -244,7 +244,7 @@ class SqliteStore(Store):
         return TxnResult(ok, results, revision)
 
     def _next_revision(self, changes: int) -> int:
-        """Of a transaction that makes so many."""
+        """Return the revision of a transaction with this number of changes."""
         self._make_room(changes)
         self._writer.execute("update meta set value = value + 1 where name = 'revision'")
         return _meta(self._writer, "revision")
@@ -270,8 +270,7 @@ class SqliteStore(Store):
         return Record(op.key, op.value, revision, created, version, op.lease)
 
     def _make_room(self, count: int) -> None:
-        """Forget the oldest changes, whole revisions at a time, before new ones take their
-        place."""
+        """Delete the oldest changes, whole revisions at a time, before new ones are added."""
         run = self._writer
         newest = run.execute("select coalesce(max(id), 0) from event").fetchone()[0]
         last = run.execute(
@@ -285,12 +284,14 @@ class SqliteStore(Store):
     # -- leases
 
     def grant(self, ttl_s: float) -> tuple[str, float]:
+        """Grant a lease; return its id and its time to live in seconds."""
         id = secrets.token_hex(8)
         with self._writing() as run:
             run.execute("insert into lease values (?, ?, ?)", (id, ttl_s, time.monotonic() + ttl_s))
         return id, ttl_s
 
     def renew(self, lease: str) -> float:
+        """Renew a lease; return its time to live in seconds."""
         with self._writing() as run:
             self._end_leases("until_s <= ?", time.monotonic())
             query = "update lease set until_s = ttl_s + ? where id = ? returning ttl_s"
@@ -300,6 +301,7 @@ class SqliteStore(Store):
         return float(found[0])
 
     def revoke(self, lease: str) -> None:
+        """End a lease and delete its keys."""
         with self._writing():
             self._end_leases("id = ?", lease)
 
@@ -312,7 +314,7 @@ class SqliteStore(Store):
                 raise lost_error(self.name, lease)
 
     def _end_leases(self, where: str, arg: float | str) -> None:
-        """In a transaction: each one's keys go as one revision."""
+        """End leases in a transaction; the keys of each are deleted in one revision."""
         for (lease,) in self._writer.execute(
             f"select id from lease where {where} order by until_s", (arg,)
         ).fetchall():
@@ -331,7 +333,7 @@ class SqliteStore(Store):
             self._writer.execute("update meta set value = ? where name = 'boot'", (boot,))
 
     def _expire(self) -> None:
-        """What is read next is without the keys of leases that have ended."""
+        """End expired leases, so that the next read does not see their keys."""
         now_s = time.monotonic()
         with self._reading() as run:
             due = run.execute("select 1 from lease where until_s <= ? limit 1", (now_s,)).fetchone()
@@ -340,7 +342,7 @@ class SqliteStore(Store):
                 self._end_leases("until_s <= ?", now_s)
 
     def _next_end_s(self) -> float:
-        """When the next lease ends."""
+        """Return the time at which the next lease ends."""
         with self._reading() as run:
             found = run.execute("select min(until_s) from lease").fetchone()[0]
         return float("inf") if found is None else float(found)
@@ -348,10 +350,11 @@ class SqliteStore(Store):
     # -- watching
 
     def watch(self, prefix: str, from_revision: int | None = None) -> Watch:
+        """Watch the keys under a prefix."""
         return _SqliteWatch(self, prefix, self.revision if from_revision is None else from_revision)
 
     def _events_after(self, cursor: int, prefix: str) -> tuple[list[Event], int, bool]:
-        """(events, revision they reach, whether some are lost), as one snapshot."""
+        """Return (events, last revision, True if some are lost) as one snapshot."""
         where, args = _starts_with(prefix)
         with self._reading() as run:
             run.execute("begin")
@@ -375,6 +378,7 @@ class SqliteStore(Store):
     # -- the file
 
     def close(self) -> None:
+        """End the watches and close the connection or file."""
         if os.getpid() != self._pid:
             return
         with self._write_lock, self._read_lock:
@@ -425,8 +429,9 @@ class SqliteStore(Store):
 
     @contextmanager
     def _turn(self, give_up_s: float) -> Iterator[None]:
-        """To be the one that waits for SQLite's lock. Where files cannot be locked, or when it is
-        late, all are."""
+        """Wait for this process's turn at SQLite's lock; pass if files cannot be locked, or on
+        timeout.
+        """
         while self._turnstile >= 0:
             with suppress(BlockingIOError):
                 fcntl.flock(self._turnstile, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -506,9 +511,9 @@ class _SqliteWatch:
         self._store = store
         self._prefix = prefix
         self._cursor = cursor
-        self._seen = -1  # SQLite's data_version when the store was last looked at
+        self._seen = -1  # SQLite's data_version at the last poll
         self.heard_s = time.monotonic()
-        self._lease_end_s = 0.0  # the next, by then
+        self._lease_end_s = 0.0  # end of the next lease, as of that poll
         self._synced = False
         self._ready: deque[Event] = deque()
         self._closed = False
@@ -564,8 +569,10 @@ class _SqliteWatch:
 
 
 def _starts_with(prefix: str) -> tuple[str, tuple[bytes, ...]]:
-    """The condition on `key`, and its arguments. UTF-8 has no byte 0xff, so the last byte can
-    always be raised."""
+    """Return the condition on `key` and its arguments.
+
+    UTF-8 has no byte 0xff, so the last byte of a prefix can always be incremented.
+    """
     raw = prefix.encode()
     if not raw:
         return "true", ()

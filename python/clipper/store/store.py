@@ -1,17 +1,15 @@
-"""Keyed bytes with revisions: the one way in which nodes, and a node before and after a restart,
-know the same things.
+"""The interface of the key-value store, through which nodes share state and a node survives a
+restart.
 
-Laws, held by tests/store for every backend:
-  1. Every change gets one revision of the whole store; revisions strictly grow and survive a
-     restart.
-  2. A transaction happens wholly or not at all, and its changes share one revision. One that
-     changes nothing gets none.
+tests/store checks for every backend:
+  1. Each change has one revision of the whole store; revisions strictly grow and survive a restart.
+  2. A transaction is atomic, and its changes share one revision. Without changes it has none.
   3. A read after a write sees it, from any thread and, on disk, from any process.
-  4. A watch from revision r delivers exactly the changes after r, in order, once, or says RESET:
-     read everything again.
-  5. Keys sort as their UTF-8 bytes; a range is one snapshot.
-  6. Keys put with a lease vanish with it, all of them as one revision; a put without one takes its
-     key off the lease.
+  4. A watch from revision r delivers exactly the changes after r, in order and once, or RESET,
+  after which the reader reads everything again.
+  5. Keys sort by their UTF-8 bytes; a range is one snapshot.
+  6. Keys put with a lease disappear with it, all in one revision; a put without a lease detaches
+  its key from the lease.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,15 +28,19 @@ ABSENT: Final = 0  # the revision of a key that does not exist
 KEY_BYTES_MAX: Final = 1024
 VALUE_BYTES_MAX: Final = 1 << 20
 TXN_OPS_MAX: Final = 128
-TTL_S_MIN, TTL_S_MAX = 0.05, 86_400.0  # of leases; a server's own least is longer: etcd's is 2 s
-EVENTS_MAX: Final = 10_000  # changes kept for watches; whoever falls further behind is told RESET
+TTL_S_MIN, TTL_S_MAX = 0.05, 86_400.0  # of leases; a server's minimum may be longer: etcd's is 2 s
+EVENTS_MAX: Final = 10_000  # changes kept for watches; a watch further behind gets RESET
 
 
 class Record(
     msgspec.Struct, frozen=True, gc=False
-):  # it holds no containers: 20 000 are nothing to the collector
-    """revision: of the last change.  created_revision: of the first since the key was last absent.
-    version: number of writes since then.  lease: the id of that with which it goes; "" for none."""
+):  # it contains no containers, so the garbage collector can skip it
+    """A key and its value.
+
+    revision: of the last change.  created_revision: of the first change since the key was absent.
+    version: number of writes since then.  lease: id of the lease that the key belongs to; "" for
+    none.
+    """
 
     key: str
     value: bytes
@@ -49,22 +51,28 @@ class Record(
 
 
 class Compare(msgspec.Struct, frozen=True):
-    """True if the record's `field` equals `equals`. An absent key has revision, created_revision
-    and version 0."""
+    """A condition of a transaction: the record's `field` equals `equals`.
+
+    An absent key has revision, created_revision and version 0.
+    """
 
     key: str
     equals: int | bytes
     field: Literal["revision", "created_revision", "version", "value"] = "revision"
 
     def holds(self, record: Record | None) -> bool:
+        """Return True if the condition holds for a record; None for an absent key."""
         if record is None:
             return self.field != "value" and self.equals == ABSENT
         return bool(getattr(record, self.field) == self.equals)
 
 
 class Put(msgspec.Struct, frozen=True):
-    """lease: the id of that with which the key goes. LeaseLost, and nothing is written, when it has
-    run out."""
+    """Write a key.
+
+    lease: id of the lease with which the key disappears. If it has expired the transaction raises
+    LeaseLost and writes nothing.
+    """
 
     key: str
     value: bytes
@@ -72,10 +80,14 @@ class Put(msgspec.Struct, frozen=True):
 
 
 class Delete(msgspec.Struct, frozen=True):
+    """Delete a key; no effect if it does not exist."""
+
     key: str
 
 
 class Get(msgspec.Struct, frozen=True):
+    """Read a key as it was before the transaction."""
+
     key: str
 
 
@@ -83,8 +95,12 @@ Op = Put | Delete | Get
 
 
 class TxnResult(msgspec.Struct, frozen=True):
-    """ok: the compares held, so `then` ran.  results: one an operation: the record written,
-    deleted, or found, or None. revision: the store's after the transaction."""
+    """The result of a transaction.
+
+    ok: all compares held, so `then` was executed.
+    results: per operation the record that was written, deleted or read, or None.
+    revision: of the store after the transaction.
+    """
 
     ok: bool
     results: tuple[Record | None, ...]
@@ -92,10 +108,13 @@ class TxnResult(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """PUT and DELETE are changes; `record` is the new one, None after DELETE.
-    SYNC: everything up to `revision` has been delivered; it comes once, after what was there when
-    the watch began. RESET: changes were missed; read the range again and skip events up to its
-    revision."""
+    """An event of a watch.
+
+    PUT, DELETE: a change; `record` is the new one, None after DELETE.
+    SYNC: everything up to `revision` was delivered; once, after the content at the start of the
+    watch.
+    RESET: changes were missed; read the range again and ignore events up to its revision.
+    """
 
     kind: Literal["PUT", "DELETE", "SYNC", "RESET"]
     revision: int
@@ -104,114 +123,142 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
 
 class Watch(Protocol):
-    """Events in order. Threads: any may close it; one reads it."""
+    """A stream of events in order. Threads: any may close it; one reads it."""
 
     @property
     def heard_s(self) -> float:
-        """When the store last answered this watch (time.monotonic()), be it without an event. A
-        call of `next` that ends because its time is over says nothing of the store."""
+        """Time (time.monotonic()) at which the store last answered this watch, even without an
+        event.
+
+        A timeout of `next` is no answer of the store.
+        """
         ...
 
     def next(self, timeout_s: float | None = None) -> Event | None:
-        """The next event; None when the time is over, or when the watch or its store is closed."""
+        """Return the next event; None on timeout, or when the watch or its store is closed."""
         ...
 
     @property
-    def closed(self) -> bool: ...
+    def closed(self) -> bool:
+        """True once the watch or its store is closed."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End the watch and wake its reader."""
+        ...
 
     def __iter__(self) -> Iterator[Event]: ...
 
 
 class Store(Protocol):
-    """Threads: any. Errors: StoreError (unreachable, full, damaged), StoreConflict, LeaseLost,
-    InvalidInput (too big)."""
+    """The interface of a store. Threads: any.
+
+    Errors: StoreError (unreachable, full, damaged), StoreConflict, LeaseLost, InvalidInput (a key,
+    value or transaction beyond the limits).
+    """
 
     name: str
-    remote: bool = False  # whether an answer may take longer than a disk does
+    remote: bool = False  # True if calls go over a network
 
-    def get(self, key: str) -> Record | None: ...
+    def get(self, key: str) -> Record | None:
+        """Return the record; None if the key does not exist."""
+        ...
 
     def range(self, prefix: str) -> tuple[list[Record], int]:
-        """The records whose keys start with `prefix`, by key, and the revision of the snapshot they
-        belong to."""
+        """Return the records under a prefix, sorted by key, and the revision of their snapshot."""
         ...
 
     def txn(
         self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()
     ) -> TxnResult:
-        """Run `then` if all compares hold, else `orelse`, as one step. Gets see the store before
-        the step."""
+        """Execute `then` if all compares hold, else `orelse`, atomically.
+
+        Reads see the store before the transaction.
+        """
         ...
 
     def watch(self, prefix: str, from_revision: int | None = None) -> Watch:
-        """Changes after `from_revision` (None: after now) to keys that start with `prefix`."""
+        """Watch keys under a prefix for changes after `from_revision`; None: after now."""
         ...
 
     @property
-    def revision(self) -> int: ...
-
-    def close(self) -> None:
-        """End the watches and let go of files. Closing twice is fine."""
+    def revision(self) -> int:
+        """Return the revision of the newest change."""
         ...
 
-    # -- leases: what a backend does; users take `lease`
+    def close(self) -> None:
+        """End the watches and close files and connections. Calling it twice is fine."""
+        ...
+
+    # -- leases: implemented by backends; callers use `lease`
 
     def grant(self, ttl_s: float) -> tuple[str, float]:
-        """-> the new lease's id, and how long it lives, which may be longer than was asked for."""
+        """Grant a lease; return its id and its time to live, which may exceed `ttl_s`."""
         ...
 
     def renew(self, lease: str) -> float:
-        """It lives that long from now on; -> seconds. LeaseLost when it has run out."""
+        """Renew a lease and return its time to live in seconds.
+
+        Raises LeaseLost if it has expired.
+        """
         ...
 
     def revoke(self, lease: str) -> None:
-        """It ends now, and its keys with it. One that has ended is fine."""
+        """End a lease and delete its keys. No effect if it has ended."""
         ...
 
-    # -- in terms of these
+    # -- implemented with the above
 
     def lease(self, ttl_s: float) -> Lease:
-        """Keys that were put with its id vanish `ttl_s` after it was last renewed;
-        `renew_in_background()` renews it in time."""
+        """Grant a lease: keys put with its id disappear `ttl_s` after its last renewal.
+
+        `Lease.renew_in_background()` renews it in time.
+        """
         check_ttl(ttl_s)
-        began_s = monotonic()
+        start_s = monotonic()
         id, ttl_s = self.grant(ttl_s)
-        return Lease(self, id, ttl_s, began_s)
+        return Lease(self, id, ttl_s, start_s)
 
     def elect(self, name: str, value: bytes, lease: Lease) -> "Candidate":
-        """Stand for election: one of those who stand under this name is the leader, who stood
-        longest. value: for others to read.  lease: whoever loses it has lost the election."""
+        """Stand for an election; the candidate that was first is the leader.
+
+        value: readable by the other nodes.  lease: a candidate that loses it has lost the election.
+        """
         from clipper.store.election import Candidate
 
         return Candidate(self, name, value, lease)
 
     def put(self, key: str, value: bytes, lease: str = "") -> Record:
+        """Write a key and return its record."""
         record = self.txn((), (Put(key, value, lease),)).results[0]
         assert record is not None
         return record
 
     def put_if(self, key: str, value: bytes, revision: int, lease: str = "") -> Record:
-        """Write if the key is still at `revision` (ABSENT: if there is no such key); else
-        StoreConflict."""
+        """Write a key if it is still at `revision`; ABSENT: if it does not exist.
+
+        Raises StoreConflict otherwise.
+        """
         result = self.txn((Compare(key, revision),), (Put(key, value, lease),))
         record = result.results[0] if result.ok else None
         if record is None:
             raise StoreConflict(
-                f"{key!r} is not at revision {revision}.", hint="Read it again and decide again."
+                f"{key!r} is not at revision {revision}.", hint="Read it again and retry."
             )
         return record
 
     def delete(self, key: str) -> bool:
-        """Whether there was something to delete."""
+        """Delete a key; return False if it did not exist."""
         return self.txn((), (Delete(key),)).results[0] is not None
 
     def update(
         self, key: str, change: Callable[[bytes | None], bytes], tries: int = 1000
     ) -> Record:
-        """Write `change(value)`, where value is None when absent; `change` is called again if
-        somebody was faster."""
+        """Write `change(value)`, where value is None for an absent key.
+
+        `change` is called again, up to `tries` times, when another writer was faster; then
+        StoreConflict.
+        """
         for _ in range(tries):
             old = self.get(key)
             try:
@@ -221,7 +268,7 @@ class Store(Protocol):
             except StoreConflict:
                 continue
         raise StoreConflict(
-            f"{key!r} was changed by somebody else {tries} times in a row.", hint="Try again later."
+            f"{key!r} was changed by other writers {tries} times in a row.", hint="Try again later."
         )
 
     def __enter__(self) -> Self:
@@ -232,7 +279,7 @@ class Store(Protocol):
 
 
 def check_txn(compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op]) -> None:
-    """Refuse what no backend could carry out."""
+    """Raise InvalidInput for a transaction that some backend could not execute."""
     for ops in (then, orelse):
         if (parts := len(ops) + len(compares)) > TXN_OPS_MAX:
             raise InvalidInput(
@@ -256,12 +303,13 @@ def check_txn(compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[
 
 
 def check_ttl(ttl_s: float) -> None:
+    """Raise InvalidInput unless the time to live is 0.05 s to one day."""
     if not TTL_S_MIN <= ttl_s <= TTL_S_MAX:
         raise InvalidInput(f"a lease of {ttl_s:g} s: {TTL_S_MIN:g} to {TTL_S_MAX:g} are possible.")
 
 
 def check_key(key: str) -> bytes:
-    """The key as it is stored."""
+    """Return the key in UTF-8. Raises InvalidInput unless it has 1 to 1024 bytes."""
     try:
         raw = key.encode()
     except (UnicodeEncodeError, AttributeError):
@@ -274,10 +322,12 @@ def check_key(key: str) -> bytes:
 
 
 def closed_error(name: str) -> StoreError:
+    """Return the error for a call on a closed store."""
     return StoreError(f"store {name} is closed.", hint="Open it again.")
 
 
 def lost_error(store: str, lease: str) -> LeaseLost:
+    """Return the error for an expired or revoked lease."""
     return LeaseLost(
         f"lease {lease!r} of store {store} has run out or was revoked.",
         hint="Take a new one and write again.",

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clipper.metrics.families import BATCH_ROWS, FAMILIES, LATENCY_S
-from clipper.metrics.samples import OTHER, Cap, Labels, Samples, cumulative
+from clipper.metrics.samples import OTHER, Labels, Samples, SeriesLimit, cumulative
 from clipper_core.runtime.histogram import LatencyHistogram
 
 QUERIES, SLO, TOOK = (
@@ -32,25 +32,25 @@ def of(name: str, count: int) -> Samples:
     return samples
 
 
-def keep(cap: Cap, counts: dict[str, int]) -> Samples:
+def keep(cap: SeriesLimit, counts: dict[str, int]) -> Samples:
     return cap.keep({(name,): of(name, count) for name, count in counts.items()})
 
 
 def test_the_first_names_have_series_of_their_own() -> None:
-    total = keep(Cap(2), {"a": 1, "b": 2, "c": 3, "d": 4})
+    total = keep(SeriesLimit(2), {"a": 1, "b": 2, "c": 3, "d": 4})
     assert [total.get(QUERIES, name) for name in ("a", "b", "c", OTHER)] == [1, 2, None, 7]
     took: Any = total.get(TOOK, OTHER)
     assert took.count == 7
 
 
 def test_what_does_not_add_up_is_left_out_of_the_others() -> None:
-    total = keep(Cap(1), {"a": 1, "b": 2, "c": 3})
+    total = keep(SeriesLimit(1), {"a": 1, "b": 2, "c": 3})
     assert total.get(SLO, "a") == 0.5
     assert total.get(SLO, OTHER) is None
 
 
 def test_a_place_that_is_free_goes_to_a_newcomer_and_not_to_one_of_the_others() -> None:
-    cap = Cap(1)
+    cap = SeriesLimit(1)
     keep(cap, {"a": 1, "b": 5})
     total = keep(cap, {"b": 6, "c": 2})
     assert total.get(QUERIES, "c") == 2
@@ -59,7 +59,7 @@ def test_a_place_that_is_free_goes_to_a_newcomer_and_not_to_one_of_the_others() 
 
 
 def test_the_others_keep_what_those_had_that_are_gone() -> None:
-    cap = Cap(1)
+    cap = SeriesLimit(1)
     assert keep(cap, {"a": 1, "b": 5, "c": 5}).get(QUERIES, OTHER) == 10
     total = keep(cap, {"a": 1, "c": 6})
     assert total.get(QUERIES, OTHER) == 11
@@ -70,7 +70,7 @@ def test_the_others_keep_what_those_had_that_are_gone() -> None:
 @given(st.integers(0, 2**32), st.integers(1, 4))
 def test_no_counter_shrinks_whoever_comes_and_goes(seed: int, most: int) -> None:
     rng = random.Random(seed)
-    cap = Cap(most)
+    cap = SeriesLimit(most)
     counts: dict[str, int] = {}
     before: dict[Labels, Any] = {}
     every = 0

@@ -10,14 +10,14 @@ from clipper.errors import ClipperError, InvalidInput, did_you_mean
 from clipper.frontend.http.messages import HandlerResult, HttpRequest, HttpResponse, WorkerTask
 from clipper.frontend.http.router import Router
 from clipper.frontend.server_interface import ServerInterface
-from clipper.metrics import CONTENT_TYPES, Counts, Metrics, influx, openmetrics, prometheus
+from clipper.metrics import CONTENT_TYPES, Metrics, MetricsSource, influx, openmetrics, prometheus
 from clipper.serving.application import ApplicationHandle
 
 
 class MetricsRoutes:
     """Threads: any. Collections run on worker threads."""
 
-    def __init__(self, node: ServerInterface, counts: Sequence[Counts]) -> None:
+    def __init__(self, node: ServerInterface, counts: Sequence[MetricsSource]) -> None:
         self._node = node
         most = node.config.http.metrics_names_max
         self.metrics = Metrics(node.version, node.stats, self._slos_s, self._shares, most, counts)

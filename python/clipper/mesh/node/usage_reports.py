@@ -60,7 +60,7 @@ class UsageReporter:
                 self._on_untyped(route)
             lenders = route.lenders
             waited, route.waited = min(route.waited, queries), 0
-            self._loader.counts.asked(queries - waited, waited)
+            self._loader.counts.count_queries(queries - waited, waited)
             share, queue_ms = max(1, queries // max(1, len(lenders))), route.queue_ms()
             for number in lenders:
                 reports[number].append([route.id, route.used_ms, share, queue_ms])

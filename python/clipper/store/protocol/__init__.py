@@ -18,6 +18,7 @@ _PACKAGE = "etcdserverpb"
 
 @functools.cache
 def pool() -> Any:
+    """Return the descriptor pool with etcd's messages."""
     files = descriptor_pb2.FileDescriptorSet.FromString(COMPILED.read_bytes())
     found = descriptor_pool.DescriptorPool()
     for file in files.file:
