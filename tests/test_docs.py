@@ -3,7 +3,8 @@ status and public name has its place.
 
 `python tests/test_docs.py` rewrites the generated tables: settings in docs/configuration.md, from
 `clipper.config.describe()`; metrics in docs/monitoring.md, from `clipper.metrics.FAMILIES`; words
-that are not used in docs/glossary.md, from `tests.style.COINED`.
+that are not used in docs/glossary.md, from `tests.style.COINED`; and the generated parts of
+docs/architecture.md, from `tests.architecture`.
 """
 
 import ast
@@ -71,6 +72,18 @@ def words_table() -> str:
     for word, instead in sorted(coined.items()):
         lines.append(f"| {word} | {instead} |" if instead else f"| {word} | |")
     return "\n".join([WORDS_BEGIN, "", *lines, "", WORDS_END])
+
+
+THREAD = re.compile(r"`(clipper-[a-z-]+)`")
+
+
+def test_every_thread_of_the_architecture_exists() -> None:
+    code = "\n".join(path.read_text() for path in (ROOT / "python").rglob("*.py"))
+    section = (
+        (DOCS / "architecture.md").read_text().partition("## Threads")[2].partition("\n## ")[0]
+    )
+    missing = [name for name in THREAD.findall(section) if f'"{name}' not in code]
+    assert not missing, f"docs/architecture.md names threads that do not exist: {missing}"
 
 
 def plain(value: Any) -> str:
@@ -194,6 +207,18 @@ def text_of(page: Path) -> str:
     return page.read_text() if page.exists() else ""
 
 
+FILE = re.compile(
+    r"`((?:src|python|container_sdk|tests|bench|docs|tools|dashboard|examples|deploy)/[\w./*-]+)"
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_a_page_names_exists(page: Path) -> None:
+    named = {path for path in FILE.findall(page.read_text()) if not re.search(r"[A-Z]{4}", path)}
+    wrong = [path for path in sorted(named) if not list(ROOT.glob(path.rstrip("/.")))]
+    assert not wrong, f"{page.name}: {', '.join(wrong)}"
+
+
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 
 
@@ -224,3 +249,6 @@ if __name__ == "__main__":
     ):
         text = path.read_text()
         path.write_text(text[: text.index(begin)] + table + text[text.index(end) + len(end) :])
+    parts = importlib.import_module("tests.architecture")
+    generated = parts.blocks() | {"path": parts.query_path()}
+    parts.PAGE.write_text(parts.replaced(parts.PAGE.read_text(), generated))
