@@ -24,6 +24,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from clipper.load.open_loop import send_blocking
+
 # -- rows
 
 
@@ -315,14 +317,9 @@ def open_loop(
             if not left:
                 finished.set()
 
-    begun = time.perf_counter() + 0.01
-    for index, offset in enumerate(when):
-        due = begun + offset
-        if (ahead := due - time.perf_counter()) > 0.0002:
-            time.sleep(ahead - 0.0001)
-        while (now := time.perf_counter()) < due:
-            pass
-        lateness[index] = now - due
+    def send(index: int, due: float) -> None:
+        nonlocal left
+        lateness[index] = time.perf_counter() - due
         try:
             predict(inputs[index % len(inputs)]).add_done_callback(
                 lambda future, index=index, due=due: note(future, index, due)
@@ -331,6 +328,8 @@ def open_loop(
             with lock:
                 load.errors[type(refusal).__name__] += 1  # type: ignore[index]
                 left -= 1
+
+    send_blocking(when, send)
     with lock:
         done = not left
     if not done and not finished.wait(patience_s):

@@ -39,7 +39,7 @@ from bench.paper.worlds import WORLDS
 from bench.system import bare
 from bench.system.engine import GROUPS, lookup, measure, ratio, servers, simulated
 from bench.system.engine.effort import TINY
-from clipper.load.pace import arrivals
+from clipper.load.open_loop import arrivals
 
 
 def answered(value: Any) -> "Future[Any]":

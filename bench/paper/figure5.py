@@ -9,7 +9,7 @@ import numpy as np
 import clipper
 from bench.harness import Row, interleave, open_loop, row
 from bench.paper.figure4 import linear_svm
-from clipper.load.pace import arrivals
+from clipper.load.open_loop import arrivals
 
 RATE = 4000.0
 SLO_MS = 20.0

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import uvloop
 
-from clipper.load.pace import arrivals, pace
+from clipper.load.open_loop import arrivals, send_on_time
 
 Next = Callable[[], bytes]  # the next request, as bytes
 
@@ -143,7 +143,7 @@ async def _paced(
         else:
             waiting.append(at)
 
-    await pace(iter((due + begun).tolist()), send, asyncio.Event())
+    await send_on_time(iter((due + begun).tolist()), send, asyncio.Event())
     while len(found.latency_us) < len(due):
         await asyncio.sleep(0.005)
     found.seconds = time.perf_counter() - begun

@@ -23,7 +23,7 @@ import clipper
 from bench.harness import FAILED, Goal, Load, Row, Sample, UnknownRows, absent, open_loop, row
 from bench.system.store_servers import NO_ETCD, etcd
 from clipper.cli.up import keep_pauses_short
-from clipper.load.pace import arrivals, pace
+from clipper.load.open_loop import arrivals, send_on_time
 from clipper.mesh.records import MODELS, MeshModel, decode, encode
 from clipper.serving.ear import Ear
 from clipper.store import Mirror, Put, open_store
@@ -276,7 +276,7 @@ async def _send(node: clipper.ClipperServer, predict: Callable[[int], Any], time
             told(future)
 
     try:
-        await pace(iter((times + zero_s).tolist()), send, asyncio.Event())
+        await send_on_time(iter((times + zero_s).tolist()), send, asyncio.Event())
         with suppress(TimeoutError):
             await asyncio.wait_for(finished.wait(), PATIENCE_S)
     finally:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 import clipper
 from bench.harness import Goal, Row, row
 from bench.system.deadlines import bare_sleeper
-from clipper.load.pace import arrivals
+from clipper.load.open_loop import arrivals, send_blocking
 
 SLO_MS = 20.0
 FIXED_S, ROW_S = 0.002, 0.0001  # one batch
@@ -81,16 +81,13 @@ def offer(handle: Any, load: float, seconds: float, seed: int) -> Phase:
     futures: list[Any] = []
     sent, back = np.zeros(len(due)), np.zeros(len(due))
     clock, predict = time.perf_counter, handle.predict
-    begun = clock() + 0.01
-    for i, at in enumerate((due + begun).tolist()):
-        now = clock()
-        if at - now > 0.0003:
-            time.sleep(at - now - 0.0002)
-        while (now := clock()) < at:
-            pass
-        sent[i] = now
+
+    def send(i: int, due_s: float) -> None:
+        sent[i] = clock()
         futures.append(predict(rows[i & 511]))
         back[i] = clock()
+
+    begun = send_blocking(due.tolist(), send)
     return phase(seconds, due, sent - begun, back - begun, futures)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bench.harness import Goal, Row, row
 from bench.system.engine.effort import FULL, TINY, Effort
 from bench.system.engine.simulated import COSTS, SIZE_MAX, Cost, Replica, Tally, plain_aimd
-from clipper.load.pace import arrivals
+from clipper.load.open_loop import arrivals
 from clipper_core.scheduling.batcher import Batching
 
 MODES = {"fit": (Batching.FIT, 0.95), "aimd": (Batching.AIMD, 0.9)}

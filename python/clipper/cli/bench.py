@@ -14,14 +14,14 @@ from clipper.cli.asking import Asking, table, talks
 from clipper.errors import InvalidInput, PackagingError
 
 if TYPE_CHECKING:
-    from clipper.load.measured import Measured
-    from clipper.load.offer import MakeTarget, Plan, Tell
+    from clipper.load.measurement import Measurement
+    from clipper.load.runs import MakeTarget, OnProgress, RunPlan
 
 _EXIT_INTERRUPTED = 130
 _RATE_MAX = 1e6
 _SECRETS = ("--token", "--key")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
-_UNANSWERED, _LOOKED_BACK = 5, 100_000  # clipper.load.measured.Outcome, of the last so many
+_UNANSWERED, _LOOKED_BACK = 5, 100_000  # clipper.load.measurement.QueryOutcome, of the last so many
 _CHANNELS_MAX = 8  # of gRPC: each takes many calls at a time
 
 
@@ -150,14 +150,14 @@ def bench(
     string a line). Exit code 1 when no query got a model's answer, 130 after Ctrl-C.
     """
     from clipper.load.machine import machine
-    from clipper.load.offer import Plan, search_rate, sweep
+    from clipper.load.runs import RunPlan, search_rate, sweep
 
     if html_ and not Path(html_).absolute().parent.is_dir():
         raise InvalidInput(
             f"there is no folder for --html {html_}.", hint="Make it, or name another file."
         )
     record = ask.server.application(application)
-    plan = Plan(seconds, slo_ms or record["slo_ms"], steady, seed=seed)
+    plan = RunPlan(seconds, slo_ms or record["slo_ms"], steady, seed=seed)
     target, where = _target(ask, record, text, cached, connections, grpc, address, key, seed)
     verdict = ""
     with _progress(plan, quiet=ask.as_json) as tell:
@@ -208,8 +208,8 @@ def _target(
 ) -> "tuple[MakeTarget, str]":
     """Where the queries go: as the server says, but for what is given; by way of its management
     where it listens nowhere else."""
-    from clipper.load.asked import rows_of
-    from clipper.load.over_http import HttpTarget
+    from clipper.load.http_target import HttpTarget
+    from clipper.load.inputs import rows_of
     from clipper.types import InputType
 
     type_, name, server = InputType.parse(record["input"]), record["name"], ask.server
@@ -244,7 +244,7 @@ def _over_grpc(
     at: str, name: str, rows: list[Any], type_: Any, connections: int, fresh: bool, key: str
 ) -> "MakeTarget":
     try:
-        from clipper.load.over_grpc import GrpcTarget
+        from clipper.load.grpc_target import GrpcTarget
     except ImportError as error:
         raise PackagingError(
             f"gRPC is not installed: {error}.", hint='Run: pip install "clipper-serving[grpc]"'
@@ -260,7 +260,7 @@ def _seen_from(host: str, address: str) -> str:
 
 
 @contextlib.contextmanager
-def _progress(plan: "Plan", quiet: bool) -> "Iterator[Tell]":
+def _progress(plan: "RunPlan", quiet: bool) -> "Iterator[OnProgress]":
     """A line on stderr while it runs, where that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda measured, elapsed_s: None
@@ -277,7 +277,7 @@ def _progress(plan: "Plan", quiet: bool) -> "Iterator[Tell]":
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task, rate = bar.add_task("", total=plan.seconds, said=""), 0.0
 
-        def tell(measured: "Measured", elapsed_s: float) -> None:
+        def tell(measured: "Measurement", elapsed_s: float) -> None:
             nonlocal task, rate
             if measured.rate != rate:
                 rate = measured.rate
@@ -293,7 +293,7 @@ def _progress(plan: "Plan", quiet: bool) -> "Iterator[Tell]":
         yield tell
 
 
-def _told(steps: "list[Measured]", plan: "Plan", where: str, verdict: str) -> str:
+def _told(steps: "list[Measurement]", plan: "RunPlan", where: str, verdict: str) -> str:
     from clipper.load import page
 
     lines = [
@@ -310,7 +310,7 @@ def _told(steps: "list[Measured]", plan: "Plan", where: str, verdict: str) -> st
 
 
 def _write(
-    path: str, application: str, steps: "list[Measured]", said: list[str], where: dict[str, str]
+    path: str, application: str, steps: "list[Measurement]", said: list[str], where: dict[str, str]
 ) -> None:
     from clipper.load import page
 

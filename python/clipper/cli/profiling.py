@@ -15,7 +15,7 @@ from clipper.cli.models import home_of
 from clipper.errors import ClipperError, InvalidInput
 
 if TYPE_CHECKING:
-    from clipper.load.profile import Line, Point, Tell
+    from clipper.load.profile import LatencyFit, OnProgress, Point
 
 _FILES = (".onnx", ".skops")
 
@@ -112,7 +112,7 @@ def profile(
             f"the server has seen no batch of {model!r} yet.",
             hint="Ask it first: clipper bench APP",
         )
-    line = measuring.line_through(points)
+    line = measuring.fit_latency(points)
     found = measuring.advice(model, points, slo_ms, rate or 0.0) if slo_ms else None
     said = {
         "model": model,
@@ -194,7 +194,7 @@ def _can_start(target: str) -> bool:
 
 
 @contextlib.contextmanager
-def _progress() -> "Iterator[Tell]":
+def _progress() -> "Iterator[OnProgress]":
     if not sys.stderr.isatty():
         yield lambda batch, turn, of: None
         return
@@ -221,7 +221,7 @@ def _rows(points: "list[Point]") -> list[list[str]]:
     return [head, *([str(cell) for cell in row] for row in cells)]
 
 
-def _told(points: "list[Point]", line: "Line", how: str, advice: str) -> str:
+def _told(points: "list[Point]", line: "LatencyFit", how: str, advice: str) -> str:
     from clipper.load.profile import bars
 
     lines = [
@@ -237,7 +237,7 @@ def _told(points: "list[Point]", line: "Line", how: str, advice: str) -> str:
 
 
 def _page(
-    model: str, points: "list[Point]", line: "Line", slo_ms: float | None, said: list[str]
+    model: str, points: "list[Point]", line: "LatencyFit", slo_ms: float | None, said: list[str]
 ) -> str:
     from clipper.load.chart import Axis, Chart, Series
     from clipper.load.machine import machine
@@ -271,7 +271,9 @@ def _page(
     )
 
 
-def _draw(path: str, model: str, points: "list[Point]", line: "Line", slo_ms: float | None) -> None:
+def _draw(
+    path: str, model: str, points: "list[Point]", line: "LatencyFit", slo_ms: float | None
+) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -12,17 +12,10 @@ from clipper.cli.verbs import Verbs
 from clipper.manage.rollout import ERROR_RATE, GUARD
 
 
-class _Rollouts(Verbs):
-    """What is none of its verbs begins a rollout: `clipper rollout svm:2 --app digits`."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
-            args = ["start", *args]
-        return super().parse_args(ctx, args)
-
-
 @click.group(
-    cls=_Rollouts, short_help="Let a new version take over, stage by stage, or go back by itself."
+    cls=Verbs,
+    default="start",
+    short_help="Let a new version take over, stage by stage, or go back by itself.",
 )
 def rollout() -> None:
     """Let a new version take over an application's queries stage by stage while its guards hold; it

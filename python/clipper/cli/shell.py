@@ -122,9 +122,9 @@ def demo(seconds: float | None, rate: float, state: str, as_json: bool, plot: st
     Exit code 1 when nothing was answered, or nonsense. It needs scikit-learn: pip install
     "clipper-serving[demo]"
     """
-    from clipper.demo import Options, run
+    from clipper.demo import DemoOptions, run
 
-    sys.exit(run(Options(seconds, rate, state, as_json, _version(), plot)))
+    sys.exit(run(DemoOptions(seconds, rate, state, as_json, _version(), plot)))
 
 
 @main.command(short_help="Try what a server needs on this machine.")

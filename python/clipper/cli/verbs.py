@@ -13,6 +13,15 @@ class Verbs(click.Group):
     """A group that takes a slip of the pen for what it is, and shows an error of ours as a line,
     not as a traceback."""
 
+    def __init__(self, *args: Any, default: str | None = None, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._default = default
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if self._default and args and args[0] not in (*self.commands, "-h", "--help"):
+            args = [self._default, *args]
+        return super().parse_args(ctx, args)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:

@@ -1,6 +1,6 @@
 """`clipper demo`: three scikit-learn models, each in processes of its own, under load, and a table
 of what happens."""
 
-from clipper.demo.run import Options, run
+from clipper.demo.run import DemoOptions, run
 
-__all__ = ["Options", "run"]
+__all__ = ["DemoOptions", "run"]

@@ -13,7 +13,7 @@ FREEZE_S = 3.0
 
 
 @dataclass(slots=True)
-class Fault:
+class InjectedFault:
     """One container killed or frozen.  back_s: until it (or its successor) was ready again;
     negative until then. gone_s: until the server had noticed.  queries, partial, defaults: between
     the fault and the come-back.
@@ -34,11 +34,11 @@ class Fault:
         return self.back_s >= 0
 
 
-class Faults:
+class FaultInjector:
     """Kills and freezes, one model after another. Threads: one."""
 
     def __init__(self, server: ClipperServer, outcomes: Outcomes) -> None:
-        self.all: list[Fault] = []
+        self.all: list[InjectedFault] = []
         self._server = server
         self._outcomes = outcomes
         self._next = 0
@@ -47,15 +47,15 @@ class Faults:
             int, tuple[int, float]
         ] = {}  # pidfd and when to thaw it, by position in `all`
 
-    def kill(self) -> Fault | None:
+    def kill(self) -> InjectedFault | None:
         """kill -9 a ready container of the next model; None when no model has one."""
         return self._do("killed", signal.SIGKILL)
 
-    def freeze(self) -> Fault | None:
+    def freeze(self) -> InjectedFault | None:
         """SIGSTOP a ready container of the next model; look() wakes it after FREEZE_S."""
         return self._do("frozen", signal.SIGSTOP)
 
-    def look(self) -> list[Fault]:
+    def look(self) -> list[InjectedFault]:
         """See what has changed since; -> the faults that were noticed by the server, or are over,
         only now."""
         self._thaw(time.monotonic())
@@ -69,7 +69,7 @@ class Faults:
         """Wake what is frozen: a frozen process cannot be asked to end."""
         self._thaw(float("inf"))
 
-    def _do(self, kind: str, number: signal.Signals) -> Fault | None:
+    def _do(self, kind: str, number: signal.Signals) -> InjectedFault | None:
         busy = {fault.container for fault in self.all if not fault.over}
         ready = {
             c: r["pid"]
@@ -85,14 +85,16 @@ class Faults:
                 return self._signal(kind, number, chosen, ready[chosen])
         return None
 
-    def _signal(self, kind: str, number: signal.Signals, container: str, pid: int) -> Fault | None:
+    def _signal(
+        self, kind: str, number: signal.Signals, container: str, pid: int
+    ) -> InjectedFault | None:
         try:
             pid_fd = os.pidfd_open(pid)
         except ProcessLookupError:
             return None
         signal.pidfd_send_signal(pid_fd, number)
         at = len(self.all)
-        fault = Fault(kind, container, pid, time.monotonic())
+        fault = InjectedFault(kind, container, pid, time.monotonic())
         self.all.append(fault)
         outcomes = self._outcomes
         self._before[at] = (outcomes.answered, outcomes.partial, outcomes.defaults)
@@ -113,7 +115,7 @@ class Faults:
                 finally:
                     os.close(pid_fd)
 
-    def _follow(self, at: int, fault: Fault, replicas: dict[str, dict[str, Any]]) -> bool:
+    def _follow(self, at: int, fault: InjectedFault, replicas: dict[str, dict[str, Any]]) -> bool:
         replica = replicas.get(fault.container)
         serves = replica is not None and replica["state"] == "ready" and not replica.get("suspect")
         unnoticed = serves and replica is not None and replica["pid"] == fault.pid

@@ -9,8 +9,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from clipper.demo.faults import FREEZE_S, Fault
-from clipper.demo.report import ApplicationFigures, ModelFigures, Report
+from clipper.demo.faults import FREEZE_S, InjectedFault
+from clipper.demo.report import ApplicationFigures, DemoReport, ModelFigures
 
 EVENTS_MAX = 5
 BOTH_LINES = 42  # that the lessons and the table need together
@@ -40,7 +40,7 @@ _KEYS = Text.assemble(
 
 
 def screen(
-    report: Report,
+    report: DemoReport,
     rate: float,
     elapsed_s: float,
     events: Sequence[Text],
@@ -151,7 +151,7 @@ def told(at_s: float, what: str, text: str, style: str) -> Text:
     )
 
 
-def happened(fault: Fault, at_s: float) -> Text:
+def happened(fault: InjectedFault, at_s: float) -> Text:
     """One line about a fault: done, noticed, or over."""
     line = Text.assemble((f"{clock(at_s)}  ", "dim"), (fault.container, "bold"))
     line.no_wrap, line.overflow = True, "ellipsis"
@@ -170,7 +170,7 @@ def happened(fault: Fault, at_s: float) -> Text:
     return line.append(f" {fault.kind} ({how})", "red")
 
 
-def meanwhile(fault: Fault) -> str:
+def meanwhile(fault: InjectedFault) -> str:
     """What queries got during a fault."""
     whole = fault.queries - fault.partial - fault.defaults
     return f"{whole} whole, {fault.partial} partial, {fault.defaults} default"

@@ -18,7 +18,7 @@ import uvloop
 from numpy.typing import NDArray
 
 from clipper.demo.digits import Digits
-from clipper.load.pace import pace
+from clipper.load.open_loop import send_on_time
 from clipper.serving.application import ApplicationHandle
 from clipper.types import Answer
 
@@ -50,7 +50,7 @@ class Outcomes:
     errors: Counter[str] = field(default_factory=Counter)
 
 
-class Load:
+class DemoLoad:
     """Sends scans to an application from a thread of its own. Threads: any, for what has no
     underscore.
 
@@ -93,7 +93,7 @@ class Load:
             waiting.add(task)
             task.add_done_callback(waiting.discard)
 
-        await pace(self._dues(), ask, asyncio.Event())
+        await send_on_time(self._dues(), ask, asyncio.Event())
         if waiting:
             await asyncio.wait(waiting)
 

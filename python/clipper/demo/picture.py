@@ -4,7 +4,7 @@ what happened when."""
 import os
 from typing import Any
 
-from clipper.demo.lessons import Story
+from clipper.demo.online_learning import Story
 from clipper.errors import ClipperError
 
 _COLOURS = ("#0072b2", "#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#d55e00")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from clipper.demo.lessons import Story
+from clipper.demo.online_learning import Story
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")

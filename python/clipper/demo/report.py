@@ -9,7 +9,7 @@ from clipper.demo.load import Outcomes
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Sample:
     """The counters at one moment. sent to errors: as in Outcomes; answers: how many there were."""
 
     at_s: float
@@ -24,7 +24,7 @@ class Look:
     errors: Counter[str]
 
     @classmethod
-    def take(cls, at_s: float, stats: dict[str, Any], outcomes: Outcomes) -> "Look":
+    def take(cls, at_s: float, stats: dict[str, Any], outcomes: Outcomes) -> "Sample":
         o = outcomes
         return cls(
             at_s,
@@ -88,7 +88,7 @@ class ApplicationFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DemoReport:
     application: ApplicationFigures
     models: tuple[ModelFigures, ...]
 
@@ -98,7 +98,9 @@ class Report:
         return {"application": asdict(self.application), "models": models}
 
 
-def between(before: Look, after: Look, outcomes: Outcomes, name: str, slo_ms: float) -> Report:
+def between(
+    before: Sample, after: Sample, outcomes: Outcomes, name: str, slo_ms: float
+) -> DemoReport:
     """The figures of the time between two looks."""
     seconds = max(after.at_s - before.at_s, 1e-9)
     models = [
@@ -106,7 +108,7 @@ def between(before: Look, after: Look, outcomes: Outcomes, name: str, slo_ms: fl
         for id_, now in after.stats["models"].items()
         if now["replicas"]
     ]
-    return Report(_application(before, after, outcomes, name, slo_ms, seconds), tuple(models))
+    return DemoReport(_application(before, after, outcomes, name, slo_ms, seconds), tuple(models))
 
 
 def _model(
@@ -133,7 +135,7 @@ def _model(
 
 
 def _application(
-    before: Look, after: Look, outcomes: Outcomes, name: str, slo_ms: float, seconds: float
+    before: Sample, after: Sample, outcomes: Outcomes, name: str, slo_ms: float, seconds: float
 ) -> ApplicationFigures:
     answered = after.answers - before.answers
     defaults = after.defaults - before.defaults

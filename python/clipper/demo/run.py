@@ -19,10 +19,10 @@ from rich.text import Text
 
 from clipper.config import load as load_config
 from clipper.demo import digits, live, picture, plot
-from clipper.demo.faults import Fault, Faults
-from clipper.demo.lessons import Lessons, Story
-from clipper.demo.load import RATE_MAX, Load
-from clipper.demo.report import Look, Report, between
+from clipper.demo.faults import FaultInjector, InjectedFault
+from clipper.demo.load import RATE_MAX, DemoLoad
+from clipper.demo.online_learning import OnlineLearning, Story
+from clipper.demo.report import DemoReport, Sample, between
 from clipper.errors import DeployFailed
 from clipper.keys import Keys
 from clipper.server import ClipperServer
@@ -42,7 +42,7 @@ _SWITCH_S = 0.0005  # so that drawing the table does not hold up the load's thre
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class DemoOptions:
     """seconds: None for 10 without a terminal, and until `q` with one.  rate: queries a second.
     state: a folder that keeps the models, or empty.  json: the summary for a machine, on stdout;
     all else on stderr.  version: for the banner.  plot: a PNG to write at the end, or empty."""
@@ -55,7 +55,7 @@ class Options:
     plot: str = ""
 
 
-def run(options: Options) -> int:
+def run(options: DemoOptions) -> int:
     """Run the demo; -> the exit code: 0, or 1 when nothing was answered, or nonsense. Raises:
     ClipperError."""
     logging.getLogger("clipper").addHandler(
@@ -79,11 +79,11 @@ def run(options: Options) -> int:
             )
             for name in LEARNERS
         ]
-        lessons = Lessons(
+        lessons = OnlineLearning(
             learners, list(digits.REPLICAS), scans, min(options.rate, LESSONS_RATE_MAX)
         )
         demo = Demo(
-            server, Load(app, scans, options.rate, SLO_MS), lessons, spoiler, console, options
+            server, DemoLoad(app, scans, options.rate, SLO_MS), lessons, spoiler, console, options
         )
         report = demo.go()
         if options.plot:
@@ -92,7 +92,7 @@ def run(options: Options) -> int:
     return 0 if report.application.answered and report.application.accuracy >= ACCURACY_MIN else 1
 
 
-def banner(console: Console, options: Options) -> None:
+def banner(console: Console, options: DemoOptions) -> None:
     state = f"state in {options.state}" if options.state else "state in memory"
     console.print(Text.assemble(("\n clipper ", "bold"), (f"{options.version} · {state}", "dim")))
     console.print(
@@ -162,13 +162,13 @@ class Demo:
     def __init__(
         self,
         server: ClipperServer,
-        load: Load,
-        lessons: Lessons,
+        load: DemoLoad,
+        lessons: OnlineLearning,
         spoiler: digits.Spoiler,
         console: Console,
-        options: Options,
+        options: DemoOptions,
     ) -> None:
-        self.faults = Faults(server, load.outcomes)
+        self.faults = FaultInjector(server, load.outcomes)
         self._lessons = lessons
         self._spoiler = spoiler
         self._shows_lessons = True
@@ -177,11 +177,11 @@ class Demo:
         self._console = console
         self._seconds = options.seconds
         self._events: list[Text] = []
-        self._looks: deque[Look] = deque(maxlen=_LOOKS + 1)
+        self._looks: deque[Sample] = deque(maxlen=_LOOKS + 1)
         self._started = 0.0
         self._attended = sys.stdin.isatty() and console.is_terminal
 
-    def go(self) -> Report:
+    def go(self) -> DemoReport:
         """Send queries until the time is over or somebody quits; -> the figures of the whole."""
         if self._seconds is None and not self._attended:
             self._seconds = SECONDS_UNATTENDED
@@ -285,10 +285,10 @@ class Demo:
     def _elapsed(self) -> float:
         return time.monotonic() - self._started
 
-    def _look(self) -> Look:
-        return Look.take(self._elapsed(), self._server.stats(), self._load.outcomes)
+    def _look(self) -> Sample:
+        return Sample.take(self._elapsed(), self._server.stats(), self._load.outcomes)
 
-    def _between(self, before: Look, after: Look) -> Report:
+    def _between(self, before: Sample, after: Sample) -> DemoReport:
         return between(before, after, self._load.outcomes, "digits", SLO_MS)
 
     def _screen(self) -> Any:
@@ -307,7 +307,11 @@ class Demo:
 
 
 def summary(
-    console: Console, report: Report, faults: list[Fault], story: Story, options: Options
+    console: Console,
+    report: DemoReport,
+    faults: list[InjectedFault],
+    story: Story,
+    options: DemoOptions,
 ) -> None:
     if options.json:
         whole = {"version": options.version, "rate": options.rate, **report.as_dict()}
@@ -354,7 +358,7 @@ def summary(
 
 
 @contextmanager
-def _folder(options: Options) -> Iterator[Path]:
+def _folder(options: DemoOptions) -> Iterator[Path]:
     """Where flags of the demo lie: beside the state, so that models found there know them."""
     if options.state:
         yield Path(options.state).absolute() / "demo"

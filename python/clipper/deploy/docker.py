@@ -19,21 +19,13 @@ from clipper.deploy.daemon import Daemon
 from clipper.deploy.deployer import (
     ContainerSpec,
     EventKind,
-    LogLines,
-    LogTail,
     OnEvent,
-    ReplicaEvent,
     ReplicaState,
     ReplicaStatus,
 )
-from clipper.deploy.process import (
-    LOG_LINE_BYTES_MAX,
-    LOG_LINES_MAX,
-    LOG_TAIL_LINES,
-    Key,
-    describe_exit,
-)
-from clipper.deploy.restarts import RestartPolicy, Restarts
+from clipper.deploy.process import describe_exit
+from clipper.deploy.replica_table import LOG_LINE_BYTES_MAX, ReplicaRecord, ReplicaTable
+from clipper.deploy.restarts import RestartPolicy
 from clipper.errors import ClipperError, DeployFailed
 
 PID = 1  # of a model in its container, which is what it says of itself
@@ -42,33 +34,20 @@ log = logging.getLogger("clipper.deploy")
 
 
 @dataclass(slots=True)
-class _Replica:
-    spec: ContainerSpec
-    number: int
-    state: ReplicaState = ReplicaState.BUILDING
-    container: str = ""
-    started_s: float = 0.0
-    starts: int = 0
-    detail: str = ""
-    at_rest: bool = False
+class _Container:
+    """The container of a replica, and the thread that runs it."""
+
+    id: str = ""
     stopping: threading.Event = field(default_factory=threading.Event)
-    guard: threading.Lock = field(
-        default_factory=threading.Lock
-    )  # between a start and the signal to stop
-    restarts: Restarts = field(default_factory=Restarts)
-    lines: LogLines = field(default_factory=lambda: LogLines(LOG_LINES_MAX))
+    guard: threading.Lock = field(default_factory=threading.Lock)  # between start and stop signal
     thread: threading.Thread | None = None
 
-    @property
-    def key(self) -> Key:
-        return self.spec.name, self.spec.version, self.number
 
-    @property
-    def pid(self) -> int:
-        return PID if self.state is ReplicaState.RUNNING else 0
+_Replica = ReplicaRecord[_Container]
 
-    def tail(self) -> tuple[str, ...]:
-        return tuple(self.lines)[-LOG_TAIL_LINES:]
+
+def _pid(replica: _Replica) -> int:
+    return PID if replica.state is ReplicaState.RUNNING else 0
 
 
 class DockerDeployer:
@@ -82,12 +61,8 @@ class DockerDeployer:
         self, daemon: Daemon, on_event: OnEvent | None = None, policy: RestartPolicy | None = None
     ) -> None:
         self._daemon = daemon
-        self._on_event = on_event
         self._policy = policy or RestartPolicy()
-        self._replicas: dict[Key, _Replica] = {}
-        self._changed = threading.Condition()
-        self._telling = threading.RLock()
-        self._closed = False
+        self._table = ReplicaTable[_Container](_pid, on_event)
 
     # -- called by anyone
 
@@ -96,19 +71,13 @@ class DockerDeployer:
 
         Raises: ValueError when it is running already; RuntimeError after close().
         """
-        key = (spec.name, spec.version, replica)
-        with self._changed:
-            if self._closed:
-                raise RuntimeError("this deployer is closed")
-            old = self._replicas.get(key)
-            if old is not None and not old.at_rest:
-                what = f"container {spec.name}/{replica} (version {spec.version})"
-                raise ValueError(f"{what} is {old.state} already; stop it first")
-            new = self._replicas[key] = _Replica(spec, replica)
-            new.thread = threading.Thread(
+        new = _Replica(spec, replica, _Container(), ReplicaState.BUILDING)
+        with self._table.changed:
+            self._table.add(new, lambda old: old.at_rest)
+            new.handle.thread = threading.Thread(
                 target=self._run, args=(new,), name=f"clipper-container-{spec.name}", daemon=True
             )
-            new.thread.start()
+            new.handle.thread.start()
 
     def stop(
         self,
@@ -123,60 +92,46 @@ class DockerDeployer:
         In a supervising thread (from `on_event`) it only asks. Replicas that do not run are no
         error.
         """
-        with self._changed:
-            chosen = [
-                r
-                for (n, v, i), r in self._replicas.items()
-                if n == name and version in (None, v) and replica in (None, i)
-            ]
-        self._stop(chosen, grace_s)
+        self._stop(self._table.select(name, version, replica), grace_s)
 
     def restart(self, name: str, version: int, replica: int, pid: int) -> bool:
         """SIGKILL for a replica; it is started again as after any death. False when that does not
         run here."""
-        with self._changed:
-            found = self._replicas.get((name, version, replica))
+        found = self._table.get(name, version, replica)
         if found is None or pid != PID or found.state is not ReplicaState.RUNNING:
             return False
-        self._daemon.kill(found.container, signal.SIGKILL)
+        self._daemon.kill(found.handle.id, signal.SIGKILL)
         return True
 
     def list(self) -> Sequence[ReplicaStatus]:
         """Every replica that was started, stopped ones included, by name, version and number."""
-        with self._changed:
-            return [
-                ReplicaStatus(*key, r.state, r.pid, max(0, r.starts - 1), r.detail)
-                for key, r in sorted(self._replicas.items())
-            ]
+        return self._table.statuses()
 
     def logs(self, name: str, version: int, replica: int) -> Sequence[str]:
         """The last lines of a replica, of the making of its image at first, oldest first. Raises:
         KeyError for one that was never started."""
-        with self._changed:
-            return LogTail(self._replicas[name, version, replica].lines)
+        return self._table.logs(name, version, replica)
 
     def close(self, grace_s: float | None = None) -> None:
         """Stop everything, all at once."""
-        with self._changed:
-            if self._closed:
-                return
-            self._closed = True
-            replicas = [*self._replicas.values()]
+        if not self._table.close():
+            return
+        replicas = self._table.all()
         self._stop(replicas, grace_s)
         for replica in replicas:
-            if replica.thread is not None:
-                replica.thread.join()
+            if replica.handle.thread is not None:
+                replica.handle.thread.join()
         self._daemon.close()
 
     def _stop(self, replicas: Sequence[_Replica], grace_s: float | None) -> None:
         grace = self._policy.grace_s if grace_s is None else grace_s
         for replica in replicas:
-            with replica.guard:
-                replica.stopping.set()
+            with replica.handle.guard:
+                replica.handle.stopping.set()
                 running = replica.state is ReplicaState.RUNNING
             if running:
-                self._daemon.kill(replica.container, signal.SIGTERM)
-        if threading.current_thread() in [replica.thread for replica in replicas]:
+                self._daemon.kill(replica.handle.id, signal.SIGTERM)
+        if threading.current_thread() in [replica.handle.thread for replica in replicas]:
             threading.Timer(grace, self._end, (replicas, 0.0)).start()
         else:
             self._end(replicas, grace)
@@ -187,15 +142,15 @@ class DockerDeployer:
         def gone() -> bool:
             return all(replica.at_rest for replica in replicas)
 
-        with self._changed:
-            in_time = self._changed.wait_for(gone, grace_s)
+        with self._table.changed:
+            in_time = self._table.changed.wait_for(gone, grace_s)
         if in_time:
             return
         for replica in replicas:
-            if not replica.at_rest and replica.container:
-                self._daemon.kill(replica.container, signal.SIGKILL)
-        with self._changed:
-            self._changed.wait_for(gone)
+            if not replica.at_rest and replica.handle.id:
+                self._daemon.kill(replica.handle.id, signal.SIGKILL)
+        with self._table.changed:
+            self._table.changed.wait_for(gone)
 
     # -- the thread of a replica
 
@@ -210,18 +165,18 @@ class DockerDeployer:
             )
             self._give_up(replica, f"{type(error).__name__}: {error}")
         finally:
-            if replica.container:
-                self._daemon.remove(replica.container)
-            with self._changed:
+            if replica.handle.id:
+                self._daemon.remove(replica.handle.id)
+            with self._table.changed:
                 replica.at_rest = True
-                self._changed.notify_all()
+                self._table.changed.notify_all()
 
     def _give_up(self, replica: _Replica, why: str) -> None:
         """It was not even started, or the engine will have no more of it."""
-        if replica.stopping.is_set():
+        if replica.handle.stopping.is_set():
             self._become(replica, ReplicaState.STOPPED, EventKind.STOPPED, detail=replica.detail)
             return
-        with self._changed:
+        with self._table.changed:
             replica.lines.extend(why.splitlines())
             replica.detail = why
         self._become(replica, ReplicaState.FAILED, EventKind.FAILED, detail=why)
@@ -231,9 +186,9 @@ class DockerDeployer:
 
         def say(line: str) -> None:
             write(line)
-            self._emit(replica, EventKind.BUILDING, 0, line)
+            self._table.emit(replica, EventKind.BUILDING, 0, line)
 
-        image = self._daemon.image(replica.spec, say, replica.stopping.is_set)
+        image = self._daemon.image(replica.spec, say, replica.handle.stopping.is_set)
         while self._one_life(replica, image):
             pass
         if replica.state is not ReplicaState.FAILED:
@@ -247,21 +202,21 @@ class DockerDeployer:
 
     def _one_life(self, replica: _Replica, image: str) -> bool:
         """From a start to the end; -> whether there is another."""
-        with replica.guard:
+        with replica.handle.guard:
             replica.state = ReplicaState.STARTING
-        replica.container = self._daemon.create(image, replica.spec, replica.number)
-        with replica.guard:
-            if replica.stopping.is_set():
+        replica.handle.id = self._daemon.create(image, replica.spec, replica.number)
+        with replica.handle.guard:
+            if replica.handle.stopping.is_set():
                 return False
             replica.started_s = time.monotonic()
-            self._daemon.start(replica.container)
+            self._daemon.start(replica.handle.id)
             replica.starts += 1
             replica.state = ReplicaState.RUNNING
-        self._emit(replica, EventKind.STARTED, PID)
+        self._table.emit(replica, EventKind.STARTED, PID)
         replica.detail = self._follow(replica)
-        if replica.stopping.is_set():
+        if replica.handle.stopping.is_set():
             return False
-        self._emit(replica, EventKind.EXITED, PID, replica.detail, replica.tail())
+        self._table.emit(replica, EventKind.EXITED, PID, replica.detail, replica.tail())
         pause_s = replica.restarts.pause(self._policy, replica.started_s, time.monotonic())
         if pause_s is None:
             replica.detail = f"{replica.detail}; {replica.restarts.looped}"
@@ -277,7 +232,7 @@ class DockerDeployer:
             f"again in {pause_s:.1f} s",
             again_s=pause_s,
         )
-        return not replica.stopping.wait(pause_s)
+        return not replica.handle.stopping.wait(pause_s)
 
     def _follow(self, replica: _Replica) -> str:
         """Read what it writes until it ends; -> how it ended. An engine that goes away for a while
@@ -285,22 +240,22 @@ class DockerDeployer:
         write, all_of_it = self._writer(replica), True
         while True:
             try:
-                _take(self._daemon.output(replica.container, all_of_it), write)
+                _take(self._daemon.output(replica.handle.id, all_of_it), write)
             except Exception as error:  # whatever a cut connection comes to
                 write(f"({self._daemon.kind} was cut off: {error})")
             try:
-                state = self._daemon.state(replica.container)
+                state = self._daemon.state(replica.handle.id)
                 if not state["Running"]:
                     return describe_end(state, replica.spec.memory_mib)
             except DeployFailed as error:
-                if replica.stopping.is_set():
+                if replica.handle.stopping.is_set():
                     return f"left behind: {error.message}"
             all_of_it = False
-            replica.stopping.wait(_AGAIN_S)
+            replica.handle.stopping.wait(_AGAIN_S)
 
     def _writer(self, replica: _Replica) -> Callable[[str], None]:
         def write(line: str) -> None:
-            with self._changed:
+            with self._table.changed:
                 replica.lines.append(line[:LOG_LINE_BYTES_MAX])
 
         return write
@@ -315,26 +270,9 @@ class DockerDeployer:
         log_tail: tuple[str, ...] = (),
         again_s: float = 0.0,
     ) -> None:
-        with replica.guard:
+        with replica.handle.guard:
             replica.state = state
-        self._emit(replica, kind, pid, detail, log_tail, again_s)
-
-    def _emit(
-        self,
-        replica: _Replica,
-        kind: EventKind,
-        pid: int,
-        detail: str = "",
-        log_tail: tuple[str, ...] = (),
-        again_s: float = 0.0,
-    ) -> None:
-        if self._on_event is None:
-            return
-        try:
-            with self._telling:
-                self._on_event(ReplicaEvent(*replica.key, kind, pid, detail, log_tail, again_s))
-        except Exception:
-            log.exception("on_event failed for container %s/%d", replica.spec.name, replica.number)
+        self._table.emit(replica, kind, pid, detail, log_tail, again_s)
 
 
 def _take(output: Iterable[bytes], write: Callable[[str], None]) -> None:

@@ -19,64 +19,43 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from clipper.deploy.deployer import (
     ContainerSpec,
     EventKind,
-    LogLines,
-    LogTail,
     OnEvent,
-    ReplicaEvent,
     ReplicaState,
     ReplicaStatus,
     options,
 )
-from clipper.deploy.restarts import RestartPolicy, Restarts, Spacing
+from clipper.deploy.replica_table import LOG_LINE_BYTES_MAX, ReplicaRecord, ReplicaTable
+from clipper.deploy.restarts import RestartPolicy, Spacing
 
-LOG_LINES_MAX = 200
-LOG_LINE_BYTES_MAX = 4096
-LOG_TAIL_LINES = 20
 TOKEN_ENV = "CLIPPER_TOKEN"
 _READ_BYTES = 64 << 10
 
-Key = tuple[str, int, int]
 log = logging.getLogger("clipper.deploy")
 
 
 @dataclass(slots=True)
-class _Replica:
-    spec: ContainerSpec
-    number: int
-    state: ReplicaState = ReplicaState.STARTING
+class _Child:
+    """The child process of a replica."""
+
     process: subprocess.Popen[bytes] | None = None
     pid_fd: int = -1
     log_fd: int = -1
-    started_s: float = 0.0
     due_s: float | None = None  # of the next start (BACKOFF) or of SIGKILL (stopping)
     stopping: bool = False
-    at_rest: bool = False  # settled, and everyone has been told
-    starts: int = 0
-    detail: str = ""
-    restarts: Restarts = field(default_factory=Restarts)
-    lines: LogLines = field(default_factory=lambda: LogLines(LOG_LINES_MAX))
     partial_line: bytes = b""
-
-    @property
-    def key(self) -> Key:
-        return self.spec.name, self.spec.version, self.number
 
     @property
     def pid(self) -> int:
         return self.process.pid if self.process is not None else 0
 
-    @property
-    def settled(self) -> bool:
-        return self.state in (ReplicaState.STOPPED, ReplicaState.FAILED)
 
-    def tail(self) -> tuple[str, ...]:
-        return tuple(self.lines)[-LOG_TAIL_LINES:]
+_Replica = ReplicaRecord[_Child]
 
 
 def command(spec: ContainerSpec, replica: int) -> Sequence[str]:
@@ -147,17 +126,14 @@ class ProcessDeployer:
     def __init__(
         self, on_event: OnEvent | None = None, policy: RestartPolicy | None = None
     ) -> None:
-        self._on_event = on_event
         self._policy = policy or RestartPolicy()
-        self._replicas: dict[Key, _Replica] = {}
-        self._changed = threading.Condition()
+        self._table = ReplicaTable[_Child](lambda replica: replica.handle.pid, on_event)
         self._work: deque[Callable[[], None]] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.poll()
         self._poll.register(self._wake_fd, select.POLLIN)
         self._handlers: dict[int, Callable[[], object]] = {self._wake_fd: self._clear_wake}
         self._spacing = Spacing()
-        self._closed = False
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="clipper-deployer", daemon=True)
         self._thread.start()
@@ -169,17 +145,9 @@ class ProcessDeployer:
 
         Raises: ValueError when it is running already; RuntimeError after close().
         """
-        key = (spec.name, spec.version, replica)
-        with self._changed:
-            if self._closed:
-                raise RuntimeError("this deployer is closed")
-            old = self._replicas.get(key)
-            if old is not None and not old.settled:
-                raise ValueError(
-                    f"container {spec.name}/{replica} (version {spec.version}) is {old.state}"
-                    " already; stop it first"
-                )
-            new = self._replicas[key] = _Replica(spec, replica)
+        new = _Replica(spec, replica, _Child())
+        with self._table.changed:
+            self._table.add(new, lambda old: old.settled)
         self._hand_in(partial(self._spawn, new))
 
     def stop(
@@ -195,50 +163,35 @@ class ProcessDeployer:
         In the supervising thread (from `on_event`) it only asks. Replicas that do not run are no
         error.
         """
-        with self._changed:
-            chosen = [
-                r
-                for (n, v, i), r in self._replicas.items()
-                if n == name and version in (None, v) and replica in (None, i)
-            ]
-        self._stop(chosen, grace_s)
+        self._stop(self._table.select(name, version, replica), grace_s)
 
     def restart(self, name: str, version: int, replica: int, pid: int) -> bool:
         """SIGKILL for process `pid` of a replica; it is started again as after any death. False
         when that does not run here."""
-        with self._changed:
-            found = self._replicas.get((name, version, replica))
-            if found is None or found.pid != pid:
-                return False
+        found = self._table.get(name, version, replica)
+        if found is None or found.handle.pid != pid:
+            return False
         self._hand_in(partial(self._kill, found, pid))
         return True
 
     def list(self) -> Sequence[ReplicaStatus]:
         """Every replica that was started, stopped ones included, by name, version and number."""
-        with self._changed:
-            return [
-                ReplicaStatus(*key, r.state, r.pid, max(0, r.starts - 1), r.detail)
-                for key, r in sorted(self._replicas.items())
-            ]
+        return self._table.statuses()
 
     def logs(self, name: str, version: int, replica: int) -> Sequence[str]:
         """The last lines that a replica wrote to stdout and stderr, oldest first.
 
         Raises: KeyError for a replica that was never started.
         """
-        with self._changed:
-            return LogTail(self._replicas[name, version, replica].lines)
+        return self._table.logs(name, version, replica)
 
     def close(self, grace_s: float | None = None) -> None:
         """Stop everything, all at once, and end the supervising thread."""
         if threading.current_thread() is self._thread:
             raise RuntimeError("close() was called in on_event")
-        with self._changed:
-            if self._closed:
-                return
-            self._closed = True
-            replicas = [*self._replicas.values()]
-        self._stop(replicas, grace_s)
+        if not self._table.close():
+            return
+        self._stop(self._table.all(), grace_s)
         self._hand_in(self._finish)
         self._thread.join()
         os.close(self._wake_fd)
@@ -255,8 +208,8 @@ class ProcessDeployer:
             self._hand_in(partial(self._ask_to_end, replica, grace))
         if threading.current_thread() is self._thread:
             return
-        with self._changed:
-            self._changed.wait_for(lambda: all(replica.at_rest for replica in replicas))
+        with self._table.changed:
+            self._table.changed.wait_for(lambda: all(replica.at_rest for replica in replicas))
 
     def _hand_in(self, work: Callable[[], None]) -> None:
         if os.getpid() != self._pid:
@@ -286,10 +239,7 @@ class ProcessDeployer:
             log.exception("the deployer failed at %r", work)
 
     def _pause_ms(self) -> float | None:
-        with self._changed:
-            dues = [
-                replica.due_s for replica in self._replicas.values() if replica.due_s is not None
-            ]
+        dues = [r.handle.due_s for r in self._table.all() if r.handle.due_s is not None]
         return max(0.0, min(dues) - time.monotonic()) * 1000 + 1 if dues else None
 
     def _clear_wake(self) -> None:
@@ -301,32 +251,32 @@ class ProcessDeployer:
 
     def _do_what_is_due(self) -> None:
         now = time.monotonic()
-        with self._changed:
-            due = [r for r in self._replicas.values() if r.due_s is not None and r.due_s <= now]
-        for replica in due:
-            replica.due_s = None
-            if replica.stopping:
+        for replica in self._table.all():
+            if replica.handle.due_s is None or replica.handle.due_s > now:
+                continue
+            replica.handle.due_s = None
+            if replica.handle.stopping:
                 self._signal(replica, signal.SIGKILL)
             else:
                 self._spawn(replica)
 
     def _spawn(self, replica: _Replica) -> None:
-        if replica.stopping or replica.settled:
+        if replica.handle.stopping or replica.settled:
             return
         replica.started_s = time.monotonic()
         replica.starts += 1
         try:
-            replica.process, replica.pid_fd, replica.log_fd = _start_process(
+            replica.handle.process, replica.handle.pid_fd, replica.handle.log_fd = _start_process(
                 replica.spec, replica.number
             )
         except (OSError, ValueError) as error:
-            with self._changed:
+            with self._table.changed:
                 replica.lines.extend([f"cannot start {replica.spec.python}: {error}"])
             self._ended(replica, 0, f"not started: {error}")
             return
-        self._watch(replica.pid_fd, partial(self._reap, replica))
-        self._watch(replica.log_fd, partial(self._read_log, replica))
-        self._become(replica, ReplicaState.RUNNING, EventKind.STARTED, replica.pid)
+        self._watch(replica.handle.pid_fd, partial(self._reap, replica))
+        self._watch(replica.handle.log_fd, partial(self._read_log, replica))
+        self._become(replica, ReplicaState.RUNNING, EventKind.STARTED, replica.handle.pid)
 
     def _watch(self, fd: int, handler: Callable[[], object]) -> None:
         self._handlers[fd] = handler
@@ -340,47 +290,52 @@ class ProcessDeployer:
     def _read_log(self, replica: _Replica) -> bool:
         """Take what the pipe holds; False when there is nothing (more) to take."""
         try:
-            data = os.read(replica.log_fd, _READ_BYTES)
+            data = os.read(replica.handle.log_fd, _READ_BYTES)
         except BlockingIOError:
             return False
         if not data:  # the child closed both, and lives on perhaps
-            self._unwatch(replica.log_fd)
-            replica.log_fd = -1
+            self._unwatch(replica.handle.log_fd)
+            replica.handle.log_fd = -1
             return False
-        *lines, rest = (replica.partial_line + data).split(b"\n")
+        *lines, rest = (replica.handle.partial_line + data).split(b"\n")
         while len(rest) > LOG_LINE_BYTES_MAX:
             lines.append(rest[:LOG_LINE_BYTES_MAX])
             rest = rest[LOG_LINE_BYTES_MAX:]
-        replica.partial_line = rest
-        with self._changed:
+        replica.handle.partial_line = rest
+        with self._table.changed:
             replica.lines.extend(
                 [line[:LOG_LINE_BYTES_MAX].decode("utf-8", "replace") for line in lines]
             )
         return True
 
     def _reap(self, replica: _Replica) -> None:
-        process = replica.process
+        process = replica.handle.process
         code = process.poll() if process is not None else None
         if process is None or code is None:
             return
         for _ in range(64):  # a grandchild may hold the pipe open and write for ever
-            if replica.log_fd not in self._handlers or not self._read_log(replica):
+            if replica.handle.log_fd not in self._handlers or not self._read_log(replica):
                 break
-        if replica.partial_line:
-            with self._changed:
-                replica.lines.extend([replica.partial_line.decode("utf-8", "replace")])
-            replica.partial_line = b""
-        self._unwatch(replica.pid_fd)
-        self._unwatch(replica.log_fd)
-        replica.process, replica.pid_fd, replica.log_fd, replica.due_s = None, -1, -1, None
+        if replica.handle.partial_line:
+            with self._table.changed:
+                replica.lines.extend([replica.handle.partial_line.decode("utf-8", "replace")])
+            replica.handle.partial_line = b""
+        self._unwatch(replica.handle.pid_fd)
+        self._unwatch(replica.handle.log_fd)
+        (
+            replica.handle.process,
+            replica.handle.pid_fd,
+            replica.handle.log_fd,
+            replica.handle.due_s,
+        ) = None, -1, -1, None
         self._ended(replica, process.pid, describe_exit(code))
 
     def _ended(self, replica: _Replica, pid: int, detail: str) -> None:
         replica.detail = detail
-        if replica.stopping:
+        if replica.handle.stopping:
             self._become(replica, ReplicaState.STOPPED, EventKind.STOPPED, pid, detail)
             return
-        self._emit(replica, EventKind.EXITED, pid, detail, replica.tail())
+        self._table.emit(replica, EventKind.EXITED, pid, detail, replica.tail())
         now = time.monotonic()
         pause_s = replica.restarts.pause(self._policy, replica.started_s, now)
         if pause_s is None:
@@ -389,8 +344,8 @@ class ProcessDeployer:
                 replica, ReplicaState.FAILED, EventKind.FAILED, pid, replica.detail, replica.tail()
             )
             return
-        replica.due_s = self._spacing.next_s(now + pause_s, self._policy.apart_s)
-        pause_s = replica.due_s - now
+        replica.handle.due_s = self._spacing.next_s(now + pause_s, self._policy.apart_s)
+        pause_s = replica.handle.due_s - now
         again = f"again in {pause_s:.1f} s"
         self._become(
             replica, ReplicaState.BACKOFF, EventKind.RESTARTING, pid, again, again_s=pause_s
@@ -399,22 +354,22 @@ class ProcessDeployer:
     def _ask_to_end(self, replica: _Replica, grace_s: float) -> None:
         if replica.settled:
             return
-        replica.stopping = True
-        if replica.process is None:
-            replica.due_s = None
+        replica.handle.stopping = True
+        if replica.handle.process is None:
+            replica.handle.due_s = None
             self._become(replica, ReplicaState.STOPPED, EventKind.STOPPED, detail=replica.detail)
             return
         self._signal(replica, signal.SIGTERM)
-        replica.due_s = time.monotonic() + grace_s
+        replica.handle.due_s = time.monotonic() + grace_s
 
     def _kill(self, replica: _Replica, pid: int) -> None:
-        if replica.pid == pid:
+        if replica.handle.pid == pid:
             self._signal(replica, signal.SIGKILL)
 
     def _signal(self, replica: _Replica, number: signal.Signals) -> None:
-        if replica.process is not None:
+        if replica.handle.process is not None:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(replica.pid_fd, number)
+                signal.pidfd_send_signal(replica.handle.pid_fd, number)
 
     def _become(
         self,
@@ -428,25 +383,9 @@ class ProcessDeployer:
     ) -> None:
         """Change the state, tell of the event, then let go who waits for it: they have had the
         event by then."""
-        with self._changed:
+        with self._table.changed:
             replica.state = state
-        self._emit(replica, kind, pid, detail, log_tail, again_s)
-        with self._changed:
+        self._table.emit(replica, kind, pid, detail, log_tail, again_s)
+        with self._table.changed:
             replica.at_rest = replica.settled
-            self._changed.notify_all()
-
-    def _emit(
-        self,
-        replica: _Replica,
-        kind: EventKind,
-        pid: int,
-        detail: str,
-        log_tail: tuple[str, ...] = (),
-        again_s: float = 0.0,
-    ) -> None:
-        if self._on_event is None:
-            return
-        try:
-            self._on_event(ReplicaEvent(*replica.key, kind, pid, detail, log_tail, again_s))
-        except Exception:
-            log.exception("on_event failed for container %s/%d", replica.spec.name, replica.number)
+            self._table.changed.notify_all()

@@ -37,8 +37,8 @@ _SAID: Final = {
 class NodeProcess:
     """A `clipper node` that is started again whenever it ends, until `stop`. Threads: any."""
 
-    def __init__(self, name: str, words: Sequence[str], command: Sequence[str] = NODE) -> None:
-        self._name, self._words, self._command = name, tuple(words), tuple(command)
+    def __init__(self, name: str, command: Sequence[str]) -> None:
+        self._name, self._command = name, (*command, "--end-with-parent")
         self._lines: collections.deque[str] = collections.deque(maxlen=_LINES_MAX)
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -91,7 +91,7 @@ class NodeProcess:
             if self._stopping.is_set():
                 return
             self._process = process = subprocess.Popen(
-                self._line(),
+                self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -109,9 +109,6 @@ class NodeProcess:
             self._lines.append(f"it ended, exit code {code}")
             self._state = "starting"
 
-    def _line(self) -> list[str]:
-        return [*self._command, *self._words, "--name", self._name, "--end-with-parent"]
-
     def _hear(self, line: str) -> None:
         with self._lock:
             self._lines.append(line)
@@ -122,19 +119,36 @@ class NodeProcess:
                     self._addresses[what] = line.removeprefix(said).strip().partition(",")[0]
 
 
-class RayNode(NodeProcess):
-    """On the machine where Ray has put it. http_port: 0 takes any free one."""
+def node_command(name: str, words: Sequence[str], program: Sequence[str] = NODE) -> list[str]:
+    """Return the command line of a node's process."""
+    return [*program, *words, "--name", name]
+
+
+def here() -> str:
+    """Return the address of the machine where Ray runs this actor."""
+    import ray
+
+    return str(ray.util.get_node_ip_address())
+
+
+class RayNode:
+    """A Ray actor that keeps one node's process running.
+
+    words: further arguments of `clipper node`. http_port: 0 for any free port.
+    """
 
     def __init__(self, name: str, words: Sequence[str], http_port: int) -> None:
-        import ray
-
-        self._host = host = str(ray.util.get_node_ip_address())
-        super().__init__(
-            name, [*words, "--peers", f"tcp:{host}:0", "--http", f"{host}:{http_port}"]
-        )
+        self._host = host = here()
+        listen = ["--peers", f"tcp:{host}:0", "--http", f"{host}:{http_port}"]
+        self._process = NodeProcess(name, node_command(name, [*words, *listen]))
 
     def status(self) -> dict[str, Any]:
-        return {**super().status(), "host": self._host}
+        """Return the status of the process, and `host`."""
+        return {**self._process.status(), "host": self._host}
+
+    def stop(self, grace_s: float) -> dict[str, Any]:
+        """Stop the process; see NodeProcess.stop."""
+        return self._process.stop(grace_s)
 
 
 @dataclass(frozen=True, slots=True)

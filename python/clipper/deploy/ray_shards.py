@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from clipper.deploy.ray_nodes import NodeProcess, actors_of, statuses
+from clipper.deploy.ray_nodes import NodeProcess, actors_of, here, statuses
 from clipper.errors import AlreadyExists
 
 NAMESPACE: Final = "clipper-params"
@@ -22,32 +22,25 @@ SHARD: Final = (sys.executable, "-m", "clipper", "params", "shard")
 _CALLS: Final = 4  # of one actor at once
 
 
-class ShardProcess(NodeProcess):
-    """A `clipper params shard` that is started again whenever it ends, until `stop`. Threads:
-    any."""
-
-    def __init__(self, name: str, folder: str, host: str, command: Sequence[str] = SHARD) -> None:
-        self._folder = folder
-        super().__init__(name, [name, "--folder", folder, "--listen", f"{host}:0"], command)
-
-    def status(self) -> dict[str, Any]:
-        return {**super().status(), "folder": self._folder}
-
-    def _line(self) -> list[str]:
-        return [*self._command, *self._words, "--end-with-parent"]
+def shard_command(name: str, folder: str, host: str, program: Sequence[str] = SHARD) -> list[str]:
+    """Return the command line of a shard's process."""
+    return [*program, name, "--folder", folder, "--listen", f"{host}:0"]
 
 
-class RayShard(ShardProcess):
-    """On the machine where Ray has put it."""
+class RayShard:
+    """A Ray actor that keeps one shard's process running. folder: of the set, on a share."""
 
     def __init__(self, name: str, folder: str) -> None:
-        import ray
-
-        self._host = host = str(ray.util.get_node_ip_address())
-        super().__init__(name, folder, host)
+        self._folder, self._host = folder, here()
+        self._process = NodeProcess(name, shard_command(name, folder, self._host))
 
     def status(self) -> dict[str, Any]:
-        return {**super().status(), "host": self._host}
+        """Return the status of the process, `folder` and `host`."""
+        return {**self._process.status(), "folder": self._folder, "host": self._host}
+
+    def stop(self, grace_s: float) -> dict[str, Any]:
+        """Stop the process; see NodeProcess.stop."""
+        return self._process.stop(grace_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from clipper.load.chart import Axis, Chart, Series
-from clipper.load.measured import SHARES, Measured, Outcome, quantile
+from clipper.load.measurement import SHARES, Measurement, QueryOutcome, quantile
 
 _REMARKS_MAX = 8
 _BINS = 60  # of latency over time
@@ -66,7 +66,7 @@ def page(
     )
 
 
-def charts_of(steps: Sequence[Measured]) -> list[Chart]:
+def charts_of(steps: Sequence[Measurement]) -> list[Chart]:
     """Of several rates, how p99 grows; of the last (or only) one, latency over time and its
     distribution."""
     charts = [rates_chart(steps)] if len(steps) > 1 else []
@@ -79,7 +79,7 @@ def charts_of(steps: Sequence[Measured]) -> list[Chart]:
     return [*charts, time_chart(shown, of), tail_chart(steps)]
 
 
-def rates_chart(steps: Sequence[Measured]) -> Chart:
+def rates_chart(steps: Sequence[Measurement]) -> Chart:
     """Failures count as answers that never came: beyond what a server can take, the line leaves the
     chart."""
     ordered = sorted(steps, key=lambda step: step.rate)
@@ -95,7 +95,7 @@ def rates_chart(steps: Sequence[Measured]) -> Chart:
     return Chart("Latency by rate", x, Axis("ms", log=True), series, [_slo(steps[0])])
 
 
-def time_chart(step: Measured, of: str) -> Chart:
+def time_chart(step: Measurement, of: str) -> Chart:
     due, latency = np.array(step.due_s), step.latency_ms
     answered = step.answered
     edges = np.linspace(0, max(step.lasted_s, 1e-9), _BINS + 1)
@@ -117,7 +117,7 @@ def time_chart(step: Measured, of: str) -> Chart:
     return Chart(f"Latency over time{of}", x, Axis("ms", log=True), [dots, *lines], [_slo(step)])
 
 
-def tail_chart(steps: Sequence[Measured]) -> Chart:
+def tail_chart(steps: Sequence[Measurement]) -> Chart:
     """Which share of the answers took longer: by powers of ten, as tails are read."""
     series = []
     for step, colour in zip(steps[-4:], "abcd", strict=False):
@@ -138,7 +138,7 @@ def tail_chart(steps: Sequence[Measured]) -> Chart:
     return Chart("Distribution", x, Axis("ms", log=True), series, [_slo(steps[0])])
 
 
-def _slo(step: Measured) -> tuple[str, float]:
+def _slo(step: Measurement) -> tuple[str, float]:
     return f"SLO {step.slo_ms:g} ms", step.slo_ms
 
 
@@ -160,10 +160,10 @@ HEAD = (
 )
 
 
-def row_of(step: Measured) -> list[str]:
+def row_of(step: Measurement) -> list[str]:
     answers, counts = step.answers_ms(), step.counts()
     times = [milliseconds(quantile(answers, share)) for share in (*SHARES, 1.0)]
-    kinds = [str(counts[kind.name.lower()]) for kind in Outcome]
+    kinds = [str(counts[kind.name.lower()]) for kind in QueryOutcome]
     late = str(int(np.sum(answers > step.slo_ms)))
     return [
         f"{step.rate:g}",
@@ -175,7 +175,7 @@ def row_of(step: Measured) -> list[str]:
     ]
 
 
-def remarks(steps: Sequence[Measured]) -> list[str]:
+def remarks(steps: Sequence[Measurement]) -> list[str]:
     """What must be known to read the figures."""
     found = []
     for step in steps:

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from clipper.errors import ClipperError, InvalidInput
-from clipper.load.asked import rows_of
-from clipper.load.measured import quantile
+from clipper.load.inputs import rows_of
+from clipper.load.measurement import quantile
 from clipper.types import InputType
 
 SIZE_MAX = 4096
@@ -46,7 +46,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Line:
+class LatencyFit:
     """base_ms + row_ms * rows. error: the mean share by which it is off."""
 
     base_ms: float
@@ -69,7 +69,7 @@ class Advice:
     said: str
 
 
-Tell = Callable[[int, int, int], None]  # batch, turn, of so many
+OnProgress = Callable[[int, int, int], None]  # batch, turn, of so many
 
 
 def profile(
@@ -79,7 +79,7 @@ def profile(
     most: int,
     code: Sequence[str],
     seconds: float,
-    tell: Tell,
+    tell: OnProgress,
     slo_ms: float = 0.0,
 ) -> list[Point]:
     """Deploy `target` on a server of its own and measure it. input: its type, if it does not say so
@@ -108,7 +108,7 @@ def _repeated(rows: Sequence[Any], type_: InputType, most: int) -> Any:
 
 
 def _measured(
-    server: Any, model: Any, rows: Any, most: int, seconds: float, tell: Tell, slo_ms: float
+    server: Any, model: Any, rows: Any, most: int, seconds: float, tell: OnProgress, slo_ms: float
 ) -> list[Point]:
     points: list[Point] = []
     size = 1
@@ -195,7 +195,7 @@ def seen_by(stats: Mapping[str, Any]) -> list[Point]:
 # -- what follows
 
 
-def line_through(points: Sequence[Point]) -> Line:
+def fit_latency(points: Sequence[Point]) -> LatencyFit:
     """Least squares of what is off, as a share: a batch of one counts as much as one of a thousand.
     Neither part is negative."""
     if not points:
@@ -203,14 +203,14 @@ def line_through(points: Sequence[Point]) -> Line:
     x = np.array([point.batch for point in points], float)
     y = np.array([max(point.p50_ms, 1e-6) for point in points])
     if len(points) == 1:
-        return Line(float(y[0]), 0.0, 0.0)
+        return LatencyFit(float(y[0]), 0.0, 0.0)
     base, row = np.linalg.lstsq(np.column_stack([1 / y, x / y]), np.ones(len(x)), rcond=None)[0]
     if row < 0:
         base, row = float(np.mean(y)), 0.0
     elif base < 0:
         base, row = 0.0, float(np.sum(x / y) / np.sum((x / y) ** 2))
     error = float(np.mean(np.abs((base + row * x) / y - 1)))
-    return Line(float(base), float(row), error)
+    return LatencyFit(float(base), float(row), error)
 
 
 def advice(name: str, points: Sequence[Point], slo_ms: float, rate: float = 0.0) -> Advice:

@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console
 
 from clipper.demo import picture, plot
-from clipper.demo.lessons import Event, Sample, Story
+from clipper.demo.online_learning import LearningEvent, Sample, Story
 
 MODELS = ("forest", "svm")
 
 
-def story(*samples: tuple[float, float], events: tuple[Event, ...] = ()) -> Story:
+def story(*samples: tuple[float, float], events: tuple[LearningEvent, ...] = ()) -> Story:
     """samples: (time, share of the forest) each; one answer in ten is wrong."""
     told = Story(("exp3", "stacking"), MODELS, events=list(events))
     for number, (at_s, share) in enumerate(samples):
@@ -65,8 +65,8 @@ def test_marks_stand_where_it_happened_and_leave_with_the_time() -> None:
     told = story(
         (0.0, 0.5),
         events=(
-            Event(5.0, "svm gives wrong labels", "svm", "d"),
-            Event(25.5, "killed", "svm", "k"),
+            LearningEvent(5.0, "svm gives wrong labels", "svm", "d"),
+            LearningEvent(25.5, "killed", "svm", "k"),
         ),
     )
     assert plot.marks(told, 26.0, 26) == " " * 4 + "d" + " " * 20 + "k"
@@ -77,7 +77,7 @@ def test_marks_stand_where_it_happened_and_leave_with_the_time() -> None:
 def test_the_plot_fits_a_small_terminal_and_says_all() -> None:
     told = story(
         *((float(i), i / 30) for i in range(31)),
-        events=(Event(20.0, "svm gives wrong labels", "svm", "d"),),
+        events=(LearningEvent(20.0, "svm gives wrong labels", "svm", "d"),),
     )
     lines = shown(told, 30.0)
     assert max(map(len, lines)) <= 80
@@ -120,11 +120,11 @@ def test_the_picture(tmp_path: Path) -> None:
     code = """
 import sys
 from clipper.demo import picture
-from clipper.demo.lessons import Event, Sample, Story
+from clipper.demo.online_learning import LearningEvent, Sample, Story
 shares = {"exp3": {"forest": 0.7, "svm": 0.3}, "stacking": {"forest": 0.5, "svm": 0.5}}
 counts = [{"exp3": n, "stacking": n} for n in range(20)]
 samples = [Sample(float(n), shares, counts[n], counts[n // 5]) for n in range(20)]
-story = Story(("exp3", "stacking"), ("forest", "svm"), samples, [Event(5.0, "svm gives wrong labels", "svm", "d")])
+story = Story(("exp3", "stacking"), ("forest", "svm"), samples, [LearningEvent(5.0, "svm gives wrong labels", "svm", "d")])
 picture.check()
 picture.draw(story, sys.argv[1])
 picture.draw(Story(("exp3", "stacking"), ("forest", "svm")), sys.argv[1] + ".empty.png")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clipper.deploy.ray_nodes import NodeProcess, RayCluster
+from clipper.deploy.ray_nodes import NodeProcess, RayCluster, node_command
 from clipper.errors import ConfigError
 
 PATIENCE_S = 30.0
@@ -35,8 +35,10 @@ def make(tmp_path: Path) -> Iterator[Callable[..., NodeProcess]]:
     (tmp_path / "node.py").write_text(NODE)
     made = []
 
+    program = (sys.executable, str(tmp_path / "node.py"))
+
     def start(*words: str) -> NodeProcess:
-        made.append(NodeProcess("mesh-1", words, (sys.executable, str(tmp_path / "node.py"))))
+        made.append(NodeProcess("mesh-1", node_command("mesh-1", words, program)))
         return made[-1]
 
     yield start

@@ -22,11 +22,11 @@ import pytest
 
 from clipper.errors import ClipperError, InvalidInput, NoServer
 from clipper.load import page
-from clipper.load.asked import rows_of
-from clipper.load.measured import Measured, Outcome, quantile
-from clipper.load.offer import Plan, bisected, offer, sweep
-from clipper.load.over_http import HttpTarget
-from clipper.load.pace import arrivals, evenly, pace
+from clipper.load.http_target import HttpTarget
+from clipper.load.inputs import rows_of
+from clipper.load.measurement import Measurement, QueryOutcome, quantile
+from clipper.load.open_loop import arrivals, evenly, send_on_time
+from clipper.load.runs import RunPlan, bisected, offer, sweep
 from clipper.types import InputType
 
 ANSWER = {"id": "1", "output": 1, "default": False, "missing": [], "reason": ""}
@@ -79,11 +79,11 @@ def serving(reply: Reply) -> Iterator[str]:
             thread.join()
 
 
-def run(url: str, rate: float = 200, seconds: float = 0.2, **plan: Any) -> Measured:
+def run(url: str, rate: float = 200, seconds: float = 0.2, **plan: Any) -> Measurement:
     def target() -> HttpTarget:
         return HttpTarget(url, [[1.0]], 8)
 
-    return offer(target, Plan(seconds, 1000, **plan), rate, lambda measured, elapsed_s: None)
+    return offer(target, RunPlan(seconds, 1000, **plan), rate, lambda measured, elapsed_s: None)
 
 
 # -- pace
@@ -94,7 +94,9 @@ def test_pace_calls_each_due_once_in_order_and_never_early() -> None:
 
     async def main() -> None:
         dues = (time.perf_counter() + arrivals(2000, 0.1, 3)).tolist()
-        await pace(iter(dues), lambda due: sent.append((due, time.perf_counter())), asyncio.Event())
+        await send_on_time(
+            iter(dues), lambda due: sent.append((due, time.perf_counter())), asyncio.Event()
+        )
         assert [due for due, _ in sent] == dues
 
     asyncio.run(main())
@@ -105,10 +107,10 @@ def test_pace_ends_when_it_is_told_to_and_passes_on_what_is_raised() -> None:
     async def main() -> None:
         stopping = asyncio.Event()
         asyncio.get_running_loop().call_later(0.01, stopping.set)
-        await pace(iter([time.perf_counter() + 3600]), lambda due: None, stopping)
-        await pace(iter([]), lambda due: None, asyncio.Event())
+        await send_on_time(iter([time.perf_counter() + 3600]), lambda due: None, stopping)
+        await send_on_time(iter([]), lambda due: None, asyncio.Event())
         with pytest.raises(ZeroDivisionError):
-            await pace(iter([0.0]), lambda due: 1 / 0, asyncio.Event())  # type: ignore[arg-type,func-returns-value,return-value]
+            await send_on_time(iter([0.0]), lambda due: 1 / 0, asyncio.Event())  # type: ignore[arg-type,func-returns-value,return-value]
 
     asyncio.run(main())
 
@@ -179,7 +181,7 @@ def test_latency_counts_from_when_a_query_was_due() -> None:
 
     with serving(reply) as url:
         measured = offer(
-            lambda: HttpTarget(url, [1], 1), Plan(0.1, 1000, steady=True), 100, lambda *_: None
+            lambda: HttpTarget(url, [1], 1), RunPlan(0.1, 1000, steady=True), 100, lambda *_: None
         )
     latency = measured.latency_ms
     assert measured.counts()["ok"] == measured.total == 10
@@ -229,7 +231,7 @@ def test_an_interrupt_gives_what_was_measured_so_far() -> None:
 
     with serving(reply) as url:
         steps = sweep(
-            lambda: HttpTarget(url, [1], 8), Plan(60, 1000), [200.0, 400.0], lambda *_: None
+            lambda: HttpTarget(url, [1], 8), RunPlan(60, 1000), [200.0, 400.0], lambda *_: None
         )
     assert len(steps) == 1
     assert steps[0].interrupted
@@ -240,13 +242,13 @@ def test_an_interrupt_gives_what_was_measured_so_far() -> None:
 # -- the search, on a server that is a formula
 
 
-def simulated(rate: float, capacity: float, behind: float = math.inf) -> Measured:
-    measured = Measured(rate, 1, 20)
+def simulated(rate: float, capacity: float, behind: float = math.inf) -> Measurement:
+    measured = Measurement(rate, 1, 20)
     for i in range(1000):
         due = i / 1000
         lag = 0.1 if rate > behind else 0.0
         number = measured.sent(due, due + lag)
-        measured.done(number, Outcome.OK, due + lag + (0.001 if rate <= capacity else 0.1))
+        measured.done(number, QueryOutcome.OK, due + lag + (0.001 if rate <= capacity else 0.1))
     return measured
 
 
@@ -295,9 +297,9 @@ def test_quantiles_are_those_of_the_definition() -> None:
 
 
 def test_the_page_stands_alone_whatever_was_measured() -> None:
-    nothing = Measured(5, 1, 20)
-    broken = Measured(10, 1, 20)
-    broken.done(broken.sent(0.1, 0.1), Outcome.ERROR, 0.2, "<script>alert(1)</script>")
+    nothing = Measurement(5, 1, 20)
+    broken = Measurement(10, 1, 20)
+    broken.done(broken.sent(0.1, 0.1), QueryOutcome.ERROR, 0.2, "<script>alert(1)</script>")
     for steps in (
         [nothing],
         [broken],

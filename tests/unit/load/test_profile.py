@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from clipper.errors import InvalidInput
-from clipper.load.profile import Point, advice, bars, line_through, profile, seen_by
+from clipper.load.profile import Point, advice, bars, fit_latency, profile, seen_by
 
 
 def points(
@@ -27,21 +27,21 @@ def points(
 
 @pytest.mark.parametrize(("base", "row"), [(1.0, 0.05), (0.0, 1.0), (30.0, 0.0), (0.2, 0.001)])
 def test_the_line_is_found(base: float, row: float) -> None:
-    line = line_through(points(base, row))
+    line = fit_latency(points(base, row))
     assert line.base_ms == pytest.approx(base, abs=1e-6)
     assert line.row_ms == pytest.approx(row, abs=1e-6)
     assert line.error < 1e-6
-    rough = line_through(points(base, row, noise=0.1))
+    rough = fit_latency(points(base, row, noise=0.1))
     assert 0 <= rough.error < 0.15
     assert rough.base_ms >= 0 <= rough.row_ms
 
 
 def test_a_line_through_less() -> None:
-    assert line_through(points(1, 0.5, most=1)).base_ms == 1.5
+    assert fit_latency(points(1, 0.5, most=1)).base_ms == 1.5
     falling = [Point(1, 9.0, 9.0, 1), Point(2, 5.0, 5.0, 1), Point(4, 1.0, 1.0, 1)]
-    assert line_through(falling).row_ms == 0
+    assert fit_latency(falling).row_ms == 0
     with pytest.raises(InvalidInput):
-        line_through([])
+        fit_latency([])
 
 
 def test_advice_serves_most_within_the_slo() -> None:

@@ -12,8 +12,8 @@ import grpc.aio
 
 from clipper.errors import ClipperError, NoServer
 from clipper.frontend.protocols import message
-from clipper.load.measured import Measured, Outcome
-from clipper.load.over_http import salt
+from clipper.load.http_target import salt
+from clipper.load.measurement import Measurement, QueryOutcome
 from clipper.types import InputType
 
 _METHOD = "/clipper.v1.Applications/Predict"
@@ -48,7 +48,7 @@ class GrpcTarget:
         self._salt = salt() if fresh else 0
         self._calls: list[Any] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._measured: Measured
+        self._measured: Measurement
         self._zero_s = 0.0
 
     async def open(self) -> None:
@@ -73,7 +73,7 @@ class GrpcTarget:
                     f"{self.url} does not take the queries: {error.details()}", hint="See --input."
                 ) from None
 
-    def count_in(self, measured: Measured, zero_s: float) -> None:
+    def count_in(self, measured: Measurement, zero_s: float) -> None:
         self._measured, self._zero_s = measured, zero_s
 
     def ask(self, number: int) -> None:
@@ -81,7 +81,7 @@ class GrpcTarget:
             self._finish(
                 self._measured,
                 number,
-                Outcome.ERROR,
+                QueryOutcome.ERROR,
                 f"more than {_UNDER_WAY_MAX} calls are under way",
             )
             return
@@ -89,7 +89,7 @@ class GrpcTarget:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _ask(self, measured: Measured, number: int) -> None:
+    async def _ask(self, measured: Measurement, number: int) -> None:
         call = self._calls[number % len(self._calls)]
         try:
             request = self._requests[number % len(self._requests)]
@@ -99,17 +99,23 @@ class GrpcTarget:
             refused = any(
                 key == "grpc-retry-pushback-ms" for key, _ in error.trailing_metadata() or ()
             )
-            outcome = Outcome.REFUSED if refused else Outcome.ERROR
+            outcome = QueryOutcome.REFUSED if refused else QueryOutcome.ERROR
             self._finish(
                 measured, number, outcome, f"{error.code().name} {(error.details() or '')[:200]}"
             )
             return
         outcome = (
-            Outcome.DEFAULT if said.default else Outcome.MISSING if said.missing else Outcome.OK
+            QueryOutcome.DEFAULT
+            if said.default
+            else QueryOutcome.MISSING
+            if said.missing
+            else QueryOutcome.OK
         )
         self._finish(measured, number, outcome)
 
-    def _finish(self, measured: Measured, number: int, outcome: Outcome, error: str = "") -> None:
+    def _finish(
+        self, measured: Measurement, number: int, outcome: QueryOutcome, error: str = ""
+    ) -> None:
         measured.done(number, outcome, time.perf_counter() - self._zero_s, error)
 
     async def close(self) -> None:

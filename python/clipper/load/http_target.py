@@ -14,7 +14,7 @@ import httptools
 import msgspec
 
 from clipper.errors import ClipperError, InvalidInput, NoServer
-from clipper.load.measured import Measured, Outcome
+from clipper.load.measurement import Measurement, QueryOutcome
 
 _FIRST = 16  # connections before the first query
 AGAIN_S = 0.2  # until a connection that was lost is tried anew
@@ -81,11 +81,11 @@ class HttpTarget:
         ]
         self._salt = salt() if fresh else 0
         self._most = connections
-        self._free: deque[_Line] = deque()
+        self._free: deque[_HttpConnection] = deque()
         self._waiting: deque[int] = deque()
-        self._lines: set[_Line] = set()
-        self._coming: set[asyncio.Task[None]] = set()
-        self._measured: Measured
+        self._connections: set[_HttpConnection] = set()
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._measured: Measurement
         self._zero_s = 0.0
         self._closed = False
 
@@ -103,12 +103,12 @@ class HttpTarget:
                 f"no server answers at {self._host}:{self._port}: {error.strerror or error}.",
                 hint=hint,
             ) from None
-        first = Measured(1, 1, 1e9)
+        first = Measurement(1, 1, 1e9)
         self.count_in(first, time.perf_counter())
         self.ask(first.sent(0, 0))
         for _ in range(1000):
             await asyncio.sleep(0.01)
-            if first.outcomes[0] != Outcome.UNANSWERED:
+            if first.outcomes[0] != QueryOutcome.UNANSWERED:
                 break
         wrong = next((text for text in first.errors if text.startswith("4")), "")
         if wrong:
@@ -116,12 +116,14 @@ class HttpTarget:
                 f"{self.url} does not take the queries: {wrong}", hint="See --input."
             )
 
-    def count_in(self, measured: Measured, zero_s: float) -> None:
+    def count_in(self, measured: Measurement, zero_s: float) -> None:
         self._measured, self._zero_s = measured, zero_s
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
-        await loop.create_connection(lambda: _Line(self), self._host, self._port, ssl=self._tls)
+        await loop.create_connection(
+            lambda: _HttpConnection(self), self._host, self._port, ssl=self._tls
+        )
 
     def _request(self, number: int) -> bytes:
         request = self._requests[number % len(self._requests)]
@@ -131,47 +133,49 @@ class HttpTarget:
         if self._free:
             self._free.popleft().send(number, self._request(number))
             return
-        if not self._lines:
-            self._finish(number, Outcome.ERROR, "no connection")
+        if not self._connections:
+            self._finish(number, QueryOutcome.ERROR, "no connection")
             return
-        if len(self._lines) + len(self._coming) < self._most:
-            self._come_later(0.0)
+        if len(self._connections) + len(self._connecting) < self._most:
+            self._connect_later(0.0)
         else:
             self._measured.waited += 1
         if len(self._waiting) >= WAITING_MAX:
-            self._finish(number, Outcome.ERROR, f"more than {WAITING_MAX} wait for a connection")
+            self._finish(
+                number, QueryOutcome.ERROR, f"more than {WAITING_MAX} wait for a connection"
+            )
         else:
             self._waiting.append(number)
 
-    def come(self, line: "_Line") -> None:
-        self._lines.add(line)
-        self.free(line)
+    def connected(self, connection: "_HttpConnection") -> None:
+        self._connections.add(connection)
+        self.released(connection)
 
-    def free(self, line: "_Line") -> None:
+    def released(self, connection: "_HttpConnection") -> None:
         if self._waiting:
             number = self._waiting.popleft()
-            line.send(number, self._request(number))
+            connection.send(number, self._request(number))
         else:
-            self._free.append(line)
+            self._free.append(connection)
 
-    def lost(self, line: "_Line", number: int) -> None:
-        self._lines.discard(line)
-        if line in self._free:
-            self._free.remove(line)
+    def lost(self, connection: "_HttpConnection", number: int) -> None:
+        self._connections.discard(connection)
+        if connection in self._free:
+            self._free.remove(connection)
         if self._closed:  # what is under way is unanswered
             return
         if number >= 0:
-            self._finish(number, Outcome.ERROR, "the connection was lost")
-        while not self._lines and self._waiting:
-            self._finish(self._waiting.popleft(), Outcome.ERROR, "no connection")
-        self._come_later(AGAIN_S)
+            self._finish(number, QueryOutcome.ERROR, "the connection was lost")
+        while not self._connections and self._waiting:
+            self._finish(self._waiting.popleft(), QueryOutcome.ERROR, "no connection")
+        self._connect_later(AGAIN_S)
 
-    def _come_later(self, pause_s: float) -> None:
-        task = asyncio.get_running_loop().create_task(self._come(pause_s))
-        self._coming.add(task)
-        task.add_done_callback(self._coming.discard)
+    def _connect_later(self, pause_s: float) -> None:
+        task = asyncio.get_running_loop().create_task(self._connect_after(pause_s))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
 
-    async def _come(self, pause_s: float) -> None:
+    async def _connect_after(self, pause_s: float) -> None:
         while not self._closed:
             await asyncio.sleep(pause_s)
             try:
@@ -185,36 +189,36 @@ class HttpTarget:
             try:
                 said = _read(body)
             except msgspec.MsgspecError:
-                self._finish(number, Outcome.ERROR, "200 without the members of an answer")
+                self._finish(number, QueryOutcome.ERROR, "200 without the members of an answer")
                 return
             self._finish(
                 number,
                 (
-                    Outcome.DEFAULT
+                    QueryOutcome.DEFAULT
                     if said.default
-                    else Outcome.MISSING
+                    else QueryOutcome.MISSING
                     if said.missing
-                    else Outcome.OK
+                    else QueryOutcome.OK
                 ),
             )
         elif status in (429, 503):
-            self._finish(number, Outcome.REFUSED, f"{status} {_told(body)}")
+            self._finish(number, QueryOutcome.REFUSED, f"{status} {_problem(body)}")
         else:
-            self._finish(number, Outcome.ERROR, f"{status} {_told(body)}")
+            self._finish(number, QueryOutcome.ERROR, f"{status} {_problem(body)}")
 
-    def _finish(self, number: int, outcome: Outcome, error: str = "") -> None:
+    def _finish(self, number: int, outcome: QueryOutcome, error: str = "") -> None:
         self._measured.done(number, outcome, time.perf_counter() - self._zero_s, error)
 
     async def close(self) -> None:
         self._closed = True
-        for task in [*self._coming]:
+        for task in [*self._connecting]:
             task.cancel()
-        for line in [*self._lines]:
-            line.transport.abort()
+        for connection in [*self._connections]:
+            connection.transport.abort()
         await asyncio.sleep(0)
 
 
-def _told(body: bytes) -> str:
+def _problem(body: bytes) -> str:
     try:
         said = _read_problem(body)
         return str(said.get("detail") or said.get("error") or "")[:200]
@@ -222,7 +226,7 @@ def _told(body: bytes) -> str:
         return "(no reason given)"
 
 
-class _Line(asyncio.Protocol):
+class _HttpConnection(asyncio.Protocol):
     """One connection."""
 
     def __init__(self, target: HttpTarget) -> None:
@@ -234,7 +238,7 @@ class _Line(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]  # of TCP there is no other
-        self._target.come(self)
+        self._target.connected(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         number, self._number = self._number, -1
@@ -262,6 +266,6 @@ class _Line(asyncio.Protocol):
             return
         self._target.answered(number, self._parser.get_status_code(), self._body)
         if self._parser.should_keep_alive() and not self.transport.is_closing():
-            self._target.free(self)
+            self._target.released(self)
         else:
             self.transport.close()

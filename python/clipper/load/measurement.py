@@ -15,7 +15,7 @@ SHARES = (0.5, 0.9, 0.99, 0.999)
 _LAG_MS = 1.0  # p99 of the generator's own lateness that says little about anything
 
 
-class Outcome(IntEnum):
+class QueryOutcome(IntEnum):
     """ok: a model's answer.  missing: one, without some model that was asked.  default: the
     application's own.  refused: for lack of time or room (429, 503).  error: anything else.
     unanswered: nothing came within the patience.
@@ -30,7 +30,7 @@ class Outcome(IntEnum):
 
 
 @dataclass
-class Measured:
+class Measurement:
     """One rate for one while. rate: wanted, a second.  slo_ms: the application's, or what was asked
     for.  Times are seconds since the start. Threads: one until it is over."""
 
@@ -51,10 +51,10 @@ class Measured:
         self.due_s.append(due_s)
         self.sent_s.append(now_s)
         self.done_s.append(math.nan)
-        self.outcomes.append(Outcome.UNANSWERED)
+        self.outcomes.append(QueryOutcome.UNANSWERED)
         return len(self.due_s) - 1
 
-    def done(self, number: int, outcome: Outcome, now_s: float, error: str = "") -> None:
+    def done(self, number: int, outcome: QueryOutcome, now_s: float, error: str = "") -> None:
         self.done_s[number] = now_s
         self.outcomes[number] = outcome
         if error:
@@ -64,7 +64,7 @@ class Measured:
 
     def counts(self) -> dict[str, int]:
         found = Counter(self.outcomes)
-        return {kind.name.lower(): found[kind] for kind in Outcome}
+        return {kind.name.lower(): found[kind] for kind in QueryOutcome}
 
     @property
     def total(self) -> int:
@@ -72,7 +72,7 @@ class Measured:
 
     @property
     def answered(self) -> NDArray[np.bool_]:
-        return np.frombuffer(self.outcomes, np.uint8) <= Outcome.DEFAULT
+        return np.frombuffer(self.outcomes, np.uint8) <= QueryOutcome.DEFAULT
 
     @property
     def latency_ms(self) -> NDArray[np.float64]:
@@ -85,7 +85,7 @@ class Measured:
 
     def strict_ms(self) -> NDArray[np.float64]:
         """What the caller who wanted a model's answer has seen: infinite where none came."""
-        predicted = np.frombuffer(self.outcomes, np.uint8) <= Outcome.MISSING
+        predicted = np.frombuffer(self.outcomes, np.uint8) <= QueryOutcome.MISSING
         return np.where(predicted, self.latency_ms, np.inf)
 
     @property

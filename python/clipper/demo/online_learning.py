@@ -31,7 +31,7 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Event:
+class LearningEvent:
     """What somebody did, or what came of it; `model` is its name without a version."""
 
     at_s: float
@@ -47,7 +47,7 @@ class Story:
     applications: tuple[str, ...]
     models: tuple[str, ...]
     samples: list[Sample] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
+    events: list[LearningEvent] = field(default_factory=list)
 
     def recent_error(self, application: str) -> float:
         """Share of wrong answers over the last RECENT_S."""
@@ -68,7 +68,7 @@ def _share(last: Sample, application: str, first: Sample | None) -> float:
     return errors / answers if answers else 0.0
 
 
-class Lessons:
+class OnlineLearning:
     """Sends scans to every application, tells each what was right, and samples. Threads: any, for
     what has no underscore.
 
@@ -104,7 +104,7 @@ class Lessons:
             raise self.failure
 
     def happened(self, text: str, model: str, mark: str) -> None:
-        self.story.events.append(Event(time.monotonic() - self._begun, text, model, mark))
+        self.story.events.append(LearningEvent(time.monotonic() - self._begun, text, model, mark))
 
     def favourite(self) -> str:
         """The model that the first application would ask most."""
@@ -113,11 +113,11 @@ class Lessons:
 
     def _run(self) -> None:
         try:
-            self._teach()
+            self._send_feedback()
         except Exception as error:  # told by stop(): a thread that dies silently teaches nothing
             self.failure = error
 
-    def _teach(self) -> None:
+    def _send_feedback(self) -> None:
         asked: list[_Asked] = []
         due = 0.0
         self._sample()

@@ -12,8 +12,8 @@ from typing import Protocol
 import numpy as np
 
 from clipper.errors import InvalidInput
-from clipper.load.measured import Measured, Outcome
-from clipper.load.pace import arrivals, evenly, pace
+from clipper.load.measurement import Measurement, QueryOutcome
+from clipper.load.open_loop import arrivals, evenly, send_on_time
 
 QUERIES_MAX = 10_000_000  # of one step: their times are kept
 STEPS_MAX = 24  # of a search
@@ -22,19 +22,19 @@ _PAUSE_S = 0.3  # between two rates
 _FINE = 1.05  # the search ends when it knows the rate to 5 %
 
 
-class Target(Protocol):
+class LoadTarget(Protocol):
     """Where queries go. Threads: the event loop's."""
 
     url: str
 
     async def open(self) -> None: ...
-    def count_in(self, measured: Measured, zero_s: float) -> None: ...
+    def count_in(self, measured: Measurement, zero_s: float) -> None: ...
     def ask(self, number: int) -> None: ...
     async def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """seconds: of each rate.  steady: queries come evenly instead of by chance (Poisson).
     patience_s: for answers, after the last query.  slo_ms: what is late."""
 
@@ -45,11 +45,11 @@ class Plan:
     seed: int = 1
 
 
-Tell = Callable[[Measured, float], None]  # what is measured so far, and the seconds since the start
-MakeTarget = Callable[[], Target]
+OnProgress = Callable[[Measurement, float], None]  # what is so far, seconds since the start
+MakeTarget = Callable[[], LoadTarget]
 
 
-def offer(target: MakeTarget, plan: Plan, rate: float, tell: Tell) -> Measured:
+def offer(target: MakeTarget, plan: RunPlan, rate: float, tell: OnProgress) -> Measurement:
     """One rate. Ctrl-C ends it early, with what was measured so far. Raises NoServer, ClipperError,
     InvalidInput."""
     if rate * plan.seconds > QUERIES_MAX:
@@ -63,8 +63,8 @@ def offer(target: MakeTarget, plan: Plan, rate: float, tell: Tell) -> Measured:
         return runner.run(_offer(target(), plan, rate, tell))
 
 
-async def _offer(target: Target, plan: Plan, rate: float, tell: Tell) -> Measured:
-    measured = Measured(rate, plan.seconds, plan.slo_ms)
+async def _offer(target: LoadTarget, plan: RunPlan, rate: float, tell: OnProgress) -> Measurement:
+    measured = Measurement(rate, plan.seconds, plan.slo_ms)
     stopping = asyncio.Event()
     with _interruptible(stopping):
         try:
@@ -76,7 +76,11 @@ async def _offer(target: Target, plan: Plan, rate: float, tell: Tell) -> Measure
 
 
 async def _run(
-    target: Target, plan: Plan, measured: Measured, stopping: asyncio.Event, tell: Tell
+    target: LoadTarget,
+    plan: RunPlan,
+    measured: Measurement,
+    stopping: asyncio.Event,
+    tell: OnProgress,
 ) -> None:
     times = (evenly if plan.steady else _by_chance(plan.seed))(measured.rate, plan.seconds)
     zero_s = time.perf_counter() + 0.01
@@ -88,12 +92,12 @@ async def _run(
 
     telling = asyncio.ensure_future(_telling(measured, zero_s, tell))
     try:
-        await pace(iter((times + zero_s).tolist()), send, stopping)
+        await send_on_time(iter((times + zero_s).tolist()), send, stopping)
         measured.cpu_s = time.process_time() - cpu_s
         measured.interrupted = stopping.is_set()
         until = time.perf_counter() + plan.patience_s
         while (
-            Outcome.UNANSWERED in measured.outcomes
+            QueryOutcome.UNANSWERED in measured.outcomes
             and time.perf_counter() < until
             and not stopping.is_set()
         ):
@@ -108,7 +112,7 @@ def _by_chance(
     return lambda rate, seconds: arrivals(rate, seconds, seed)
 
 
-async def _telling(measured: Measured, zero_s: float, tell: Tell) -> None:
+async def _telling(measured: Measurement, zero_s: float, tell: OnProgress) -> None:
     while True:
         await asyncio.sleep(_TICK_S)
         tell(measured, time.perf_counter() - zero_s)
@@ -136,9 +140,11 @@ def _interruptible(stopping: asyncio.Event) -> Iterator[None]:
 # -- several rates
 
 
-def sweep(target: MakeTarget, plan: Plan, rates: list[float], tell: Tell) -> list[Measured]:
+def sweep(
+    target: MakeTarget, plan: RunPlan, rates: list[float], tell: OnProgress
+) -> list[Measurement]:
     """One rate after the other; Ctrl-C ends the rest too."""
-    found: list[Measured] = []
+    found: list[Measurement] = []
     for number, rate in enumerate(rates):
         if number:
             time.sleep(_PAUSE_S)
@@ -149,21 +155,23 @@ def sweep(target: MakeTarget, plan: Plan, rates: list[float], tell: Tell) -> lis
 
 
 @dataclass(frozen=True)
-class Found:
+class RateSearch:
     """rate: the highest that kept the SLO, 0 for none.  why: what ended the search."""
 
     rate: float
-    steps: list[Measured]
+    steps: list[Measurement]
     why: str
 
 
-def search_rate(target: MakeTarget, plan: Plan, first: float, most: float, tell: Tell) -> Found:
+def search_rate(
+    target: MakeTarget, plan: RunPlan, first: float, most: float, tell: OnProgress
+) -> RateSearch:
     """The highest rate at which 99 of 100 queries get a model's answer within plan.slo_ms, to 5 %:
     doubled until it fails, then halved in between. A generator that falls behind bounds it from
     above: what lies there is not known.
     """
 
-    def measure(rate: float) -> Measured:
+    def measure(rate: float) -> Measurement:
         time.sleep(_PAUSE_S)
         return offer(target, plan, rate, tell)
 
@@ -171,9 +179,9 @@ def search_rate(target: MakeTarget, plan: Plan, first: float, most: float, tell:
 
 
 def bisected(
-    measure: Callable[[float], Measured], slo_ms: float, first: float, most: float
-) -> Found:
-    steps: list[Measured] = []
+    measure: Callable[[float], Measurement], slo_ms: float, first: float, most: float
+) -> RateSearch:
+    steps: list[Measurement] = []
     low, high, rate = 0.0, 0.0, first
     why = f"it was not tried beyond {most:g} a second"
     while len(steps) < STEPS_MAX:
@@ -199,7 +207,7 @@ def bisected(
         rate = (
             min(low * 2, most) if not high else _rounded((low * high) ** 0.5 if low else high / 4)
         )
-    return Found(low, steps, why)
+    return RateSearch(low, steps, why)
 
 
 def _rounded(rate: float) -> float:
