@@ -1,4 +1,4 @@
-"""Getting a model into a process of its own: pack it, start it, keep it alive, stop it."""
+"""Deployment: package a model, start its containers, restart them, stop them."""
 
 from clipper.deploy.artifact import Artifact
 from clipper.deploy.deployer import (

@@ -1,5 +1,7 @@
-"""Models that frameworks saved themselves, by file, folder or object: bytes of a kind. Those that
-come from elsewhere are looked at in a process of their own before they are deployed."""
+"""Models saved by their frameworks, from a file, folder or object.
+
+Models from untrusted sources are verified in a separate process before they are deployed.
+"""
 
 import hashlib
 import io
@@ -28,7 +30,7 @@ from clipper_container.adapters.function import MAGIC, PACKED
 KINDS: Final = (
     "onnx",
     "skops",
-)  # whose parsers are made for files of strangers: what comes in by a stream is one of these
+)  # kinds with parsers that are safe for untrusted files; streams accept only these
 ENDINGS: Final = tuple(files.ENDINGS)
 SUFFIX: Final = PACKED[-1]
 _FLAVOURS: Final = {
@@ -41,9 +43,12 @@ _LOOK_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A model as bytes. kind: "onnx", "skops", "xgboost", "lightgbm", "torchscript",
-    "torch-export", "pickle", "mlflow". trusted: types a skops file may ask for, beyond those skops
-    trusts itself.  labels: of a classifier of xgboost or lightgbm, one a class."""
+    """A model as bytes.
+
+    kind: "onnx", "skops", "xgboost", "lightgbm", "torchscript", "torch-export", "pickle" or
+    "mlflow". trusted: types that a skops file may use beyond those skops trusts. labels: one per
+    class, of a classifier of xgboost or lightgbm.
+    """
 
     kind: str
     data: bytes
@@ -58,11 +63,13 @@ class Artifact:
 
     @property
     def is_code(self) -> bool:
-        """May loading it run what is in it?"""
+        """Return True if loading the model may run code."""
         return self.kind in files.CODE
 
     def packed(self, name: str) -> bytes:
-        """The file that a container loads; the same for the same bytes, name and trusted types."""
+        """Return the file that a container loads. The same bytes, name and trusted types give
+        the same file.
+        """
         python = ".".join(platform.python_version_tuple()[:2])
         about = {
             "format": 1,
@@ -76,26 +83,26 @@ class Artifact:
         return MAGIC + json.dumps(about).encode() + b"\n" + self.data
 
     def sha256(self, name: str) -> str:
-        """Of `packed`, in hex: what the catalog keeps of a deployed version."""
+        """SHA-256 of `packed` in hex, which the catalog stores for a deployed version."""
         return hashlib.sha256(self.packed(name)).hexdigest()
 
 
 def is_data(thing: Any) -> bool:
-    """Whether `thing` is an Artifact, names a file or folder that may be one, or is an object that
-    its framework saves itself."""
+    """Return True for an Artifact, the path of a model file or folder, or an object that its
+    framework can save.
+    """
     if isinstance(thing, str | os.PathLike):
         return is_registered(thing) or (":" not in str(thing) and bool(files.kind_by_name(thing)))
     return isinstance(thing, Artifact) or _saver_of(thing) is not None
 
 
 def is_registered(thing: Any) -> bool:
-    """Is it a name in MLflow's registry, as `models:/fraud@champion`?"""
+    """Return True for a name in MLflow's registry, such as `models:/fraud@champion`."""
     return isinstance(thing, str) and thing.startswith("models:/")
 
 
 def artifact_of(thing: Any) -> Artifact:
-    """The Artifact that `thing` is, names, or is saved as. Raises: PackagingError for a file that
-    cannot be read, or is no such file."""
+    """Convert `thing` to an Artifact. Raises: PackagingError for an unreadable or invalid file."""
     if isinstance(thing, Artifact):
         return thing
     if not isinstance(thing, str | os.PathLike):
@@ -115,8 +122,7 @@ def artifact_of(thing: Any) -> Artifact:
 
 
 def _saver_of(thing: Any) -> Callable[[Any], Artifact] | None:
-    """How to save it; None for what is none of these. Frameworks that are not imported have no
-    objects here."""
+    """Return the function that saves an object, or None. Does not import frameworks."""
     if _is_of(thing, "xgboost", "Booster", "XGBModel"):
         return _saved_xgboost
     if _is_of(thing, "lightgbm", "Booster") or (
@@ -177,7 +183,7 @@ def _saved_export(thing: Any) -> Artifact:
 
 
 def _fetched(name: str) -> str:
-    """The folder of a model of MLflow's registry. Raises: PackagingError."""
+    """Download a model of MLflow's registry; return its folder. Raises: PackagingError."""
     try:
         from mlflow.artifacts import download_artifacts
     except ModuleNotFoundError:
@@ -195,7 +201,7 @@ def _fetched(name: str) -> str:
 
 
 def _flavoured(data: bytes) -> dict[str, str]:
-    """The packages of a folder's flavour, at the versions that are here."""
+    """Return the packages of a folder's flavour, at the versions installed here."""
     about = files.member(data, "MLmodel")
     flavour = mlflow.flavour(about)
     names = [
@@ -209,8 +215,7 @@ def _flavoured(data: bytes) -> dict[str, str]:
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """What a check found: the types of a row and of an output, "any" where the file does not
-    say."""
+    """Result of a check: the types of a row and of an output, "any" if the file does not say."""
 
     ok: bool
     kind: str = ""
@@ -222,12 +227,12 @@ class Checked(msgspec.Struct, frozen=True):
 def check(
     artifact: Artifact, name: str, patience_s: float, is_over: Callable[[], bool] = lambda: False
 ) -> Checked:
-    """Verify and load a model in a process that is thrown away: what hangs, crashes or eats memory
-    there harms nobody.
+    """Verify and load a model in a temporary process, so that a hang, a crash or excessive memory
+    is harmless.
 
-    is_over: whether nobody waits any more.
-    Raises: PackagingError with the reason: no such format, invalid, asks for untrusted types, does
-    not load in time; ShuttingDown when it is over.
+    is_over: returns True when the result is no longer needed.
+
+    Raises: PackagingError with the reason; ShuttingDown when is_over() is True.
     """
     with tempfile.TemporaryDirectory(prefix="clipper-check-") as folder:
         path = Path(folder) / f"{name}{SUFFIX}"
@@ -257,7 +262,7 @@ def check(
 def _await(
     process: subprocess.Popen[bytes], name: str, until_s: float, is_over: Callable[[], bool]
 ) -> tuple[bytes, bytes]:
-    """What it wrote until it ended."""
+    """Return the output of the process when it has ended."""
     while True:
         try:
             return process.communicate(timeout=_LOOK_S)

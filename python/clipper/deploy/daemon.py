@@ -1,11 +1,10 @@
-"""Docker or podman, over the API that both speak, by the package `docker` (an extra: it is imported
-when a model asks for it).
+"""Docker and podman, through the API that both implement (package `docker`, an optional extra).
 
-A container gets as little as it needs: no capability, no new privileges, a file system it cannot
-write to but for /tmp, and, where the server listens on a unix socket, no network at all: the socket
-is mounted. Rows in shared memory work there too, since they are handed over that socket. It runs as
-whoever runs the server, so that it may use the socket; for a server of root, as a user of its own,
-whom the socket and the token are opened to: both lie in a folder that only root can enter.
+A container gets minimal rights: no capabilities, no new privileges, a read-only file system except
+/tmp, and, if the server listens on a unix socket, no network: the socket is mounted. Shared memory
+works, because it is passed over that socket. The container runs as the user of the server; for a
+server run by root it runs as an unprivileged user who is given access to the socket and the token,
+both in a folder that only root can enter.
 """
 
 from __future__ import annotations
@@ -50,18 +49,21 @@ _LABEL: Final = "clipper.run"
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose containers they are. run: the server's folder while it runs.  folder: of its state,
-    locked by it, or empty."""
+    """Identity of a server on its containers' labels. run: its runtime folder. folder: its state
+    folder, which it holds locked, or empty.
+    """
 
     run: Path
     folder: str = ""
 
     def labels(self) -> dict[str, str]:
+        """Return the labels that mark containers of this server."""
         return {_LABEL: str(self.run), "clipper.folder": self.folder, "clipper.host": _host()}
 
     def owns_or_outlived(self, labels: dict[str, str]) -> bool:
-        """Whether a container is left over: from a server that ran on our state, or that ran on
-        this host and runs no more."""
+        """Return True if a container is left over: its server used our state folder, or ran on
+        this host and has ended.
+        """
         run = labels.get(_LABEL, "")
         if run == str(self.run):
             return False
@@ -71,15 +73,17 @@ class Owner:
 
 
 def _host() -> str:
-    """This host, and this view of its files: a server that sees others must not judge whether a
-    folder is there."""
+    """Return an id of this host and its view of the file system; folders of other hosts must not
+    be judged.
+    """
     return f"{socket.gethostname()}/{os.stat('/proc/self/ns/mnt').st_ino}"
 
 
 class Daemon:
-    """One engine. kind: "docker" or "podman". Threads: any.
+    """One engine. kind: "docker" or "podman".
 
-    Every call raises DeployFailed, with what to do, when the engine cannot be reached or refuses.
+    Threads: any. Every call raises DeployFailed, with the next step, when the engine is unreachable
+    or refuses.
     """
 
     def __init__(self, kind: str, settings: DockerSettings, owner: Owner) -> None:
@@ -90,6 +94,7 @@ class Daemon:
         self._user: str | None = None
 
     def close(self) -> None:
+        """Close the client."""
         with self._guard:
             if self._client is not None:
                 self._client.close()
@@ -97,7 +102,7 @@ class Daemon:
 
     @property
     def api(self) -> Any:
-        """The connected client. The first call removes what servers that were killed have left."""
+        """Return the connected client. The first call removes containers left by killed servers."""
         with self._guard:
             if self._client is None:
                 client = self._connected()
@@ -106,7 +111,7 @@ class Daemon:
                 self._sweep(client)
             return self._client
 
-    # -- reaching it
+    # -- connecting
 
     def _connected(self) -> Any:
         try:
@@ -139,8 +144,7 @@ class Daemon:
         return "unix://" + next((path for path in usual if os.path.exists(path)), usual[0])
 
     def _probe(self, where: str) -> None:
-        """Raises, with what a person can do about it, when nobody can be reached at a unix
-        socket."""
+        """Raise an error with the next step if nothing answers at a unix socket."""
         if not where.startswith("unix:"):
             return
         try:
@@ -159,7 +163,7 @@ class Daemon:
         raise DeployFailed(f"{self.kind} does not answer at {where}: {why}.", hint=hint)
 
     def refused(self, error: Exception, doing: str) -> DeployFailed:
-        """An error of the package, in our words."""
+        """Convert an error of the package to DeployFailed."""
         why = getattr(error, "explanation", None) or str(error)
         return DeployFailed(
             f"{self.kind} could not {doing}: {str(why).strip().rstrip('.')}.",
@@ -168,7 +172,7 @@ class Daemon:
 
     @contextlib.contextmanager
     def doing(self, what: str) -> Iterator[Any]:
-        """The client, with errors in our words."""
+        """Return the client; errors become DeployFailed."""
         api = self.api
         import docker
         import requests
@@ -179,9 +183,11 @@ class Daemon:
             raise self.refused(error, what) from None
 
     def _user_of(self, api: Any) -> str | None:
-        """Who a container must be to use the server's socket; None: the user of the image."""
+        """Return the user for a container so that it can use the server's socket; None: the
+        image's user.
+        """
         if any("rootless" in option for option in api.info().get("SecurityOptions") or ()):
-            return "0:0"  # there, root is the user who runs the engine
+            return "0:0"  # rootless: root in the container is the user who runs the engine
         return None if os.getuid() == 0 else f"{os.getuid()}:{os.getgid()}"
 
     def _sweep(self, api: Any) -> None:
@@ -197,8 +203,9 @@ class Daemon:
     def image(
         self, spec: ContainerSpec, say: Callable[[str], None], is_over: Callable[[], bool]
     ) -> str:
-        """The name of the model's image; it is built when it is not there. say: gets the builder's
-        lines."""
+        """Return the name of the model's image, building it if needed. say: receives the
+        builder's lines.
+        """
         assert spec.needs is not None
         image = image_of(spec, spec.needs, self._settings.base)
         with self._guard:
@@ -252,7 +259,7 @@ class Daemon:
     # -- containers
 
     def create(self, image: str, spec: ContainerSpec, replica: int) -> str:
-        """A container that is yet to be started; -> its id."""
+        """Create a container without starting it; return its id."""
         settings = self._settings
         connect, mounts, network = self._way_in(spec)
         words = ["--connect", connect, "--replica", str(replica), "--threads", str(spec.threads)]
@@ -286,7 +293,7 @@ class Daemon:
                 if self.kind == "docker"
                 else None,
             )
-            with contextlib.suppress(Exception):  # of an earlier life of this replica
+            with contextlib.suppress(Exception):  # left by an earlier start of this replica
                 api.remove_container(name, force=True)
             environment = {"HOME": "/tmp", "CLIPPER_VERSION": VERSION, **spec.env}
             made = api.create_container(
@@ -301,7 +308,7 @@ class Daemon:
             return str(made["Id"])
 
     def _way_in(self, spec: ContainerSpec) -> tuple[str, list[Any], str]:
-        """What the container dials, what is mounted for that, and its network."""
+        """Return the address that the container connects to, its mounts and its network."""
         from docker.types import Mount
 
         token = self._owner.run / "token"
@@ -323,14 +330,14 @@ class Daemon:
         return f"unix:{SOCKET}", mounts, self._settings.network or "none"
 
     def _open_to_it(self, files: Sequence[Path], socket: Path | None = None) -> None:
-        """They are this user's: to the group that containers of an image's own user are of."""
+        """Give the group of the containers' user access to files that belong to this user."""
         if os.getuid() == 0 and self._user is None:
             for file in (*files, *([socket] if socket else ())):
                 os.chown(file, -1, USER)
                 os.chmod(file, file.stat().st_mode | (0o060 if file == socket else 0o040))
 
     def output(self, container: str, all_of_it: bool) -> Iterator[bytes]:
-        """What it has written, or what it writes from now on, in pieces, until it ends."""
+        """Yield the output of a container, all of it or from now on, until it ends."""
         with self.doing("follow a container") as api:
             output: Iterator[bytes] = api.logs(
                 container, stream=True, follow=True, tail="all" if all_of_it else 0
@@ -338,19 +345,22 @@ class Daemon:
             return output
 
     def start(self, container: str) -> None:
+        """Start a container."""
         with self.doing("start a container") as api:
             api.start(container)
 
     def kill(self, container: str, number: signal.Signals) -> None:
+        """Send a signal to a container; one that has ended is ignored."""
         with contextlib.suppress(DeployFailed), self.doing("signal a container") as api:
             api.kill(container, int(number))
 
     def remove(self, container: str) -> None:
+        """Remove a container."""
         with contextlib.suppress(DeployFailed), self.doing("remove a container") as api:
             api.remove_container(container, force=True)
 
     def state(self, container: str) -> dict[str, Any]:
-        """As the engine says it: Running, ExitCode, OOMKilled."""
+        """Return the engine's state of a container: Running, ExitCode, OOMKilled."""
         with self.doing("look at a container") as api:
             found: dict[str, Any] = api.inspect_container(container)["State"]
             return found
@@ -365,7 +375,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _gpus(text: str) -> dict[str, Any]:
-    """ "all", a number of them, or their ids, as the engine takes them."""
+    """Convert "all", a number or ids to the engine's device request."""
     if text == "all":
         return {"count": -1}
     return (
@@ -379,8 +389,9 @@ def _gpus(text: str) -> dict[str, Any]:
 
 
 def _opened(api: Any, image: Image, settings: DockerSettings) -> Any:
-    """The builder's output, which can be closed from another thread; the package's own build()
-    cannot be."""
+    """Open a builder's output that another thread can close; the package's build() does not
+    allow that.
+    """
     from docker.types.daemon import CancellableStream
 
     what = {"t": image.name, "rm": "1", "forcerm": "1"}
@@ -403,14 +414,14 @@ def _opened(api: Any, image: Image, settings: DockerSettings) -> Any:
 def _close_when(stream: Any, is_over: Callable[[], bool], until: float) -> None:
     while not getattr(stream, "over", False):
         if is_over() or time.monotonic() >= until:
-            with contextlib.suppress(Exception):  # it may just have ended
+            with contextlib.suppress(Exception):  # the build may have ended
                 stream.close()
             return
         time.sleep(0.05)
 
 
 def _follow_build(stream: Any, last: deque[str], say: Callable[[str], None]) -> str:
-    """Tells of each line; -> the error, if there was one."""
+    """Report each line of a build; return the error, if any."""
     for line in stream:
         try:
             said = json.loads(line)

@@ -1,5 +1,4 @@
-"""The seam between a server and whatever runs its containers: processes of this host, Docker,
-podman."""
+"""The interface of deployers, which run a server's containers: processes, Docker, podman."""
 
 from __future__ import annotations
 
@@ -16,17 +15,17 @@ from clipper.types import Model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSpec:
-    """Everything that a container of one model needs; its replicas differ in nothing but their
-    number.
+    """Parameters of a model's containers; replicas differ only in their number.
 
     target: `module:attribute`, or the path of a packed file (`Package.target`). sha256: of that
-    file, in hex. connect: where the server listens: `unix:/path` or `tcp:host:port`. token: goes to
-    the container by its environment, never by its command line. threads: for BLAS and OpenMP, in
-    each process. batch_max: 0 for no limit of the model's own. python: the interpreter of the
-    model's environment; clipper-container must be installed there. code: directories for the
-    container's sys.path. env: added to the environment. deployer: "process", "docker" or "podman";
-    the rest is for the last two: memory_mib, cpus (0: no limit), gpus ("all", a number, or ids as
-    "0,2"), needs: what goes into its image, secrets: texts that are mounted, by their paths.
+    file, in hex. connect: address of the server: `unix:/path` or `tcp:host:port`. token: passed in
+    the environment, never on the command line. threads: for BLAS and OpenMP, per process.
+    batch_max: 0 for no limit. python: interpreter of the model's environment, with
+    clipper-container installed. code: directories for sys.path. env: added to the environment.
+
+    deployer: "process", "docker" or "podman". For the last two only: memory_mib and cpus (0: no
+    limit), gpus ("all", a number, or ids as "0,2"), needs: contents of the image, secrets: texts to
+    mount, by path.
     """
 
     name: str
@@ -57,8 +56,7 @@ class ContainerSpec:
 
 
 def options(spec: ContainerSpec) -> list[str]:
-    """What a container is told of its model, wherever it runs: words of `clipper_container
-    serve`."""
+    """Return the arguments of `clipper_container serve` that describe the model."""
     words = ["--name", spec.name, "--version", str(spec.version)]
     texts = {
         "--input": spec.input,
@@ -69,7 +67,7 @@ def options(spec: ContainerSpec) -> list[str]:
     for option, value in texts.items():
         words += (
             [option, value] if value and value != "any" else []
-        )  # what it declares itself, then
+        )  # "any": the model's own declaration holds
     for option, number in (("--batch-max", spec.batch_max), ("--pad", spec.pad)):
         words += [option, str(number)] if number else []
     words += ["--protocol", "1"] if spec.protocol == 1 else []
@@ -82,8 +80,9 @@ def options(spec: ContainerSpec) -> list[str]:
 
 
 def spec_of(model: Model, **where: Any) -> ContainerSpec:
-    """The part of a spec that a model's record says; where: the rest, as `connect`, `token`,
-    `threads`."""
+    """Build a spec from a model's record. where: the other fields, such as `connect`, `token`,
+    `threads`.
+    """
     return ContainerSpec(
         name=model.name,
         version=model.version,
@@ -105,16 +104,20 @@ def spec_of(model: Model, **where: Any) -> ContainerSpec:
 
 
 class ReplicaState(StrEnum):
-    BUILDING = "building"  # its image is made
+    """State of a replica."""
+
+    BUILDING = "building"  # its image is being built
     STARTING = "starting"
-    RUNNING = "running"  # its process lives; it serves once it said HELLO to the server
-    BACKOFF = "backoff"  # it ended, and is started again after a pause
-    FAILED = "failed"  # it ended too often, and is started again only when asked
+    RUNNING = "running"  # the process runs; it serves after its HELLO
+    BACKOFF = "backoff"  # ended; restarts after a pause
+    FAILED = "failed"  # ended too often; restarts on request only
     STOPPED = "stopped"
 
 
 class EventKind(StrEnum):
-    BUILDING = "building"  # its image; a line of the builder
+    """Kind of a replica event."""
+
+    BUILDING = "building"  # detail: a line of the image's builder
     STARTED = "started"
     EXITED = "exited"
     RESTARTING = "restarting"
@@ -124,12 +127,11 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaEvent:
-    """Something that happened to a replica.
+    """An event of a replica.
 
-    pid: of the process that it happened to, 0 when there is none.
-    detail: for a person: "killed (SIGKILL)", "exit 3", "again in 0.4 s".  again_s: the pause, for
-    RESTARTING. log_tail: the last lines that the process wrote, oldest first; for EXITED and
-    FAILED.
+    pid: process concerned, 0 for none. detail: for people: "killed (SIGKILL)", "exit 3", "again in
+    0.4 s". again_s: pause before a restart, for RESTARTING. log_tail: last lines of output, oldest
+    first, for EXITED and FAILED.
     """
 
     name: str
@@ -144,8 +146,9 @@ class ReplicaEvent:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """What a replica is doing. `restart_count` counts the starts after the first; `detail` tells of
-    the last exit."""
+    """Status of a replica. restart_count: starts after the first. detail: describes the last
+    exit.
+    """
 
     name: str
     version: int
@@ -157,24 +160,25 @@ class ReplicaStatus:
 
 
 class LogLines(deque[str]):
-    """The last lines that a replica wrote, and how many it `ever` did."""
+    """The last lines of a replica's output, and the count of all lines in `ever`."""
 
     def __init__(self, most: int) -> None:
         super().__init__(maxlen=most)
         self.ever = 0
 
     def append(self, line: str) -> None:
+        """Add a line."""
         self.ever += 1
         super().append(line)
 
     def extend(self, lines: Iterable[str]) -> None:
+        """Add several lines."""
         for line in lines:
             self.append(line)
 
 
 class LogTail(list[str]):
-    """The last lines that a replica wrote, oldest first. total: how many it ever wrote, over
-    restarts."""
+    """Snapshot of the last lines, oldest first. total: lines ever written, across restarts."""
 
     total: int
 
@@ -187,29 +191,30 @@ OnEvent = Callable[[ReplicaEvent], None]
 
 
 class Deployer(Protocol):
-    """Starts and stops replicas.
-
-    Threads: any.
-    """
+    """Starts, restarts and stops replicas. Threads: any."""
 
     def start(self, spec: ContainerSpec, replica: int = 0) -> None:
-        """Start a replica and keep it alive; returns before it serves. Raises: ValueError when it
-        runs already."""
+        """Start a replica and keep it running; returns before it serves. Raises: ValueError if
+        it runs already.
+        """
 
     def stop(self, name: str, version: int | None = None, replica: int | None = None) -> None:
-        """Stop one replica, or all of a version, or all of a model, and wait until they are
-        gone."""
+        """Stop one replica, all of a version, or all of a model, and wait for their end."""
 
     def restart(self, name: str, version: int, replica: int, pid: int) -> bool:
-        """Kill the process `pid` of a replica; it is started again as after any death. False when
-        that does not run here."""
+        """Kill process `pid` of a replica, which then restarts. Returns False if it does not run
+        here.
+        """
 
     def list(self) -> Sequence[ReplicaStatus]:
-        """Every replica that was started, stopped ones included, by name, version and number."""
+        """Return every replica ever started, including stopped ones, by name, version and
+        number.
+        """
 
     def logs(self, name: str, version: int, replica: int) -> Sequence[str]:
-        """The last lines that a replica wrote, oldest first. Raises: KeyError for a replica that
-        was never started."""
+        """Return the last lines of a replica, oldest first. Raises: KeyError for an unknown
+        replica.
+        """
 
     def close(self) -> None:
         """Stop everything."""

@@ -1,5 +1,6 @@
-"""Processes, Docker and podman as one deployer: each model goes where its spec says, and an engine
-is reached when one asks."""
+"""A deployer that delegates to processes, Docker or podman, by each model's spec. Engines
+connect on first use.
+"""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -19,7 +20,9 @@ MEMORY_MIB_MIN: Final = 16
 
 
 def placing(deployer: str, memory_mib: int, cpus: float, gpus: str) -> dict[str, Any]:
-    """Of a model's record: where its containers run. InvalidInput."""
+    """Check where a model's containers run, and their limits; return these fields of its record.
+    Raises: InvalidInput.
+    """
     if deployer not in KINDS:
         raise InvalidInput(
             f"deployer={deployer!r}{did_you_mean(deployer, KINDS) or '.'}",
@@ -27,7 +30,7 @@ def placing(deployer: str, memory_mib: int, cpus: float, gpus: str) -> dict[str,
         )
     limits = {"memory_mib": memory_mib, "cpus": cpus, "gpus": gpus}
     if deployer == "process" and (given := [key for key, value in limits.items() if value]):
-        hint = 'Leave it out, or say deployer="docker".'
+        hint = 'Remove it, or set deployer="docker".'
         raise InvalidInput(
             f"{given[0]} is for containers of docker and podman; this model runs in a process.",
             hint=hint,
@@ -47,7 +50,7 @@ def placing(deployer: str, memory_mib: int, cpus: float, gpus: str) -> dict[str,
 
 
 class Deployers:
-    """Threads: any. on_event: as of each of them."""
+    """The deployer of a server. on_event: passed to each deployer. Threads: any."""
 
     def __init__(
         self, on_event: OnEvent, policy: RestartPolicy, settings: DockerSettings, owner: Owner

@@ -1,9 +1,8 @@
-"""Containers of Docker or podman: one thread a replica makes its image, starts it, follows what it
-writes, and starts it again.
+"""Replicas as containers of Docker or podman. One thread per replica builds its image, starts it,
+reads its output, and restarts it.
 
-The rules are those of processes (`restarts`): the engine's own restart policy is off, so that what
-is said of a replica is true whoever runs it. Each life is a container of its own, so that what it
-wrote can be read from its start.
+Restarts follow the same policy as for processes (`restarts`); the engine's own policy is off. Each
+start creates a new container, so that its output can be read from the beginning.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from clipper.deploy.replica_table import LOG_LINE_BYTES_MAX, ReplicaRecord, Repl
 from clipper.deploy.restarts import RestartPolicy
 from clipper.errors import ClipperError, DeployFailed
 
-PID = 1  # of a model in its container, which is what it says of itself
+PID = 1  # the model's process id inside its container
 _AGAIN_S = 0.5
 log = logging.getLogger("clipper.deploy")
 
@@ -51,8 +50,9 @@ def _pid(replica: _Replica) -> int:
 
 
 class DockerDeployer:
-    """Runs each replica as a container of `daemon`. on_event: called for each `ReplicaEvent`, one
-    at a time; it must not block.
+    """Runs each replica as a container of `daemon`.
+
+    on_event: called for each `ReplicaEvent`, one at a time; must not block.
 
     Threads: any. A fork of this process must not use it.
     """
@@ -67,9 +67,9 @@ class DockerDeployer:
     # -- called by anyone
 
     def start(self, spec: ContainerSpec, replica: int = 0) -> None:
-        """Make the image if need be, start a replica and keep it alive; returns before any of that.
+        """Build the image if needed, start a replica and keep it running; returns immediately.
 
-        Raises: ValueError when it is running already; RuntimeError after close().
+        Raises: ValueError if it runs already; RuntimeError after close().
         """
         new = _Replica(spec, replica, _Container(), ReplicaState.BUILDING)
         with self._table.changed:
@@ -86,17 +86,15 @@ class DockerDeployer:
         replica: int | None = None,
         grace_s: float | None = None,
     ) -> None:
-        """Stop one replica, all of a version, or of a model: SIGTERM, after `grace_s` SIGKILL; wait
-        till they are gone.
+        """Stop one replica, all of a version, or of a model: SIGTERM, SIGKILL after `grace_s`; wait
+        for their end.
 
-        In a supervising thread (from `on_event`) it only asks. Replicas that do not run are no
-        error.
+        Called from `on_event` it does not wait. Replicas that do not run are ignored.
         """
         self._stop(self._table.select(name, version, replica), grace_s)
 
     def restart(self, name: str, version: int, replica: int, pid: int) -> bool:
-        """SIGKILL for a replica; it is started again as after any death. False when that does not
-        run here."""
+        """Kill a replica, which then restarts. Returns False if it does not run here."""
         found = self._table.get(name, version, replica)
         if found is None or pid != PID or found.state is not ReplicaState.RUNNING:
             return False
@@ -104,16 +102,19 @@ class DockerDeployer:
         return True
 
     def list(self) -> Sequence[ReplicaStatus]:
-        """Every replica that was started, stopped ones included, by name, version and number."""
+        """Return every replica ever started, including stopped ones, by name, version and
+        number.
+        """
         return self._table.statuses()
 
     def logs(self, name: str, version: int, replica: int) -> Sequence[str]:
-        """The last lines of a replica, of the making of its image at first, oldest first. Raises:
-        KeyError for one that was never started."""
+        """Return the last lines of a replica, including its image build, oldest first. Raises:
+        KeyError.
+        """
         return self._table.logs(name, version, replica)
 
     def close(self, grace_s: float | None = None) -> None:
-        """Stop everything, all at once."""
+        """Stop all replicas at once."""
         if not self._table.close():
             return
         replicas = self._table.all()
@@ -137,7 +138,7 @@ class DockerDeployer:
             self._end(replicas, grace)
 
     def _end(self, replicas: Sequence[_Replica], grace_s: float) -> None:
-        """Wait until they are gone; kill those that are not gone in time."""
+        """Wait for the replicas to end; kill those that exceed the time."""
 
         def gone() -> bool:
             return all(replica.at_rest for replica in replicas)
@@ -172,7 +173,7 @@ class DockerDeployer:
                 self._table.changed.notify_all()
 
     def _give_up(self, replica: _Replica, why: str) -> None:
-        """It was not even started, or the engine will have no more of it."""
+        """Mark a replica as failed (or stopped): it could not start, or the engine refused it."""
         if replica.handle.stopping.is_set():
             self._become(replica, ReplicaState.STOPPED, EventKind.STOPPED, detail=replica.detail)
             return
@@ -201,7 +202,7 @@ class DockerDeployer:
             )
 
     def _one_life(self, replica: _Replica, image: str) -> bool:
-        """From a start to the end; -> whether there is another."""
+        """Run one container from start to end; return True if another must follow."""
         with replica.handle.guard:
             replica.state = ReplicaState.STARTING
         replica.handle.id = self._daemon.create(image, replica.spec, replica.number)
@@ -235,13 +236,14 @@ class DockerDeployer:
         return not replica.handle.stopping.wait(pause_s)
 
     def _follow(self, replica: _Replica) -> str:
-        """Read what it writes until it ends; -> how it ended. An engine that goes away for a while
-        is waited for."""
+        """Read the output until the container ends; return how it ended. Waits for an engine
+        that is temporarily away.
+        """
         write, all_of_it = self._writer(replica), True
         while True:
             try:
                 _take(self._daemon.output(replica.handle.id, all_of_it), write)
-            except Exception as error:  # whatever a cut connection comes to
+            except Exception as error:  # any error of a broken connection
                 write(f"({self._daemon.kind} was cut off: {error})")
             try:
                 state = self._daemon.state(replica.handle.id)
@@ -276,7 +278,7 @@ class DockerDeployer:
 
 
 def _take(output: Iterable[bytes], write: Callable[[str], None]) -> None:
-    """Lines of the pieces of a stream; a line without an end is cut where it is too long."""
+    """Split a stream into lines; a line that is too long is cut."""
     rest = b""
     for piece in output:
         *lines, rest = (rest + piece).split(b"\n")
@@ -290,8 +292,9 @@ def _take(output: Iterable[bytes], write: Callable[[str], None]) -> None:
 
 
 def describe_end(state: dict[str, object], memory_mib: int) -> str:
-    """As a person would say it: "exit 3", "killed (SIGKILL)", "killed for memory (its limit is 512
-    MiB)"."""
+    """Describe an exit: "exit 3", "killed (SIGKILL)", "killed for memory (its limit is 512
+    MiB)".
+    """
     code = state.get("ExitCode")
     code = code if isinstance(code, int) else 0
     if state.get("OOMKilled"):

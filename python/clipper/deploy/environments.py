@@ -1,11 +1,10 @@
-"""Python environments of models: made of their `requirements`, kept for as long as a model needs
-them, shared by those alike.
+"""Python environments of models, created from their `requirements` and shared by models with equal
+ones.
 
-Each is a folder of its own, named by a hash of everything that goes into it: the lines for pip, the
-Python, the SDK. It counts as there once a mark is in it, which is put there last; whoever builds
-holds a lock on a file beside it, and so does pip, which dies with this process. So a kill at any
-moment leaves at most a folder without a mark, which the next start, or the next build of the same,
-removes.
+Each is a folder named by a hash of its inputs: requirements, Python, SDK. A marker file, written
+last, makes it valid. The builder holds a lock on a file beside it, and pip, which holds the lock
+too, ends with this process. So a kill leaves at most a folder without a marker, which the next
+start or build removes.
 """
 
 import contextlib
@@ -44,10 +43,10 @@ Say = Callable[[str], None]
 
 
 def lines_of(requirements: str | os.PathLike[str] | Sequence[str]) -> tuple[str, ...]:
-    """Lines for pip, of a file of them or of a list, in which `-r FILE` names a file. Comments go.
+    """Return pip's lines of a file or list, following `-r FILE`, without comments.
 
-    Raises: InvalidInput for a file that cannot be read, and for what only means something in one
-    folder (`-e .`, `-c FILE`).
+    Raises: InvalidInput for an unreadable file, and for lines that depend on a folder (`-e .`, `-c
+    FILE`).
     """
     given = (
         [f"-r {os.fspath(requirements)}"]
@@ -95,7 +94,9 @@ def _uncommented(line: str) -> str:
 
 
 def _named(line: str, short: str, long: str) -> str:
-    """What an option names: of "-r x.txt", "-rx.txt", "--requirement=x.txt"; else ""."""
+    """Return the file of an option such as "-r x.txt", "-rx.txt" or "--requirement=x.txt"; else
+    "".
+    """
     for option in (long, short):
         if line.startswith(option):
             return line[len(option) :].strip(" =\t")
@@ -103,8 +104,9 @@ def _named(line: str, short: str, long: str) -> str:
 
 
 class Environments:
-    """Threads: any. folder: where all of them are.  pip_args: for every installation.  build_s: the
-    time one may take."""
+    """Creates and removes environments. folder: holds all of them. pip_args: for every
+    installation. build_s: timeout of one. Threads: any.
+    """
 
     def __init__(self, folder: Path, pip_args: Sequence[str] = (), build_s: float = 900.0) -> None:
         self.folder = folder
@@ -113,18 +115,18 @@ class Environments:
         self._closed = threading.Event()
 
     def close(self) -> None:
-        """End what is being built. ShuttingDown is raised there."""
+        """Stop running builds, which raise ShuttingDown."""
         self._closed.set()
 
     def key(self, lines: Sequence[str], python: str = "") -> str:
-        """The name of an environment. InvalidInput when there is no such Python."""
+        """Return the name of an environment. Raises: InvalidInput if the Python does not exist."""
         _, version = self._python(python)
         return hashlib.sha256("\0".join((_FORMAT, version, digest(), *lines)).encode()).hexdigest()[
             :24
         ]
 
     def ready(self, lines: Sequence[str], python: str = "") -> str:
-        """The interpreter of an environment that is there; else ""."""
+        """Return the interpreter of a finished environment, else ""."""
         return self._interpreter(self.key(lines, python))
 
     def _interpreter(self, key: str) -> str:
@@ -132,10 +134,10 @@ class Environments:
         return str(place / "bin" / "python") if (place / _MARK).exists() else ""
 
     def build(self, lines: Sequence[str], python: str = "", say: Say = lambda text: None) -> str:
-        """Make an environment unless it is there; whoever else makes it now is waited for. -> its
-        interpreter.
+        """Create an environment if needed, or wait for another builder; return its interpreter.
 
-        say: told what pip says, a line each.
+        say: receives pip's lines.
+
         Raises: DeployFailed with pip's last lines; InvalidInput; ShuttingDown after close().
         """
         key = self.key(lines, python)
@@ -154,7 +156,7 @@ class Environments:
 
     @contextmanager
     def _alone(self, key: str) -> Iterator[int]:
-        """Under the lock of that environment."""
+        """Hold the lock of an environment."""
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(self.folder / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -167,9 +169,7 @@ class Environments:
 
     def _make(self, place: Path, lines: Sequence[str], python: str, say: Say, lock: int) -> None:
         until = time.monotonic() + self._build_s
-        runner = (
-            _pip_for_others()
-        )  # not `pip --python`: that is a pip below pip, which would outlive this process
+        runner = _pip_for_others()  # not `pip --python`: its child pip would outlive this process
         make = ["venv", *(["--without-pip"] if runner else []), str(place)]
         self._run(python, make, "making the environment failed", lines, say, until, lock)
         interpreter = str(place / "bin" / "python")
@@ -196,7 +196,7 @@ class Environments:
         until: float,
         lock: int,
     ) -> None:
-        """`python -m words`, in an environment of no other packages than its own."""
+        """Run `python -m words` in an environment without packages of this one."""
         env = {
             key: value
             for key, value in os.environ.items()
@@ -251,13 +251,13 @@ class Environments:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(
                         process.pid, signal.SIGKILL
-                    )  # what pip started to build a package, too: it holds our pipe
+                    )  # also the build processes of pip, which hold our pipe
                 return
 
     # -- interpreters
 
     def _python(self, wanted: str) -> tuple[str, str]:
-        """The interpreter for "", "3.12" or a path, and what tells it from others."""
+        """Return the interpreter for "", "3.12" or a path, and an id of it."""
         if wanted not in self._pythons:
             self._pythons[wanted] = self._look_for(wanted)
         return self._pythons[wanted]
@@ -290,11 +290,12 @@ class Environments:
             )
         return path, version
 
-    # -- what nobody needs
+    # -- removing unused environments
 
     def sweep(self, wanted: Iterable[tuple[Sequence[str], str]]) -> int:
-        """Remove the environments that no (lines, python) of `wanted` names, and those half built;
-        -> how many."""
+        """Remove the environments that no (lines, python) in `wanted` needs, and unfinished
+        ones; return the count.
+        """
         if not self.folder.is_dir():
             return 0
         keys = set()
@@ -312,7 +313,7 @@ class Environments:
             self.folder / f"{place.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
         )
         try:
-            if not _locks(lock):  # it is being built
+            if not _locks(lock):  # a build is running
                 return False
             (place / _MARK).unlink(missing_ok=True)
             shutil.rmtree(place, ignore_errors=True)
@@ -322,8 +323,7 @@ class Environments:
 
 
 def _pip_for_others() -> str:
-    """The file by which other interpreters run this one's pip; "" without a pip, or when it is too
-    old to have one."""
+    """Return the file by which other interpreters run this pip; "" if pip is missing or too old."""
     found = importlib.util.find_spec("pip")
     runner = Path(found.origin).with_name("__pip-runner__.py") if found and found.origin else None
     return str(runner) if runner and runner.exists() else ""
@@ -338,7 +338,7 @@ def _locks(fd: int) -> bool:
 
 
 def _put(path: Path, text: str) -> None:
-    """A file that is there whole or not at all, after everything before it."""
+    """Write a file atomically, after everything before it."""
     fresh = path.with_name(f".{path.name}")
     with fresh.open("w", encoding="utf-8") as file:
         file.write(text)

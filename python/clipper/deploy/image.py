@@ -1,12 +1,10 @@
-"""The image of a model: a Dockerfile that a person can read, and the folder it is built from.
+"""The image of a model: a readable Dockerfile and its build context.
 
-What goes in is what the model is, and nothing of this host: the packed file (or the code beside a
-"module:attribute"), the pinned packages it needs, the container SDK as it is here. No secret does:
-the token is a file that is mounted when a container runs. The same model gives the same bytes, so
-the name of the image, which ends in their hash, says whether it was built before.
-
-Only what builders of every age know is used: no BuildKit, and no network but for the base image and
-pip.
+The context holds the model and nothing else of this host: the packed file (or the code beside a
+"module:attribute"), pinned packages, and this version of the container SDK. It holds no secret: the
+token is mounted when a container runs. The same model gives the same bytes, so the image's name,
+which ends in their hash, tells if it has been built. The Dockerfile needs no BuildKit, and no
+network except for the base image and pip.
 """
 
 import fnmatch
@@ -49,18 +47,20 @@ _LEFT_OUT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """name: with its tag, `clipper/svm:3-0a1b2c3d4e5f`.  files: the build context, by path; the
-    Dockerfile is one of them."""
+    """A build context. name: with its tag, `clipper/svm:3-0a1b2c3d4e5f`. files: by path,
+    including the Dockerfile.
+    """
 
     name: str
     files: Mapping[str, bytes]
 
     @property
     def dockerfile(self) -> str:
+        """Return the text of the Dockerfile."""
         return self.files["Dockerfile"].decode()
 
     def context(self) -> bytes:
-        """The files as a tar, the same bytes for the same files."""
+        """Return the files as a tar; the same files give the same bytes."""
         out = io.BytesIO()
         with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
             for path in sorted(self.files):
@@ -70,17 +70,18 @@ class Image:
         return out.getvalue()
 
     def write(self, folder: Path) -> None:
-        """The files into a folder, for a builder of one's own."""
+        """Write the files into a folder."""
         for path, content in self.files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(content)
 
 
 def image_of(spec: ContainerSpec, needs: Needs, base: str = "") -> Image:
-    """The image of a model. base: a Python image, `{python}` in it stands for the version that the
-    model needs.
+    """Build the context of a model's image.
 
-    Raises: PackagingError: a file or module that is not found, too much beside a model.
+    base: a Python image; `{python}` is replaced by the version that the model needs.
+
+    Raises: PackagingError for a missing file or module, or too many files beside a model.
     """
     files = {f"sdk/{sdk.WHEEL}": sdk.wheel()}
     target, folders = _model(spec, needs, files)
@@ -97,7 +98,7 @@ def image_of(spec: ContainerSpec, needs: Needs, base: str = "") -> Image:
 
 
 def _version(needs: Needs) -> str:
-    """Of Python: to the last digit when it is the one that runs here."""
+    """Return the full Python version if it is the running one, else the minor version."""
     other = needs.python and "/" not in needs.python and needs.python != python_here()
     return needs.python if other else platform.python_version()
 
@@ -106,12 +107,11 @@ def _framed(path: str, content: bytes) -> bytes:
     return f"{path}\0{len(content)}\0".encode() + content
 
 
-# -- what goes in
+# -- contents
 
 
 def _model(spec: ContainerSpec, needs: Needs, files: dict[str, bytes]) -> tuple[str, list[str]]:
-    """Puts the model among the files; -> the target and the folders of code as they are in the
-    image."""
+    """Add the model to the files; return the target and code folders inside the image."""
     model, budget, folders = f"{spec.name}:{spec.version}", CONTEXT_BYTES_MAX, []
     for number, folder in enumerate(needs.code):
         for name, content in _folder(Path(folder), model, budget):
@@ -133,8 +133,9 @@ def _model(spec: ContainerSpec, needs: Needs, files: dict[str, bytes]) -> tuple[
 
 
 def _check_module(needs: Needs, model: str) -> None:
-    """Refuse a "module:attribute" whose module would not be in the image. Lines of its own for pip
-    may bring it."""
+    """Refuse a "module:attribute" whose module would not be in the image, unless requirements
+    may provide it.
+    """
     module = needs.module
     if (
         needs.requirements
@@ -159,7 +160,9 @@ def _check_module(needs: Needs, model: str) -> None:
 
 
 def _folder(root: Path, model: str, budget: int) -> Iterator[tuple[str, bytes]]:
-    """What lies in a folder, but hidden files, environments, caches, and what looks like a key."""
+    """Return the files of a folder, without hidden files, environments, caches, and files that
+    look like keys.
+    """
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(
             name

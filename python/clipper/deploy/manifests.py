@@ -1,9 +1,8 @@
-"""A server and its models for Docker Compose and for Kubernetes: a folder of files, and what they
-are built from.
+"""A server and its models for Docker Compose and Kubernetes: manifests and build contexts.
 
-Every model is a service, or a Deployment, of its own. It dials in at the server over TCP, with a
-token from a secret; nothing dials the models. Management stays inside the server's container:
-`docker compose exec server clipper models`.
+Every model is a service (Compose) or a Deployment (Kubernetes). It connects to the server over TCP
+with a token from a secret; nothing connects to the models. Management stays inside the server's
+container: `docker compose exec server clipper models`.
 """
 
 import json
@@ -31,8 +30,9 @@ _PART: Final = "app.kubernetes.io/component"
 
 @dataclass(frozen=True, slots=True)
 class Shipment:
-    """What is to run: each model with its image, and the applications. redis: the state is kept
-    there, else in a volume."""
+    """Models with their images, and applications. redis: store the state there instead of in a
+    volume.
+    """
 
     models: Mapping[str, tuple[Model, Image]]
     applications: tuple[Application, ...]
@@ -54,7 +54,7 @@ class Shipment:
 
 
 def write_compose(shipment: Shipment, folder: Path) -> list[str]:
-    """-> the files, relative to the folder."""
+    """Write the files for Compose; return their paths relative to the folder."""
     return written(
         folder,
         {**_sources(shipment, "redis"), "docker-compose.yml": to_yaml(compose(shipment))},
@@ -63,7 +63,7 @@ def write_compose(shipment: Shipment, folder: Path) -> list[str]:
 
 
 def write_kubernetes(shipment: Shipment, folder: Path) -> list[str]:
-    """Alike: a base of Kustomize."""
+    """Write a base for Kustomize; return the paths relative to the folder."""
     files = {name: to_yaml(*documents) for name, documents in kubernetes(shipment).items()}
     return written(folder, {**_sources(shipment, "clipper-redis"), **files}, _token())
 
@@ -73,8 +73,11 @@ def _token() -> dict[str, str]:
 
 
 def written(folder: Path, files: Mapping[str, str | bytes], secret: Mapping[str, str]) -> list[str]:
-    """secret: by name, for the folder secrets/; what is there already stays: another token would
-    lock out containers that run. -> the files, relative to the folder."""
+    """Write all files; return their paths relative to the folder.
+
+    secret: values for the folder secrets/. An existing value stays, since a new token would lock
+    out running containers.
+    """
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,13 +87,13 @@ def written(folder: Path, files: Mapping[str, str | bytes], secret: Mapping[str,
         path = folder / "secrets" / name
         if not path.exists():
             path.write_text(content)
-            path.chmod(0o444)  # the user in the container reads it; the folder is its owner's alone
+            path.chmod(0o444)  # readable in the container; only the owner can enter the folder
     (folder / ".gitignore").write_text("secrets/\n")
     return sorted([*files, *(f"secrets/{name}" for name in secret), ".gitignore"])
 
 
 def _sources(shipment: Shipment, redis: str) -> dict[str, str | bytes]:
-    """The settings of the server, and what images are built from."""
+    """Return the server's settings and the build contexts."""
     files: dict[str, str | bytes] = {
         "clipper.toml": server_toml(shipment, redis),
         "server/Dockerfile": server_dockerfile(("redis",) if shipment.redis else ()),
@@ -102,7 +105,7 @@ def _sources(shipment: Shipment, redis: str) -> dict[str, str | bytes]:
 
 
 def server_dockerfile(extras: Sequence[str]) -> str:
-    """Of the server's image, with extras of the package."""
+    """Return the Dockerfile of the server's image, with extras of the package."""
     some = f"[{','.join(extras)}]" if extras else ""
     what = f'"clipper-serving{some}=={VERSION}"'
     return f"""\
@@ -130,7 +133,7 @@ CMD ["up", "{_TOML}"]
 
 
 def server_toml(shipment: Shipment, redis: str) -> str:
-    """What the server in its container reads."""
+    """Return the configuration file of the server in its container."""
     server = {
         "state": f"redis://{redis}:6379/0" if shipment.redis else "/state",
         **({"folder": "/state"} if shipment.redis else {}),
@@ -189,6 +192,7 @@ def _typed(input: InputType) -> str:
 
 
 def toml_table(at: tuple[str, ...], values: Mapping[str, Any]) -> str:
+    """Format a TOML table."""
     name = ".".join(
         part if re.fullmatch(r"[\w-]+", part, re.ASCII) else json.dumps(part) for part in at
     )
@@ -209,7 +213,7 @@ def toml_table(at: tuple[str, ...], values: Mapping[str, Any]) -> str:
 
 
 def compose(shipment: Shipment) -> dict[str, Any]:
-    """The contents of docker-compose.yml."""
+    """Return the contents of docker-compose.yml."""
     services = {"server": _compose_server(shipment)}
     for name, (model, image) in shipment.models.items():
         services[f"model-{_label(name)}"] = _compose_model(name, model, image)
@@ -299,7 +303,7 @@ def _threads(model: Model) -> int:
 
 
 def _label(name: str) -> str:
-    """A name as DNS takes it."""
+    """Convert a name to a DNS label."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
 
 
@@ -307,7 +311,7 @@ def _label(name: str) -> str:
 
 
 def kubernetes(shipment: Shipment) -> dict[str, list[dict[str, Any]]]:
-    """The documents of each file of the base."""
+    """Return the documents of each file of the base."""
     files = {"server.yaml": list(_server_objects(shipment))}
     if shipment.redis:
         files["redis.yaml"] = list(_redis_objects())
@@ -324,16 +328,19 @@ def kubernetes(shipment: Shipment) -> dict[str, list[dict[str, Any]]]:
 
 
 def mine(name: str) -> dict[str, str]:
+    """Return the labels of a component."""
     return {"app.kubernetes.io/name": "clipper", "app.kubernetes.io/instance": name}
 
 
 def meta_of(name: str, part: str, **more: Any) -> dict[str, Any]:
+    """Return the metadata of an object."""
     return {"name": name, "labels": {**mine(name), _PART: part}, **more}
 
 
 def pod(
     containers: list[dict[str, Any]], volumes: list[dict[str, Any]], grace_s: int, user: int = USER
 ) -> dict[str, Any]:
+    """Return a pod specification with restricted rights."""
     return {
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": grace_s,
@@ -363,12 +370,14 @@ TMP_MOUNT: Final = {"name": "tmp", "mountPath": "/tmp"}
 
 
 def probe(action: Mapping[str, Any], period_s: int, failures: int) -> dict[str, Any]:
+    """Return a probe."""
     return {**action, "periodSeconds": period_s, "timeoutSeconds": 5, "failureThreshold": failures}
 
 
 def deployment(
     meta: dict[str, Any], replicas: int | None, pod: dict[str, Any], strategy: dict[str, Any]
 ) -> dict[str, Any]:
+    """Return a Deployment."""
     name = meta["name"]
     template = {"metadata": _labels_of(meta), "spec": pod}
     spec = {"selector": {"matchLabels": mine(name)}, "strategy": strategy, "template": template}
@@ -385,6 +394,7 @@ def _labels_of(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def service(name: str, of: str, ports: Mapping[str, int], **more: Any) -> dict[str, Any]:
+    """Return a Service."""
     listed = [{"name": port, "port": number, "targetPort": port} for port, number in ports.items()]
     return {
         "apiVersion": "v1",
@@ -395,6 +405,7 @@ def service(name: str, of: str, ports: Mapping[str, int], **more: Any) -> dict[s
 
 
 def budget(name: str, part: str) -> dict[str, Any]:
+    """Return a PodDisruptionBudget."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
@@ -437,7 +448,7 @@ def _server_objects(shipment: Shipment) -> Iterator[dict[str, Any]]:
         meta_of(name, "server"), 1, pod([container], volumes, 30), {"type": "Recreate"}
     )
     yield service("clipper", name, {"http": HTTP_PORT})
-    # A server is ready once its models are connected: they must reach it before that.
+    # Publish pods that are not ready: models connect before the server is ready.
     yield service(
         "clipper-models", name, {"models": PORT}, clusterIP="None", publishNotReadyAddresses=True
     )

@@ -1,11 +1,10 @@
-"""The nodes of a mesh for Kubernetes: a base of Kustomize, whose nodes meet in an etcd that is
-there already.
+"""Nodes of a mesh for Kubernetes: a base for Kustomize. The nodes share an existing etcd.
 
-Nodes are alike and keep nothing that is not in the store, so they are a Deployment. Each tells the
-others its pod's address; queries come in at any of them. Before a pod ends it is taken out of the
-Service, then has its models loaded elsewhere: the time that it is given covers both. The autoscaler
-holds the age of the least recently used model, in the whole mesh, against what is wanted: nodes are
-added when models that were used so lately have to make room.
+Nodes are alike and keep all state in the store, so they are a Deployment. Each announces its pod's
+address; any node takes queries. A pod that ends is first removed from the Service, then has its
+models loaded elsewhere; the termination grace period covers both. The autoscaler compares the age
+of the least recently used model of the mesh with the target: nodes are added when recently used
+models must be evicted.
 """
 
 from collections.abc import Iterator, Mapping
@@ -41,17 +40,18 @@ EXTRAS: Final = ("etcd", "grpc", "redis", "onnx", "skops")
 METRIC: Final = "clipper_mesh_pressure"
 _NAME: Final = "clipper-node"
 _TOML: Final = "/etc/clipper/node.toml"
-_AWAY_S: Final = 5  # until every proxy knows that a pod is no longer of its Service
+_AWAY_S: Final = 5  # until all proxies know that a pod left its Service
 _QUERIES_S: Final = 10
 _SHARED: Final = ("etcd", "etcds", "redis", "rediss")
-_FULL: Final = 0.9  # of the capacity, from where on the age says something
+_FULL: Final = 0.9  # share of the capacity above which the age is meaningful
 
 
 @dataclass(frozen=True, slots=True)
 class MeshShipment:
-    """store: a URL that pods reach.  nodes, nodes_max: without a nodes_max there is no autoscaler.
-    capacity_mib: of each, for models.  drain_s: to have models loaded elsewhere.  lru_age_s: for
-    how long after its last use a model should stay loaded. labels: of the nodes.  gpus: of each."""
+    """Parameters. store: URL reachable from pods. nodes, nodes_max: without nodes_max there is
+    no autoscaler. capacity_mib: memory for models per node. drain_s: time to load models
+    elsewhere. lru_age_s: target age. labels: of the nodes. gpus: per node.
+    """
 
     store: str
     nodes: int = 3
@@ -78,7 +78,7 @@ class MeshShipment:
 
 
 def write_mesh(shipment: MeshShipment, folder: Path) -> list[str]:
-    """-> the files, relative to the folder."""
+    """Write the files; return their paths relative to the folder."""
     sources: dict[str, str | bytes] = {
         "node.toml": node_toml(shipment),
         "server/Dockerfile": server_dockerfile(EXTRAS),
@@ -92,8 +92,9 @@ def write_mesh(shipment: MeshShipment, folder: Path) -> list[str]:
 
 
 def node_toml(shipment: MeshShipment) -> str:
-    """What the nodes read. What differs between them is in their arguments; the store's URL, in a
-    secret."""
+    """Return the nodes' configuration file. Node-specific settings are arguments; the store's
+    URL is in a secret.
+    """
     server = {
         "folder": "/state",
         "address": f"tcp://0.0.0.0:{PORT}",
@@ -128,7 +129,7 @@ def node_toml(shipment: MeshShipment) -> str:
 
 
 def mesh(shipment: MeshShipment) -> dict[str, list[dict[str, Any]]]:
-    """The documents of each file of the base."""
+    """Return the documents of each file of the base."""
     files = {
         "node.yaml": list(_node_objects(shipment)),
         "models.yaml": [_models_claim()],
@@ -171,7 +172,7 @@ def _node_objects(shipment: MeshShipment) -> Iterator[dict[str, Any]]:
         }
         for key in ("topology.kubernetes.io/zone", "kubernetes.io/hostname")
     ]
-    # One at a time, and only after its successor is ready: what it held has a place to go to.
+    # One at a time, after its successor is ready, so that its models have a place to go.
     rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
     yield deployment(meta, None if shipment.nodes_max else shipment.nodes, spec, rolling)
     yield service("clipper", _NAME, {"http": HTTP_PORT, "grpc": GRPC_PORT})
@@ -226,7 +227,7 @@ def _field(name: str, path: str) -> dict[str, Any]:
 
 
 def _models_claim() -> dict[str, Any]:
-    """Where artifacts lie: every node sees the same paths."""
+    """Return the volume claim of model files, which all nodes mount at the same path."""
     spec = {"accessModes": ["ReadOnlyMany"], "resources": {"requests": {"storage": "10Gi"}}}
     return {
         "apiVersion": "v1",
@@ -237,8 +238,9 @@ def _models_claim() -> dict[str, Any]:
 
 
 def _network() -> dict[str, Any]:
-    """Queries from wherever; nodes and hosts of models, which show a token and no certificate, from
-    nodes alone."""
+    """Return the network policy: queries from anywhere; peers and model hosts, which use a token
+    without TLS, from nodes only.
+    """
     among = [{"port": port, "protocol": "TCP"} for port in (PEERS_PORT, PORT)]
     asked = [{"port": port, "protocol": "TCP"} for port in (HTTP_PORT, GRPC_PORT)]
     nodes = {"podSelector": {"matchLabels": mine(_NAME)}}
@@ -283,8 +285,9 @@ def _autoscaler(shipment: MeshShipment) -> dict[str, Any]:
 
 
 def pressure_query(lru_age_s: int) -> str:
-    """PromQL: how much more memory would let models stay as long as is wanted, as a ratio; 0 while
-    there is room."""
+    """Return the PromQL query for memory pressure: target age over actual age; 0 while there is
+    room.
+    """
     age = "clamp_min(min(clipper_mesh_lru_age_seconds > 0), 1)"
     full = f"(sum(clipper_mesh_used_bytes) / sum(clipper_mesh_capacity_bytes) > bool {_FULL})"
     return f"({lru_age_s} / {age}) * {full} or vector(0)"

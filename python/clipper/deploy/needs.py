@@ -1,5 +1,4 @@
-"""What a model needs to run, wherever that is: a process here, an environment of its own, an
-image."""
+"""Requirements of a model: file or module, Python version, packages."""
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ from clipper.errors import InvalidInput
 from clipper.types import Model
 from clipper_container.adapters.function import DISTRIBUTIONS, MAGIC, PACKED
 
-# Of each kind: what its adapter imports, and what else brings the same. The first goes in when none
-# of them is asked for.
+# For each kind: distributions that provide what its adapter imports. The first is added when none
+# of them is required by the user.
 _ADAPTERS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
     "function": (("cloudpickle",),),
     "estimator": (("cloudpickle",),),
@@ -41,14 +40,12 @@ _HEAD_BYTES_MAX: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """A model's file or module, and the environment it runs in.
+    """A model's file or module, and the environment it needs.
 
-    target: path of its file, or `module:attribute`.  sha256: of that file in hex, "" for a module.
-    kind: as `Package.kind`; "module" for what is imported.
-    python: "3.11", or empty for any: the version that its code was packed by, or that was asked
-    for. requirements: lines for pip, as they were given; empty: it runs in the server's own
-    environment. packages: distributions that are needed in any case, with the version that was
-    there when it was packed, or "". code: folders for sys.path.
+    target: path, or `module:attribute`. sha256: of the file in hex, "" for a module. kind: as
+    `Package.kind`; "module" for an import. python: "3.11", or empty for any. requirements: the
+    user's lines for pip; empty: the server's own environment. packages: required distributions,
+    with the version at packing time or "". code: folders for sys.path.
     """
 
     target: str
@@ -61,17 +58,17 @@ class Needs:
 
     @property
     def is_file(self) -> bool:
+        """Return True if the target is a file."""
         return bool(self.sha256)
 
     @property
     def module(self) -> str:
-        """The top-level module of a `module:attribute`; "" for a file."""
+        """Return the top-level module of a `module:attribute`; "" for a file."""
         return "" if self.is_file else self.target.partition(":")[0].partition(".")[0]
 
     def pip(self) -> tuple[str, ...]:
-        """Lines for pip that make an environment for it beside clipper-container: what was asked
-        for, then what its adapter imports and nobody asked for; without requirements, everything it
-        was packed with, at the versions of then.
+        """Return pip's lines for an environment: the user's, then missing imports of the
+        adapter; without requirements all packages at the versions of packing time.
         """
         asked = {_canonical(found[0]) for line in self.requirements if (found := _NAME.match(line))}
         lines = [*self.requirements]
@@ -90,8 +87,9 @@ class Needs:
 
 
 def needs_of(model: Model) -> Needs:
-    """What a model of the catalog needs. InvalidInput for one whose containers are started
-    elsewhere, or whose file is gone."""
+    """Return the requirements of a model of the catalog. Raises: InvalidInput if its containers
+    are started externally, or its file is missing.
+    """
     if not model.target:
         raise InvalidInput(
             f"containers of model '{model.id}' are started elsewhere.",
@@ -108,7 +106,7 @@ def needs_of(model: Model) -> Needs:
 
 
 def installed_for(kind: str) -> list[str]:
-    """Distributions that the adapter of a kind imports, as far as they are installed here."""
+    """Return the distributions of a kind's adapter that are installed here."""
     return [
         name
         for choices in _ADAPTERS.get(kind, ())
@@ -117,7 +115,7 @@ def installed_for(kind: str) -> list[str]:
 
 
 def version_of(distribution: str) -> str:
-    """As installed here; "" if it is not."""
+    """Return the version installed here; "" if none is."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -125,8 +123,9 @@ def version_of(distribution: str) -> str:
 
 
 def packages_of(modules: Sequence[str]) -> dict[str, str]:
-    """The distributions, with their versions here, that top-level modules come from; ours and
-    Python's are left out."""
+    """Return the distributions that provide top-level modules, with their versions, without
+    clipper's and Python's own.
+    """
     names: set[str] = set()
     for module in {*modules} - sys.stdlib_module_names - {"__main__", ""}:
         known = DISTRIBUTIONS.get(module, module)
@@ -137,12 +136,12 @@ def packages_of(modules: Sequence[str]) -> dict[str, str]:
 
 @functools.cache
 def _owners() -> Mapping[str, Sequence[str]]:
-    """All distributions by module: a look into each of them, some 0.2 s."""
+    """Return all distributions by module. Reads each of them: about 0.2 s."""
     return importlib.metadata.packages_distributions()
 
 
 def python_here() -> str:
-    """ "3.11"."""
+    """Return the running Python's minor version, such as "3.11"."""
     return ".".join(platform.python_version_tuple()[:2])
 
 
@@ -151,7 +150,7 @@ def _canonical(name: str) -> str:
 
 
 def _head_of(target: str) -> dict[str, object]:
-    """The first line of a packed file."""
+    """Return the first line of a packed file."""
     try:
         with Path(target).open("rb") as file:
             line = file.readline(_HEAD_BYTES_MAX)

@@ -1,10 +1,8 @@
-"""A function, an estimator or a Model -> a target that a container can load in a process of its
-own.
+"""Packs a function, an estimator or a Model into a file that a container can load.
 
-Code travels by value: cloudpickle takes the function itself, what it closes over, and the user's
-own modules, so that nothing has to be importable over there but installed packages. The file is one
-line of JSON that says what it holds, then the pickle; `clipper_container.adapters.function` reads
-it.
+Code travels by value: cloudpickle takes the function, its closure and the user's own modules, so a
+container needs only installed packages. The file is one line of JSON with a description, then the
+pickle; `clipper_container.adapters.function` reads it.
 """
 
 from __future__ import annotations
@@ -66,12 +64,12 @@ _Place = tuple[str, str, str]  # variable, where it is, type of what is in it
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A model that is ready for a container.
+    """A model that a container can load.
 
     target: path of the packed file, or `module:attribute`. sha256: of the file in hex, "" for a
-    module. kind: "function", "estimator", "model", "module", "torch", or of a file ("onnx", ...:
-    `Artifact.kind`). input: type of one row, where the model says it. code: directories that the
-    container needs on sys.path.  tables: of parameters, that a Model declares.
+    module. kind: "function", "estimator", "model", "module", "torch", or a file's kind
+    (`Artifact.kind`). input: type of one row, if known. code: directories for the container's
+    sys.path. tables: parameter tables that a Model declares.
     """
 
     target: str
@@ -90,14 +88,13 @@ def pack(
     code: Sequence[str] = (),
     no_pickle: bool = False,
 ) -> Package:
-    """Make a package of a function, closure, bound method, estimator, Model (or class of them),
-    torch.nn.Module, an object of XGBoost or LightGBM, "module:attribute", a model's file or folder
-    (`Artifact.kind`), or an Artifact.
+    """Pack a function, bound method, estimator, Model (or its class), torch.nn.Module, booster of
+    XGBoost or LightGBM, "module:attribute", model file or folder (`Artifact.kind`), or Artifact.
 
-    directory: where the file `NAME-VERSION-SHA12.pkl` (or `.packed`) goes; it is made when missing.
-    code: files or directories that the container needs beside what travels by value.  no_pickle:
-    refuse what would travel as a pickle. Raises: PackagingError; OSError when the file cannot be
-    written.
+    directory: for the file `NAME-VERSION-SHA12.pkl` (or `.packed`); created if missing. code: files
+    or directories needed beyond what travels by value. no_pickle: refuse to create a pickle.
+
+    Raises: PackagingError; OSError if the file cannot be written.
     """
     if not NAME.fullmatch(name):
         raise PackagingError(
@@ -117,9 +114,9 @@ def pack(
                 name,
                 artifact.kind,
             )
-        path, sha256 = _kept(artifact.packed(name), name, version, directory, SUFFIX)
+        path, sha256 = _stored(artifact.packed(name), name, version, directory, SUFFIX)
         return Package(path, artifact.kind, sha256, code=places)
-    if isinstance(thing, str) and not thing:  # its containers are started by somebody else
+    if isinstance(thing, str) and not thing:  # containers are started externally
         return Package("", "module")
     if isinstance(thing, str):
         return Package(thing, "module", code=(*places, *_home_of(thing)))
@@ -130,16 +127,16 @@ def pack(
             "server.no_pickle refuses "
             f"that. {_SAFER.get(kind, _SAFER[''])}"
         )
-    path, sha256 = _kept(_content(thing, kind, name), name, version, directory, ".pkl")
+    path, sha256 = _stored(_content(thing, kind, name), name, version, directory, ".pkl")
     return Package(
         path, kind, sha256, input_of(thing), places, tables_of(thing) if kind == "model" else {}
     )
 
 
-def _kept(
+def _stored(
     content: bytes, name: str, version: int, directory: str | os.PathLike[str], suffix: str
 ) -> tuple[str, str]:
-    """Write the file; -> its path and SHA-256."""
+    """Write the file; return its path and SHA-256."""
     sha256 = hashlib.sha256(content).hexdigest()
     path = Path(directory) / f"{name}-{version}-{sha256[:12]}{suffix}"
     _write(path, content)
@@ -147,8 +144,9 @@ def _kept(
 
 
 def input_of(thing: Any) -> str | None:
-    """The type of one row, "f64[64]", where an estimator (or the one that a method is bound to) or
-    a Model says it."""
+    """Return the type of one row ("f64[64]") that an estimator, the object of a bound method, or
+    a Model declares.
+    """
     declared = getattr(thing, "input", None)
     if isinstance(declared, str) and declared != "any":
         return declared
@@ -164,7 +162,7 @@ def input_of(thing: Any) -> str | None:
 
 
 def tables_of(thing: Any) -> dict[str, Any]:
-    """The tables that a Model declares."""
+    """Return the tables that a Model declares."""
     declared = getattr(thing, "tables", None)
     return (
         {str(name): spec for name, spec in declared.items()}
@@ -194,11 +192,11 @@ def _kind(thing: Any) -> str:
     )
 
 
-# -- targets that are importable over there
+# -- targets that a container can import
 
 
 def _home_of(target: str) -> tuple[str, ...]:
-    """The directory of a "module:attribute" that is the user's own file. Nothing is imported."""
+    """Return the directory of a "module:attribute" that is the user's own file. Imports nothing."""
     if not _TARGET.fullmatch(target):
         raise PackagingError(
             f"{target!r} names no model; write 'module:function', such as 'features:predict'"
@@ -256,7 +254,7 @@ def _content(thing: Any, kind: str, name: str) -> bytes:
 
 
 def _on_the_cpu(module: Any) -> Any:
-    """What lies on a device is there for those who have it."""
+    """Move a module to the CPU; containers may lack the device."""
     parts = (*module.parameters(), *module.buffers())
     return (
         module if all(part.device.type == "cpu" for part in parts) else copy.deepcopy(module).cpu()
@@ -264,7 +262,7 @@ def _on_the_cpu(module: Any) -> Any:
 
 
 class _Noting(cloudpickle.Pickler):  # type: ignore[misc]
-    """A pickler that notes the top-level modules of what it meets."""
+    """A pickler that records the top-level modules it meets."""
 
     def __init__(self, stream: io.BytesIO, modules: set[str]) -> None:
         super().__init__(stream)
@@ -290,10 +288,12 @@ def _dumps(thing: Any) -> bytes:
 
 @contextmanager
 def _local_modules_by_value() -> Iterator[None]:
-    """Meanwhile the user's own modules travel by value, as __main__ always does."""
+    """Within the `with` block the user's own modules are pickled by value, as __main__ always
+    is.
+    """
     already = cloudpickle.list_registry_pickle_by_value()
     added = []
-    for name, module in sys.modules.copy().items():  # other threads import meanwhile
+    for name, module in sys.modules.copy().items():  # a copy: other threads may import
         if (
             isinstance(module, types.ModuleType)
             and name == module.__name__
@@ -317,11 +317,10 @@ def _travels(module: types.ModuleType) -> bool:
 
 
 def _is_local(file: str) -> bool:
-    """Is it the user's own file, rather than Python's or an installed package's?
+    """Return True for the user's own file, False for Python's and installed packages.
 
-    Some installers put links among the installed packages, to files that lie elsewhere (uv, Nix),
-    and some have folders of packages that this Python does not list as its own (PYTHONPATH of Nix,
-    Bazel): all of these are installed.
+    Some installers link packages to files elsewhere (uv, Nix), and some add folders that this
+    Python does not list (PYTHONPATH of Nix, Bazel); all of these count as installed.
     """
     paths = (os.path.abspath(file), os.path.realpath(file))
     if any(not _PACKAGES.isdisjoint(path.split(os.sep)) for path in paths):
@@ -346,7 +345,7 @@ def _installed_places() -> tuple[str, ...]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all."""
+    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
     try:
@@ -360,7 +359,7 @@ def _write(path: Path, content: bytes) -> None:
         raise
 
 
-# -- what cannot travel, and where it is
+# -- finding what cannot be pickled
 
 
 def _explain(thing: Any, error: Exception) -> PackagingError:
@@ -377,7 +376,7 @@ def _explain(thing: Any, error: Exception) -> PackagingError:
 
 
 def _culprit(thing: Any, seen: frozenset[int], variable: str) -> _Place | None:
-    """The innermost part of `thing` that no pickle takes, by the name under which it is held."""
+    """Return the innermost part of `thing` that cannot be pickled, and the name that holds it."""
     if id(thing) in seen or len(seen) > _SEARCH_DEPTH_MAX:
         return None
     for name, part in _parts(thing):
@@ -404,8 +403,9 @@ def _is_portable(part: Any) -> bool:
 
 
 def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
-    """What `thing` holds: a function's variables, a method's object, an instance's attributes, a
-    collection's items."""
+    """Yield what `thing` refers to: variables of a function, object of a method, attributes,
+    items.
+    """
     if inspect.ismethod(thing):
         yield from _parts_of_instance(thing.__self__)
         yield from _parts(thing.__func__)
@@ -437,7 +437,7 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
-        except ValueError:  # not filled yet
+        except ValueError:  # an empty closure cell
             continue
     for name in _global_names(function.__code__):
         if name in function.__globals__:
@@ -454,7 +454,7 @@ def _global_names(code: types.CodeType) -> Iterator[str]:
 
 
 def _place(thing: Any) -> str:
-    """ "app.py:12", where a function or class begins; "" for what has no place."""
+    """Return "app.py:12", where a function or class is defined; "" if unknown."""
     function = thing.__func__ if inspect.ismethod(thing) else thing
     if inspect.isfunction(function):
         return (

@@ -1,10 +1,10 @@
-"""The shards of a parameter server for Kubernetes: a base of Kustomize around a StatefulSet.
+"""Shards of a parameter server for Kubernetes: a base for Kustomize with a StatefulSet.
 
-Each shard is a pod with a name that stays and a volume of its own; where all of them are, their
-settings and their token are one file, shards.json, in a secret that shards and workers mount.
-Shards start at once, not one after the other: to recover they need each other. So the headless
-Service names those too that are not ready. A pod is ready when it serves and its replicas are
-whole, so that a rolling update, or a drained machine, takes the next only then.
+Each shard is a pod with a stable name and its own volume. Addresses, settings and token are one
+file, shards.json, in a secret that shards and workers mount. All shards start at once, because
+recovery needs the others; the headless Service therefore also publishes pods that are not ready. A
+pod is ready when it serves and its copies are complete, so rolling updates and drains wait for
+that.
 """
 
 import json
@@ -44,7 +44,7 @@ _STATE: Final = "/state"
 _ALIVE: Final = "/tmp/shard.alive"
 _HOST: Final = "kubernetes.io/hostname"
 _PRIORITY: Final = (
-    1_000_000  # workers, which have none, make room for shards and not the other way round
+    1_000_000  # above workers, which have no priority class, so they are evicted first
 )
 _GIB: Final = 1024
 _SCRAPED: Final = {
@@ -52,15 +52,16 @@ _SCRAPED: Final = {
     "prometheus.io/port": str(METRICS_PORT),
     "prometheus.io/path": "/metrics",
 }
-_RECOVER_S: Final = 30.0  # until the names of pods that start together are known to all
-_WRITES_MIB_S: Final = 50  # of a last snapshot, on a slow volume
+_RECOVER_S: Final = 30.0  # until DNS knows pods that start together
+_WRITES_MIB_S: Final = 50  # writing the last snapshot to a slow volume
 
 
 @dataclass(frozen=True, slots=True)
 class ParamsShipment:
-    """settings: of the set; its folder and address say nothing here.  memory_mib: of each shard.
-    storage_gib: of each shard's volume; 0: for the snapshots that are kept, of a shard that fills
-    its memory.  together: shards may share a machine where there are too few."""
+    """Parameters. settings: of the set, except folder and address. memory_mib: per shard.
+    storage_gib: per volume; 0: enough for the retained snapshots of a full shard. together:
+    allow two shards on one machine.
+    """
 
     settings: ParamsSettings = field(default_factory=ParamsSettings)
     memory_mib: int = 4096
@@ -85,23 +86,25 @@ class ParamsShipment:
 
     @property
     def addresses(self) -> list[str]:
+        """Return the address of each shard."""
         return [f"tcp:{NAME}-{number}.{NAME}:{PORT}" for number in range(self.settings.shards)]
 
     @property
     def grpc_addresses(self) -> list[str]:
-        """[]: without."""
+        """Return the gRPC address of each shard; empty without gRPC."""
         each = range(self.settings.shards) if self.settings.grpc else ()
         ports = [grpc_address(self.settings, number).rpartition(":")[2] for number in each]
         return [f"{NAME}-{number}.{NAME}:{port}" for number, port in enumerate(ports)]
 
     @property
     def volume_gib(self) -> int:
+        """Return the size of a shard's volume in GiB."""
         whole = -(-self.memory_mib // _GIB)
         return self.storage_gib or whole * (self.settings.snapshots_max + 2)
 
 
 def write_params(shipment: ParamsShipment, folder: Path) -> list[str]:
-    """-> the files, relative to the folder. The token stays what it was in that folder."""
+    """Write the files; return their paths relative to the folder. An existing token stays."""
     token = shipment.settings.token or _token_in(folder) or secrets.token_urlsafe(24)
     (folder / "secrets" / SHARDS_FILE).unlink(missing_ok=True)
     sources: dict[str, str | bytes] = {
@@ -120,7 +123,7 @@ def _token_in(folder: Path) -> str:
 
 
 def shards_json(shipment: ParamsShipment, token: str) -> str:
-    """What shards and workers read: `Client("/etc/clipper-params")`."""
+    """Return shards.json, which shards and workers read: `Client("/etc/clipper-params")`."""
     settings = shipment.settings
     patience_s = max(settings.recover_s, _RECOVER_S)
     here = {"token": "", "folder": _SET, "recover_s": patience_s, "grpc": _grpc(settings)}
@@ -140,7 +143,7 @@ def _grpc(settings: ParamsSettings) -> str:
 
 
 def params(shipment: ParamsShipment) -> dict[str, list[dict[str, Any]]]:
-    """The documents of each file of the base."""
+    """Return the documents of each file of the base."""
     network = _network(shipment.settings)
     files = {
         "shards.yaml": list(_objects(shipment)),
@@ -151,7 +154,7 @@ def params(shipment: ParamsShipment) -> dict[str, list[dict[str, Any]]]:
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "resources": [*files],
-        # Without a suffix: pods of workers, which are not of this base, mount it by its name.
+        # No hash suffix: worker pods outside this base mount it by name.
         # Said for all generators, of which there is one: kubectl before 1.21 knows no other place
         # for it.
         "generatorOptions": {"disableNameSuffixHash": True},
@@ -162,7 +165,7 @@ def params(shipment: ParamsShipment) -> dict[str, list[dict[str, Any]]]:
 
 def _objects(shipment: ParamsShipment) -> Iterator[dict[str, Any]]:
     meta = meta_of(NAME, "params")
-    # A last snapshot goes with a good end.
+    # Time for a last snapshot.
     spec = pod(
         [_container(shipment)],
         [{"name": "set", "secret": {"secretName": NAME, "defaultMode": 0o440}}],
@@ -222,7 +225,7 @@ def _container(shipment: ParamsShipment) -> dict[str, Any]:
             {"name": "metrics", "containerPort": METRICS_PORT},
         ],
         "securityContext": CONFINED,
-        # As much as the limit: one that asks for less is the first to go when its machine runs out.
+        # Equal to the limit: a pod that requests less is evicted first.
         "resources": {"requests": {"cpu": "1", "memory": memory}, "limits": {"memory": memory}},
         # A shard that restores for an hour is alive all the time: it answers, and says that it is
         # not ready.
@@ -238,13 +241,17 @@ def _container(shipment: ParamsShipment) -> dict[str, Any]:
 
 
 def shard_args() -> list[str]:
-    """What a pod runs, after `clipper`. Its number is what its name ends in."""
+    """Return the arguments of `clipper` in a pod. The shard's number is the suffix of the pod's
+    name.
+    """
     words = ["--folder", _SET, "--keep", _STATE, "--listen", f"0.0.0.0:{PORT}", "--alive", _ALIVE]
     return ["params", "shard", "$(POD_NAME)", *words, "--metrics", f"0.0.0.0:{METRICS_PORT}"]
 
 
 def _touched(path: str, within_s: int) -> dict[str, Any]:
-    """The shard touches it four times a second."""
+    """Return the command that checks the alive file, which the shard touches four times a
+    second.
+    """
     return {
         "exec": {
             "command": [
@@ -265,7 +272,9 @@ def _patient(action: dict[str, Any], period_s: int, failures: int) -> dict[str, 
 
 
 def _apart(shipment: ParamsShipment) -> dict[str, Any]:
-    """Kubernetes cannot say `not beside the shard before`: so no two are on one machine."""
+    """Return the anti-affinity that puts no two shards on one machine; Kubernetes has no finer
+    rule.
+    """
     term = {"labelSelector": {"matchLabels": mine(NAME)}, "topologyKey": _HOST}
     if shipment.together or not shipment.settings.replicas:
         return {
@@ -277,8 +286,9 @@ def _apart(shipment: ParamsShipment) -> dict[str, Any]:
 
 
 def _network(settings: ParamsSettings) -> dict[str, Any]:
-    """Shards, and pods that say that they are clients; a token is asked of both, and nothing is
-    encrypted. Figures, which name tables and hold no rows, are for whoever scrapes."""
+    """Return the network policy: shards and pods labelled as clients. Both need a token; traffic
+    is not encrypted. Metrics are open, since they contain no rows.
+    """
     shards = {"podSelector": {"matchLabels": mine(NAME)}}
     some = [shards, {"podSelector": {"matchLabels": CLIENTS}}]
     ports: list[dict[str, Any]] = [{"port": PORT, "protocol": "TCP"}]

@@ -1,8 +1,6 @@
-"""Lines for pip with everything that comes along pinned too, at the versions that are installed
-here.
+"""Pinned lines for pip: requirements and all their dependencies, at the versions installed here.
 
-What a package needs and is not installed here was not needed here either: markers of other systems
-and extras need no reading.
+A dependency that is not installed here is not needed, so markers and extras need not be evaluated.
 """
 
 import ast
@@ -20,8 +18,9 @@ _PINNED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([^;\s]+)")
 
 
 def pinned(needs: Needs) -> tuple[str, ...]:
-    """What a model needs beside clipper-container, and what that needs, as NAME==VERSION, sorted;
-    what it asked for by lines of its own stays as it was asked for."""
+    """Return the requirements beside clipper-container, with dependencies, as sorted
+    NAME==VERSION lines; the user's own lines stay as they are.
+    """
     lines = needs.pip()
     if not needs.requirements:
         lines = tuple(
@@ -45,7 +44,7 @@ def pinned(needs: Needs) -> tuple[str, ...]:
 
 
 def imported(folder: Path) -> Iterator[str]:
-    """The top-level modules that the Python files of a folder import."""
+    """Return the top-level modules that the Python files of a folder import."""
     for path in sorted(folder.rglob("*.py")):
         if any(
             part.startswith(".") or part in ("site-packages", "node_modules")
@@ -71,7 +70,7 @@ def _is_here(name: str, version: str) -> bool:
 
 
 def _closed(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """These and all that they need, as installed here."""
+    """Return these distributions and their installed dependencies."""
     todo, seen = [_plain(name) for name in names], set()
     while todo:
         name = todo.pop()

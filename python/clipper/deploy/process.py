@@ -1,10 +1,9 @@
-"""Containers as processes on this machine, under one supervising thread.
+"""Replicas as processes on this machine, under one supervising thread.
 
-One thread waits, by poll, on every child's pidfd (readable when it ended; a pid that the kernel
-gave away again cannot be mistaken for it), on the pipe of its stdout and stderr, and on an eventfd
-by which other threads hand in work. That thread also starts the children, and must: they ask for
-SIGKILL when their parent dies (PR_SET_PDEATHSIG), and to Linux the parent is the thread that
-forked. So a server that is killed leaves no models behind.
+The thread polls each child's pidfd (readable when it ends; unlike a pid it is never reused), the
+pipe of its output, and an eventfd through which other threads submit work. This thread also starts
+the children, because they ask for SIGKILL when their parent ends (PR_SET_PDEATHSIG), and to Linux
+the parent is the thread that forked. So a killed server leaves no model processes.
 """
 
 from __future__ import annotations
@@ -52,6 +51,7 @@ class _Child:
 
     @property
     def pid(self) -> int:
+        """Return the process id, 0 for none."""
         return self.process.pid if self.process is not None else 0
 
 
@@ -59,7 +59,7 @@ _Replica = ReplicaRecord[_Child]
 
 
 def command(spec: ContainerSpec, replica: int) -> Sequence[str]:
-    """The command line of a container. It holds no secret."""
+    """Return the command line of a container. It contains no secret."""
     words = [spec.python, "-X", "faulthandler", "-m", "clipper_container", "serve", spec.target]
     words += [*options(spec), "--connect", spec.connect, "--replica", str(replica)]
     words += [
@@ -76,12 +76,12 @@ def command(spec: ContainerSpec, replica: int) -> Sequence[str]:
 
 
 def environment(spec: ContainerSpec) -> dict[str, str]:
-    """The environment of a container: ours, the spec's, and the token."""
+    """Return the environment of a container: ours, the spec's, and the token."""
     return {**os.environ, "PYTHONUNBUFFERED": "1", **spec.env, TOKEN_ENV: spec.token}
 
 
 def describe_exit(code: int) -> str:
-    """An exit as a person would say it: "exit 3", "killed (SIGKILL)"."""
+    """Describe an exit code: "exit 3", "killed (SIGKILL)"."""
     if code >= 0:
         return f"exit {code}"
     try:
@@ -91,8 +91,10 @@ def describe_exit(code: int) -> str:
 
 
 def _start_process(spec: ContainerSpec, replica: int) -> tuple[subprocess.Popen[bytes], int, int]:
-    """The process, its pidfd, and the pipe to read its output from. Raises: OSError; ValueError for
-    a NUL in a word."""
+    """Start a process; return it, its pidfd, and the pipe of its output.
+
+    Raises: OSError; ValueError for a NUL in an argument.
+    """
     with contextlib.ExitStack() as undo:
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
         undo.callback(os.close, read_fd)
@@ -115,10 +117,10 @@ def _start_process(spec: ContainerSpec, replica: int) -> tuple[subprocess.Popen[
 
 
 class ProcessDeployer:
-    """Runs each replica as a child process, restarts it when it ends, gives up when that loops.
+    """Runs each replica as a child process and restarts it when it ends, unless it ends too often.
 
-    on_event: called for each `ReplicaEvent` in the supervising thread; it must not block, and may
-    call all but close().
+    on_event: called for each `ReplicaEvent` in the supervising thread; must not block; may call any
+    method except close().
 
     Threads: any. A fork of this process must not use it.
     """
@@ -141,9 +143,9 @@ class ProcessDeployer:
     # -- called by anyone
 
     def start(self, spec: ContainerSpec, replica: int = 0) -> None:
-        """Start a replica and keep it alive; returns before it serves.
+        """Start a replica and keep it running; returns before it serves.
 
-        Raises: ValueError when it is running already; RuntimeError after close().
+        Raises: ValueError if it runs already; RuntimeError after close().
         """
         new = _Replica(spec, replica, _Child())
         with self._table.changed:
@@ -157,17 +159,17 @@ class ProcessDeployer:
         replica: int | None = None,
         grace_s: float | None = None,
     ) -> None:
-        """Stop one replica, all of a version, or of a model: SIGTERM, after `grace_s` SIGKILL; wait
-        till they are gone.
+        """Stop one replica, all of a version, or of a model: SIGTERM, SIGKILL after `grace_s`; wait
+        for their end.
 
-        In the supervising thread (from `on_event`) it only asks. Replicas that do not run are no
-        error.
+        Called from `on_event` it does not wait. Replicas that do not run are ignored.
         """
         self._stop(self._table.select(name, version, replica), grace_s)
 
     def restart(self, name: str, version: int, replica: int, pid: int) -> bool:
-        """SIGKILL for process `pid` of a replica; it is started again as after any death. False
-        when that does not run here."""
+        """Kill process `pid` of a replica, which then restarts. Returns False if it does not run
+        here.
+        """
         found = self._table.get(name, version, replica)
         if found is None or found.handle.pid != pid:
             return False
@@ -175,18 +177,19 @@ class ProcessDeployer:
         return True
 
     def list(self) -> Sequence[ReplicaStatus]:
-        """Every replica that was started, stopped ones included, by name, version and number."""
+        """Return every replica ever started, including stopped ones, by name, version and
+        number.
+        """
         return self._table.statuses()
 
     def logs(self, name: str, version: int, replica: int) -> Sequence[str]:
-        """The last lines that a replica wrote to stdout and stderr, oldest first.
-
-        Raises: KeyError for a replica that was never started.
+        """Return the last lines of a replica's output, oldest first. Raises: KeyError for an
+        unknown replica.
         """
         return self._table.logs(name, version, replica)
 
     def close(self, grace_s: float | None = None) -> None:
-        """Stop everything, all at once, and end the supervising thread."""
+        """Stop all replicas at once, and the supervising thread."""
         if threading.current_thread() is self._thread:
             raise RuntimeError("close() was called in on_event")
         if not self._table.close():
@@ -224,7 +227,7 @@ class ProcessDeployer:
             for fd, _ in self._poll.poll(self._pause_ms()):
                 handler = self._handlers.get(
                     fd
-                )  # an earlier handler of this round may have closed it
+                )  # an earlier handler of this round may have removed it
                 if handler is not None:
                     self._do(handler)
             while self._work:
@@ -232,7 +235,7 @@ class ProcessDeployer:
             self._do_what_is_due()
 
     def _do(self, work: Callable[[], object]) -> None:
-        """Run `work`; should it fail, this thread lives on, and with it all children."""
+        """Run a job and log its failure, so that this thread and its children live on."""
         try:
             work()
         except Exception:
@@ -288,12 +291,12 @@ class ProcessDeployer:
             os.close(fd)
 
     def _read_log(self, replica: _Replica) -> bool:
-        """Take what the pipe holds; False when there is nothing (more) to take."""
+        """Read what the pipe holds; return False when nothing is left."""
         try:
             data = os.read(replica.handle.log_fd, _READ_BYTES)
         except BlockingIOError:
             return False
-        if not data:  # the child closed both, and lives on perhaps
+        if not data:  # the child closed stdout and stderr, and may still run
             self._unwatch(replica.handle.log_fd)
             replica.handle.log_fd = -1
             return False
@@ -313,7 +316,7 @@ class ProcessDeployer:
         code = process.poll() if process is not None else None
         if process is None or code is None:
             return
-        for _ in range(64):  # a grandchild may hold the pipe open and write for ever
+        for _ in range(64):  # bounded: a grandchild may hold the pipe and keep writing
             if replica.handle.log_fd not in self._handlers or not self._read_log(replica):
                 break
         if replica.handle.partial_line:
@@ -381,8 +384,9 @@ class ProcessDeployer:
         log_tail: tuple[str, ...] = (),
         again_s: float = 0.0,
     ) -> None:
-        """Change the state, tell of the event, then let go who waits for it: they have had the
-        event by then."""
+        """Change the state, deliver the event, then wake waiting threads, which so never precede
+        the event.
+        """
         with self._table.changed:
             replica.state = state
         self._table.emit(replica, kind, pid, detail, log_tail, again_s)

@@ -1,10 +1,9 @@
-"""Nodes of a mesh on a Ray cluster: an actor each, which keeps one `clipper node` running. Needs
-the extra `ray`.
+"""Nodes of a mesh on a Ray cluster: one actor per node, which keeps a `clipper node` process
+running. Needs the extra `ray`.
 
-Ray chooses the machine, by CPUs, GPUs and other resources, and starts the actor again, elsewhere if
-need be, when its machine is lost. The actor starts the process again when that ends by itself. No
-query goes through Ray: nodes talk to each other as they do everywhere. A node whose actor is killed
-gets SIGTERM, so that it leaves in good order all the same.
+Ray chooses the machine by CPUs, GPUs and other resources, and restarts an actor elsewhere when its
+machine is lost. The actor restarts the process when it ends. Queries do not pass through Ray. A
+node whose actor is killed gets SIGTERM, so it leaves the mesh gracefully.
 """
 
 import collections
@@ -35,7 +34,7 @@ _SAID: Final = {
 
 
 class NodeProcess:
-    """A `clipper node` that is started again whenever it ends, until `stop`. Threads: any."""
+    """Runs a command and restarts it whenever it ends, until `stop`. Threads: any."""
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
         self._name, self._command = name, (*command, "--end-with-parent")
@@ -51,15 +50,18 @@ class NodeProcess:
         self._supervising.start()
 
     def status(self) -> dict[str, Any]:
-        """state: `starting`, `ready`, `leaving`, `ended`.  starts: of the process so far.  lines:
-        the last it said."""
+        """Return a map: name; state: `starting`, `ready`, `leaving` or `ended`; pid; starts;
+        addresses; lines: the last output.
+        """
         with self._lock:
             pid = self._process.pid if self._process is not None else 0
             about = {"name": self._name, "state": self._state, "pid": pid, "starts": self._starts}
             return {**about, **self._addresses, "lines": list(self._lines)[-20:]}
 
     def stop(self, grace_s: float) -> dict[str, Any]:
-        """Have it leave its mesh; SIGKILL after `grace_s`. -> its last status. Idempotent."""
+        """Terminate the process gracefully, with SIGKILL after `grace_s`; return its last
+        status. Idempotent.
+        """
         self._stopping.set()
         with self._lock:
             process, self._state = self._process, "leaving" if self._state != "ended" else "ended"
@@ -86,7 +88,7 @@ class NodeProcess:
             self._state, self._process = "ended", None
 
     def _run(self) -> None:
-        """One life. The process is told when this thread is gone."""
+        """Run the process once and read its output."""
         with self._lock:
             if self._stopping.is_set():
                 return
@@ -153,8 +155,9 @@ class RayNode:
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """words: further ones for `clipper node`.  cpus, gpus, resources: of each node, as Ray counts
-    them."""
+    """Parameters of a mesh on Ray. words: further arguments of `clipper node`. cpus, gpus,
+    resources: of each node, as Ray counts them.
+    """
 
     mesh: str = "mesh"
     nodes: int = 3
@@ -165,12 +168,17 @@ class RayCluster:
     http_port: int = 0
 
     def names(self) -> list[str]:
+        """Return the names of the nodes."""
         return [f"{self.mesh}-{number}" for number in range(1, self.nodes + 1)]
 
 
 def join_ray(address: str) -> Any:
-    """-> Ray, connected. address: `auto`, HOST:PORT, or `local`: one in this process. Errors:
-    ConfigError, NoServer."""
+    """Connect to Ray and return it.
+
+    address: `auto`, HOST:PORT, or `local` for a cluster inside this process.
+
+    Raises: ConfigError when Ray is not installed; NoServer.
+    """
     try:
         import ray
     except ImportError:
@@ -194,7 +202,7 @@ def join_ray(address: str) -> Any:
 
 
 def bring_up(ray: Any, cluster: RayCluster) -> dict[str, Any]:
-    """An actor for each node, those that are there already included. -> by name."""
+    """Create an actor for each node that has none; return all by name."""
     kind = ray.remote(RayNode)
     tags = {"gpu": cluster.gpus} if cluster.gpus else {}
     words = [*cluster.words, *(word for tag in tags for word in ("--label", tag))]
@@ -217,7 +225,7 @@ def bring_up(ray: Any, cluster: RayCluster) -> dict[str, Any]:
 
 
 def actors_of(ray: Any, mesh: str, namespace: str = NAMESPACE) -> dict[str, Any]:
-    """Those of a mesh, by name."""
+    """Return the actors of a mesh, by name."""
     found = ray.util.list_named_actors(all_namespaces=True)
     names = sorted(one["name"] for one in found if one["namespace"] == namespace)
     mine = [
@@ -231,8 +239,7 @@ def actors_of(ray: Any, mesh: str, namespace: str = NAMESPACE) -> dict[str, Any]
 def statuses(
     ray: Any, actors: Mapping[str, Any], within_s: float = 5.0
 ) -> dict[str, dict[str, Any]]:
-    """How each does; `waits for a place` for one that Ray has not put anywhere, or that is being
-    started again."""
+    """Return the status of each actor; `waits for a place` if Ray has not placed it."""
     asked = {name: actor.status.remote() for name, actor in actors.items()}
     done, _ = (
         ray.wait(list(asked.values()), num_returns=len(asked), timeout=within_s)
@@ -255,8 +262,7 @@ def statuses(
 
 
 def take_down(ray: Any, actors: Mapping[str, Any], grace_s: float) -> dict[str, dict[str, Any]]:
-    """End them, all at once: there is nobody left to take what they hold. -> their last
-    statuses."""
+    """Stop all actors at once; return their last statuses."""
     asked = {name: actor.stop.remote(grace_s) for name, actor in actors.items()}
     (
         ray.wait(list(asked.values()), num_returns=len(asked), timeout=grace_s + 2 * _KILL_S)
@@ -276,7 +282,7 @@ def take_down(ray: Any, actors: Mapping[str, Any], grace_s: float) -> dict[str, 
 def wait_ready(
     ray: Any, actors: Mapping[str, Any], within_s: float, stop: threading.Event
 ) -> dict[str, dict[str, Any]]:
-    """Until all are ready, or it is asked to stop. NoServer when they are not within that time."""
+    """Wait until all are ready or `stop` is set. Raises: NoServer on timeout."""
     until_s = time.monotonic() + within_s
     while True:
         found = statuses(ray, actors, min(5.0, within_s))

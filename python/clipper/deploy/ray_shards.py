@@ -1,12 +1,11 @@
-"""Shards of the parameter server on a Ray cluster: an actor each, which keeps one shard's process
+"""Shards of the parameter server on a Ray cluster: one actor per shard, which keeps its process
 running. Needs the extra `ray`.
 
-Ray chooses the machines, by a placement group of one bundle a shard: with replicas no two on one
-machine, since a primary and its replica must not go together. It starts an actor again, elsewhere
-if need be, when its machine is lost. An actor has nothing but its process: rows and gradients do
-not go through Ray, and what was acknowledged is where it always is, in replicas and snapshots, not
-in an actor that Ray calls restarted. The set's folder is on a share: a shard writes there where it
-is.
+Ray places the shards with a placement group, one bundle per shard; with replicas no two shares a
+machine, since a primary and its copy must not fail together. It restarts an actor elsewhere when
+its machine is lost. Rows and gradients do not pass through Ray, and durability comes from copies
+and snapshots, not from actors. The set's folder is on a shared file system, where each shard writes
+its address.
 """
 
 import sys
@@ -45,8 +44,9 @@ class RayShard:
 
 @dataclass(frozen=True, slots=True)
 class RayShards:
-    """name: of the set, on this Ray cluster.  folder: on a share.  apart: no two on one machine.
-    cpus, resources: of each."""
+    """Parameters of a set on Ray. name: of the set. folder: on a shared file system. apart: no
+    two shards on one machine. cpus, resources: of each shard.
+    """
 
     folder: str
     shards: int
@@ -56,12 +56,15 @@ class RayShards:
     resources: Mapping[str, float] = field(default_factory=dict)
 
     def names(self) -> list[str]:
+        """Return the names of the shards."""
         return [f"{self.name}-{number}" for number in range(self.shards)]
 
 
 def bring_up_shards(ray: Any, asked: RayShards) -> dict[str, Any]:
-    """An actor for each shard, those that are there already included. -> by name. Raises
-    AlreadyExists, of another folder."""
+    """Create an actor for each shard that has none; return all by name.
+
+    Raises: AlreadyExists if a set of this name runs with another folder.
+    """
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as Placed
 
     before = shards_of(ray, asked.name)
@@ -91,10 +94,10 @@ def bring_up_shards(ray: Any, asked: RayShards) -> dict[str, Any]:
 
 
 def _group(ray: Any, asked: RayShards, *, is_new: bool) -> Any:
-    """A bundle for each shard, that stays when the command has ended."""
+    """Return the placement group, which outlives this command."""
     if not is_new:
         return ray.util.get_placement_group(asked.name)
-    remove_group(ray, asked.name)  # of a set that was not taken down
+    remove_group(ray, asked.name)  # left by a set that was not taken down
     bundles = [{"CPU": asked.cpus, **asked.resources} for _ in range(asked.shards)]
     strategy = "STRICT_SPREAD" if asked.apart else "SPREAD"
     return ray.util.placement_group(
@@ -103,7 +106,7 @@ def _group(ray: Any, asked: RayShards, *, is_new: bool) -> Any:
 
 
 def remove_group(ray: Any, name: str) -> None:
-    """The places of a set are others' again."""
+    """Remove a set's placement group."""
     try:
         group = ray.util.get_placement_group(name)
     except ValueError:
@@ -112,5 +115,5 @@ def remove_group(ray: Any, name: str) -> None:
 
 
 def shards_of(ray: Any, name: str) -> dict[str, Any]:
-    """The actors of a set, by name."""
+    """Return the actors of a set, by name."""
     return actors_of(ray, name, NAMESPACE)

@@ -1,4 +1,4 @@
-"""When a replica that ended is started again, and when no more: the same rule whatever runs it."""
+"""The restart policy of replicas, shared by all deployers."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """When a replica that ended is started again.
+    """Rules for restarting a replica that ended.
 
-    The pause doubles from `backoff_s_min` to `backoff_s_max`, and is the shortest again after
-    `healthy_s` of life. After `exits_max` exits in `window_s` it is not started again. `grace_s`:
-    from SIGTERM to SIGKILL when stopping. `apart_s`: between two restarts, whichever replicas they
-    are of: those that serve need the cores too.
+    The pause doubles from `backoff_s_min` to `backoff_s_max` and resets after `healthy_s` of
+    running. After `exits_max` exits within `window_s` the replica stays down. grace_s: from SIGTERM
+    to SIGKILL. apart_s: minimum time between any two restarts, since replicas that serve need the
+    cores too.
     """
 
     backoff_s_min: float = 0.1
@@ -24,8 +24,7 @@ class RestartPolicy:
 
 
 class Restarts:
-    """The exits of one replica. Threads: one at a time. looped: what is said once it is not started
-    again."""
+    """The exits of one replica. looped: the message once it is given up. Threads: one at a time."""
 
     def __init__(self) -> None:
         self._exits: deque[float] = deque()
@@ -33,8 +32,7 @@ class Restarts:
         self.looped = ""
 
     def pause(self, policy: RestartPolicy, started_s: float, now_s: float) -> float | None:
-        """It has ended: how long to wait before the next start; None: it loops, and is not started
-        again."""
+        """Record an exit; return the pause before the next start, or None to give up."""
         if now_s - started_s >= policy.healthy_s:
             self._pause_s = 0.0
         self._exits.append(now_s)
@@ -50,14 +48,15 @@ class Restarts:
 
 
 class Spacing:
-    """When replicas are started again, one after another. Threads: one at a time."""
+    """Spaces out restarts of all replicas. Threads: one at a time."""
 
     def __init__(self) -> None:
         self._free_s = float("-inf")
 
     def next_s(self, wanted_s: float, apart_s: float) -> float:
-        """The time of the next restart, at `wanted_s` or as soon after it as the one before
-        allows."""
+        """Return the time of the next restart: `wanted_s`, or later to keep the distance from
+        the one before.
+        """
         at_s = max(wanted_s, self._free_s)
         self._free_s = at_s + apart_s
         return at_s

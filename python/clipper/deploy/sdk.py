@@ -1,6 +1,6 @@
-"""clipper-container as a wheel, made of the very files that this process runs: into environments
-and images goes what is here, with no need of an index that has it. The same files give the same
-bytes."""
+"""The container SDK as a wheel, built from the files of this process, so that no index is
+needed. The same files give the same bytes.
+"""
 
 import base64
 import functools
@@ -20,7 +20,7 @@ WHEEL: Final = f"clipper_container-{VERSION}-py3-none-any.whl"
 
 
 def wheel_into(folder: Path) -> Path:
-    """Write the wheel; -> its path."""
+    """Write the wheel; return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / WHEEL
     path.write_bytes(wheel())
@@ -28,13 +28,13 @@ def wheel_into(folder: Path) -> Path:
 
 
 def digest() -> str:
-    """SHA-256 of the wheel, in hex."""
+    """Return the SHA-256 of the wheel in hex."""
     return hashlib.sha256(wheel()).hexdigest()
 
 
 @functools.cache
 def wheel() -> bytes:
-    """The wheel's bytes. Threads: any."""
+    """Return the wheel's bytes. Threads: any."""
     root = Path(next(iter(clipper_container.__path__)))
     files = {
         f"clipper_container/{path.relative_to(root).as_posix()}": path.read_bytes()

@@ -1,4 +1,4 @@
-"""What a model's containers run before they are ready, as its record keeps it."""
+"""The warm-up setting of a model, as its record stores it."""
 
 import json
 from typing import Any
@@ -6,14 +6,15 @@ from typing import Any
 from clipper.errors import InvalidInput
 
 OFF = "off"
-WARMUP_BYTES_MAX = 64 << 10  # of the rows as JSON: they travel on the container's command line
+WARMUP_BYTES_MAX = 64 << 10  # rows as JSON, which are passed on the command line
 
 
 def warmup_of(name: str, warmup: Any) -> str:
-    """As the record of model `name` keeps it: "" for made-up rows of its input's type, "off", or
-    rows as JSON.
+    """Convert the `warmup` argument of model `name` to its stored form: "" for generated rows,
+    "off", or rows as JSON.
 
-    warmup: True, False, or rows: an array, or a list of inputs (bytes are kept as latin-1 text).
+    warmup: True, False, or rows as an array or list (bytes are stored as latin-1 text).
+
     Raises: InvalidInput.
     """
     if isinstance(warmup, bool):

@@ -1,5 +1,6 @@
-"""YAML of plain values, deterministic and valid by construction: maps, lists, and scalars that are
-quoted unless nobody could take them for something else."""
+"""Writes YAML of plain values: maps, lists, and scalars, quoted unless they are unambiguous. The
+output is deterministic.
+"""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,8 +11,9 @@ _TAKEN = re.compile(r"(?i:true|false|yes|no|on|off|null|y|n|nan|inf)")
 
 
 def to_yaml(*documents: Any) -> str:
-    """One document, or several, of dicts with string keys, lists, str, bool, int, float and
-    None."""
+    """Format one or several documents of dicts with string keys, lists, str, bool, int, float
+    and None.
+    """
     return "---\n".join("".join(f"{line}\n" for line in _lines(document)) for document in documents)
 
 

@@ -47,7 +47,7 @@ class Disconnected(Exception):
 
 
 class Stopping(Exception):
-    """This process was asked to stop."""
+    """A stop of this process was requested."""
 
 
 class StopSwitch:
