@@ -94,7 +94,7 @@ ALSO: dict[str, tuple[str, ...]] = {
     "python/clipper/selection": ("tests/unit/test_policy.py", "tests/unit/test_ensemble.py"),
     "python/clipper/deploy": ("tests/end_to_end/test_containers.py",),
     "python/clipper/deploy/mesh_manifests.py": ("tests/images/test_manifests.py",),
-    "python/clipper/serving/observe.py": ("tests/end_to_end/test_learning.py",),
+    "python/clipper/serving/feedback/observe.py": ("tests/end_to_end/test_learning.py",),
     "container_sdk/src/clipper_container/adapters/torch.py": (
         "tests/end_to_end/test_frameworks.py",
     ),

@@ -46,7 +46,7 @@ def test_each_kind_of_change_is_made_in_functions_only() -> None:
 
 
 def test_every_mutant_of_a_module_compiles() -> None:
-    path = "python/clipper/serving/dispatch.py"
+    path = "python/clipper/serving/query/dispatch.py"
     text = (Path(__file__).resolve().parent.parent / path).read_bytes()
     mutants = all_mutants(path)
     assert len(mutants) > 50

@@ -172,8 +172,8 @@ def rank_in(layers: tuple[tuple[str, ...], ...], name: str) -> int | None:
 
 
 def unit_of(path: Path) -> str:
-    """The room of a file of the package: `serving` for python/clipper/serving/states.py, `types`
-    for types.py."""
+    """The room of a file of the package: `serving` for python/clipper/serving/query/stats.py,
+    `types` for types.py."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from clipper.params.client.row_drift import RowDrift
 from clipper.params.client.row_watcher import RowWatcher, WatchedPredictions
-from clipper.serving.reads import ids_of
+from clipper.serving.models.reads import ids_of
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model
 

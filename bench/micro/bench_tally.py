@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from clipper.selection import Plan, create_policy
-from clipper.serving.processor import Asked, Question, finish
-from clipper.serving.states import States
-from clipper.serving.tally import Tally
+from clipper.serving.feedback.states import States
+from clipper.serving.query.processor import QueryContext, ResolvedApplication, finish
+from clipper.serving.query.stats import ApplicationCounters
 from clipper.store.journal import Journal
 from clipper.store.memory import MemoryStore
 from clipper.types import VersionedModel
@@ -25,8 +25,8 @@ OUTPUTS = {"one label": [7], "three labels": [7, 7, 8], "three numbers": [1.0, 2
 class Ended:
     """A future whose tasks have ended well."""
 
-    def __init__(self, asked: Question, outputs: list[Any]) -> None:
-        self.extra = Asked(asked, Plan(asked.models), asked.learner.state(None))
+    def __init__(self, asked: ResolvedApplication, outputs: list[Any]) -> None:
+        self.extra = QueryContext(asked, Plan(asked.models), asked.learner.state(None))
         self.outputs, self.latency_us, self.id = outputs, 100, 1
 
     def status(self, i: int = 0) -> Status:
@@ -39,10 +39,10 @@ class Ended:
         return None
 
 
-def question(models: tuple[VersionedModel, ...]) -> Question:
+def resolved(models: tuple[VersionedModel, ...]) -> ResolvedApplication:
     policy = create_policy("ensemble")
     states = States(MemoryStore(), Journal(None), "node", 100, 1.0)
-    return Question(
+    return ResolvedApplication(
         "app", models, {}, policy, states.learner("app", "ensemble", policy, models), 1000
     )
 
@@ -52,10 +52,12 @@ def question(models: tuple[VersionedModel, ...]) -> Question:
 def test_finish(benchmark: Any, kind: str, counted: bool) -> None:
     outputs = OUTPUTS[kind]
     models = tuple(VersionedModel(f"m{i}", 1) for i in range(len(outputs)))
-    asked = question(models)
+    asked = resolved(models)
     if counted:
-        tally = Tally()
-        asked = msgspec.structs.replace(asked, lineup=tally.lineup(models, None), means=tally.means)
+        counters = ApplicationCounters()
+        asked = msgspec.structs.replace(
+            asked, stats=counters.for_models(models, None), means=counters.means
+        )
     future: Any = Ended(asked, outputs)
 
     def run() -> None:

@@ -40,7 +40,7 @@ from clipper.selection.batch_learning import (
     observe,
     observe_rows,
 )
-from clipper.serving.records import read
+from clipper.serving.feedback.journal_records import read
 from clipper.types import VersionedModel
 
 APPLICATIONS = {"a": "exp3", "b": "stacking", "c": "kl_ucb"}

@@ -25,7 +25,7 @@ from bench.system.store_servers import NO_ETCD, etcd
 from clipper.cli.up import keep_pauses_short
 from clipper.load.open_loop import arrivals, send_on_time
 from clipper.mesh.records import MODELS, MeshModel, decode, encode
-from clipper.serving.ear import Ear
+from clipper.serving.query.future_watcher import FutureWatcher
 from clipper.store import Mirror, Put, open_store
 
 CODE = "def double(rows):\n    return rows * 2\n"
@@ -251,7 +251,7 @@ async def _send(node: clipper.ClipperServer, predict: Callable[[int], Any], time
         iter(range(len(times))),
         asyncio.Event(),
     )
-    ear = Ear(asyncio.get_running_loop(), list(node._engines))
+    watcher = FutureWatcher(asyncio.get_running_loop(), list(node._engines))
     zero_s, left = time.perf_counter() + 0.01, len(times)
 
     asked: dict[
@@ -272,7 +272,7 @@ async def _send(node: clipper.ClipperServer, predict: Callable[[int], Any], time
         late[i] = time.perf_counter() - due_s
         future = predict(i)
         asked[future.id] = i, due_s
-        if not ear.hear(future, told):
+        if not watcher.on_done(future, told):
             told(future)
 
     try:
@@ -280,7 +280,7 @@ async def _send(node: clipper.ClipperServer, predict: Callable[[int], Any], time
         with suppress(TimeoutError):
             await asyncio.wait_for(finished.wait(), PATIENCE_S)
     finally:
-        ear.close()
+        watcher.close()
     load.errors = Counter({"never answered": left} if left else {})
     load.sender_late_us = float(np.quantile(late, 0.99) * 1e6)
     return load

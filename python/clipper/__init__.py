@@ -31,9 +31,9 @@ from clipper.config import load as load_config
 from clipper.errors import ClipperError
 from clipper.manage.client import Client, connect
 from clipper.server import ClipperServer
-from clipper.serving.application import ApplicationHandle
-from clipper.serving.dispatch import as_completed
-from clipper.serving.progress import progress
+from clipper.serving.query.application import ApplicationHandle
+from clipper.serving.query.dispatch import as_completed
+from clipper.serving.query.progress import progress
 from clipper.types import (
     Answer,
     Answers,

@@ -41,22 +41,22 @@ from clipper.options import (
     TableAccess,
     grouped,
 )
-from clipper.serving.address import Listener, listen
-from clipper.serving.application import ApplicationHandle
-from clipper.serving.cache import Cache
-from clipper.serving.collector import Collector
-from clipper.serving.deciding import Deciding
-from clipper.serving.dispatch import Dispatch
-from clipper.serving.engine_memory import EngineMemory
-from clipper.serving.engines import Engines
-from clipper.serving.learning import Learning
-from clipper.serving.models import RunningModels
-from clipper.serving.observe import observe_for_others
-from clipper.serving.prediction import Prediction
-from clipper.serving.questions import Questions
-from clipper.serving.reads import said_of
-from clipper.serving.recorder import Recorded, Recorder
-from clipper.serving.scaling import replica_bounds
+from clipper.serving.feedback.learning import Learning
+from clipper.serving.feedback.observe import observe_for_others
+from clipper.serving.models.address import Listener, listen
+from clipper.serving.models.cache import Cache
+from clipper.serving.models.engine_memory import EngineMemory
+from clipper.serving.models.engines import Engines
+from clipper.serving.models.reads import said_of
+from clipper.serving.models.running_models import RunningModels
+from clipper.serving.models.scaling import replica_bounds
+from clipper.serving.query.application import ApplicationHandle
+from clipper.serving.query.collector import Collector
+from clipper.serving.query.decider_threads import DeciderThreads
+from clipper.serving.query.dispatch import Dispatch
+from clipper.serving.query.prediction import Prediction
+from clipper.serving.query.resolver import ApplicationResolver
+from clipper.serving.rollout.decoys import Recorded, Recorder
 from clipper.settings.streams import ModelStreamSettings, StreamSettings
 from clipper.state_dir import StateDir
 from clipper.store import CachedStore, open_server_store
@@ -121,7 +121,7 @@ class ClipperServer:
                 self._store.remote or self._dir.is_apart,
             )
             if self._store_is_away:
-                self._learning.begin_without_store()
+                self._learning.start_without_store()
         except BaseException:
             self._dir.close()
             raise
@@ -145,32 +145,32 @@ class ClipperServer:
             self._mesh,
         )
         self._recorder = Recorder((self._dir.folder or self._dir.run) / "decoys")
-        self._deciding = Deciding()
-        self._questions = Questions(
+        self._decider_threads = DeciderThreads()
+        self._resolver = ApplicationResolver(
             self.catalog,
             self._running_models,
             self._learning,
             self._recorder,
-            self._deployment.teaching,
-            self._deciding,
+            self._deployment.online_learning,
+            self._decider_threads,
             self._mesh,
             self._parameters.users,
         )
         slo_ms_max = config.limits.slo_ms_max
-        self._prediction = Prediction(self._questions, slo_ms_max)
+        self._prediction = Prediction(self._resolver, slo_ms_max)
         self._applications = Applications(
-            self.catalog, self._questions, self._parameters, slo_ms_max
+            self.catalog, self._resolver, self._parameters, slo_ms_max
         )
         self.cache = Cache(self._core_of, lambda: self.stats()["cache"])
         containers = self._deployment.containers
         self._rolling = Rolling(
-            self.catalog, self._questions, lambda model: bool(containers.of(model))
+            self.catalog, self._resolver, lambda model: bool(containers.of(model))
         )
         place = Place(self._store, self._dir.models, self._deployment.resume)
         self.manage = Operations(self, place, self._rolling, default_actor())
         self._endpoints = Endpoints(
             self,
-            self._questions,
+            self._resolver,
             self._dispatch,
             self._deployment,
             self._parameters,
@@ -198,11 +198,11 @@ class ClipperServer:
             self._parameters.start()
             self._deployment.start()
             self._mesh.start(self._host(), store_is_away=self._store_is_away)
-            self.catalog.on_change(self._questions.resolve)
+            self.catalog.on_change(self._resolver.resolve)
             resumed = self.catalog.models()
             for model in resumed:
                 self._deployment.resume(model)
-            self._questions.resolve(self.catalog.view)
+            self._resolver.resolve(self.catalog.view)
             self._rolling.start()
             if not self._store_is_away:
                 self._declare()
@@ -224,7 +224,7 @@ class ClipperServer:
             self.catalog,
             self._engines,
             self._running_models,
-            self._questions,
+            self._resolver,
             self._deployment.containers,
             self._token,
             lambda: self.address,
@@ -232,7 +232,7 @@ class ClipperServer:
 
     def _share_feedback(self) -> None:
         """Register with the servers that share the store, which forward feedback to each other."""
-        self._learning.enter(functools.partial(observe_for_others, self._questions.of))
+        self._learning.enter(functools.partial(observe_for_others, self._resolver.application))
 
     @property
     def _store_is_away(self) -> bool:
@@ -242,11 +242,11 @@ class ClipperServer:
         """Continue the start, which had no store. Raises StoreError when it is away again."""
         self.catalog.refresh()
         self._deployment.follow(resumed)
-        self._questions.resolve(self.catalog.view)
+        self._resolver.resolve(self.catalog.view)
         with contextlib.suppress(ShuttingDown):
             self._mesh.enter()
             self._share_feedback()
-            self._learning.begin_again()
+            self._learning.resume()
             self._declare()
 
     def _declare(self) -> None:
@@ -297,7 +297,7 @@ class ClipperServer:
         self._mesh.close()
         self._dispatch.stop()
         self._endpoints.stop()
-        self._deciding.close()
+        self._decider_threads.close()
         self._deployment.containers.stop()
         self._parameters.stop()
         self.catalog.close()
@@ -664,7 +664,7 @@ class ClipperServer:
             **self._engines.snapshot(),
             "models": self._deployment.stats(),
             "loop": self._dispatch.snapshot(),
-            "applications": self._questions.stats(),
+            "applications": self._resolver.stats(),
             "feedback": self._learning.stats(),
         }
         optional = {

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from clipper.serving.dispatch import Dispatch
+from clipper.serving.query.dispatch import Dispatch
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model
 from clipper_core.wire.codec import Kind, decode_header, encode_frame, encode_rows, open_rows

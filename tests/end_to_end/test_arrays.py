@@ -244,8 +244,8 @@ class Terminal(io.StringIO):
 
 
 def test_progress_is_shown_on_a_terminal_only(deploy, monkeypatch):
-    monkeypatch.setattr("clipper.serving.progress._AFTER_S", 0.05)
-    monkeypatch.setattr("clipper.serving.progress._EVERY_S", 0.02)
+    monkeypatch.setattr("clipper.serving.query.progress._AFTER_S", 0.05)
+    monkeypatch.setattr("clipper.serving.query.progress._EVERY_S", 0.02)
     model = deploy(slow, input="f64[4]", cache=False, batching=STATIC)
     terminal, pipe = Terminal(), io.StringIO()
     assert len(clipper.progress(model.predict_many(ROWS[:400]), stream=terminal).result(0)) == 400

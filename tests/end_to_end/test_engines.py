@@ -14,7 +14,7 @@ import pytest
 
 import clipper
 from clipper.errors import ClipperError, ForkedProcess, ShuttingDown
-from clipper.serving import engines as engines_module
+from clipper.serving.models import engines as engines_module
 from clipper.testing import wait_until
 
 QUICK = {

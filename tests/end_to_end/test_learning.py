@@ -81,7 +81,7 @@ def thirds(xs):
 
 
 def learned(handle):
-    learner = handle._question(handle.name).learner
+    learner = handle._resolve(handle.name).learner
     return learner.policy.encode(learner.state("u"))
 
 
@@ -125,7 +125,7 @@ def test_an_array_teaches_the_one_model_that_was_asked(models, app, policy):
     for _ in range(30):
         answers = handle.predict_many(np.array([[i, 0] for i in range(10)], float)).result(10)
         assert handle.feedback_many(answers, np.arange(10)).counted == 10
-    state = handle._question(handle.name).learner.state(None)
+    state = handle._resolve(handle.name).learner.state(None)
     assert state.seen == 300
     assert handle.predict(ROW).result(10).output == 3
 
@@ -192,13 +192,13 @@ def test_what_the_journal_refuses_of_an_array_may_be_told_again(models, app, ser
         return write(record)
 
     with monkeypatch.context() as patch:
-        patch.setattr("clipper.serving.records.CHUNK", 30)
+        patch.setattr("clipper.serving.feedback.journal_records.CHUNK", 30)
         patch.setattr(states.journal, "append", append)
         with pytest.raises(Overloaded):
             handle.feedback_many(answers, [0] * 100)
     told = handle.feedback_many(answers, [0] * 100)
     assert (told.counted, told.duplicates) == (40, 60)
-    assert handle._question(handle.name).learner.state(None).seen == 100
+    assert handle._resolve(handle.name).learner.state(None).seen == 100
 
 
 def test_what_feedback_is_refused(models, app):
@@ -285,7 +285,7 @@ def test_feedback_that_can_not_be_is_refused_and_changes_nothing(models, app, se
         handle.predict(ROW).result(10),
         handle.predict_many(np.array([ROW, ROW])).result(10),
     )
-    before = handle._question(handle.name).learner.state(None), server._learning.journal.last
+    before = handle._resolve(handle.name).learner.state(None), server._learning.journal.last
     for label in (3.5, 10**30, "\ud800", np.array([1.0, 2.0]), float("nan")):
         with pytest.raises(InvalidInput):
             handle.feedback(answer, label=label)
@@ -310,7 +310,7 @@ def test_feedback_that_can_not_be_is_refused_and_changes_nothing(models, app, se
     with pytest.raises(InvalidInput):
         handle.feedback_many(array, [3], rows=[[0], [1, 2]])
     assert before == (
-        handle._question(handle.name).learner.state(None),
+        handle._resolve(handle.name).learner.state(None),
         server._learning.journal.last,
     )
     assert handle.feedback(answer, label=3), "what was refused is not counted"

@@ -119,7 +119,7 @@ def test_a_late_prediction_fills_the_cache_and_teaches_and_never_leaks(
     assert (answer.output, answer.models, answer.missing) == (1, ids(one), ())
     assert future.status(1 - at) is Status.OK, "read after the verdict, by whoever learns"
     assert handle.feedback(answer, label=2)
-    learner = server._questions.of(handle.name).learner
+    learner = server._resolver.application(handle.name).learner
     state = learner.state(None)
     weight = dict(zip(state.models, state.rows[:, 0], strict=True))
     assert weight[ids(slow)[0]] > weight[ids(one)[0]], "the late one was right"

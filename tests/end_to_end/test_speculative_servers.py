@@ -221,7 +221,7 @@ def test_what_is_declared_in_a_file_can_be_removed(
 
 
 def test_an_id_comes_back_and_reaches_logs_and_decoys(tmp_path: Path, caplog: Any) -> None:
-    caplog.set_level(logging.INFO, logger="clipper.serving.processor")
+    caplog.set_level(logging.INFO, logger="clipper.serving.query.processor")
     with clipper.start(state=str(tmp_path)) as server:
         server.deploy("one", first, input="f64[2]")
         app = server.app("a", ["one"], roles={"saw": "decoy"}, slo_ms=SLO_MS)

@@ -190,10 +190,10 @@ class Line:
     """A connection over a fake transport. feed(bytes) and look at `transport`."""
 
     def __init__(self, handle: Callable[[HttpRequest], HandlerResult], **settings: Any) -> None:
-        self.ear, self.transport = FakeEar(), FakeTransport()
+        self.watcher, self.transport = FakeEar(), FakeTransport()
         self.work: list[tuple[Any, Any]] = []
         run = lambda work, exchange: self.work.append((work, exchange))  # noqa: E731
-        self.service = HttpService(HttpSettings(**settings), handle, self.ear, run)  # type: ignore[arg-type]
+        self.service = HttpService(HttpSettings(**settings), handle, self.watcher, run)  # type: ignore[arg-type]
         self.service.look(0.0, b"Thu, 01 Jan 1970 00:00:00 GMT")
         self.connection = HttpConnection(self.service)
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
@@ -201,7 +201,7 @@ class Line:
     def feed(self, data: bytes) -> "Line":
         """Receive `data`, and let the loop have as many turns as it needs."""
         self.connection.data_received(data)
-        while self.ear.turn():
+        while self.watcher.turn():
             pass
         return self
 

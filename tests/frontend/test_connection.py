@@ -58,11 +58,11 @@ class Waiting:
     def finish(self, line: Line, which: int) -> None:
         future = self.futures[which]
         future.is_done = True
-        waiting = [pair for pair in line.ear.waiting if pair[0] is future]
-        line.ear.waiting = [pair for pair in line.ear.waiting if pair[0] is not future]
+        waiting = [pair for pair in line.watcher.waiting if pair[0] is future]
+        line.watcher.waiting = [pair for pair in line.watcher.waiting if pair[0] is not future]
         for _, told in waiting:
             told(future)
-        while line.ear.turn():
+        while line.watcher.turn():
             pass
 
 
@@ -129,8 +129,8 @@ def test_a_response_of_several_futures_waits_for_the_last() -> None:
     for future in (futures[2], futures[0], futures[1]):
         assert line.transport.written == b""
         future.is_done = True
-        due = [told for waited, told in line.ear.waiting if waited.done()]
-        line.ear.waiting = [pair for pair in line.ear.waiting if not pair[0].done()]
+        due = [told for waited, told in line.watcher.waiting if waited.done()]
+        line.watcher.waiting = [pair for pair in line.watcher.waiting if not pair[0].done()]
         for told in due:
             told(None)
     assert line.statuses == [200]
@@ -279,14 +279,14 @@ def test_a_client_is_not_sent_more_than_it_takes() -> None:
     line.connection.data_received(whole)
     assert len(asked) == 4, "of one turn of the loop"
     assert line.transport.paused
-    line.ear.turn()
+    line.watcher.turn()
     assert len(asked) == 8
     line.connection.pause_writing()
-    while line.ear.turn():
+    while line.watcher.turn():
         pass
     assert len(asked) == 8, "while the client does not read"
     line.connection.resume_writing()
-    while line.ear.turn():
+    while line.watcher.turn():
         pass
     assert len(asked) == 60
     assert not line.transport.paused
@@ -297,7 +297,7 @@ def test_the_requests_of_one_turn_are_bounded_whatever_they_cost() -> None:
     line.connection.data_received(get("/a") * 1000)
     seen = line.transport.written.count(b"HTTP/1.1 200")
     assert seen == 8
-    while line.ear.turn():
+    while line.watcher.turn():
         now = line.transport.written.count(b"HTTP/1.1 200")
         assert now - seen <= 8
         seen = now

@@ -13,7 +13,7 @@ import pytest
 from clipper.errors import DoesNotFit, UnknownTable
 from clipper.params import TableSpec
 from clipper.params.client.user_rows import UserRows, check_context_table
-from clipper.serving.teaching import session_of
+from clipper.serving.feedback.online_learning import session_of
 from clipper.testing import wait_until
 from tests.params.conftest import TOKEN, Shards
 

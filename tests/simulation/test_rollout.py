@@ -9,8 +9,8 @@ import pytest
 
 from clipper.catalog_view import Rollout
 from clipper.manage.rollout import STAGES, decide, moved
-from clipper.serving.arms import place_of
-from clipper.serving.guards import Counts, Figures
+from clipper.serving.rollout.guards import Counts, Figures
+from clipper.serving.rollout.traffic_split import place_of
 from clipper.types import VersionedModel
 
 LOOK_US = 200_000

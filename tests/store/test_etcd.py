@@ -512,7 +512,7 @@ def test_a_server_comes_back_from_etcd(etcd_server: EtcdServer, tmp_path: Path) 
     with clipper.start(**settings) as server:
         app = server.app("a")
         assert server.model("m").predict(np.ones(2), slo_ms=10_000).result(10) == 2.0
-        assert app._question("a").learner.state(None).seen == 1
+        assert app._resolve("a").learner.state(None).seen == 1
 
 
 @pytest.mark.usefixtures("impatient")
@@ -542,7 +542,7 @@ def test_feedback_goes_on_without_etcd_and_is_there_afterwards(
         else:
             own_etcd.start()
     with clipper.start(**settings) as server:
-        learner = server.app("a")._question("a").learner
+        learner = server.app("a")._resolve("a").learner
         assert {user: learner.state(user).seen for user in ("u", "v", "")} == {
             "u": 2,
             "v": 1,

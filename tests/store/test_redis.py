@@ -211,7 +211,7 @@ def test_a_server_comes_back_from_redis(own_redis: RedisServer, tmp_path: Path) 
     with clipper.start(**settings) as server:
         app = server.app("a")
         assert server.model("m").predict(np.ones(2), slo_ms=10_000).result(10) == 2.0
-        assert app._question("a").learner.state(None).seen == 1
+        assert app._resolve("a").learner.state(None).seen == 1
 
 
 @pytest.mark.parametrize("how", ["stopped", "killed", "read only", "out of memory"])
@@ -255,7 +255,7 @@ def test_feedback_goes_on_without_redis_and_is_there_afterwards(
             case "out of memory":
                 control._redis.config_set("maxmemory", "0")
     with clipper.start(**settings) as server:
-        learner = server.app("a")._question("a").learner
+        learner = server.app("a")._resolve("a").learner
         assert {user: learner.state(user).seen for user in ("u", "v", "w", "")} == {
             "u": 2,
             "v": 1,

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clipper.serving.held import PREFIX, SHARED
-from clipper.serving.states import Learner, States
+from clipper.serving.feedback.states import Learner, States
+from clipper.serving.feedback.stored_state import PREFIX, SHARED
 from clipper.store import MemoryStore, RedisStore, SqliteStore, Store, open_store
 from clipper.store.journal import Journal
 from tests.unit.serving.test_states import Server, observation

@@ -339,7 +339,7 @@ def test_feedback_is_learned_from_by_record_by_prediction_and_by_input(
             )
         )
         wait_until(lambda: stream.stats()["feedback"]["in_flight"] == 0)
-    assert app._question(app.name).learner.state(None).seen == 3
+    assert app._resolve(app.name).learner.state(None).seen == 3
     refused = [fields["refused.kind"] for fields in answers_of(client, f"{name}.told.refused")]
     assert refused == ["prediction-not-found", "invalid-input"]
     assert stream.stats()["feedback"]["duplicates"] == 1
@@ -364,7 +364,7 @@ def test_any_server_of_the_group_learns_about_a_record(
     with server.stream(app.name, redis_server.url, feedback=f"{name}.told", **names) as third:
         client.xadd(f"{name}.told", {"id": "mine", "label": "7.0"})
         wait_until(lambda: third.stats()["feedback"]["duplicates"] == 1)
-    assert app._question(app.name).learner.state("ann").seen == 1
+    assert app._resolve(app.name).learner.state("ann").seen == 1
 
 
 # -- several servers

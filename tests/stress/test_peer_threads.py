@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper.serving.dispatch import Dispatch
+from clipper.serving.query.dispatch import Dispatch
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model, predict_all
 from clipper_core.results.future import Future

@@ -14,7 +14,7 @@ from bench.system.engine.effort import Effort, median
 from bench.system.engine.servers import servers
 from bench.system.engine.work import loop_thread, writes_of
 from bench.system.reference import distinct
-from clipper.serving import dispatch
+from clipper.serving.query import dispatch
 
 PATIENCE_S = 5.0
 

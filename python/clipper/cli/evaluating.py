@@ -10,7 +10,7 @@ from clipper.cli.asking import table
 from clipper.config import load
 from clipper.errors import InvalidInput
 from clipper.selection.off_policy import Estimate, Evaluation
-from clipper.serving.evaluation import QUERIES_MAX, evaluate_journal
+from clipper.serving.feedback.evaluation import QUERIES_MAX, evaluate_journal
 
 HEAD = ("POLICY", "ACCURACY (DR)", "SNIPS", "IPS", "QUERIES", "EFFECTIVE", "NOTE")
 

@@ -309,7 +309,7 @@ def _declared(
     from clipper.deploy.warmup import warmup_of
     from clipper.manage.declared import application_settings, replicas_of
     from clipper.manage.deployment import type_of
-    from clipper.serving.scaling import replica_bounds
+    from clipper.serving.models.scaling import replica_bounds
 
     config, models = load(file), []
     for name, wanted in config.models.items():

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from clipper.demo.digits import Digits
 from clipper.load.open_loop import send_on_time
-from clipper.serving.application import ApplicationHandle
+from clipper.serving.query.application import ApplicationHandle
 from clipper.types import Answer
 
 REPEATED = 0.3  # share of queries that repeat an earlier one

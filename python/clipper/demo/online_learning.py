@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from clipper.demo.digits import Digits
-from clipper.serving.application import ApplicationHandle
+from clipper.serving.query.application import ApplicationHandle
 from clipper.types import Answer
 
 SAMPLE_S = 0.25

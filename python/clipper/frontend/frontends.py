@@ -38,7 +38,7 @@ from clipper.metrics import (
     ParamsMetrics,
     TlsCounts,
 )
-from clipper.serving.ear import Ear
+from clipper.serving.query.future_watcher import FutureWatcher
 from clipper.settings.grpc import grpc_tls
 from clipper.settings.http import HttpSettings, TlsFiles, admin_tls, query_tls
 from clipper.settings.tracing import export_settings
@@ -58,10 +58,10 @@ class Frontends:
     def __init__(
         self,
         node: ServerInterface,
-        make_ear: Callable[[asyncio.AbstractEventLoop], Ear],
+        make_watcher: Callable[[asyncio.AbstractEventLoop], FutureWatcher],
         engines: Sequence[Engine] = (),
     ) -> None:
-        self._node, self._make_ear, self._engines = node, make_ear, engines
+        self._node, self._make_watcher, self._engines = node, make_watcher, engines
         self._listeners: HttpListeners | None = None
         self._grpc: GrpcServer | None = None
         self.routes, self.admin_routes = Router(), Router()
@@ -141,7 +141,7 @@ class Frontends:
         self._listeners = HttpListeners(
             settings,
             each,
-            self._make_ear,
+            self._make_watcher,
             counts,
             certificates,
             self._exporter,
@@ -172,7 +172,7 @@ class Frontends:
                 f"grpc.address is set, and gRPC cannot be imported: {error}.", hint=hint
             ) from None
         grpc = GrpcServer(
-            self._node, self._make_ear, self._access, self._grpc_counts, self._exporter
+            self._node, self._make_watcher, self._access, self._grpc_counts, self._exporter
         )
         grpc.start()
         self._grpc, self.grpc_address = grpc, grpc.address

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from clipper.catalog import Catalog
 from clipper.config import Config
 from clipper.mesh.facade import MeshFacade
-from clipper.serving.application import slo_in_us
-from clipper.serving.processor import Question
+from clipper.serving.query.application import slo_in_us
+from clipper.serving.query.processor import ResolvedApplication
 from clipper.types import PredictionRequest
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class ServerInterface:
     """Threads: any.
 
-    question: an application by name (UnknownApplication).  question_for: of a request that names
+    resolve: an application by name (UnknownApplication).  resolve_request: of a request that names
     its models itself. set_application: makes or changes one, as `ClipperServer.app`.  stats:
     `ClipperServer.stats`.  closed: whether it is closing. scale: as `ClipperServer.scale`.  mesh:
     `ClipperServer.mesh`; None where it is none of a mesh.  params: the set of shards whose tables
@@ -29,8 +29,8 @@ class ServerInterface:
     version: str
     config: Config
     catalog: Catalog
-    question: Callable[[str], Question]
-    question_for: Callable[[PredictionRequest], Question]
+    resolve: Callable[[str], ResolvedApplication]
+    resolve_request: Callable[[PredictionRequest], ResolvedApplication]
     set_application: Callable[..., Any]
     stats: Callable[[], dict[str, Any]]
     closed: Callable[[], bool]
@@ -48,8 +48,8 @@ class ServerInterface:
 
     def is_ready(self, application: str, running: set[str]) -> bool:
         """Whether a query of it would find a model; of the mesh, one that it loads."""
-        question = self.question(application)
-        return bool(question.links) or any(str(id) in running for id in question.models)
+        resolved = self.resolve(application)
+        return bool(resolved.links) or any(str(id) in running for id in resolved.models)
 
     def store(self) -> str:
         """What is to be known of the store: that it is away, and how old the copy is; empty when

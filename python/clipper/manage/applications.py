@@ -8,10 +8,10 @@ from clipper.errors import InvalidInput, UnknownApplication, did_you_mean
 from clipper.manage.parameters import ParameterSet
 from clipper.options import Links
 from clipper.selection import create_policy, with_coverage
-from clipper.serving.application import ApplicationHandle, slo_in_us
-from clipper.serving.questions import Questions
-from clipper.serving.roles import check_roles
-from clipper.serving.stragglers import check_missing
+from clipper.serving.query.application import ApplicationHandle, slo_in_us
+from clipper.serving.query.missing_outputs import check_missing
+from clipper.serving.query.resolver import ApplicationResolver
+from clipper.serving.rollout.roles import check_roles
 from clipper.types import Application, VersionedModel
 
 _SETTINGS = tuple(
@@ -25,9 +25,13 @@ class Applications:
     """Makes and changes the applications of the catalog. Threads: any."""
 
     def __init__(
-        self, catalog: Catalog, questions: Questions, parameters: ParameterSet, slo_ms_max: float
+        self,
+        catalog: Catalog,
+        resolver: ApplicationResolver,
+        parameters: ParameterSet,
+        slo_ms_max: float,
     ) -> None:
-        self._catalog, self._questions = catalog, questions
+        self._catalog, self._resolver = catalog, resolver
         self._parameters, self._slo_ms_max = parameters, slo_ms_max
 
     def handle(
@@ -48,12 +52,12 @@ class Applications:
         known = self._catalog.view.applications.get(name)
         if known is None and not changes:
             raise UnknownApplication.named(name, self._catalog.view.applications)
-        self._questions.check(name, changes, measured=measured)
+        self._resolver.check(name, changes, measured=measured)
         if known is None:
             self._catalog.register_application(name, changes.pop("models", ()), **changes)
         elif changes:
             self._catalog.update_application(name, **changes)
-        return ApplicationHandle(name, self._questions.of, self._slo_ms_max)
+        return ApplicationHandle(name, self._resolver.application, self._slo_ms_max)
 
     def remove(self, name: str) -> None:
         """Remove an application and its statistics. Raises UnknownApplication, StoreError."""

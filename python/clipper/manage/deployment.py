@@ -48,12 +48,12 @@ from clipper.manage.building import (
 )
 from clipper.manage.parameters import ParameterSet, make_tables
 from clipper.mesh.membership import MeshMembership
-from clipper.serving.containers import Containers, Hello, Seat
-from clipper.serving.engines import Engines
-from clipper.serving.models import Running, RunningModels, row_shape
-from clipper.serving.scaling import Expected, Look, Scaling, replica_bounds
-from clipper.serving.tally import duration
-from clipper.serving.teaching import Teaching
+from clipper.serving.feedback.online_learning import OnlineLearning
+from clipper.serving.models.containers import Containers, Hello, Seat
+from clipper.serving.models.engines import Engines
+from clipper.serving.models.running_models import Running, RunningModels, row_shape
+from clipper.serving.models.scaling import Expected, Look, Scaling, replica_bounds
+from clipper.serving.query.stats import duration
 from clipper.settings.server import ServerSettings
 from clipper.state_dir import StateDir
 from clipper.types import VERSION_MAX, InputType, Model, VersionedModel
@@ -105,7 +105,7 @@ class Deployment:
         self._token = token
         self._address = address
         self._closed = False
-        self.teaching = Teaching(
+        self.online_learning = OnlineLearning(
             config.feedback.teach_rows_max,
             config.feedback.inputs_bytes_max,
             config.limits.frame_bytes_max,
@@ -118,7 +118,7 @@ class Deployment:
             self._seat_of,
             self._came_or_went,
             shared_memory=config.server.shared_memory,
-            teaching=self.teaching,
+            online_learning=self.online_learning,
         )
         self._expected = Expected(self._expect, engines.now_us)
         self._scaling = Scaling(config.server, self._looks, self._follow, self._restart)
@@ -317,7 +317,7 @@ class Deployment:
                 "output": self._output_of(running.model),
                 "accuracy": _accuracy(replicas),
                 "stage": self._building.stage_of(running.model.id).stage,
-                "untaught": self.teaching.untaught(running.model.id)
+                "untaught": self.online_learning.untaught(running.model.id)
                 + sum(r.get("untaught", 0) for r in replicas),
                 **({"similar": near.stats()} if near is not None else {}),
                 **(

@@ -10,9 +10,9 @@ from clipper.manage.operations import Operations, Server
 from clipper.manage.parameters import ParameterSet
 from clipper.manage.running import Running, announce, state_named
 from clipper.mesh.membership import MeshMembership
-from clipper.serving.dispatch import Dispatch
-from clipper.serving.ear import Ear
-from clipper.serving.questions import Questions
+from clipper.serving.query.dispatch import Dispatch
+from clipper.serving.query.future_watcher import FutureWatcher
+from clipper.serving.query.resolver import ApplicationResolver
 from clipper.settings.http import admin_tls, query_tls, scheme_of
 from clipper.store.etcd_address import redacted_url
 from clipper.types import VERSION
@@ -43,7 +43,7 @@ class Endpoints:
     def __init__(
         self,
         server: EndpointHost,
-        questions: Questions,
+        resolver: ApplicationResolver,
         dispatch: Dispatch,
         deployment: Deployment,
         parameters: ParameterSet,
@@ -54,7 +54,7 @@ class Endpoints:
         ends_by_signal: bool,
     ) -> None:
         self._server, self._config = server, server.config
-        self._questions, self._dispatch, self._deployment = questions, dispatch, deployment
+        self._resolver, self._dispatch, self._deployment = resolver, dispatch, deployment
         self._parameters, self._mesh, self._run_folder = parameters, mesh, run_folder
         self._closed, self._ends_by_signal = closed, ends_by_signal
         self.frontends: Frontends | None = None
@@ -105,14 +105,14 @@ class Endpoints:
         from clipper.manage.mesh_rest import MeshManagement
         from clipper.manage.rest import Management
 
-        server, questions, engines = self._server, self._questions, self._dispatch.engines
+        server, resolver, engines = self._server, self._resolver, self._dispatch.engines
         mesh = self._mesh.node
         node = ServerInterface(
             VERSION,
             self._config,
             server.catalog,
-            questions.of,
-            questions.asked,
+            resolver.application,
+            resolver.request,
             server.app,
             server.stats,
             self._closed,
@@ -120,7 +120,7 @@ class Endpoints:
             mesh,
             self._parameters.served,
         )
-        frontends = Frontends(node, lambda loop: Ear(loop, engines), engines)
+        frontends = Frontends(node, lambda loop: FutureWatcher(loop, engines), engines)
         Management(node, server.manage).add_to(frontends.admin_routes)
         if mesh is not None:
             MeshManagement(mesh).add_to(frontends.admin_routes)
@@ -139,7 +139,7 @@ class Endpoints:
             node,
             self._server.manage,
             lambda: tuple(self._deployment.incidents),
-            self._questions.slowest,
+            self._resolver.slowest,
             self._addresses,
         )
         feed = Feed(sources, self._config.http.dashboard_viewers_max)

@@ -17,7 +17,7 @@ from clipper.catalog import Catalog
 from clipper.catalog_view import application_in, encode
 from clipper.clock import wall_time_us
 from clipper.errors import AlreadyExists, InvalidInput
-from clipper.serving.held import PREFIX as LEARNED
+from clipper.serving.feedback.stored_state import PREFIX as LEARNED
 from clipper.store import Store
 from clipper.types import Application, Model
 

@@ -35,8 +35,8 @@ from clipper.manage.rollout import (
     seconds_of,
     stages_of,
 )
-from clipper.serving.reads import said_of
-from clipper.serving.scaling import replica_bounds
+from clipper.serving.models.reads import said_of
+from clipper.serving.models.scaling import replica_bounds
 from clipper.settings.http import query_tls, scheme_of
 from clipper.settings.server import Column
 from clipper.store.history import ENTRIES_MAX, Changed, audit_context, entries, plain

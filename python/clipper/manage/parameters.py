@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from clipper.config import Config
 from clipper.errors import DoesNotFit, InvalidInput, NotAllowed
 from clipper.selection import create_policy, takes_context
-from clipper.serving.reads import check_reads
+from clipper.serving.models.reads import check_reads
 from clipper.types import Model
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from clipper.catalog_view import Rollout, View
 from clipper.clock import wall_time_us
 from clipper.errors import ClipperError, NoReplica, StoreError, Unknown
 from clipper.manage.rollout import Step, decide, moved
-from clipper.serving.guards import Counts, Figures
-from clipper.serving.questions import Questions, applies
+from clipper.serving.query.resolver import ApplicationResolver, applies
+from clipper.serving.rollout.guards import Counts, Figures
 from clipper.store.history import audit_context
 from clipper.types import VersionedModel
 
@@ -32,9 +32,12 @@ class Rolling:
     """Threads: any. is_connected: whether a container of a version is."""
 
     def __init__(
-        self, catalog: Catalog, questions: Questions, is_connected: Callable[[VersionedModel], bool]
+        self,
+        catalog: Catalog,
+        resolver: ApplicationResolver,
+        is_connected: Callable[[VersionedModel], bool],
     ) -> None:
-        self._catalog, self._questions, self._is_connected = catalog, questions, is_connected
+        self._catalog, self._resolver, self._is_connected = catalog, resolver, is_connected
         self._changed = threading.Condition()
         self._open = False
         self._closing = False
@@ -43,7 +46,7 @@ class Rolling:
         )  # rollouts, by application and when they began
         self._thread = threading.Thread(target=self._run, name="clipper-rolling", daemon=True)
         self._end: Callable[[], None] = lambda: None
-        questions.let_roll(lambda rollout: _name(rollout) in self._connected)
+        resolver.let_roll(lambda rollout: _name(rollout) in self._connected)
 
     def start(self) -> None:
         self._end = self._catalog.on_change(self._heard)
@@ -120,17 +123,17 @@ class Rolling:
 
     def step(self, rollout: Rollout) -> Step:
         """What the figures of now call for."""
-        stage = self._questions.stage(rollout.application)
+        stage = self._resolver.stage(rollout.application)
         gone = "" if applies(self._catalog.view, rollout) else why_gone(self._catalog.view, rollout)
         if stage is None or not stage.is_of(rollout):
             if gone or not rollout.is_open:
                 return decide(rollout, _NOTHING, 0, 0, gone)
             return Step("stay", f"waits until {rollout.control} and {rollout.model} are connected")
-        return decide(rollout, stage.figures(), wall_time_us(), stage.begun_us, gone)
+        return decide(rollout, stage.figures(), wall_time_us(), stage.started_us, gone)
 
     def status(self, rollout: Rollout) -> dict[str, Any]:
         """The record, how far it is, and what it waits for."""
-        step, stage = self.step(rollout), self._questions.stage(rollout.application)
+        step, stage = self.step(rollout), self._resolver.stage(rollout.application)
         row: dict[str, Any] = msgspec.to_builtins(rollout)
         row.pop("schema", None)
         row |= {key: str(getattr(rollout, key)) for key in ("model", "link", "control")}

@@ -20,7 +20,7 @@ import msgspec
 
 from clipper.catalog_view import Rollout
 from clipper.errors import InvalidInput
-from clipper.serving.guards import Figures, Guard, Verdict, guards_in
+from clipper.serving.rollout.guards import Figures, Guard, Verdict, guards_in
 
 STAGES: Final = (0.05, 0.25, 0.5, 1.0)
 GUARD: Final = "error<1%"

@@ -12,11 +12,11 @@ from clipper.config import Config
 from clipper.errors import NotAllowed, UnknownModel
 from clipper.mesh.node.node import MeshNode
 from clipper.mesh.routing.router import MeshedModel
-from clipper.serving.containers import Containers, Replica, Seat
-from clipper.serving.engines import Engines
-from clipper.serving.models import RunningModels
-from clipper.serving.processor import Link, Meshed, Question
-from clipper.serving.questions import Questions
+from clipper.serving.models.containers import Containers, Replica, Seat
+from clipper.serving.models.engines import Engines
+from clipper.serving.models.running_models import RunningModels
+from clipper.serving.query.processor import Link, ResolvedApplication, UnlistedModel
+from clipper.serving.query.resolver import ApplicationResolver
 from clipper.store import Store
 from clipper.types import Batching, Model, VersionedModel
 
@@ -63,9 +63,9 @@ class MeshMembership:
             )
         return self._node
 
-    def question(self, name: str) -> Question | None:
+    def resolve(self, name: str) -> ResolvedApplication | None:
         """Resolve a model of the mesh for a query; None when no such model is registered."""
-        return None if self._node is None else self._node.question(name)
+        return None if self._node is None else self._node.resolve(name)
 
     def link(self, name: str) -> Link | None:
         """Resolve a model of the mesh for an application that links it; None when unregistered."""
@@ -124,14 +124,14 @@ class ServerHost:
         catalog: Catalog,
         engines: Engines,
         running: RunningModels,
-        questions: Questions,
+        resolver: ApplicationResolver,
         containers: Containers,
         token: str,
         address: Callable[[], str],
     ) -> None:
         self._config, self._catalog = config, catalog
         self._engines, self._running = engines, running
-        self._questions, self._containers = questions, containers
+        self._resolver, self._containers = resolver, containers
         self.token, self._address = token, address
 
     @property
@@ -144,7 +144,9 @@ class ServerHost:
         """The server's default batching."""
         return self._config.batching
 
-    def question(self, record: Model, why: Callable[[], str]) -> tuple[Question, Question]:
+    def resolve(
+        self, record: Model, why: Callable[[], str]
+    ) -> tuple[ResolvedApplication, ResolvedApplication]:
         """Make a queue for a model; return its resolved query, and the one with time to load it.
 
         why: returns why the model has no replica.
@@ -154,9 +156,9 @@ class ServerHost:
             record, min(LANE_ROWS_MAX, self._config.limits.queue_rows_max)
         )
         slo_us = int(settings.deadline_ms * 1000)
-        question = self._questions.alone(core, Meshed(record, why), slo_us)
-        return question, msgspec.structs.replace(
-            question, slo_us=slo_us + int(settings.load_s * 1e6)
+        resolved = self._resolver.unlisted(core, UnlistedModel(record, why), slo_us)
+        return resolved, msgspec.structs.replace(
+            resolved, slo_us=slo_us + int(settings.load_s * 1e6)
         )
 
     def replicas(self, id: VersionedModel) -> Sequence[Replica]:
@@ -169,15 +171,15 @@ class ServerHost:
             if replica.hello.replica == number:
                 replica.engine.disconnect(replica.conn)
 
-    def close(self, question: Question, seconds: float) -> None:
+    def close(self, resolved: ResolvedApplication, seconds: float) -> None:
         """Fail at once the queries that are due before a replica can come, `seconds` from now."""
-        core = next(iter(question.cores.values()))
+        core = next(iter(resolved.cores.values()))
         core.engine.expect(core.index, time.monotonic_ns() // 1000 + int(seconds * 1e6))
 
-    def forget(self, question: Question) -> None:
+    def forget(self, resolved: ResolvedApplication) -> None:
         """Fail the waiting queries of an unregistered model, and release its engine."""
-        self.close(question, UNREGISTERED_S)
-        self._engines.forget(question.models[0].name)
+        self.close(resolved, UNREGISTERED_S)
+        self._engines.forget(resolved.models[0].name)
 
     def linking(self, id: str) -> Sequence[str]:
         """Return the applications that link a model."""

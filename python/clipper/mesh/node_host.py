@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from clipper.serving.containers import Replica
-from clipper.serving.processor import Question
+from clipper.serving.models.containers import Replica
+from clipper.serving.query.processor import ResolvedApplication
 from clipper.types import Batching, Model, VersionedModel
 
 
@@ -26,7 +26,9 @@ class NodeHost(Protocol):
         """Return the default batching of replicas."""
         ...
 
-    def question(self, record: Model, why: Callable[[], str]) -> tuple[Question, Question]:
+    def resolve(
+        self, record: Model, why: Callable[[], str]
+    ) -> tuple[ResolvedApplication, ResolvedApplication]:
         """Return two questions to one model: for queries while it is loaded, and while it is not.
 
         The second allows more time. The core model behind both is in no list of models.
@@ -42,11 +44,11 @@ class NodeHost(Protocol):
         """Disconnect the replicas with this number; their rows return to the model's queue."""
         ...
 
-    def close(self, question: Question, seconds: float) -> None:
+    def close(self, resolved: ResolvedApplication, seconds: float) -> None:
         """Announce that no replica will connect for so long; earlier queries fail at once."""
         ...
 
-    def forget(self, question: Question) -> None:
+    def forget(self, resolved: ResolvedApplication) -> None:
         """Fail all queries of a model that is no longer registered."""
         ...
 

@@ -13,8 +13,8 @@ class Ensemble(StatelessPolicy):
 
     The confidence of a vote is the number of models that gave the winning label, divided by the
     number asked, so a missing prediction lowers it. Numbers are averaged over those that arrived,
-    unless the application imputes the missing ones first (serving/stragglers). A single model
-    keeps its own confidence.
+    unless the application imputes the missing ones first (serving/query/missing_outputs). A single
+    model keeps its own confidence.
 
     State: the linked models, sorted; nothing is learned.
     Guarantee: as good as the majority when errors are independent (Condorcet), no better than the

@@ -16,7 +16,7 @@ from clipper.manage.rollout import (
     seconds_of,
     stages_of,
 )
-from clipper.serving.guards import Counts, Figures
+from clipper.serving.rollout.guards import Counts, Figures
 from clipper.types import VersionedModel
 
 S = 1_000_000

@@ -44,39 +44,39 @@ def routes(*known: str, draws: list[float] | None = None) -> tuple[Router, list[
 def test_a_miss_is_told_once_until_it_was_served() -> None:
     found, missed, _ = routes("m")
     for _ in range(3):
-        assert found.question("m") is not None
+        assert found.resolve("m") is not None
     assert missed == ["m"]
     found.set_lenders("m", [1])
-    found.question("m")
+    found.resolve("m")
     assert missed == ["m"]
     found.set_lenders("m", [])
-    found.question("m")
+    found.resolve("m")
     assert missed == ["m", "m"]
 
 
 def test_query_that_has_to_wait_for_a_load_gets_the_time_for_it() -> None:
     found, _, _ = routes("m")
-    assert found.question("m") is found.get("m").cold  # type: ignore[union-attr]
+    assert found.resolve("m") is found.get("m").cold  # type: ignore[union-attr]
     found.set_lenders("m", [1])
-    assert found.question("m") is found.get("m").question  # type: ignore[union-attr]
+    assert found.resolve("m") is found.get("m").resolved  # type: ignore[union-attr]
 
 
 def test_uses_are_counted_and_those_that_waited() -> None:
     found, _, _ = routes("m")
     for _ in range(3):
-        found.question("m")
+        found.resolve("m")
     found.set_lenders("m", [1])
-    found.question("m")
+    found.resolve("m")
     ((route, asked),) = found.touched.take()
     assert (route.id, asked, route.waited) == ("m", 4, 3)
     assert not list(found.touched.take())
-    found.question("m")
+    found.resolve("m")
     assert [asked for _, asked in found.touched.take()] == [1]
 
 
 def test_many_threads_make_one_route() -> None:
     found, missed, _ = routes("m")
-    threads = [threading.Thread(target=found.question, args=("m",)) for _ in range(16)]
+    threads = [threading.Thread(target=found.resolve, args=("m",)) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -99,13 +99,13 @@ def test_a_vmodel_asks_its_active_model_or_a_share_of_the_other() -> None:
 def test_who_is_not_there_is_looked_up_in_the_store_once_for_a_while() -> None:
     found, _, looked = routes()
     for _ in range(5):
-        assert found.question("nobody") is None
+        assert found.resolve("nobody") is None
     assert looked.count("nobody") == 1
     found.forget_absence("nobody")
-    found.question("nobody")
+    found.resolve("nobody")
     assert looked.count("nobody") == 2
     for n in range(2 * ABSENT_MAX):
-        found.question(f"n{n}")
+        found.resolve(f"n{n}")
     assert len(found._absent) <= ABSENT_MAX
 
 

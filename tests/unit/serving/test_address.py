@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from clipper.errors import AddressInUse, ConfigError
-from clipper.serving.address import listen
+from clipper.serving.models.address import listen
 
 
 def shut(listener):

@@ -6,9 +6,9 @@ import pytest
 
 from clipper.errors import InvalidInput, UnknownApplication
 from clipper.selection import create_policy
-from clipper.serving.application import ApplicationHandle, slo_in_us
-from clipper.serving.processor import Question
-from clipper.serving.states import States
+from clipper.serving.feedback.states import States
+from clipper.serving.query.application import ApplicationHandle, slo_in_us
+from clipper.serving.query.processor import ResolvedApplication
 from clipper.store.journal import Journal
 from clipper.store.memory import MemoryStore
 from clipper.types import VersionedModel
@@ -34,7 +34,7 @@ def test_it_follows_its_record():
     policy = create_policy("single")
     states = States(MemoryStore(), Journal(None), "node", 100, 1.0)
     known = {
-        "a": Question(
+        "a": ResolvedApplication(
             "a", models, {}, policy, states.learner("a", "single", policy, models), 20_000
         )
     }

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from clipper.errors import InvalidInput, Overloaded, ShuttingDown, UnknownApplication
-from clipper.serving.collector import CAPACITY_MAX, Collector
+from clipper.serving.query.collector import CAPACITY_MAX, Collector
 from clipper.types import Answer
 from tests.conftest import PATIENCE_S
 
@@ -16,7 +16,7 @@ class Open:
 
     def __init__(self, request, id):
         self.request, self.id, self.extra = request, id, self
-        self.question, self.node = self, "n"
+        self.resolved, self.node = self, "n"
         self.told = []
 
     def add_done_callback(self, fn):

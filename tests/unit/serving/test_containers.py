@@ -4,7 +4,7 @@ import msgpack
 import pytest
 
 from clipper.errors import UnknownModel
-from clipper.serving.containers import Containers, Hello, Seat
+from clipper.serving.models.containers import Containers, Hello, Seat
 from clipper.testing import wait_until
 from clipper.types import Batching, InputType, VersionedModel
 from clipper_container.wire import frames as wire

@@ -9,7 +9,7 @@ import pytest
 
 import clipper
 from clipper.errors import NoReplica, ShuttingDown
-from clipper.serving.dispatch import Dispatch
+from clipper.serving.query.dispatch import Dispatch
 from clipper.testing import wait_until
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model

@@ -4,7 +4,7 @@ wait for all of it."""
 import threading
 from typing import Any
 
-from clipper.serving.engine_memory import EngineMemory
+from clipper.serving.models.engine_memory import EngineMemory
 
 
 class FakeEngine:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from clipper.config import Config, load
-from clipper.serving import engines as module
-from clipper.serving.engines import Engines
+from clipper.serving.models import engines as module
+from clipper.serving.models.engines import Engines
 from clipper_core.engine.model import Model, predict_all
 
 

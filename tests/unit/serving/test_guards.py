@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from clipper.errors import InvalidInput
-from clipper.serving.guards import (
+from clipper.serving.rollout.guards import (
     BESIDE_MIN,
     Counts,
     Figures,

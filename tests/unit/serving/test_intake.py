@@ -2,7 +2,7 @@
 
 import random
 
-from clipper.serving.intake import Intake
+from clipper.serving.models.intake import Intake
 
 
 def test_it_doubles_until_the_first_late_one_then_adds_one_a_window() -> None:
@@ -11,27 +11,27 @@ def test_it_doubles_until_the_first_late_one_then_adds_one_a_window() -> None:
     for _ in range(3):
         sizes.append(intake.size)
         for _ in range(intake.size):
-            intake.told(False)
+            intake.record(False)
     assert sizes == [16, 32, 64]
-    intake.told(True)
+    intake.record(True)
     assert intake.size == 64
     for _ in range(64):
-        intake.told(False)
+        intake.record(False)
     assert intake.size == 64, "these were asked before"
     for _ in range(70):
-        intake.told(False)
+        intake.record(False)
     assert 65 <= intake.size <= 66
 
 
 def test_one_window_of_late_ones_halves_once() -> None:
     intake = Intake(64)
     for _ in range(100):
-        intake.told(False)
+        intake.record(False)
     assert intake.size == 64
     for _ in range(64):
-        intake.told(True)
+        intake.record(True)
     assert intake.size == 32
-    intake.told(True)
+    intake.record(True)
     assert intake.size == 16
 
 
@@ -40,7 +40,7 @@ def test_it_stays_within_its_bounds() -> None:
     for size_max in (1, 2, 7, 500):
         intake = Intake(size_max)
         for _ in range(5000):
-            intake.told(draw.random() < draw.choice((0.0, 0.01, 0.9)))
+            intake.record(draw.random() < draw.choice((0.0, 0.01, 0.9)))
             assert 1 <= intake.size <= size_max
 
 
@@ -50,7 +50,7 @@ def test_it_finds_what_a_model_can_do() -> None:
     for _ in range(2000):
         size = intake.size
         for i in range(size):
-            intake.told(i >= 100)
+            intake.record(i >= 100)
         late, asked = late + max(0, size - 100), asked + size
     assert asked / 2000 > 60
     assert late / asked < 0.05

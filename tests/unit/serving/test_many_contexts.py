@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from clipper.errors import Overloaded
-from clipper.serving.held import PREFIX
+from clipper.serving.feedback.stored_state import PREFIX
 from clipper.store.memory import MemoryStore
 from clipper.store.store import Put
 from tests.unit.serving.test_states import KL, A, B, Broken, Server, observation

@@ -7,10 +7,17 @@ import pytest
 
 from clipper.errors import ForkedProcess, UnknownModel
 from clipper.selection import Plan, create_policy
-from clipper.serving.processor import Asked, Question, finish, last_line, predict, why
-from clipper.serving.states import States
-from clipper.serving.stragglers import Means
-from clipper.serving.tally import Tally
+from clipper.serving.feedback.states import States
+from clipper.serving.query.missing_outputs import Means
+from clipper.serving.query.processor import (
+    QueryContext,
+    ResolvedApplication,
+    finish,
+    last_line,
+    predict,
+    why,
+)
+from clipper.serving.query.stats import ApplicationCounters
 from clipper.store.journal import Journal
 from clipper.store.memory import MemoryStore
 from clipper.types import VersionedModel
@@ -23,7 +30,7 @@ A, B = VersionedModel("a", 1), VersionedModel("b", 2)
 class Ended:
     """What finish() reads of a future, task by task: (status, output, confidence, detail)."""
 
-    extra: Asked
+    extra: QueryContext
     tasks: list = field(default_factory=list)
     latency_us: int = 1234
     id: int = 255
@@ -50,10 +57,10 @@ class Ended:
         return self.tasks[i][3]
 
 
-def question(*models, policy="ensemble", **fields):
+def resolved(*models, policy="ensemble", **fields):
     chosen = create_policy(policy)
     learner = learner_of("app", policy, models)
-    return Question(
+    return ResolvedApplication(
         "app", models, {}, chosen, learner, 1000, **{"default": "none", "node": "n0", **fields}
     )
 
@@ -65,11 +72,11 @@ def learner_of(application, policy, models):
 
 def ended(asked, *tasks):
     full = [(status, *rest, *(None, None, "")[len(rest) :]) for status, *rest in tasks]
-    return finish(Ended(Asked(asked, Plan(asked.models), asked.learner.state(None)), full))
+    return finish(Ended(QueryContext(asked, Plan(asked.models), asked.learner.state(None)), full))
 
 
 def test_one_prediction():
-    answer = ended(question(A), (Status.OK, 7, 0.5))
+    answer = ended(resolved(A), (Status.OK, 7, 0.5))
     assert (answer.output, answer.confidence, answer.is_default, answer.reason) == (
         7,
         0.5,
@@ -85,7 +92,7 @@ def test_one_prediction():
 
 
 def test_one_is_missing():
-    answer = ended(question(A, B), (Status.OK, 7), (Status.DEADLINE,))
+    answer = ended(resolved(A, B), (Status.OK, 7), (Status.DEADLINE,))
     assert (answer.output, answer.is_default, answer.models, answer.missing) == (
         7,
         False,
@@ -99,7 +106,7 @@ def test_one_is_missing():
     "status", [s for s in Status if s not in (Status.OK, Status.PENDING, Status.FORKED)]
 )
 def test_nobody_was_heard(status):
-    answer = ended(question(A), (status, None, None, "Traceback\n  x\nValueError: boom"))
+    answer = ended(resolved(A), (status, None, None, "Traceback\n  x\nValueError: boom"))
     assert (answer.output, answer.is_default, answer.models, answer.missing) == (
         "none",
         True,
@@ -127,21 +134,21 @@ def test_every_way_to_end_has_its_words():
 
 
 def test_reasons_are_told_once_each():
-    answer = ended(question(A, B), (Status.CLOSED,), (Status.CLOSED,))
+    answer = ended(resolved(A, B), (Status.CLOSED,), (Status.CLOSED,))
     assert answer.reason == "the server is shutting down"
-    answer = ended(question(A, B), (Status.FULL,), (Status.NO_REPLICA,))
+    answer = ended(resolved(A, B), (Status.FULL,), (Status.NO_REPLICA,))
     assert answer.reason == "a:1 is overloaded; no container of b:2 is connected"
 
 
 @pytest.mark.parametrize("output", [float("nan"), float("inf"), np.array([1.0, np.nan])])
 def test_an_output_that_is_no_number(output):
-    answer = ended(question(A), (Status.OK, output))
+    answer = ended(resolved(A), (Status.OK, output))
     assert (answer.output, answer.is_default) == ("none", True)
     assert answer.reason == "the output of a:1 is not a finite value"
 
 
 def test_not_sure_enough():
-    asked = question(A, confidence_min=0.6)
+    asked = resolved(A, confidence_min=0.6)
     assert ended(asked, (Status.OK, 1, 0.6)).output == 1
     unsure = ended(asked, (Status.OK, 1, 0.59))
     assert (unsure.output, unsure.is_default, unsure.models) == ("none", True, (A,))
@@ -150,14 +157,14 @@ def test_not_sure_enough():
 
 def test_in_a_fork_it_raises():
     with pytest.raises(ForkedProcess, match=r"'app'.*clipper\.start"):
-        ended(question(A, B), (Status.FORKED,), (Status.FORKED,))
+        ended(resolved(A, B), (Status.FORKED,), (Status.FORKED,))
 
 
 def test_nothing_is_linked():
     with pytest.raises(
         UnknownModel, match=r"application 'app' links no model\. Link one: server\.app\('app'"
     ):
-        predict(question(), 1.0, None, 1000, 0)
+        predict(resolved(), 1.0, None, 1000, 0)
 
 
 def test_the_last_line_is_the_error_itself():
@@ -169,24 +176,24 @@ def test_the_last_line_is_the_error_itself():
 def test_a_straggler_is_its_mean_and_is_named():
     means = Means()
     means.add(B, 30.0)
-    asked = question(A, B, means=means)
+    asked = resolved(A, B, means=means)
     tasks = [(Status.OK, 10.0, None, ""), (Status.DEADLINE, None, None, "")]
-    answer = finish(Ended(Asked(asked, Plan((A, B)), (A, B)), tasks))
+    answer = finish(Ended(QueryContext(asked, Plan((A, B)), (A, B)), tasks))
     assert (answer.output, answer.models, answer.missing) == (20.0, (A,), (B,))
     assert answer.confidence == 0.5
     assert not answer.is_default
 
 
 def test_what_queries_came_to_is_counted():
-    tally = Tally()
-    lineup = tally.lineup((A, B), None)
-    asked = question(A, B, lineup=lineup, confidence_min=0.6)
+    counters = ApplicationCounters()
+    stats = counters.for_models((A, B), None)
+    asked = resolved(A, B, stats=stats, confidence_min=0.6)
     ended(asked, (Status.OK, 7), (Status.OK, 7))
     ended(asked, (Status.OK, 7), (Status.OK, 8))
     ended(asked, (Status.OK, 7), (Status.DEADLINE,))
     ended(asked, (Status.FULL,), (Status.DEADLINE,))
     ended(asked, (Status.OK, float("nan")), (Status.OK, None))
-    stats = tally.stats(lineup)
+    stats = counters.stats(stats)
     assert stats["answers"]["ok"] == 1
     assert stats["answers"]["default"] == {"unsure": 2, "full": 1, "not_finite": 1}
     a, b = stats["models"]["a:1"], stats["models"]["b:2"]
@@ -207,6 +214,6 @@ def test_decoys_hear_of_the_answer():
             self.heard.append(told)
 
     decoy = Decoy()
-    ended(question(A, decoys=(decoy,)), (Status.OK, 7))
-    ended(question(A, decoys=(decoy,)), (Status.DEADLINE,))
+    ended(resolved(A, decoys=(decoy,)), (Status.OK, 7))
+    ended(resolved(A, decoys=(decoy,)), (Status.DEADLINE,))
     assert decoy.heard == [(255, "n0-ff", 7, False), (255, "n0-ff", "none", True)]

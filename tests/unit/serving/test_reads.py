@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from clipper.errors import InvalidInput
-from clipper.serving.reads import IDS_MAX, check_reads, ids_of, said_of
+from clipper.serving.models.reads import IDS_MAX, check_reads, ids_of, said_of
 from clipper.types import InputType, Model, Similar
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from clipper.errors import InvalidInput
 from clipper.selection import Plan, Query, create_policy
-from clipper.serving.roles import Cast, Role, check_roles, role_named
+from clipper.serving.rollout.roles import Role, RoleAssignment, check_roles, role_named
 from clipper.types import VersionedModel
 
 A, B, C, D = (VersionedModel(name, 1) for name in "abcd")
@@ -92,24 +92,26 @@ def test_two_roles_of_one_model():
         check_roles("a", ("svm:2", "forest"), {"svm:2": "shadow", "svm": "canary"})
 
 
-def planned(cast, n=10_000, policy="ensemble", models=(A, B, C, D)):
+def planned(assignment, n=10_000, policy="ensemble", models=(A, B, C, D)):
     chosen = create_policy(policy)
     state = chosen.init(models)
-    return [cast.plan(chosen, state, Query(None, (i + 0.5) / n)) for i in range(n)]
+    return [assignment.plan(chosen, state, Query(None, (i + 0.5) / n)) for i in range(n)]
 
 
 def test_observers_never_answer():
-    cast = Cast({B: Role("shadow"), C: Role("canary")}, (A, B, C, D))
-    assert cast.primaries == (A, D)
-    assert all(p.models == (A, D) and p.observers == (B, C) for p in planned(cast, 100))
+    assignment = RoleAssignment({B: Role("shadow"), C: Role("canary")}, (A, B, C, D))
+    assert assignment.primaries == (A, D)
+    assert all(p.models == (A, D) and p.observers == (B, C) for p in planned(assignment, 100))
 
 
 @pytest.mark.parametrize(
     "policy", ["ensemble", "single", "exp3", "squarecb(shadow=0.3)", "ab", "stacking"]
 )
 def test_a_challenger_has_its_share_and_answers_alone(policy):
-    cast = Cast({B: Role("challenger", 0.2), D: Role("challenger", 0.1)}, (A, B, C, D))
-    plans = planned(cast, policy=policy)
+    assignment = RoleAssignment(
+        {B: Role("challenger", 0.2), D: Role("challenger", 0.1)}, (A, B, C, D)
+    )
+    plans = planned(assignment, policy=policy)
     alone = Counter(plan.models for plan in plans if plan.models[0] in (B, D))
     assert alone == {(B,): 2000, (D,): 1000}
     assert all(not {B, D} & set(plan.models) for plan in plans if plan.models[0] not in (B, D))
@@ -118,12 +120,12 @@ def test_a_challenger_has_its_share_and_answers_alone(policy):
 
 def test_a_plan_holds_the_probability_of_the_whole_choice():
     """Of each set asked: as often as its plan says."""
-    cast = Cast({B: Role("challenger", 0.25)}, (A, B, C))
-    plans = planned(cast, policy="ab(shares={'a': 0.9, 'c': 0.1})", models=(A, B, C))
+    assignment = RoleAssignment({B: Role("challenger", 0.25)}, (A, B, C))
+    plans = planned(assignment, policy="ab(shares={'a': 0.9, 'c': 0.1})", models=(A, B, C))
     asked = Counter(plan.models for plan in plans)
     for plan in set(plans):
         assert asked[plan.models] / len(plans) == pytest.approx(plan.probabilities[0], abs=2e-3)
-    everybody = Cast({B: Role("challenger", 0.25)}, (A, B, C)).plan(
+    everybody = RoleAssignment({B: Role("challenger", 0.25)}, (A, B, C)).plan(
         create_policy("ensemble"), (A, B, C), Query(None, 0.9)
     )
     assert everybody.probability(A) == 0.75
@@ -140,28 +142,28 @@ def test_the_policy_chooses_as_without_a_challenger():
             self.uniforms.append(query.uniform)
             return Plan(tuple(candidates))
 
-    seen, cast = Seen(), Cast({B: Role("challenger", 0.3)}, (A, B))
+    seen, assignment = Seen(), RoleAssignment({B: Role("challenger", 0.3)}, (A, B))
     for i in range(1000):
-        cast.plan(seen, None, Query(None, (i + 0.5) / 1000))
+        assignment.plan(seen, None, Query(None, (i + 0.5) / 1000))
     assert len(seen.uniforms) == 700
     assert seen.uniforms == pytest.approx([(i + 0.5) / 700 for i in range(700)])
-    cast.plan(seen, None, Query(None, math.nextafter(1.0, 0.0)))
+    assignment.plan(seen, None, Query(None, math.nextafter(1.0, 0.0)))
     assert 0 <= max(seen.uniforms) < 1
 
 
 def test_a_replay_chooses_alike():
-    cast = Cast({B: Role("challenger", 0.3), C: Role("shadow", 0.5)}, (A, B, C, D))
-    first, again = (planned(cast, 500, "exp3") for _ in range(2))
+    assignment = RoleAssignment({B: Role("challenger", 0.3), C: Role("shadow", 0.5)}, (A, B, C, D))
+    first, again = (planned(assignment, 500, "exp3") for _ in range(2))
     assert [(p.models, p.probabilities, p.observers) for p in first] == [
         (p.models, p.probabilities, p.observers) for p in again
     ]
 
 
 def test_an_observer_has_its_share_whatever_the_policy_does():
-    cast = Cast({B: Role("shadow", 0.25), C: Role("canary", 0.5)}, (A, B, C, D))
+    assignment = RoleAssignment({B: Role("shadow", 0.25), C: Role("canary", 0.5)}, (A, B, C, D))
     chosen = create_policy("single")
     golden = [(i * 0.7548776662466927) % 1.0 for i in range(20_000)]
-    plans = [cast.plan(chosen, (A, B, C, D), Query(None, uniform)) for uniform in golden]
+    plans = [assignment.plan(chosen, (A, B, C, D), Query(None, uniform)) for uniform in golden]
     assert sum(B in plan.observers for plan in plans) / len(plans) == pytest.approx(0.25, abs=0.02)
     assert sum(C in plan.observers for plan in plans) / len(plans) == pytest.approx(0.5, abs=0.02)
     low = [
@@ -173,7 +175,7 @@ def test_an_observer_has_its_share_whatever_the_policy_does():
 
 
 def test_a_policys_own_observers_stay():
-    cast = Cast({C: Role("shadow")}, (A, B, C))
+    assignment = RoleAssignment({C: Role("shadow")}, (A, B, C))
     policy = create_policy("exp3(shadow=1.0)")
-    plan = cast.plan(policy, policy.init((A, B, C)), Query(None, 0.4))
+    plan = assignment.plan(policy, policy.init((A, B, C)), Query(None, 0.4))
     assert set(plan.observers) == {A, B, C} - set(plan.models)

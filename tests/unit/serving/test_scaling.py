@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clipper.errors import InvalidInput
-from clipper.serving.scaling import (
+from clipper.serving.models.scaling import (
     Expected,
     Load,
     Look,

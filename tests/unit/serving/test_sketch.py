@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from clipper.serving.sketch import Bucket, Drift, Quantiles, ks_distance
+from clipper.serving.rollout.sketch import Bucket, Drift, Quantiles, ks_distance
 
 WORLDS = {
     "normal": lambda rng: rng.normal(0, 1, 5000),

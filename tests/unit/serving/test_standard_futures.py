@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from clipper.errors import Cancelled, NoReplica
-from clipper.serving.dispatch import Dispatch
+from clipper.serving.query.dispatch import Dispatch
 from clipper_core.engine.engine import Engine
 from clipper_core.engine.model import Model, predict_all
 from clipper_core.results.future import Future

@@ -12,9 +12,9 @@ import pytest
 from clipper.errors import InvalidInput, StoreError
 from clipper.selection import Observation, Plan, Prediction, Truth, create_policy
 from clipper.selection.batch_learning import ObservationRows
-from clipper.serving import records
-from clipper.serving.held import PREFIX, SHARED
-from clipper.serving.states import Learner, States, check_user, set_id
+from clipper.serving.feedback import journal_records as records
+from clipper.serving.feedback.states import Learner, States, check_user, set_id
+from clipper.serving.feedback.stored_state import PREFIX, SHARED
 from clipper.store.journal import Journal
 from clipper.store.memory import MemoryStore
 from clipper.types import VersionedModel

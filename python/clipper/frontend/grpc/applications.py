@@ -22,11 +22,11 @@ from clipper.frontend.inference import codec
 from clipper.frontend.inference.json_inputs import input_of, numpy_dtype
 from clipper.frontend.inference.outcome import answer_of
 from clipper.frontend.protocols import message
-from clipper.serving.application import request_id
-from clipper.serving.ear import Future
-from clipper.serving.observe import observe
-from clipper.serving.processor import Question, predict
-from clipper.serving.truths import truth_of, weight_of
+from clipper.serving.feedback.ground_truth import truth_of, weight_of
+from clipper.serving.feedback.observe import observe
+from clipper.serving.query.application import request_id
+from clipper.serving.query.future_watcher import Future
+from clipper.serving.query.processor import ResolvedApplication, predict
 from clipper.types import InputType
 
 SERVICE: Final = "clipper.v1.Applications"
@@ -54,13 +54,13 @@ class ApplicationService:
         return await self._predict(request, call, True)
 
     async def _predict(self, request: Any, call: GrpcCall, until_deadline: bool) -> Any:
-        question = self._node.question(request.application)
-        row = row_of(request.input, input_of(question), "input")
-        slo_us = self._slo_us(request, question, call, until_deadline)
+        resolved = self._node.resolve(request.application)
+        row = row_of(request.input, input_of(resolved), "input")
+        slo_us = self._slo_us(request, resolved, call, until_deadline)
         id = request_id(request.request_id) or call.request_id
         call.asking()
         future = predict(
-            question,
+            resolved,
             row,
             request.user or None,
             slo_us,
@@ -68,19 +68,19 @@ class ApplicationService:
             _context(request),
             id,
         )
-        call.asked(question, (future,))
+        call.asked(resolved, (future,))
         await self._calls.done((future,))
-        return _prediction(future, question)
+        return _prediction(future, resolved)
 
     def _slo_us(
-        self, request: Any, question: Question, call: GrpcCall, until_deadline: bool
+        self, request: Any, resolved: ResolvedApplication, call: GrpcCall, until_deadline: bool
     ) -> int:
         """until_deadline: a query without an SLO of its own has what the call has."""
         if request.slo_ms:
             given_us: int | None = self._node.slo_us(request.slo_ms, 0)
         else:
-            given_us = None if until_deadline else question.slo_us
-        return self._calls.slo_us(call, given_us, question.slo_us)
+            given_us = None if until_deadline else resolved.slo_us
+        return self._calls.slo_us(call, given_us, resolved.slo_us)
 
     async def predict_many(self, request: Any, call: GrpcCall) -> Any:
         """All are read before one is asked. A query's error is its own; when there is no answer at
@@ -91,10 +91,10 @@ class ApplicationService:
             raise InvalidInput(
                 f"there are {len(request.inputs)} inputs: 1 to {most} are taken.", hint=hint
             )
-        question = self._node.question(request.application)
-        type_ = input_of(question)
+        resolved = self._node.resolve(request.application)
+        type_ = input_of(resolved)
         rows = [row_of(value, type_, f"inputs[{i}]") for i, value in enumerate(request.inputs)]
-        slo_us = self._slo_us(request, question, call, True)
+        slo_us = self._slo_us(request, resolved, call, True)
         user, context, id = (
             request.user or None,
             _context(request),
@@ -102,11 +102,11 @@ class ApplicationService:
         )
         call.asking()
         asked = [
-            predict(question, row, user, slo_us, salt_of(request.salt), context, id) for row in rows
+            predict(resolved, row, user, slo_us, salt_of(request.salt), context, id) for row in rows
         ]
-        call.asked(question, asked)
+        call.asked(resolved, asked)
         await self._calls.done(asked)
-        return message("clipper.v1.PredictManyReply")(replies=_replies(asked, question))
+        return message("clipper.v1.PredictManyReply")(replies=_replies(asked, resolved))
 
     async def predict_stream(
         self, requests: AsyncIterator[Any], call: GrpcCall
@@ -121,9 +121,9 @@ class ApplicationService:
             yield reply
 
     async def feedback(self, request: Any, call: GrpcCall) -> Any:
-        question = self._node.question(request.application)
+        resolved = self._node.resolve(request.application)
         row = (
-            row_of(request.input, input_of(question), "input")
+            row_of(request.input, input_of(resolved), "input")
             if request.HasField("input")
             else None
         )
@@ -134,7 +134,7 @@ class ApplicationService:
         )
         truth, weight = truth_of(label, correct, score), weight_of(request.weight or 1.0)
         about = (
-            question,
+            resolved,
             request.id or None,
             row,
             request.user or None,
@@ -227,8 +227,8 @@ def _context(request: Any) -> Any:
 # -- replies
 
 
-def _prediction(future: Future, question: Question) -> Any:
-    answer = answer_of(future, question)
+def _prediction(future: Future, resolved: ResolvedApplication) -> Any:
+    answer = answer_of(future, resolved)
     made = _PREDICTION(
         id=answer.id,
         output=_value_of(answer.output),
@@ -259,11 +259,11 @@ def _failure(error: ClipperError) -> Any:
     return _REPLY(failure=failure)
 
 
-def _replies(futures: Sequence[Future], question: Question) -> list[Any]:
+def _replies(futures: Sequence[Future], resolved: ResolvedApplication) -> list[Any]:
     replies, errors = [], []
     for future in futures:
         try:
-            replies.append(_REPLY(prediction=_prediction(future, question)))
+            replies.append(_REPLY(prediction=_prediction(future, resolved)))
         except ClipperError as error:
             errors.append(error)
             replies.append(_failure(error))

@@ -29,9 +29,9 @@ from clipper.frontend.tracing.exporter import SpanExporter
 from clipper.frontend.tracing.spans import finished_call
 from clipper.metrics.grpc_counts import GrpcCounts, MethodCounts
 from clipper.metrics.http_counts import now_ns
-from clipper.serving.application import fits_id
-from clipper.serving.ear import Ear, Future
-from clipper.serving.processor import Question
+from clipper.serving.query.application import fits_id
+from clipper.serving.query.future_watcher import Future, FutureWatcher
+from clipper.serving.query.processor import ResolvedApplication
 
 _log = logging.getLogger(__name__)
 _TEXT_MAX = 1000  # of a client's 8 KiB of metadata
@@ -80,9 +80,9 @@ class GrpcCall:
         if self.trace is not None:
             self.trace.asking()
 
-    def asked(self, question: Question, futures: Sequence[Future]) -> None:
+    def asked(self, resolved: ResolvedApplication, futures: Sequence[Future]) -> None:
         if self.trace is not None:
-            self.trace.asked(question.name, futures)
+            self.trace.asked(resolved.name, futures)
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class GrpcDispatcher:
     def __init__(
         self,
         node: ServerInterface,
-        ear: Ear,
+        watcher: FutureWatcher,
         pools: tuple[Executor, Executor],
         counts: GrpcCounts,
         keys: ApiKeys | None = None,
@@ -120,7 +120,7 @@ class GrpcDispatcher:
         self.before_reading: Callable[[str, str, bytes], bytes] | None = (
             None  # service, method, payload -> payload
         )
-        self._ear = ear
+        self._watcher = watcher
         self._workers, self._managers = pools
         self._way_back_us = round(node.config.grpc.way_back_ms * 1000)
 
@@ -132,7 +132,7 @@ class GrpcDispatcher:
                 if future.done():
                     continue
                 waiter = loop.create_future()
-                if self._ear.hear(future, functools.partial(_settle, waiter)):
+                if self._watcher.on_done(future, functools.partial(_settle, waiter)):
                     await waiter
         except asyncio.CancelledError:
             for future in futures:

@@ -22,7 +22,7 @@ from clipper.frontend.inference.operations import (
 from clipper.frontend.inference.outcome import answer_of
 from clipper.mesh.data_plane import OTHER, DataPlane, Method
 from clipper.mesh.splice import inject
-from clipper.serving.processor import predict
+from clipper.serving.query.processor import predict
 
 _INFER: Final = "inference.GRPCInferenceService/ModelInfer"
 _MODEL_NAME: Final = (1,)  # of a ModelInferRequest
@@ -75,7 +75,7 @@ class PayloadMethods:
         )
 
     def _checked(self, target: InferenceTarget) -> InferenceTarget:
-        taken = input_of(target.question)
+        taken = input_of(target.resolved)
         if taken.dtype not in ("bytes", "any"):
             hint = "A model that answers methods of its own takes rows of bytes and returns bytes."
             raise InvalidInput(f"model {target.name!r} takes {taken}, and no payloads.", hint=hint)
@@ -84,15 +84,15 @@ class PayloadMethods:
     def _one(
         self, method: Method, target: InferenceTarget, payload: bytes, call: GrpcCall
     ) -> PendingInference:
-        slo_us = self._calls.slo_us(call, None, target.question.slo_us)
+        slo_us = self._calls.slo_us(call, None, target.resolved.slo_us)
         call.asking()
         row = method.with_id(payload, target.name)
         asking = PendingInference(
-            [predict(target.question, row, None, slo_us, 0, None, call.request_id)],
-            target.question,
+            [predict(target.resolved, row, None, slo_us, 0, None, call.request_id)],
+            target.resolved,
             False,
         )
-        call.asked(target.question, asking.futures)
+        call.asked(target.resolved, asking.futures)
         return asking
 
     def named(self, service: str, method: str, payload: bytes) -> bytes:
@@ -111,7 +111,7 @@ class PayloadMethods:
 
 
 def _reply(name: str, asking: PendingInference) -> bytes:
-    output = answer_of(asking.futures[0], asking.question).output
+    output = answer_of(asking.futures[0], asking.resolved).output
     if isinstance(output, str):
         return output.encode()
     if isinstance(output, bytes | bytearray | memoryview):

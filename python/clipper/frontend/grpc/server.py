@@ -30,8 +30,8 @@ from clipper.frontend.server_interface import ServerInterface
 from clipper.frontend.tracing.exporter import SpanExporter
 from clipper.mesh.data_plane import DataPlane
 from clipper.metrics import GrpcCounts
-from clipper.serving.address import held_by
-from clipper.serving.ear import Ear
+from clipper.serving.models.address import held_by
+from clipper.serving.query.future_watcher import FutureWatcher
 from clipper.settings.grpc import GrpcSettings
 
 _WORKERS = 4
@@ -47,14 +47,14 @@ class GrpcServer:
     def __init__(
         self,
         node: ServerInterface,
-        make_ear: Callable[[asyncio.AbstractEventLoop], Ear],
+        make_watcher: Callable[[asyncio.AbstractEventLoop], FutureWatcher],
         access: CredentialFiles,
         counts: GrpcCounts,
         exporter: SpanExporter | None = None,
     ) -> None:
-        self._node, self._make_ear, self._access, self._counts, self._exporter = (
+        self._node, self._make_watcher, self._access, self._counts, self._exporter = (
             node,
-            make_ear,
+            make_watcher,
             access,
             counts,
             exporter,
@@ -86,27 +86,27 @@ class GrpcServer:
     def _run(self) -> None:
         loop = self._loop
         asyncio.set_event_loop(loop)
-        ear = self._make_ear(loop)
+        watcher = self._make_watcher(loop)
         try:
-            loop.run_until_complete(self._listen(ear))
+            loop.run_until_complete(self._listen(watcher))
             self._serving.set()
             loop.run_forever()
         except Exception as error:
             self._trouble = error
         finally:
             self._serving.set()
-            ear.close()
+            watcher.close()
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
 
-    async def _listen(self, ear: Ear) -> None:
+    async def _listen(self, watcher: FutureWatcher) -> None:
         settings = self._node.config.grpc
         self._server = grpc.aio.server(
             options=_options(settings), maximum_concurrent_rpcs=settings.calls_max + _REFUSED_MAX
         )
         self._calls = calls = GrpcDispatcher(
             self._node,
-            ear,
+            watcher,
             (self._workers, self._managers),
             self._counts,
             self._access.keys,

@@ -30,10 +30,10 @@ from clipper.frontend.inference.outcome import answer_of
 from clipper.frontend.server_interface import ServerInterface
 from clipper.frontend.tracing.context import Trace
 from clipper.selection import features_of
-from clipper.serving.ear import Future
-from clipper.serving.observe import observe, observe_many
-from clipper.serving.processor import Question, predict
-from clipper.serving.truths import truth_of, weight_of
+from clipper.serving.feedback.ground_truth import truth_of, weight_of
+from clipper.serving.feedback.observe import observe, observe_many
+from clipper.serving.query.future_watcher import Future
+from clipper.serving.query.processor import ResolvedApplication, predict
 from clipper.types import Answer, PredictionRequest, Qualifiers
 
 SALT_MAX = 2**63 - 1
@@ -135,11 +135,11 @@ class ApplicationRoutes:
         return answer_json(self._about(request.params[0]))
 
     def _about(self, name: str) -> dict[str, Any]:
-        record, question = self._node.catalog.view.application(name), self._node.question(name)
+        record, resolved = self._node.catalog.view.application(name), self._node.resolve(name)
         return {
             "name": name,
             "input": str(record.input),
-            "models": [str(id) for id in question.models],
+            "models": [str(id) for id in resolved.models],
             "slo_ms": record.slo_ms,
             "default": record.default,
             "policy": record.policy,
@@ -149,17 +149,17 @@ class ApplicationRoutes:
     # -- asking
 
     def predict(self, request: HttpRequest) -> HandlerResult:
-        question = self._node.question(request.params[0])
+        resolved = self._node.resolve(request.params[0])
         body: PredictRequest = _reading(_read_predict, request.body, PredictRequest)
         user, request_id = body.user, request.given_id.decode("ascii")
-        slo_us = question.slo_us if body.slo_ms is None else self._node.slo_us(body.slo_ms, 0)
-        read, salt = self._inputs.reader(question), salt_of(body.salt)
+        slo_us = resolved.slo_us if body.slo_ms is None else self._node.slo_us(body.slo_ms, 0)
+        read, salt = self._inputs.reader(resolved), salt_of(body.salt)
         if body.inputs is not _NOTHING:
             if body.input is not _NOTHING:
                 raise InvalidInput("a request has `input` or `inputs`, not both.")
             texts = items_of(body.inputs, "$.inputs")
             futures = self._ask_all(
-                question,
+                resolved,
                 texts,
                 "$.inputs",
                 user,
@@ -169,7 +169,7 @@ class ApplicationRoutes:
                 request_id,
                 request.trace,
             )
-            return _outcome(futures, functools.partial(_many_predicted, futures, question))
+            return _outcome(futures, functools.partial(_many_predicted, futures, resolved))
         if body.input is _NOTHING:
             raise InvalidInput(
                 "the request lacks `input`.", hint='Write {"input": ...} or {"inputs": [...]}.'
@@ -177,20 +177,20 @@ class ApplicationRoutes:
         row, trace = read(body.input, "$.input"), request.trace
         if trace is not None:
             trace.asking()
-        future = predict(question, row, user, slo_us, salt, body.context, request_id)
+        future = predict(resolved, row, user, slo_us, salt, body.context, request_id)
         if trace is not None:
-            trace.asked(question.name, (future,))
+            trace.asked(resolved.name, (future,))
         if future.done():
-            return one_predicted(future, question)
-        return DeferredResponse((future,), functools.partial(one_predicted, future, question))
+            return one_predicted(future, resolved)
+        return DeferredResponse((future,), functools.partial(one_predicted, future, resolved))
 
     def predict_stream(self, request: HttpRequest) -> HandlerResult:
         """The same questions; each answer leaves when it is there."""
-        question = self._node.question(request.params[0])
+        resolved = self._node.resolve(request.params[0])
         body: PredictRequest = _reading(_read_predict, request.body, PredictRequest)
         if (body.input is _NOTHING) == (body.inputs is _NOTHING):
             raise InvalidInput("a request has `input` or `inputs`, one of the two.")
-        slo_us = question.slo_us if body.slo_ms is None else self._node.slo_us(body.slo_ms, 0)
+        slo_us = resolved.slo_us if body.slo_ms is None else self._node.slo_us(body.slo_ms, 0)
         texts, at = (
             ([body.input], "$.input")
             if body.inputs is _NOTHING
@@ -198,7 +198,7 @@ class ApplicationRoutes:
         )
         id = request.given_id.decode("ascii")
         futures = self._ask_all(
-            question,
+            resolved,
             texts,
             at,
             body.user,
@@ -210,7 +210,7 @@ class ApplicationRoutes:
         )
 
         def tell(future: Future) -> bytes:
-            return to_json(_predicted(answer_of(future, question)))
+            return to_json(_predicted(answer_of(future, resolved)))
 
         return PredictionStream(
             futures, tell, request.id, self._node.config.http.heartbeat_s
@@ -218,7 +218,7 @@ class ApplicationRoutes:
 
     def _ask_all(
         self,
-        question: Question,
+        resolved: ResolvedApplication,
         texts: Sequence[Any],
         at: str,
         user: str | None,
@@ -235,56 +235,56 @@ class ApplicationRoutes:
             raise InvalidInput(
                 f"`{at}` has {len(texts)} inputs, at most {most} are taken.", hint=hint
             )
-        read = self._inputs.reader(question)
+        read = self._inputs.reader(resolved)
         if not texts:
             features_of(context)
         rows = [read(text, f"{at}[{i}]") for i, text in enumerate(texts)]
         if trace is not None:
             trace.asking()
-        futures = [predict(question, row, user, slo_us, salt, context, request_id) for row in rows]
+        futures = [predict(resolved, row, user, slo_us, salt, context, request_id) for row in rows]
         if trace is not None:
-            trace.asked(question.name, futures)
+            trace.asked(resolved.name, futures)
         return futures
 
     # -- telling
 
     def feedback(self, request: HttpRequest) -> HandlerResult:
         name = request.params[0]
-        question = self._node.question(name)
+        resolved = self._node.resolve(name)
         body: FeedbackRequest = _reading(_read_told, request.body, FeedbackRequest)
         if body.feedback is None:
-            single = self._checked(question, body)
-            return WorkerTask(lambda: answer_json({"counted": observe(question, *single)}))
+            single = self._checked(resolved, body)
+            return WorkerTask(lambda: answer_json({"counted": observe(resolved, *single)}))
         items = body.feedback
         if body != FeedbackRequest(feedback=items):
             raise InvalidInput(
                 "a request has `feedback`, or the members of one feedback, not both."
             )
-        told = [self._checked(question, item) for item in items]
-        return WorkerTask(lambda: self._tell_all(question, items, told))
+        told = [self._checked(resolved, item) for item in items]
+        return WorkerTask(lambda: self._tell_all(resolved, items, told))
 
-    def _checked(self, question: Question, item: FeedbackItem) -> tuple[Any, ...]:
+    def _checked(self, resolved: ResolvedApplication, item: FeedbackItem) -> tuple[Any, ...]:
         """What `observe` takes."""
         row = (
-            None if item.input is _NOTHING else self._inputs.reader(question)(item.input, "$.input")
+            None if item.input is _NOTHING else self._inputs.reader(resolved)(item.input, "$.input")
         )
         truth = truth_of(item.label, item.correct, item.score)
         return item.id, row, item.user, truth, weight_of(item.weight), item.context
 
     def _tell_all(
-        self, question: Question, items: list[FeedbackItem], told: list[tuple[Any, ...]]
+        self, resolved: ResolvedApplication, items: list[FeedbackItem], told: list[tuple[Any, ...]]
     ) -> HttpResponse:
         if all(
             item.id is not None and item.label is not None and item.weight == 1 for item in items
         ):
             counted = observe_many(
-                question, [item.id or "" for item in items], [item.label for item in items]
+                resolved, [item.id or "" for item in items], [item.label for item in items]
             )
             return answer_json(msgspec.structs.asdict(counted))
         counts = {"counted": 0, "duplicates": 0, "unknown": 0}
         for each in told:
             try:
-                counts["counted" if observe(question, *each) else "duplicates"] += 1
+                counts["counted" if observe(resolved, *each) else "duplicates"] += 1
             except UnknownPrediction:
                 counts["unknown"] += 1
         return answer_json(counts)
@@ -292,41 +292,41 @@ class ApplicationRoutes:
     # -- the original's routes
 
     def old_predict(self, request: HttpRequest) -> HandlerResult:
-        question = self._node.question(request.params[0])
+        resolved = self._node.resolve(request.params[0])
         body: LegacyPredictRequest = _read_old_predict(request.body)
         if body.version is not None:
-            question = self._pinned(question, str(body.version))
+            resolved = self._pinned(resolved, str(body.version))
         if body.input_batch is not _NOTHING:
             texts = items_of(body.input_batch, "$.input_batch")
-            futures = self._ask_all(question, texts, "$.input_batch", None, question.slo_us)
+            futures = self._ask_all(resolved, texts, "$.input_batch", None, resolved.slo_us)
             return _outcome(futures, functools.partial(_old_many, futures))
         if body.input is _NOTHING:
             raise InvalidInput(
                 "the request lacks `input`.", hint='Write {"input": ...} or {"input_batch": [...]}.'
             )
         future = predict(
-            question, self._inputs.reader(question)(body.input, "$.input"), None, question.slo_us, 0
+            resolved, self._inputs.reader(resolved)(body.input, "$.input"), None, resolved.slo_us, 0
         )
         return _outcome((future,), functools.partial(old_one, future))
 
-    def _pinned(self, question: Question, version: str) -> Question:
+    def _pinned(self, resolved: ResolvedApplication, version: str) -> ResolvedApplication:
         """The application with one version of its (first) model, current or not."""
-        if not question.models:
+        if not resolved.models:
             raise InvalidInput(
-                f"application {question.name!r} links no model, so it has no version"
+                f"application {resolved.name!r} links no model, so it has no version"
                 f" {version[:20]!r}."
             )
-        model = f"{question.models[0].name}:{version}"
-        return self._node.question_for(PredictionRequest(None, question.name, (model,)))
+        model = f"{resolved.models[0].name}:{version}"
+        return self._node.resolve_request(PredictionRequest(None, resolved.name, (model,)))
 
     def old_update(self, request: HttpRequest) -> HandlerResult:
-        question = self._node.question(request.params[0])
+        resolved = self._node.resolve(request.params[0])
         body: LegacyUpdateRequest = _read_old_update(request.body)
-        row = self._inputs.reader(question)(body.input, "$.input")
+        row = self._inputs.reader(resolved)(body.input, "$.input")
         user = None if body.uid in (0, "", "0") else str(body.uid)
 
         def tell() -> HttpResponse:
-            counts = observe(question, None, row, user, truth_of(body.label, None, None), 1.0)
+            counts = observe(resolved, None, row, user, truth_of(body.label, None, None), 1.0)
             return HttpResponse(200, b"Feedback received? %d" % counts, TEXT)
 
         return WorkerTask(tell)
@@ -384,18 +384,18 @@ def _qualifiers(answer: Answer) -> dict[str, Qualifiers]:
     return {_name_of(model): said for model, said in answer.qualifiers.items()}
 
 
-def one_predicted(future: Future, question: Question) -> HttpResponse:
-    answer = answer_of(future, question)
+def one_predicted(future: Future, resolved: ResolvedApplication) -> HttpResponse:
+    answer = answer_of(future, resolved)
     return HttpResponse(200, to_json(_predicted(answer)), id=answer.id.encode("ascii"))
 
 
-def _many_predicted(futures: Sequence[Future], question: Question) -> HttpResponse:
+def _many_predicted(futures: Sequence[Future], resolved: ResolvedApplication) -> HttpResponse:
     """Queries without an answer are told as their reason; when there is no answer at all, so is the
     request."""
     answers, refused = [], None
     for future in futures:
         try:
-            answer_of(future, question)
+            answer_of(future, resolved)
         except ClipperError as error:
             refused = refused or error
         answers.append(future.result(0))

@@ -49,7 +49,7 @@ from clipper.frontend.http.messages import (
 from clipper.frontend.tracing.context import Trace, start_trace
 from clipper.frontend.tracing.exporter import SpanExporter
 from clipper.metrics.http_counts import HttpCounts
-from clipper.serving.ear import Ear
+from clipper.serving.query.future_watcher import FutureWatcher
 from clipper.settings.http import HttpSettings
 from clipper_core.http.http_door import Door
 
@@ -99,14 +99,14 @@ class HttpService:
         self,
         settings: HttpSettings,
         handle: Callable[[HttpRequest], HandlerResult],
-        ear: Ear,
+        watcher: FutureWatcher,
         run: Callable[..., Any],
         counts: HttpCounts | None = None,
         exporter: SpanExporter | None = None,
         own_user: bool = False,
     ) -> None:
         self.exporter, self.own_user = exporter, own_user
-        self.settings, self.handle, self.ear, self.run = settings, handle, ear, run
+        self.settings, self.handle, self.watcher, self.run = settings, handle, watcher, run
         self.counts = HttpCounts("") if counts is None else counts
         self.connections: set[HttpConnection] = set()
         self.door: Door | None = None
@@ -299,7 +299,7 @@ class HttpConnection(asyncio.Protocol):
             return
         if len(self._open) < self.service.settings.pipeline_max:
             self._is_posted = True
-            self.service.ear.post(self._advance)
+            self.service.watcher.post(self._advance)
 
     def _advance(self) -> None:
         """Go on with what has waited, as far as there is room."""

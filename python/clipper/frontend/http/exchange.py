@@ -20,7 +20,7 @@ from clipper.frontend.http.messages import (
 from clipper.frontend.http.streamed_body import StreamedBody
 from clipper.frontend.tracing.context import log_request
 from clipper.frontend.tracing.spans import finished_request
-from clipper.serving.ear import Future
+from clipper.serving.query.future_watcher import Future
 
 if TYPE_CHECKING:
     from clipper.frontend.http.connection import HttpConnection
@@ -75,7 +75,7 @@ class Exchange:
         while self.waits_for < len(later.futures):
             future = later.futures[self.waits_for]
             self.waits_for += 1
-            if self.connection.service.ear.hear(future, self._wait):
+            if self.connection.service.watcher.on_done(future, self._wait):
                 return
         try:
             self.answer(later.make())
@@ -142,7 +142,7 @@ class Exchange:
         )
         if not self.head_only:
             self.streamed = response
-            self.body = StreamedBody(connection, connection.service.ear, chunked)
+            self.body = StreamedBody(connection, connection.service.watcher, chunked)
 
     def begin_body(self) -> None:
         assert self.streamed is not None

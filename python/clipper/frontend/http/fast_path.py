@@ -7,8 +7,8 @@ plainest of HTTP, of an application with one model that does not learn itself, a
 not learn, no decider, no roles, numbers for input, and predictions that no tables are read for.
 What was answered here waits for feedback in a table of the core. The table of routes is made anew
 at every change of the catalog, before whoever made the change hears that it is made. The answers
-are the same to the byte, and so are the counts: the door adds to the very counters of serving/tally
-and metrics.
+are the same to the byte, and so are the counts: the door adds to the very counters of
+serving/query/stats and metrics.
 
 Any other request is handed over, with its connection, to frontend/http/connection.py. The
 connection comes back after a few requests in a row that the fast path can answer. A query whose
@@ -40,8 +40,8 @@ from clipper.metrics import HttpCounts
 from clipper.selection import Plan
 from clipper.selection.ensemble import Ensemble
 from clipper.selection.single_model import SingleModel
-from clipper.serving.application import fits_id
-from clipper.serving.processor import Asked, Question, finish, plan_for
+from clipper.serving.query.application import fits_id
+from clipper.serving.query.processor import QueryContext, ResolvedApplication, finish, plan_for
 from clipper.types import PredictionRequest
 from clipper_core.engine.engine import Engine
 from clipper_core.http.http_door import Door, Ending, Handed
@@ -71,13 +71,13 @@ class FastRoute:
     name, version: of infer: as it was asked.
     """
 
-    __slots__ = ("form", "name", "path", "pattern", "question", "version")
+    __slots__ = ("form", "name", "path", "pattern", "resolved", "version")
 
     def __init__(
-        self, question: Question, form: str, pattern: str, name: str, version: str = ""
+        self, resolved: ResolvedApplication, form: str, pattern: str, name: str, version: str = ""
     ) -> None:
-        self.question, self.form, self.pattern, self.name, self.version = (
-            question,
+        self.resolved, self.form, self.pattern, self.name, self.version = (
+            resolved,
             form,
             pattern,
             name,
@@ -89,7 +89,7 @@ class FastRoute:
     def before(self) -> bytes:
         """What the door needs to name the models in an answer, as JSON."""
         if self.form != "infer":
-            return to_json([str(model) for model in self.question.models])
+            return to_json([str(model) for model in self.resolved.models])
         version = self.target.answered_version
         head = {
             "model_name": self.name,
@@ -100,34 +100,36 @@ class FastRoute:
 
     @property
     def target(self) -> InferenceTarget:
-        return InferenceTarget(self.question, self.name, self.version)
+        return InferenceTarget(self.resolved, self.name, self.version)
 
-    def __call__(self, id: str, tag: bytes) -> Asked:
-        state, plan = plan_for(self.question, None)
+    def __call__(self, id: str, tag: bytes) -> QueryContext:
+        state, plan = plan_for(self.resolved, None)
         own = tag[1:-1].decode("ascii")
-        return Asked(self.question, plan, state, "", (), None, id or (own if fits_id(own) else ""))
+        return QueryContext(
+            self.resolved, plan, state, "", (), None, id or (own if fits_id(own) else "")
+        )
 
     def respond(self, ending: Ending) -> HttpResponse:
         if self.form == "predict":
-            return one_predicted(ending.future, self.question)
+            return one_predicted(ending.future, self.resolved)
         if self.form == "old_predict":
             return old_one(ending.future)
         asked = InferRequest(ending.tag[1:-1].decode("ascii"), {}, [], ending.binary)
-        return inferred(PendingInference([ending.future], self.question, False), self.target, asked)
+        return inferred(PendingInference([ending.future], self.resolved, False), self.target, asked)
 
 
-def is_eligible(question: Question) -> bool:
+def is_eligible(resolved: ResolvedApplication) -> bool:
     """Whether its plain answers are one model's, and nobody's business but the counters'."""
     return (
-        len(question.models) == 1
-        and type(question.policy) in _POLICIES
-        and question.speculation is None
-        and question.cast is None
-        and question.rollout is None
-        and not question.teaching.teaches(question.models)
-        and question.lineup is not None
-        and not question.decoys
-        and not question.links
+        len(resolved.models) == 1
+        and type(resolved.policy) in _POLICIES
+        and resolved.speculation is None
+        and resolved.assignment is None
+        and resolved.rollout is None
+        and not resolved.online_learning.teaches(resolved.models)
+        and resolved.stats is not None
+        and not resolved.decoys
+        and not resolved.links
     )
 
 
@@ -170,8 +172,8 @@ class FastPath:
             for i in range(http.workers)
         ]
         self._table = HotTable({})
-        self._untyped: list[Question] = []
-        self._hot: list[Question] = []
+        self._untyped: list[ResolvedApplication] = []
+        self._hot: list[ResolvedApplication] = []
         self._guard = threading.Lock()
         self._adopting: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.AbstractEventLoop
@@ -201,38 +203,38 @@ class FastPath:
             routes: dict[bytes, HotRoute] = {}
             self._untyped, self._hot = [], []
             for name in view.applications:
-                question = self._node.question(name)
-                self._add(routes, question, "predict", "/api/{}/predict", name)
-                self._add(routes, question, "old_predict", "/{}/predict", name)
-                self._add(routes, question, "infer", _INFER, name)
+                resolved = self._node.resolve(name)
+                self._add(routes, resolved, "predict", "/api/{}/predict", name)
+                self._add(routes, resolved, "old_predict", "/{}/predict", name)
+                self._add(routes, resolved, "infer", _INFER, name)
             for model in [model for model in view.models() if not model.retired_us][:_MODELS_MAX]:
-                question = self._node.question_for(
+                resolved = self._node.resolve_request(
                     PredictionRequest(None, candidate_models=(str(model.id),))
                 )
-                self._add(routes, question, "infer", _INFER_VERSION, model.name, str(model.version))
+                self._add(routes, resolved, "infer", _INFER_VERSION, model.name, str(model.version))
                 if model.name not in view.applications and view.model(model.name).id == model.id:
-                    self._add(routes, question, "infer", _INFER, model.name)
+                    self._add(routes, resolved, "infer", _INFER, model.name)
             self._table = HotTable(routes)
             self.door.set_table(self._table)
 
     def _add(
         self,
         routes: dict[bytes, HotRoute],
-        question: Question,
+        resolved: ResolvedApplication,
         form: str,
         pattern: str,
         name: str,
         version: str = "",
     ) -> None:
-        lineup = question.lineup
-        if not is_eligible(question) or lineup is None:
+        stats = resolved.stats
+        if not is_eligible(resolved) or stats is None:
             return
-        (model,) = question.models
-        core = question.cores[model]
+        (model,) = resolved.models
+        core = resolved.cores[model]
         dtype = core.describe_input().partition("[")[0]
         if dtype == "any":
-            self._untyped.append(question)
-        subject = FastRoute(question, form, pattern, name, version)
+            self._untyped.append(resolved)
+        subject = FastRoute(resolved, form, pattern, name, version)
         if (
             dtype in _UNREAD
             or core.similar is not None
@@ -242,24 +244,30 @@ class FastPath:
             return
         if self._leads_to(subject.path) != pattern:
             return
-        tally = lineup.tally
-        of_model = tally.of(model)
-        self._hot.append(question)
-        window = question.window
+        counters = stats.counters
+        of_model = counters.of(model)
+        self._hot.append(resolved)
+        window = resolved.window
         owner = (
-            0 if window is None else window.owner(question.learner, Plan((model,)), question.node)
+            0 if window is None else window.owner(resolved.learner, Plan((model,)), resolved.node)
         )
-        counts = (tally.asked, tally.answered, tally.step("all"), of_model.used, of_model.wins)
+        counts = (
+            counters.queries,
+            counters.answered,
+            counters.step("all"),
+            of_model.used,
+            of_model.wins,
+        )
         row = self.counts.row("POST", pattern)
         routes[subject.path] = HotRoute(
             core,
             form,
-            question.node,
+            resolved.node,
             subject.before,
-            question.slo_us,
-            question.confidence_min,
+            resolved.slo_us,
+            resolved.confidence_min,
             counts,
-            tally.duration,
+            counters.duration,
             row.ok,
             row.durations,
             subject,
@@ -286,8 +294,8 @@ class FastPath:
         self.door.sweep()
         if any(
             core.describe_input() != "any"
-            for question in self._untyped
-            for core in question.cores.values()
+            for resolved in self._untyped
+            for core in resolved.cores.values()
         ):
             self.rebuild(
                 self._node.catalog.view

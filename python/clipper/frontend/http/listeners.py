@@ -24,8 +24,8 @@ from clipper.frontend.http.messages import HandlerResult, HttpRequest, WorkerPoo
 from clipper.frontend.http.tls import TlsListener
 from clipper.frontend.tracing.exporter import SpanExporter
 from clipper.metrics import HttpCounts, TlsCounts
-from clipper.serving.address import held_by
-from clipper.serving.ear import Ear
+from clipper.serving.models.address import held_by
+from clipper.serving.query.future_watcher import FutureWatcher
 from clipper.settings.http import HttpSettings
 from clipper.tls import Certificate
 
@@ -51,7 +51,7 @@ class HttpListeners:
         self,
         settings: HttpSettings,
         each: Sequence[tuple[str, str, Handle]],
-        make_ear: Callable[[Any], Ear],
+        make_watcher: Callable[[Any], FutureWatcher],
         counts: Sequence[HttpCounts],
         certificates: Mapping[str, tuple[Certificate, TlsCounts]] | None = None,
         exporter: SpanExporter | None = None,
@@ -60,7 +60,7 @@ class HttpListeners:
     ) -> None:
         self._own_user = [key in own_user for key, _, _ in each]
         self._settings, self._exporter, self._hot = settings, exporter, hot
-        self._make_ear, self._counts = make_ear, counts
+        self._make_watcher, self._counts = make_watcher, counts
         self._sockets = _bind_all(each, settings.backlog)
         self.addresses = [_address_of(listener) for listener, _ in self._sockets]
         self._loop = uvloop.new_event_loop()
@@ -84,15 +84,15 @@ class HttpListeners:
     def _run(self) -> None:
         loop = self._loop
         asyncio.set_event_loop(loop)
-        ear = self._make_ear(loop)
+        watcher = self._make_watcher(loop)
         try:
-            loop.run_until_complete(self._listen(ear))
+            loop.run_until_complete(self._listen(watcher))
             self._look()
             self._serving.set()
             loop.run_forever()
         finally:
             self._serving.set()
-            ear.close()
+            watcher.close()
             for door in self._doors:
                 door.close()
             if self._hot is not None:
@@ -104,11 +104,17 @@ class HttpListeners:
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
 
-    async def _listen(self, ear: Ear) -> None:
+    async def _listen(self, watcher: FutureWatcher) -> None:
         each = zip(self._sockets, self._counts, self._certificates, self._own_user, strict=True)
         for (listener, handle), counts, certificate, own_user in each:
             service = HttpService(
-                self._settings, handle, ear, self._run_on_worker, counts, self._exporter, own_user
+                self._settings,
+                handle,
+                watcher,
+                self._run_on_worker,
+                counts,
+                self._exporter,
+                own_user,
             )
             self._services.append(service)
             if self._hot is not None and counts is self._hot.counts:

@@ -26,7 +26,7 @@ from clipper.errors import (
 from clipper.foreign_text import last_line
 from clipper.frontend.http.streamed_body import StreamedBody
 from clipper.metrics.http_counts import now_ns
-from clipper.serving.ear import Future
+from clipper.serving.query.future_watcher import Future
 
 JSON: Final = b"application/json"
 PROBLEM: Final = b"application/problem+json"

@@ -11,7 +11,7 @@ from clipper.frontend.http.messages import HandlerResult, HttpRequest, HttpRespo
 from clipper.frontend.http.router import Router
 from clipper.frontend.server_interface import ServerInterface
 from clipper.metrics import CONTENT_TYPES, Metrics, MetricsSource, influx, openmetrics, prometheus
-from clipper.serving.application import ApplicationHandle
+from clipper.serving.query.application import ApplicationHandle
 
 
 class MetricsRoutes:
@@ -46,7 +46,7 @@ class MetricsRoutes:
         for name in self._node.catalog.view.applications:
             try:
                 found[name] = ApplicationHandle(
-                    name, self._node.question, self._node.config.limits.slo_ms_max
+                    name, self._node.resolve, self._node.config.limits.slo_ms_max
                 ).shares()
             except ClipperError:  # gone meanwhile, or a policy of somebody's own that fails
                 continue

@@ -17,7 +17,7 @@ from clipper.errors import ClipperError
 from clipper.frontend.http.messages import StreamedResponse, problem
 from clipper.frontend.http.server_sent_events import CONTENT_TYPE, HEADERS, HEARTBEAT, encode_event
 from clipper.frontend.http.streamed_body import StreamedBody
-from clipper.serving.ear import Future
+from clipper.serving.query.future_watcher import Future
 
 _log = logging.getLogger(__name__)
 

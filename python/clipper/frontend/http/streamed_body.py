@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from clipper.serving.ear import Ear, Future
+from clipper.serving.query.future_watcher import Future, FutureWatcher
 
 UNREAD_BYTES_MAX: Final = (
     4 << 20
@@ -33,10 +33,10 @@ class StreamedBody:
     closes.
     """
 
-    __slots__ = ("_begun", "_chunked", "_ear", "_outlet", "ended", "gone", "on_gone", "on_room")
+    __slots__ = ("_begun", "_chunked", "_outlet", "_watcher", "ended", "gone", "on_gone", "on_room")
 
-    def __init__(self, outlet: BodyWriter, ear: Ear, chunked: bool) -> None:
-        self._outlet, self._ear, self._chunked = outlet, ear, chunked
+    def __init__(self, outlet: BodyWriter, watcher: FutureWatcher, chunked: bool) -> None:
+        self._outlet, self._watcher, self._chunked = outlet, watcher, chunked
         self._begun = False
         self.ended = self.gone = False
         self.on_room: Callable[[], None] | None = None
@@ -83,12 +83,12 @@ class StreamedBody:
     def post(self, step: Callable[..., Any], *args: Any) -> None:
         """Have `step(*args)` called on the loop; from any thread. Nothing, once the loop is
         closed."""
-        self._ear.post(step, *args)
+        self._watcher.post(step, *args)
 
     def hear(self, future: Future, step: Callable[[Future], None]) -> bool:
         """Have `step(future)` called on the loop once it is done. False, and never called, when it
         is done already."""
-        return self._ear.hear(future, step)
+        return self._watcher.on_done(future, step)
 
     # -- the connection's side
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from clipper.errors import InvalidInput
 from clipper.frontend.http.messages import read_json
-from clipper.serving.processor import Question
+from clipper.serving.query.processor import ResolvedApplication
 from clipper.types import InputType
 from clipper_core.http.json_rows import RowReader
 
@@ -24,27 +24,27 @@ class InputReaders:
     """How the rows of each application are read. Threads: any."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[Question, Read]] = {}
+        self._known: dict[str, tuple[ResolvedApplication, Read]] = {}
 
-    def reader(self, question: Question) -> Read:
-        known = self._known.get(question.name)
-        if known is not None and known[0] is question:
+    def reader(self, resolved: ResolvedApplication) -> Read:
+        known = self._known.get(resolved.name)
+        if known is not None and known[0] is resolved:
             return known[1]
-        type_ = input_of(question)
+        type_ = input_of(resolved)
         read = reader_for(type_)
         if (
-            question.name and type_.dtype != "any"
+            resolved.name and type_.dtype != "any"
         ):  # an untyped model has its type from its first row on
-            self._known[question.name] = question, read
+            self._known[resolved.name] = resolved, read
         return read
 
 
 _parsed = functools.lru_cache(4096)(InputType.parse)
 
 
-def input_of(question: Question) -> InputType:
+def input_of(resolved: ResolvedApplication) -> InputType:
     """The type of one input, as the first model takes it."""
-    first = next(iter(question.cores.values()), None)
+    first = next(iter(resolved.cores.values()), None)
     return InputType("any") if first is None else _parsed(first.describe_input())
 
 

@@ -22,7 +22,7 @@ from clipper.frontend.inference.operations import (
     PendingInference,
 )
 from clipper.frontend.tracing.context import Trace
-from clipper.serving.ear import Future
+from clipper.serving.query.future_watcher import Future
 from clipper.types import check_name
 
 IDS_MAX: Final = 64  # of one request

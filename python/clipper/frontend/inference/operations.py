@@ -18,10 +18,10 @@ from clipper.frontend.inference.json_inputs import input_of
 from clipper.frontend.inference.outcome import answer_of, answers_of
 from clipper.frontend.server_interface import ServerInterface
 from clipper.frontend.tracing.context import Trace
-from clipper.serving.application import array_slo_in_us, fits_id
-from clipper.serving.arrays import predict_array
-from clipper.serving.ear import Future
-from clipper.serving.processor import Question, predict
+from clipper.serving.query.application import array_slo_in_us, fits_id
+from clipper.serving.query.arrays import predict_array
+from clipper.serving.query.future_watcher import Future
+from clipper.serving.query.processor import ResolvedApplication, predict
 from clipper.types import Answer, InputType, Model, PredictionRequest
 
 EXTENSIONS = [
@@ -40,14 +40,14 @@ class InferenceTarget(NamedTuple):
     """An application, or a model as a question of its own. version: of a model, as asked; empty
     when none was named."""
 
-    question: Question
+    resolved: ResolvedApplication
     name: str
     version: str
 
     @property
     def answered_version(self) -> str:
         return self.version or (
-            str(self.question.models[0].version) if not self.question.name else ""
+            str(self.resolved.models[0].version) if not self.resolved.name else ""
         )
 
 
@@ -63,19 +63,19 @@ class PendingInference(msgspec.Struct):
     for the answer."""
 
     futures: Sequence[Future]
-    question: Question
+    resolved: ResolvedApplication
     is_array: bool
 
     def inferred(self) -> InferenceResult:
         if self.is_array:
-            many = answers_of(self.futures[0], self.question)
+            many = answers_of(self.futures[0], self.resolved)
             said = (
                 {"default": True, "reason": "; ".join(many.reasons)}
                 if many.is_default.any()
                 else {}
             )
             return InferenceResult(many.outputs, said)
-        answers = [answer_of(future, self.question) for future in self.futures]
+        answers = [answer_of(future, self.resolved) for future in self.futures]
         reasons = dict.fromkeys(answer.reason for answer in answers if answer.is_default)
         parameters: dict[str, Any] = (
             {"default": True, "reason": "; ".join(reasons)} if reasons else {}
@@ -96,7 +96,7 @@ class InferenceOperations:
         """UnknownModel, UnknownVersion; InvalidInput for what is no version."""
         view = self._node.catalog.view
         if not version and name in view.applications:
-            return InferenceTarget(self._node.question(name), name, "")
+            return InferenceTarget(self._node.resolve(name), name, "")
         if name not in view.versions:
             if (
                 self._node.mesh is not None
@@ -104,7 +104,7 @@ class InferenceOperations:
                 and version in ("", _THE_VERSION)
             ):
                 return InferenceTarget(
-                    self._node.question_for(PredictionRequest(None, candidate_models=(name,))),
+                    self._node.resolve_request(PredictionRequest(None, candidate_models=(name,))),
                     name,
                     version,
                 )
@@ -119,7 +119,7 @@ class InferenceOperations:
         asked = PredictionRequest(
             None, candidate_models=(f"{name}:{version}" if version else name,)
         )
-        return InferenceTarget(self._node.question_for(asked), name, version)
+        return InferenceTarget(self._node.resolve_request(asked), name, version)
 
     # -- about the server
 
@@ -163,13 +163,13 @@ class InferenceOperations:
     # -- about a model
 
     def metadata(self, target: InferenceTarget) -> dict[str, Any]:
-        question, name, version = target
+        resolved, name, version = target
         known = self._node.catalog.view.versions.get(name, ())
         versions = (
             [version]
             if version
             else []
-            if question.name
+            if resolved.name
             else [str(m.version) for m in known if not m.retired_us]
         )
         body: dict[str, Any] = {
@@ -177,13 +177,15 @@ class InferenceOperations:
             **({"versions": versions} if versions else {}),
             "platform": "clipper",
         }
-        inputs, outputs = self._tensors(question)
+        inputs, outputs = self._tensors(resolved)
         return {**body, "inputs": inputs, "outputs": outputs}
 
-    def _tensors(self, question: Question) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        first = self._first(question)
+    def _tensors(
+        self, resolved: ResolvedApplication
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        first = self._first(resolved)
         output = InputType("any") if first is None else InputType.parse(self._output_of(first))
-        return codec.described(codec.INPUT, input_of(question)), codec.described(
+        return codec.described(codec.INPUT, input_of(resolved)), codec.described(
             codec.OUTPUT, output
         )
 
@@ -193,16 +195,16 @@ class InferenceOperations:
             return model.output
         return str(self._node.stats()["models"].get(str(model.id), {}).get("output", "any"))
 
-    def _first(self, question: Question) -> Model | None:
-        if question.meshed is not None:
-            return question.meshed.record
-        if question.models and (link := question.links.get(question.models[0])) is not None:
+    def _first(self, resolved: ResolvedApplication) -> Model | None:
+        if resolved.unlisted_model is not None:
+            return resolved.unlisted_model.record
+        if resolved.models and (link := resolved.links.get(resolved.models[0])) is not None:
             return link.record
-        return self._node.catalog.view.model(question.models[0]) if question.models else None
+        return self._node.catalog.view.model(resolved.models[0]) if resolved.models else None
 
     def config(self, target: InferenceTarget) -> dict[str, Any]:
         """As Triton's ModelConfig has it; dims are those of one row."""
-        first = self._first(target.question)
+        first = self._first(target.resolved)
         size_max = first.batching.size_max if first is not None else 1
         inputs, outputs = (
             [
@@ -213,7 +215,7 @@ class InferenceOperations:
                 }
                 for t in tensors
             ]
-            for tensors in self._tensors(target.question)
+            for tensors in self._tensors(target.resolved)
         )
         about = {
             "name": target.name,
@@ -225,11 +227,11 @@ class InferenceOperations:
 
     def is_ready(self, target: InferenceTarget) -> bool:
         if (
-            target.question.meshed is not None or target.question.links
+            target.resolved.unlisted_model is not None or target.resolved.links
         ):  # it is loaded when it is asked
             return True
         running = self._node.running()
-        return any(str(id) in running for id in target.question.models)
+        return any(str(id) in running for id in target.resolved.models)
 
     def statistics(self, name: str = "", version: str = "") -> dict[str, Any]:
         """Of one, or of all: counts since the start. What is not measured is 0."""
@@ -248,7 +250,7 @@ class InferenceOperations:
     def rows(self, target: InferenceTarget, asked: codec.InferRequest) -> Any:
         """The queries of a request, in order; what is wrong with it is InvalidInput."""
         _whole(asked, "priority", 0)
-        return codec.rows_of(asked, input_of(target.question))
+        return codec.rows_of(asked, input_of(target.resolved))
 
     def is_array(self, rows: Any) -> bool:
         """Asking may then take its time: not on an event loop."""
@@ -259,7 +261,7 @@ class InferenceOperations:
         one out of range."""
         if self.is_array(rows):
             return array_slo_in_us(slo_ms, self._node.config.limits.slo_ms_max)
-        return self._node.slo_us(slo_ms, target.question.slo_us)
+        return self._node.slo_us(slo_ms, target.resolved.slo_us)
 
     def ask(
         self,
@@ -271,12 +273,12 @@ class InferenceOperations:
         trace: Trace | None = None,
     ) -> PendingInference:
         """id: of the request; that in `asked` when there is none."""
-        question, user, salt = target.question, _user(asked), _whole(asked, "salt", 0)
+        resolved, user, salt = target.resolved, _user(asked), _whole(asked, "salt", 0)
         context = _context(asked)
         if trace is not None:
             trace.asking()
         asking = self._ask(
-            question,
+            resolved,
             rows,
             user,
             slo_us,
@@ -285,12 +287,12 @@ class InferenceOperations:
             id or (asked.id if fits_id(asked.id) else ""),
         )
         if trace is not None:
-            trace.asked(question.name, asking.futures)
+            trace.asked(resolved.name, asking.futures)
         return asking
 
     def _ask(
         self,
-        question: Question,
+        resolved: ResolvedApplication,
         rows: Any,
         user: str | None,
         slo_us: int,
@@ -305,11 +307,11 @@ class InferenceOperations:
                     hint="Send fewer rows at once.",
                 )
             return PendingInference(
-                [predict_array(question, rows, user, slo_us, salt)], question, True
+                [predict_array(resolved, rows, user, slo_us, salt)], resolved, True
             )
         return PendingInference(
-            [predict(question, row, user, slo_us, salt, context, id) for row in rows],
-            question,
+            [predict(resolved, row, user, slo_us, salt, context, id) for row in rows],
+            resolved,
             False,
         )
 

@@ -5,26 +5,26 @@ from typing import Any
 import numpy as np
 
 from clipper.errors import BadOutput, Cancelled, ClipperError, Overloaded
-from clipper.serving.ear import Future
-from clipper.serving.processor import Question
+from clipper.serving.query.future_watcher import Future
+from clipper.serving.query.processor import ResolvedApplication
 from clipper.types import Answer, Answers
 
 
-def answer_of(future: Future, question: Question) -> Answer:
+def answer_of(future: Future, resolved: ResolvedApplication) -> Answer:
     """The answer of a future that is done. Where nobody was heard and the application has no
     default, the error why: Overloaded, DeadlineExceeded, NoReplica, ReplicaLost, ModelFailed,
     BadOutput, ShuttingDown."""
     answer: Answer = future.result(0)
-    if answer.is_default and question.default is None and not answer.models:
+    if answer.is_default and resolved.default is None and not answer.models:
         raise _error([future.error(i) for i in range(len(future))], answer.reason)
     return answer
 
 
-def answers_of(future: Future, question: Question) -> Answers:
+def answers_of(future: Future, resolved: ResolvedApplication) -> Answers:
     """The answers to an array. A row without one, where there is no default, is the error of
     all."""
     answers: Answers = future.result(0)
-    if question.default is None and answers.is_default.any():
+    if resolved.default is None and answers.is_default.any():
         row, n = int(np.argmax(answers.is_default)), len(answers)
         raise _error(
             [future.error(row + n * i) for i in range(len(future) // n)], "; ".join(answers.reasons)

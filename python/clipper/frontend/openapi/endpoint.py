@@ -137,10 +137,10 @@ class OpenApiEndpoint:
             : self._node.config.http.described_max
         ]:
             try:
-                question = self._node.question(name)
+                resolved = self._node.resolve(name)
             except ClipperError:  # gone meanwhile
                 continue
-            yield DescribedApplication(name, input_of(question), question.window is not None)
+            yield DescribedApplication(name, input_of(resolved), resolved.window is not None)
 
 
 def _of(request: HttpRequest) -> str:

@@ -24,7 +24,7 @@ from clipper.frontend.openapi.document import (
     schema_of_input,
 )
 from clipper.metrics import CONTENT_TYPES
-from clipper.serving.observe import Counted
+from clipper.serving.feedback.observe import Counted
 from clipper.types import InputType
 
 APPLICATIONS, PROTOCOL, ORIGINAL, SERVER = (

@@ -31,8 +31,8 @@ from clipper.frontend.streams.records import (
     feedback_of,
     record_of,
 )
-from clipper.serving.application import ApplicationHandle
-from clipper.serving.intake import Intake, late, untried
+from clipper.serving.models.intake import Intake, late, untried
+from clipper.serving.query.application import ApplicationHandle
 from clipper.settings.streams import StreamSettings
 from clipper.types import Answer
 
@@ -119,7 +119,7 @@ class ScoringConsumer(StreamConsumer[PendingRecord]):
                 answer = self._result(item.future)
                 if answer is None:
                     return None
-                self._intake.told(late(item.future, answer))
+                self._intake.record(late(item.future, answer))
                 if not untried(item.future, answer) or (
                     time.monotonic() >= item.until_s and not self._stopping
                 ):

@@ -13,7 +13,7 @@ from clipper.config import Config
 from clipper.errors import InvalidInput, did_you_mean
 from clipper.frontend.streams.model_updates import ModelUpdates
 from clipper.frontend.streams.scoring import ScoringStream
-from clipper.serving.application import ApplicationHandle
+from clipper.serving.query.application import ApplicationHandle
 from clipper.settings.streams import ModelStreamSettings, StreamSettings
 from clipper.types import VersionedModel
 

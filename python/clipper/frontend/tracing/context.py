@@ -15,7 +15,7 @@ from typing import Any
 
 from clipper.frontend.http.messages import HttpRequest, HttpResponse, StreamedResponse
 from clipper.metrics.http_counts import now_ns
-from clipper.serving.ear import Future
+from clipper.serving.query.future_watcher import Future
 
 _log = logging.getLogger("clipper.requests")
 _FORM = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.S)

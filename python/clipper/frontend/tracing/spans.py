@@ -18,7 +18,7 @@ from clipper.frontend.http.messages import HttpRequest, HttpResponse, StreamedRe
 from clipper.frontend.tracing.context import Trace, TracedQuery, new_id, subject_of
 from clipper.frontend.tracing.otlp import SERVER, Attribute, Span, SpanLink
 from clipper.metrics.http_counts import now_ns
-from clipper.serving.ear import Future
+from clipper.serving.query.future_watcher import Future
 from clipper_core.runtime.status import Status
 
 _PATH_MAX = 200

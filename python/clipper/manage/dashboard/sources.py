@@ -15,7 +15,7 @@ from clipper.frontend.server_interface import ServerInterface
 from clipper.manage.deployment import Incident
 from clipper.manage.operations import Operations, application_row, record_of
 from clipper.manage.overview import Server, troubles
-from clipper.serving.application import ApplicationHandle
+from clipper.serving.query.application import ApplicationHandle
 from clipper.store.redis import redacted_url
 from clipper.types import Model
 
@@ -52,7 +52,7 @@ class ServerSources:
             ):  # gone meanwhile, or a policy of somebody's own that fails
                 found[name] = dict(
                     ApplicationHandle(
-                        name, self.node.question, self.node.config.limits.slo_ms_max
+                        name, self.node.resolve, self.node.config.limits.slo_ms_max
                     ).shares()
                 )
         return found

@@ -116,7 +116,7 @@ class JoinedNode:
             self.registration.record,
             lambda: (host.address, host.token),
             router.get,
-            lambda route, seconds: host.close(route.question, seconds),
+            lambda route, seconds: host.close(route.resolved, seconds),
             lambda: self.constraints.constraints,
         )
         self.view = StateView(

@@ -34,8 +34,8 @@ from clipper.mesh.records import Instance, MeshModel, Policy
 from clipper.mesh.registry import Registry, now_ms
 from clipper.mesh.routing.lookups import Lookups
 from clipper.mesh.routing.router import Route, Router, core_record
-from clipper.serving.containers import Seat
-from clipper.serving.processor import Question
+from clipper.serving.models.containers import Seat
+from clipper.serving.query.processor import ResolvedApplication
 from clipper.settings.mesh import MeshSettings
 from clipper.store import Store
 from clipper.types import Model, VersionedModel
@@ -64,7 +64,7 @@ class MeshNode:
         self._log = DecisionLog()
         self._lookups = Lookups(self._find_in_store)
         self.router = Router(
-            host.question,
+            host.resolve,
             self._find_record,
             self._on_miss,
             host.batching,
@@ -203,12 +203,12 @@ class MeshNode:
 
     # -- queries
 
-    def question(self, name: str) -> Question | None:
+    def resolve(self, name: str) -> ResolvedApplication | None:
         """Return the question for a query of a model; None when the mesh has no such name.
 
         Counts as a use of the model. Takes at most 10 us for a model that was asked before.
         """
-        return self.router.question(name)
+        return self.router.resolve(name)
 
     def link(self, name: str) -> Route | None:
         """Return the route of a model, for an application that uses it; None for other names."""
@@ -256,7 +256,7 @@ class MeshNode:
 
     def _on_replaced(self, route: Route) -> None:
         """Fail the queries in the replaced queue, and give applications the new one."""
-        self._host.close(route.question, FOREVER_S)
+        self._host.close(route.resolved, FOREVER_S)
         if self._joined is not None:
             self._loop.call(self._joined.watcher.resolve_applications, route.id)
 

@@ -78,7 +78,7 @@ class RegistryWatcher:
         route = self._router.forget(id)
         self._copies.forget(id)
         if route is not None:
-            self._host.forget(route.question)
+            self._host.forget(route.resolved)
             self.resolve_applications(id)
         self._loop.tasks.spawn(self._loader.drop(id, "it was unregistered"))
 

@@ -18,10 +18,10 @@ import msgspec
 
 from clipper.clock import wall_time_us
 from clipper.errors import ClipperError, InvalidInput
-from clipper.serving.containers import Seat
-from clipper.serving.ear import Future
-from clipper.serving.models import row_shape
-from clipper.serving.processor import Question
+from clipper.serving.models.containers import Seat
+from clipper.serving.models.running_models import row_shape
+from clipper.serving.query.future_watcher import Future
+from clipper.serving.query.processor import ResolvedApplication
 from clipper.types import Batching, InputType, Model
 
 MESH_VERSION: Final = 1  # of every meshed model, where versions are asked for
@@ -29,7 +29,7 @@ ANY: Final = InputType.parse("any")
 ABSENT_MAX: Final = 4096  # names that were asked and do not exist, remembered
 ABSENT_S: Final = 0.25
 UNREGISTERED: Final = "it was unregistered"
-Make = Callable[[Model, Callable[[], str]], tuple[Question, Question]]
+Make = Callable[[Model, Callable[[], str]], tuple[ResolvedApplication, ResolvedApplication]]
 
 
 class Alias(msgspec.Struct, frozen=True):
@@ -63,8 +63,8 @@ class Route:
         "lenders",
         "listed",
         "miss_reported",
-        "question",
         "record",
+        "resolved",
         "served",
         "successor",
         "touched",
@@ -90,19 +90,19 @@ class Route:
         ref = weakref.ref(
             self
         )  # no circle of route and question: the core model goes with the last of them
-        self.question, self.cold = make(
+        self.resolved, self.cold = make(
             record, lambda: ended[0] if (route := ref()) is None else route.reason()
         )
-        self.core: Any = self.question.cores[record.id]
+        self.core: Any = self.resolved.cores[record.id]
 
     def reason(self) -> str:
         """Why a query was not answered; empty when it is not that nobody serves it."""
         return "" if self.served else self.why or "it was not loaded by the deadline"
 
-    def current_question(self) -> Question:
+    def current_question(self) -> ResolvedApplication:
         """Return the question for a query that states no deadline. It has more time while the model
         has to be loaded first, unless loads of it have lately failed."""
-        return self.question if self.served or self._is_failing(self.id) else self.cold
+        return self.resolved if self.served or self._is_failing(self.id) else self.cold
 
     def queue_ms(self) -> float:
         """What a row that is submitted now waits until a copy takes it, as forecast."""
@@ -218,7 +218,7 @@ class Router:
         """Of a model that has been asked here; nothing is made, and nothing counted."""
         return self._routes.get(id)
 
-    def question(self, name: str) -> Question | None:
+    def resolve(self, name: str) -> ResolvedApplication | None:
         """Of a model or v-model, for a query that is about to be asked; None when the mesh has none
         of this name."""
         route = self.route(name)

@@ -19,7 +19,7 @@ from typing import Any, Final, Self
 
 import msgpack
 
-from clipper.serving.address import Listener, listen
+from clipper.serving.models.address import Listener, listen
 
 FRAME_BYTES_MAX: Final = 1 << 20
 HELLO_S: Final = 5.0

@@ -16,7 +16,7 @@ import numpy as np
 from clipper.errors import ClipperError, DoesNotFit, InvalidInput
 from clipper.params.client.client import Client
 from clipper.selection.contextual import FEATURES_MAX, features_of
-from clipper.serving.teaching import session_of
+from clipper.serving.feedback.online_learning import session_of
 
 _log = logging.getLogger(__name__)
 ANSWER_S = 0.05

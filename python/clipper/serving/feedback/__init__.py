@@ -1,0 +1,1 @@
+"""Feedback: joined with answers, written to a journal, applied to policy states."""

@@ -1,0 +1,334 @@
+"""Feedback about an answer that another server gave, on its way there and back through the store
+that both share.
+
+Only the server that gave an answer knows what it is about, and whether it was told before. So
+feedback that another one takes is written under that server's prefix in the store; it takes it as
+its own, with its journal, and replaces it with a reply, in one transaction. Who took it
+acknowledges it with the reply: then it is as sure as feedback that was told to the right server,
+and counts as once. Without a reply in time it is withdrawn and refused; told again, it counts once
+all the same. Requests and replies are written with the lease of the server that asks, and vanish
+with it.
+
+A server that has ended takes nothing: its answers are unknown to all, as they are to itself after a
+restart.
+"""
+
+import contextlib
+import itertools
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from clipper import errors
+from clipper.errors import (
+    AlreadyExists,
+    ClipperError,
+    LeaseLost,
+    Overloaded,
+    StoreError,
+    UnknownPrediction,
+)
+from clipper.serving.feedback.journal_records import packed, unpacked
+from clipper.serving.feedback.presence import LEASE_S, NODES, Presence
+from clipper.store.store import Compare, Delete, Get, Put, Record, Store, Watch
+
+_log = logging.getLogger(__name__)
+PREFIX: Final = "feedback/to/"
+WAITING_MAX: Final = 64  # requests of one server that wait for replies
+IDS_MAX: Final = 1024  # of a request
+BYTES_MAX: Final = 768 << 10  # of a request
+NODES_MAX: Final = 16  # servers that the ids of one call are of
+REPLY_S: Final = 3.0  # for a reply; then its server is not asked until its lease would have ended
+AGAIN_S_MIN, AGAIN_S_MAX = 0.1, 5.0
+_ID = re.compile("([0-9a-f]{8})-[0-9a-f]{1,16}")
+
+
+class ForwardedFeedback(msgspec.Struct, array_like=True):
+    """Feedback of one application. `ids` and `labels` go together; one with a score or a weight has
+    one id."""
+
+    application: str
+    ids: list[str]
+    labels: list[Any]
+    score: float | None = None
+    weight: float = 1.0
+    alone: bool = False
+
+
+class Reply(msgspec.Struct, array_like=True):
+    """What came of it: counts, or the error that it was refused with."""
+
+    counted: int = 0
+    duplicates: int = 0
+    unknown: int = 0
+    error: str = ""
+    message: str = ""
+    hint: str = ""
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=packed)
+_TOLD = msgspec.msgpack.Decoder(ForwardedFeedback, ext_hook=unpacked)
+_REPLY = msgspec.msgpack.Decoder(Reply)
+
+
+class _Waiting:
+    """One request: done is set with the reply."""
+
+    __slots__ = ("done", "reply")
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.reply = Reply(
+            error="StoreError", message="no reply can be read: the server is closing."
+        )
+
+
+class Forwarding:
+    """Threads: any. One of its own takes requests and replies, and keeps the server's names in the
+    store.
+
+    refused: called once the server's name belongs to another that lives: what it learned must not
+    be written any more.
+    """
+
+    def __init__(self, store: Store, presence: Presence, refused: Callable[[str], None]) -> None:
+        self._store, self._presence, self._refused = store, presence, refused
+        self.node = presence.node
+        self._inbox = f"{PREFIX}{self.node}/"
+        self._learn: Callable[[ForwardedFeedback], Reply] = lambda told: Reply(
+            unknown=len(told.ids)
+        )
+        self._numbers = itertools.count(1)
+        self._waiting: dict[str, _Waiting] = {}
+        self._slots = threading.BoundedSemaphore(WAITING_MAX)
+        self._silent: dict[
+            str, float
+        ] = {}  # servers that did not reply, until when they are not asked
+        self._unsent: dict[str, Reply] = {}  # replies that the store has not taken yet
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._watch: Watch | None = None
+        self._is_listening = False
+
+    # -- another server's answers
+
+    def node_of(self, id: str) -> str:
+        """Return the server that an answer of this id may be of; empty for this one and for what is
+        no id."""
+        found = _ID.fullmatch(id)
+        return "" if found is None or found[1] == self.node else found[1]
+
+    def tell(self, node: str, told: ForwardedFeedback) -> Reply:
+        """Have that server learn it; -> the counts. Raises what it raised; UnknownPrediction when
+        it does not live, Overloaded, StoreError when it is not known whether it was learned: told
+        again it counts once."""
+        total = Reply()
+        for data in _parts(told):
+            reply = self._ask(node, data)
+            if reply.error:
+                raise _raised(reply)
+            total.counted += reply.counted
+            total.duplicates += reply.duplicates
+            total.unknown += reply.unknown
+        return total
+
+    def _ask(self, node: str, data: bytes) -> Reply:
+        if self._silent.get(node, 0.0) > time.monotonic():
+            raise _no_reply(node)
+        if not self._is_listening:
+            raise StoreError(
+                f"replies in {self._store.name} are not heard of at present.",
+                hint="Try again in a moment.",
+            )
+        if not self._slots.acquire(blocking=False):
+            raise Overloaded(
+                f"{WAITING_MAX} requests wait for other servers to take their feedback."
+            )
+        name, waiting = f"{self.node}-{next(self._numbers):x}", _Waiting()
+        self._waiting[name] = waiting
+        try:
+            key = f"{PREFIX}{node}/q/{name}"
+            self._put(node, key, data)
+            if not waiting.done.wait(REPLY_S):
+                if len(self._silent) >= WAITING_MAX:
+                    self._silent.clear()
+                self._silent[node] = time.monotonic() + LEASE_S
+                self._store.delete(key)
+                raise _no_reply(node)
+            return waiting.reply
+        except LeaseLost as error:
+            raise StoreError(error.message, hint="Try again in a moment.") from None
+        finally:
+            del self._waiting[name]
+            self._slots.release()
+
+    def _put(self, node: str, key: str, data: bytes) -> None:
+        """Only if that server lives."""
+        while True:
+            there = self._store.get(NODES + node)
+            if there is None:
+                hint = "The server that answered has ended, or shares no store with this one."
+                raise UnknownPrediction(
+                    f"no prediction of server {node} is waiting for feedback.", hint=hint
+                )
+            put = Put(key, data, self._presence.lease)
+            if self._store.txn((Compare(NODES + node, there.revision),), (put,)).ok:
+                return
+
+    # -- this server's answers
+
+    def start(self, learn: Callable[[ForwardedFeedback], Reply]) -> None:
+        """Hold the names, and take what others are told. learn: what is done with it; it raises
+        nothing. Raises AlreadyExists. Once; a second call does nothing."""
+        if self._thread is None and not self._stop.is_set():
+            try:
+                self._presence.enter(self._stop)
+            except StoreError as error:  # its thread tries again
+                _log.warning("feedback of other servers is not taken yet: %s", error)
+            self._learn = learn
+            self._thread = threading.Thread(
+                target=self._run, name="clipper-forwarding", daemon=True
+            )
+            self._thread.start()
+
+    def _run(self) -> None:
+        again_s = AGAIN_S_MIN
+        while not self._stop.is_set():
+            try:
+                self._presence.enter(self._stop)
+                self._watch = watch = self._store.watch(self._inbox)
+                if self._stop.is_set():
+                    return
+                self._is_listening = True
+                again_s = AGAIN_S_MIN
+                self._hear(watch)
+            except AlreadyExists as error:
+                self._refused(str(error))
+                _log.error(
+                    "what is learned stays in the journal until this server is started again: %s",
+                    error,
+                )
+                return
+            except StoreError as error:
+                _log.info("feedback of other servers is not heard of: %s", error)
+            except Exception:
+                _log.exception("feedback of another server could not be taken")
+            finally:
+                self._is_listening = False
+                if self._watch is not None:
+                    self._watch.close()
+            self._stop.wait(again_s)
+            again_s = min(2 * again_s, AGAIN_S_MAX)
+
+    def _hear(self, watch: Watch) -> None:
+        self._take_all()
+        while not self._stop.is_set() and not watch.closed and self._presence.is_held:
+            event = watch.next(1.0)
+            if event is not None and event.kind == "RESET":
+                self._take_all()
+            elif event is not None and event.kind == "PUT" and event.record is not None:
+                self._take(event.record)
+
+    def _take_all(self) -> None:
+        for record in self._store.range(self._inbox)[0]:
+            self._take(record)
+
+    def _take(self, record: Record) -> None:
+        kind, _, name = record.key.removeprefix(self._inbox).partition("/")
+        if kind == "q":
+            self._reply(record, name)
+            return
+        waiting = self._waiting.get(name)
+        if waiting is not None:
+            with contextlib.suppress(msgspec.MsgspecError):
+                waiting.reply = _REPLY.decode(record.value)
+            waiting.done.set()
+        self._store.delete(record.key)
+
+    def _reply(self, record: Record, name: str) -> None:
+        """Learn what was told, and then replace the request with the reply. When the store does not
+        take that, the reply is kept: the request is found again."""
+        reply = self._unsent.get(name)
+        if reply is None:
+            if self._store.get(record.key) is None:  # withdrawn, or replied to
+                return
+            try:
+                told = _TOLD.decode(record.value)
+                if any(map(self.node_of, told.ids)) or len(told.ids) != len(told.labels):
+                    raise ValueError("it is not about answers of this server")
+                reply = self._learn(told)
+            except (msgspec.MsgspecError, ValueError) as error:
+                reply = Reply(error="InvalidInput", message=f"no feedback can be read: {error}")
+            if len(self._unsent) >= IDS_MAX:
+                self._unsent.clear()
+            self._unsent[name] = reply
+        asking = name.partition("-")[0]
+        answer = Put(f"{PREFIX}{asking}/a/{name}", _ENCODER.encode(reply), record.lease)
+        try:
+            self._store.txn(
+                (Compare(record.key, record.revision),),
+                (Delete(record.key), answer),
+                (Get(record.key),),
+            )
+        except LeaseLost:  # who asked has ended
+            _log.debug("nobody waits for the reply to %s", name)
+        del self._unsent[name]
+
+    def close(self) -> None:
+        """Take nothing more, and refuse those that wait. Idempotent."""
+        self._stop.set()
+        if self._watch is not None:
+            self._watch.close()
+        if self._thread is not None:
+            self._thread.join()
+        for waiting in list(self._waiting.values()):
+            waiting.done.set()
+        self._presence.leave()
+
+
+def _parts(told: ForwardedFeedback) -> Iterator[bytes]:
+    """As requests of bounded size."""
+    data = _ENCODER.encode(told) if len(told.ids) <= IDS_MAX else b""
+    if len(told.ids) == 1 or (data and len(data) <= BYTES_MAX):
+        yield data
+        return
+    middle = len(told.ids) // 2
+    for part in (slice(middle), slice(middle, None)):
+        yield from _parts(
+            msgspec.structs.replace(told, ids=told.ids[part], labels=told.labels[part])
+        )
+
+
+def _no_reply(node: str) -> StoreError:
+    hint = "Tell it again: it counts once."
+    return StoreError(f"server {node} did not take its feedback within {REPLY_S:g} s.", hint=hint)
+
+
+def refusal(error: ClipperError) -> Reply:
+    """An error as a reply."""
+    return Reply(error=type(error).__name__, message=error.message, hint=error.hint)
+
+
+def _raised(reply: Reply) -> ClipperError:
+    kind = getattr(errors, reply.error, None)
+    if not (isinstance(kind, type) and issubclass(kind, ClipperError)):
+        kind = StoreError
+    return kind(reply.message, hint=reply.hint)
+
+
+def by_node(
+    forwarding: Forwarding, ids: Sequence[str], places: Sequence[int]
+) -> dict[str, list[int]]:
+    """Which of those places are of other servers' answers, by server: of so many servers at most,
+    those that come first."""
+    found: dict[str, list[int]] = {}
+    for i in places:
+        node = forwarding.node_of(ids[i])
+        if node and (node in found or len(found) < NODES_MAX):
+            found.setdefault(node, []).append(i)
+    return found

@@ -1,0 +1,216 @@
+"""Records of the journal: observations as bytes, one by one or many in columns.
+
+An observation is a msgpack array that begins with its application, policy and models. Many in
+columns begin with a byte that no msgpack does, and keep whole numbers as narrow as they are.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from clipper.selection import Observation, Plan, Prediction, Truth
+from clipper.selection.batch_learning import Column, ObservationRows
+from clipper.serving.feedback.states import Learner
+from clipper.store.journal import RECORD_BYTES_MAX
+from clipper.types import VersionedModel
+
+NDARRAY = 1  # extension type of msgpack
+COLUMNS = b"\xc1"  # first byte of a record of columns
+CHUNK = 1 << 14  # rows of a record, at most
+
+
+class _Record(msgspec.Struct, array_like=True):
+    application: str
+    policy: str
+    models: tuple[str, ...]
+    user: str
+    asked: tuple[int, ...]
+    probabilities: tuple[float, ...]
+    predictions: tuple[tuple[int, Any, float | None], ...]
+    label: Any
+    score: float | None
+    answer: Any
+    weight: float
+    features: tuple[float, ...] = ()
+
+
+class _RowsRecord(msgspec.Struct, array_like=True):
+    application: str
+    policy: str
+    models: tuple[str, ...]
+    user: str
+    outputs: tuple[Any, ...]
+    heard: tuple[Any, ...]
+    confidence: tuple[Any, ...]
+    labels: Any
+    asked: Any
+    p: Any
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=lambda value: packed(value))
+_DECODER = msgspec.msgpack.Decoder(_Record, ext_hook=lambda code, data: unpacked(code, data))
+_ROWS_DECODER = msgspec.msgpack.Decoder(
+    _RowsRecord, ext_hook=lambda code, data: unpacked(code, data)
+)
+
+
+def written(learner: Learner, user: str, seen: Observation) -> bytes:
+    """An observation as the journal keeps it: models by their place in the learner's list."""
+    place, plan, truth = learner.place, seen.plan, seen.truth
+    said = []
+    for model, heard in seen.predictions.items():
+        if model in place:
+            said.append((place[model], heard.output, heard.confidence))
+    asked, odds = learner.positions(plan.models), plan.probabilities
+    if odds and len(asked) != len(odds):
+        odds = ()
+    rest = _ENCODER.encode(
+        (user, asked, odds, said, truth.label, truth.score, seen.answer, seen.weight, plan.features)
+    )
+    return (learner.head or _head_of(learner)) + rest[1:]
+
+
+def _head_of(learner: Learner) -> bytes:
+    """The first three fields of every record of this learner, in an array of twelve."""
+    names = tuple(map(str, learner.models))
+    learner.head = b"\x9c" + _ENCODER.encode((learner.application, learner.text, names))[1:]
+    return learner.head
+
+
+def written_rows(
+    learner: Learner, user: str, rows: ObservationRows
+) -> Iterator[tuple[ObservationRows, bytes]]:
+    """Records of many observations, each with the rows that are in it."""
+    for at in range(0, len(rows), CHUNK):
+        yield from _halved(
+            learner,
+            user,
+            rows if len(rows) <= CHUNK else rows.take(np.arange(at, min(at + CHUNK, len(rows)))),
+        )
+
+
+def _halved(
+    learner: Learner, user: str, rows: ObservationRows
+) -> Iterator[tuple[ObservationRows, bytes]]:
+    """Whole, if that is not too long for a record."""
+    names = tuple(map(str, learner.models))
+    heard = tuple(None if column is None or column.all() else column for column in rows.heard)
+    outputs = tuple(map(_narrow, rows.outputs))
+    record = COLUMNS + _ENCODER.encode(
+        _RowsRecord(
+            learner.application,
+            learner.text,
+            names,
+            user,
+            outputs,
+            heard,
+            rows.confidence,
+            _narrow(rows.labels),
+            _narrow(rows.asked),
+            rows.p,
+        )
+    )
+    if len(record) <= RECORD_BYTES_MAX or len(rows) == 1:
+        yield rows, record
+        return
+    middle = len(rows) // 2
+    yield from _halved(learner, user, rows.take(np.arange(middle)))
+    yield from _halved(learner, user, rows.take(np.arange(middle, len(rows))))
+
+
+def _narrow(column: Column) -> Column:
+    """Whole numbers in as few bytes as they need."""
+    if (
+        not isinstance(column, np.ndarray)
+        or column.dtype != np.int64
+        or column.ndim != 1
+        or not column.size
+    ):
+        return column
+    low, high = int(column.min()), int(column.max())
+    for kind in (np.int8, np.int16, np.int32):
+        if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
+            return column.astype(kind)
+    return column
+
+
+def read(
+    record: bytes,
+) -> tuple[str, str, tuple[VersionedModel, ...], str, Observation | ObservationRows]:
+    """-> application, policy, models, user, and what was observed. ValueError for what is no
+    record."""
+    if record[:1] == COLUMNS:
+        return _read_rows(record)
+    try:
+        found = _DECODER.decode(record)
+        models = tuple(VersionedModel.parse(name) for name in found.models)
+        heard = {
+            models[i]: Prediction(output, confidence) for i, output, confidence in found.predictions
+        }
+        plan = Plan(tuple(models[i] for i in found.asked), found.probabilities, (), found.features)
+    except (msgspec.MsgspecError, IndexError) as error:
+        raise ValueError(f"no record of feedback: {error}") from None
+    truth = Truth(found.label, found.score)
+    return (
+        found.application,
+        found.policy,
+        models,
+        found.user,
+        Observation(plan, heard, truth, found.answer, found.weight),
+    )
+
+
+def _read_rows(record: bytes) -> tuple[str, str, tuple[VersionedModel, ...], str, ObservationRows]:
+    try:
+        found = _ROWS_DECODER.decode(memoryview(record)[1:])
+        models = tuple(VersionedModel.parse(name) for name in found.models)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"no record of feedback: {error}") from None
+    asked = np.asarray(found.asked, np.int32)
+    rows = ObservationRows(
+        models,
+        tuple(map(_wide, found.outputs)),
+        found.heard,
+        found.confidence,
+        _wide(found.labels),
+        asked,
+        found.p,
+    )
+    columns = (*rows.outputs, *rows.heard, *rows.confidence)
+    alike = all(column is None or len(column) == len(rows) for column in columns)
+    if not alike or not len(models) == len(rows.outputs) == len(rows.heard) == len(rows.confidence):
+        raise ValueError("no record of feedback: columns of different lengths")
+    return found.application, found.policy, models, found.user, rows
+
+
+def _wide(column: Column) -> Column:
+    """As it was before `_narrow`."""
+    if isinstance(column, np.ndarray) and column.dtype.kind == "i" and column.ndim == 1:
+        return np.asarray(column, np.int64)
+    return column
+
+
+class _Array(msgspec.Struct, array_like=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+def packed(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        array = _Array(value.dtype.str, value.shape, np.ascontiguousarray(value).tobytes())
+        return msgspec.msgpack.Ext(NDARRAY, msgspec.msgpack.encode(array))
+    raise TypeError(f"no feedback record holds a {type(value).__name__}")
+
+
+def unpacked(code: int, data: memoryview) -> Any:
+    if code != NDARRAY:
+        raise ValueError(f"extension {code}")
+    array = msgspec.msgpack.decode(data, type=_Array)
+    if np.dtype(array.dtype).kind not in "biuf":
+        raise ValueError(f"an array of {array.dtype}")
+    return np.frombuffer(array.data, array.dtype).reshape(array.shape)

@@ -1,0 +1,130 @@
+"""What a server needs to learn from feedback: its states, its journal, its join window, and its
+name among others."""
+
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from clipper.errors import ClipperError
+from clipper.selection import Policy, create_policy
+from clipper.serving.feedback.forwarding import ForwardedFeedback, Forwarding, Reply
+from clipper.serving.feedback.journal_records import read
+from clipper.serving.feedback.presence import Presence
+from clipper.serving.feedback.states import Learner, Seen, States
+from clipper.serving.feedback.window import FeedbackWindow
+from clipper.settings.server import FeedbackSettings
+from clipper.store.journal import Journal
+from clipper.store.memory import MemoryStore
+from clipper.store.store import Store
+from clipper.types import VersionedModel
+
+_log = logging.getLogger(__name__)
+
+
+class Learning:
+    """Threads: any. folder: the server's state folder; None keeps nothing beyond the process.
+    shared: whether other servers may use the store."""
+
+    def __init__(
+        self, store: Store, folder: Path | None, settings: FeedbackSettings, shared: bool = False
+    ) -> None:
+        self.node = secrets.token_hex(4)  # part of the ids of the answers of this process
+        mode = "memory" if folder is None else settings.journal
+        self.journal = Journal(
+            None if folder is None else folder / "journal", mode, settings.journal_bytes_max
+        )
+        if self.journal.damaged:
+            _log.error(
+                "the journal is damaged; feedback acknowledged there is lost: %s",
+                self.journal.damaged,
+            )
+        follows = not isinstance(store, MemoryStore)
+        name = _name_in(folder)
+        self.states = States(
+            store, self.journal, name, settings.contexts_max, settings.write_ms / 1000, follows
+        )
+        self._forwarding: Forwarding | None = None
+        if shared:
+            self._forwarding = Forwarding(
+                store, Presence(store, name, self.node, folder), self.states.stop_writing
+            )
+        self.window = FeedbackWindow(
+            settings.window,
+            settings.window_s,
+            settings.window_bytes_max,
+            forwarding=self._forwarding,
+        )
+
+    def learner(
+        self, application: str, text: str, models: Sequence[VersionedModel]
+    ) -> tuple[Policy, Learner, FeedbackWindow | None]:
+        """Return the policy, the learner and the join window of an application as it is now.
+
+        The window is None for a query that names its models itself, and so belongs to no
+        application.
+        """
+        policy = create_policy(text)
+        learner = self.states.learner(application, text, policy, models)
+        return policy, learner, self.window if application else None
+
+    def enter(self, learn: Callable[[ForwardedFeedback], Reply]) -> None:
+        """Be known to the servers that share the store, before anything is written there: they
+        forward what they are told about answers of this one. learn: what is done with that. Raises
+        AlreadyExists when another server that runs has the same name: its folder was copied."""
+        if self._forwarding is not None:
+            self._forwarding.start(learn)
+
+    def replay(self) -> None:
+        """Learn what was acknowledged and not yet written when the last server of this folder
+        ended."""
+        count = self.states.replay(self._read)
+        if count:
+            _log.info("replayed %d feedbacks from the journal", count)
+
+    def start_without_store(self) -> None:
+        """It is away: what is learned until `begin_again` waits in the journal."""
+        self.states.start_without_store()
+
+    def resume(self) -> None:
+        """The store is there. StoreError when it is gone again."""
+        count = self.states.resume(self._read)
+        _log.info("what was learned is there; %d feedbacks came from the journal", count)
+
+    def _read(self, record: bytes) -> tuple[Learner, str, Seen] | None:
+        try:
+            application, text, models, user, seen = read(record)
+            policy = create_policy(text)
+        except (ValueError, ClipperError) as error:
+            _log.error("a record of the journal cannot be replayed: %s", error)
+            return None
+        return self.states.learner(application, text, policy, models), user, seen
+
+    def stats(self) -> dict[str, int]:
+        """waiting: answers that feedback may still come for; journal_bytes, and journal_records
+        ever."""
+        journal = self.journal
+        return {
+            "waiting": len(self.window),
+            "journal_bytes": journal.nbytes,
+            "journal_records": journal.last,
+        }
+
+    def close(self) -> None:
+        if self._forwarding is not None:
+            self._forwarding.close()
+        self.states.close()
+
+
+def _name_in(folder: Path | None) -> str:
+    """This server's name among those that share a store: kept in its folder, since its numbers are
+    its journal's."""
+    if folder is None:
+        return secrets.token_hex(8)
+    path = folder / "node"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh = folder / "node.new"
+        fresh.write_text(secrets.token_hex(8) + "\n")
+        fresh.replace(path)  # wholly, or not at all
+    return path.read_text().strip()

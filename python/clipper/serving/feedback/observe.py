@@ -1,0 +1,490 @@
+"""The life of feedback: joined with the predictions it is about, written down, learned from,
+acknowledged."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from clipper.errors import (
+    ClipperError,
+    DeadlineExceeded,
+    DoesNotFit,
+    InvalidInput,
+    UnknownPrediction,
+)
+from clipper.selection import Observation, Prediction, Truth
+from clipper.selection.batch_learning import Column, ObservationRows, column_of
+from clipper.serving.feedback.forwarding import ForwardedFeedback, Reply, by_node, refusal
+from clipper.serving.feedback.ground_truth import (
+    fitted_column,
+    fitted_label,
+    label_column,
+    length_of,
+    user_of,
+)
+from clipper.serving.feedback.journal_records import written, written_rows
+from clipper.serving.feedback.states import Learner, Seen
+from clipper.serving.feedback.window import FeedbackWindow, Joined, JoinedRows
+from clipper.serving.query.processor import ResolvedApplication, plan_for, side_of
+from clipper.types import Answer, Answers, VersionedModel
+from clipper_core.engine.model import predict_all
+from clipper_core.runtime.status import Status
+
+Item = tuple[Learner, str, Seen, bytes]
+_log = logging.getLogger(__name__)
+FEW = 8  # answers of one context that are not worth columns of their own
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """What came of many feedbacks: learned from; already counted before; about predictions that
+    nobody remembers."""
+
+    counted: int
+    duplicates: int
+    unknown: int
+
+
+def observe(
+    resolved: ResolvedApplication,
+    prediction: str | Answer | None,
+    input: Any,
+    user: str | None,
+    truth: Truth,
+    weight: float,
+    context: Any = None,
+) -> bool:
+    """One feedback, by prediction or by input. True when it counts, False when it was counted
+    before. Returns once it is in the journal, of the server that answered. Raises InvalidInput,
+    UnknownPrediction, Overloaded (the journal is full), StoreError.
+    """
+    window = resolved.window if resolved.window is not None else _window_of(resolved)
+    if (prediction is None) == (input is None):
+        raise InvalidInput(
+            "feedback names a prediction (an Answer or its id) or gives the input again: one of the"
+            " two."
+        )
+    user = user_of(user)
+    if prediction is None:
+        resolved = side_of(resolved, user)
+        seen = _asked_again(resolved, input, user, truth, weight, context)
+        learner, whose = resolved.learner, user or ""
+        learner.states.commit(
+            learner.states.observe_one(learner, whose, seen, written(learner, whose, seen))
+        )
+        _tell_watcher(learner, seen)
+        resolved.online_learning.tell(
+            resolved.cores, input, resolved.online_learning.session(resolved.models, user, 0), seen
+        )
+        return True
+    id = prediction.id if type(prediction) is Answer else _id_of(prediction)
+    try:
+        joined = window.take(id, resolved.name)
+    except UnknownPrediction:
+        if window.forwarding is None or not (node := window.forwarding.node_of(id)):
+            raise
+        told = ForwardedFeedback(
+            resolved.name, [id], [truth.label], truth.score, weight, alone=True
+        )
+        return window.forwarding.tell(node, told).counted == 1
+    if joined is None:
+        return False
+    learner, user = joined.learner, joined.user
+    try:
+        seen = joined.observation(_fitted(truth, joined), weight)
+        number = learner.states.observe_one(learner, user, seen, written(learner, user, seen))
+    except BaseException:
+        joined.told = False  # what the journal refuses may be told again
+        raise
+    learner.states.commit(number)
+    _tell_watcher(learner, seen)
+    if resolved.online_learning.active:
+        resolved.online_learning.tell_of(resolved.all_cores, id, seen)
+    return True
+
+
+def observe_many(
+    resolved: ResolvedApplication,
+    predictions: Sequence[str | Answer] | Answers,
+    labels: Sequence[Any],
+    rows: ArrayLike | None = None,
+) -> Counted:
+    """Labels of many predictions at once: one wait for the journal. What nobody remembers is
+    counted, not raised. Raises InvalidInput before anything is learned, Overloaded, StoreError."""
+    window = _window_of(resolved)
+    if isinstance(predictions, Answers):
+        return _observe_array(resolved, window, predictions, labels, rows)
+    if rows is not None:
+        raise InvalidInput("rows= chooses among the rows of an array of answers; this is a list.")
+    _same_length(length_of("predictions", predictions), labels)
+    column = label_column(labels)
+    ids = [
+        prediction.id if type(prediction) is Answer else _id_of(prediction)
+        for prediction in predictions
+    ]
+    places, found, missing = window.take_many(ids, resolved.name)
+    listed = column.tolist() if isinstance(column, np.ndarray) else column
+    told = [listed[i] for i in places] if len(places) < len(ids) else listed
+    told = _learn_joined(found, told)
+    for i, joined, label in (
+        zip(places, found, told, strict=True) if resolved.online_learning.active else ()
+    ):
+        resolved.online_learning.tell_of(
+            resolved.all_cores, ids[i], joined.observation(Truth(label), 1.0)
+        )
+    away = (
+        _tell_others(resolved.name, window, ids, listed, missing)
+        if missing and window.forwarding
+        else Reply()
+    )
+    elsewhere = away.counted + away.duplicates
+    duplicates = len(ids) - len(found) - len(missing) + away.duplicates
+    return Counted(len(found) + away.counted, duplicates, len(missing) - elsewhere)
+
+
+def _tell_others(
+    application: str,
+    window: FeedbackWindow,
+    ids: Sequence[str],
+    labels: Sequence[Any],
+    missing: list[int],
+) -> Reply:
+    """Tell the servers that gave the answers at these places; -> how many count, and were told
+    before."""
+    total = Reply()
+    assert window.forwarding is not None
+    for node, places in by_node(window.forwarding, ids, missing).items():
+        try:
+            reply = window.forwarding.tell(
+                node,
+                ForwardedFeedback(
+                    application, [ids[i] for i in places], [labels[i] for i in places]
+                ),
+            )
+        except UnknownPrediction:  # that server has ended
+            continue
+        total.counted += reply.counted
+        total.duplicates += reply.duplicates
+    return total
+
+
+def observe_for_others(
+    question_of: Callable[[str], ResolvedApplication], told: ForwardedFeedback
+) -> Reply:
+    """Learn what another server was told about answers of this one. Raises nothing."""
+    try:
+        resolved = question_of(told.application)
+        if told.alone:
+            counts = observe(
+                resolved, told.ids[0], None, None, Truth(told.labels[0], told.score), told.weight
+            )
+            return Reply(counted=1) if counts else Reply(duplicates=1)
+        counted = observe_many(resolved, told.ids, told.labels)
+        return Reply(counted.counted, counted.duplicates, counted.unknown)
+    except ClipperError as error:
+        return refusal(error)
+    except Exception as error:
+        _log.exception("feedback that another server took could not be learned from")
+        return Reply(
+            error="StoreError",
+            message=f"the server that answered could not learn from it: {type(error).__name__}.",
+        )
+
+
+def _same_length(n: int, labels: Sequence[Any]) -> None:
+    if (count := length_of("labels", labels)) != n:
+        raise InvalidInput(f"{n} predictions and {count} labels.")
+
+
+def _fitted(truth: Truth, joined: Joined) -> Truth:
+    """What was told, in the kind of what the models said."""
+    if not truth.known:
+        return truth
+    label = fitted_label(truth.label, [said.output for said in joined.heard().values()])
+    return truth if label is truth.label else Truth(label)
+
+
+def _window_of(resolved: ResolvedApplication) -> FeedbackWindow:
+    if resolved.window is None:
+        names = ", ".join(map(str, resolved.models))
+        hint = "Link the model to one: server.app(NAME, models=[...])."
+        raise DoesNotFit(
+            f"feedback is for applications; this query asks {names} directly.", hint=hint
+        )
+    return resolved.window
+
+
+def _id_of(prediction: str | Answer) -> str:
+    if isinstance(prediction, Answer):
+        return prediction.id
+    if not isinstance(prediction, str):
+        raise InvalidInput(
+            f"a prediction is named by an Answer or its id, not by a {type(prediction).__name__}."
+        )
+    return prediction
+
+
+# -- lists of answers
+
+
+def _learn_joined(found: Sequence[Joined], labels: Sequence[Any]) -> Sequence[Any]:
+    """By context, in the order of each; -> the labels as they were learned. What is refused may be
+    told again."""
+    if not found:
+        return labels
+    groups: dict[tuple[Learner, str], list[int]] = {}
+    for i, joined in enumerate(found):
+        groups.setdefault((joined.learner, joined.user), []).append(i)
+    items: list[Item] = []
+    told: list[tuple[Learner, Sequence[Joined], Sequence[Any], ObservationRows | None]] = []
+    try:
+        labels = [
+            _fitted(Truth(label), joined).label for label, joined in zip(labels, found, strict=True)
+        ]
+        for (learner, user), places in groups.items():
+            whole = len(places) == len(found)
+            mine, truths = (
+                (found, labels)
+                if whole
+                else ([found[i] for i in places], [labels[i] for i in places])
+            )
+            rows = (
+                _columns(learner, mine, truths)
+                if len(mine) >= FEW and learner.lesson is not None
+                else None
+            )
+            items += _items(learner, user, mine, truths, rows)
+            told.append((learner, mine, truths, rows))
+        number = found[0].learner.states.observe_many(items)
+    except BaseException:
+        for joined in found:
+            joined.told = False
+        raise
+    found[0].learner.states.commit(number)
+    for each in told:
+        _tell_watcher_of_list(*each)
+    return labels
+
+
+def _items(
+    learner: Learner,
+    user: str,
+    found: Sequence[Joined],
+    labels: Sequence[Any],
+    rows: ObservationRows | None,
+) -> list[Item]:
+    if rows is not None:
+        return [(learner, user, part, record) for part, record in written_rows(learner, user, rows)]
+    items: list[Item] = []
+    for joined, label in zip(found, labels, strict=True):
+        seen = joined.observation(Truth(label), 1.0)
+        items.append((learner, user, seen, written(learner, user, seen)))
+    return items
+
+
+def _columns(
+    learner: Learner, found: Sequence[Joined], labels: Sequence[Any]
+) -> ObservationRows | None:
+    """None for plans that columns cannot say."""
+    place = learner.place
+    asked, p = [-1] * len(found), [1.0] * len(found)
+    for i, joined in enumerate(found):
+        models = joined.plan.models
+        if len(models) == 1 and models[0] in place:
+            asked[i] = place[models[0]]
+            p[i] = joined.plan.probabilities[0] if joined.plan.probabilities else 1.0
+        elif models != learner.models:
+            return None
+    heard = [joined.heard() for joined in found]
+    outputs, was_heard, confidence = [], [], []
+    for model in learner.models:
+        said = [one.get(model) for one in heard]
+        absent = None in said
+        filler = (
+            0
+            if not absent
+            else next((prediction.output for prediction in said if prediction is not None), 0)
+        )
+        outputs.append(
+            column_of([filler if prediction is None else prediction.output for prediction in said])
+        )
+        was_heard.append(
+            np.array([prediction is not None for prediction in said]) if absent else None
+        )
+        own = [None if prediction is None else prediction.confidence for prediction in said]
+        confidence.append(
+            None if own.count(None) == len(own) else np.array([_sound(one) for one in own])
+        )
+    return ObservationRows(
+        learner.models,
+        tuple(outputs),
+        tuple(was_heard),
+        tuple(confidence),
+        column_of(labels),
+        np.array(asked, np.int32),
+        np.array(p),
+    )
+
+
+def _sound(confidence: float | None) -> float:
+    """NaN says that there is none; a model's own NaN is a confidence of 0."""
+    return np.nan if confidence is None else 0.0 if confidence != confidence else confidence
+
+
+# -- arrays of answers
+
+
+def _observe_array(
+    resolved: ResolvedApplication,
+    window: FeedbackWindow,
+    answers: Answers,
+    labels: Sequence[Any],
+    rows: ArrayLike | None,
+) -> Counted:
+    places = np.arange(len(answers)) if rows is None else _places(rows, len(answers))
+    _same_length(len(places), labels)
+    column = label_column(labels)
+    try:
+        joined = window.rows_of(answers.id, resolved.name)
+    except UnknownPrediction:
+        return Counted(0, 0, len(places))
+    fresh, unheard = window.take_rows(joined, places)
+    if len(fresh) < len(places):
+        column = (
+            column[fresh] if isinstance(column, np.ndarray) else [column[i] for i in fresh.tolist()]
+        )
+        places = places[fresh]
+    if len(fresh):
+        _learn_rows(joined, places, column)
+    return Counted(len(fresh), len(labels) - len(fresh) - unheard, unheard)
+
+
+def _places(rows: ArrayLike, n: int) -> NDArray[np.intp]:
+    try:
+        places = np.asarray(rows)
+    except ValueError:
+        places = np.zeros((1, 1))
+    whole = places.ndim == 1 and (places.dtype.kind in "iu" or not places.size)
+    if not whole or (places.size and not 0 <= places.min() <= places.max() < n):
+        raise InvalidInput(f"rows= are places of the array, whole numbers from 0 to {n - 1}.")
+    return places.astype(np.intp)
+
+
+def _learn_rows(joined: JoinedRows, places: NDArray[np.intp], labels: Column) -> None:
+    """Part by part, so that nobody waits for long. What the journal refuses may be told again."""
+    learner, user, states = joined.learner, joined.user, joined.learner.states
+    done = number = 0
+    seen: list[Seen] = []
+    try:
+        labels = fitted_column(labels, joined.outputs_of(places))
+        for part, record in _parts(joined, places, labels):
+            number = states.observe_one(learner, user, part, record)
+            done += len(part) if isinstance(part, ObservationRows) else 1
+            seen.append(part)
+    except BaseException:
+        joined.told[places[done:]] = False
+        raise
+    states.commit(number)
+    _tell_watcher_of_rows(joined, places, seen)
+
+
+def _parts(
+    joined: JoinedRows, places: NDArray[np.intp], labels: Column
+) -> Iterator[tuple[Seen, bytes]]:
+    learner, user = joined.learner, joined.user
+    if joined.as_one:
+        yield from written_rows(learner, user, joined.columns(places, labels))
+        return
+    for i, label in zip(
+        places.tolist(), labels.tolist() if isinstance(labels, np.ndarray) else labels, strict=True
+    ):
+        seen = joined.observation(i, label)
+        yield seen, written(learner, user, seen)
+
+
+# -- who else hears
+
+
+def _tell_watcher(learner: Learner, seen: Observation) -> None:
+    if learner.watcher is not None:
+        learner.watcher.on_feedback(seen)
+
+
+def _tell_watcher_of_list(
+    learner: Learner, found: Sequence[Joined], labels: Sequence[Any], rows: ObservationRows | None
+) -> None:
+    if learner.watcher is None:
+        return
+    if rows is not None:
+        learner.watcher.on_feedback_rows(rows, column_of([joined.answer for joined in found]))
+        return
+    for joined, label in zip(found, labels, strict=True):
+        if not learner.watcher.on_feedback(joined.observation(Truth(label), 1.0)):
+            return
+
+
+def _tell_watcher_of_rows(
+    joined: JoinedRows, places: NDArray[np.intp], seen: Sequence[Seen]
+) -> None:
+    watcher, at = joined.learner.watcher, 0
+    if watcher is None:
+        return
+    for part in seen:
+        if isinstance(part, ObservationRows):
+            mine = places[at : at + len(part)]
+            answers = joined.answers
+            watcher.on_feedback_rows(
+                part,
+                (
+                    answers[mine]
+                    if isinstance(answers, np.ndarray)
+                    else [answers[i] for i in mine.tolist()]
+                ),
+            )
+            at += len(part)
+        elif not watcher.on_feedback(part):
+            return
+
+
+# -- feedback with the input
+
+
+def _asked_again(
+    resolved: ResolvedApplication,
+    input: Any,
+    user: str | None,
+    truth: Truth,
+    weight: float,
+    context: Any,
+) -> Observation:
+    """The predictions for an input: from the cache, else evaluated now, by the application's
+    SLO."""
+    state, plan = plan_for(resolved, user, resolved.context_of(user, context))
+    asked = (*plan.models, *(model for model in plan.observers if model not in plan.models))
+    salt = resolved.online_learning.session(resolved.models, user, 0)
+    future = predict_all(
+        tuple(resolved.cores[model] for model in asked), input, resolved.slo_us, salt
+    )
+    future.wait()
+    heard = {
+        model: Prediction(future.output(i), future.confidence(i))
+        for i, model in enumerate(asked)
+        if future.status(i) is Status.OK
+    }
+    if not heard:
+        names = ", ".join(map(str, asked))
+        raise DeadlineExceeded(
+            f"{names} did not predict the input within {resolved.slo_us / 1000:g} ms; nothing was"
+            " learned."
+        )
+    answered: dict[VersionedModel, Prediction] = {
+        model: heard[model] for model in plan.models if model in heard
+    }
+    missing = [model for model in plan.models if model not in heard]
+    answer = resolved.policy.combine(state, answered, missing).output
+    if truth.known:
+        truth = Truth(fitted_label(truth.label, [said.output for said in heard.values()]))
+    return Observation(plan, heard, truth, answer, weight)

@@ -1,0 +1,280 @@
+"""Feedback for models that learn themselves: containers whose model has `correct()`, told behind
+the acknowledgement.
+
+A feedback is told to every connected replica of each model that was heard (to one of them, in turn,
+where they learn into tables that all of them read), at most once: what the journal keeps is the
+policies' and is not told again after a crash; what a container has not taken when it dies, or what
+does not fit the bounds, is gone, and counted. Predictions come first everywhere: here feedback
+waits for a thread that has time, on the link for a moment without batches, in the container for one
+without queries.
+
+A model may also take sessions: then whose query it is travels with the row, as a number, and is
+part of the key of the cache.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import logging
+import os
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from clipper.errors import ClipperError
+from clipper.selection import Observation
+from clipper.types import VersionedModel
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.model import Model as CoreModel
+from clipper_core.wire.correction import encode_feedback
+
+_log = logging.getLogger(__name__)
+FRAME_ROWS_MAX = 64  # of one call of correct(), while which the container predicts nothing
+_FRAME_BYTES = 1 << 20
+_ENTRY_BYTES = 200  # what keeping an input costs beside its bytes
+
+Lesson = tuple[Any, Any, int]  # input, label, session
+
+
+class Says(Protocol):
+    """What a container said of itself: serving.containers.Hello."""
+
+    @property
+    def corrects(self) -> bool: ...
+    @property
+    def sessions(self) -> bool: ...
+    @property
+    def tables(self) -> bool: ...
+    @property
+    def id(self) -> VersionedModel: ...
+
+
+class OnlineLearning:
+    """Threads: any; came, went and flush: one. `wake_fd` is readable when flush() has something to
+    do.
+
+    rows_max: feedback that waits, of each model.  bytes_max: inputs kept for feedback by a
+    prediction's id.  frame_bytes_max: of one frame.
+    """
+
+    def __init__(
+        self, rows_max: int = 4096, bytes_max: int = 64 << 20, frame_bytes_max: int = 64 << 20
+    ) -> None:
+        self.active = False  # is there any container that learns, or takes sessions?
+        self.wake_fd = -1
+        self._rows_max, self._bytes_max, self._frame_bytes_max = (
+            rows_max,
+            bytes_max,
+            frame_bytes_max,
+        )
+        self._lines: dict[VersionedModel, list[tuple[Engine, int]]] = {}
+        self._together: dict[
+            VersionedModel, itertools.count[int]
+        ] = {}  # those that learn into tables which all replicas read
+        self._sessions: dict[tuple[Engine, int], VersionedModel] = {}
+        self._session_models: frozenset[VersionedModel] = frozenset()
+        self._guard = threading.Lock()
+        self._kept: OrderedDict[int, tuple[Any, int, int]] = (
+            OrderedDict()
+        )  # by the future's id: input, session, bytes
+        self._kept_bytes = 0
+        self._waiting: dict[VersionedModel, tuple[CoreModel, deque[Lesson]]] = {}
+        self._untaught: dict[VersionedModel, int] = {}
+
+    def open(self) -> None:
+        self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def close(self) -> None:
+        with self._guard:
+            if self.wake_fd >= 0:
+                os.close(self.wake_fd)
+            self.wake_fd = -1
+
+    # -- containers that come and go
+
+    def came(self, engine: Engine, conn: int, hello: Says) -> None:
+        if hello.corrects:
+            self._lines[hello.id] = [*self._lines.get(hello.id, ()), (engine, conn)]
+            if hello.tables:
+                self._together.setdefault(hello.id, itertools.count())
+        if hello.sessions:
+            self._sessions[engine, conn] = hello.id
+        self._look()
+
+    def went(self, engine: Engine, conn: int, model: VersionedModel) -> None:
+        left = [line for line in self._lines.get(model, ()) if line != (engine, conn)]
+        if left:
+            self._lines[model] = left
+        else:
+            self._lines.pop(model, None)
+            self._together.pop(model, None)
+        self._sessions.pop((engine, conn), None)
+        self._look()
+
+    def _look(self) -> None:
+        self._session_models = frozenset(self._sessions.values())
+        self.active = bool(self._lines or self._sessions)
+
+    # -- queries
+
+    def teaches(self, models: Sequence[VersionedModel]) -> bool:
+        """Return whether a container of one of these models learns from feedback itself."""
+        return not self._lines.keys().isdisjoint(models)
+
+    def session(self, models: Sequence[VersionedModel], user: str | None, salt: int) -> int:
+        """The salt of a query: the user's session where one of the models takes sessions, else as
+        it was."""
+        if not user or self._session_models.isdisjoint(models):
+            return salt
+        return session_of(f"{user}\0{salt}" if salt else user)
+
+    def keep(self, models: Sequence[VersionedModel], id: int, x: Any, session: int) -> None:
+        """Remember the input of a query for feedback by its id, if a model of these learns."""
+        if not self.teaches(models):
+            return
+        kept, size = _copied(x)
+        size += _ENTRY_BYTES
+        with self._guard:
+            self._kept[id] = kept, session, size
+            self._kept_bytes += size
+            while self._kept_bytes > self._bytes_max:
+                _, (_, _, size) = self._kept.popitem(last=False)
+                self._kept_bytes -= size
+
+    # -- feedback
+
+    def tell_of(
+        self, cores: Mapping[VersionedModel, CoreModel], id: str, seen: Observation
+    ) -> None:
+        """Feedback about the prediction of that id; nothing when its input is kept no more."""
+        with self._guard:
+            kept = self._kept.pop(int(id.rpartition("-")[2], 16), None)
+            self._kept_bytes -= kept[2] if kept else 0
+        if kept:
+            self.tell(cores, kept[0], kept[1], seen)
+
+    def tell(
+        self, cores: Mapping[VersionedModel, CoreModel], input: Any, session: int, seen: Observation
+    ) -> None:
+        """Feedback about an input, for every model that was heard and learns. Only what says which
+        output was right."""
+        label = (
+            seen.truth.label
+            if seen.truth.label is not None
+            else seen.answer
+            if seen.truth.score == 1
+            else None
+        )
+        pupils = [model for model in seen.predictions if model in self._lines]
+        if label is None or not pupils:
+            return
+        with self._guard:
+            for model in pupils:
+                _, waiting = self._waiting.setdefault(model, (cores[model], deque()))
+                if len(waiting) >= self._rows_max:
+                    self._count_untaught(model, 1)
+                else:
+                    waiting.append((input, label, session))
+            if self.wake_fd >= 0:
+                os.eventfd_write(self.wake_fd, 1)
+
+    def _count_untaught(self, model: VersionedModel, rows: int) -> None:
+        self._untaught[model] = self._untaught.get(model, 0) + rows
+
+    def untaught(self, model: VersionedModel) -> int:
+        """Rows of feedback that were dropped here."""
+        return self._untaught.get(model, 0)
+
+    def flush(self) -> None:
+        """Hand all feedback that waits to the engines, in frames."""
+        with self._guard:
+            if self.wake_fd >= 0:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self.wake_fd)
+            told, self._waiting = self._waiting, {}
+        for model, (core, lessons) in told.items():
+            for frame in _frames(core, lessons, self._frame_bytes_max):
+                self._send(model, core, frame)
+
+    def _send(self, model: VersionedModel, core: CoreModel, lessons: Sequence[Lesson]) -> None:
+        try:
+            inputs, labels, sessions = zip(*lessons, strict=True)
+            payload = encode_feedback(_inputs(core, inputs), _labels(labels), sessions)
+            if len(payload) > self._frame_bytes_max:
+                raise ValueError(
+                    f"they are {len(payload)} bytes; a frame has at most {self._frame_bytes_max}"
+                )
+            lines = self._lines.get(model, ())
+            if lines and (turn := self._together.get(model)):
+                lines = [lines[next(turn) % len(lines)]]
+            for engine, conn in lines:
+                engine.teach(conn, payload, len(lessons))
+        except (ClipperError, ValueError, TypeError, OverflowError) as error:
+            with self._guard:
+                self._count_untaught(model, len(lessons))
+            _log.warning(
+                "%d rows of feedback cannot be told to model %s: %s", len(lessons), model, error
+            )
+
+
+def session_of(user: str) -> int:
+    """The number by which a container knows a user: as clipper_container.session_of."""
+    return (
+        int.from_bytes(hashlib.blake2b(user.encode(), digest_size=8).digest(), "little")
+        if user
+        else 0
+    )
+
+
+def _copied(x: Any) -> tuple[Any, int]:
+    """An input that its owner may change behind our back, and the bytes it takes."""
+    if isinstance(x, str):
+        return x, len(x)
+    if isinstance(x, bytes | bytearray | memoryview):
+        return bytes(x), len(x)
+    array = np.array(x)
+    return array, array.nbytes
+
+
+def _frames(core: CoreModel, lessons: Iterable[Lesson], bytes_max: int) -> Iterable[list[Lesson]]:
+    """In order, cut where the labels' type changes, and by rows and bytes."""
+    for _, alike in itertools.groupby(lessons, key=lambda lesson: _kind(lesson[1])):
+        frame: list[Lesson] = []
+        size = 0
+        for lesson in alike:
+            nbytes = _copied(lesson[0])[1] + np.asarray(lesson[1]).nbytes
+            if frame and (
+                len(frame) == FRAME_ROWS_MAX or size + nbytes > min(_FRAME_BYTES, bytes_max // 2)
+            ):
+                yield frame
+                frame, size = [], 0
+            frame.append(lesson)
+            size += nbytes
+        yield frame
+
+
+def _kind(label: Any) -> Any:
+    if isinstance(label, np.ndarray):
+        return label.dtype, label.shape
+    return "number" if isinstance(label, bool | int | float) else type(label)
+
+
+def _inputs(core: CoreModel, inputs: Sequence[Any]) -> Any:
+    """Rows as the model takes them."""
+    if core.dtype is None:
+        return [x if isinstance(x, str) else bytes(x) for x in inputs]
+    if core.shape == (-1,):
+        return [np.asarray(x, core.dtype) for x in inputs]
+    return np.stack([np.asarray(x, core.dtype) for x in inputs])
+
+
+def _labels(labels: Sequence[Any]) -> Any:
+    if isinstance(labels[0], str | bytes):
+        return list(labels)
+    found = np.asarray(labels)
+    if found.dtype == object:
+        raise ValueError(f"labels such as {labels[0]!r} do not travel")
+    return found

@@ -1,0 +1,324 @@
+"""Keeps the selection states of a server and those in its store alike: writes behind, and takes in
+what other servers wrote.
+
+What changed here is written in batches, a transaction each, at most once an interval. What others
+wrote is heard by a watch, so that a state that this server holds has what was told to any of them
+within the time of a write and of a message. Neither ever overwrites the other: each state in the
+store says by server up to which of its observations it has learned, so one can tell what is new in
+it, and what is new on both sides is merged (policy.merge over the state that both began with).
+"""
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from clipper.errors import StoreError
+from clipper.serving.feedback.stored_state import PREFIX, SHARED, Held, sealed
+from clipper.store.store import (
+    ABSENT,
+    TXN_OPS_MAX,
+    VALUE_BYTES_MAX,
+    Compare,
+    Get,
+    Put,
+    Record,
+    Store,
+    Watch,
+)
+
+if TYPE_CHECKING:
+    from clipper.serving.feedback.states import Learner, States
+
+_log = logging.getLogger(__name__)
+BATCH_MAX: Final = TXN_OPS_MAX // 2  # states of a transaction: each is a comparison and a write
+BATCH_BYTES_MAX: Final = 512 << 10
+AGAIN_S_MIN, AGAIN_S_MAX = 0.1, 5.0  # between two tries to follow a store that is away
+
+Key = tuple["Learner", str]
+
+
+class Snapshot(msgspec.Struct, eq=False):
+    """A state as it is to be written, over the one of that revision. upto: of each server, the
+    number of its last observation that is in it."""
+
+    learner: "Learner"
+    user: str
+    held: Held
+    state: object
+    upto: dict[str, int]
+    revision: int
+    data: bytes = b""
+
+
+class StateSync:
+    """Threads: any. Two of its own: one writes behind, one follows the store.
+
+    write_s: between two writes.  follows: whether other servers may write to the store.
+    """
+
+    def __init__(self, states: "States", store: Store, write_s: float, follows: bool) -> None:
+        self._states, self._store, self._write_s, self._follows = states, store, write_s, follows
+        self._wake = threading.Event()
+        self._closing = False
+        self._flushing = threading.Lock()
+        self._writer: threading.Thread | None = None
+        self._follower: threading.Thread | None = None
+        self._watch: Watch | None = None
+
+    # -- writing behind
+
+    def start_writing(self) -> None:
+        """Start the thread that writes behind, if it does not run. The first observation does."""
+        if self._writer is None:
+            with self._states.lock:
+                if self._writer is None and not self._closing:
+                    self._writer = threading.Thread(
+                        target=self._write_behind, name="clipper-states", daemon=True
+                    )
+                    self._writer.start()
+
+    def _write_behind(self) -> None:
+        while not self._wake.wait(self._write_s):
+            try:
+                self.flush()
+            except StoreError as error:  # the journal has it all; the next round tries again
+                _log.warning("selection states wait to be written: %s", error)
+            except Exception:
+                _log.exception("selection states could not be written")
+
+    def flush(self) -> None:
+        """Write every dirty state to the store, then forget what the journal need not keep.
+
+        The shared states are written last, as they were before the first context was: a shared
+        state in the store never knows of an observation before which a context began that is not
+        there yet; in a replay that context would find it too old.
+        """
+        states = self._states
+        if states.refusal:
+            raise StoreError(states.refusal)
+        with self._flushing:
+            with states.lock:
+                contexts = [key for key in states.dirty if key[1] != SHARED]
+                shared = [self._snapshot(*key) for key in states.dirty if key[1] == SHARED]
+                states.dirty.clear()
+            left: dict[Key, None] = dict.fromkeys(
+                [*contexts, *((each.learner, each.user) for each in shared)]
+            )
+            try:
+                states.journal.commit(states.journal.last)
+                for at in range(0, len(contexts), BATCH_MAX):
+                    part = contexts[at : at + BATCH_MAX]
+                    with states.lock:
+                        batch = [self._snapshot(*key) for key in part]
+                    self._write(batch, left)
+                self._write(shared, left)
+            finally:
+                with states.lock:
+                    states.dirty.update(left)
+            with states.lock:
+                waiting = [learner.held(user).since for learner, user in states.dirty]
+                states.journal.forget(
+                    min((n for n in waiting if n), default=states.journal.last + 1) - 1
+                )
+
+    def _snapshot(self, learner: "Learner", user: str) -> Snapshot:
+        held = learner.held(user)
+        return Snapshot(learner, user, held, held.state, dict(held.applied), held.revision)
+
+    def _write(self, batch: Sequence[Snapshot], left: dict[Key, None]) -> None:
+        """Write these states, in transactions of bounded size; what is done is taken out of
+        `left`."""
+        part: list[Snapshot] = []
+        nbytes = 0
+        for each in batch:
+            if (
+                self._states.node not in each.upto
+            ):  # nothing to write at that moment: the store was not there when it was asked
+                self._merge(each.learner, each.user, self._store.get(each.learner.key(each.user)))
+                left.pop((each.learner, each.user), None)
+                continue
+            each.data = sealed(each.learner.policy, each.learner.models, each.upto, each.state)
+            if len(each.data) > VALUE_BYTES_MAX:
+                _log.error(
+                    "a state of %r has %d bytes: it is not written",
+                    each.learner.application,
+                    len(each.data),
+                )
+                left.pop((each.learner, each.user), None)
+                continue
+            if part and (len(part) == BATCH_MAX or nbytes + len(each.data) > BATCH_BYTES_MAX):
+                self._write_part(part, left)
+                part, nbytes = [], 0
+            part.append(each)
+            nbytes += len(each.data)
+        if part:
+            self._write_part(part, left)
+
+    def _write_part(self, part: list[Snapshot], left: dict[Key, None]) -> None:
+        """One transaction. States that another server changed are merged and stay dirty; the rest
+        is tried once more without them."""
+        for _ in range(2):
+            keys = [each.learner.key(each.user) for each in part]
+            with self._states.lock:
+                for (
+                    each
+                ) in part:  # until it is known whether this was written, and heard of by the watch
+                    each.held.doubts[each.upto[self._states.node]] = each.state
+            compares = [Compare(key, each.revision) for key, each in zip(keys, part, strict=True)]
+            writes = [Put(key, each.data) for key, each in zip(keys, part, strict=True)]
+            found = self._store.txn(compares, writes, [Get(key) for key in keys])
+            if found.ok:
+                for each, record in zip(part, found.results, strict=True):
+                    self._is_written(each, record)
+                    left.pop((each.learner, each.user), None)
+                return
+            same: list[Snapshot] = []
+            for each, record in zip(part, found.results, strict=True):
+                if (record.revision if record else ABSENT) == each.revision:
+                    same.append(each)
+                elif each.held.revision == each.revision:
+                    self._merge(each.learner, each.user, record)
+                    left.pop((each.learner, each.user), None)
+                # else what is there has been taken in meanwhile: it is written in the next round
+            part = same
+            if not part:
+                return
+
+    def _is_written(self, each: Snapshot, record: Record | None) -> None:
+        with self._states.lock:
+            held = each.held
+            held.doubts.clear()
+            if (
+                record is not None and record.revision > held.revision
+            ):  # else somebody wrote after it, and that is here already
+                held.base, held.revision = each.state, record.revision
+            number = each.upto[self._states.node]
+            held.since = (
+                0
+                if held.applied.get(self._states.node, 0) <= number
+                else max(held.since, number + 1)
+            )
+
+    # -- what others wrote
+
+    def _merge(self, learner: "Learner", user: str, record: Record | None) -> None:
+        """What is in the store now is not what this server wrote. Somebody else did; or nobody: the
+        answer to a write was lost, or the store was killed and knows less than before; then what is
+        here has it all."""
+        with self._states.lock:
+            held = learner.held(user)
+            theirs = learner.read(record) if record else None
+            if theirs is not None:
+                self._take_in(learner, user, held, theirs)
+            else:
+                if held.prior is None:
+                    self._states.dirty[(learner, user)] = None
+                held.doubts.clear()
+                held.revision = record.revision if record else ABSENT
+
+    def _take_in(self, learner: "Learner", user: str, held: Held, theirs: Held) -> None:
+        """Learn what is new in a state of the store. Under the lock of the states."""
+        if held.prior is not None:  # nothing of its own
+            held.state = held.base = theirs.state
+            held.applied, held.revision, held.prior = theirs.applied, theirs.revision, None
+            return
+        has_news = any(
+            number > held.applied.get(node, 0) for node, number in theirs.applied.items()
+        )
+        lacks = any(number > theirs.applied.get(node, 0) for node, number in held.applied.items())
+        if has_news:
+            base = held.doubts.get(theirs.applied.get(self._states.node, 0), held.base)
+            held.state = (
+                learner.policy.merge(base, held.state, theirs.state) if lacks else theirs.state
+            )
+        held.applied = {
+            node: max(held.applied.get(node, 0), theirs.applied.get(node, 0))
+            for node in {*theirs.applied, *held.applied}
+        }
+        held.base, held.revision = theirs.state, theirs.revision
+        held.doubts.clear()
+        if lacks:
+            self._states.dirty[(learner, user)] = None
+        else:
+            held.since = 0
+
+    # -- following the store
+
+    def start_following(self) -> None:
+        """Start the thread that hears what other servers write, if there may be any and it does not
+        run."""
+        if self._follows and self._follower is None and not self._closing:
+            self._follower = threading.Thread(
+                target=self._follow, name="clipper-states-watch", daemon=True
+            )
+            self._follower.start()
+
+    def _follow(self) -> None:
+        again_s = AGAIN_S_MIN
+        while not self._closing:
+            try:
+                with_watch = self._watch = self._store.watch(PREFIX)
+                if self._closing:
+                    with_watch.close()
+                self._read_all()
+                again_s = AGAIN_S_MIN
+                self._hear(with_watch)
+            except StoreError as error:
+                if not self._closing:
+                    _log.info("what other servers learn is not heard of: %s", error)
+            except Exception:
+                _log.exception("a selection state of another server could not be taken in")
+            if self._wake.wait(again_s):
+                return
+            again_s = min(2 * again_s, AGAIN_S_MAX)
+
+    def _hear(self, watch: Watch) -> None:
+        while not self._closing and not watch.closed:
+            event = watch.next(1.0)
+            if event is None:
+                continue
+            if event.kind == "RESET":
+                self._read_all()
+            elif event.kind == "PUT" and event.record is not None:
+                self._came(event.record)
+
+    def _came(self, record: Record, at: int | None = None) -> None:
+        """A record of the store. at: the revision of the store when it was read: one that is older
+        than what is known says that the store has lost some of its history."""
+        states = self._states
+        with states.lock:
+            for learner, user in states.holders(record.key):
+                held = learner.held(user)
+                has_lost = at is not None and at < held.revision
+                if record.revision == held.revision or (
+                    record.revision < held.revision and not has_lost
+                ):
+                    continue
+                theirs = learner.read(record)
+                if theirs is not None:
+                    self._take_in(learner, user, held, theirs)
+
+    def _read_all(self) -> None:
+        """Look at all states that are held: changes may have been missed."""
+        with self._states.lock:
+            keys = list(dict.fromkeys(self._states.keys()))
+        for at in range(0, len(keys), BATCH_MAX):
+            found = self._store.txn((), [Get(key) for key in keys[at : at + BATCH_MAX]])
+            for record in found.results:
+                if record is not None:
+                    self._came(record, found.revision)
+            if self._closing:
+                return
+
+    def close(self) -> None:
+        """Write what is not written yet. Idempotent."""
+        self._closing = True
+        self._wake.set()
+        if self._watch is not None:
+            self._watch.close()
+        for thread in (self._writer, self._follower):
+            if thread is not None:
+                thread.join()

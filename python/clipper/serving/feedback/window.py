@@ -1,0 +1,376 @@
+"""Feedback: the truth about a query, joined with what its models predicted.
+
+An answer is remembered for a while by its id (the join window), with the plan that chose its
+models: feedback may come long after the state has moved on, and must be weighed by the
+probabilities of then. Feedback by id counts once, however often it is sent. Feedback with the input
+itself needs no window: the models are asked again, and the cache has most of it.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from clipper.errors import UnknownPrediction
+from clipper.selection import Observation, Plan, Prediction, Truth
+from clipper.selection.batch_learning import Column, ObservationRows
+from clipper.serving.feedback.forwarding import Forwarding
+from clipper.serving.feedback.states import Learner
+from clipper.types import VersionedModel
+from clipper_core.http.recent_answers import RecentAnswers
+from clipper_core.results.future import Future
+from clipper_core.runtime.status import Status
+
+ANSWER_BYTES = 1024  # what keeping an answer costs beside its outputs
+
+
+class Joined(msgspec.Struct, eq=False):
+    """An answered query that feedback may still come for. late: futures of observers, and of nobody
+    else."""
+
+    learner: Learner
+    user: str
+    plan: Plan
+    arrived: dict[VersionedModel, Prediction]
+    answer: Any
+    late: tuple[tuple[VersionedModel, Future], ...]
+    until_s: float
+    told: bool = False
+    nbytes: int = 0
+
+    def heard(self) -> dict[VersionedModel, Prediction]:
+        """What arrived, and of the late ones what has come since."""
+        if not self.late:
+            return self.arrived
+        heard = dict(self.arrived)
+        for model, future in self.late:
+            if future.done() and future.status() is Status.OK:
+                heard[model] = Prediction(future.output(0), future.confidence(0))
+        return heard
+
+    def observation(self, truth: Truth, weight: float) -> Observation:
+        return Observation(self.plan, self.heard(), truth, self.answer, weight)
+
+
+def _number_in(id: str) -> int | None:
+    """The number that an id of this server ends in; None if it has none."""
+    digits = id.rpartition("-")[2]
+    return (
+        int(digits, 16)
+        if 0 < len(digits) <= 16 and all(digit in "0123456789abcdef" for digit in digits)
+        else None
+    )
+
+
+def _bytes_of(joined: Joined) -> int:
+    outputs = [prediction.output for prediction in joined.arrived.values()]
+    return ANSWER_BYTES + sum(_size_of(output) for output in (joined.answer, *outputs))
+
+
+def _size_of(output: Any) -> int:
+    if isinstance(output, np.ndarray):
+        return output.nbytes
+    return len(output) if isinstance(output, str | bytes) else 0
+
+
+class JoinedRows:
+    """An array of answers that feedback may still come for, row by row. future: of its tasks, model
+    after model. answers: the outputs, a row each."""
+
+    __slots__ = (
+        "_future",
+        "_rows",
+        "answers",
+        "heard",
+        "learner",
+        "plan",
+        "told",
+        "until_s",
+        "user",
+    )
+
+    def __init__(
+        self, learner: Learner, user: str, plan: Plan, future: Future, answers: Column
+    ) -> None:
+        self.learner, self.user, self.plan, self._future, self.answers = (
+            learner,
+            user,
+            plan,
+            future,
+            answers,
+        )
+        by_model = future.statuses().reshape(len(plan.models), -1) == Status.OK
+        self.heard: NDArray[np.bool_] = by_model.any(
+            axis=0
+        )  # rows that anything can be learned from
+        self.told = np.zeros(len(self.heard), np.bool_)
+        self.until_s = 0.0
+        self._rows: ObservationRows | None = None
+
+    def __len__(self) -> int:
+        return len(self.told)
+
+    @property
+    def as_one(self) -> bool:
+        """Whether all of the learner's models were asked, or only one: as columns say it."""
+        asked, place = set(self.plan.models), self.learner.place
+        return (len(asked) == 1 or asked == place.keys()) and all(model in place for model in asked)
+
+    def columns(self, places: NDArray[np.intp], labels: Column) -> ObservationRows:
+        """These rows, with their labels."""
+        if self._rows is None:
+            self._rows = self._read()
+        rows = self._rows if len(places) == len(self) else self._rows.take(places)
+        return msgspec.structs.replace(rows, labels=labels)
+
+    def outputs_of(self, places: NDArray[np.intp]) -> list[Column]:
+        """Return what the models that were asked said of these rows, a column a model."""
+        n = len(self)
+        columns = [self._future.outputs(0, j * n, n) for j in range(len(self.plan.models))]
+        return [
+            column[places] if isinstance(column, np.ndarray) else [column[i] for i in places]
+            for column in columns
+        ]
+
+    def _read(self) -> ObservationRows:
+        n, future, models = len(self), self._future, self.learner.models
+        outputs: list[Column] = [np.zeros(n, np.int64)] * len(models)
+        heard: list[NDArray[np.bool_] | None] = [np.zeros(n, np.bool_)] * len(models)
+        confidence: list[NDArray[np.float64] | None] = [None] * len(models)
+        statuses = future.statuses().reshape(-1, n)
+        for j, model in enumerate(self.plan.models):
+            at = self.learner.place[model]
+            ok = statuses[j] == Status.OK
+            outputs[at], heard[at] = future.outputs(0, j * n, n), None if ok.all() else ok
+            own = future.confidences(j * n, n)
+            confidence[at] = None if np.isnan(own).all() else own
+        if len(self.plan.models) == 1:
+            at, p = (
+                self.learner.place[self.plan.models[0]],
+                self.plan.probability(self.plan.models[0]),
+            )
+            like = outputs[at].dtype if isinstance(outputs[at], np.ndarray) else None
+            outputs = [
+                c if i == at or like is None else np.zeros(n, like) for i, c in enumerate(outputs)
+            ]
+        else:
+            at, p = -1, 1.0
+        unsaid = np.zeros(n, np.bool_)
+        return ObservationRows(
+            models,
+            tuple(outputs),
+            tuple(heard),
+            tuple(confidence),
+            unsaid,
+            np.array([at], np.int32),
+            np.array([p]),
+        )
+
+    def observation(self, i: int, label: Any) -> Observation:
+        """Row i as an object, whatever was asked."""
+        n, future = len(self), self._future
+        heard = {
+            model: Prediction(future.output(j * n + i), future.confidence(j * n + i))
+            for j, model in enumerate(self.plan.models)
+            if future.status(j * n + i) is Status.OK
+        }
+        return Observation(self.plan, heard, Truth(label), self.answers[i])
+
+
+class FeedbackWindow:
+    """Answers by id, the last `size_max` of them, each for `window_s` seconds; arrays too, the last
+    so many rows of them, and the last array whatever its size. Threads: any.
+
+    bytes_max: of what is kept, estimated; beyond it the oldest answers are forgotten.
+    direct: the answers that the HTTP threads of the core gave; one that feedback names is moved to
+    the others. forwarding: to the servers that gave other answers; None when no other server shares
+    the store.
+    """
+
+    def __init__(
+        self,
+        size_max: int,
+        window_s: float,
+        bytes_max: int = 256 << 20,
+        clock: Callable[[], float] = time.monotonic,
+        forwarding: Forwarding | None = None,
+    ) -> None:
+        self.forwarding = forwarding
+        self._size_max, self._window_s, self._bytes_max, self._clock = (
+            size_max,
+            window_s,
+            bytes_max,
+            clock,
+        )
+        self._joined: OrderedDict[str, Joined] = OrderedDict()
+        self._arrays: OrderedDict[str, JoinedRows] = OrderedDict()
+        self._row_count = 0
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self.direct = RecentAnswers(size_max, bytes_max)
+        self._owners: list[tuple[Learner, Plan, str]] = []  # of the answers in `direct`, by number
+
+    def __len__(self) -> int:
+        return len(self._joined) + len(self.direct)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is kept, estimated."""
+        return self._bytes + self.direct.nbytes
+
+    def add(
+        self,
+        id: str,
+        learner: Learner,
+        user: str,
+        plan: Plan,
+        arrived: dict[VersionedModel, Prediction],
+        answer: Any,
+        late: tuple[tuple[VersionedModel, Future], ...] = (),
+    ) -> None:
+        joined = Joined(learner, user, plan, arrived, answer, late, self._clock() + self._window_s)
+        with self._lock:
+            self._add(id, joined)
+
+    def _add(self, id: str, joined: Joined) -> None:
+        """Under the lock."""
+        if self._joined.setdefault(id, joined) is joined:
+            joined.nbytes = _bytes_of(joined)
+            self._bytes += joined.nbytes
+        while self._joined and (
+            len(self._joined) > self._size_max
+            or self._bytes > self._bytes_max
+            or self._is_over(next(iter(self._joined.values())))
+        ):
+            _, oldest = self._joined.popitem(last=False)
+            self._bytes -= oldest.nbytes
+
+    def owner(self, learner: Learner, plan: Plan, node: str) -> int:
+        """Return the number under which the core keeps answers of this learner to that plan in
+        `direct`."""
+        with self._lock:
+            for i, (known, asked, of) in enumerate(self._owners):
+                if known is learner and asked.models == plan.models and of == node:
+                    return i
+            self._owners.append((learner, plan, node))
+            return len(self._owners) - 1
+
+    def _find(self, id: str) -> Joined | None:
+        """Under the lock: the answer of that id, whoever gave it."""
+        joined = self._joined.get(id)
+        if joined is not None or not len(self.direct):
+            return joined
+        number = _number_in(id)
+        if number is None or not any(id == f"{node}-{number:x}" for _, _, node in self._owners):
+            return None
+        found = self.direct.take(number)
+        if found is None:
+            return None
+        owner, output, confidence, age_s = found
+        learner, plan, _ = self._owners[owner]
+        if age_s > self._window_s:
+            return None
+        joined = Joined(
+            learner,
+            "",
+            plan,
+            {plan.models[0]: Prediction(output, confidence)},
+            output,
+            (),
+            self._clock() + self._window_s,
+        )
+        self._add(id, joined)
+        return joined
+
+    def add_rows(self, id: str, joined: JoinedRows) -> None:
+        joined.until_s = self._clock() + self._window_s
+        with self._lock:
+            self._arrays[id] = joined
+            self._row_count += len(joined)
+            while len(self._arrays) > 1:
+                oldest = next(iter(self._arrays.values()))
+                if self._row_count <= self._size_max and not self._is_over(oldest):
+                    break
+                self._arrays.popitem(last=False)
+                self._row_count -= len(oldest)
+
+    def _is_over(self, joined: Joined | JoinedRows) -> bool:
+        return joined.until_s < self._clock()
+
+    def take(self, id: str, application: str) -> Joined | None:
+        """The query of that id, once; None when its feedback has come already. UnknownPrediction if
+        it is not here."""
+        with self._lock:
+            joined = self._find(id)
+            if joined is None or joined.until_s < self._clock():
+                raise self._unknown(id)
+            whose = joined.learner.application
+            if whose != application:
+                raise _foreign(id, whose, application)
+            if joined.told:
+                return None
+            joined.told = True
+            return joined
+
+    def take_many(
+        self, ids: Sequence[str], application: str
+    ) -> tuple[list[int], list[Joined], list[int]]:
+        """Those of the ids whose feedback has not come yet, each once: their places, their queries;
+        and the places of those that are not here."""
+        places, found, unknown = list[int](), list[Joined](), list[int]()
+        with self._lock:
+            now, known = self._clock(), self._find
+            for i, id in enumerate(ids):
+                joined = known(id)
+                if (
+                    joined is None
+                    or joined.until_s < now
+                    or joined.learner.application != application
+                ):
+                    unknown.append(i)
+                elif not joined.told:
+                    joined.told = True
+                    places.append(i)
+                    found.append(joined)
+        return places, found, unknown
+
+    def rows_of(self, id: str, application: str) -> JoinedRows:
+        """The array of that id. UnknownPrediction if it is not here."""
+        joined = self._arrays.get(id)
+        if joined is None or self._is_over(joined):
+            raise self._unknown(id)
+        if joined.learner.application != application:
+            raise _foreign(id, joined.learner.application, application)
+        return joined
+
+    def take_rows(
+        self, joined: JoinedRows, places: NDArray[np.intp]
+    ) -> tuple[NDArray[np.intp], int]:
+        """Where in `places` stand rows whose feedback has not come yet, each once; and how many of
+        the others were not heard."""
+        with self._lock:
+            heard = joined.heard[places]
+            fresh = heard & ~joined.told[places]
+            first = np.zeros(len(places), np.bool_)
+            first[np.unique(places, return_index=True)[1]] = True
+            fresh &= first
+            joined.told[places[fresh]] = True
+        return np.flatnonzero(fresh), int(np.count_nonzero(~heard))
+
+    def _unknown(self, id: str) -> UnknownPrediction:
+        hint = (
+            f"The server that answered remembers its last {self._size_max} answers, for"
+            f" {self._window_s:g} s."
+        )
+        return UnknownPrediction(f"no prediction {id[:64]!r} is waiting for feedback.", hint=hint)
+
+
+def _foreign(id: str, whose: str, application: str) -> UnknownPrediction:
+    return UnknownPrediction(
+        f"prediction {id!r} is one of application {whose!r}, not of {application!r}."
+    )

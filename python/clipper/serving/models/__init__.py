@@ -1,0 +1,1 @@
+"""Running models: engines, containers, scaling, caches and parameter rows."""

@@ -1,0 +1,386 @@
+"""Containers come and go: who has dialled in, for which model, and who is turned away.
+
+One control thread reads what the engine has to tell. A HELLO is checked here, in Python (token,
+name, version, types), and answered by attaching the connection to its model or by a reason its
+container prints; the loop thread never waits for it. All dial in at one engine; a container whose
+model another serves is handed over, and greeted again there.
+"""
+
+import hmac
+import logging
+import os
+import select
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import msgpack
+import msgspec
+
+from clipper.errors import ClipperError
+from clipper.serving.feedback.online_learning import OnlineLearning
+from clipper.types import Batching, InputType, VersionedModel, check_name
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.model import Model as CoreModel
+from clipper_core.runtime.status import Status
+from clipper_core.scheduling.batcher import Batching as Mode
+from clipper_core.scheduling.scheduler import Notice
+from clipper_core.wire.codec import Kind, encode_frame
+
+_log = logging.getLogger(__name__)
+_HELLO_BYTES_MAX = 64 << 10
+_TIMINGS_MAX = 32
+_TIMING_US_MAX = 3_600_000_000
+_SPARSE = 10  # heartbeats fewer, of a container that asks for it
+_Line = tuple[Engine, int]  # a connection
+V1_DTYPES = ("i32", "f64", "u8", "bytes", "str")
+MODES = {"aimd": Mode.AIMD, "fit": Mode.FIT, "quantile": Mode.QUANTILE, "static": Mode.STATIC}
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """What a container says of itself (docs/wire.md, HELLO).
+
+    timings: (rows, microseconds) of batches that it ran before it was ready; gives: type of an
+    output that came of them.
+    """
+
+    name: str
+    version: int = 1
+    replica: int = 0
+    input: str = "any"
+    output: str = "any"
+    batch_max: int = 0
+    protocol: int = 2
+    token: str = ""
+    pid: int = 0
+    sdk: str = ""
+    shared: bool = False
+    corrects: bool = False
+    sessions: bool = False
+    quiet: bool = False
+    tables: bool = False
+    crc: bool = False
+    sparse: bool = False
+    timings: tuple[tuple[int, int], ...] = ()
+    gives: str = ""
+
+    @property
+    def id(self) -> VersionedModel:
+        return VersionedModel(self.name, self.version)
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A container that is connected: its connection, in which engine, and what it said."""
+
+    conn: int
+    hello: Hello
+    engine: Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a container's model is served: what `find` answers for a HELLO."""
+
+    model: CoreModel
+    input: InputType
+    output: InputType
+    batching: Batching
+
+
+class Refused(Exception):
+    """A container that is not let in; the text is what it prints."""
+
+
+class Containers:
+    """Threads: any. `find(hello)` gives the seat of a model or raises ClipperError; `changed(id)`
+    hears of comings and goings."""
+
+    def __init__(
+        self,
+        engines: Iterable[Engine],
+        token: str,
+        heartbeat_ms: int,
+        frame_bytes_max: int,
+        find: Callable[[Hello], Seat],
+        changed: Callable[[VersionedModel], None] = lambda _: None,
+        shared_memory: bool = True,
+        online_learning: OnlineLearning | None = None,
+    ) -> None:
+        self._engines = tuple(engines)
+        self._token = token.encode()
+        self._heartbeat_ms = heartbeat_ms
+        self._welcome = {"payload_bytes_max": frame_bytes_max, "accuracy": True, "qualifiers": True}
+        self._find = find
+        self._changed = changed
+        self._shared_memory = shared_memory
+        self._teaching = online_learning or OnlineLearning()
+        self._greeted: dict[_Line, Hello] = {}  # let in, until the loop has attached them
+        self._replicas: dict[_Line, Replica] = {}
+        self._by_model: dict[VersionedModel, dict[_Line, Replica]] = {}
+        self._arrival = threading.Condition()
+        self._stopping = False
+        self._turned_away = 0
+        self.leaving = False  # the server closes: that containers go is no news to warn of
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="clipper-control", daemon=True)
+
+    def start(self) -> None:
+        self._teaching.open()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self.notify()
+        os.eventfd_write(self._wake, 1)
+        if self._thread.is_alive():
+            self._thread.join()
+        self._teaching.close()
+        os.close(self._wake)
+
+    def of(self, model: VersionedModel) -> list[Replica]:
+        """The connected replicas of a model version."""
+        found = self._by_model.get(model)
+        return [] if found is None else list(found.values())
+
+    def wait_for(
+        self,
+        model: VersionedModel,
+        count: int,
+        timeout_s: float,
+        hopeless: Callable[[], object] = lambda: False,
+    ) -> bool:
+        """Wait until `count` replicas of `model` are connected; False when the time is over first,
+        or it is hopeless."""
+        with self._arrival:
+            self._arrival.wait_for(
+                lambda: len(self.of(model)) >= count or self._stopping or hopeless(), timeout_s
+            )
+            return len(self.of(model)) >= count
+
+    def notify(self) -> None:
+        """Let those who wait look again."""
+        with self._arrival:
+            self._arrival.notify_all()
+
+    def drain(self, model: VersionedModel, replica: int | None = None) -> None:
+        """No new batches to the replicas of a model (or to one of them); goodbye after their last
+        reply."""
+        for one in self.of(model):
+            if replica is None or one.hello.replica == replica:
+                one.engine.drain(one.conn)
+
+    # -- the control thread
+
+    def _run(self) -> None:
+        poll = select.poll()
+        for engine in self._engines:
+            poll.register(engine.news_fd, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        poll.register(self._teaching.wake_fd, select.POLLIN)
+        while not self._stopping:
+            ready = poll.poll()
+            if any(fd == self._teaching.wake_fd for fd, _ in ready):
+                self._send_feedback()
+            for engine in self._engines:
+                self._hear_all(engine)
+
+    def _send_feedback(self) -> None:
+        try:
+            self._teaching.flush()
+        except Exception:  # feedback of one model must not stop the news of all
+            _log.exception("feedback could not be handed on")
+
+    def _hear_all(self, engine: Engine) -> None:
+        for kind, conn, _, status, data in engine.news():
+            try:
+                self._hear(engine, kind, conn, status, data)
+            except Exception:  # news of one container must not stop the news of all
+                _log.exception("the news %s of connection %d could not be handled", kind.name, conn)
+
+    def _hear(self, engine: Engine, kind: Notice, conn: int, status: Status, data: bytes) -> None:
+        if kind is Notice.SAID_HELLO:
+            self._greet(engine, conn, data)
+        elif kind is Notice.ATTACHED:
+            self._arrived(engine, conn)
+        elif kind is Notice.GONE:
+            self._gone((engine, conn), status)
+        elif kind is Notice.TURNED_AWAY:
+            self._count_turned_away()
+
+    def _count_turned_away(self) -> None:
+        """Told at the first, the second, the fourth, ...: a flood must not fill the log."""
+        self._turned_away += 1
+        if self._turned_away & (self._turned_away - 1) == 0:
+            _log.warning(
+                "limits.connections_max is reached: %d containers turned away so far",
+                self._turned_away,
+            )
+
+    def _greet(self, engine: Engine, conn: int, data: bytes) -> None:
+        try:
+            hello = self._read(data)
+            seat = self._seat(hello)
+        except Refused as refusal:
+            _log.warning("a container was refused: %s", refusal)
+            engine.refuse(conn, str(refusal))
+            return
+        except Exception:
+            _log.exception("a container's HELLO could not be handled")
+            engine.refuse(conn, "the server failed on this HELLO; its log says why")
+            return
+        if seat.model.engine is not engine:
+            engine.hand_over(conn, seat.model.engine, encode_frame(Kind.HELLO, data))
+            return
+        self._greeted[engine, conn] = hello
+        self._attach(conn, hello, seat)
+
+    def _arrived(self, engine: Engine, conn: int) -> None:
+        hello = self._greeted.pop((engine, conn))
+        self._teaching.came(engine, conn, hello)
+        with self._arrival:
+            replica = self._replicas[engine, conn] = Replica(conn, hello, engine)
+            self._by_model[hello.id] = {**self._by_model.get(hello.id, {}), (engine, conn): replica}
+            self._arrival.notify_all()
+        about = {"model": str(hello.id), "replica": hello.replica}
+        _log.info(
+            "container %s/%d is connected (pid %d)", hello.id, hello.replica, hello.pid, extra=about
+        )
+        self._changed(hello.id)
+
+    def _read(self, data: bytes) -> Hello:
+        try:
+            if len(data) > _HELLO_BYTES_MAX:
+                raise ValueError(f"it has {len(data)} bytes")
+            hello = msgspec.convert(msgpack.unpackb(data), Hello)
+            check_name(hello.name, "model")
+            numbers = (
+                ("replica", hello.replica, 0),
+                ("version", hello.version, 1),
+                ("batch_max", hello.batch_max, 0),
+            )
+            for key, value, least in numbers:
+                if not least <= value < 1 << 31:
+                    raise ValueError(
+                        f"{key} is {value}: {key} is a whole number from {least}, below 2^31"
+                    )
+            _check_timings(hello)
+        except Exception as error:
+            raise Refused(f"the HELLO cannot be read: {error}") from None
+        if self._token and not hmac.compare_digest(hello.token.encode(), self._token):
+            raise Refused(
+                "the token is missing or wrong; start the container with the server's token in"
+                " CLIPPER_TOKEN"
+            )
+        if hello.protocol not in (1, 2):
+            raise Refused(
+                f"this server speaks protocols 1 and 2, not {hello.protocol}; install a matching"
+                " clipper-container"
+            )
+        return hello
+
+    def _seat(self, hello: Hello) -> Seat:
+        try:
+            given, output = InputType.parse(hello.input), InputType.parse(hello.output)
+            _check_protocol(hello, given)
+            seat = self._find(hello)
+            _check_protocol(hello, seat.input)
+        except (ClipperError, ValueError) as error:
+            raise Refused(str(error)) from None
+        if not given.agrees_with(seat.input):
+            raise Refused(
+                f"model '{hello.id}' is registered with input {seat.input}, this container takes"
+                f" {given}"
+            )
+        if not output.agrees_with(seat.output):
+            raise Refused(
+                f"model '{hello.id}' is registered with output {seat.output}, this container gives"
+                f" {output}"
+            )
+        return seat
+
+    def _attach(self, conn: int, hello: Hello, seat: Seat) -> None:
+        batching = seat.batching
+        size_max = (
+            min(batching.size_max, hello.batch_max) if hello.batch_max > 0 else batching.size_max
+        )
+        shared = hello.shared and self._shared_memory
+        quiet = hello.quiet and hello.protocol == 2
+        checked = hello.crc and hello.protocol == 2
+        heartbeat_ms = self._heartbeat_ms * (_SPARSE if hello.sparse and hello.protocol == 2 else 1)
+        welcome = {
+            **self._welcome,
+            "heartbeat_ms": heartbeat_ms,
+            "conn": conn,
+            "crc": checked,
+            "shared": shared,
+        }
+        seat.model.engine.attach(
+            conn,
+            seat.model.index,
+            msgpack.packb({**welcome, **({"quiet": True} if quiet else {})}),
+            number=hello.replica,
+            protocol=hello.protocol,
+            checked=checked,
+            shared=shared,
+            sessions=hello.sessions,
+            quiet=quiet,
+            heartbeat_ms=heartbeat_ms,
+            timings=hello.timings,
+            mode=MODES[batching.mode],
+            size_max=size_max,
+            step=batching.step,
+            backoff=batching.backoff,
+            delay_us=batching.delay_us,
+            budget_share=batching.budget_share,
+        )
+
+    def _gone(self, line: _Line, status: Status) -> None:
+        self._greeted.pop(line, None)
+        with self._arrival:
+            replica = self._replicas.pop(line, None)
+            if replica is not None:
+                left = {
+                    at: other
+                    for at, other in self._by_model[replica.hello.id].items()
+                    if at != line
+                }
+                if left:
+                    self._by_model[replica.hello.id] = left
+                else:
+                    del self._by_model[replica.hello.id]
+            self._arrival.notify_all()
+        if replica is None:
+            return
+        self._teaching.went(*line, replica.hello.id)
+        level = (
+            logging.INFO
+            if self.leaving or status in (Status.OK, Status.CLOSED)
+            else logging.WARNING
+        )
+        hello, why = replica.hello, status.name.lower()
+        about = {"model": str(hello.id), "replica": hello.replica, "status": why}
+        _log.log(level, "container %s/%d is gone (%s)", hello.id, hello.replica, why, extra=about)
+        self._changed(replica.hello.id)
+
+
+def _check_timings(hello: Hello) -> None:
+    """Raises: ValueError."""
+    if len(hello.timings) > _TIMINGS_MAX:
+        raise ValueError(f"it has {len(hello.timings)} timings, at most {_TIMINGS_MAX} are taken")
+    if not all(
+        1 <= rows <= 65536 and 0 <= time_us <= _TIMING_US_MAX for rows, time_us in hello.timings
+    ):
+        raise ValueError(
+            "its timings are pairs of 1 to 65536 rows and 0 to 3600 seconds, in microseconds"
+        )
+    InputType.parse(hello.gives or "any")
+
+
+def _check_protocol(hello: Hello, input: InputType) -> None:
+    if hello.protocol == 1 and input.dtype not in V1_DTYPES:
+        known = ", ".join(V1_DTYPES)
+        raise Refused(
+            f"a container of protocol 1 must state an input type of {known}, not {input}; or use"
+            " protocol 2"
+        )

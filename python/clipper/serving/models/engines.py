@@ -1,0 +1,128 @@
+"""The engines of a server: how many there are, what each may take of the limits, and which of them
+serves a model.
+
+An engine has a loop thread, lanes, a cache and connections of its own, and shares nothing with the
+others on a query's way; all versions of a model are of one engine. A query that asks models of
+several engines is one future all the same (docs/design.md).
+"""
+
+import itertools
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from clipper.config import Config
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.model import Model as CoreModel
+
+LINKS_MAX = 65_533  # of an engine
+_log = logging.getLogger(__name__)
+
+
+class Engines:
+    """Threads: any."""
+
+    def __init__(self, config: Config) -> None:
+        count = _count(config.server.engines)
+        self._all = tuple(_engine_of(config, number, count) for number in range(count))
+        for one, other in itertools.combinations(self._all, 2):
+            one.meet(other)
+        self._guard = threading.Lock()
+        self._placed: dict[str, int] = {}
+        self._models = [0] * count
+
+    def __iter__(self) -> Iterator[Engine]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def of(self, name: str) -> Engine:
+        """The engine that serves the model of this name: chosen when it is first heard of, the one
+        with the fewest models."""
+        with self._guard:
+            number = self._placed.get(name)
+            if number is None:
+                number = self._placed[name] = self._models.index(min(self._models))
+                self._models[number] += 1
+            return self._all[number]
+
+    def forget(self, name: str) -> None:
+        """There is no model of this name any more; one that comes has its place chosen anew."""
+        with self._guard:
+            number = self._placed.pop(name, None)
+            if number is not None:
+                self._models[number] -= 1
+
+    def place_of(self, core: CoreModel) -> tuple[int, int]:
+        """The number of its engine, and its own there: a row of `snapshot()` has both."""
+        return self._all.index(core.engine), core.index
+
+    def now_us(self) -> int:
+        return self._all[0].now_us()
+
+    def refuse_new(self) -> None:
+        for engine in self._all:
+            engine.refuse_new()
+
+    def in_flight(self) -> bool:
+        return any(engine.delivery.issued != engine.delivery.answered for engine in self._all)
+
+    def snapshot(self) -> dict[str, Any]:
+        """The engines' counters and gauges, summed; `models` are of all of them, in no order, each
+        with its `engine`."""
+        total: dict[str, Any] = {}
+        for number, engine in enumerate(self._all):
+            one = engine.snapshot()
+            one["models"] = [{"engine": number, **model} for model in one["models"]]
+            total = {key: _sum(total[key], value) for key, value in one.items()} if total else one
+        return total
+
+
+def _sum(left: Any, right: Any) -> Any:
+    if isinstance(left, dict):
+        return {key: _sum(left[key], right[key]) for key in left}
+    return left + right
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _count(asked: int) -> int:
+    if asked <= _cores():
+        return asked
+    _log.warning(
+        "server.engines = %d, but there are %d cores for this process: %d are started",
+        asked,
+        _cores(),
+        _cores(),
+    )
+    return _cores()
+
+
+def _engine_of(config: Config, number: int, count: int) -> Engine:
+    """What bounds the whole server is shared out evenly."""
+    limits = config.limits
+    unlisted_model = (
+        min(config.mesh.loaded_max, LINKS_MAX - limits.connections_max)
+        if config.mesh.enabled
+        else 0
+    )
+    return Engine(
+        number=number,
+        cache_bytes_max=limits.cache_bytes_max // count,
+        cache_policy=config.server.cache_policy,
+        tasks_max=max(1, limits.tasks_max // count),
+        queue_bytes_max=limits.queue_bytes_max,
+        frame_bytes_max=limits.frame_bytes_max,
+        rows_max=limits.batch_size_max,
+        output_bytes_max=limits.output_bytes_max,
+        links_max=max(1, (limits.connections_max + unlisted_model) // count),
+        models_max=limits.models_max + (config.mesh.models_max if config.mesh.enabled else 0),
+        heartbeat_ms=config.server.heartbeat_ms,
+        eject_after=config.server.eject_after,
+        compression=config.server.compression,
+    )

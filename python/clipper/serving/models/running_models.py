@@ -1,0 +1,155 @@
+"""The engine of this node and the model versions that it serves: each a record of the catalog
+beside its queue in the engine."""
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from clipper.errors import InvalidInput
+from clipper.serving.models.containers import Seat
+from clipper.serving.models.reads import Reads, Watches, ids_of
+from clipper.settings.server import LimitSettings
+from clipper.types import InputType, Model, VersionedModel
+from clipper_core.cache.projection import Similarity
+from clipper_core.engine.engine import Engine
+from clipper_core.engine.model import Model as CoreModel
+
+_log = logging.getLogger(__name__)
+_MODEL_SLO_US = 1_000_000  # of a query that names a model and no SLO
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    model: Model
+    core: CoreModel
+
+
+class RunningModels:
+    """The models that this server runs, by version. Threads: any.
+
+    engine_of: returns the engine for a model's name. on_cached: is called with the engine of each
+    model whose predictions are cached. watching: returns the watcher of parameter rows, if any.
+    """
+
+    def __init__(
+        self,
+        engine_of: Callable[[str], Engine],
+        limits: LimitSettings,
+        on_cached: Callable[[Engine], None],
+        watching: Callable[[], Watches | None] = lambda: None,
+    ) -> None:
+        self._engine_of = engine_of
+        self._on_cached = on_cached
+        self._limits = limits
+        self._uids = itertools.count(1)
+        self._guard = threading.Lock()
+        self._running: dict[VersionedModel, Running] = {}
+        self._watching = watching
+
+    def __iter__(self) -> Iterator[Running]:
+        return iter(tuple(self._running.values()))
+
+    def get(self, wanted: VersionedModel) -> Running | None:
+        return self._running.get(wanted)
+
+    def ids(self) -> set[VersionedModel]:
+        return set(self._running)
+
+    def ensure(self, model: Model) -> Running:
+        """The running model for a record; made when it is new."""
+        with self._guard:
+            running = self._running.get(model.id)
+            if running is None:
+                running = self._running[model.id] = Running(model, self._make(model))
+            elif running.model != model:
+                running = self._running[model.id] = Running(model, running.core)
+            return running
+
+    def unlisted(self, model: Model, lane_rows: int) -> CoreModel:
+        """A core model that no list shows and whoever asks for it keeps: of the mesh, which has
+        thousands."""
+        return self._make(model, lane_rows, unlisted=True)
+
+    def forget(self, wanted: VersionedModel) -> None:
+        """Serve it no more. Its queue stays with the engine; nothing new reaches it."""
+        with self._guard:
+            gone = self._running.pop(wanted, None)
+        watching = self._watching()
+        if gone is not None and gone.core.watch is not None and watching is not None:
+            watching.remove(gone.core.watch)
+
+    def _make(self, model: Model, lane_rows: int = 0, unlisted: bool = False) -> CoreModel:
+        output = InputType.parse(model.output)
+        reads = self._reads_of(model)
+        engine = self._engine_of(model.name)
+        cached = model.cache and (reads is not None or not (model.reads or model.tables))
+        core = CoreModel(
+            engine,
+            str(model.id),
+            next(self._uids),
+            model.input.dtype,
+            row_shape(model.input),
+            slo_us=_MODEL_SLO_US,
+            cached=cached,
+            finite=model.finite,
+            lane_rows=lane_rows or self._limits.queue_rows_max,
+            lane_bytes_max=self._limits.queue_bytes_max,
+            output="" if output.dtype == "any" else output.dtype,
+            output_shape=None if output.variable or output.dtype == "any" else output.shape,
+            similar=Similarity(**msgspec.structs.asdict(model.similar)) if model.similar else None,
+            unlisted=unlisted,
+        )
+        core.on_untyped = _infer
+        if cached:
+            self._on_cached(engine)
+        watching = self._watching()
+        if reads is not None and watching is not None:
+            forget = lambda key, number: core.forget(key[0], key[1], number)  # noqa: E731
+            core.watch = watching.watched(reads, model.tolerance, self._limits.followed_max, forget)
+        return core
+
+    def _reads_of(self, model: Model) -> Reads | None:
+        """Of a model whose predictions are cached for as long as the rows they were made of stay
+        where they are. Without them a prediction that was made of rows would stay when the rows
+        move: then nothing is cached."""
+        if model.tables and model.cache and not model.reads:
+            _log.info(
+                "model %s has tables and does not say which rows it reads: its predictions are not"
+                " cached",
+                model.id,
+            )
+        if not (model.reads and model.cache):
+            return None
+        try:
+            if self._watching() is not None:
+                return ids_of(model.reads)
+            why = "This server has no tables."
+        except InvalidInput as error:
+            why = str(error)
+        _log.warning("model %s reads tables, and its predictions are not cached: %s", model.id, why)
+        return None
+
+    def seat(self, running: Running) -> Seat:
+        return Seat(
+            running.core,
+            InputType.parse(running.core.describe_input()),
+            InputType.parse(running.model.output),
+            running.model.batching,
+        )
+
+
+def row_shape(input: InputType) -> tuple[int, ...]:
+    """The engine's notation of a row's shape: (-1,) when numeric rows have lengths of their own."""
+    if input.variable and input.dtype not in ("str", "bytes"):
+        return (-1,)
+    return input.shape
+
+
+def _infer(value: object) -> tuple[str, tuple[int, ...]]:
+    """The type of a model that nobody stated: that of its first input."""
+    found = InputType.infer(value)
+    return found.dtype, row_shape(found)

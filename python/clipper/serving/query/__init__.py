@@ -1,0 +1,1 @@
+"""Queries: resolved, sent to models, decided, combined into answers and counted."""

@@ -1,0 +1,179 @@
+"""What a user holds of an application."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from numpy.typing import ArrayLike
+
+from clipper.errors import InvalidInput
+from clipper.selection.off_policy import Evaluation
+from clipper.serving.feedback.evaluation import QUERIES_MAX, evaluate_policy
+from clipper.serving.feedback.ground_truth import truth_of, user_of, weight_of
+from clipper.serving.feedback.observe import Counted, observe, observe_many
+from clipper.serving.query.arrays import ARRAY_SLO_MS, predict_array
+from clipper.serving.query.processor import ResolvedApplication, predict
+from clipper.types import Answer, Answers
+from clipper_core.results.future import Future
+
+ID_CHARS_MAX = 512  # of a request's own id
+
+
+class ApplicationHandle:
+    """An application by name; it follows every change of its record. Threads: any."""
+
+    __slots__ = ("_resolve", "_slo_ms_max", "name")
+
+    def __init__(
+        self, name: str, resolved: Callable[[str], ResolvedApplication], slo_ms_max: float
+    ) -> None:
+        self.name = name
+        self._resolve = resolved
+        self._slo_ms_max = slo_ms_max
+
+    def predict(
+        self,
+        x: Any,
+        user: str | None = None,
+        slo_ms: float | None = None,
+        salt: int = 0,
+        context: Any = None,
+        id: str = "",
+    ) -> Future:
+        """Schedule one query; -> the Future of an `Answer`, at once.
+
+        x: one input of the application's type.  user: whose selection state applies.  slo_ms:
+        instead of the application's; the answer is there by then, from the models or the default.
+        salt: another cache entry. context: array-like f64[d], d up to 32, what a contextual policy
+        (linucb, lints) chooses the model by; others leave it aside.  id: your own name for the
+        query, up to 512 printable characters, for `Answer.request_id`, logs and decoys; two queries
+        may have the same. Raises InvalidInput (type, shape, SLO, context, id), UnknownApplication,
+        and UnknownModel when no model is linked; the future never raises for a model's failure.
+        """
+        resolved = self._resolve(self.name)
+        slo_us = resolved.slo_us if slo_ms is None else slo_in_us(slo_ms, self._slo_ms_max)
+        return predict(resolved, x, user, slo_us, salt, context, request_id(id) if id else "")
+
+    def feedback(
+        self,
+        prediction: str | Answer | None = None,
+        *,
+        label: Any = None,
+        correct: bool | None = None,
+        score: float | None = None,
+        input: Any = None,
+        user: str | None = None,
+        weight: float = 1.0,
+        context: Any = None,
+    ) -> bool:
+        """Tell what was right about a query; the application's policy learns from it before this
+        returns, and a crash loses nothing that returned.
+
+        prediction: an `Answer` or its id; or `input` instead (and `user`, `context`), and the
+        models are asked again.  label: the right output; or `correct`: whether the answer was; or
+        `score`: how good it was, 0 to 1.  weight: as so many feedbacks. -> True when it counts,
+        False when this prediction's feedback had come before. Raises InvalidInput,
+        UnknownPrediction (too old, of a server that has ended or shares no store, another
+        application's), Overloaded, StoreError. Threads: any.
+        """
+        resolved = self._resolve(self.name)
+        truth = truth_of(label, correct, score)
+        return observe(resolved, prediction, input, user, truth, weight_of(weight), context)
+
+    def feedback_many(
+        self,
+        predictions: Sequence[str | Answer] | Answers,
+        labels: Sequence[Any],
+        rows: ArrayLike | None = None,
+    ) -> Counted:
+        """The right outputs of many predictions, written down together.
+
+        predictions: a list of `Answer`s or their ids; or the `Answers` of an array, which costs far
+        less: then labels is an array too, a label a row.  rows: of `Answers`, the places of the
+        rows that `labels` are of; all if not given. -> how many counted, were told before, and are
+        about predictions that nobody remembers or that no model made. Raises InvalidInput,
+        Overloaded, StoreError: then all may be told again, and what was written down counts once.
+        Answers of other servers on this store are told to those; an array's only to its own.
+        Threads: any.
+        """
+        return observe_many(self._resolve(self.name), predictions, labels, rows)
+
+    def shares(self, user: str | None = None) -> dict[str, float]:
+        """What the policy has learned, by `name:version`: each model's share of the queries, of a
+        policy that asks one, else of the answer. They add up to 1; {} of a policy that learns
+        nothing. Threads: any."""
+        resolved = self._resolve(self.name)
+        portions, user = getattr(resolved.policy, "portions", None), user_of(user)
+        return (
+            {str(model): share for model, share in portions(resolved.learner.state(user)).items()}
+            if portions
+            else {}
+        )
+
+    def evaluate(self, policy: str, queries_max: int = QUERIES_MAX) -> Evaluation:
+        """Estimate the accuracy that another policy would have had on the logged feedback.
+
+        policy: as for `app(policy=...)`.  queries_max: the newest so many feedbacks are used. It
+        reads the journal, so the server needs a state folder, and takes 20 to 150 us of this thread
+        for each feedback. Raises InvalidInput for an unknown policy, NotAllowed where the log
+        allows no estimate (for example since choices were made without randomness). Threads: any.
+        """
+        journal = self._resolve(self.name).learner.states.journal
+        records = (record for _, record in journal.replay())
+        return evaluate_policy(records, self.name, policy, queries_max)
+
+    def predict_many(
+        self, inputs: Any, user: str | None = None, slo_ms: float | None = None, salt: int = 0
+    ) -> Future:
+        """Schedule an array of queries; -> the Future of `Answers`, with a row for each.
+
+        inputs: an array of shape (n, *shape), or a sequence of inputs.  slo_ms: by when all rows
+        are answered, by the models or the default; 60 s if not given, whatever a single query's SLO
+        is. The call returns once all rows are queued: at once for as many as the queue of arrays
+        holds (limits.queue_bytes_max), else as room appears. Raises what `predict` raises, before
+        the first row is asked, and InvalidInput for no rows.
+        """
+        return predict_array(
+            self._resolve(self.name), inputs, user, array_slo_in_us(slo_ms, self._slo_ms_max), salt
+        )
+
+    def __repr__(self) -> str:
+        resolved = self._resolve(self.name)
+        models = ", ".join(map(str, resolved.models))
+        return (
+            f"<Application {self.name}: {models} by {resolved.policy.name}, SLO"
+            f" {resolved.slo_us / 1000:g} ms>"
+        )
+
+
+def slo_in_us(slo_ms: float, slo_ms_max: float) -> int:
+    if isinstance(slo_ms, str) or not 0 < slo_ms <= slo_ms_max:
+        raise InvalidInput(
+            f"slo_ms={slo_ms!r}: it must lie above 0 and at most at {slo_ms_max:g} ms.",
+            hint="See limits.slo_ms_max.",
+        )
+    return max(1, round(slo_ms * 1000))
+
+
+def request_id(id: object) -> str:
+    """`id`, if it can be a request's. InvalidInput otherwise."""
+    if not isinstance(id, str):
+        raise InvalidInput(f"id={id!r:.100}: a request's id is a str, not a {type(id).__name__}.")
+    if not fits_id(id):
+        why = (
+            f"has {len(id)} characters"
+            if len(id) > ID_CHARS_MAX
+            else "has characters that cannot be printed"
+        )
+        raise InvalidInput(
+            f"the request's id {id[:40]!r} {why}.",
+            hint=f"Give up to {ID_CHARS_MAX} printable characters.",
+        )
+    return id
+
+
+def fits_id(id: str) -> bool:
+    return len(id) <= ID_CHARS_MAX and id.isprintable()
+
+
+def array_slo_in_us(slo_ms: float | None, slo_ms_max: float) -> int:
+    return slo_in_us(min(ARRAY_SLO_MS, slo_ms_max) if slo_ms is None else slo_ms, slo_ms_max)

@@ -1,0 +1,242 @@
+"""The life of an array of queries: one future, one pass through cache, queue and batches, one
+combination at the end.
+
+The policy selects once, for the whole array; observers are not asked. Feedback may come for the
+array as for an answer. A policy that learns nothing and asks one model combines as a whole: no
+Python object a row. Every other combination goes row by row through `policy.combine`.
+"""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from clipper.errors import ForkedProcess, PolicyFailed
+from clipper.selection import Plan, Prediction
+from clipper.selection.policy import NO_ANSWER
+from clipper.selection.stateless_policy import StatelessPolicy
+from clipper.serving.feedback.ground_truth import user_of
+from clipper.serving.feedback.window import JoinedRows
+from clipper.serving.query.dispatch import FORK_HINT
+from clipper.serving.query.missing_outputs import combine
+from clipper.serving.query.processor import (
+    NO_FINITE_VALUE,
+    FailedQuery,
+    ResolvedApplication,
+    plan_for,
+    side_of,
+    too_unsure,
+    why_of,
+)
+from clipper.types import Answers, VersionedModel
+from clipper_core.engine.model import predict_rows
+from clipper_core.results.future import Future
+from clipper_core.runtime.status import Status
+
+ARRAY_SLO_MS = 60_000.0  # of an array for which no SLO is named: it is work, not a request
+
+
+class ArrayQueryContext(msgspec.Struct, frozen=True, eq=False):
+    """What an array remembers until its answers: `Future.extra`."""
+
+    resolved: ResolvedApplication
+    plan: Plan
+    state: Any  # the policy's, by which it selected
+    user: str = ""
+
+
+def predict_array(
+    resolved: ResolvedApplication, inputs: Any, user: str | None, slo_us: int, salt: int
+) -> Future:
+    """Ask the models that the policy selects about every row; -> the future of `Answers`.
+    InvalidInput for a wrong type or shape, or no rows; UnknownModel when nothing is linked."""
+    user = user_of(user)
+    resolved = side_of(resolved, user)
+    try:
+        state, plan = plan_for(resolved, user)
+    except PolicyFailed as failure:
+        core = resolved.cores[resolved.models[0]]
+        future = predict_rows(
+            (core,), inputs, slo_us, salt, _finish_unasked, FailedQuery(resolved, failure.message)
+        )
+        future.end_now()
+        return future
+    cores = tuple([resolved.cores[model] for model in plan.models])
+    salt = resolved.online_learning.session(resolved.models, user, salt)
+    return predict_rows(
+        cores,
+        inputs,
+        slo_us,
+        salt,
+        finish_array,
+        ArrayQueryContext(resolved, plan, state, user or ""),
+    )
+
+
+def _finish_unasked(future: Future) -> Answers:
+    unasked: FailedQuery = future.extra
+    n = len(future)
+    outputs = _as_array([unasked.resolved.default] * n)
+    return Answers(
+        outputs, np.zeros(n), np.ones(n, np.bool_), {}, {unasked.reason: n}, np.zeros(n, np.uint32)
+    )
+
+
+def finish_array(future: Future) -> Answers:
+    """Combine what arrived, row by row; the default where nothing did or it is not sure enough."""
+    query: ArrayQueryContext = future.extra
+    models, resolved = query.plan.models, query.resolved
+    n = len(future) // len(models)
+    by_model = future.statuses().reshape(len(models), n)
+    if (by_model == Status.FORKED).all():
+        raise ForkedProcess(
+            f"application {resolved.name!r} was asked in a fork of its server's process.",
+            hint=FORK_HINT,
+        )
+    statuses = dict(zip(models, by_model, strict=True))
+    if len(models) == 1 and isinstance(resolved.policy, StatelessPolicy):
+        outputs, confidence, reasons, is_default = _alone(future, resolved, models[0], by_model[0])
+    else:
+        outputs, confidence, reasons, is_default = _row_by_row(future, query, statuses)
+    id = f"{resolved.node}-{future.id:x}"
+    if resolved.window is not None:
+        resolved.window.add_rows(
+            id, JoinedRows(resolved.learner, query.user, query.plan, future, outputs)
+        )
+    latency_us = future.latencies_us().reshape(len(models), n).max(axis=0)
+    if resolved.arm is not None:
+        resolved.arm.count_rows(latency_us, is_default)
+    return Answers(
+        outputs=outputs,
+        confidence=confidence,
+        is_default=is_default,
+        statuses=statuses,
+        reasons=reasons,
+        latency_us=latency_us,
+        id=id,
+    )
+
+
+Combination = tuple[Any, NDArray[np.float64], dict[str, int], NDArray[np.bool_]]
+
+
+def _alone(
+    future: Future,
+    resolved: ResolvedApplication,
+    model: VersionedModel,
+    statuses: NDArray[np.uint8],
+) -> Combination:
+    """One model, believed as far as it believes itself."""
+    outputs = future.outputs(resolved.default)
+    confidence = np.clip(np.nan_to_num(future.confidences(), nan=1.0), 0.0, 1.0)
+    absent = statuses != Status.OK
+    reasons = _whys(resolved, future, model, statuses)
+    unusable = (
+        _unusable(outputs) & ~absent if resolved.name else np.zeros(len(absent), np.bool_)
+    )  # a model by name: as it is
+    if unusable.any():
+        reasons[NO_FINITE_VALUE.format(model)] = int(unusable.sum())
+    nothing = absent | unusable
+    confidence[nothing] = 0.0
+    unsure = ~nothing & (confidence < resolved.confidence_min)
+    if unsure.any():
+        reasons[too_unsure(float(confidence[unsure].max()), resolved)] = int(unsure.sum())
+    is_default = nothing | unsure
+    return _with_default(outputs, is_default, resolved.default), confidence, reasons, is_default
+
+
+def _whys(
+    resolved: ResolvedApplication,
+    future: Future,
+    model: VersionedModel,
+    statuses: NDArray[np.uint8],
+) -> dict[str, int]:
+    """Why rows have no prediction of this model, counted; of equal kinds the first row's words."""
+    reasons: dict[str, int] = {}
+    kinds, at, counts = np.unique(statuses, return_index=True, return_counts=True)
+    for kind, i, count in zip(kinds.tolist(), at.tolist(), counts.tolist(), strict=True):
+        if kind != Status.OK:
+            reasons[why_of(resolved, Status(kind), model, future.detail(i))] = count
+    return reasons
+
+
+def _unusable(outputs: Any) -> NDArray[np.bool_]:
+    """Rows that hold NaN or an infinity."""
+    if isinstance(outputs, np.ndarray):
+        if outputs.dtype.kind != "f":
+            return np.zeros(len(outputs), np.bool_)
+        return np.asarray(~np.isfinite(outputs).reshape(len(outputs), -1).all(axis=1))
+    return np.array(
+        [isinstance(row, float | np.ndarray) and not np.isfinite(row).all() for row in outputs],
+        np.bool_,
+    )
+
+
+def _with_default(outputs: Any, is_default: NDArray[np.bool_], default: Any) -> Any:
+    """The application's default in the rows that need it; a list when it does not fit among the
+    others."""
+    if not is_default.any():
+        return outputs
+    if isinstance(outputs, np.ndarray):
+        filler = np.asarray(np.nan if default is None and outputs.dtype.kind == "f" else default)
+        fits = filler.dtype.kind in "biuf" and (filler.dtype.kind == "b") == (
+            outputs.dtype.kind == "b"
+        )
+        if fits and filler.shape in ((), outputs.shape[1:]):
+            outputs = outputs.astype(np.result_type(outputs, filler), copy=True)
+            outputs[is_default] = filler
+            return outputs
+    return [
+        default if instead else output
+        for output, instead in zip(outputs, is_default.tolist(), strict=True)
+    ]
+
+
+def _row_by_row(
+    future: Future, query: ArrayQueryContext, statuses: dict[VersionedModel, NDArray[np.uint8]]
+) -> Combination:
+    resolved, models = query.resolved, query.plan.models
+    n = len(statuses[models[0]])
+    outputs: list[Any] = []
+    confidence, is_default = np.zeros(n), np.zeros(n, np.bool_)
+    reasons: dict[str, int] = {}
+    for i in range(n):
+        arrived = {
+            model: Prediction(future.output(j * n + i), future.confidence(j * n + i))
+            for j, model in enumerate(models)
+            if statuses[model][i] == Status.OK
+        }
+        missing = [model for model in models if model not in arrived]
+        reason = ""
+        try:
+            combined = combine(resolved.policy, query.state, resolved.means, arrived, missing)
+        except PolicyFailed as failure:
+            combined, reason = NO_ANSWER, failure.message
+        if reason:
+            pass
+        elif arrived and not combined.used:
+            reason = NO_FINITE_VALUE.format(", ".join(map(str, arrived)))
+        elif not combined.used:
+            each = [
+                why_of(resolved, Status(statuses[m][i]), m, future.detail(j * n + i))
+                for j, m in enumerate(models)
+            ]
+            reason = "; ".join(dict.fromkeys(each))
+        elif combined.confidence < resolved.confidence_min:
+            reason = too_unsure(combined.confidence, resolved)
+        if reason:
+            reasons[reason] = reasons.get(reason, 0) + 1
+        confidence[i], is_default[i] = combined.confidence, bool(reason)
+        outputs.append(resolved.default if reason else combined.output)
+    return _as_array(outputs), confidence, reasons, is_default
+
+
+def _as_array(outputs: list[Any]) -> Any:
+    """An ndarray of numbers of one shape, or the list itself."""
+    if all(isinstance(output, int | float | np.number | np.ndarray) for output in outputs):
+        try:
+            return np.array(outputs)
+        except ValueError:
+            return outputs
+    return outputs

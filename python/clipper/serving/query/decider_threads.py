@@ -1,0 +1,239 @@
+"""Deciders of the user's own at work: on threads of their own, so that one that hangs keeps nobody
+else waiting.
+
+The core tells of arrivals on the callback thread; that only puts the query into a queue here. A few
+threads take queries from it and ask. One that does not return in its query's time is given up for
+lost, and another takes its place. Each decider has its own threads, so that one that hangs keeps
+only the queries of its own applications waiting, and nobody once it is replaced. The query itself
+is not held up by any of this: the core answers it when all its models have ended, or at the
+deadline.
+"""
+
+import heapq
+import itertools
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from clipper.selection.decider import AnswerFrom, View, check_decision
+from clipper.selection.policy import Prediction, is_usable
+from clipper.serving.query.qualifiers import prediction_of
+from clipper.types import VersionedModel
+from clipper_core.results.future import Future
+from clipper_core.runtime.status import Status
+
+if TYPE_CHECKING:
+    from clipper.serving.query.speculation import EnsembleCall
+
+THREADS_MAX = 4  # of one decider, at work or waiting for work
+LOST_MAX = 16  # of its threads that do not come back; beyond that it is not asked any more
+IDLE_S = 1.0  # after which a thread without work ends
+OWN_STEP = 1  # of a verdict: the schedule beneath has one step, number 0
+
+_log = logging.getLogger(__name__)
+
+
+class Listener:
+    """One query that a decider of the user's own decides."""
+
+    __slots__ = ("again", "at_work", "call", "failed", "future", "queued_s", "state")
+
+    def __init__(self, future: Future, call: "EnsembleCall", state: Any) -> None:
+        self.future, self.call, self.state = future, call, state
+        self.queued_s = float("inf")  # when it is asked next
+        self.at_work = self.again = self.failed = False
+
+    @property
+    def decider(self) -> str:
+        """Who is asked: what threads and losses are counted by."""
+        return self.call.speculation.failures.owner
+
+    @property
+    def lost_s(self) -> float:
+        """After which nobody cares any more."""
+        return self.call.started_s + self.call.slo_us * 1e-6
+
+    def decide(self) -> float | None:
+        """Ask once, and rule if it has an answer; -> when to ask again even if nothing arrives, if
+        it says."""
+        call, future = self.call, self.future
+        view = view_of(future, call, time.monotonic())
+        try:
+            said = check_decision(call.speculation.own(self.state, view), view)
+        except Exception as error:  # the query waits for all its models then
+            call.speculation.failures.failed("decide", error)
+            self.failed = True
+            return None
+        if isinstance(said, AnswerFrom):
+            mask = sum(1 << i for i, model in enumerate(view.models) if model in said.models)
+            future.rule(OWN_STEP, mask, round((time.monotonic() - call.started_s) * 1e6))
+            return None
+        return None if said.until_ms is None else call.started_s + said.until_ms * 1e-3
+
+
+def view_of(future: Future, call: "EnsembleCall", now_s: float) -> View:
+    arrived: dict[VersionedModel, Prediction] = {}
+    failed: list[VersionedModel] = []
+    outstanding: list[VersionedModel] = []
+    for i, model in enumerate(call.models):
+        status = future.status(i)
+        if status is Status.OK and is_usable((prediction := prediction_of(future, i)).output):
+            arrived[model] = prediction
+        else:
+            (outstanding if status is Status.PENDING else failed).append(model)
+    elapsed_ms = (now_s - call.started_s) * 1e3
+    return View(
+        call.models,
+        arrived,
+        tuple(failed),
+        tuple(outstanding),
+        elapsed_ms,
+        call.slo_us / 1000,
+    )
+
+
+class DeciderThreads:
+    """Threads: any. The deciders of the user's own, each with its queries and its threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pools: dict[str, DeciderPool] = {}
+        self._closing = False
+
+    def pool(self, decider: str) -> "DeciderPool":
+        """Return the queries and threads of one decider, made at first use; those of deciders
+        without work are forgotten."""
+        with self._lock:
+            found = self._pools.get(decider)
+            if found is None:
+                self._pools = {name: pool for name, pool in self._pools.items() if pool.threads}
+                found = self._pools[decider] = DeciderPool()
+                if self._closing:
+                    found.close()
+            return found
+
+    def listen(self, listener: Listener) -> None:
+        """From now on it is asked, after each arrival, and now."""
+        self.pool(listener.decider).listen(listener)
+
+    def close(self) -> None:
+        """Ask nobody any more. Threads that do not come back are left to the process's end."""
+        with self._lock:
+            self._closing = True
+            pools = list(self._pools.values())
+        for pool in pools:
+            pool.close()
+
+
+class DeciderPool:
+    """Threads: any. The queries that wait for one decider of the user's own, and the threads that
+    ask it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._queue: list[tuple[float, int, Listener]] = []
+        self._order = itertools.count()
+        self._at_work: dict[threading.Thread, float] = {}  # until when it is expected back
+        self._idle = 0
+        self._threads: set[threading.Thread] = set()
+        self._lost = 0
+        self._closing = False
+
+    @property
+    def threads(self) -> int:
+        """How many there are, lost ones too."""
+        return len(self._threads)
+
+    def listen(self, listener: Listener) -> None:
+        """From now on it is asked, after each arrival, and now."""
+        listener.future.on_vote(lambda _: self._put(listener, 0.0))
+        self._put(listener, 0.0)
+
+    def _put(self, listener: Listener, when_s: float) -> None:
+        with self._changed:
+            if listener.at_work:
+                listener.again = True
+                return
+            if (
+                self._closing
+                or listener.failed
+                or when_s >= listener.queued_s
+                or listener.future.done()
+            ):
+                return
+            listener.queued_s = when_s
+            heapq.heappush(self._queue, (when_s, next(self._order), listener))
+            self._find_hands()
+            self._changed.notify()
+
+    def _find_hands(self) -> None:
+        """Under the lock: a thread more, if none is free and there may be one more."""
+        now = time.monotonic()
+        for thread in [thread for thread, until in self._at_work.items() if until < now]:
+            del self._at_work[thread]
+            self._lost += 1
+            _log.error(
+                "a decider of your own has not returned in its query's time; another thread goes on"
+                " (%d lost)",
+                self._lost,
+            )
+        if not self._idle and len(self._at_work) < THREADS_MAX and self._lost < LOST_MAX:
+            thread = threading.Thread(target=self._work, name="clipper-deciding", daemon=True)
+            self._threads.add(thread)
+            self._idle += 1
+            thread.start()
+
+    def _work(self) -> None:
+        me = threading.current_thread()
+        try:
+            while (listener := self._next()) is not None:
+                again_s = listener.decide()
+                with self._changed:
+                    if self._at_work.pop(me, None) is None:  # lost, and found again
+                        self._lost -= 1
+                        return
+                    self._idle += 1
+                    listener.at_work = False
+                if listener.again:
+                    listener.again = False
+                    again_s = 0.0
+                if again_s is not None:
+                    self._put(listener, again_s)
+        finally:
+            with self._changed:
+                self._threads.discard(me)
+
+    def _next(self) -> Listener | None:
+        """The next query to ask about; None when there has been no work for a while. This thread is
+        idle until it returns."""
+        with self._changed:
+            idle_until = time.monotonic() + IDLE_S
+            while True:
+                now = time.monotonic()
+                if self._closing or (not self._queue and now >= idle_until):
+                    self._idle -= 1
+                    return None
+                if self._queue and self._queue[0][0] <= now:
+                    when_s, _, listener = heapq.heappop(self._queue)
+                    if (
+                        when_s != listener.queued_s or listener.future.done()
+                    ):  # asked earlier meanwhile, or decided
+                        continue
+                    listener.queued_s, listener.at_work = float("inf"), True
+                    self._idle -= 1
+                    self._at_work[threading.current_thread()] = max(listener.lost_s, now + 0.001)
+                    if self._queue:  # came before this thread had begun
+                        self._find_hands()
+                    return listener
+                self._changed.wait((self._queue[0][0] if self._queue else idle_until) - now)
+
+    def close(self) -> None:
+        """Ask nobody any more. Threads that do not come back are left to the process's end."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            waiting = [thread for thread in self._threads if thread not in self._at_work]
+        for thread in waiting:
+            if thread is not threading.current_thread():
+                thread.join(IDLE_S)

@@ -1,0 +1,73 @@
+"""An event loop's ear for many futures that no coroutine awaits: a frontend's way to hear of its
+queries.
+
+A coroutine and a future of asyncio's for each query cost more than the query. Here what is done is
+told by one readable descriptor for all, and whoever asked is called.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+
+from clipper_core.engine.engine import Engine
+from clipper_core.results.future import Future as Future
+from clipper_core.results.mailbox import MailboxReader
+
+_log = logging.getLogger(__name__)
+DoneCallback = Callable[[Future], object]
+
+
+class FutureWatcher:
+    """Threads: the event loop's; `post` is for any."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, engines: Sequence[Engine]) -> None:
+        self._loop = loop
+        self._awaiting: set[asyncio.Future[None]] = set()
+        # with several engines, only the future itself knows whose it is
+        self._mailbox = MailboxReader(engines[0].delivery) if len(engines) == 1 else None
+        if self._mailbox is not None:
+            loop.add_reader(self._mailbox.fd, self._drain)
+
+    def on_done(self, future: Future, told: DoneCallback) -> bool:
+        """Call `told(future)` once it is done; False when it is done already, and then nobody is
+        called."""
+        if self._mailbox is not None:
+            return self._mailbox.add(future, told)
+        if future.done():
+            return False
+        waiter = asyncio.ensure_future(_until_done(future), loop=self._loop)
+        self._awaiting.add(waiter)
+        waiter.add_done_callback(self._awaiting.discard)
+        waiter.add_done_callback(lambda _: _tell(future, told))
+        return True
+
+    def post(self, step: Callable[..., object], *args: object) -> None:
+        """Have `step(*args)` called on the loop; from any thread. Nothing, once the loop is
+        closed."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(step, *args)
+
+    def _drain(self) -> None:
+        assert self._mailbox is not None
+        for future, told in self._mailbox.drain():
+            _tell(future, told)
+
+    def close(self) -> None:
+        if self._mailbox is not None:
+            self._loop.remove_reader(self._mailbox.fd)
+            self._mailbox = None
+
+
+async def _until_done(future: Future) -> None:
+    try:
+        await future
+    except Exception:
+        return  # the future keeps what it ended with
+
+
+def _tell(future: Future, told: DoneCallback) -> None:
+    try:
+        told(future)
+    except Exception:
+        _log.exception("what waited for %r raised", future)

@@ -1,0 +1,466 @@
+"""The life of a query: which models to ask, by when, and what to make of what they said.
+
+Read with the engine (src/clipper_core/engine/engine.pxd) below it: `predict` runs on the caller's
+thread and returns at once; `finish` runs when somebody asks the future for its result, on that
+thread."""
+
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
+
+from clipper.errors import ForkedProcess, PolicyFailed, UnknownModel
+from clipper.foreign_text import Sampler, last_line
+from clipper.selection import Combined, Plan, Policy, Prediction, Query, features_of
+from clipper.selection.policy import NO_ANSWER, sound_confidence
+from clipper.serving.feedback.ground_truth import user_of
+from clipper.serving.feedback.online_learning import OnlineLearning
+from clipper.serving.feedback.states import Learner, check_user
+from clipper.serving.feedback.window import FeedbackWindow
+from clipper.serving.query.dispatch import FORK_HINT
+from clipper.serving.query.missing_outputs import Means, combine
+from clipper.serving.query.qualifiers import prediction_of, said_beside
+from clipper.serving.query.stats import ApplicationStats
+from clipper.serving.rollout.decoys import Decoy
+from clipper.serving.rollout.roles import RoleAssignment
+from clipper.serving.rollout.traffic_split import SideStats, TrafficSplit
+from clipper.types import Answer, Model, VersionedModel
+from clipper_core.engine.model import Model as CoreModel
+from clipper_core.engine.model import predict_all
+from clipper_core.results.future import Future
+from clipper_core.runtime.status import Status
+
+if TYPE_CHECKING:
+    from clipper.serving.query.speculation import EnsembleCall, Speculation
+
+
+_log = logging.getLogger(__name__)
+DEFAULTS_LOGGED_MAX: Final = 20  # lines a second
+_defaults = Sampler(DEFAULTS_LOGGED_MAX, time.monotonic)
+
+
+class UnlistedModel(msgspec.Struct, frozen=True, eq=False):
+    """A model that the catalog does not have. why: there is no replica of it now."""
+
+    record: Model
+    why: Callable[[], str]
+
+
+class UserContext(Protocol):
+    """Where users have vectors: params.contexts.UserRows."""
+
+    def __call__(self, user: str) -> tuple[float, ...] | None: ...
+    def stats(self) -> dict[str, Any]: ...
+
+
+class Link(Protocol):
+    """A model of the mesh, as applications ask it: a Route of clipper.mesh.routing.router."""
+
+    record: Model
+    core: CoreModel
+
+    def touch(self) -> None:
+        """A query of it comes: it is loaded if it is not."""
+        ...
+
+    def reason(self) -> str:
+        """Why it did not answer, if that is because it is not loaded; else empty."""
+        ...
+
+
+class ResolvedApplication(msgspec.Struct, frozen=True, eq=False):
+    """An application as queries see it: resolved to running models, swapped as a whole when the
+    catalog changes.
+
+    models: resolved versions, in link order.  cores: the engine's models, alike.  learner: holds
+    what the policy has learned. window: where answers wait for feedback; None for a query that
+    belongs to no application. lineup: counts what queries come to. cast: roles, if not all are
+    primaries.  means: for numbers that are missing.  teaching: models that learn themselves.
+    speculation: its decider; None: a query is answered once all its models have ended, or at the
+    deadline. rollout: which of its queries see it with a new version.  arm: counts for a rollout.
+    meshed: of a model of the mesh. links: those of its models that are of the mesh. rows: what a
+    user's query has for a context when it brings none.
+    """
+
+    name: str
+    models: tuple[VersionedModel, ...]
+    cores: dict[VersionedModel, CoreModel]
+    policy: Policy
+    learner: Learner
+    slo_us: int
+    default: Any = None
+    confidence_min: float = 0.0
+    node: str = ""
+    window: FeedbackWindow | None = None
+    stats: ApplicationStats | None = None
+    assignment: RoleAssignment | None = None
+    decoys: tuple[Decoy, ...] = ()
+    means: Means | None = None
+    online_learning: OnlineLearning = OnlineLearning()
+    speculation: "Speculation | None" = None
+    rollout: TrafficSplit | None = None
+    arm: SideStats | None = None
+    unlisted_model: "UnlistedModel | None" = None
+    links: Mapping[VersionedModel, Link] = MappingProxyType({})
+    rows: "UserContext | None" = None
+
+    @property
+    def all_cores(self) -> dict[VersionedModel, CoreModel]:
+        """The cores of all its models, on both sides of a rollout."""
+        return self.cores if self.rollout is None else self.rollout.cores
+
+    def context_of(self, user: str | None, context: Any) -> Any:
+        """What a query comes with, else the row of its user, where users have rows."""
+        return self.rows(user) if context is None and user and self.rows is not None else context
+
+
+NOBODY = Query()
+next_uniform = (
+    random.Random().random
+)  # seeded by the system; what it gave is kept, as the plan's probabilities
+
+
+class QueryContext(msgspec.Struct, frozen=True, eq=False):
+    """What a query remembers until its answer: `Future.extra`."""
+
+    resolved: ResolvedApplication
+    plan: Plan
+    state: Any
+    user: str = ""
+    late: Sequence[
+        tuple[VersionedModel, Future]
+    ] = ()  # of observers: filled after the query's own models were asked
+    call: "EnsembleCall | None" = None
+    id: str = ""  # the caller's own
+
+    @property
+    def models(self) -> tuple[VersionedModel, ...]:
+        """Those asked: task i of the future is models[i]'s."""
+        return self.plan.models if self.call is None else self.call.models
+
+
+def side_of(resolved: ResolvedApplication, user: str | None) -> ResolvedApplication:
+    """The question as this user sees it, while there is a rollout."""
+    split = resolved.rollout
+    return resolved if split is None or not split.takes(user) else split.new
+
+
+def plan_for(
+    resolved: ResolvedApplication, user: str | None, context: Any = None
+) -> tuple[Any, Plan]:
+    """The user's state, and the models that the policy asks by it. UnknownModel when nothing is
+    linked; InvalidInput for a context that the policy cannot use, or a name that no user can
+    have."""
+    if user:
+        check_user(user)
+    state = resolved.learner.state(user)
+    assignment = resolved.assignment
+    query = (
+        Query(user, next_uniform())
+        if assignment or resolved.policy.chance
+        else Query(user)
+        if user
+        else NOBODY
+    )
+    if context is not None:
+        query = Query(user, query.uniform, features_of(context))
+    plan = (
+        assignment.plan(resolved.policy, state, query)
+        if assignment
+        else resolved.policy.select(state, query, resolved.models)
+    )
+    if not plan.models:
+        hint = f"Link one: server.app({resolved.name!r}, models=[...])."
+        lacks = (
+            "has no primary left, only models of other roles"
+            if resolved.models
+            else "links no model"
+        )
+        raise UnknownModel(f"application {resolved.name!r} {lacks}.", hint=hint)
+    if resolved.links:
+        _touch(resolved, plan)
+    return state, plan
+
+
+def _touch(resolved: ResolvedApplication, plan: Plan) -> None:
+    """Models of the mesh load if they are not; of those that a decider may ask, all, so that they
+    are there when it does."""
+    for model in (
+        (*plan.models, *plan.observers) if resolved.speculation is None else resolved.models
+    ):
+        link = resolved.links.get(model)
+        if link is not None:
+            link.touch()
+
+
+def predict(
+    resolved: ResolvedApplication,
+    x: Any,
+    user: str | None,
+    slo_us: int,
+    salt: int,
+    context: Any = None,
+    id: str = "",
+) -> Future:
+    """Ask the models that the policy selects; -> the future of one Answer. id: the caller's,
+    checked. InvalidInput for a wrong type or shape; UnknownModel when nothing is linked."""
+    user = user_of(user)
+    if resolved.rollout is not None:
+        resolved = side_of(resolved, user)
+    try:
+        state, plan = plan_for(resolved, user, resolved.context_of(user, context))
+    except PolicyFailed as failure:
+        return _unasked(resolved, x, slo_us, salt, failure.message, id)
+    cores, online_learning = resolved.cores, resolved.online_learning
+    if online_learning.active:
+        salt = online_learning.session(resolved.models, user, salt)
+    late: list[tuple[VersionedModel, Future]] = []
+    if resolved.speculation is None:
+        query = QueryContext(resolved, plan, state, user or "", late, None, id)
+        future = predict_all(
+            tuple([cores[model] for model in plan.models]), x, slo_us, salt, finish, query
+        )
+    else:
+        call = resolved.speculation.call(state, plan, user, slo_us)
+        query = QueryContext(resolved, plan, state, user or "", late, call, id)
+        future = call.ask(x, salt, finish, query, resolved.window is not None)
+    if online_learning.active and resolved.window is not None:
+        online_learning.keep(resolved.models, future.id, x, salt)
+    if resolved.stats is not None:
+        resolved.stats.counters.queries.add()
+        if plan.observers:
+            observers = (
+                plan.observers
+                if query.call is None
+                else [m for m in plan.observers if m not in query.models]
+            )
+            resolved.stats.watch(cores, observers, x, slo_us, salt, late)
+    for decoy in resolved.decoys:
+        decoy.saw(future.id, f"{resolved.node}-{future.id:x}", x, user or "", id)
+    return future
+
+
+class FailedQuery(msgspec.Struct, frozen=True, eq=False):
+    """A query whose policy failed before anybody was asked: `Future.extra`."""
+
+    resolved: ResolvedApplication
+    reason: str
+    id: str = ""
+
+
+def _unasked(
+    resolved: ResolvedApplication, x: Any, slo_us: int, salt: int, reason: str, id: str
+) -> Future:
+    """The future of the default, at once: a query to one model, given up."""
+    if resolved.stats is not None:
+        resolved.stats.counters.queries.add()
+    core = resolved.cores[resolved.models[0]]
+    future = predict_all(
+        (core,), x, slo_us, salt, finish_unasked, FailedQuery(resolved, reason, id)
+    )
+    future.end_now()
+    return future
+
+
+def finish_unasked(future: Future) -> Answer:
+    return default_answer(future, future.extra.resolved, future.extra.reason, future.extra.id)
+
+
+def default_answer(
+    future: Future, resolved: ResolvedApplication, reason: str, request_id: str = ""
+) -> Answer:
+    """For a query whose policy failed."""
+    if resolved.stats is not None:
+        resolved.stats.counters.duration.record(future.latency_us)
+        resolved.stats.counters.default("policy_failed")
+    if resolved.arm is not None:
+        resolved.arm.count(future.latency_us, True)
+    id = f"{resolved.node}-{future.id:x}"
+    _tell_log(resolved, id, request_id, reason)
+    return Answer(
+        resolved.default,
+        0.0,
+        True,
+        reason,
+        latency_us=future.latency_us,
+        id=id,
+        agreement=0.0,
+        decided_by="",
+        request_id=request_id,
+    )
+
+
+def finish(future: Future) -> Answer:
+    """Combine what arrived; the default, with its reason, when nothing did or it is not sure
+    enough."""
+    query: QueryContext = future.extra
+    resolved = query.resolved
+    try:
+        outcome = _heard(future, query) if query.call is None else query.call.outcome(future, query)
+    except PolicyFailed as failure:
+        return default_answer(future, resolved, failure.message, query.id)
+    arrived, missing, combined, decided_by = outcome
+    if not combined.used and not resolved.name and len(resolved.models) == 1:
+        combined = _as_it_is(arrived)
+    reason = ""
+    if not combined.used:
+        reason = _why_nothing(future, query, arrived)
+    elif combined.confidence < resolved.confidence_min:
+        reason = too_unsure(combined.confidence, resolved)
+    id = f"{resolved.node}-{future.id:x}"
+    output = resolved.default if reason else combined.output
+    if resolved.window is not None:
+        late = (
+            tuple(query.late)
+            if query.call is None
+            else (*query.late, *query.call.late(future, arrived))
+        )
+        resolved.window.add(id, resolved.learner, query.user, query.plan, arrived, output, late)
+    if reason:
+        _tell_log(resolved, id, query.id, reason)
+    if resolved.stats is not None:
+        resolved.stats.count(
+            future, query.models, arrived, combined, reason, query.late, missing, decided_by
+        )
+    if resolved.arm is not None:
+        resolved.arm.count(future.latency_us, bool(reason))
+    for decoy in resolved.decoys:
+        decoy.said(future.id, id, output, bool(reason))
+    return Answer(
+        output=output,
+        confidence=combined.confidence,
+        is_default=bool(reason),
+        reason=reason,
+        models=combined.used,
+        missing=tuple(missing),
+        latency_us=future.latency_us,
+        id=id,
+        agreement=combined.agreement,
+        set=combined.set,
+        decided_by=decided_by,
+        request_id=query.id,
+        qualifiers=said_beside(arrived),
+    )
+
+
+def _as_it_is(arrived: Mapping[VersionedModel, Prediction]) -> Combined:
+    """What a model that is asked by its name said, NaN and infinities too: no policy has to make
+    anything of it."""
+    for model, prediction in arrived.items():
+        if prediction.output is not None:
+            return Combined(prediction.output, sound_confidence(prediction.confidence), (model,))
+    return NO_ANSWER
+
+
+Outcome = tuple[dict[VersionedModel, Prediction], Sequence[VersionedModel], Combined, str]
+
+
+def _heard(future: Future, query: QueryContext) -> Outcome:
+    """-> what arrived, who is missing, the policy's combination, and by which rule."""
+    arrived: dict[VersionedModel, Prediction] = {}
+    missing: list[VersionedModel] = []
+    for i, model in enumerate(query.plan.models):
+        if future.status(i) is Status.OK:
+            arrived[model] = prediction_of(future, i)
+        else:
+            missing.append(model)
+    if missing and not arrived:
+        refuse_fork(future, query.resolved)
+    return (
+        arrived,
+        missing,
+        combine(query.resolved.policy, query.state, query.resolved.means, arrived, missing),
+        "all",
+    )
+
+
+def refuse_fork(future: Future, resolved: ResolvedApplication) -> None:
+    if future.status() is Status.FORKED:
+        raise ForkedProcess(
+            f"application {resolved.name!r} was asked in a fork of its server's process.",
+            hint=FORK_HINT,
+        )
+
+
+def _tell_log(resolved: ResolvedApplication, id: str, request_id: str, reason: str) -> None:
+    """At level INFO, and not every one of a flood."""
+    if not _log.isEnabledFor(logging.INFO) or (left_out := _defaults.admit()) < 0:
+        return
+    more = f" ({left_out} more defaults before it are not in this log)" if left_out else ""
+    _log.info(
+        "application %r, request %r, prediction %s: the default, %s%s",
+        resolved.name,
+        request_id,
+        id,
+        reason,
+        more,
+    )
+
+
+NO_FINITE_VALUE = "the output of {} is not a finite value"
+
+
+def too_unsure(confidence: float, resolved: ResolvedApplication) -> str:
+    return f"confidence {confidence:.2f} is below the application's {resolved.confidence_min:.2f}"
+
+
+def _why_nothing(
+    future: Future, query: QueryContext, arrived: dict[VersionedModel, Prediction]
+) -> str:
+    if query.call is not None:
+        return query.call.why_nothing(future, arrived, query.resolved)
+    if arrived:
+        return NO_FINITE_VALUE.format(", ".join(map(str, arrived)))
+    resolved = query.resolved
+    whys = [
+        why_of(resolved, future.status(i), model, future.detail(i))
+        for i, model in enumerate(query.plan.models)
+    ]
+    return "; ".join(dict.fromkeys(whys))
+
+
+def why_of(
+    resolved: ResolvedApplication, status: Status, model: VersionedModel, detail: str
+) -> str:
+    """Why a task of `model` has no prediction; of one of the mesh that is not loaded, why not."""
+    link = resolved.links.get(model)
+    absent = (
+        link.reason
+        if link is not None
+        else resolved.unlisted_model.why
+        if resolved.unlisted_model is not None
+        else None
+    )
+    if absent is not None and status in _NOT_THERE and (reason := absent()):
+        return f"{model.name}: {reason}"
+    return why(status, model, detail)
+
+
+_NOT_THERE = (Status.NO_REPLICA, Status.DEADLINE)
+_WHYS: dict[Status, Callable[[str], str]] = {
+    Status.FULL: lambda model: f"{model} is overloaded",
+    Status.DEADLINE: lambda model: f"{model} did not answer by the deadline",
+    Status.DROPPED: lambda model: f"{model} could not have answered by the deadline any more",
+    Status.NO_REPLICA: lambda model: f"no container of {model} is connected",
+    Status.BAD_OUTPUT: lambda model: f"{model} returned a wrong count, type or shape",
+    Status.REPLICA_LOST: lambda model: f"the container of {model} died with the query",
+    Status.CANCELLED: lambda model: "the query was cancelled",
+    Status.CLOSED: lambda model: "the server is shutting down",
+    Status.FORKED: lambda model: "this process is a fork; start a server of its own",
+    Status.TOO_LARGE: lambda model: f"the input of {model} is larger than a frame may be",
+    Status.UNNEEDED: lambda model: f"{model} was not needed any more",
+}
+
+
+def why(status: Status, model: VersionedModel, detail: str) -> str:
+    """Why a task of `model` has no prediction, in one line for a person."""
+    if status is Status.MODEL_ERROR:
+        return f"{model} failed: {last_line(detail)}"
+    if status is Status.TOO_LARGE and detail:
+        return f"{model}: {last_line(detail)}"
+    describe = _WHYS.get(status)
+    return describe(str(model)) if describe else f"{model}: {status.name.lower()}"

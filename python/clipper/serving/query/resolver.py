@@ -1,0 +1,445 @@
+"""Applications, and sets of candidate models, resolved to running models: as queries see them."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from clipper.catalog import Catalog, View
+from clipper.catalog_view import Rollout
+from clipper.clock import wall_time_us
+from clipper.errors import (
+    ClipperError,
+    InvalidInput,
+    PolicyFailed,
+    TypeConflict,
+    UnknownApplication,
+)
+from clipper.selection import create_policy, takes_context, with_coverage
+from clipper.serving.feedback.learning import Learning
+from clipper.serving.feedback.online_learning import OnlineLearning
+from clipper.serving.models.running_models import RunningModels
+from clipper.serving.query.decider_threads import DeciderThreads
+from clipper.serving.query.missing_outputs import averages
+from clipper.serving.query.processor import (
+    Link,
+    ResolvedApplication,
+    UnlistedModel,
+    UserContext,
+    next_uniform,
+)
+from clipper.serving.query.speculation import (
+    Speculation,
+    check_decider,
+    check_guarantee,
+    check_times,
+    speculation_of,
+)
+from clipper.serving.query.stats import ApplicationCounters, ApplicationStats
+from clipper.serving.rollout.decoys import Recorder
+from clipper.serving.rollout.roles import Role, RoleAssignment, placed
+from clipper.serving.rollout.traffic_split import (
+    COMPARED_S_MAX,
+    RolloutObserver,
+    StageStats,
+    TrafficSplit,
+)
+from clipper.types import Application, InputType, Model, PredictionRequest, VersionedModel
+from clipper_core.engine.model import Model as CoreModel
+from clipper_core.runtime.histogram import Snapshot
+
+_log = logging.getLogger(__name__)
+DEFAULT_POLICY = "ensemble"
+_QUESTIONS_MAX = 4096  # distinct sets of candidate models kept resolved
+
+
+class ExternalModels(Protocol):
+    """Models that the catalog does not have: those of a mesh."""
+
+    def resolve(self, name: str) -> ResolvedApplication | None:
+        """Resolve a model for a query; None when there is none of this name."""
+        ...
+
+    def link(self, name: str) -> Link | None:
+        """Resolve a model for an application that links it; None when there is none."""
+        ...
+
+
+class ApplicationResolver:
+    """Resolves applications and candidate models. Threads: any.
+
+    What it returns is immutable; a change of the catalog replaces it. contexts: returns the user
+    vectors of an application from a parameter table.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        running: RunningModels,
+        learning: Learning,
+        recorder: Recorder,
+        online_learning: OnlineLearning,
+        decider_threads: DeciderThreads,
+        external: ExternalModels,
+        contexts: Callable[[str, str], UserContext | None],
+    ) -> None:
+        self._catalog = catalog
+        self._running = running
+        self._learning = learning
+        self._recorder = recorder
+        self._teaching = online_learning
+        self._decider_threads = decider_threads
+        self._tallies: dict[str, ApplicationCounters] = {}
+        self._node = learning.node
+        self._by_name: dict[str, ResolvedApplication] = {}
+        self._candidates: dict[tuple[Any, ...], ResolvedApplication] = {}
+        self._refused: dict[
+            VersionedModel, Snapshot
+        ] = {}  # floors of guaranteed times: their latencies then
+        self._may_roll: Callable[[Rollout], bool] = lambda _: True
+        self._stages: dict[str, StageStats] = {}
+        self._external, self._contexts = external, contexts
+
+    def application(self, name: str) -> ResolvedApplication:
+        """Of an application; of a model of the mesh, for a query that is about to be asked. Raises
+        UnknownApplication."""
+        try:
+            return self._by_name[name]
+        except KeyError:
+            if (resolved := self._external.resolve(str(name))) is not None:
+                return resolved
+            raise UnknownApplication.named(str(name), self._by_name) from None
+
+    def request(self, request: PredictionRequest) -> ResolvedApplication:
+        """Of a request. Raises UnknownApplication, UnknownModel, InvalidInput."""
+        if request.application is not None and not request.candidate_models:
+            return self.application(request.application)
+        return self._of_candidates(request)
+
+    def check(self, name: str, settings: Mapping[str, Any], *, measured: bool = True) -> None:
+        """Whether an application, changed or made by these settings, has a policy and a decider
+        that fit its models, its input and its time. measured: a guaranteed time must be known to
+        hold now; else it is only logged. Raises InvalidInput, UnknownModel, TypeConflict,
+        PolicyFailed."""
+        view = self._catalog.view
+        known = view.applications.get(name) or Application(name)
+        if not {"models", "policy", "decider", "slo_ms", "input"} & set(settings):
+            return
+        models = [self._catalog.linked(view, link) for link in settings.get("models", known.models)]
+        policy, decider = (
+            settings.get("policy", known.policy),
+            settings.get("decider", known.decider),
+        )
+        if models:
+            input = settings.get("input") or models[0].input
+            found = create_policy(policy)
+            found.init(
+                [model.id for model in models]
+            )  # what it raises, it raises here and not in a query
+            if not found.accepts_input_type(InputType.parse(input)):
+                raise TypeConflict(
+                    f"policy {policy!r} of application {name!r} does not take inputs of {input}."
+                )
+        schedule = check_decider(name, decider, [model.id for model in models])
+        slo_ms = settings.get("slo_ms", known.slo_ms)
+        check_times(name, schedule, slo_ms)
+        try:
+            cores = {model.id: self._core(view, model) for model in models}
+            check_guarantee(name, schedule, slo_ms, cores, self._refused)
+        except InvalidInput as error:
+            if measured:
+                raise
+            _log.warning("%s", error)
+
+    def resolve(self, view: View) -> None:
+        """The catalog has changed."""
+        for model in view.models():
+            self._running.ensure(model)
+        self._tallies = {
+            name: self._tallies.get(name) or ApplicationCounters() for name in view.applications
+        }
+        by_name = {
+            name: self._with_stats(view, app, self._tallies[name])
+            for name, app in view.applications.items()
+        }
+        for name, resolved in by_name.items():
+            resolved.learner.watcher = self._tallies[name]
+        stages: dict[str, StageStats] = {}
+        for name, rollout in view.rollouts.items():
+            if name in by_name and applies(view, rollout) and self._may_roll(rollout):
+                by_name[name] = self._rolling(view, rollout, by_name[name])
+                stages[name] = by_name[name].rollout.stage  # type: ignore[union-attr]
+        self._by_name, self._stages, self._candidates = by_name, stages, {}
+
+    # -- rollouts
+
+    def let_roll(self, may: Callable[[Rollout], bool]) -> None:
+        """Rollouts for which `may` is false take no queries: asked at each `resolve`."""
+        self._may_roll = may
+
+    def stage(self, application: str) -> StageStats | None:
+        """What is counted of its rollout; None while that takes no queries here."""
+        return self._stages.get(application)
+
+    def _rolling(
+        self, view: View, rollout: Rollout, before: ResolvedApplication
+    ) -> ResolvedApplication:
+        """The application's question, and beside it the one with the new version."""
+        app, counters = view.applications[rollout.application], self._tallies[rollout.application]
+        stage = self._stages.get(rollout.application)
+        if stage is None or not stage.is_of(rollout):
+            stage = StageStats(
+                rollout,
+                wall_time_us(),
+                lambda: counters.watched.compared(rollout.control, rollout.model),
+            )
+        links = tuple(
+            dict.fromkeys(rollout.model if link == rollout.link else link for link in app.models)
+        )
+        roles = {
+            key: text
+            for key, text in app.roles.items()
+            if key not in (str(rollout.link), str(rollout.model))
+        }
+        new = self._resolved(view, msgspec.structs.replace(app, models=links))
+        standard = (
+            {rollout.control: Role("canary", rate_max=COMPARED_S_MAX)} if stage.compares else {}
+        )
+        before_lineup = counters.for_models(before.models, before.assignment, new.models)
+        new = self._with_roles(
+            view, msgspec.structs.replace(app, models=links, roles=roles), new, counters, standard
+        )
+        new.learner.watcher = RolloutObserver(counters, stage.new)
+        before.learner.watcher = RolloutObserver(counters, stage.before)
+        new = msgspec.structs.replace(new, arm=stage.new)
+        split = TrafficSplit(new, stage, {**before.cores, **new.cores}, next_uniform)
+        return msgspec.structs.replace(before, stats=before_lineup, arm=stage.before, rollout=split)
+
+    def stats(self) -> dict[str, dict[str, Any]]:
+        """By application; see docs/monitoring.md."""
+        return {
+            name: self._stats_of(resolved, resolved.stats)
+            for name, resolved in self._by_name.items()
+            if resolved.stats is not None
+        }
+
+    def slowest(self) -> dict[str, list[dict[str, Any]]]:
+        """The slowest queries since this was last called, by application."""
+        return {
+            name: found
+            for name, counters in self._tallies.items()
+            if (found := counters.slowest.take())
+        }
+
+    def _stats_of(self, resolved: ResolvedApplication, stats: ApplicationStats) -> dict[str, Any]:
+        speculation = resolved.speculation
+        return {
+            "policy": resolved.policy.name,
+            "decider": "all" if speculation is None else speculation.text,
+            "slo_ms": resolved.slo_us / 1000,
+            **stats.counters.stats(stats),
+            **_decoy_stats(resolved),
+            **({"context": resolved.rows.stats()} if resolved.rows is not None else {}),
+        }
+
+    def _with_stats(
+        self, view: View, app: Application, counters: ApplicationCounters
+    ) -> ResolvedApplication:
+        """The question with its application's roles and counts."""
+        return self._with_roles(view, app, self._resolved(view, app), counters)
+
+    def _with_roles(
+        self,
+        view: View,
+        app: Application,
+        resolved: ResolvedApplication,
+        counters: ApplicationCounters,
+        beside: Mapping[VersionedModel, Role] | None = None,
+    ) -> ResolvedApplication:
+        """beside: models that are asked in a role and not linked; given for a rollout's new side,
+        even if there are none."""
+        roles: dict[VersionedModel, Role] = {}
+        decoys = []
+        for name, text in app.roles.items():
+            try:
+                place, role = placed(app.name, app.models, name, text)
+                if isinstance(place, str):
+                    decoys.append(self._recorder.decoy(app.name, place, role))
+                else:
+                    roles[self._catalog.linked(view, place).id] = role
+            except ClipperError as error:
+                _log.warning("application %r: %s", app.name, error)
+        models = resolved.models
+        if beside:
+            models, roles = tuple(dict.fromkeys((*models, *beside))), {**roles, **beside}
+            cores = {
+                model.id: self._running.ensure(model).core for model in map(view.model, beside)
+            }
+            resolved = msgspec.structs.replace(resolved, cores={**cores, **resolved.cores})
+        assignment = RoleAssignment(roles, models) if roles else None
+        stats = (
+            counters.for_models(models, assignment)
+            if beside is None
+            else counters.other_side(models, assignment)
+        )
+        cast_question = msgspec.structs.replace(
+            resolved,
+            stats=stats,
+            assignment=assignment,
+            decoys=tuple(decoys),
+            means=counters.means if averages(resolved.policy) and app.missing == "mean" else None,
+        )
+        return msgspec.structs.replace(
+            cast_question, speculation=self._speculation_of(app, cast_question)
+        )
+
+    def _resolved(self, view: View, app: Application) -> ResolvedApplication:
+        models = []
+        for link in app.models:
+            try:
+                models.append(self._catalog.linked(view, link))
+            except ClipperError as error:
+                _log.warning("application %r: %s", app.name, error)
+        ids = tuple(dict.fromkeys(model.id for model in models))
+        cores = {model.id: self._core(view, model) for model in models}
+        links = {
+            id: found
+            for id in ids
+            if id.name not in view.versions and (found := self._external.link(id.name)) is not None
+        }
+        try:
+            policy, learner, window = self._learning.learner(
+                app.name, with_coverage(app.policy, app.coverage), ids
+            )
+        except (
+            InvalidInput,
+            PolicyFailed,
+        ) as error:  # of a class that was in order when it was set, perhaps by another server
+            _log.error(
+                "application %r: %s It combines by %r until that is mended.",
+                app.name,
+                error,
+                DEFAULT_POLICY,
+            )
+            policy, learner, window = self._learning.learner(app.name, DEFAULT_POLICY, ids)
+        wanted = app.context_table and takes_context(policy)
+        return ResolvedApplication(
+            app.name,
+            ids,
+            cores,
+            policy,
+            learner,
+            app.slo_us,
+            app.default,
+            app.confidence_min,
+            self._node,
+            window,
+            online_learning=self._teaching,
+            rows=self._contexts(app.name, app.context_table) if wanted else None,
+            links=links,
+        )
+
+    def _core(self, view: View, model: Model) -> CoreModel:
+        if (
+            model.name not in view.versions
+            and (link := self._external.link(model.name)) is not None
+        ):
+            return link.core
+        return (self._running.get(model.id) or self._running.ensure(model)).core
+
+    def _speculation_of(
+        self, app: Application, resolved: ResolvedApplication
+    ) -> Speculation | None:
+        try:
+            return speculation_of(app.decider, resolved, self._decider_threads)
+        except InvalidInput as error:
+            _log.error(
+                "application %r: %s It waits for all its models until that is mended.",
+                app.name,
+                error,
+            )
+            return None
+
+    def unlisted(
+        self, core: CoreModel, unlisted_model: UnlistedModel, slo_us: int
+    ) -> ResolvedApplication:
+        """To one model of the mesh."""
+        ids = (unlisted_model.record.id,)
+        policy, learner, window = self._learning.learner(
+            "", DEFAULT_POLICY, ()
+        )  # one for all: it learns nothing of them
+        return ResolvedApplication(
+            "",
+            ids,
+            {ids[0]: core},
+            policy,
+            learner,
+            slo_us,
+            None,
+            0.0,
+            self._node,
+            window,
+            online_learning=self._teaching,
+            unlisted_model=unlisted_model,
+        )
+
+    def _of_candidates(self, request: PredictionRequest) -> ResolvedApplication:
+        """The question of a request that names its candidate models itself."""
+        candidates = request.candidate_models
+        if isinstance(candidates, str | VersionedModel):
+            candidates = (candidates,)
+        key = (request.application, *map(str, candidates))
+        known = (
+            self._candidates
+        )  # a change of the catalog swaps it: what is resolved from an old view goes with it
+        resolved = known.get(key)
+        if resolved is not None:
+            return resolved
+        if len(candidates) == 1 and request.application is None:
+            name = str(candidates[0])
+            if (
+                name not in self._catalog.view.versions
+                and (resolved := self._external.resolve(name)) is not None
+            ):
+                return resolved
+        if not candidates:
+            raise InvalidInput(
+                "a request names an application or candidate models; this one names neither."
+            )
+        view = self._catalog.view
+        base = (
+            Application("", slo_ms=1000.0)
+            if request.application is None
+            else view.application(request.application)
+        )
+        links = tuple(self._catalog.linked(view, model).id for model in candidates)
+        resolved = self._with_stats(
+            view, msgspec.structs.replace(base, models=links, roles={}), ApplicationCounters()
+        )
+        if len(known) < _QUESTIONS_MAX:
+            known[key] = resolved
+        return resolved
+
+
+def applies(view: View, rollout: Rollout) -> bool:
+    """Whether the application still asks what the rollout is to replace, and both versions are in
+    service."""
+    app = view.applications.get(rollout.application)
+    if app is None or not rollout.is_open or rollout.link not in app.models:
+        return False
+    try:
+        return (
+            view.model(rollout.link).id == rollout.control
+            and view.model(rollout.model).id == rollout.model
+        )
+    except ClipperError:
+        return False
+
+
+def _decoy_stats(resolved: ResolvedApplication) -> dict[str, Any]:
+    return (
+        {"decoys": {decoy.name: decoy.stats() for decoy in resolved.decoys}}
+        if resolved.decoys
+        else {}
+    )

@@ -1,0 +1,514 @@
+"""The life of a query whose application has a decider: asked by rank, heard one by one, decided by
+the core, answered from what the verdict saw and from nothing later.
+
+`Speculation.hearing` and `Hearing.ask` run on the caller's thread and return at once;
+`Hearing.outcome` on the thread that asks for the result. In between the core carries the schedule
+out (clipper_core.results.decider), and a decider of the user's own runs on threads of `Deciding`.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from clipper.errors import DoesNotFit, InvalidInput, did_you_mean
+from clipper.selection import (
+    DeciderStep,
+    Plan,
+    Policy,
+    Prediction,
+    Schedule,
+    parse_decider,
+    user_defined_decider,
+)
+from clipper.selection.decided_answer import (
+    DecisionInputs,
+    decided_answer,
+    rank_models,
+    vote_weights,
+)
+from clipper.selection.user_defined import FailureLog
+from clipper.serving.query.decider_threads import OWN_STEP, DeciderThreads, Listener
+from clipper.serving.query.processor import (
+    NO_FINITE_VALUE,
+    Outcome,
+    QueryContext,
+    ResolvedApplication,
+    refuse_fork,
+    why_of,
+)
+from clipper.serving.query.qualifiers import prediction_of
+from clipper.types import Answer, VersionedModel
+from clipper_core.engine.ensemble import predict_heard
+from clipper_core.engine.model import Model as CoreModel
+from clipper_core.results.decider import Decider, Rule
+from clipper_core.results.decider import Step as CoreStep
+from clipper_core.results.future import Future
+from clipper_core.runtime.histogram import Snapshot
+from clipper_core.runtime.status import Status
+
+MODELS_MAX = 64  # of one query with a decider
+MEASURED_MIN = 100  # predictions before a 99th percentile, or a 95th, means anything
+HEDGE_MS_MIN = 1.0
+HEDGE_LOOK_S = 1.0  # how long a measured percentile is good for
+NEVER = -1  # a start: when the rule asks for it
+_ORDERS_MAX = 1024
+
+_RULES = {
+    "all": Rule.ALL,
+    "first": Rule.FIRST,
+    "majority": Rule.QUORUM,
+    "quorum": Rule.QUORUM,
+    "weighted": Rule.WEIGHTED,
+    "best_quality": Rule.BEST,
+    "surest": Rule.SUREST,
+    "cascade": Rule.CASCADE,
+    "hedged": Rule.HEDGED,
+    "tied": Rule.TIED,
+    "mean": Rule.MEAN,
+    "median": Rule.MEDIAN,
+    "guaranteed_time": Rule.BEST,
+    "floor": Rule.FLOOR,
+    "row": Rule.ROW,
+}
+_OF_THE_PLAN = ("all", "floor")  # rules that need no more models than the policy asks
+
+
+class _Order(msgspec.Struct, frozen=True, eq=False):
+    """Whom a query asks, best first, and how they are decided on. For one state of the policy, and
+    one choice by it."""
+
+    state: Any
+    chosen: tuple[VersionedModel, ...]
+    models: tuple[VersionedModel, ...]
+    cores: tuple[CoreModel, ...]
+    decider: Decider
+    weights: tuple[float, ...] | None
+
+
+class EnsembleCall(msgspec.Struct, frozen=True, eq=False):
+    """One query with a decider. models: asked, best first; task i is models[i]'s.  starts_us: of
+    each, if not all at once. slo_us: until it is decided.  started_s: by the monotonic clock."""
+
+    speculation: "Speculation"
+    order: _Order
+    starts_us: tuple[int, ...] | None
+    slo_us: int
+    started_s: float
+
+    @property
+    def models(self) -> tuple[VersionedModel, ...]:
+        return self.order.models
+
+    def ask(
+        self,
+        x: Any,
+        salt: int,
+        finish: Callable[[Future], Answer],
+        query: QueryContext,
+        learn: bool,
+    ) -> Future:
+        """-> the future of one Answer. learn: models go on once all is decided. InvalidInput for a
+        wrong type or shape."""
+        order, speculation = self.order, self.speculation
+        future = predict_heard(
+            order.cores,
+            order.decider,
+            x,
+            self.slo_us,
+            salt,
+            finish,
+            query,
+            order.weights,
+            self.starts_us,
+            learn,
+        )
+        if speculation.own is not None and not future.done():
+            speculation.decider_threads.listen(Listener(future, self, query.state))
+        return future
+
+    def outcome(self, future: Future, query: QueryContext) -> Outcome:
+        """From the verdict's snapshot, and nothing later: -> what had arrived, who is missing, the
+        answer, and who decided."""
+        verdict, resolved = future.verdict, query.resolved
+        if verdict is None:
+            refuse_fork(future, resolved)
+        at, used, seen = verdict or (0, 0, 0)  # none: the query was given up
+        seen |= used  # a ruling of Python's may be ahead of the core's own count by a moment
+        heard = [(i, model) for i, model in enumerate(self.models) if seen >> i & 1]
+        arrived = {model: prediction_of(future, i) for i, model in heard}
+        if not arrived:
+            refuse_fork(future, resolved)
+        rule, name = self.speculation.decided(at)
+        all_heard = DecisionInputs(resolved.policy, query.state, query.plan, self.models, arrived)
+        combined = decided_answer(
+            rule, all_heard, [model for i, model in enumerate(self.models) if used >> i & 1]
+        )
+        return arrived, self._missing(future, at, seen), combined, name if combined.used else ""
+
+    def _missing(self, future: Future, at: int, seen: int) -> list[VersionedModel]:
+        """Asked, and not heard when the answer was decided: failed by then, or waited for in vain,
+        because a step's time or the query's was over. Who was not asked, or could not have changed
+        the answer any more, is not missing.
+        """
+        latencies, took = future.latencies_us(), future.latency_us
+        in_vain = at > 0 or took >= self.slo_us
+        found = []
+        for i, model in enumerate(self.models):
+            status = future.status(i)
+            if seen >> i & 1 or (
+                status is Status.UNNEEDED and self.starts_us is not None and self.starts_us[i]
+            ):
+                continue
+            still_open = status in (Status.PENDING, Status.UNNEEDED, Status.OK)
+            if in_vain or (not still_open and latencies[i] <= took):
+                found.append(model)
+        return found
+
+    def late(
+        self, future: Future, arrived: Mapping[VersionedModel, Prediction]
+    ) -> list[tuple[VersionedModel, Future]]:
+        """Those whose predictions the answer did not wait for, as the join window looks at them."""
+        return [
+            (model, cast(Future, LateTask(future, i)))
+            for i, model in enumerate(self.models)
+            if model not in arrived
+        ]
+
+    def why_nothing(
+        self,
+        future: Future,
+        arrived: Mapping[VersionedModel, Prediction],
+        resolved: ResolvedApplication,
+    ) -> str:
+        whys = []
+        for i, model in enumerate(self.models):
+            status = future.status(i)
+            if model in arrived or status is Status.UNNEEDED:
+                continue
+            status = Status.DEADLINE if status in (Status.PENDING, Status.OK) else status
+            whys.append(why_of(resolved, status, model, future.detail(i)))
+        return "; ".join(dict.fromkeys(whys)) or NO_FINITE_VALUE.format(
+            ", ".join(map(str, arrived or self.models))
+        )
+
+
+class LateTask:
+    """One task of a query that was decided without it."""
+
+    __slots__ = ("_future", "_i")
+
+    def __init__(self, future: Future, i: int) -> None:
+        self._future, self._i = future, i
+
+    def done(self) -> bool:
+        return self._future.status(self._i) is not Status.PENDING
+
+    def status(self) -> Status:
+        return self._future.status(self._i)
+
+    def output(self, _: int = 0) -> Any:
+        return self._future.output(self._i)
+
+    def confidence(self, _: int = 0) -> float | None:
+        return self._future.confidence(self._i)
+
+
+class Speculation:
+    """One application's decider over its models as they are now. Threads: any."""
+
+    __slots__ = (
+        "_cores",
+        "_deciders",
+        "_hedge",
+        "_last",
+        "decider_threads",
+        "failures",
+        "links",
+        "own",
+        "policy",
+        "schedule",
+        "steps",
+        "text",
+    )
+
+    def __init__(
+        self,
+        text: str,
+        policy: Policy,
+        links: Sequence[VersionedModel],
+        cores: Mapping[VersionedModel, CoreModel],
+        decider_threads: DeciderThreads,
+    ) -> None:
+        self.text = text
+        self.schedule = parse_decider(text)
+        self.policy = policy
+        self.links, self._cores = tuple(links), dict(cores)
+        self.decider_threads = decider_threads
+        self._deciders: dict[tuple[Any, ...], Decider] = {}
+        self._last: _Order | None = None
+        self._hedge = (0.0, 0)  # until when it is good, and the time in us
+        self.failures = FailureLog(f"decider {self.schedule.own!r}")
+        self.steps = self.schedule.steps
+        own = getattr(policy, "decide", None)
+        self.own: Any = None
+        if self.schedule.own:
+            self.own = lambda _, view: user_defined_decider(self.schedule.own).decide(view)
+        elif self.schedule.waits_for_all and callable(own):
+            self.own = own
+            self.failures = getattr(policy, "failures", self.failures)
+
+    def decided(self, at: int) -> tuple[str, str]:
+        """-> the rule of the step that decided, and its name as answers have it."""
+        if at == OWN_STEP and self.own is not None:
+            return "own", self.schedule.own or "policy"
+        step = self.steps[at]
+        if step.rule != "row":
+            return step.rule, step.name
+        start_ms = self.steps[at - 1].until_ms if at else 0.0
+        return "row", f"table({start_ms:g})"
+
+    # -- asking
+
+    def call(self, state: Any, plan: Plan, user: str | None, slo_us: int) -> EnsembleCall:
+        """Whom a query asks, and until when, by the policy's state and choice."""
+        order = self._last
+        if order is None or order.state is not state or order.chosen != plan.models:
+            order = self._last = self._order_for(state, plan, user)
+        slo_us = self._until_us(slo_us)
+        return EnsembleCall(
+            self, order, self._starts_us(order.models, slo_us), slo_us, time.monotonic()
+        )
+
+    def _order_for(self, state: Any, plan: Plan, user: str | None) -> _Order:
+        policy, chosen, first = self.policy, plan.models, self.steps[0].rule
+        if first == "cascade":
+            models: tuple[VersionedModel, ...] = self.links
+        else:
+            models = rank_models(policy, state, user, self.links)
+            if len(chosen) == 1:
+                models = (*chosen, *(model for model in models if model not in chosen))
+        named = self.named(self.schedule.models)
+        if (
+            len(chosen) > 1 or chosen[0] not in self.links or not self._asks_more()
+        ):  # not in them: a challenger
+            models = tuple(model for model in models if model in chosen or model in named)
+        models = (*models, *(model for model in (*chosen, *named) if model not in models))
+        weights = None
+        if any(step.rule in ("weighted", "mean") for step in self.steps):
+            each = vote_weights(policy, state, models)
+            weights = tuple([each[model] for model in models])
+        cores = tuple([self._cores[model] for model in models])
+        return _Order(state, chosen, models, cores, self._decider_for(models), weights)
+
+    def _asks_more(self) -> bool:
+        """Whether a rule has use for more models than one that the policy chose."""
+        return self.own is not None or any(
+            step.rule not in _OF_THE_PLAN and not (step.rule == "guaranteed_time" and step.models)
+            for step in self.steps
+        )
+
+    def named(self, names: Sequence[str]) -> tuple[VersionedModel, ...]:
+        """The linked models that these name, whatever their role."""
+        return tuple(model for model in self._cores if model.name in names or str(model) in names)
+
+    def _decider_for(self, models: tuple[VersionedModel, ...]) -> Decider:
+        key: tuple[Any, ...] = (
+            models if self.schedule.models else (len(models),)
+        )  # else one bucket of hedges for all
+        decider = self._deciders.get(key)
+        if decider is None:
+            if len(self._deciders) >= _ORDERS_MAX:
+                self._deciders.clear()
+            decider = Decider([self._core_step(step, models) for step in self.steps])
+            self._deciders[key] = decider
+        return decider
+
+    def _core_step(self, step: DeciderStep, models: tuple[VersionedModel, ...]) -> CoreStep:
+        named = [
+            i
+            for i, model in enumerate(models)
+            if model.name in step.models or str(model) in step.models
+        ]
+        accept = sum(1 << i for i in named) if step.rule == "row" and step.models else None
+        need = step.need
+        if step.rule in ("mean", "median") and step.tolerance and not need:
+            need = max(2, len(models) // 2 + 1)
+        return CoreStep(
+            _RULES[step.rule],
+            0 if step is self.steps[-1] else round(step.until_ms * 1000),
+            accept,
+            step.confidence,
+            need,
+            step.tolerance,
+            which=named[0] if step.rule == "floor" else 0,
+            low=step.low,
+            high=step.high,
+            extra=step.budget,
+        )
+
+    def _until_us(self, slo_us: int) -> int:
+        """When the last step ends: at the deadline, or before it by a margin, or when it says."""
+        last = self.steps[-1]
+        if last.until_ms:
+            return min(slo_us, max(1, round(last.until_ms * 1000)))
+        return max(1, slo_us - round(last.margin_ms * 1000))
+
+    def _starts_us(self, models: tuple[VersionedModel, ...], slo_us: int) -> tuple[int, ...] | None:
+        step = self.steps[0]
+        if step.rule not in ("cascade", "hedged"):
+            return None
+        at_once = self.named(
+            [
+                name
+                for step in self.steps
+                if step.rule in ("floor", "guaranteed_time")
+                for name in step.models
+            ]
+        )
+        if step.rule == "cascade":
+            return tuple(
+                [0 if i == 0 or model in at_once else NEVER for i, model in enumerate(models)]
+            )
+        after = (
+            self._hedge_us(models[0], slo_us)
+            if step.after_ms is None
+            else round(step.after_ms * 1000)
+        )
+        return tuple([0 if model in at_once else i * after for i, model in enumerate(models)])
+
+    def _hedge_us(self, primary: VersionedModel, slo_us: int) -> int:
+        """The 95th percentile of the first model's latency; half the SLO until that is known."""
+        until, after = self._hedge
+        now = time.monotonic()
+        if now >= until:
+            latency = measured(self._cores[primary])
+            after = (
+                0
+                if latency.count < MEASURED_MIN
+                else max(round(latency.quantile(0.95)), round(HEDGE_MS_MIN * 1000))
+            )
+            self._hedge = (now + HEDGE_LOOK_S, after)
+        return after or max(slo_us // 2, round(HEDGE_MS_MIN * 1000))
+
+
+def speculation_of(
+    text: str, resolved: ResolvedApplication, decider_threads: DeciderThreads
+) -> Speculation | None:
+    """An application's decider; None when there is nothing to decide: all are waited for.
+    InvalidInput when it does not fit."""
+    if resolved.models:
+        check_decider(resolved.name, text, resolved.models)
+    primaries = resolved.models if resolved.assignment is None else resolved.assignment.primaries
+    found = Speculation(text, resolved.policy, primaries, resolved.cores, decider_threads)
+    return (
+        None
+        if (found.own is None and found.schedule.waits_for_all) or not resolved.models
+        else found
+    )
+
+
+def check_decider(application: str, text: str, links: Sequence[VersionedModel]) -> Schedule:
+    """The schedule, if it fits the application's models. InvalidInput otherwise."""
+    schedule = parse_decider(text)
+    if schedule.own:
+        user_defined_decider(schedule.own)
+    if schedule.waits_for_all:
+        return schedule
+    if len(links) > MODELS_MAX:
+        raise InvalidInput(
+            f"application {application!r} links {len(links)} models; a decider hears at most"
+            f" {MODELS_MAX}."
+        )
+    for name in schedule.models:
+        if not any(name in (model.name, str(model)) for model in links):
+            linked = [model.name for model in links]
+            guess = did_you_mean(name, linked) or "."
+            said = (
+                f"decider {text!r} names {name!r}, which application {application!r} does not"
+                f" link{guess}"
+            )
+            raise DoesNotFit(said, hint=f"Linked: {', '.join(linked) or 'none'}.")
+    for step in schedule.steps:
+        if step.need > len(links):
+            raise InvalidInput(
+                f"{step} of application {application!r} needs {step.need} models; it links"
+                f" {len(links)}."
+            )
+    return schedule
+
+
+def check_times(application: str, schedule: Schedule, slo_ms: float) -> None:
+    """Every step has some time of its own before the deadline. InvalidInput otherwise."""
+    for step in schedule.steps:
+        if step.until_ms >= slo_ms and step is not schedule.steps[-1]:
+            hint = (
+                "Times count from the query's arrival: give it more time by slo_ms, or the step"
+                " less."
+            )
+            said = (
+                f"{step} ends after the {slo_ms:g} ms of application {application!r}: no step after"
+                " it decides."
+            )
+            raise InvalidInput(said, hint=hint)
+        if step.margin_ms >= slo_ms:
+            raise InvalidInput(
+                f"margin_ms={step.margin_ms:g} of {step.name} leaves nothing of the {slo_ms:g} ms."
+            )
+
+
+def check_guarantee(
+    application: str,
+    schedule: Schedule,
+    slo_ms: float,
+    cores: Mapping[VersionedModel, CoreModel],
+    since: dict[VersionedModel, Snapshot],
+) -> None:
+    """A guaranteed time needs a model that is measured to be there by then: by the 99th percentile
+    of its latency. InvalidInput says what was measured and what to do. since: its latencies when it
+    was last refused; what came after is measured by itself, so that arrays, whose rows wait for
+    each other, and a slow start can be left behind."""
+    step = schedule.guaranteed
+    if step is None:
+        return
+    by_ms = slo_ms - step.margin_ms
+    floors = {
+        model: core
+        for model, core in cores.items()
+        if not step.models or step.models[0] in (model.name, str(model))
+    }
+    told = []
+    for model, core in floors.items():
+        latency = measured(core)
+        recent = latency - since[model] if model in since else latency
+        if any(
+            part.count >= MEASURED_MIN and part.quantile(0.99) <= by_ms * 1000
+            for part in (latency, recent)
+        ):
+            return
+        since[model] = latency
+        if latency.count < MEASURED_MIN:
+            told.append(
+                f"{model} has made {latency.count} predictions of the {MEASURED_MIN} that a"
+                " measurement takes"
+            )
+        else:
+            told.append(
+                f"{model} takes {latency.quantile(0.99) / 1000:.3g} ms (99th percentile of"
+                f" {latency.count})"
+            )
+    first = str(next(iter(floors)))
+    ask = f"server.model({first!r}).predict(x).result()"
+    hint = f"Measure: ask {ask} {MEASURED_MIN} times; or raise slo_ms, or name a faster floor."
+    raise InvalidInput(
+        f"{step} of application {application!r}: nobody is known to answer within {by_ms:g} ms:"
+        f" {'; '.join(told)}.",
+        hint=hint,
+    )
+
+
+def measured(core: CoreModel) -> Snapshot:
+    """A model's latency from submit to prediction, us, since it was deployed; what the cache had is
+    not in it."""
+    return core.engine.model_latency(core.index)

@@ -1,0 +1,445 @@
+"""What an application's queries came to, counted while they are answered:
+`server.stats()["applications"][name]`.
+
+What every answer pays is one addition for the query, one for the answer, one for the step that
+decided it, one for each model used, and a record of its duration; the rest is counted only when
+something was missing, or is looked at within a budget: outputs are compared at most `_PAIRS_RATE`
+times a second, so that agreement is exact at a low rate and a sample at a high one. Counts outlive
+changes of the catalog; they end with the server, or with the application.
+"""
+
+import math
+import threading
+import time
+from collections import Counter as Counts
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from clipper.clock import wall_time_us
+from clipper.selection import Combined, Observation, Prediction
+from clipper.selection.batch_learning import Column, ObservationRows, losses_by_model
+from clipper.selection.policy import agrees, is_number, is_usable, loss, losses
+from clipper.serving.query.missing_outputs import Means
+from clipper.serving.query.slowest import Slowest
+from clipper.serving.rollout.observers import Late, Watch, Watched
+from clipper.serving.rollout.roles import PRIMARY, RoleAssignment
+from clipper.serving.rollout.sketch import Bucket
+from clipper.types import VersionedModel
+from clipper_core.engine.model import Model as CoreModel
+from clipper_core.results.future import Future
+from clipper_core.runtime.histogram import Counter, LatencyHistogram, Snapshot
+from clipper_core.runtime.status import Status
+
+_PAIRS_RATE, _PAIRS_BURST = (
+    5_000.0,
+    5_000.0,
+)  # of outputs compared: 1 us each, so half a per cent of a core
+_ARRAY_PRICE = 20.0  # pairs of labels to one of arrays
+_TOLD_RATE, _TOLD_BURST = 20_000.0, 20_000.0  # of feedbacks looked at
+_MODELS_MAX = 16  # in the matrix
+_OVERLOAD = (Status.FULL, Status.DROPPED)
+
+
+class Mean:
+    """A sum and how many it is of. Threads: one at a time."""
+
+    __slots__ = ("n", "total")
+
+    def __init__(self) -> None:
+        self.n, self.total = 0.0, 0.0
+
+    def add(self, value: float, weight: float = 1.0) -> None:
+        self.n += weight
+        self.total += value * weight
+
+    def stats(self) -> dict[str, float]:
+        return {"n": self.n, "mean": self.total / self.n} if self.n else {"n": 0.0}
+
+
+class _OfModel:
+    """One model's counts within an application."""
+
+    __slots__ = ("agreement", "feedback", "missing", "unused", "used", "watch", "wins")
+
+    def __init__(self) -> None:
+        self.used, self.unused, self.wins = Counter(), Counter(), Counter()
+        self.missing: Counts[str] = Counts()
+        self.agreement = Mean()
+        self.feedback = Mean()
+        self.watch = Watch()
+
+
+class ApplicationCounters:
+    """One application's counts, whatever its models are now. Threads: any."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.queries, self.answered = Counter(), Counter()
+        self.watched, self.means = Watched(clock), Means()
+        self.since_us = wall_time_us()
+        self.duration = LatencyHistogram()
+        self.slowest = Slowest()
+        self.decided: dict[str, Counter] = {}
+        self._lock = threading.Lock()
+        self._models: dict[VersionedModel, _OfModel] = {}
+        self._defaults: Counts[str] = Counts()
+        self._pairs: dict[tuple[VersionedModel, VersionedModel], Mean] = {}
+        self._right = Mean()
+        self._comparing = Bucket(_PAIRS_RATE, _PAIRS_BURST, clock())
+        self._telling = Bucket(_TOLD_RATE, _TOLD_BURST, clock())
+
+    def of(self, model: VersionedModel) -> _OfModel:
+        found = self._models.get(model)
+        if found is None:
+            with self._lock:
+                found = self._models.setdefault(model, _OfModel())
+        return found
+
+    def for_models(
+        self,
+        models: Sequence[VersionedModel],
+        assignment: RoleAssignment | None,
+        rolling: Collection[VersionedModel] = (),
+    ) -> "ApplicationStats":
+        """For the application's queries from now on. Models that are linked no more are forgotten,
+        but for those of its rollout's other side."""
+        if assignment is not None:
+            self.watched.canaries = frozenset(
+                model for model, role in assignment.roles.items() if role.kind == "canary"
+            )
+        stats = ApplicationStats(self, models, assignment)
+        models = [*models, *rolling]
+        with self._lock:
+            self._models = {
+                model: counts for model, counts in self._models.items() if model in models
+            }
+            self._pairs = {
+                pair: mean
+                for pair, mean in self._pairs.items()
+                if pair[0] in models and pair[1] in models
+            }
+        self.watched.keep(models)
+        self.means.keep(models)
+        return stats
+
+    def other_side(
+        self, models: Sequence[VersionedModel], assignment: RoleAssignment | None
+    ) -> "ApplicationStats":
+        """For the queries that see a rollout's new version; `lineup` is called before."""
+        if assignment is not None:
+            canaries = {model for model, role in assignment.roles.items() if role.kind == "canary"}
+            self.watched.canaries = self.watched.canaries | canaries
+        return ApplicationStats(self, models, assignment)
+
+    # -- what is counted
+
+    def step(self, name: str) -> Counter:
+        """Of the answers that this step of a decider decided. There are as many names as the
+        deciders it had have steps."""
+        found = self.decided.get(name)
+        if found is None:
+            with self._lock:
+                found = self.decided.setdefault(name, Counter())
+        return found
+
+    def default(self, kind: str) -> None:
+        with self._lock:
+            self._defaults[kind] += 1
+
+    def missing(self, model: VersionedModel, status: Status) -> None:
+        with self._lock:
+            self.of_locked(model).missing[status.name.lower()] += 1
+
+    def of_locked(self, model: VersionedModel) -> _OfModel:
+        return self._models.setdefault(model, _OfModel())
+
+    def compare(self, arrived: Mapping[VersionedModel, Prediction], answer: Any) -> None:
+        """Each model with the answer, and with the others, within the budget."""
+        price = _ARRAY_PRICE if isinstance(answer, np.ndarray) else 1.0
+        if not self._comparing.take(self.clock(), price * len(arrived) * (len(arrived) + 1) / 2):
+            return
+        models = sorted(arrived)[:_MODELS_MAX]
+        close = {model: closeness(arrived[model].output, answer) for model in models}
+        pairs = {
+            (one, other): closeness(arrived[one].output, arrived[other].output)
+            for one, other in combinations(models, 2)
+        }
+        with self._lock:
+            for model, value in close.items():
+                self.of_locked(model).agreement.add(value)
+            for pair, value in pairs.items():
+                self._pairs.setdefault(pair, Mean()).add(value)
+
+    def on_feedback(self, seen: Observation) -> bool:
+        """Feedback came: how right each model was, and the answer. False when there is no budget to
+        look at it."""
+        if not self._telling.take(self.clock()):
+            return False
+        lost = losses(seen)
+        truth = seen.truth
+        right = 1.0 - loss(seen.answer, truth.label) if truth.known else float(truth.score or 0.0)
+        with self._lock:
+            self._right.add(right, seen.weight)
+            for model, value in lost.items():
+                if model in self._models:
+                    self._models[model].feedback.add(1.0 - value, seen.weight)
+        return True
+
+    def on_feedback_rows(self, rows: ObservationRows, answers: Column) -> None:
+        """Much feedback came: all of it is looked at where its columns are numbers, else what the
+        budget has."""
+        lost = losses_by_model(
+            msgspec.structs.replace(
+                rows, outputs=(*rows.outputs, answers), heard=(*rows.heard, None)
+            )
+        )
+        if lost is None:
+            for i in range(len(rows)):
+                if not self.on_feedback(
+                    msgspec.structs.replace(rows.observation(i), answer=answers[i])
+                ):
+                    return
+            return
+        counts, sums = (
+            np.count_nonzero(~np.isnan(lost), axis=1).tolist(),
+            np.nansum(lost, axis=1).tolist(),
+        )
+        with self._lock:
+            for model, n, total in zip(rows.models, counts, sums, strict=False):
+                if n and model in self._models:
+                    self._models[model].feedback.add(1.0 - total / n, n)
+            self._right.add(
+                (counts[-1] - sums[-1]) / len(rows), len(rows)
+            )  # an answer of NaN is wrong
+
+    # -- looking in
+
+    def stats(self, stats: "ApplicationStats") -> dict[str, Any]:
+        """See docs/monitoring.md, "Statistics of an application"."""
+        watching = self.watched.stats()
+        roles = stats.assignment.roles if stats.assignment is not None else {}
+        with self._lock:
+            defaults = dict(self._defaults)
+            models = {
+                str(m): self._stats_of(m, counts, roles)
+                for m, counts in sorted(self._models.items())
+            }
+            pairs = {
+                f"{one} {other}": mean.stats() for (one, other), mean in sorted(self._pairs.items())
+            }
+            right = self._right.stats()
+        extra = sum(row["observer"]["asked"] for row in models.values() if "observer" in row)
+        tasks = sum(row["used"] + sum(row["missing"].values()) for row in models.values())
+        return {
+            "since_us": self.since_us,
+            "queries": self.queries.value,
+            "duration_us": duration(self.duration.snapshot()),
+            "latency_us": self.duration.snapshot(),
+            "decided_by": {
+                name or "nobody": counter.value
+                for name, counter in sorted(self.decided.items())
+                if counter.value
+            },
+            "answers": {"ok": self.answered.value, "default": defaults, "feedback": right},
+            "models": models,
+            "agreement": pairs,
+            "extra_load_share": extra / tasks if tasks else 0.0,
+            **watching,
+        }
+
+    def _stats_of(
+        self, model: VersionedModel, counts: _OfModel, roles: Mapping[VersionedModel, Any]
+    ) -> dict[str, Any]:
+        role = roles.get(model, PRIMARY)
+        row: dict[str, Any] = {
+            "role": role.kind,
+            "used": counts.used.value,
+            "wins": counts.wins.value,
+            **_ends(counts),
+            "missing": dict(counts.missing),
+            "agreement": counts.agreement.stats(),
+            "feedback": counts.feedback.stats(),
+        }
+        if role.observes or counts.watch.asked:
+            row["observer"] = counts.watch.stats()
+        return row
+
+
+class ApplicationStats:
+    """An application's models as its queries ask them now. Threads: any."""
+
+    __slots__ = (
+        "_all",
+        "_decided",
+        "_took",
+        "_unused",
+        "_used",
+        "_watches",
+        "_wins",
+        "assignment",
+        "counters",
+    )
+
+    def __init__(
+        self,
+        counters: ApplicationCounters,
+        models: Sequence[VersionedModel],
+        assignment: RoleAssignment | None,
+    ) -> None:
+        self.counters, self.assignment = counters, assignment
+        counts = {model: counters.of(model) for model in models}
+        self._used = {model: one.used.add for model, one in counts.items()}
+        self._all = tuple(self._used.values())
+        self._wins = {model: one.wins.add for model, one in counts.items()}
+        self._unused = {model: one.unused.add for model, one in counts.items()}
+        self._decided: dict[str, Callable[[], None]] = {}
+        self._took = counters.duration.record
+        self._watches = {model: one.watch for model, one in counts.items()}
+
+    def watch(
+        self,
+        cores: Mapping[VersionedModel, CoreModel],
+        observers: Sequence[VersionedModel],
+        x: Any,
+        slo_us: int,
+        salt: int,
+        late: list[tuple[VersionedModel, Future]],
+    ) -> None:
+        """Observers get the query too, if their gates let it in; nobody waits for them, and what
+        they refuse is only counted."""
+        now_s, rests = self.counters.clock(), self.counters.watched.rests_until_s
+        for model in observers:
+            role = PRIMARY if self.assignment is None else self.assignment.roles[model]
+            future = self._watches[model].ask(cores[model], x, slo_us, salt, now_s, role, rests)
+            if future is not None:
+                late.append((model, future))
+
+    def count(
+        self,
+        future: Future,
+        models: Sequence[VersionedModel],
+        arrived: Mapping[VersionedModel, Prediction],
+        combined: Combined,
+        reason: str,
+        late: Late,
+        missing: Collection[VersionedModel],
+        decided_by: str,
+    ) -> None:
+        """One answer, on the thread that asked for it. models: asked, task by task.  decided_by:
+        its step, "" for none."""
+        counters, used = self.counters, combined.used
+        took_us = future.latency_us
+        self._took(took_us)
+        if took_us > counters.slowest.bar_us:
+            counters.slowest.add(future, models, used, reason)
+        try:
+            self._decided[decided_by]()
+        except KeyError:
+            self._decided[decided_by] = counters.step(decided_by).add
+            self._decided[decided_by]()
+        if reason:
+            counters.default(_kind_of(future, arrived, used))
+        else:
+            counters.answered.add()
+        if len(used) == len(self._all):
+            for add in self._all:
+                add()
+        else:
+            for model in used:
+                self._used[model]()
+        if len(used) == 1 and not reason:
+            self._wins[used[0]]()
+        if len(arrived) > len(used):
+            for model in arrived:
+                if model not in used:
+                    self._unused[model]()
+        if missing:
+            self._count_missing(future, models, missing)
+        if len(arrived) > 1:
+            counters.compare(arrived, combined.output)
+        if late:
+            counters.watched.add(arrived, combined.output, late)
+
+    def _count_missing(
+        self, future: Future, models: Sequence[VersionedModel], missing: Collection[VersionedModel]
+    ) -> None:
+        for i, model in enumerate(models):
+            if model in missing:
+                status = future.status(i)
+                self.counters.missing(model, status)
+                if status in _OVERLOAD:
+                    self.counters.watched.overloaded()
+
+
+_LATE = frozenset(
+    status.name.lower()
+    for status in (Status.PENDING, Status.OK, Status.DEADLINE, Status.DROPPED, Status.UNNEEDED)
+)
+
+
+def _ends(counts: _OfModel) -> dict[str, int]:
+    """How its tasks ended, as the answers saw it."""
+    late = sum(n for status, n in counts.missing.items() if status in _LATE)
+    return {
+        "in_time": counts.used.value + counts.unused.value,
+        "late": late,
+        "failed": sum(counts.missing.values()) - late,
+    }
+
+
+def duration(took: Snapshot) -> dict[str, float | None]:
+    """Microseconds; None while there are none. min and max are the ends of their buckets: at most
+    12.5 % beyond."""
+    if not took.count:
+        return {"count": 0, "min": None, "mean": None, "p50": None, "p99": None, "max": None}
+    return {
+        "count": took.count,
+        "min": took.buckets()[0][0],
+        "mean": took.mean,
+        "p50": took.quantile(0.5),
+        "p99": took.quantile(0.99),
+        "max": took.max,
+    }
+
+
+def _kind_of(
+    future: Future, arrived: Mapping[VersionedModel, Prediction], used: Sequence[VersionedModel]
+) -> str:
+    """Of the reason for a default: `unsure`, `not_finite`, or how the first task ended."""
+    if used:
+        return "unsure"
+    return "not_finite" if arrived else future.status(0).name.lower()
+
+
+def closeness(one: Any, other: Any) -> float:
+    """1 for the same answer, 0 for another; between numbers s / (s + d), s their mean size and d
+    their distance: the same in any unit."""
+    if not (is_usable(one) and is_usable(other)):
+        return 0.0
+    if type(one) is type(other) is float:
+        return _near(abs(one) / 2 + abs(other) / 2, abs(one - other))
+    if not (is_number(one) or is_number(other)):
+        return 1.0 if agrees(one, other) else 0.0
+    if (
+        np.shape(one) != np.shape(other)
+        or isinstance(one, str | bytes)
+        or isinstance(other, str | bytes)
+    ):
+        return 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        a, b = np.asarray(one, np.float64), np.asarray(other, np.float64)
+        return _near(
+            float(np.linalg.norm(a)) / 2 + float(np.linalg.norm(b)) / 2,
+            float(np.linalg.norm(a - b)),
+        )
+
+
+def _near(size: float, away: float) -> float:
+    """Nothing is near to what is too large to be measured."""
+    if away == 0.0:
+        return 1.0
+    return size / (size + away) if math.isfinite(size) else 0.0

@@ -1,0 +1,1 @@
+"""Rollouts and roles: traffic splits, guards, canaries, shadows and decoys."""

@@ -1,0 +1,302 @@
+"""Decoys: what the models of an application saw, on disk, for a replay.
+
+A query's thread packs the input and puts it into a bounded queue; one thread writes. When the disk
+does not keep up, records are dropped and counted: a decoy delays nobody. Files are a ring: a
+segment that is full is closed, and the oldest goes when all of them would be more than `bytes_max`.
+A record is its length, its CRC-32 and a msgpack array; an array in it carries numpy's dtype and
+shape. The answer comes later than the input and is a record of its own, joined when they are read;
+a torn tail ends a segment.
+"""
+
+import logging
+import queue
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from clipper.clock import wall_time_us
+from clipper.errors import StoreError
+from clipper.serving.feedback.journal_records import packed, unpacked
+from clipper.serving.rollout.roles import Role
+from clipper.serving.rollout.sketch import Bucket
+
+_log = logging.getLogger(__name__)
+_HEAD = struct.Struct("<II")  # bytes of the record, their CRC-32
+_SEGMENTS = 4
+_WAITING_MAX = 4096  # records
+_BYTES_MAX = 64 << 20  # of those
+_SPREAD = 0.6180339887
+
+
+class Recorded(msgspec.Struct, frozen=True, eq=False):
+    """What one query brought. time_us: since 1970.  answer: its output, if `answered`; a default
+    says so. request_id: what the caller gave as `id`."""
+
+    id: str
+    time_us: int
+    input: Any
+    user: str = ""
+    answer: Any = None
+    answered: bool = False
+    is_default: bool = False
+    request_id: str = ""
+
+
+class _Saw(msgspec.Struct, array_like=True, tag="saw"):
+    id: str
+    time_us: int
+    user: str
+    input: Any
+    request_id: str = ""
+
+
+class _Said(msgspec.Struct, array_like=True, tag="said"):
+    id: str
+    output: Any
+    is_default: bool
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "__array__") and not isinstance(value, np.generic):
+        value = np.asarray(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind not in "biuf":
+        raise TypeError(f"no record holds an array of {value.dtype}")
+    return packed(value)
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
+_DECODER = msgspec.msgpack.Decoder(_Saw | _Said, ext_hook=unpacked)
+
+
+class Decoy:
+    """One application's recorder. Threads: any."""
+
+    __slots__ = ("_bucket", "_clock", "_writer", "name", "role", "seen")
+
+    def __init__(
+        self, name: str, role: Role, writer: "Segments", clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.name, self.role = name, role
+        self._writer, self._clock = writer, clock
+        rate = role.rate_max
+        self._bucket = None if rate == float("inf") else Bucket(rate, 1.0 + rate / 10, clock())
+
+    def takes(self, number: int) -> bool:
+        """Whether the query of that number is recorded: every share of consecutive ones alike."""
+        return self.role.share >= 1.0 or (number * _SPREAD) % 1.0 < self.role.share
+
+    def saw(self, number: int, id: str, x: Any, user: str, request_id: str = "") -> None:
+        if not self.takes(number):
+            return
+        if self._bucket is not None and not self._bucket.take(self._clock()):
+            self._writer.over_budget += 1
+            return
+        self._writer.put(_Saw(id, wall_time_us(), user, x, request_id))
+
+    def said(self, number: int, id: str, output: Any, is_default: bool) -> None:
+        """Of a query that was not recorded, this is read by nobody."""
+        if self.takes(number):
+            self._writer.put(_Said(id, output, is_default))
+
+    def stats(self) -> dict[str, int]:
+        return self._writer.stats()
+
+
+class Segments:
+    """A ring of files in one folder, and the queue before it. Threads: any; `write` one at a
+    time."""
+
+    def __init__(self, folder: Path, bytes_max: int, ring: "Recorder") -> None:
+        self.folder, self.bytes_max = folder, bytes_max
+        self._ring = ring
+        self._file: Any = None
+        self._used = 0
+        self.written = self.dropped = self.over_budget = 0
+
+    def put(self, record: _Saw | _Said) -> None:
+        try:
+            body = _ENCODER.encode(record)
+        except (
+            TypeError,
+            ValueError,
+            OverflowError,
+            msgspec.MsgspecError,
+        ):  # an input that no record holds
+            self.dropped += 1
+            return
+        if len(body) + _HEAD.size > self.bytes_max // _SEGMENTS or not self._ring.put(self, body):
+            self.dropped += 1
+
+    def write(self, body: bytes) -> None:
+        record = _HEAD.pack(len(body), zlib.crc32(body)) + body
+        try:
+            if self._file is None or self._used + len(record) > self.bytes_max // _SEGMENTS:
+                self._next_segment()
+            self._file.write(record)
+            self._used += len(record)
+            self.written += 1
+        except OSError as error:
+            if not self.dropped:
+                _log.warning("a decoy cannot write to %s: %s", self.folder, error)
+            self.dropped += 1
+
+    def _next_segment(self) -> None:
+        self.close()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        there = segments_of(self.folder)
+        number = int(there[-1].stem) + 1 if there else 1
+        for old in there[: max(0, len(there) - _SEGMENTS + 1)]:
+            old.unlink(missing_ok=True)
+        self._file = open(self.folder / f"{number:012}.records", "xb", buffering=0)  # noqa: SIM115  # until the next
+        self._used = 0
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def stats(self) -> dict[str, int]:
+        return {"written": self.written, "dropped": self.dropped, "over_budget": self.over_budget}
+
+
+class Recorder:
+    """The thread that writes for all decoys of a server; it starts with the first record. Threads:
+    any."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._queue: queue.SimpleQueue[tuple[Segments, bytes] | threading.Event | None] = (
+            queue.SimpleQueue()
+        )
+        self._bytes = 0  # that wait; a guess, as threads add to it at once
+        self._lock = threading.Lock()
+        self._rings: dict[tuple[str, str], Segments] = {}
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def decoy(self, application: str, name: str, role: Role) -> Decoy:
+        with self._lock:
+            ring = self._rings.get((application, name))
+            if ring is None:
+                ring = self._rings[application, name] = Segments(
+                    self._place(application) / name, role.bytes_max, self
+                )
+            ring.bytes_max = role.bytes_max
+        return Decoy(name, role, ring)
+
+    def _place(self, application: str) -> Path:
+        return self._folder / application
+
+    def put(self, ring: Segments, body: bytes) -> bool:
+        """False: no room."""
+        if (
+            self._queue.qsize() >= _WAITING_MAX
+            or self._bytes + len(body) > _BYTES_MAX
+            or self._closed
+        ):
+            return False
+        self._bytes += len(body)
+        self._queue.put((ring, body))
+        if self._thread is None:
+            self._start()
+        return True
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(
+                    target=self._run, name="clipper-recorder", daemon=True
+                )
+                self._thread.start()
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            ring, body = item
+            ring.write(body)
+            self._bytes -= len(body)
+
+    def flush(self) -> None:
+        """Until everything that was put before is written."""
+        if self._thread is not None:
+            written = threading.Event()
+            self._queue.put(written)
+            written.wait(10.0)
+
+    def recorded(self, application: str) -> Iterator[Recorded]:
+        """What its decoys recorded and the ring still holds, by decoy, oldest first. StoreError
+        when it cannot be read."""
+        self.flush()
+        place = self._place(application)
+        for folder in sorted(place.iterdir()) if place.is_dir() else ():
+            yield from read_folder(folder)
+
+    def close(self) -> None:
+        """Write what waits. Idempotent."""
+        with self._lock:
+            self._closed = True
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            self._queue.put(None)
+            thread.join()
+        for ring in self._rings.values():
+            ring.close()
+
+
+def segments_of(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.records"))
+
+
+def read_folder(folder: Path) -> Iterator[Recorded]:
+    """Answers come after their inputs, in the same segment or the next: two passes, and only ids of
+    answers are held."""
+    answers: dict[str, _Said] = {}
+    for path in segments_of(folder):
+        answers |= {record.id: record for record in _records(path) if isinstance(record, _Said)}
+    for path in segments_of(folder):
+        for record in _records(path):
+            if isinstance(record, _Saw):
+                said = answers.get(record.id)
+                more = (
+                    {"answer": said.output, "answered": True, "is_default": said.is_default}
+                    if said
+                    else {}
+                )
+                yield Recorded(
+                    record.id,
+                    record.time_us,
+                    record.input,
+                    record.user,
+                    request_id=record.request_id,
+                    **more,
+                )
+
+
+def _records(path: Path) -> Iterator[_Saw | _Said]:
+    """Up to the first that is torn or damaged."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:  # the ring went on meanwhile
+        return
+    except OSError as error:
+        raise StoreError(f"cannot read the records of {path}: {error.strerror}.") from None
+    at = 0
+    while at + _HEAD.size <= len(data):
+        size, crc = _HEAD.unpack_from(data, at)
+        body = data[at + _HEAD.size : at + _HEAD.size + size]
+        if len(body) < size or zlib.crc32(body) != crc:
+            return
+        try:
+            yield _DECODER.decode(body)
+        except (msgspec.MsgspecError, ValueError):
+            return
+        at += _HEAD.size + size

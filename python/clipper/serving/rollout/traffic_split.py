@@ -1,0 +1,173 @@
+"""A rollout at work: which of an application's queries see it as it will be, and what becomes of
+them and of the others.
+
+Each side is a whole question with models, learned state and decider of its own, so that the new
+side is the application as it will be once the rollout has ended, whatever its policy does. A key
+(the user) stays on its side: its place in [0, 1), by a hash, never changes, and a share that grows
+only takes in more. Queries without a user are drawn.
+"""
+
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from clipper.catalog_view import Rollout
+from clipper.selection import Observation
+from clipper.selection.batch_learning import Column, ObservationRows, losses_by_model
+from clipper.selection.policy import loss
+from clipper.serving.feedback.states import FeedbackObserver
+from clipper.serving.rollout.guards import Counts, Figures, guards_in
+from clipper.types import VersionedModel
+from clipper_core.runtime.histogram import Counter, LatencyHistogram
+
+COMPARED_S_MAX = (
+    100.0  # of the new version's queries, so many a second are asked of the one before, too
+)
+
+
+def place_of(salt: str, key: str) -> float:
+    """In [0, 1), the same for ever."""
+    return (
+        int.from_bytes(
+            hashlib.blake2b(f"{salt}\0{key}".encode("utf-8", "replace"), digest_size=8).digest()
+        )
+        / 2.0**64
+    )
+
+
+class SideStats:
+    """One side's counts. Threads: any. limits_us: times whose excess is counted."""
+
+    __slots__ = ("_answers", "_defaults", "_guard", "_histogram", "_reward", "_slower", "_told")
+
+    def __init__(self, limits_us: Sequence[int]) -> None:
+        self._answers, self._defaults = Counter(), Counter()
+        self._slower = tuple([(limit, Counter()) for limit in sorted(set(limits_us))])
+        self._histogram = LatencyHistogram()
+        self._guard = threading.Lock()
+        self._told = self._reward = 0.0
+
+    def count(self, latency_us: int, is_default: bool) -> None:
+        for limit, counter in self._slower:
+            if latency_us > limit:
+                counter.add()
+        if is_default:
+            self._defaults.add()
+        self._histogram.record(latency_us)
+        self._answers.add()
+
+    def count_rows(self, latencies_us: Any, is_default: Any) -> None:
+        """Of an array."""
+        for latency_us, default in zip(latencies_us.tolist(), is_default.tolist(), strict=True):
+            self.count(latency_us, default)
+
+    def reward(self, n: float, total: float) -> None:
+        with self._guard:
+            self._told += n
+            self._reward += min(max(total, 0.0), n)
+
+    def counts(self) -> Counts:
+        with self._guard:
+            told, reward = self._told, self._reward
+        answers, took = self._answers.value, self._histogram.snapshot()
+        quantiles = (took.quantile(0.5), took.quantile(0.99)) if took.count else (None, None)
+        slower = {limit: counter.value for limit, counter in self._slower}
+        return Counts(answers, self._defaults.value, slower, told, reward, *quantiles)
+
+
+class RolloutObserver:
+    """Feedback about one side's answers: to the application's counts, and to the side's. Threads:
+    any."""
+
+    __slots__ = ("_arm", "_next")
+
+    def __init__(self, next: FeedbackObserver, arm: SideStats) -> None:
+        self._next, self._arm = next, arm
+
+    def on_feedback(self, seen: Observation) -> bool:
+        truth = seen.truth
+        self._arm.reward(
+            1.0, 1.0 - loss(seen.answer, truth.label) if truth.known else float(truth.score or 0.0)
+        )
+        self._next.on_feedback(seen)
+        return True
+
+    def on_feedback_rows(self, rows: ObservationRows, answers: Column) -> None:
+        self._next.on_feedback_rows(rows, answers)
+        lost = losses_by_model(
+            msgspec.structs.replace(
+                rows, outputs=(*rows.outputs, answers), heard=(*rows.heard, None)
+            )
+        )
+        if lost is not None:
+            self._arm.reward(
+                len(rows), float(len(rows) - np.nansum(np.where(np.isnan(lost[-1]), 1.0, lost[-1])))
+            )
+            return
+        for i in range(len(rows)):
+            self._arm.reward(1.0, 1.0 - loss(answers[i], rows.observation(i).truth.label))
+
+
+class StageStats:
+    """What is counted while a rollout is in one stage. started_us: when counting began here, by the
+    wall clock."""
+
+    __slots__ = ("before", "compared", "guards", "new", "of", "started_us")
+
+    def __init__(
+        self, rollout: Rollout, started_us: int, compared: Callable[[], tuple[int, int]]
+    ) -> None:
+        self.of, self.started_us, self.compared = rollout, started_us, _since(compared)
+        self.guards = guards_in(rollout.guard)
+        limits = [round(guard.limit) for guard in self.guards if guard.q]
+        self.new, self.before = SideStats(limits), SideStats(limits)
+
+    @property
+    def compares(self) -> bool:
+        return any(guard.metric == "agreement" for guard in self.guards)
+
+    def is_of(self, rollout: Rollout) -> bool:
+        mine = self.of
+        return (mine.model, mine.began_us, mine.stage) == (
+            rollout.model,
+            rollout.began_us,
+            rollout.stage,
+        )
+
+    def figures(self) -> Figures:
+        return Figures(self.new.counts(), self.before.counts(), *self.compared())
+
+
+def _since(compared: Callable[[], tuple[int, int]]) -> Callable[[], tuple[int, int]]:
+    n, agreed = compared()
+
+    def now() -> tuple[int, int]:
+        more, agreeing = compared()
+        return (more - n, agreeing - agreed) if more >= n else (more, agreeing)
+
+    return now
+
+
+class TrafficSplit:
+    """How a rollout's queries part. new: the question of those that see the new version.  cores: of
+    both sides' models."""
+
+    __slots__ = ("_draw", "_salt", "cores", "new", "share", "stage")
+
+    def __init__(
+        self,
+        new: Any,
+        stage: StageStats,
+        cores: dict[VersionedModel, Any],
+        draw: Callable[[], float],
+    ) -> None:
+        rollout = stage.of
+        self.new, self.stage, self.cores, self.share = new, stage, cores, rollout.share
+        self._salt, self._draw = f"{rollout.application}\0{rollout.model}\0{rollout.began_us}", draw
+
+    def takes(self, user: str | None) -> bool:
+        return (place_of(self._salt, user) if user else self._draw()) < self.share

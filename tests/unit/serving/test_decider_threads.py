@@ -1,0 +1,296 @@
+"""Deciders of the user's own at work: what they may do wrong, and whom it costs."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from clipper.selection import AnswerFrom, View, Wait
+from clipper.selection.user_defined import FailureLog
+from clipper.serving.query.decider_threads import (
+    LOST_MAX,
+    OWN_STEP,
+    THREADS_MAX,
+    DeciderThreads,
+    Listener,
+    view_of,
+)
+from clipper.types import VersionedModel
+from clipper_core.runtime.status import Status
+
+A, B, C = (VersionedModel(name, 1) for name in "abc")
+PATIENCE_S = 10.0
+
+
+class Asked:
+    """A query, as the core has it: who has arrived, and what was ruled."""
+
+    def __init__(self) -> None:
+        self.statuses = [Status.PENDING] * 3
+        self.outputs: list[Any] = [None] * 3
+        self.ruled: tuple[int, int] | None = None
+        self.decided = threading.Event()
+        self.id = 7
+        self.told: list[Callable[[Any], None]] = []
+
+    def done(self) -> bool:
+        return self.decided.is_set()
+
+    def status(self, i: int) -> Status:
+        return self.statuses[i]
+
+    def output(self, i: int) -> Any:
+        return self.outputs[i]
+
+    def confidence(self, i: int) -> None:
+        return None
+
+    def heard(self, i: int) -> tuple[Any, None]:
+        return self.outputs[i], None
+
+    def on_vote(self, fn: Callable[[Any], None]) -> None:
+        self.told.append(fn)
+
+    def rule(self, step: int, used: int, elapsed_us: int) -> bool:
+        if self.done():
+            return False
+        self.ruled = (step, used)
+        self.decided.set()
+        return True
+
+    def arrives(self, i: int, output: Any, status: Status = Status.OK) -> None:
+        self.statuses[i], self.outputs[i] = status, output
+        for fn in self.told:
+            fn(self)
+
+
+@dataclass
+class Speculating:
+    """What is read of a hearing."""
+
+    decide: Callable[[View], Any]
+    slo_us: int = 10_000_000
+    models: tuple[VersionedModel, ...] = (A, B, C)
+    started_s: float = field(default_factory=time.monotonic)
+    failures: FailureLog = field(default_factory=lambda: FailureLog("decider 'd'"))
+
+    @property
+    def speculation(self) -> "Speculating":
+        return self
+
+    def own(self, state: Any, view: View) -> Any:
+        return self.decide(view)
+
+
+@pytest.fixture
+def decider_threads() -> Iterator[DeciderThreads]:
+    made = DeciderThreads()
+    yield made
+    made.close()
+
+
+def listen(
+    decider_threads: DeciderThreads,
+    decide: Callable[[View], Any],
+    slo_us: int = 10_000_000,
+    name: str = "decider 'd'",
+) -> tuple[Asked, Speculating]:
+    future, call = Asked(), Speculating(decide, slo_us, failures=FailureLog(name))
+    decider_threads.listen(Listener(future, call, None))  # type: ignore[arg-type]
+    return future, call
+
+
+def two(view: View) -> Wait | AnswerFrom:
+    return AnswerFrom(tuple(view.arrived)) if len(view.arrived) >= 2 else Wait()
+
+
+def test_it_is_asked_after_each_arrival(decider_threads: DeciderThreads) -> None:
+    future, _ = listen(decider_threads, two)
+    future.arrives(2, 7)
+    future.arrives(0, 8)
+    assert future.decided.wait(PATIENCE_S)
+    assert future.ruled == (OWN_STEP, 0b101)
+
+
+def test_what_it_sees() -> None:
+    future, call = Asked(), Speculating(two)
+    future.statuses = [Status.OK, Status.MODEL_ERROR, Status.PENDING]
+    future.outputs[0] = 7
+    view = view_of(future, call, call.started_s + 0.25)  # type: ignore[arg-type]
+    assert (view.models, list(view.arrived), view.failed, view.outstanding) == (
+        (A, B, C),
+        [A],
+        (B,),
+        (C,),
+    )
+    assert (view.arrived[A].output, view.elapsed_ms, view.slo_ms) == (7, pytest.approx(250), 10_000)
+    future.outputs[0] = float("nan")
+    assert view_of(future, call, 0.0).failed == (A, B), "no answer is made of it"  # type: ignore[arg-type]
+
+
+def test_it_is_asked_when_it_said(decider_threads: DeciderThreads) -> None:
+    seen: list[float] = []
+
+    def patient(view: View) -> Wait | AnswerFrom:
+        seen.append(view.elapsed_ms)
+        return AnswerFrom(tuple(view.arrived)) if view.elapsed_ms >= 30 else Wait(until_ms=30)
+
+    future, _ = listen(decider_threads, patient)
+    future.arrives(1, 7)
+    assert future.decided.wait(PATIENCE_S)
+    assert future.ruled == (OWN_STEP, 0b010)
+    assert all(elapsed < 30 for elapsed in seen[:-1])
+
+
+@pytest.mark.parametrize(
+    "said", ["yes", None, AnswerFrom(()), AnswerFrom((C,)), Wait(float("nan")), KeyError("x")]
+)
+def test_what_makes_no_sense_ends_its_say(
+    decider_threads: DeciderThreads, said: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = threading.Event()
+    count = []
+
+    def wrong(view: View) -> Any:
+        if not view.arrived:
+            return Wait()
+        count.append(1)
+        asked.set()
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    with caplog.at_level(logging.ERROR):
+        future, _ = listen(decider_threads, wrong)
+        future.arrives(0, 7)
+        assert asked.wait(PATIENCE_S)
+        other, _ = listen(decider_threads, two)
+        other.arrives(0, 7)
+        other.arrives(1, 7)
+        assert other.decided.wait(PATIENCE_S)
+        while "decide failed (1 times so far)" not in caplog.text:  # on another thread
+            threading.Event().wait(0.001)
+        future.arrives(1, 7)
+    assert future.ruled is None
+    assert count == [1], "it is not asked about this query again"
+
+
+def test_one_that_hangs_costs_nobody_else(
+    decider_threads: DeciderThreads, caplog: pytest.LogCaptureFixture
+) -> None:
+    release = threading.Event()
+    entered = threading.Semaphore(0)
+
+    def hangs(view: View) -> Wait:
+        entered.release()
+        release.wait(60)
+        return Wait()
+
+    try:
+        for _ in range(THREADS_MAX):
+            listen(decider_threads, hangs, slo_us=1000)
+            assert entered.acquire(timeout=PATIENCE_S)
+        while time.monotonic() < max(
+            decider_threads.pool("decider 'd'")._at_work.values()
+        ):  # their queries' time
+            threading.Event().wait(0.001)
+        with caplog.at_level(logging.ERROR):
+            future, _ = listen(decider_threads, two)
+            future.arrives(0, 7)
+            future.arrives(1, 7)
+            assert future.decided.wait(PATIENCE_S)
+        assert "has not returned in its query's time; another thread goes on" in caplog.text
+    finally:
+        release.set()
+
+
+def test_one_that_hangs_keeps_no_other_decider_waiting(decider_threads: DeciderThreads) -> None:
+    """However many of its queries hang, and for however long: the other is asked at once, and so is
+    what replaces it."""
+    release, entered = threading.Event(), threading.Semaphore(0)
+
+    def hangs(view: View) -> Wait:
+        entered.release()
+        release.wait(60)
+        return Wait()
+
+    try:
+        for _ in range(THREADS_MAX + LOST_MAX + 8):
+            listen(decider_threads, hangs, slo_us=3_600_000_000, name="decider 'hangs'")
+        for _ in range(THREADS_MAX):
+            assert entered.acquire(timeout=PATIENCE_S)
+        for name in ("decider 'other'", "decider 'new'"):
+            future, _ = listen(decider_threads, two, name=name)
+            future.arrives(0, 7)
+            future.arrives(1, 7)
+            assert future.decided.wait(PATIENCE_S), (
+                "within its time, not that of the queries that hang"
+            )
+    finally:
+        release.set()
+
+
+def test_a_decider_that_loses_its_threads_is_asked_no_more(decider_threads: DeciderThreads) -> None:
+    release, entered = threading.Event(), threading.Semaphore(0)
+
+    def hangs(view: View) -> Wait:
+        entered.release()
+        release.wait(60)
+        return Wait()
+
+    pool = decider_threads.pool("decider 'd'")
+    try:
+        for lost in range(LOST_MAX):
+            listen(decider_threads, hangs, slo_us=1)
+            assert entered.acquire(timeout=PATIENCE_S)
+            while time.monotonic() < max(pool._at_work.values()):
+                threading.Event().wait(0.001)
+            assert pool.threads == lost + 1
+        asked, _ = listen(decider_threads, two)
+        assert pool.threads == LOST_MAX, "no thread more"
+        assert not asked.decided.is_set()
+        other, _ = listen(
+            decider_threads, lambda view: AnswerFrom(tuple(view.arrived)), name="decider 'new'"
+        )
+        other.arrives(0, 7)
+        assert other.decided.wait(PATIENCE_S)
+    finally:
+        release.set()
+
+
+def test_those_that_are_lost_are_counted_until_they_return(
+    decider_threads: DeciderThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release, entered = threading.Event(), threading.Event()
+    now_s = time.monotonic() + 1.0  # after the query's time: it has one millisecond then
+    monkeypatch.setattr(
+        "clipper.serving.query.decider_threads.time", SimpleNamespace(monotonic=lambda: now_s)
+    )
+
+    def hangs(view: View) -> Wait:
+        entered.set()
+        release.wait(60)
+        return Wait()
+
+    listen(decider_threads, hangs, slo_us=1)
+    assert entered.wait(PATIENCE_S)
+    pool = decider_threads.pool("decider 'd'")
+    now_s += 0.002
+    listen(decider_threads, two)
+    assert pool._lost == 1
+    release.set()
+    while pool._lost:
+        threading.Event().wait(0.001)
+
+
+def test_once_closed_nobody_is_asked(decider_threads: DeciderThreads) -> None:
+    decider_threads.close()
+    future, _ = listen(decider_threads, lambda view: AnswerFrom(tuple(view.arrived)))
+    future.arrives(0, 7)
+    assert future.ruled is None
+    assert not decider_threads.pool("decider 'd'").threads
