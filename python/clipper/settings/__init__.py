@@ -1,1 +1,3 @@
-"""What can be set, a module a section of the file: `clipper.config` makes one Config of it."""
+"""The settings of each section of the configuration file; `clipper.config` makes one Config of
+them.
+"""

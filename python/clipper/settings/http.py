@@ -1,4 +1,4 @@
-"""What can be set of HTTP: `[http]` of a file."""
+"""Settings of the HTTP server: `[http]`."""
 
 import ipaddress
 from collections.abc import Iterator
@@ -10,10 +10,12 @@ from clipper.setting import about
 
 
 class HttpSettings(msgspec.Struct, frozen=True):
+    """Settings of the HTTP servers for queries and for management."""
+
     address: Annotated[
-        str, about("where queries come in: `HOST:PORT`, port 0 for any free one; empty for no HTTP")
+        str, about("address for queries, `HOST:PORT`; port 0: any free port; empty: no HTTP")
     ] = ""
-    admin: Annotated[str, about("where management comes in, alike; empty for none")] = ""
+    admin: Annotated[str, about("address for management, `HOST:PORT`; empty: none")] = ""
     workers: Annotated[
         int,
         about(
@@ -24,58 +26,69 @@ class HttpSettings(msgspec.Struct, frozen=True):
         ),
     ] = 1
     token: Annotated[
-        str, about("what `Authorization: Bearer` must say for management; needed off loopback")
+        str,
+        about(
+            "token that `Authorization: Bearer` must contain for management; required off loopback"
+        ),
     ] = ""
     tokens_file: Annotated[
         str,
         about(
-            "file of who may manage, made by `clipper key`: the history then has the name of each"
-            " token's holder"
+            "file of management tokens, made by `clipper key`; the history then shows each "
+            "token's name"
         ),
     ] = ""
     tls_cert: Annotated[
         str,
-        about(
-            "PEM file of the server's certificate and its chain; with it, HTTP and gRPC speak TLS"
-        ),
+        about("PEM file of the server's certificate chain; with it HTTP and gRPC use TLS"),
     ] = ""
-    tls_key: Annotated[str, about("PEM file of its private key, without a password")] = ""
+    tls_key: Annotated[str, about("PEM file of the private key, without a password")] = ""
     tls_client_ca: Annotated[
-        str, about("PEM file of who signs clients' certificates; with it, a client needs one")
+        str, about("PEM file of the CA of clients' certificates; with it every client needs one")
     ] = ""
     admin_tls_cert: Annotated[
-        str, about("alike, for management; empty: as above; `off`: without TLS")
+        str, about("PEM file of the certificate for management; empty: `tls_cert`; `off`: no TLS")
     ] = ""
-    admin_tls_key: Annotated[str, about("the key of `admin_tls_cert`")] = ""
+    admin_tls_key: Annotated[str, about("PEM file of the key of `admin_tls_cert`")] = ""
     admin_tls_client_ca: Annotated[
-        str, about("alike; empty: as `tls_client_ca`; `off`: clients need none")
+        str,
+        about(
+            "PEM file of the CA of management clients; empty: `tls_client_ca`; `off`: "
+            "clients need none"
+        ),
     ] = ""
     api_keys_file: Annotated[
         str,
         about(
-            "file of who may ask, made by `clipper key`; HTTP and gRPC then need `Authorization:"
-            " Bearer KEY`"
+            "file of API keys, made by `clipper key`; HTTP and gRPC then require "
+            "`Authorization: Bearer KEY`"
         ),
     ] = ""
     insecure: Annotated[
         bool,
-        about("`clipper up` takes queries of other hosts without keys or clients' certificates"),
+        about(
+            "let `clipper up` accept queries of other hosts without API keys or client certificates"
+        ),
     ] = False
     cors_origins: Annotated[
         tuple[str, ...],
         about(
-            "web pages that may ask and read answers, as `https://shop.example`; `*`: all; empty:"
-            " none"
+            "origins of web pages that may send queries, as `https://shop.example`; `*`: "
+            "all; empty: none"
         ),
     ] = ()
     metrics: Annotated[
         bool,
-        about("`GET /metrics` where queries come in too, for everybody; management always has it"),
+        about(
+            "serve `GET /metrics` on the query address too, without credentials; management "
+            "always has it"
+        ),
     ] = False
     metrics_names_max: Annotated[
         int,
         about(
-            "models, and applications, with series of their own; the rest share `_other`",
+            "models, and applications, with metric series of their own; further ones share "
+            "`_other`",
             "names",
             ge=1,
             le=10_000,
@@ -84,7 +97,7 @@ class HttpSettings(msgspec.Struct, frozen=True):
     described_max: Annotated[
         int,
         about(
-            "applications with schemas of their own in `GET /openapi.json`",
+            "applications with schemas of their own in `GET /openapi.json`; further ones have none",
             "names",
             ge=0,
             le=10_000,
@@ -92,21 +105,30 @@ class HttpSettings(msgspec.Struct, frozen=True):
     ] = 100
     dashboard: Annotated[
         bool,
-        about("a page of what happens, where management comes in; off: neither page nor readings"),
+        about("serve the dashboard on the management address"),
     ] = True
     dashboard_viewers_max: Annotated[
-        int, about("pages of it that are open at once", "pages", ge=1, le=256)
+        int, about("dashboard pages open at once; more are refused", "pages", ge=1, le=256)
     ] = 16
     backlog: Annotated[
-        int, about("connections waiting to be accepted", "connections", ge=1, le=65_535)
+        int,
+        about(
+            "connections that the kernel queues before they are accepted",
+            "connections",
+            ge=1,
+            le=65_535,
+        ),
     ] = 1024
     connections_max: Annotated[
-        int, about("clients connected at once", "connections", ge=1, le=1 << 20)
+        int,
+        about(
+            "connected clients; more are answered 503 and closed", "connections", ge=1, le=1 << 20
+        ),
     ] = 8192
     pipeline_max: Annotated[
         int,
         about(
-            "requests of one connection without a response, above which it is not read",
+            "unanswered requests of one connection; above it the connection is not read",
             "requests",
             ge=1,
             le=65_536,
@@ -115,35 +137,46 @@ class HttpSettings(msgspec.Struct, frozen=True):
     unsent_bytes_max: Annotated[
         int,
         about(
-            "responses that a client has not taken, above which its connection is not read",
+            "responses that a client has not read; above it its connection is not read",
             "bytes",
             ge=4096,
             le=1 << 30,
         ),
     ] = 256 << 10
     header_bytes_max: Annotated[
-        int, about("request line and headers", "bytes", ge=512, le=1 << 20)
+        int,
+        about(
+            "size of request line and headers; more is answered 431", "bytes", ge=512, le=1 << 20
+        ),
     ] = 16 << 10
     body_bytes_max: Annotated[
-        int, about("a body, also once decompressed", "bytes", ge=1024, le=1 << 31)
+        int,
+        about(
+            "size of a body, also after decompression; more is answered 413",
+            "bytes",
+            ge=1024,
+            le=1 << 31,
+        ),
     ] = 16 << 20
-    queries_max: Annotated[int, about("queries in one request", "queries", ge=1, le=65_536)] = 1024
+    queries_max: Annotated[
+        int, about("queries in one request; more are answered 400", "queries", ge=1, le=65_536)
+    ] = 1024
     heartbeat_s: Annotated[
         float,
         about(
-            "a stream of answers on which nothing else came for so long sends a sign of life",
+            "idle time after which a stream of answers sends a heartbeat",
             "s",
             ge=0.01,
             le=3600,
         ),
     ] = 15.0
     header_s: Annotated[
-        float, about("time for request line and headers to arrive", "s", ge=0.01, le=3600)
+        float, about("timeout for request line and headers; then 408", "s", ge=0.01, le=3600)
     ] = 5.0
     body_bytes_s_min: Annotated[
         int,
         about(
-            "a body that comes more slowly ends its connection, after `header_s`",
+            "slowest rate of a body, measured after `header_s`; slower ones are answered 408",
             "bytes/s",
             ge=0,
             le=1 << 30,
@@ -152,7 +185,7 @@ class HttpSettings(msgspec.Struct, frozen=True):
     idle_s: Annotated[
         float,
         about(
-            "a connection without a request, or whose client reads nothing, is closed",
+            "time without a request, or with unread responses, after which a connection is closed",
             "s",
             ge=0.01,
             le=86_400,
@@ -168,7 +201,10 @@ class HttpSettings(msgspec.Struct, frozen=True):
 
 
 class TlsFiles(NamedTuple):
-    """Of one listener. client_ca: who signs the certificates of clients; empty: they need none."""
+    """The TLS files of one listener.
+
+    client_ca: CA of the clients' certificates; empty: clients need none.
+    """
 
     cert: str
     key: str
@@ -176,17 +212,20 @@ class TlsFiles(NamedTuple):
 
 
 def scheme_of(files: TlsFiles | None) -> str:
+    """Return `http` or `https`."""
     return "http" if files is None else "https"
 
 
 def query_tls(http: HttpSettings) -> TlsFiles | None:
-    """None: without TLS."""
+    """Return the TLS files of the HTTP server for queries; None without TLS."""
     return TlsFiles(http.tls_cert, http.tls_key, http.tls_client_ca) if http.tls_cert else None
 
 
 def effective_tls(own: TlsFiles, shared: TlsFiles | None) -> TlsFiles | None:
-    """What a listener has that may share the files of queries: each is its own, or theirs when
-    empty, or none when `off`."""
+    """Return the TLS files of a listener that may share those of queries; None without TLS.
+
+    Each file is the listener's own, the shared one if empty, or none if `off`.
+    """
     if own.cert == "off" or not (own.cert or shared):
         return None
     client_ca = own.client_ca or (shared.client_ca if shared else "")
@@ -198,6 +237,7 @@ def effective_tls(own: TlsFiles, shared: TlsFiles | None) -> TlsFiles | None:
 
 
 def admin_tls(http: HttpSettings) -> TlsFiles | None:
+    """Return the TLS files of management; None without TLS."""
     own = TlsFiles(http.admin_tls_cert, http.admin_tls_key, http.admin_tls_client_ca)
     return effective_tls(own, query_tls(http))
 
@@ -205,8 +245,10 @@ def admin_tls(http: HttpSettings) -> TlsFiles | None:
 def tls_problems(
     section: str, prefix: str, own: TlsFiles, shared: TlsFiles | None
 ) -> Iterator[tuple[tuple[str, str], str]]:
-    """What is wrong with the settings of one listener: (section and key, why). Whether files are in
-    order, the start shows."""
+    """Yield ((section, key), reason) for each wrong TLS setting of a listener.
+
+    The files themselves are checked at the start.
+    """
     if own.cert == "off":
         return
     if own.cert and not own.key:
@@ -223,8 +265,10 @@ def tls_problems(
 def unauthenticated_listeners(
     http: HttpSettings, grpc: tuple[str, TlsFiles | None]
 ) -> Iterator[tuple[str, str]]:
-    """Where other hosts may ask without saying who they are: (key, address). grpc: its address and
-    TLS."""
+    """Yield (key, address) of each listener that other hosts can query without credentials.
+
+    grpc: the address and the TLS files of the gRPC server.
+    """
     each = (("http.address", http.address, query_tls(http)), ("grpc.address", *grpc))
     for key, address, tls in each:
         if (
@@ -236,7 +280,7 @@ def unauthenticated_listeners(
 
 
 def is_loopback(host: str) -> bool:
-    """A name or address that only this host can mean; `127.0.0.1.example.org` is not one."""
+    """Return True for a host that is certainly local; `127.0.0.1.example.org` is not."""
     try:
         return (
             host == "localhost"
@@ -249,7 +293,7 @@ def is_loopback(host: str) -> bool:
 def listener_problems(
     http: HttpSettings, grpc_address: str
 ) -> Iterator[tuple[tuple[str, str], str]]:
-    """What is wrong with where queries and management come in: (section and key, why)."""
+    """Yield ((section, key), reason) for each wrong address or unprotected management."""
     each = (
         ("http", "address", http.address),
         ("http", "admin", http.admin),

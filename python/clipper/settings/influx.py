@@ -1,4 +1,4 @@
-"""What can be set of metrics that are pushed: `[influx]` of a file."""
+"""Settings for pushing metrics to InfluxDB: `[influx]`."""
 
 from typing import Annotated
 
@@ -8,22 +8,28 @@ from clipper.setting import about
 
 
 class InfluxSettings(msgspec.Struct, frozen=True):
+    """Settings for pushing metrics."""
+
     url: Annotated[
         str,
         about(
-            "where metrics are pushed as InfluxDB's lines: `http://HOST:8086/write?db=NAME`, say;"
-            " empty: nowhere"
+            "URL to push metrics to in InfluxDB's line protocol, as "
+            "`http://HOST:8086/write?db=NAME`; empty: no push"
         ),
     ] = ""
-    token: Annotated[str, about("what `Authorization: Token` says there; empty for none")] = ""
+    token: Annotated[str, about("token sent as `Authorization: Token`; empty: none")] = ""
     ca: Annotated[
         str,
-        about("PEM file of who signed its certificate, for https; empty: whom this host trusts"),
+        about(
+            "PEM file of the CA of the server's certificate, for https; empty: the CAs that "
+            "this host trusts"
+        ),
     ] = ""
-    each_s: Annotated[float, about("how often", "s", ge=0.05, le=86_400)] = 10.0
-    timeout_s: Annotated[float, about("for one post", "s", ge=0.05, le=600)] = 5.0
+    each_s: Annotated[float, about("interval between pushes", "s", ge=0.05, le=86_400)] = 10.0
+    timeout_s: Annotated[float, about("timeout of one push", "s", ge=0.05, le=600)] = 5.0
     tries_max: Annotated[
-        int, about("posts of the same metrics before they are dropped", "posts", ge=1, le=100)
+        int,
+        about("attempts to push the same metrics before they are dropped", "posts", ge=1, le=100),
     ] = 3
 
     def __repr__(self) -> str:

@@ -1,5 +1,7 @@
-"""What can be set of tracing: `[tracing]` of a file. What is not set there is taken from
-OpenTelemetry's variables (OTEL_...)."""
+"""Settings of tracing: `[tracing]`.
+
+Settings without a value come from OpenTelemetry's variables (OTEL_...).
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, get_args
@@ -20,36 +22,39 @@ Sampler = Literal[
 
 
 class TracingSettings(msgspec.Struct, frozen=True):
+    """Settings of the export of spans."""
+
     endpoint: Annotated[
         str,
         about(
-            "where spans go: a collector of OTLP/HTTP, as `http://127.0.0.1:4318`; empty: as"
-            " OTEL_EXPORTER_OTLP_ENDPOINT"
+            "URL of an OTLP/HTTP collector, as `http://127.0.0.1:4318`; empty: "
+            "OTEL_EXPORTER_OTLP_ENDPOINT"
         ),
     ] = ""
     headers: Annotated[
-        str, about("sent along, as `name=value,name=value`; empty: as OTEL_EXPORTER_OTLP_HEADERS")
+        str,
+        about(
+            "headers of each request, `name=value,name=value`; empty: OTEL_EXPORTER_OTLP_HEADERS"
+        ),
     ] = ""
     ca: Annotated[
         str,
         about(
-            "PEM file of who signed the collector's certificate; empty: as"
-            " OTEL_EXPORTER_OTLP_CERTIFICATE"
+            "PEM file of the CA of the collector's certificate; empty: "
+            "OTEL_EXPORTER_OTLP_CERTIFICATE"
         ),
     ] = ""
     service: Annotated[
-        str, about("name of this service; empty: as OTEL_SERVICE_NAME, else `clipper`")
+        str, about("name of this service; empty: OTEL_SERVICE_NAME, else `clipper`")
     ] = ""
     sampler: Annotated[
         Sampler,
-        about(
-            "which requests have spans; empty: as OTEL_TRACES_SAMPLER, else `parentbased_always_on`"
-        ),
+        about("sampler of requests; empty: OTEL_TRACES_SAMPLER, else `parentbased_always_on`"),
     ] = ""
     share: Annotated[
         float,
         about(
-            "of `traceidratio`: how many; below 0: as OTEL_TRACES_SAMPLER_ARG, else all",
+            "share of requests for `traceidratio`; below 0: OTEL_TRACES_SAMPLER_ARG, else all",
             "share",
             ge=-1,
             le=1,
@@ -58,7 +63,7 @@ class TracingSettings(msgspec.Struct, frozen=True):
     timeout_s: Annotated[
         float,
         about(
-            "for one post to the collector; 0: as OTEL_EXPORTER_OTLP_TIMEOUT, else 10",
+            "timeout of one export; 0: OTEL_EXPORTER_OTLP_TIMEOUT, else 10 s",
             "s",
             ge=0,
             le=600,
@@ -67,18 +72,19 @@ class TracingSettings(msgspec.Struct, frozen=True):
     queue_max: Annotated[
         int,
         about(
-            "requests whose spans wait to be sent; those of more are dropped, and counted",
+            "requests whose spans wait to be exported; further ones are dropped and counted",
             "requests",
             ge=1,
             le=1 << 20,
         ),
     ] = 2048
-    batch_max: Annotated[int, about("requests in one post", "requests", ge=1, le=65_536)] = 256
+    batch_max: Annotated[int, about("requests in one export", "requests", ge=1, le=65_536)] = 256
     delay_s: Annotated[
-        float, about("spans wait so long for others, at most", "s", ge=0.01, le=600)
+        float, about("longest time that spans wait for others", "s", ge=0.01, le=600)
     ] = 1.0
     tries_max: Annotated[
-        int, about("posts of the same spans before they are dropped", "posts", ge=1, le=100)
+        int,
+        about("attempts to export the same spans before they are dropped", "posts", ge=1, le=100),
     ] = 4
 
     def __repr__(self) -> str:
@@ -90,8 +96,10 @@ class TracingSettings(msgspec.Struct, frozen=True):
 
 
 class ExportSettings(msgspec.Struct, frozen=True):
-    """The settings as they come out. url: None: nothing is exported. attributes: of the
-    resource."""
+    """The effective settings of the export.
+
+    url: None if nothing is exported.  attributes: of the OpenTelemetry resource.
+    """
 
     url: str | None
     headers: dict[str, str]
@@ -103,7 +111,10 @@ class ExportSettings(msgspec.Struct, frozen=True):
 
 
 def export_settings(settings: TracingSettings, env: Mapping[str, str]) -> ExportSettings:
-    """Settings first, then OpenTelemetry's variables. ValueError for a variable that cannot be."""
+    """Combine the settings with OpenTelemetry's variables; settings come first.
+
+    Raises ValueError for a variable with an invalid value.
+    """
 
     def variable(name: str) -> str:
         return env.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}", "") or env.get(
@@ -145,7 +156,9 @@ def export_settings(settings: TracingSettings, env: Mapping[str, str]) -> Export
 
 
 def _url(settings: TracingSettings, env: Mapping[str, str]) -> str | None:
-    """The base has a path of its own added; the variable for traces alone is used as it is."""
+    """Return the URL of the collector; `/v1/traces` is added unless the variable for traces gives
+    it.
+    """
     if not settings.endpoint and (whole := env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")):
         return whole
     base = settings.endpoint or env.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
