@@ -1,8 +1,7 @@
-"""Messages between a worker and a shard: heads, calls, and how a refusal becomes an error.
-docs/params.md has the table.
+"""Messages between workers and shards: headers, calls, and the errors of refusals.
 
-A call is a map in msgpack, `{"call": NAME, ...}`, and so is its answer; arrays in it are maps of
-dtype, shape and bytes.
+A call is a map in msgpack, `{"call": NAME, ...}`, and so is its answer. Arrays in it are maps of
+dtype, shape and bytes. docs/params.md describes all fields.
 """
 
 import struct
@@ -33,6 +32,8 @@ _RANK_MAX = 8
 
 
 class Kind(IntEnum):
+    """Kinds of messages."""
+
     PULL = 1
     PUSH = 2
     CALL = 3
@@ -42,7 +43,10 @@ class Kind(IntEnum):
 
 
 class Refusal(IntEnum):
-    """Beside those of `Status`. CALL_FAILED: the payload is a map of slug, message and hint."""
+    """Reasons of a refusal, in addition to those of `Status`.
+
+    CALL_FAILED: the payload is a map of slug, message and hint.
+    """
 
     NOT_ADMITTED = 101
     NOT_READY = 102
@@ -56,6 +60,8 @@ class Refusal(IntEnum):
 
 
 class Head(NamedTuple):
+    """Header of a message: the fields after magic and version."""
+
     kind: int
     dtype: int = 0
     flags: int = 0
@@ -70,11 +76,12 @@ class Head(NamedTuple):
     payload_bytes: int = 0
 
     def packed(self) -> bytes:
+        """Return the 64 bytes of the header."""
         return HEAD.pack(MAGIC, VERSION, *self)
 
 
 def read_head(data: bytes | bytearray | memoryview) -> Head:
-    """Of 64 bytes. Raises FrameError."""
+    """Parse a header of 64 bytes. Raises FrameError."""
     magic, version, *fields = HEAD.unpack(data)
     head = Head(*fields)
     if magic != MAGIC or version != VERSION or not 1 <= head.kind <= 6 or head.payload_bytes % 8:
@@ -86,18 +93,18 @@ def read_head(data: bytes | bytearray | memoryview) -> Head:
 
 
 def padding(nbytes: int) -> bytes:
-    """What fills up a payload to a multiple of 8."""
+    """Return the zeros that fill a payload up to a multiple of 8 bytes."""
     return bytes(-nbytes % 8)
 
 
 def packed(fields: dict[str, Any]) -> bytes:
-    """A map, padded. Arrays in it are turned into maps."""
+    """Encode a map in msgpack, padded to 8 bytes; arrays in it become maps."""
     body: bytes = msgpack.packb(fields, default=_plain)
     return body + padding(len(body))
 
 
 def unpacked(body: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """The map at the front of a payload. Raises FrameError."""
+    """Decode the map at the front of a payload. Raises FrameError."""
     reader = msgpack.Unpacker(
         strict_map_key=False, max_buffer_size=max(1, len(body)), object_hook=_array
     )
@@ -121,7 +128,7 @@ def _plain(value: Any) -> Any:
 
 
 def _array(fields: dict[Any, Any]) -> Any:
-    """An array, where a map is one; nothing is trusted."""
+    """Decode a map that stands for an array; it comes from a peer and is checked."""
     dtype = fields.get("__array__")
     if dtype is None:
         return fields
@@ -150,7 +157,8 @@ _BY_SLUG: dict[str, type[ClipperError]] = {
 
 
 def failed(error: Exception) -> bytes:
-    """The payload of a call that raised; what is not ours is told by its type alone."""
+    """Encode the error of a call. Of an error that is not a ClipperError only type and text are
+    sent."""
     if isinstance(error, ClipperError):
         return packed({"slug": error.slug, "message": error.message, "hint": error.hint})
     return packed(
@@ -163,7 +171,7 @@ def failed(error: Exception) -> bytes:
 
 
 def refusal(head: Head, body: bytes | bytearray | memoryview, what: str) -> ClipperError:
-    """The error that a REFUSED answer stands for. what: which request, of which shard."""
+    """Return the error of a REFUSED answer. what: the shard and the request, for the message."""
     if head.rows == Refusal.CALL_FAILED:
         said = unpacked(body)
         kind = _BY_SLUG.get(str(said.get("slug")), ClipperError)

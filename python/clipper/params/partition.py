@@ -1,5 +1,7 @@
-"""Which shard has what. Source: the parameter server's design document, "Model Parameter
-Partition"."""
+"""Partition of parameters over shards.
+
+Source: the parameter server's design document, "Model Parameter Partition".
+"""
 
 from collections.abc import Iterator
 
@@ -12,17 +14,18 @@ Ids = npt.NDArray[np.int64]
 
 
 def shard_of_name(name: str, shards: int) -> int:
-    """Of a dense variable: a hash that is the same in every process, mod `shards`."""
+    """Return the shard of a dense variable: a hash of its name, equal in every process, mod
+    `shards`."""
     return key_of(name) % shards
 
 
 def shards_of_ids(ids: Ids, shards: int) -> npt.NDArray[np.int64]:
-    """Of each row: its id mod `shards`, from 0 for negative ids too."""
+    """Return the shard of each row: its id mod `shards`, which is not negative."""
     return np.mod(ids, shards)
 
 
 def split_by_shard(ids: Ids, shards: int) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
-    """(shard, the places in `ids` that are its) for each shard that has some; places ascend."""
+    """Yield (shard, positions in `ids`) for each shard that has some ids; positions ascend."""
     if shards == 1:
         if ids.size:
             yield 0, np.arange(ids.size)

@@ -1,4 +1,4 @@
-"""What a table is, as workers and shards tell it to one another."""
+"""Specification of a table, as workers and shards exchange it."""
 
 import msgspec
 
@@ -12,14 +12,13 @@ DIM_MAX = 1 << 16
 
 
 class TableSpec(msgspec.Struct, frozen=True):
-    """An embedding table: f32[dim] by a 64-bit id. Every shard has the same; the first to be told
-    of it makes it.
+    """An embedding table: f32[dim] for each 64-bit id. All shards have the same specification.
 
-    optimizer: sgd, momentum, nesterov, adagrad, adam, amsgrad, ftrl.  initializer: zeros, constant,
-    uniform, normal, truncated_normal, glorot: what a row is before its first update, by (seed,
-    name, id) alone.  rows_max: of one shard; evicts: then the oldest row goes for a new one.
-    admit_after: an id gets a row at its so-many-th push.  expire_s: rows that were neither pulled
-    nor pushed for so long go; 0: never.
+    optimizer: sgd, momentum, nesterov, adagrad, adam, amsgrad or ftrl. initializer: zeros,
+    constant, uniform, normal, truncated_normal or glorot; the first value of a row depends on
+    (seed, name, id) only. rows_max: rows of one shard; with `evicts` a new row replaces the oldest
+    one, else new ids are refused. admit_after: number of pushes after which an id gets a row.
+    expire_s: rows that were neither pulled nor pushed for this time are removed; 0: never.
     """
 
     name: str
@@ -35,7 +34,7 @@ class TableSpec(msgspec.Struct, frozen=True):
     expire_s: int = 0
 
     def check(self) -> "TableSpec":
-        """Itself, if it can be made. Raises InvalidInput."""
+        """Return this specification if a table can be made of it. Raises InvalidInput."""
         try:
             check_name(self.name, "table")
             if not 1 <= self.dim <= DIM_MAX:
@@ -48,8 +47,10 @@ class TableSpec(msgspec.Struct, frozen=True):
         return self
 
     def made(self, rows_max: int = 0) -> Table:
-        """An empty table. rows_max: less than its own, for a trial. Raises what
-        clipper_core.params.embedding raises."""
+        """Make an empty table. rows_max: a smaller limit, for a trial.
+
+        Raises what clipper_core.params.embedding raises.
+        """
         return Table(
             self.name,
             self.dim,
@@ -63,7 +64,7 @@ class TableSpec(msgspec.Struct, frozen=True):
 
 
 def optimizer_in(text: str) -> tuple[str, dict[str, float]]:
-    """`adam rate=0.001 beta1=0.9` -> its name and settings. Raises ConfigError."""
+    """Parse `adam rate=0.001 beta1=0.9` into a name and settings. Raises ConfigError."""
     name, *pairs = text.split() or [""]
     try:
         settings = {key: float(value) for key, _, value in (pair.partition("=") for pair in pairs)}

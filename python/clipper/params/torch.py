@@ -1,10 +1,8 @@
-"""PyTorch beside a parameter server: embeddings whose rows live on shards, and a worker that trains
-a module of one's own.
+"""PyTorch with a parameter server: embeddings whose rows live on shards, and a training worker.
 
-Rows come when they are asked for, as leaves of the graph; their gradients are pushed after the
-backward pass; the optimizer is the shards'. Nothing here holds a table: a worker may come and go,
-and any number of them train the same rows. Source: the parameter server's design document, "Model
-Parameter Access from Worker" and "Model Parameter Update".
+Rows are pulled in the forward pass, as leaves of the graph. Their gradients are pushed after the
+backward pass, and the shards apply the optimizer. No table is kept in this process, so workers may
+start and stop at any time.
 """
 
 import functools
@@ -54,11 +52,13 @@ class Embedding(nn.Module):  # type: ignore[misc]  # torch is not known to the t
         self._asked: list[tuple[Any, Tensor]] = []
 
     def extra_repr(self) -> str:
+        """Return the table and its width, as `print(module)` shows them."""
         return f"{self.spec.name!r}, dim={self.spec.dim}" + (
             f", combiner={self.combiner!r}" if self.combiner else ""
         )
 
     def forward(self, ids: Tensor) -> Tensor:
+        """Pull the rows of these ids, and combine them if the module has a combiner."""
         each, where = np.unique(
             ids.detach().cpu().numpy().astype(np.int64, copy=False).reshape(-1), return_inverse=True
         )

@@ -1,4 +1,4 @@
-"""`Client`: what a worker, or a model that serves, asks of a set of shards."""
+"""Client of a set of shards, for workers and for models that serve."""
 
 import contextlib
 import os
@@ -25,12 +25,13 @@ _ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i8": 1}
 
 
 class Pushed(msgspec.Struct, frozen=True):
-    """What became of a push. versions: of the model on each shard that took part.  repeated: shards
-    that had applied this push before, which do not say again what became of their ids.
+    """Result of a push.
 
-    applied: distinct ids whose rows were changed.  unadmitted: ids not seen often enough for a row
-    (`admit_after`). no_room: ids that found their table full: nothing is kept of their gradients.
-    evicted: rows that had to go for others.
+    versions: version of the model on each shard that took part. repeated: shards that had applied
+    this push before; they do not report their counts again. applied: distinct ids whose rows were
+    changed. unadmitted: ids that were not pushed often enough for a row (`admit_after`). no_room:
+    ids that found their table full, so that their gradients were dropped. evicted: rows that were
+    removed for new ones.
     """
 
     sequence: int
@@ -43,27 +44,29 @@ class Pushed(msgspec.Struct, frozen=True):
 
 
 class Prefetched:
-    """Rows that are on their way. result(): as `pull` gives them; once."""
+    """Rows that were requested and are on their way."""
 
     def __init__(self, take: Callable[[], Array]) -> None:
         self._take = take
 
     def result(self) -> Array:
+        """Return the rows, as `Client.pull` does. To be called once."""
         return self._take()
 
 
 class Client:
-    """Threads: any; those that ask the same shard wait for each other, a shard that does not answer
-    delays only who asks it. A forked child may use it: it has connections and a worker number of
-    its own there.
+    """Connections to all shards of a set.
+
+    Threads: any. Threads that use the same shard wait for each other; a shard that does not answer
+    delays only those that use it. A forked child may use the client too: it gets its own
+    connections and worker number.
 
     shards: the folder of a set that runs on this host, or the addresses of all shards in order
-    (`unix:/path`, `tcp:host:port`). worker: its number; pushes are told from their repetitions by
-    it. Made up when not given. While a client lives, another of the same number is refused
-    (AlreadyExists). patience_s: how long to wait for a shard that is away, or recovers, before
-    ShardAway. shared: large pulls come by memory that a shard on this host writes; a forked child
-    that keeps such rows must copy them. spin_us: how long to poll for an answer before sleeping,
-    while that pays (docs/params.md); 0: never.
+    (`unix:/path`, `tcp:host:port`). worker: number that identifies this client's pushes; chosen at
+    random by default. A second live client with the same number is refused (AlreadyExists).
+    patience_s: time to wait for a shard that is away or recovers, before ShardAway. shared: large
+    pulls from shards on this host use shared memory; a forked child that keeps such rows must copy
+    them. spin_us: time to poll for an answer before sleeping, while that pays; 0: never.
     """
 
     def __init__(
@@ -114,8 +117,7 @@ class Client:
         ]
 
     def forked(self) -> None:
-        """In a forked child, before anything else: its connections are the parent's, and so is its
-        number."""
+        """Replace connections and worker number in a forked child; they belong to the parent."""
         parents = self.connections
         self._identity = PushIdentity()
         self.connections = self._new_connections()
@@ -124,10 +126,11 @@ class Client:
 
     @property
     def worker(self) -> int:
-        """Its number, as shards know it."""
+        """Worker number of this client."""
         return self._identity.worker
 
     def close(self) -> None:
+        """Close all connections."""
         for connection in self.connections:
             with connection.lock:
                 connection.close()
@@ -143,7 +146,7 @@ class Client:
 
     @property
     def versions(self) -> list[int]:
-        """Of the model on each shard, as last heard."""
+        """Version of the model on each shard, as of its last answer."""
         return [connection.version for connection in self.connections]
 
     # -- tables
@@ -157,9 +160,11 @@ class Client:
         self._specs[spec.name] = spec
 
     def begin_anew(self) -> list[int]:
-        """Tell shards that came back without what they had (StateLost) to go on with nothing;
-        others go on as they are. The tables that this client knows are made again; their rows begin
-        as untrained. -> the shards that were told
+        """Let shards that lost their state continue with empty tables (StateLost); others are not
+        changed.
+
+        Creates the tables again that this client knows; their rows are untrained. Returns the
+        numbers of the shards that started anew.
         """
         begun = [
             connection.number for connection, said in self.call_all("begin_anew") if said["begun"]
@@ -169,7 +174,7 @@ class Client:
         return begun
 
     def spec(self, table: str) -> TableSpec:
-        """Of a table. Raises UnknownTable."""
+        """Return the specification of a table. Raises UnknownTable."""
         if table not in self._specs:
             said = self.call(0, "tables")["tables"]
             self._specs.update(
@@ -183,12 +188,12 @@ class Client:
     def pull(
         self, table: str, ids: npt.ArrayLike, dtype: str = "f32", *, unique: bool = False
     ) -> Array:
-        """[n, dim]: the rows of n ids, in their order; of one without a row, what it would begin
-        as.
+        """Return the rows of n ids in their order, [n, dim]; an id without a row has its initial
+        value.
 
-        ids: i64[n] or u64[n].  dtype: f32, f16, bf16 (as u16), i8 (given as f32, each row by its
-        scale).  unique: ask for each distinct id once, where many are equal and the way is long.
-        Raises UnknownTable, InvalidInput, ShardAway.
+        ids: i64[n] or u64[n]. dtype: f32, f16, bf16 (as u16), or i8 (returned as f32, scaled by
+        row). unique: request each distinct id once; useful if many are equal and the network is
+        slow. Raises UnknownTable, InvalidInput, ShardAway.
         """
         if unique:
             each, where = np.unique(as_ids(ids), return_inverse=True)
@@ -196,7 +201,7 @@ class Client:
         return self._pulling(table, as_ids(ids), dtype)()
 
     def prefetch(self, table: str, ids: npt.ArrayLike, dtype: str = "f32") -> Prefetched:
-        """Ask now, take later: the rows come while the caller computes."""
+        """Request rows now; `result()` of what is returned waits for them."""
         return Prefetched(self._pulling(table, as_ids(ids), dtype))
 
     def push(
@@ -209,15 +214,16 @@ class Client:
         versioned: bool = False,
         sequence: int = 0,
     ) -> Pushed:
-        """One step of the table's optimizer for each distinct id, by the sum of its gradients
-        f32[n, dim].
+        """Apply one step of the table's optimizer to each distinct id, by the sum of its gradients.
 
-        Applied exactly once, also when a connection breaks and it is sent again. With replicas that
-        are waited for it survives the death of a shard once this has returned.  scale: of the rate.
-        versioned: say of which version the gradients are, for shards that mind.  sequence: that of
-        an error, to send again a push that some shards may have applied: they do not twice. Raises
-        InvalidInput (nothing was changed on that shard), StalePush, ShardAway; TooLarge (nothing
-        was changed).
+        gradients: f32[n, dim]. scale: factor of the learning rate. versioned: tell the shards which
+        version the gradients were computed at, so that they can refuse stale ones. sequence: that
+        of an earlier error, to send the same push again; shards that applied it do not apply it
+        twice.
+
+        A push is applied exactly once, also if a connection breaks and it is sent again. With
+        `replication = "waited"` it survives the death of a shard once this method has returned.
+        Raises InvalidInput and TooLarge (nothing was changed), StalePush, ShardAway.
         """
         each = as_ids(ids)
         rows = np.ascontiguousarray(gradients, np.float32)
@@ -247,8 +253,11 @@ class Client:
     def push_model(
         self, variables: Variables, tables: Sequence[TableSpec] = (), **settings: Any
     ) -> None:
-        """Initialize: the first worker's values win, later ones are ignored.  settings:
-        `optimizer`, `optimizer_settings`."""
+        """Initialize the dense variables. The values of the first worker are kept, later calls are
+        ignored.
+
+        settings: `optimizer` and `optimizer_settings`.
+        """
         for spec in tables:
             self.create(spec)
         for shard, mine in enumerate(self._by_shard(variables)):
@@ -257,8 +266,11 @@ class Client:
     def pull_variables(
         self, since: Sequence[int] | None = None
     ) -> tuple[list[int], dict[str, Array]]:
-        """(version of each shard, variables): all, or with `since` those of shards whose version is
-        newer. Raises InvalidInput while no worker has initialized them."""
+        """Return (version of each shard, dense variables by name).
+
+        since: versions; shards that have no newer one send no variables. Raises InvalidInput before
+        any worker has initialized the variables.
+        """
         versions, found = [], {}
         for connection, said in self.call_all(
             "pull_variables", each=[{"since": v} for v in since] if since is not None else None
@@ -281,15 +293,15 @@ class Client:
         scale: float = 1.0,
         sequence: int = 0,
     ) -> dict[str, Any]:
-        """A step of the whole model: gradients of dense variables, and of rows by table (ids,
-        f32[n, dim]).
+        """Push one step of a whole model: gradients of dense variables, and of rows by table.
 
-        versions: of each shard, that the gradients were computed at. -> {"accepted": bool,
-        "versions": [...], "why": [...], "sequence": int, "no_room": ids that found a table full};
-        by all shards or by none, where shards sum the gradients of several workers (`sync`).
-        Asynchronous shards decide each for itself: those computed anew, sent with the same
-        sequence, are applied only where they were refused. sequence: 0 for a new push; see also
-        `push`.
+        rows: table -> (ids, f32[n, dim]). versions: of each shard, that the gradients were computed
+        at. sequence: 0 for a new push; see `push`.
+
+        Returns {"accepted": bool, "versions": [...], "why": [...], "sequence": int, "no_room":
+        number of ids that found a table full}. Synchronous shards accept a push all or none.
+        Asynchronous shards decide each for itself: gradients that are computed anew and pushed with
+        the same sequence are applied only where they were refused.
         """
         sequence = sequence or self._new_sequence()
         parts: list[dict[str, Any]] = [
@@ -317,7 +329,8 @@ class Client:
     # -- calls
 
     def call(self, shard: int, name: str, **fields: Any) -> dict[str, Any]:
-        """Ask one shard. Raises what it refuses with, and ShardAway."""
+        """Call one shard and return its answer. Raises the error that the shard answers, and
+        ShardAway."""
         ask = call(name, **fields)
         self._wait_with_retries(shard, ask, time.monotonic() + self.patience_s)
         return unpacked(ask.body)
@@ -325,7 +338,7 @@ class Client:
     def call_all(
         self, name: str, *, each: Sequence[Mapping[str, Any]] | None = None, **fields: Any
     ) -> list[tuple[ShardConnection, dict[str, Any]]]:
-        """Ask every shard at once; each: what else to tell them, by shard."""
+        """Call all shards at once. each: additional fields, by shard."""
         asks = [
             (i, call(name, **fields, **(each[i] if each else {})))
             for i in range(len(self.connections))
@@ -336,8 +349,8 @@ class Client:
     # -- inside
 
     def _push_parts(self, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Asynchronous shards each take theirs. Of synchronous ones the others check it, shard 0
-        decides, and they follow."""
+        """Push to all shards. Synchronous ones check first; then shard 0 decides, and the others
+        follow."""
         if self.connections[0].mode != "sync" or len(self.connections) == 1:
             return [said for _, said in self.call_all("push_gradients", each=parts)]
         self.call_all("push_gradients", each=[{**part, "check": True} for part in parts])
@@ -353,8 +366,10 @@ class Client:
         ]
 
     def _new_sequence(self) -> int:
-        """Above all that shards know of this worker: its number may have been another process's
-        before. Raises InvalidInput."""
+        """Return the next sequence number, above all that the shards know of this worker number.
+
+        Raises InvalidInput if there is none left.
+        """
         if not self._identity.has_pushed:
             self.call_all("tables")  # every shard has said
             self._identity.start_after(max(connection.sequence for connection in self.connections))
@@ -386,7 +401,7 @@ class Client:
         return ShardRequest(head, buffers, table=table, expects=expects)
 
     def _parts(self, ids: Ids) -> list[tuple[int, Ids, npt.NDArray[np.intp] | None]]:
-        """(shard, its ids, their places: None for all) of each shard that has some."""
+        """Return (shard, its ids, their positions; None for all) for each shard that has some."""
         if len(self.connections) == 1:
             return [(0, ids, None)] if ids.size else []
         return [
@@ -395,7 +410,7 @@ class Client:
         ]
 
     def _request_all(self, asks: Sequence[tuple[int, ShardRequest]]) -> list[tuple[int, Head]]:
-        """All are sent before the first is waited for. Raises TooLarge before anything is sent."""
+        """Send all requests, then wait for the answers. Raises TooLarge before anything is sent."""
         until = time.monotonic() + self.patience_s
         for shard, ask in asks:
             self.connections[shard].check(ask)
@@ -418,7 +433,7 @@ class Client:
 
     @contextlib.contextmanager
     def _asking(self, connection: ShardConnection, until: float) -> Iterator[None]:
-        """Wait for other threads that ask the same shard. Raises ShardAway."""
+        """Hold a connection while a request is sent or awaited. Raises ShardAway."""
         if not connection.lock.acquire(timeout=max(0.0, until - time.monotonic()) + self._answer_s):
             raise ShardAway(f"{connection.name}: it does not answer others of this client.")
         try:
@@ -427,7 +442,7 @@ class Client:
             connection.lock.release()
 
     def _pulling(self, table: str, ids: Ids, dtype: str) -> Callable[[], Array]:
-        """Sends the requests; what it returns waits for them."""
+        """Send the requests of a pull; the function that is returned waits for the rows."""
         if dtype not in DTYPES:
             raise InvalidInput(f"no dtype {dtype!r} of rows: {', '.join(DTYPES)}.")
         dim, parts, until = self.spec(table).dim, [], time.monotonic() + self.patience_s
@@ -452,7 +467,7 @@ class Client:
 
 @contextlib.contextmanager
 def _numbered(sequence: int) -> Iterator[None]:
-    """Errors after which a push may be sent again say its sequence."""
+    """Add the push's sequence to errors after which it may be sent again."""
     try:
         yield
     except (ShardAway, StalePush) as error:
@@ -460,7 +475,7 @@ def _numbered(sequence: int) -> Iterator[None]:
 
 
 def answer_bytes(n: int, dim: int, dtype: str) -> int:
-    """Of the payload that has n rows."""
+    """Return the size of a payload with n rows."""
     scales = 4 * n + -4 * n % 8 if dtype == "i8" else 0
     rows = n * dim * _ELEMENT_BYTES[dtype]
     return rows + -rows % 8 + scales
@@ -471,7 +486,7 @@ def _misshapen(table: str, n: int, dim: int, given: Array) -> InvalidInput:
 
 
 def rows_in(body: memoryview, n: int, dim: int, dtype: str) -> Array:
-    """The rows of an answer."""
+    """Return the rows of an answer: [n, dim]."""
     if dtype != "i8":
         return np.frombuffer(body, _NUMPY[dtype], n * dim).reshape(n, dim)
     rows = np.frombuffer(body, np.int8, n * dim).reshape(n, dim)
@@ -481,7 +496,7 @@ def rows_in(body: memoryview, n: int, dim: int, dtype: str) -> Array:
 
 
 def as_ids(ids: npt.ArrayLike) -> Ids:
-    """i64[n], contiguous; u64 as the same bits. Raises InvalidInput."""
+    """Return ids as contiguous i64[n]; u64 keeps its bits. Raises InvalidInput."""
     array = np.asarray(ids)
     if array.dtype == np.uint64:
         array = array.view(np.int64)

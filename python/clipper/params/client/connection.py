@@ -1,8 +1,10 @@
-"""A worker's connection to one shard: requests out, answers in by their ids, and again after the
-shard was relaunched.
+"""Connection of a worker to one shard.
 
-Threads: one at a time; who shares a line holds its `lock` while a request is sent, and while an
-answer is waited for.
+Requests are answered in any order and matched by id. A connection is made again when the shard was
+restarted.
+
+Threads: one at a time; threads that share a connection hold its `lock` while they send and while
+they wait.
 """
 
 import contextlib
@@ -54,11 +56,10 @@ _AGAIN = (Refusal.NOT_READY, Refusal.OTHER_EPOCH)
 
 
 class ShardRequest:
-    """One request on its way: `head` without its id and epoch, the buffers behind it, and what came
-    back.
+    """A request: its header without id and epoch, the buffers of its payload, and its answer.
 
-    table: its name, of which a shard has a number in each of its lives.  expects: bytes of a pull's
-    answer, which may come by memory that is shared; they are in `body` either way.
+    table: name of the table; its number may differ in each life of the shard. expects: size of a
+    pull's answer, which may arrive in shared memory; `body` has the rows either way.
     """
 
     __slots__ = ("answer", "block", "body", "buffers", "expects", "head", "id", "sequence", "table")
@@ -81,6 +82,7 @@ class ShardRequest:
 
 
 def call(name: str, **fields: Any) -> ShardRequest:
+    """Return the request of a call."""
     body = packed({"call": name, **fields})
     return ShardRequest(
         Head(Kind.CALL, payload_bytes=len(body)), (body,), sequence=int(fields.get("sequence", 0))
@@ -88,9 +90,11 @@ def call(name: str, **fields: Any) -> ShardRequest:
 
 
 class ShardConnection:
-    """number: of the shard.  address: asked for at each dialling, since a relaunched shard may have
-    another. identity: of the client that pushes; None: nothing is pushed. shares: memory, with a
-    shard on this host, for large pulls.  spin_us: of polling for an answer, before it sleeps.
+    """Connection to one shard.
+
+    number: of the shard. address: called at each connect, since a restarted shard may have another
+    address. identity: of the client that pushes; None: nothing is pushed. shares: use shared memory
+    for large pulls from a shard on this host. spin_us: time to poll for an answer before sleeping.
     """
 
     def __init__(
@@ -126,13 +130,15 @@ class ShardConnection:
 
     @property
     def name(self) -> str:
+        """The shard and its address, for messages."""
         return f"shard {self.number} at {self._address(self.number)}"
 
     def fileno(self) -> int:
-        """Of its connection, to wait for it; -1 without one."""
+        """Return the descriptor of the socket, to poll it; -1 if it is not connected."""
         return -1 if self._socket is None else self._socket.fileno()
 
     def close(self) -> None:
+        """Close the socket. Requests under way are lost; the next one connects again."""
         self._open.clear()
         self._sharing.disable()
         if self._socket is not None:
@@ -142,7 +148,7 @@ class ShardConnection:
     # -- one request
 
     def check(self, ask: ShardRequest) -> None:
-        """Raises TooLarge for a request that the shard will never take: nothing of it is sent."""
+        """Raise TooLarge if the request is larger than the shard accepts."""
         size, most = ask.head.payload_bytes, self.frame_bytes_max
         if 0 < most < size:
             hint = "Push fewer rows at once, or raise params.frame_bytes_max."
@@ -151,15 +157,19 @@ class ShardConnection:
             )
 
     def send(self, ask: ShardRequest) -> None:
-        """Raises OSError, ClipperError; the line is closed then, and the request may be sent again.
-        TooLarge: it may not."""
+        """Send a request, and connect first if necessary.
+
+        Raises OSError, ClipperError; the connection is closed then, and the request may be sent
+        again. After TooLarge it may not.
+        """
         if self._socket is None:
             self._dial()
         self.check(ask)
         self._send(ask)
 
     def wait(self, ask: ShardRequest) -> Head:
-        """Until its answer is there; those of others are kept. Raises OSError, ClipperError."""
+        """Wait for the answer of a request; answers of others are kept. Raises OSError,
+        ClipperError."""
         while ask.answer is None:
             if ask.id not in self._open:
                 raise ConnectionError("the connection is gone")
@@ -167,8 +177,11 @@ class ShardConnection:
         return ask.answer
 
     def wait_with_retries(self, ask: ShardRequest, until: float) -> Head:
-        """Its answer, with as many connections as it takes until then. Raises ShardAway, and what
-        the shard refuses with."""
+        """Wait for the answer until a time of the monotonic clock, with as many connections as it
+        takes.
+
+        Raises ShardAway, and the error that the shard answers.
+        """
         pause, why = PAUSE_S, "it does not answer"
         while True:
             with contextlib.suppress(OSError):
@@ -198,7 +211,7 @@ class ShardConnection:
             pause = min(2 * pause, PAUSE_S_MAX)
 
     def _meet_again(self, head: Head) -> None:
-        """It recovers, or lives another life than we knew."""
+        """Note that the shard recovers, or has a new epoch."""
         if head.epoch > self.epoch:
             self.epoch = head.epoch
         if head.rows == Refusal.OTHER_EPOCH:
@@ -242,8 +255,10 @@ class ShardConnection:
         return self.tables[table]
 
     def _share(self, fd: int) -> None:
-        """Its answer is nobody's to wait for: if the shard does not take the memory, it refuses
-        what is to go there."""
+        """Send the descriptor of shared memory.
+
+        The answer is ignored: if the shard does not take the memory, it refuses pulls that name it.
+        """
         self._next += 1
         beside = socket.SOL_SOCKET, socket.SCM_RIGHTS, fd.to_bytes(4, sys.byteorder)
         self._write([Head(Kind.SHARE, id=self._next).packed()], HEAD_BYTES, [beside])
@@ -348,7 +363,7 @@ class ShardConnection:
 
 
 def connected(address: str, answer_s: float) -> socket.socket:
-    """`unix:/path` or `tcp:host:port`. Raises OSError; InvalidInput for another kind."""
+    """Connect to `unix:/path` or `tcp:host:port`. Raises OSError, InvalidInput."""
     kind, _, rest = address.partition(":")
     if kind == "unix" and rest:
         connection = socket.socket(socket.AF_UNIX)
@@ -385,8 +400,10 @@ def connected(address: str, answer_s: float) -> socket.socket:
 
 
 def addresses_in(folder: str | os.PathLike[str]) -> tuple[list[str], str]:
-    """The addresses of the shards of a set, and their token, as its supervisor wrote them. Raises
-    InvalidInput."""
+    """Return the addresses of all shards and their token, from the file that the supervisor wrote.
+
+    Raises InvalidInput.
+    """
     path = Path(folder) / SHARDS_FILE
     try:
         said = json.loads(path.read_text())

@@ -1,18 +1,19 @@
-"""Which cached predictions were made of which rows of tables, and how far these have moved since.
+"""Row drift: how far the rows that cached predictions were made of have moved since.
 
-A prediction is forgotten once any of its rows has moved further than the tolerance: the length of
-the row's way, each step as a share of the row's norm before it. A way is never shorter than the
-distance, so what has come back is forgotten too early, and nothing too late. Each row counts its
-way from when it is first followed, and a prediction remembers where its rows' counts stood when it
-was asked for. So those made of one row leave in the order in which they came, and a step costs what
-it forgets, however many predictions are made of the row.
+A prediction is dropped once any of its rows has moved further than the tolerance. The distance is
+the length of the row's path, each step relative to the norm of the row before it. A path is never
+shorter than the distance, so a row that moves back drops predictions too early, and none too late.
+Each row counts its path from when it is first followed, and a prediction remembers the counts of
+its rows. Predictions of one row are dropped in the order of their creation, so the cost of a step
+depends on how many it drops and not on how many there are.
 
-What is not known counts as any distance. A row is first pulled a moment after the prediction that
-brought it here was asked for; a change that may lie between the two, as far as the shard's
-questions and answers tell, forgets all that was made of the row.
+An unknown step counts as infinite. A row is first pulled a moment after the query that made it
+interesting. A change that may lie between the two, as far as the order of the shard's messages
+tells, drops all predictions of the row.
 
-To forget is to give the next query of the same input another number, under which nothing is cached:
-what is being computed of old rows meanwhile comes in under a number that nobody asks for any more.
+To drop a prediction means that the next query of the same input gets another number (generation),
+under which nothing is cached. A result that is being computed of old rows is stored under the old
+number, which no query uses.
 """
 
 import itertools
@@ -30,9 +31,12 @@ generations = itertools.count(1)  # of all models: no number comes twice
 
 
 class Row:
-    """value: as last pulled, None before that.  way: how far it has gone.  surely: a change in an
-    answer to a question from this on came after `value` was pulled first.  made: of it, with where
-    `way` stood then; in that order.  uses: those of them that are not forgotten."""
+    """A followed row.
+
+    value: as last pulled; None before the first pull. way: length of its path. surely: number of
+    the first question whose answer tells of changes after the first pull. made: (path length then,
+    prediction) in order of creation. uses: number of these that are not dropped.
+    """
 
     __slots__ = ("id", "made", "surely", "uses", "value", "way")
 
@@ -44,8 +48,7 @@ class Row:
 
 
 class TrackedPrediction:
-    """A prediction: its key in the cache, the number under which it is found, its rows and the
-    tables that have them."""
+    """A cached prediction: its key, its generation (0: dropped), and its rows with their tables."""
 
     __slots__ = ("generation", "key", "rows")
 
@@ -55,10 +58,11 @@ class TrackedPrediction:
 
 
 class RowDrift:
-    """Of one model. Threads: one at a time; `find` any.
+    """The followed rows and predictions of one model. Threads: one at a time; `find` any.
 
-    tolerance: see above.  made_max, rows_max: predictions and rows that are followed; beyond them
-    the oldest is forgotten. forget: told of each that is forgotten, by its key and number.
+    tolerance: relative path length after which a prediction is dropped. made_max, rows_max: limits
+    of predictions and rows; beyond them the oldest is dropped. forget: called with key and
+    generation of each dropped prediction.
     """
 
     def __init__(
@@ -81,7 +85,7 @@ class RowDrift:
         return len(self._made)
 
     def enter(self, key: Key, reads: Mapping[str, Ids]) -> int:
-        """A prediction that is about to be asked for. -> its number"""
+        """Follow the rows of a prediction before it is computed. Returns its generation."""
         there = self._made.get(key)
         if there is not None:
             return there.generation
@@ -108,18 +112,21 @@ class RowDrift:
 
     @property
     def has_new(self) -> bool:
+        """Tell whether some rows have not been pulled yet."""
         return any(self._new.values())
 
     @property
     def new(self) -> dict[str, Ids]:
-        """Rows that were not pulled yet, by table."""
+        """Rows that have not been pulled yet, by table."""
         return {
             table: np.fromiter(ids, np.int64, len(ids)) for table, ids in self._new.items() if ids
         }
 
     def begin(self, table: str, ids: Ids, values: Rows | None, surely: Sequence[int]) -> None:
-        """They were pulled for the first time; None: they could not be. surely: by shard, the
-        question from whose answer on a change came after that."""
+        """Store the first values of rows; None: they could not be pulled.
+
+        surely: for each shard, the number of the first question that is asked after the pull.
+        """
         rows, new = self._tables.get(table, {}), self._new.get(table, set())
         new.difference_update(ids.tolist())
         for id, value in zip(
@@ -130,8 +137,8 @@ class RowDrift:
                 row.value, row.surely = value.copy(), surely[id % len(surely)]
 
     def followed(self, table: str, ids: Ids) -> Ids:
-        """Those of them that predictions were made of, and that were pulled before: to be pulled
-        again. What was made of the others is forgotten."""
+        """Return the ids among these that must be pulled again; drop predictions of rows without a
+        value."""
         rows = self._tables.get(table, {})
         there = [rows[id] for id in rows.keys() & ids.tolist()]
         for row in there:
@@ -140,7 +147,7 @@ class RowDrift:
         return np.array(sorted(row.id for row in there if row.value is not None), np.int64)
 
     def moved(self, table: str, ids: Ids, values: Rows, question: int) -> None:
-        """They were pulled again, since the answer to this question named them."""
+        """Store new values of rows that a shard named in its answer to `question`."""
         rows = self._tables.get(table, {})
         pairs = [(rows.get(id), value) for id, value in zip(ids.tolist(), values, strict=True)]
         each = [
@@ -164,6 +171,7 @@ class RowDrift:
     # -- forgetting
 
     def forget_all(self, why: str = "lost") -> None:
+        """Drop all predictions. why: for the statistics."""
         for made in list(self._made.values()):
             self._forget(made, why)
 
@@ -189,7 +197,7 @@ class RowDrift:
 
 
 def steps(pairs: list[tuple[Rows, Rows]]) -> list[float]:
-    """How far each went, as a share of its norm before."""
+    """Return the length of each step relative to the norm before it; infinite for a zero row."""
     if not pairs:
         return []
     before = np.array([old for old, _ in pairs], np.float64)

@@ -1,10 +1,9 @@
-"""A server hears which rows of a set of shards have moved, for the models whose cached predictions
-were made of them.
+"""Row watcher of a server: follows the rows that cached predictions were made of.
 
-One thread has a question open at every shard: what has changed since it last heard? It pulls the
-changed rows that some cached prediction was made of, and those that have just come to be of
-interest. While any shard is away, or has said that too much has changed to tell, nothing is known
-of any row: all is forgotten, and nothing is cached, until every shard has answered again.
+One thread keeps a question open at every shard: which rows have changed since the last answer? It
+pulls changed rows that some prediction depends on, and rows that were followed just now. While a
+shard is away, or reports that it cannot tell the changes, all predictions are dropped, and nothing
+is cached until all shards have answered again.
 """
 
 import contextlib
@@ -34,11 +33,11 @@ ROWS_A_PREDICTION = 4  # that are followed, on average
 
 
 class WatchedPredictions:
-    """The cached predictions of one model: what `clipper_core.engine.model.Model.watch` asks.
+    """The cached predictions of one model; `clipper_core.engine.model.Model.watch` calls it.
     Threads: any.
 
-    reads: of an input, the ids of each table; None when they cannot be told.  made_max: predictions
-    that are followed. forget: a key and its number, from the cache.
+    reads: returns the ids of each table that an input reads, or None if that is unknown. made_max:
+    predictions that are followed. forget: called with key and number of a dropped prediction.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class WatchedPredictions:
         self._find = self.moves.find
 
     def __call__(self, x: Any, lo: int, hi: int) -> int:
-        """The number under which the prediction of x is found. key: lo, hi."""
+        """Return the number under which the prediction of x is cached. lo, hi: its key."""
         made = self._find((lo, hi))
         return (made.generation if made is not None else 0) or self._enter(x, (lo, hi))
 
@@ -73,8 +72,11 @@ class WatchedPredictions:
         return next(generations)
 
     def stats(self) -> dict[str, Any]:
-        """predictions and rows that are followed; forgotten: how many since the start, by why;
-        uncached: queries whose rows could not be followed; knows: what moves is known now."""
+        """Return statistics.
+
+        predictions, rows: number that are followed. forgotten: dropped predictions by reason.
+        uncached: queries whose rows could not be followed. knows: whether all shards are heard.
+        """
         moves = self.moves
         return {
             "predictions": len(moves),
@@ -87,8 +89,11 @@ class WatchedPredictions:
 
 
 class ShardWatch:
-    """At one shard. ask: the open question.  question: its number, or that of the last.  position:
-    of what was heard last; -1: nothing is known.  due_s: when to ask again, or to give up."""
+    """State of the question at one shard.
+
+    ask: the open question. question: its number, or that of the last. position: of the last answer;
+    -1: nothing is known. due_s: when to ask again, or to give up.
+    """
 
     def __init__(self, connection: ShardConnection) -> None:
         self.connection = connection
@@ -97,9 +102,10 @@ class ShardWatch:
 
 
 class RowWatcher:
-    """The first that is watched begins it, stop() ends it. Threads: any.
+    """Watches the rows of one set. The first `watched()` starts its thread, stop() ends it.
+    Threads: any.
 
-    shards: the folder of a set on this host.  knows: whether anything can be said of rows now.
+    shards: folder of a set on this host. knows: whether all shards have answered.
     """
 
     def __init__(self, shards: str | os.PathLike[str]) -> None:
@@ -120,7 +126,7 @@ class RowWatcher:
         made_max: int,
         forget: Callable[[Key, int], object],
     ) -> WatchedPredictions:
-        """From now on, until it is removed."""
+        """Start to follow the predictions of a model, until `remove`."""
         new = WatchedPredictions(self, reads, tolerance, made_max, forget)
         with self._guard:
             self._watched = (*self._watched, new)
@@ -132,11 +138,12 @@ class RowWatcher:
         return new
 
     def remove(self, watched: object) -> None:
+        """Stop to follow the predictions of a model."""
         with self._guard:
             self._watched = tuple(one for one in self._watched if one is not watched)
 
     def wake(self) -> None:
-        """There are rows to be pulled."""
+        """Tell the thread that there are new rows to pull."""
         if self._woken:
             return
         with self._guard:
@@ -145,6 +152,7 @@ class RowWatcher:
                 os.eventfd_write(self._wake, 1)
 
     def stop(self) -> None:
+        """End the thread and drop all predictions."""
         with self._guard:
             if self._stopping:
                 return
@@ -252,7 +260,7 @@ class RowWatcher:
             self._forget_all(f"{post.connection.name}: {why}")
 
     def _forget_all(self, why: str) -> None:
-        """Nothing is known of what was followed."""
+        """Drop all predictions, since changes of rows may have been missed."""
         self.knows = False
         if not self._stopping and any(len(one.moves) for one in self._watched):
             _log.warning("all predictions that were made of rows are forgotten: %s", why)
@@ -263,7 +271,7 @@ class RowWatcher:
     # -- rows
 
     def _moved(self, post: ShardWatch, table: str, ids: Ids) -> None:
-        """The shard has named them."""
+        """Pull rows that a shard has named."""
         mine = []
         for watched in self._watched:
             with watched.guard:
@@ -285,7 +293,7 @@ class RowWatcher:
                 )
 
     def _begin(self) -> None:
-        """What is followed since just now is pulled for the first time."""
+        """Pull the rows that are followed since just now for the first time."""
         self._woken = False
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)

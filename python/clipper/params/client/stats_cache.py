@@ -1,5 +1,4 @@
-"""What a set of shards said when it was last asked, for who may not wait: a page that is told of a
-server once a second."""
+"""Non-blocking cache of the shards' latest statistics, for pages that refresh every second."""
 
 import logging
 import threading
@@ -12,8 +11,11 @@ log = logging.getLogger("clipper.params")
 
 
 class StatsCache:
-    """Threads: any. read: as SetReader.read. Its thread begins with the first question, and reads
-    once for each."""
+    """Cache of statistics. Its thread starts with the first request, and reads once for each
+    request.
+
+    Threads: any. read: a function as StatsReader.read.
+    """
 
     def __init__(self, read: Callable[[], Sequence[Stats]]) -> None:
         self._read = read
@@ -24,7 +26,7 @@ class StatsCache:
         self._thread: threading.Thread | None = None
 
     def latest(self) -> Sequence[Stats]:
-        """Of the question before this one, if the shards have answered; nothing at first."""
+        """Return the statistics that the previous request caused to be read; at first none."""
         with self._guard:
             if self._thread is None and not self._ending:
                 self._thread = threading.Thread(
@@ -35,7 +37,7 @@ class StatsCache:
             return self._last
 
     def stop(self) -> None:
-        """Within the time that shards are given to answer. Idempotent."""
+        """End the thread, at the latest when the shards' time to answer is over. Idempotent."""
         with self._guard:
             self._ending, thread = True, self._thread
             self._asked.release()

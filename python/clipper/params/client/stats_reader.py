@@ -1,4 +1,4 @@
-"""A set of shards as somebody sees it who looks on: the `stats` of each, again and again."""
+"""Reader of the shards' statistics."""
 
 import os
 import threading
@@ -16,10 +16,10 @@ ALL_S = 3.0  # for all that do not answer
 
 
 class StatsReader:
-    """Threads: any; readings wait for each other.
+    """Asks all shards of a set for their `stats`. Threads: any; readings wait for each other.
 
-    shards: the folder of a set, which may get other addresses, or the addresses of all in order.
-    only: one of them, by its number.  answer_s: for each that does not answer.
+    shards: folder of a set, whose addresses may change, or all addresses in order. only: number of
+    a single shard. answer_s: time that each shard is given.
     """
 
     def __init__(
@@ -38,14 +38,17 @@ class StatsReader:
         self._lock = threading.Lock()
 
     def close(self) -> None:
+        """Close all connections."""
         with self._lock:
             for connection in self._connections:
                 connection.close()
             self._connections = []
 
     def read(self) -> list[Stats]:
-        """By shard: its stats, or {"shard": number, "away": why}. Raises InvalidInput where there
-        is no set."""
+        """Return the statistics of each shard in order, or {"shard": number, "away": reason}.
+
+        Raises InvalidInput if there is no set.
+        """
         with self._lock:
             connections, until, asks = (
                 self._found(),
@@ -77,14 +80,16 @@ class StatsReader:
 
 
 def lags_between(before: Stats, after: Stats) -> Snapshot:
-    """How many versions behind the gradients were that came between two readings of one life of a
-    shard; {}: since it began."""
+    """Return the distribution of gradient ages, in versions, between two readings of a shard.
+
+    before: {} for all since the shard started.
+    """
     now = snapshot_of(after["lags"]["buckets"], after["lags"]["sum"])
     return now - snapshot_of(before["lags"]["buckets"], before["lags"]["sum"]) if before else now
 
 
 def _sent(connection: ShardConnection) -> ShardRequest | str:
-    """Asked, or why not."""
+    """Send the request. Returns it, or why it could not be sent."""
     ask = call("stats")
     for last in (False, True):  # the connection may be that to a shard that was relaunched
         try:

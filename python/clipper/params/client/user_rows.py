@@ -1,8 +1,8 @@
-"""A user's vector as the context of their queries: the row of a table, pulled when the query comes.
+"""Contexts of queries: the row of the query's user, pulled from a table when the query arrives.
 
-The caller waits for it, so it is short: where a shard does not answer within ANSWER_S the query
-goes without a context, and so do all others for PAUSE_S, at once. A policy takes such a query for
-one of which all features are 0.
+The caller waits for the row, so the wait is short. If a shard does not answer within ANSWER_S, the
+query has no context, and so have all others within PAUSE_S, without a wait. A policy treats such a
+query as one whose features are all 0.
 """
 
 import logging
@@ -25,7 +25,7 @@ Features = tuple[float, ...]
 
 
 class UserRows:
-    """The rows of one table by user: of `user`, that of the id `session_of(user)`. Threads: any."""
+    """The rows of one table by user; the id is `session_of(user)`. Threads: any."""
 
     def __init__(
         self, folder: Path, table: str, *, answer_s: float = ANSWER_S, pause_s: float = PAUSE_S
@@ -38,7 +38,7 @@ class UserRows:
         self.pulled = self.away = self.unusable = 0
 
     def __call__(self, user: str) -> Features | None:
-        """The features of a user's query; None: it goes without."""
+        """Return the features of a user's query; None if they are not available."""
         if not self._lock.acquire(timeout=self._answer_s):
             self.away += 1
             return None
@@ -77,8 +77,10 @@ class UserRows:
             )
 
     def stats(self) -> dict[str, Any]:
-        """pulled: queries with a row; without one because its shard was `away`, or because no
-        policy could use it."""
+        """Return counts of queries: `pulled` with a row, `away` and `unusable` without one.
+
+        away: the shard did not answer. unusable: no policy can use the row.
+        """
         return {
             "table": self.table,
             "pulled": self.pulled,
@@ -87,13 +89,13 @@ class UserRows:
         }
 
     def close(self) -> None:
+        """Close the connections."""
         with self._lock:
             self._client.close()
 
 
 def check_context_table(name: str, table: str, client: Client) -> None:
-    """Whether rows of a table can be contexts of an application. Raises UnknownTable, DoesNotFit,
-    ShardAway."""
+    """Check that rows of a table can be contexts. Raises UnknownTable, DoesNotFit, ShardAway."""
     dim = client.spec(table).dim
     if dim > FEATURES_MAX:
         why = (

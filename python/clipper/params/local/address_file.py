@@ -1,10 +1,10 @@
-"""Where the shards of a set are, when something else than `LocalSet` runs them and an address may
-change with each life.
+"""The address file of a set: shards.json, in the folder that all shards and clients see.
 
-shards.json lies where every shard sees it: on a share, when they are on several machines. A shard
-that has begun to listen writes its own address into it; shards and clients read it again whenever
-they dial. Whether a shard runs, the lock in its folder says: it is held by the process that is the
-shard, wherever that is (the share must know locks: NFS 4 does).
+`LocalSet` writes it once. When another engine runs the shards (Ray, Kubernetes), an address may
+change with each life of a shard: then a shard that has begun to listen writes its own address, and
+shards and clients read the file again whenever they connect. The lock in a shard's folder tells
+whether it runs. It is held by the shard's process, on any machine, so a share must support locks
+(NFS 4 does).
 """
 
 import fcntl
@@ -27,7 +27,7 @@ FRESH_S = 0.2  # so old may be what was read
 
 
 def read_address_file(folder: Path) -> dict[str, Any]:
-    """What shards.json says. {}: there is none."""
+    """Return the contents of shards.json; {} if there is none. Raises InvalidInput."""
     try:
         said: dict[str, Any] = json.loads((folder / SHARDS_FILE).read_text())
         return said
@@ -38,13 +38,13 @@ def read_address_file(folder: Path) -> dict[str, Any]:
 
 
 def write_address_file(folder: Path, said: dict[str, Any]) -> None:
-    """Raises OSError."""
+    """Replace shards.json. Raises OSError."""
     write_atomically(folder / SHARDS_FILE, json.dumps(said, indent=1).encode())
     os.chmod(folder / SHARDS_FILE, 0o600)
 
 
 def running_shards(folder: Path) -> list[int]:
-    """The shards that some process is."""
+    """Return the numbers of the shards that run."""
     found = []
     for path in folder.glob("shard-*/lock"):
         number = path.parent.name.removeprefix("shard-")
@@ -65,8 +65,10 @@ def _is_held(path: Path) -> bool:
 
 
 def prepare(settings: ParamsSettings, engine: str) -> Path:
-    """shards.json for shards that `engine` will run, or runs already. Raises ConfigError,
-    DoesNotFit, AlreadyExists. -> folder"""
+    """Write shards.json for shards that `engine` runs or will run. Returns the folder.
+
+    Raises ConfigError, DoesNotFit, AlreadyExists.
+    """
     settings, folder = with_absolute_paths(settings), Path(settings.folder).absolute()
     if settings.replicas >= settings.shards:
         raise ConfigError(
@@ -95,7 +97,7 @@ def prepare(settings: ParamsSettings, engine: str) -> Path:
 
 
 def publish_address(folder: Path, number: int, address: str) -> None:
-    """This is where shard `number` is from now on. Raises OSError, InvalidInput."""
+    """Write the address of one shard. Raises OSError, InvalidInput."""
     fd = os.open(folder / "places.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -107,14 +109,14 @@ def publish_address(folder: Path, number: int, address: str) -> None:
 
 
 class AddressFile:
-    """The addresses in a folder, read again when they are old. Threads: any."""
+    """Cached reader of the addresses; the file is read again after FRESH_S. Threads: any."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._found: tuple[float, list[str]] = (float("-inf"), [])
 
     def address(self, shard: int) -> str:
-        """Raises InvalidInput."""
+        """Return the address of a shard. Raises InvalidInput."""
         at_s, addresses = self._found
         if time.monotonic() - at_s > FRESH_S:
             addresses, _ = addresses_in(self._folder)

@@ -1,14 +1,14 @@
-"""The process that shards are forked from: `python -m clipper.params.local.fork_server`.
+"""Fork server: the process that shards are forked from, `python -m
+clipper.params.local.fork_server`.
 
-To start Python and import what a shard needs takes half a second of a core, on a busy machine two:
-longer than to recover one. To fork a process that has imported it takes 5 ms. So a supervisor keeps
-one that does nothing else: it has no thread (a fork has only the thread that forks), and no shard's
-state. Its input is a socket of packets: it is asked {"number": I, "folder": DIR}, and says
-{"number", "pid"} with the child's pidfd, before the child goes on; later {"pid", "code"}. When it
-is killed, its shards go on.
+To start Python and import what a shard needs takes half a second of a core, on a busy machine two;
+to fork a process that has imported it takes 5 ms. The fork server has no thread (a fork copies only
+the thread that forks) and no state of a shard. Its standard input is a socket of packets. A request
+is {"number": I, "folder": DIR}. The reply is {"number", "pid"} with the child's pidfd, sent before
+the child starts; later {"pid", "code"}. If the fork server is killed, its shards go on.
 
-A shard ends when its supervisor is gone: it has the supervisor's pidfd. (The signal at a parent's
-death would be that of this process, whose death should cost nothing.)
+A shard ends when its supervisor has ended, since it watches the supervisor's pidfd.
+PR_SET_PDEATHSIG would signal the death of the fork server, which must not end shards.
 """
 
 import contextlib
@@ -38,8 +38,10 @@ ASK_BYTES_MAX = 1 << 16
 
 
 def config_in(folder: Path, number: int, keep: Path | None = None) -> ShardConfig:
-    """Shard `number` of the set whose file is there. keep: where its epoch and snapshots go, if not
-    there too. Raises InvalidInput."""
+    """Return the configuration of shard `number` of the set in a folder. Raises InvalidInput.
+
+    keep: folder of its epoch and snapshots, if not the same.
+    """
     addresses, token = addresses_in(folder)
     try:
         said = read_address_file(folder)
@@ -55,7 +57,7 @@ def config_in(folder: Path, number: int, keep: Path | None = None) -> ShardConfi
 
 
 def log_to(path: Path) -> None:
-    """What this process says from here on goes there."""
+    """Append standard output and standard error of this process to a file."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
@@ -63,14 +65,15 @@ def log_to(path: Path) -> None:
 
 
 class ForkServer:
-    """Threads: its process has one."""
+    """Loop of the fork server. Threads: its process has one."""
 
     def __init__(self, connection: socket.socket, supervisor_fd: int, beside: Beside) -> None:
         self._connection, self._supervisor_fd, self._beside = connection, supervisor_fd, beside
         self._children: dict[int, int] = {}  # pidfd -> pid
 
     def run(self) -> int:
-        """Until its supervisor hangs up; in a child, until that has been a shard. -> exit code"""
+        """Fork shards until the supervisor closes the socket; in a child, run the shard. Returns
+        the exit code."""
         while True:
             poll = select.poll()
             for fd in (self._connection.fileno(), *self._children):
@@ -91,8 +94,10 @@ class ForkServer:
             socket.send_fds(self._connection, [json.dumps(said).encode()], fds)
 
     def _fork(self, asked: Any) -> int | None:
-        """The child waits until it was spoken of: one that nobody knows would never be ended. ->
-        the child's exit code, there"""
+        """Fork a shard. The child waits until the supervisor knows it, so that none runs unknown.
+
+        Returns the child's exit code in the child, else None.
+        """
         waits, goes = os.pipe2(os.O_CLOEXEC)
         try:
             pid = os.fork()
@@ -134,7 +139,7 @@ class ForkServer:
 
 
 def run_shard(folder: Path, number: int, beside: Beside) -> int:
-    """Shard `number`, until it ends. -> exit code"""
+    """Run shard `number` until it ends. Returns the exit code."""
     try:
         log_to(folder / f"shard-{number}.log")
         return run(config_in(folder, number), beside)
@@ -144,7 +149,7 @@ def run_shard(folder: Path, number: int, beside: Beside) -> int:
 
 
 def watched(supervisor_fd: int, beside: Beside) -> Beside:
-    """`beside`, and an end when that process has ended."""
+    """Return `beside`, extended so that the shard ends when the supervisor has ended."""
 
     def wait(shard: Shard) -> None:
         poll = select.poll()
@@ -164,7 +169,7 @@ def watched(supervisor_fd: int, beside: Beside) -> Beside:
 
 
 def main(beside: Beside = contextlib.nullcontext) -> int:
-    """beside: see `clipper.params.shard.server.run`."""
+    """Run the fork server. beside: see `clipper.params.shard.server.run`."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     parent = int(sys.argv[1])
     die_with(parent)

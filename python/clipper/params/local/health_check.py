@@ -1,5 +1,5 @@
-"""Whether the shards of a set answer. One that runs and does not is as bad as a dead one, and its
-supervisor cannot see it."""
+"""Health check of a set: finds shards that run and do not answer, which their supervisor cannot
+see."""
 
 import logging
 import threading
@@ -19,8 +19,8 @@ TRIES_MIN = 2  # in a row, so that a pause of the prober itself is not taken for
 class HealthCheck:
     """Asks each shard again and again. Threads: its own.
 
-    patience_s: a shard that has not answered for so long is hung.  hung: called with its number,
-    once for each time.
+    patience_s: a shard that has not answered for this time is hung. hung: called with its number,
+    once each time.
     """
 
     def __init__(
@@ -39,10 +39,11 @@ class HealthCheck:
         self._thread = threading.Thread(target=self._run, name="clipper-params-prober", daemon=True)
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Within the time that a shard is given to answer."""
+        """End the thread, at the latest when a shard's time to answer is over."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()

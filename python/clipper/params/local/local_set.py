@@ -1,8 +1,7 @@
-"""A set of shards as processes on this host: started, watched, started again under the same
-addresses.
+"""A set of shards as processes on this host, restarted under the same addresses when they end.
 
-`clipper params up` is this in the foreground. Its folder: shards.json (addresses and token, for
-clients and shards), a folder and a log for each shard, snapshots/ of all.
+`clipper params up` runs it in the foreground. Its folder holds shards.json (addresses and token,
+for clients and shards), a folder and a log of each shard, and the snapshots of all.
 """
 
 import contextlib
@@ -59,7 +58,7 @@ PROGRAM_WITH_GRPC = (  # the same, with gRPC beside it: by its name, for it is a
 
 
 def supervisor_of(folder: Path) -> int:
-    """The process that runs the set; 0: none does."""
+    """Return the process id of the set's supervisor; 0 if none runs."""
     try:
         fd = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -76,8 +75,10 @@ def supervisor_of(folder: Path) -> int:
 def snapshot_all(
     addresses: list[str], token: str, folder: Path, *, whole: bool = False
 ) -> dict[str, Any]:
-    """One number for all shards. Raises ShardAway and what a shard refuses with, of the first that
-    fails."""
+    """Take a snapshot of all shards under one number.
+
+    Raises ShardAway, and the error of the first shard that fails.
+    """
     number = 1 + max((one.number for one in sets_in(folder / "snapshots")), default=0)
     parts = []
     for shard in range(len(addresses)):
@@ -99,7 +100,7 @@ def snapshot_all(
 
 
 class _ForkServerProcess:
-    """The process that shards are forked from. Threads: the supervising one."""
+    """Connection to the fork server. Threads: the supervising one."""
 
     def __init__(self, folder: Path, program: str) -> None:
         words = [sys.executable, "-X", "faulthandler", "-m", program, str(os.getpid())]
@@ -120,12 +121,12 @@ class _ForkServerProcess:
         self.pid_fd = os.pidfd_open(self.popen.pid)
 
     def ask(self, number: int, folder: Path) -> None:
-        """A shard. When this process is gone, whoever hears of that asks another."""
+        """Request a shard. If the fork server has ended, the next one is asked again."""
         with contextlib.suppress(OSError):
             self.connection.send(json.dumps({"number": number, "folder": str(folder)}).encode())
 
     def receive(self) -> tuple[dict[str, Any], int] | None:
-        """What it says next, and a pidfd or -1. None: nothing more."""
+        """Return the next reply and a pidfd (-1: none); None if there is no more."""
         try:
             data, fds, _, _ = socket.recv_fds(
                 self.connection, SAID_BYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC
@@ -135,7 +136,7 @@ class _ForkServerProcess:
         return (json.loads(data), fds[0] if fds else -1) if data else None
 
     def close(self) -> int:
-        """-> its exit code"""
+        """End the fork server. Returns its exit code."""
         self.connection.close()  # it ends by that
         try:
             code = self.popen.wait(GRACE_S)
@@ -154,10 +155,10 @@ class _Shard(NamedTuple):
 
 
 class LocalSet:
-    """start(), then clients may connect to `folder`; stop(). Threads: any.
+    """Supervisor of a set: start(), then clients may connect to `folder`; stop(). Threads: any.
 
-    Another number of shards than the folder has needs `reshard` first. Raises ConfigError,
-    AlreadyExists (another runs it).
+    The number of shards in a folder is changed by `reshard`. Raises ConfigError, AlreadyExists
+    (another supervisor runs it), DoesNotFit.
     """
 
     def __init__(self, settings: ParamsSettings, *, code: str = "") -> None:
@@ -201,7 +202,7 @@ class LocalSet:
         self._thread = threading.Thread(target=self._run, name="clipper-params", daemon=True)
 
     def _check_grpc(self) -> None:
-        """Here, where a person reads it."""
+        """Check the settings of gRPC before any process starts."""
         grpc_address(self.settings, 0)
         optimizer_in(self.settings.grpc_optimizer)
         if importlib.util.find_spec("grpc") is None:
@@ -217,7 +218,7 @@ class LocalSet:
             raise ConfigError(f"params.grpc_keys_file = {keys!r} cannot be read.", hint=hint)
 
     def _told(self) -> tuple[list[str], str]:
-        """Writes shards.json; a token that was made up stays what it was."""
+        """Write shards.json. A token that was generated earlier is kept."""
         settings, before = self.settings, read_address_file(self.folder)
         if before.get("engine") and running_shards(self.folder):
             hint = f"clipper params down --folder {self.folder}, or another folder."
@@ -265,18 +266,19 @@ class LocalSet:
     # -- any thread
 
     def start(self) -> "LocalSet":
+        """Start the supervising thread, which starts the shards."""
         self._thread.start()
         if self._health_check is not None:
             self._health_check.start()
         return self
 
     def _is_hung(self, number: int) -> None:
-        """It is killed by the supervising thread, which starts it again."""
+        """Have the supervising thread kill and restart a shard."""
         self._hung.append(number)
         os.eventfd_write(self._wake, 1)
 
     def wait_ready(self, patience_s: float = 60.0) -> None:
-        """Until every shard serves. Raises ShardAway."""
+        """Wait until every shard serves. Raises ShardAway, StateLost."""
         until = time.monotonic() + patience_s
         for shard in range(len(self.addresses)):
             why = "it does not answer"
@@ -305,11 +307,11 @@ class LocalSet:
                 )
 
     def pids(self) -> dict[int, int]:
-        """Of the shards that run."""
+        """Return the process ids of the shards that run, by number."""
         return {number: one.pid for number, one in list(self._shards.items())}
 
     def stop(self, *, snapshot: bool = True) -> None:
-        """snapshot: one of all, first."""
+        """End all shards. snapshot: take a snapshot of all first."""
         if snapshot and self._thread.is_alive():
             try:
                 snapshot_all(self.addresses, self.token, self.folder)
@@ -341,7 +343,7 @@ class LocalSet:
         self._end()
 
     def _turn(self, until_s: float) -> None:
-        """Wait for something to happen, and see to it."""
+        """Wait for an event until a time, and handle it."""
         poll, shards = select.poll(), {one.pid_fd: one for one in self._shards.values()}
         fork_server = self._fork_server
         for fd in (self._wake, fork_server.connection.fileno(), fork_server.pid_fd, *shards):
@@ -387,7 +389,7 @@ class LocalSet:
             self._due.append((time.monotonic() + PAUSE_S_MAX, lambda: self._start(said["number"])))
 
     def _lost(self) -> None:
-        """The process that shards are forked from has ended; they have not."""
+        """Replace the fork server that has ended; its shards go on."""
         while (told := self._fork_server.receive()) is not None:
             self._received(told)
         log.warning(
@@ -420,7 +422,7 @@ class LocalSet:
             self._start(number)
 
     def _kill_hung(self, number: int) -> None:
-        """One that was started only now is given the same time."""
+        """Kill a shard that does not answer, unless it has just been started."""
         one, patience_s = self._shards.get(number), self.settings.hung_s
         if one is not None and time.monotonic() - one.began_s >= patience_s and not self._stopping:
             log.warning("shard %d has not answered for %g s: it is killed", number, patience_s)
@@ -467,8 +469,10 @@ def _must_rest(folder: Path) -> None:
 
 
 def reshard(folder: Path, shards: int) -> int:
-    """Of a set that does not run: how many shards it has from the next start on. -> the snapshot
-    that they will read"""
+    """Change the number of shards of a set that does not run.
+
+    Returns the number of the snapshot that the shards will read. Raises DoesNotFit.
+    """
     _must_rest(folder)
     addresses, _ = addresses_in(folder)
     chains = newest_of(parts_in(folder / "snapshots"), len(addresses))
@@ -489,8 +493,11 @@ def reshard(folder: Path, shards: int) -> int:
 
 
 def restore(folder: Path, source: Path, number: int = 0) -> int:
-    """Of a set that does not run: that snapshot (0: the newest complete one) of `source` is what
-    its shards read next; newer ones of its own are set aside. -> its number"""
+    """Choose a snapshot of `source` as what the shards of a set that does not run read next.
+
+    number: 0 for the newest complete one. Newer snapshots of the set itself are set aside. Returns
+    the number. Raises DoesNotFit, InvalidInput.
+    """
     _must_rest(folder)
     root = source / "snapshots" if (source / "snapshots").is_dir() else source
     complete = [one for one in sets_in(root) if one.complete and number in (0, one.number)]

@@ -1,7 +1,7 @@
-"""`GET /metrics` of a set of shards without a server beside it: `clipper params up --metrics`,
-`clipper params shard --metrics`.
+"""`GET /metrics` of a set without a server: `clipper params up --metrics`, `clipper params shard
+--metrics`.
 
-Of a set that a server uses the server's own `/metrics` has the same.
+A server that uses the set exports the same metrics at its own `/metrics`.
 """
 
 import logging
@@ -19,16 +19,18 @@ _SLOW_S: Final = 5.0  # a client that takes longer to ask is sent away
 
 
 def samples_of(stats: Sequence[Mapping[str, Any]]) -> Samples:
-    """As ParamsMetrics has them, once."""
+    """Return the metrics of statistics that were read once."""
     samples = Samples()
     ParamsMetrics(lambda: stats).collect(samples)
     return samples
 
 
 class MetricsPage:
-    """Threads: start and stop from one. Raises AddressInUse, ConfigError.
+    """HTTP server of the metrics. Threads: start and stop from one. Raises AddressInUse,
+    ConfigError.
 
-    address: HOST:PORT, for everybody who reaches it.  stats: as ParamsMetrics has them.
+    address: HOST:PORT; everybody who can reach it may read. stats: reads the statistics of the
+    shards.
     """
 
     def __init__(self, address: str, stats: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
@@ -50,10 +52,12 @@ class MetricsPage:
         )
 
     def start(self) -> "MetricsPage":
+        """Start the thread."""
         self._thread.start()
         return self
 
     def stop(self) -> None:
+        """End the thread, and close the socket."""
         if self._thread.ident is not None:
             self._server.shutdown()
             self._thread.join()

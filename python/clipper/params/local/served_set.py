@@ -1,5 +1,4 @@
-"""The set of shards whose tables a server's models use: one that runs in its folder, or one that
-begins and ends with it."""
+"""The set of shards that a server's models use: one that runs, or one of the server's own."""
 
 import json
 import logging
@@ -50,8 +49,10 @@ class ServedSet:
         self.observer = StatsCache(self.shards)
 
     def start(self, patience_s: float = PATIENCE_S) -> Self:
-        """Until every shard serves. Raises ShardAway, ConfigError, DoesNotFit (the folder has
-        another number of shards)."""
+        """Connect to the set in the folder, or start one, and wait until all shards serve.
+
+        Raises ShardAway, ConfigError, DoesNotFit (the folder has another number of shards).
+        """
         if not (
             supervisor_of(self.folder) or read_address_file(self.folder).get("engine")
         ):  # an engine: it runs them elsewhere
@@ -71,7 +72,7 @@ class ServedSet:
         return self
 
     def stop(self, *, snapshot: bool = True) -> None:
-        """Ends it, if it is its own, with a snapshot of all."""
+        """Close all connections, and end the set if it is the server's own, with a snapshot."""
         with self._guard:
             client, self._client = self._client, None
             users, self._users = self._users, {}
@@ -86,17 +87,21 @@ class ServedSet:
 
     @property
     def client(self) -> Client:
-        """One for all who are in no hurry. Raises InvalidInput when the folder says no
-        addresses."""
+        """Client that is shared by everything that is not urgent.
+
+        Raises InvalidInput if the folder has no address file.
+        """
         with self._guard:
             if self._client is None:
                 self._client = Client(self.folder)
             return self._client
 
     def make(self, whose: str, tables: Tables) -> None:
-        """The tables that a model declares, where they are not there; then a snapshot has them, so
-        that a shard which is killed comes back with them. Raises InvalidInput; TypeConflict where
-        one is there, and another; ShardAway.
+        """Create the tables that a model declares, if they do not exist, and take a snapshot of
+        them.
+
+        The snapshot lets a shard that is killed recover the new tables. Raises InvalidInput,
+        TypeConflict (a different table has the name), ShardAway.
         """
         specs = [spec_of(whose, name, spec) for name, spec in tables.items()]
         there = self.client.call(0, "tables")["numbers"]
@@ -113,7 +118,7 @@ class ServedSet:
             self._keep()
 
     def users(self, application: str, table: str) -> UserRows:
-        """The rows of a table as contexts of an application's queries, by user."""
+        """Return the rows of a table as contexts of an application's queries."""
         with self._guard:
             found = self._users.get(application)
             if found is None or found.table != table:
@@ -121,7 +126,7 @@ class ServedSet:
             return found
 
     def check_users(self, application: str, table: str) -> None:
-        """Whether they can be. Raises UnknownTable, DoesNotFit, ShardAway."""
+        """Check that they can be contexts. Raises UnknownTable, DoesNotFit, ShardAway."""
         check_context_table(application, table, self.client)
 
     def _keep(self) -> None:
@@ -136,8 +141,10 @@ class ServedSet:
             )
 
     def carried(self, tables: Tables) -> tuple[dict[str, str], dict[str, str]]:
-        """What a container that does not see the folder is told, and what it has to read:
-        (environment, secrets by path). Both empty where it cannot reach the shards."""
+        """Return (environment, secrets by path) for a container that cannot see the folder.
+
+        Both are empty if such a container cannot reach the shards.
+        """
         if self.out_of_reach:
             return {}, {}
         addresses, token = addresses_in(self.folder)
@@ -146,7 +153,7 @@ class ServedSet:
 
     @property
     def out_of_reach(self) -> str:
-        """Why a container that does not see the folder reaches no shard. Empty: it does."""
+        """Why a container that cannot see the folder reaches no shard; empty if it does."""
         if read_address_file(self.folder).get("engine"):
             return "the shards' addresses change with their lives."
         if not all(address.startswith("tcp:") for address in addresses_in(self.folder)[0]):
@@ -154,8 +161,7 @@ class ServedSet:
         return ""
 
     def environment(self, tables: Tables) -> dict[str, str]:
-        """What a container of this host is told. It holds no secret: the folder's files are for its
-        owner."""
+        """Return the environment of a container on this host. It holds no secret."""
         declared = (
             {DECLARED_ENV: json.dumps({name: dict(spec) for name, spec in tables.items()})}
             if tables
@@ -164,15 +170,15 @@ class ServedSet:
         return {TABLES_ENV: str(self.folder), **declared}
 
     def shards(self) -> Sequence[Stats]:
-        """What each says of itself, or that it is away; nothing where the folder says no
-        addresses."""
+        """Return the statistics of each shard; nothing if the folder has no address file."""
         try:
             return self._reader.read()
         except InvalidInput:
             return ()
 
     def stats(self) -> dict[str, Any]:
-        """folder; own: it ends with this server; restarts: of shards, since then."""
+        """Return statistics: folder; own: the set ends with this server; restarts of shards since
+        the start."""
         own = self._own
         return {
             "folder": str(self.folder),
@@ -182,7 +188,7 @@ class ServedSet:
 
 
 def spec_of(whose: str, name: str, said: Mapping[str, Any]) -> TableSpec:
-    """Raises InvalidInput."""
+    """Return the specification of a table that a model declares. Raises InvalidInput."""
     if not isinstance(said, Mapping) or "dim" not in said:
         hint = f'tables = {{"{name}": {{"dim": 8}}}}'
         raise InvalidInput(
@@ -200,8 +206,10 @@ def spec_of(whose: str, name: str, said: Mapping[str, Any]) -> TableSpec:
 
 
 def settings_of(config: Config) -> ParamsSettings:
-    """[params], for the folder of server.params; what it does not say is as the set in that folder
-    had it. Raises ConfigError, InvalidInput."""
+    """Return [params] for the folder of server.params. Raises ConfigError, InvalidInput.
+
+    Settings that the configuration does not name are those that the set in the folder had.
+    """
     folder = Path(config.server.params).absolute()
     before = read_address_file(folder).get("settings", {})
     fields = msgspec.structs.fields(ParamsSettings)

@@ -1,9 +1,8 @@
-"""What a shard does with gradients that come as a call: those of dense variables, and a step of the
-whole model.
+"""Asynchronous training: a shard applies the gradients of a call at once.
 
-Rows pushed alone are the door's (the core applies them); this is for what names several things at
-once. A push is checked whole before anything of it is applied, and is told from its repetition by
-worker and sequence, as the door's are.
+Pushes of rows alone are applied by the core (clipper_core.params). This module applies a step of
+the whole model: dense variables, and rows of several tables. A push is checked before anything of
+it is applied. A repeated push is recognized by worker and sequence.
 """
 
 import math
@@ -25,8 +24,10 @@ SEEN, OLD = 1, 2
 
 
 class Gradients(NamedTuple):
-    """Of one push, checked. version: of the model that they were computed at; 0: not said.  rows:
-    (table, ids, f32[n, dim])."""
+    """The checked gradients of one push.
+
+    version: of the model that they were computed at; 0: unknown. rows: (table, ids, f32[n, dim]).
+    """
 
     worker: int
     sequence: int
@@ -37,17 +38,17 @@ class Gradients(NamedTuple):
 
 
 class Pushed(NamedTuple):
-    """position: when followers have this, it is sure."""
+    """Answer to a push. It may be sent when followers have `position`."""
 
     answer: Piece
     position: int
 
 
 class AsyncTraining:
-    """Asynchronous: a push is applied at once. Threads: the answering one.
+    """Applies each push at once. Threads: the answering one.
 
-    lag_max: gradients of versions more than so many behind are refused; 0: none.  slows: divide the
-    rate by the lag.
+    lag_max: refuse gradients that are more versions old; 0: none. slows: divide the learning rate
+    by the age.
     """
 
     by_python = False  # whether pushes of rows alone come here too
@@ -58,8 +59,8 @@ class AsyncTraining:
         self.door, self.parameters, self._lag_max, self._slows = door, parameters, lag_max, slows
 
     def push(self, said: Mapping[str, Any]) -> Pushed:
-        """Raises InvalidInput, UnknownTable, UnknownVariable, StalePush; nothing has changed
-        then."""
+        """Apply a push. Raises InvalidInput, UnknownTable, UnknownVariable, StalePush; nothing has
+        changed then."""
         gradients = self.checked(said)
         sight = self.door.look(gradients.worker, gradients.sequence)
         if sight == SEEN:
@@ -84,9 +85,10 @@ class AsyncTraining:
         )
 
     def tick(self) -> None:
-        """Again and again."""
+        """Do nothing: asynchronous training has no work that is due at a time."""
 
     def lag(self, gradients: Gradients) -> int:
+        """Return the age of gradients in versions; 0 if they do not name their version."""
         return max(0, self.door.version - gradients.version) if gradients.version else 0
 
     def _note_lag(self, gradients: Gradients, lag: int) -> None:
@@ -94,7 +96,7 @@ class AsyncTraining:
             self.door.counts.lag(lag)
 
     def apply(self, gradients: Gradients, scale: float) -> Pushed:
-        """One step, and one version."""
+        """Apply gradients as one step, which makes one version."""
         with pushes_paused(self.door):
             version = self.door.version + 1
             self.parameters.dense.apply(gradients.variables, scale, version)
@@ -108,8 +110,10 @@ class AsyncTraining:
         return Pushed({"accepted": True, "version": version, "no_room": no_room}, position)
 
     def push_rows(self, table: int, ids: Ids, gradients: F32, scale: float) -> int:
-        """While pushes wait. Followers hear of these rows, and of those that had to go for them.
-        Return how many ids found no room in their table."""
+        """Apply gradients of rows while pushes are paused. Returns how many ids found no room.
+
+        Followers are told these rows, and those that were evicted for them.
+        """
         gone: list[Ids] = []
         counted = self.parameters.tables[table].push(
             ids, gradients, scale=scale, stamp=self.door.stamp, gone=gone
@@ -120,7 +124,8 @@ class AsyncTraining:
         return counted["refused"]
 
     def checked(self, said: Mapping[str, Any]) -> Gradients:
-        """Raises InvalidInput, UnknownTable, UnknownVariable."""
+        """Return the checked gradients of a message. Raises InvalidInput, UnknownTable,
+        UnknownVariable."""
         scale = _number(said, "scale", 1.0) or 1.0  # 0: the server's own
         if not (scale > 0 and math.isfinite(scale)):
             raise InvalidInput(
@@ -171,7 +176,7 @@ def _number(said: Mapping[str, Any], key: str, default: float) -> float:
 
 
 def whole(said: Mapping[str, Any], key: str) -> int:
-    """Return a whole number that a peer said, 0 when it did not. Raises InvalidInput."""
+    """Return a whole number of a message; 0 if it is missing. Raises InvalidInput."""
     value = said.get(key, 0)
     if not isinstance(value, int) or not 0 <= value <= _SEQUENCE_MAX:
         raise InvalidInput(f"{key} is a whole number from 0 to 2^64 - 1, not {value!r}.")

@@ -1,10 +1,9 @@
-"""What a shard tells those who watch its rows: which ids have changed.
+"""Answers the servers that watch rows: which ids have changed?
 
-Watchers are servers that keep predictions, and want to know which rows these were made of have
-moved. A watcher asks what has changed since a position, over and over, and the question stays open
-until something has. All of them are one follower of the shard's log, which is emptied into a list
-here: each has a place in it, and one that is too far behind is told so, and knows nothing any more.
-Nobody waits for them, and when nobody asks, nothing is kept.
+A server that caches predictions asks what has changed since a position, again and again; the
+question stays open until something has. All watchers share one place in the shard's log, which is
+emptied into a list here. Each has its own position in the list; one that is too far behind is told
+that it has missed changes. Pushes do not wait for watchers, and nothing is kept when nobody asks.
 """
 
 from collections import deque
@@ -28,9 +27,9 @@ Asked = tuple[CallId, int, float]  # who, since when, until when
 
 
 class ChangeWatchers:
-    """Of one shard. Threads: the answering one.
+    """Watchers of one shard. Threads: the answering one.
 
-    parameters: as they are now.  answer: (whom, payload), later.
+    parameters: returns the current ones. answer: sends (call, payload) later.
     """
 
     def __init__(
@@ -50,11 +49,11 @@ class ChangeWatchers:
 
     @property
     def look_s(self) -> float:
-        """How long the answering thread may wait for something else."""
+        """Longest time for which the answering thread may sleep."""
         return LOOK_S if self._asked else float("inf")
 
     def watch(self, said: Piece, call_id: CallId, now: float) -> Piece | None:
-        """The answer, or None: later. Raises InvalidInput."""
+        """Return the answer to a question; None if it is sent later. Raises InvalidInput."""
         since = said.get("since", -1)
         if not isinstance(since, int):
             raise InvalidInput(f"watch: since is a position, or -1, not {since!r:.100}.")
@@ -72,7 +71,7 @@ class ChangeWatchers:
         return None
 
     def look(self, now: float) -> None:
-        """Those who wait for a change have it, or wait no more."""
+        """Answer the questions for which something has changed, or whose time is over."""
         if not self._on:
             return
         self._take()
@@ -96,7 +95,7 @@ class ChangeWatchers:
         self._kept.clear()
 
     def _take(self) -> None:
-        """What the log has since the last time."""
+        """Move new changes from the shard's log into the list."""
         if self._door.position == self._position:
             return
         found = self._door.changed(SLOT)

@@ -1,7 +1,7 @@
-"""Dense variables of one shard, by name, each with its optimizer's state. The first worker's values
-win.
+"""Dense variables of one shard, by name, with their optimizers' states.
 
-Threads: one at a time (the shard's holds its door, a copy's has a lock).
+The values of the first worker are kept. Threads: one at a time (the shard's thread pauses pushes, a
+copy has a lock).
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ NAME_MAX = 1024
 
 
 class Variable:
-    """changed: the version of the model that its value is of."""
+    """A dense variable. changed: the version of the model that last changed its value."""
 
     __slots__ = ("changed", "name", "state", "steps", "value")
 
@@ -33,8 +33,10 @@ class Variable:
 
 
 class Dense:
-    """initialized: whether a worker has pushed a model. A variable's number is its place in
-    `variables`."""
+    """The dense variables of a shard.
+
+    initialized: a worker has pushed a model. The number of a variable is its index in `variables`.
+    """
 
     def __init__(self) -> None:
         self.initialized = False
@@ -48,8 +50,8 @@ class Dense:
     def initialize(
         self, values: Mapping[str, Any], optimizer: str, settings: Mapping[str, float], version: int
     ) -> bool:
-        """False: they are there already, and stay. Raises InvalidInput; nothing has changed
-        then."""
+        """Set all variables. Returns False, and changes nothing, if they have been set. Raises
+        InvalidInput."""
         if self.initialized:
             return False
         try:
@@ -63,11 +65,14 @@ class Dense:
         return True
 
     def newer(self, version: int) -> dict[str, F32]:
-        """Those that have changed since; -1: all."""
+        """Return the variables that have changed since a version; -1: all."""
         return {one.name: one.value for one in self.variables if one.changed > version}
 
     def check(self, gradients: Mapping[str, Any]) -> dict[int, F32]:
-        """By number. Raises UnknownVariable, InvalidInput for another shape, or for NaN."""
+        """Return checked gradients by number.
+
+        Raises UnknownVariable; InvalidInput for another shape, NaN or infinity.
+        """
         found = {}
         for name, gradient in gradients.items():
             number = self._numbers.get(name)
@@ -83,7 +88,7 @@ class Dense:
         return found
 
     def apply(self, gradients: Mapping[int, F32], scale: float, version: int) -> None:
-        """Of `check`: one step each."""
+        """Apply one optimizer step per gradient, as returned by check()."""
         for number, gradient in gradients.items():
             one = self.variables[number]
             one.steps += 1
@@ -95,7 +100,7 @@ class Dense:
     # -- as a copy or a snapshot has them
 
     def read(self, numbers: Iterable[int]) -> list[dict[str, Any]]:
-        """As they are now: copies."""
+        """Return copies of variables with their states."""
         return [
             {
                 "name": v.name,
@@ -108,6 +113,7 @@ class Dense:
         ]
 
     def said(self) -> dict[str, Any]:
+        """Return the optimizer and its settings, as `receive` takes them."""
         return {
             "initialized": self.initialized,
             "optimizer": self.optimizer.name,
@@ -115,11 +121,13 @@ class Dense:
         }
 
     def receive(self, said: Mapping[str, Any]) -> None:
+        """Take over the optimizer of another copy."""
         self.initialized = bool(said["initialized"])
         if (self.optimizer.name, self.optimizer.settings) != (said["optimizer"], said["settings"]):
             self.optimizer = Optimizer(said["optimizer"], **said["settings"])
 
     def write(self, variables: Iterable[Mapping[str, Any]]) -> None:
+        """Write variables with their states; unknown ones are added."""
         for each in variables:
             value, state = np.array(each["value"], np.float32), np.array(each["state"], np.float32)
             self._add(

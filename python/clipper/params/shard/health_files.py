@@ -1,9 +1,7 @@
-"""Whether a shard is alive, and whether it may be done without, as files that a supervisor of one's
-own looks at.
+"""Liveness and safe-to-stop files for an external supervisor.
 
-`FILE` is touched while the shard answers, also while it restores, however long that takes.
-`FILE.ready` is there while it serves and its copies elsewhere are whole: whoever ends it then, for
-an update or to drain its machine, ends one of at least two.
+`FILE` is touched while the shard answers, also while it recovers. `FILE.ready` exists while the
+shard serves and its copies in other shards are whole, so that it may be stopped.
 """
 
 import logging
@@ -19,8 +17,7 @@ log = logging.getLogger("clipper.params")
 def is_safe_to_stop(
     ready: bool, followers: list[FollowerState], now: float, settings: ParamsSettings
 ) -> bool:
-    """Each copy is whole and heard of; or was given up, by `without_replica_s`, until it comes
-    back: nothing waits for it then, so an update does not either."""
+    """Tell whether each copy of this shard is whole and recently heard of, or was given up."""
     quiet_s, patience_s = (
         QUIET_S + (0.0 if settings.replication == "waited" else settings.period_s),
         settings.without_replica_s,
@@ -32,7 +29,7 @@ def is_safe_to_stop(
 
 
 class HealthFiles:
-    """Threads: one. path: None touches nothing."""
+    """The two files of a shard. Threads: one. path: None for none."""
 
     def __init__(self, path: Path | None, settings: ParamsSettings) -> None:
         self._path, self._settings = path, settings
@@ -40,6 +37,7 @@ class HealthFiles:
         self._failed = False
 
     def update(self, ready: bool, followers: list[FollowerState], now: float) -> None:
+        """Touch the files, or remove the second one."""
         if self._path is None or self._ready is None:
             return
         try:
@@ -54,5 +52,6 @@ class HealthFiles:
             self._failed = True
 
     def end(self) -> None:
+        """Remove the files."""
         for path in filter(None, (self._path, self._ready)):
             path.unlink(missing_ok=True)

@@ -1,10 +1,9 @@
-"""What one shard has: embedding tables in the order they were made, and dense variables. A replica
-of it is another of these.
+"""Parameters of one shard: tables in the order of their creation, and dense variables.
 
-It travels in pieces: maps that `frames.packed` takes. A piece says of rows, of removed ids, of
-variables what they are, not how they came to be, so a piece that comes twice does no harm. A
-snapshot on disk, a replica's first copy, the changes that follow and what a relaunched shard reads
-are all pieces.
+A replica of a shard is another object of the same class. Parameters are exchanged in pieces: maps
+that `frames.packed` encodes. A piece has the values of rows, removed ids and variables, so a piece
+that is taken twice does no harm. Snapshots, first copies, later changes and recovery all use
+pieces.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,10 +27,10 @@ TABLES_MAX = 1024
 
 
 class Parameters:
-    """Threads: tables any; the rest one at a time.
+    """Tables and dense variables. Threads: tables any; everything else one at a time.
 
-    A copy until it is told to `serve`: bounds of tables do not hold while it hears of rows to come
-    before those that are gone.
+    It is a copy until `serve` is called. A copy ignores the limits of tables, since it may be told
+    new rows before removed ones.
     """
 
     def __init__(self) -> None:
@@ -44,18 +43,21 @@ class Parameters:
         ] = []  # pushes that were taken for a step that is not made yet: see stepping
 
     def number(self, name: str) -> int:
-        """Raises UnknownTable."""
+        """Return the number of a table. Raises UnknownTable."""
         for number, spec in enumerate(self.specs):
             if spec.name == name:
                 return number
         raise UnknownTable.named(str(name), [spec.name for spec in self.specs])
 
     def numbers(self) -> dict[str, int]:
+        """Return the numbers of all tables by name."""
         return {spec.name: number for number, spec in enumerate(self.specs)}
 
     def create(self, spec: TableSpec) -> tuple[int, bool]:
-        """(its number, whether it is new). Raises InvalidInput; TypeConflict where another has the
-        name."""
+        """Create a table. Returns (number, whether it is new).
+
+        Raises InvalidInput; TypeConflict if a different table has the name.
+        """
         for number, there in enumerate(self.specs):
             if there.name == spec.name:
                 if there != spec:
@@ -74,24 +76,25 @@ class Parameters:
         return len(self.specs) - 1, True
 
     def serve(self) -> None:
-        """Bounds hold from now on; what is too much goes."""
+        """Apply the limits of tables from now on, and evict what is too much."""
         self._serves = True
         for table in self.tables:
             table.bounded = True
 
     @property
     def rows(self) -> int:
+        """Number of rows in all tables."""
         return sum(len(table) for table in self.tables)
 
     @property
     def row_bytes(self) -> int:
-        """Of rows and variables with their optimizers' states: what a whole copy would have to be
-        told."""
+        """Size of all rows and variables with their states: what a whole copy transfers."""
         dense = sum(v.value.nbytes + v.state.nbytes for v in self.dense.variables)
         return sum(len(table) * 4 * table.width for table in self.tables) + dense
 
     @property
     def nbytes(self) -> int:
+        """Memory of all tables and variables."""
         return sum(table.nbytes for table in self.tables) + sum(
             v.value.nbytes + v.state.nbytes for v in self.dense.variables
         )
@@ -99,7 +102,7 @@ class Parameters:
     # -- out
 
     def shape(self) -> Piece:
-        """What is known without rows: it goes before them."""
+        """Return what precedes the rows: tables, steps, optimizers, and pushes of open steps."""
         return {
             "tables": [msgspec.to_builtins(spec) for spec in self.specs],
             "steps": [table.steps for table in self.tables],
@@ -108,7 +111,7 @@ class Parameters:
         }
 
     def piece(self, cursor: Cursor) -> tuple[Piece, Cursor | None]:
-        """Some of all, from a place on; [0, 0] begins. -> and where the next begins"""
+        """Return some parameters from a cursor on, and the next cursor. The first is [0, 0]."""
         table, at = cursor
         if table < len(self.tables):
             one = self.tables[table]
@@ -133,7 +136,7 @@ class Parameters:
         return {"variables": found}, [table, at] if at < len(self.dense) else None
 
     def pieces(self) -> Iterator[Piece]:
-        """All. Rows that change meanwhile are whole, as they were at some moment."""
+        """Yield all parameters. Each row is whole, as it was at some moment."""
         yield self.shape()
         cursor: Cursor | None = [0, 0]
         while cursor is not None:
@@ -141,8 +144,7 @@ class Parameters:
             yield part
 
     def of(self, changed: Mapping[int, Ids]) -> Piece:
-        """Rows and variables by their ids; those that are not there any more are said to be
-        gone."""
+        """Return rows and variables by their ids; ids without a row are listed as gone."""
         return {
             "rows": [
                 self._of_table(number, ids) for number, ids in changed.items() if number != DENSE
@@ -151,7 +153,7 @@ class Parameters:
         }
 
     def size_of(self, changed: Mapping[int, Ids]) -> int:
-        """Bytes that `of` would have."""
+        """Return the size of what `of` would return."""
         rows = sum(
             ids.size * 4 * self.tables[number].width
             for number, ids in changed.items()
@@ -161,7 +163,7 @@ class Parameters:
         return rows + sum(v.value.nbytes + v.state.nbytes for v in variables)
 
     def chunks(self, changed: Mapping[int, Ids], nbytes: int = 0) -> Iterator[dict[int, Ids]]:
-        """The same ids, some at a time. nbytes: of their rows; 0: of a piece."""
+        """Split ids into chunks of at most `nbytes` of rows; 0: of a piece."""
         for number, ids in changed.items():
             each = (
                 1
@@ -186,8 +188,11 @@ class Parameters:
     # -- in
 
     def take(self, piece: Piece, shard: int = 0, shards: int = 1, mine: Any = None) -> None:
-        """A piece of another's. With `mine` (a function name -> shard of a variable) only what is
-        shard's of `shards`."""
+        """Write a piece of another copy.
+
+        mine: a function (name, shards) -> shard; then only the part of `shard` of `shards` is
+        taken.
+        """
         for said in piece.get("tables", ()):
             self.create(msgspec.convert(said, TableSpec))
         for table, steps in zip(self.tables, piece.get("steps", ()), strict=False):

@@ -1,5 +1,4 @@
-"""What a shard says of itself when it is asked for `stats`: for `clipper params ps` and `top`,
-metrics, the dashboard."""
+"""Statistics of a shard, for `clipper params ps` and `top`, metrics and the dashboard."""
 
 import os
 from collections import deque
@@ -27,25 +26,27 @@ _SAMPLES = 4096
 
 
 class Ages:
-    """How long the shard's log was when: so how old a change is that a follower lacks. Threads: the
-    answering one."""
+    """Samples of the log's position over time, to tell how old a change is. Threads: the answering
+    one."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque(maxlen=_SAMPLES)
 
     def note(self, now: float, position: int) -> None:
-        """Now and then."""
+        """Add a sample, if the position has changed."""
         if not self._seen or self._seen[-1][1] != position:
             self._seen.append((now, position))
 
     def behind_s(self, acknowledged: int, now: float) -> float:
-        """At least: a change is as old as the first note that had it. Of those beyond the last
-        4096, as old as these."""
+        """Return the minimum age of the oldest change after a position.
+
+        Samples are limited: a change before the oldest sample counts as old as that one.
+        """
         return next((now - at for at, position in self._seen if position > acknowledged), 0.0)
 
 
 def stats_of(shard: "Shard", now: float) -> Piece:
-    """Threads: the answering one."""
+    """Return the statistics of a shard. Threads: the answering one."""
     parameters, door, counts = shard.parameters, shard.door, shard.door.counts
     named = enumerate(zip(parameters.specs, parameters.tables, strict=False))
     refused = counts.refused()

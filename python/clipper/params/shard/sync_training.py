@@ -1,13 +1,14 @@
-"""Synchronous training: the gradients of several workers make one step, and every shard takes the
-same pushes for the same step.
+"""Synchronous training: the gradients of several workers make one step.
 
-Shard 0 decides: it takes a push for the step that it gathers, its version, or refuses it as stale.
-All others first check the push without taking it, then shard 0 takes it, then the others take it
-for the step that shard 0 said. So a push is taken by all or by none, and each shard closes a step
-when it has as many pushes for it as are waited for: dense gradients averaged, those of rows summed.
-What has been taken and not yet applied is part of the parameters, and travels to replicas and
-snapshots with them. A worker that dies between shard 0 and the others leaves their step open until
-`late_s`; then it is closed without that push.
+All shards use the same pushes for the same step. Shard 0 decides: it accepts a push for the step
+that it gathers, or refuses it as stale. A worker first has the other shards check the push, then
+pushes to shard 0, then to the others with the step that shard 0 returned. So a push is accepted by
+all shards or by none. A shard closes a step when it has `grads_to_wait` pushes for it: dense
+gradients are averaged, those of rows are summed.
+
+Pushes that were accepted and not applied yet are part of the parameters, and of replicas and
+snapshots. A worker that dies between shard 0 and the others leaves their step open until `late_s`;
+then it is closed without that push.
 """
 
 import time
