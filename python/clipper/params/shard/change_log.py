@@ -31,6 +31,7 @@ class History(NamedTuple):
         return cls(tuple((int(epoch), int(start)) for epoch, start in value or ()))
 
     def encode(self) -> list[list[int]]:
+        """Return the history as lists, for a message."""
         return [list(pair) for pair in self.epochs]
 
     def then(self, epoch: int, position: int) -> "History":
@@ -148,6 +149,7 @@ class PrimaryLog:
 
     @property
     def position(self) -> int:
+        """Position of the shard now."""
         return self.position_of(self._door.position)
 
     def read(self) -> None:

@@ -1,10 +1,12 @@
-"""How a shard comes back: under a higher epoch than any before it, with what the freshest of its
-replicas or snapshots has.
+"""Recovery: how a shard starts again, with the newest of what its replicas and snapshots have.
 
-"Freshest" is (epoch, version): a snapshot that an earlier life took counts less than a replica that
-a later one made, though its version be higher, since pushes between the two are of a past that was
-given up. A shard that finds nothing begins empty, if it never had anything. If it had, it waits to
-be told to begin anew, so that nobody takes for untrained what was trained.
+A shard starts under a higher epoch than any before it. "Newest" is by (epoch, version). A snapshot
+of an earlier epoch is older than a replica of a later one, even if its version is higher, since the
+pushes between the two belong to a past that was given up. If a replica is the newest, and the shard
+has a snapshot of its own, only the changes since the snapshot are read from the replica.
+
+A shard that finds nothing starts empty if it never had anything. If it had, it waits for
+`begin_anew`, so that nobody takes trained rows for untrained ones.
 """
 
 import errno
@@ -32,10 +34,11 @@ SEQUENCES = struct.Struct("<QQ16Q")
 
 
 class StateMark:
-    """Whether a shard ever had a table or a variable, as a file in its folder: one that comes back
-    without has lost them.
+    """File in a shard's folder that says that the shard has had a table or a variable. Threads:
+    one.
 
-    Threads: one. No folder: it never had any.
+    A shard that finds the file, and neither replica nor snapshot, has lost its state. folder: None
+    keeps no file.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -44,9 +47,11 @@ class StateMark:
 
     @property
     def is_set(self) -> bool:
+        """Tell whether the shard has had state."""
         return self._is_set
 
     def set(self) -> None:
+        """Create the file. A failure is logged."""
         if self._path is None or self._is_set:
             return
         try:
@@ -59,15 +64,19 @@ class StateMark:
             )
 
     def clear(self) -> None:
+        """Remove the file."""
         self._is_set = False
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
 
 class Recovered(NamedTuple):
-    """source: in words, for the log.  is_new: nothing was found of an earlier life.  origin: the
-    copy that it is equal to.  history, position: where the new epoch begins.  changed: ids since
-    the position `first`, for followers that come back."""
+    """What a shard starts with.
+
+    source: description for the log. is_new: nothing of an earlier life was found. origin: the copy
+    that has the same rows. history, position: where the new epoch begins. changed: ids that changed
+    since the position `first`, for followers that come back.
+    """
 
     parameters: Parameters
     version: int
@@ -83,10 +92,12 @@ class Recovered(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Something to recover from. read: its pieces, `seen` and `version` among them; raises OSError
-    or ClipperError. others: it is of shards of another set, and only some of it is ours.  copy_in:
-    the shard whose replica it is; -1: none.  position, history, first: of a replica, how far it has
-    come, and from where on it knows what has changed.  since: reads its changes since a position.
+    """A replica or snapshot to recover from.
+
+    read: yields its pieces; raises OSError, ClipperError. others: it is of a set with another
+    number of shards, and has rows of other shards. copy_in: the shard that has the replica; -1: a
+    snapshot. position, history, first: how far it has come, and from which position on its changes
+    are known; -1: unknown. since: yields the pieces that have changed since a position.
     """
 
     epoch: int
@@ -101,7 +112,7 @@ class Source(NamedTuple):
     since: Callable[[int], Iterable[Piece]] | None = None
 
     def reaches(self, base: "Source") -> bool:
-        """Tell whether this copy knows what has changed since the state that `base` has."""
+        """Tell whether this replica knows what has changed since the state of `base`."""
         return (
             self.since is not None
             and 0 <= self.first <= base.position <= self.position
@@ -110,8 +121,10 @@ class Source(NamedTuple):
 
 
 class EpochFile:
-    """The epoch of a shard, in its folder, and the lock that lets one process at a time be it. No
-    folder: no memory."""
+    """The epoch of a shard, and the lock that makes one process at a time be the shard.
+
+    folder: None keeps nothing. Raises AlreadyExists.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder, self._lock = folder, -1
@@ -130,7 +143,7 @@ class EpochFile:
 
     @property
     def last(self) -> int:
-        """0: none before. Raises StoreError."""
+        """The last epoch; 0 if there was none. Raises StoreError."""
         if self._folder is None:
             return 0
         try:
@@ -143,7 +156,7 @@ class EpochFile:
             ) from None
 
     def begin(self, epoch: int) -> None:
-        """Kept before anybody is told. Raises StoreError."""
+        """Write a new epoch, before anybody is told of it. Raises StoreError."""
         if self._folder is None:
             return
         path, data = self._folder / "epoch", str(epoch).encode()
@@ -157,13 +170,14 @@ class EpochFile:
             log.warning("%s: %s; it was written in place", path, error.strerror)
 
     def close(self) -> None:
+        """Release the lock."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """All of it or what was there before, whatever happens. Raises OSError."""
+    """Replace a file by new contents, or leave it as it was. Raises OSError."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(new, "wb") as file:
@@ -178,8 +192,10 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def overwrite(path: Path, data: bytes) -> None:
-    """In place of what a file begins with: a full disk has room for that. For data of one sector,
-    at least as long as what was there. Raises OSError."""
+    """Overwrite the beginning of a file, which a full disk has room for. Raises OSError.
+
+    data: at most one sector, and at least as long as what was there.
+    """
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         if os.pwrite(fd, data, 0) != len(data):
@@ -190,7 +206,7 @@ def overwrite(path: Path, data: bytes) -> None:
 
 
 def fsync_folder(folder: Path) -> None:
-    """The names in it are on disk."""
+    """Flush the names in a folder to disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -208,9 +224,11 @@ def recover(
     patience_s: float,
     stopping: Callable[[], bool],
 ) -> Recovered:
-    """lines: to those that may have a replica; they are closed.  snapshots: newest first.
-    patience_s: for those that do not answer, where this is not the first life. Raises
-    StoreError."""
+    """Return what the shard starts with. Raises StoreError.
+
+    connections: to shards that may have a replica; they are closed. snapshots: newest first.
+    patience_s: time to wait for shards that do not answer, unless this is the first life.
+    """
     try:
         before = epochs.last
         found = _look(shard, connections, patience_s if before else 0.0, stopping)
@@ -249,7 +267,7 @@ def recover(
 def _look(
     shard: int, connections: list[ShardConnection], patience_s: float, stopping: Callable[[], bool]
 ) -> list[tuple[ShardConnection, Piece]]:
-    """What each that answers has of it."""
+    """Ask each shard what it has of this one. Returns the answers."""
     until, found, rest = time.monotonic() + patience_s, [], list(connections)
     while rest:
         for connection in list(rest):
@@ -266,8 +284,8 @@ def _look(
 
 
 def _claimed(shard: int, epoch: int, found: list[tuple[ShardConnection, Piece]]) -> list[Source]:
-    """Followers hear of the epoch, and so have nothing more of lives before it; their copies stand
-    still from here on."""
+    """Announce the new epoch. Followers refuse earlier ones from then on, and their copies stand
+    still."""
     sources = []
     for connection, _ in found:
         try:
@@ -388,8 +406,10 @@ def _read(source: Source, epoch: int, shard: int, shards: int) -> Recovered:
 
 
 def merge_windows(one: bytes, other: bytes | None) -> bytes:
-    """The pushes of a worker that either has seen: when a set has another number of shards, who
-    takes a part over knows all."""
+    """Return the pushes of a worker that either window contains.
+
+    A set with another number of shards merges what the old shards have seen.
+    """
     if other is None:
         return one
     (high, touched, *bits), (high_, touched_, *bits_) = (

@@ -1,22 +1,22 @@
-"""Replicas: a follower asks its primary what has changed, over and over, and has a copy of whole
-rows.
+"""Replication: a follower asks its primary again and again what has changed, and keeps a copy of
+whole rows.
 
-Source: the parameter server's design document, "Embedding Replica" (shard i's replicas are in
-shards i+1 .. i+M; they pull), with three differences: rows come with their optimizer's state, with
-the version and the pushes seen; a primary has a place in its log for each follower, not a set that
-one of them clears for all; each life of a shard has an epoch, and followers refuse lower ones.
+Source: the parameter server's design document, "Embedding Replica" (the replicas of shard i are in
+shards i+1 .. i+M; they pull). There are three differences. Rows come with their optimizer's state,
+and with the version and the pushes that were seen. A primary keeps a position in its log for each
+follower, instead of a set that is cleared for all. Each life of a shard has an epoch, and followers
+refuse lower ones.
 
-Replies have serial numbers, for each follower its own. One that asks with the last serial has all
-of it; with the one before, it did not hear the answer, which is then said again; with any other it
-begins anew: a walk through everything, then what changed meanwhile. The old copy is kept until the
-new one is whole. Changed rows are read while pushes wait (`still`), so that a copy agrees with the
-pushes that it says it has seen; where too much has changed for that, they are read beside pushes,
-and such a copy agrees after the next reply.
+Replies have a serial number, separately for each follower. A follower that asks with the last
+serial has all replies. One that asks with the serial before it has missed the last reply, which is
+sent again. Any other is resynced: by difference if the log of changes reaches back to the position
+of its copy (change_log), else it copies everything and then what changed meanwhile. The old copy is
+kept until the new one is whole.
 
-Pushes do not wait for a follower that walks through much: it catches up beside them, and they wait
-for it again from the reply on that makes its copy whole. Until then the shard is exposed, and says
-so. The follower from whose copy a relaunched shard has recovered keeps it: it is told what has
-changed since.
+Changed rows are read while pushes are paused, so that a copy agrees with the pushes that it has
+seen. If too much has changed, rows are read beside pushes, and such a copy agrees after the next
+reply. Pushes do not wait for a follower that copies much. They wait for it again from the reply on
+that makes its copy whole. Until then the shard is exposed, and its statistics say so.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ ANEW = {"anew": True}
 
 
 class Origin(NamedTuple):
-    """The replica that a shard has recovered from: in which shard, of which epoch and version."""
+    """The replica that a shard has recovered from: the shard that has it, its epoch and version."""
 
     shard: int
     epoch: int
@@ -56,7 +56,7 @@ class Origin(NamedTuple):
 
 @contextlib.contextmanager
 def pushes_paused(door: ShardDoor) -> Iterator[None]:
-    """Pushes wait."""
+    """Pause pushes, so that several rows are read or changed as one."""
     door.hold()
     try:
         yield
@@ -65,7 +65,7 @@ def pushes_paused(door: ShardDoor) -> Iterator[None]:
 
 
 def call_once(connection: ShardConnection, name: str, **fields: Any) -> tuple[Head, Piece]:
-    """One call to another shard, once. Raises OSError, and what it refuses with."""
+    """Make one call to a shard, without retries. Raises OSError, and the error of the answer."""
     ask = call(name, **fields)
     connection.send(ask)
     head = connection.wait(ask)
@@ -78,12 +78,12 @@ def call_once(connection: ShardConnection, name: str, **fields: Any) -> tuple[He
 
 
 class FollowerState:
-    """One follower, as its primary sees it. Threads: the answering one.
+    """State of one follower at its primary. Threads: the answering one.
 
-    life: its own epoch.  left: pushes do not wait for it any more, until it has all again.
-    lacking_s: since when it has no whole copy, while it has none. slot: its number in the log.
-    serial: of the last reply.  position: what has been told it.  asked: whom to answer, while
-    nothing changes, and until when.
+    life: the follower's own epoch. left: given up; pushes do not wait for it until its copy is
+    whole. lacking_s: since when it has no whole copy. slot: its number in the log. serial: of the
+    last reply. position: of the last reply, as the log counts. asked: (call, until) of an open
+    question.
     """
 
     def __init__(
@@ -115,8 +115,8 @@ class FollowerState:
         self._missed: dict[int, Ids] | None = None
 
     def start(self, now: float, origin: Origin | None) -> None:
-        """Before the first change: pushes wait for it from now on, wherever it is. origin: the
-        replica that all is from."""
+        """Let pushes wait for this follower, before the first push. origin: what was recovered
+        from."""
         self.heard_s = now
         self._origin = origin if origin is not None and origin.shard == self.shard else None
         if self.waited:
@@ -147,8 +147,8 @@ class FollowerState:
         return {"keep": True, "serial": self.serial, "history": self._changes.history.encode()}
 
     def _follow(self, few: bool) -> None:
-        """It is told all changes from now on. few: what it lacks is little, so pushes wait for it
-        from now on; else when it has caught up."""
+        """Tell it all changes from now on. few: pushes wait for it at once, not only when it caught
+        up."""
         if self.is_whole:
             self.lacking_s = time.monotonic()
         self._door.follow(self.slot, waited=self.waited and few)
@@ -158,8 +158,8 @@ class FollowerState:
         self._missed = None
 
     def begin(self) -> Piece:
-        """It has nothing: what is known without rows, and from here on all changes. While it walks
-        through more than is read at once, pushes do not wait for it."""
+        """Start a full sync: return the metadata; the follower copies all rows and then asks for
+        changes."""
         self._follow(self._parameters.row_bytes <= STILL_BYTES_MAX)
         with pushes_paused(self._door):
             seen = self._door.pushes_seen()
@@ -173,6 +173,7 @@ class FollowerState:
             }
 
     def leave(self) -> None:
+        """Give the follower up: pushes do not wait for it, and its changes are no longer kept."""
         self._origin = None
         if self.is_whole:
             self.lacking_s = time.monotonic()
@@ -180,7 +181,10 @@ class FollowerState:
         self._door.unfollow(self.slot)
 
     def receive(self, serial: int) -> bytes | None:
-        """It asks. -> what to say again, or None; LookupError when it must begin anew."""
+        """Take a question. Returns the reply to repeat, or None.
+
+        Raises LookupError if the follower must be resynced.
+        """
         if (
             not self.on
             or serial not in (self.serial, self.serial - 1)
@@ -198,23 +202,24 @@ class FollowerState:
         return None
 
     def expect(self) -> None:
-        """Pushes wait for it from now on."""
+        """Let pushes wait for this follower from now on."""
         if self.waited and self.on:
             self._door.wait_for(self.slot)
 
     @property
     def is_whole(self) -> bool:
-        """It has a whole copy, and has said so."""
+        """Tell whether the follower has confirmed a whole copy."""
         return self.on and self._confirmed
 
     @property
     def has_changes(self) -> bool:
+        """Tell whether there is something to send."""
         if self._backlog or not self._whole or not self._exact:
             return True
         return self._door.position != self.position
 
     def next_reply(self) -> bytes | None:
-        """The next reply, where something has changed. None: it fell too far behind."""
+        """Return the next reply; None if the follower has fallen too far behind."""
         if not self._backlog:
             piece = self._changed()
             if piece is None:
@@ -267,9 +272,9 @@ class FollowerState:
 
 
 class FollowerSet:
-    """Those of one shard. Threads: the answering one.
+    """The followers of one shard. Threads: the answering one.
 
-    answer: (whom, payload) at once.  now: seconds.
+    answer: sends (call, payload).
     """
 
     def __init__(
@@ -291,16 +296,17 @@ class FollowerSet:
         ]
 
     def expect(self, now: float, origin: Origin | None = None) -> None:
-        """Before the first push: those that are waited for are waited for from now on, wherever
-        they are. origin: the replica that all is from."""
+        """Let pushes wait for all followers, before the first push. origin: what was recovered
+        from."""
         for one in self.each:
             one.start(now, origin)
 
     def of(self, shard: int) -> FollowerState | None:
+        """Return the state of the follower in a shard; None if it is none."""
         return next((one for one in self.each if one.shard == shard), None)
 
     def synchronize(self, said: Piece, call_id: Any, now: float) -> bytes | None:
-        """The answer to a follower, or None: later."""
+        """Return the answer to a follower; None if it is sent later."""
         one = self.of(int(said.get("shard", -1)))
         if one is None:
             raise ClipperError(f"shard {said.get('shard')} has no replica of shard {self._shard}.")
@@ -327,7 +333,7 @@ class FollowerSet:
         return None
 
     def look(self, now: float) -> None:
-        """Those who wait for news have it, or wait no more."""
+        """Answer open questions for which something has changed, or whose time is over."""
         for one in self.each:
             if not one.is_whole and one.asked is None and now - one.heard_s > SILENT_S:
                 one.expect()
@@ -343,12 +349,12 @@ class FollowerSet:
 
     @property
     def exposed(self) -> bool:
-        """Whether some follower has no whole copy: what is here would be lost, or set back, by the
-        death of this shard."""
+        """Tell whether some follower has no whole copy, so that the death of this shard may lose
+        data."""
         return not all(one.is_whole for one in self.each)
 
     def away(self, now: float, patience_s: float) -> list[FollowerState]:
-        """Those that pushes wait for, and that have said nothing for so long."""
+        """Return the followers that pushes wait for and that have been silent for `patience_s`."""
         waited = (
             one
             for one in self.each
@@ -361,11 +367,11 @@ class FollowerSet:
 
 
 class Replica:
-    """A copy of one shard. Threads: its follower's, and whoever has fenced it off.
+    """A copy of one shard. Threads: its follower's, and any that has fenced it off.
 
-    epoch: of the life it is a copy of.  whole: it has been all that its primary was, at one moment.
-    position, history: how far it has come; -1 while it is not whole.  exact: no row is newer than
-    its position.  changes: what it has been told lately, for a primary that recovers.
+    epoch: of the life that it is a copy of. whole: it has been equal to its primary at one moment.
+    position, history: how far it has come; -1 before it is whole. exact: no row is newer than its
+    position. changes: what it was told recently, for a primary that recovers.
     """
 
     def __init__(self, shard: int, epoch: int, resync_ids_max: int = 0) -> None:
@@ -383,7 +389,7 @@ class Replica:
     def loaded(
         cls, shard: int, epoch: int, pieces: Iterable[Piece], resync_ids_max: int
     ) -> "Replica":
-        """Return the copy that was saved as `pieces`; a position is among them."""
+        """Return the copy that was saved as `pieces`; its position is -1 if they have none."""
         copy, piece = cls(shard, epoch, resync_ids_max), Piece()
         for piece in pieces:
             copy.take(piece)
@@ -392,7 +398,7 @@ class Replica:
         return copy
 
     def saved(self) -> Iterator[Piece]:
-        """Return the pieces to save; the copy must stand still meanwhile."""
+        """Yield the pieces to save. The copy must not change meanwhile."""
         yield from self.parameters.pieces()
         yield {
             "version": self.version,
@@ -403,6 +409,7 @@ class Replica:
         }
 
     def take(self, piece: Piece) -> None:
+        """Write a piece of the primary."""
         self._difference = (-1, [])
         self.parameters.take(piece)
         for worker, window in piece.get("seen", {}).items():
@@ -428,9 +435,10 @@ class Replica:
             self.changes.add(ids_in(piece, self.parameters), position)
 
     def difference(self, since: int, number: int) -> tuple[Piece, int | None]:
-        """Return a piece of what has changed since a position, and the number of the next.
+        """Return the piece `number` of what has changed since a position, and the number of the
+        next.
 
-        The copy must stand still meanwhile. Raises ClipperError if that is not known.
+        The copy must not change meanwhile. Raises ClipperError if the changes are not known.
         """
         if self._difference[0] != since:
             changed = self.changes.since(since)
@@ -442,14 +450,15 @@ class Replica:
         return piece, number + 1 if number + 1 < len(chunks) else None
 
     def pushes_seen(self) -> dict[int, bytes]:
+        """Return the windows of pushes that were seen, by worker."""
         return self._seen.pushes_seen()
 
 
 class ReplicaFollower:
-    """Keeps a replica of one shard. Threads: its own, and any for `replica` and `fence`.
+    """Keeps a replica of one shard. Threads: its own; any for `replica` and `fence`.
 
-    line: to the primary.  period_s: between two looks; 0: all the time.  load: the newest copy
-    that is on disk.  resync_ids_max: changed ids that a copy remembers.
+    connection: to the primary. period_s: between two questions; 0: long polls. load: returns the
+    newest copy on disk. resync_ids_max: changed ids that a copy remembers.
     """
 
     def __init__(
@@ -476,26 +485,30 @@ class ReplicaFollower:
         )
 
     def start(self, mine: int) -> None:
-        """mine: this shard's own epoch."""
+        """Start the thread. mine: this shard's own epoch."""
         self._mine = mine
         self._thread.start()
 
     def stop(self) -> None:
-        """Within a long poll."""
+        """Tell the thread to end; it does within a long poll."""
         self._stop.set()
 
     def join(self) -> None:
+        """Wait until the thread has ended."""
         if self._thread.ident is not None:
             self._thread.join()
 
     @property
     def replica(self) -> Replica | None:
+        """The whole copy; None if there is none yet."""
         with self._lock:
             return self._whole
 
     def fence(self, epoch: int) -> int:
-        """Shard `of` lives anew: from here on only `epoch` and what comes after it is heard. -> the
-        highest known; if that is not less than `epoch`, it is refused."""
+        """Refuse everything below `epoch` from now on, since shard `of` starts again.
+
+        Returns the highest epoch known; if it is not less than `epoch`, nothing changes.
+        """
         with self._lock:
             known = max(
                 self.epoch_min,
@@ -526,7 +539,7 @@ class ReplicaFollower:
         self._connection.close()
 
     def load(self) -> None:
-        """Begin with the copy that is on disk, if there is one."""
+        """Start with the copy on disk, if there is one."""
         try:
             copy = self._load()
         except (OSError, ClipperError, ValueError, KeyError) as error:
@@ -536,7 +549,7 @@ class ReplicaFollower:
             self._whole = self._whole or copy
 
     def _drop(self, broken: Replica | None = None) -> None:
-        """A copy that was being made; and one that is broken."""
+        """Drop a copy that was being made, and one that is broken."""
         with self._lock:
             if self._making is not None or broken is not None:
                 self._serial = -1  # it was that of what is dropped
@@ -555,7 +568,7 @@ class ReplicaFollower:
         return head, piece
 
     def _once(self) -> bool:
-        """One question. -> whether there may be more to ask at once"""
+        """Ask once. Returns whether to ask again at once."""
         current = self._making or self._whole
         wait_s = 0.0 if self._period_s else WAIT_S
         epoch = current.epoch if current else 0

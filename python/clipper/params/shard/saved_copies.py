@@ -1,8 +1,8 @@
-"""Copies of other shards on disk, from which a follower begins when its process starts again.
+"""Copies of other shards on disk, from which a follower starts when its process is restarted.
 
 A shard that ends in good order writes its copies to `copies/` in its own folder, in the format of
-snapshots. After a kill there may be none; then the primary's newest snapshot serves as well, where
-both shards have the same folder. Either is brought up to date by difference (replication).
+snapshots. After a kill there may be none; then the primary's newest snapshot is used, if both
+shards have the same folder. Either is brought up to date by difference (replication).
 """
 
 import logging

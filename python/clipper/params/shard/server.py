@@ -1,5 +1,4 @@
-"""A shard as a process: its socket, its threads, its signals. `python -m clipper params shard` ends
-here."""
+"""Process of a shard: socket, threads, signals. `python -m clipper params shard` runs it."""
 
 import contextlib
 import ctypes
@@ -32,8 +31,8 @@ Beside = Callable[[Shard], contextlib.AbstractContextManager[object]]
 class ShardServer:
     """start(), wait() until it ends, close(). Threads: one.
 
-    A life: it listens, recovers, serves; ends by `end`, a signal (`main`), or when it is fenced
-    off.
+    The server listens, recovers, and serves, until `end`, a signal (`run`), or a later epoch ends
+    it.
     """
 
     def __init__(self, config: ShardConfig, serves: Callable[[], None] = lambda: None) -> None:
@@ -64,6 +63,7 @@ class ShardServer:
         self.recovered = ""
 
     def start(self) -> "ShardServer":
+        """Start all threads."""
         if self.config.folder is not None:
             snapshots = Snapshots(self.config, self.shard)
             self.shard.snapshots = snapshots
@@ -72,17 +72,20 @@ class ShardServer:
         return self
 
     def end(self, why: str) -> None:
+        """End the shard. why: for the log."""
         self.shard.end(why)
 
     def wait(self) -> str:
-        """Until it has ended. -> why"""
+        """Wait until the shard has ended. Returns why."""
         while not self._ended.wait(1.0):
             pass
         return self.shard.ended
 
     def close(self, *, snapshot: bool = True) -> None:
-        """Ends it, by a snapshot where it keeps any and something has changed. A shard that was
-        fenced off takes none."""
+        """End the shard, take a last snapshot, and save its copies of other shards.
+
+        snapshot: False for none. A shard that was fenced off takes no snapshot.
+        """
         shard = self.shard
         shard.end("closed")
         for thread in self._threads[1:]:
@@ -176,7 +179,7 @@ class ShardServer:
 
 
 def published(config: ShardConfig, listener: socket.socket) -> ShardConfig:
-    """With the port that it has, told to all, where it asked for any."""
+    """Return the configuration with the port that the system chose, and publish the address."""
     if config.book is None or not config.listen.endswith(":0"):
         return config
     listens = f"{config.listen[:-1]}{listener.getsockname()[1]}"
@@ -185,8 +188,10 @@ def published(config: ShardConfig, listener: socket.socket) -> ShardConfig:
 
 
 def listening(address: str) -> socket.socket:
-    """Raises InvalidInput, AddressInUse. A unix socket's name is taken over: who is the shard, the
-    lock in its folder says."""
+    """Return a listening socket. Raises InvalidInput, AddressInUse.
+
+    The name of a unix socket is taken over; the lock in the shard's folder prevents two shards.
+    """
     kind, _, rest = address.partition(":")
     host, _, port = rest.rpartition(":")
     if kind == "unix" and rest:
@@ -224,7 +229,7 @@ def listening(address: str) -> socket.socket:
 
 
 def die_with(parent: int) -> None:
-    """SIGTERM when the process that started this one is gone."""
+    """Have this process get SIGTERM when the process that started it has ended."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -235,8 +240,10 @@ def run(
     beside: Beside = contextlib.nullcontext,
     serves: Callable[[], None] = lambda: None,
 ) -> int:
-    """Until a signal. beside: what else the process has while its shard runs.  serves: called when
-    it does. -> exit code"""
+    """Run a shard until a signal. Returns the exit code.
+
+    beside: context that lasts while the shard runs. serves: called when the shard serves.
+    """
     server = ShardServer(config, serves)
 
     def stop(number: int, _: FrameType | None) -> None:
@@ -254,5 +261,5 @@ def run(
 
 
 def folder_of(root: Path, number: int) -> Path:
-    """Of one shard, in that of its set."""
+    """Return the folder of one shard in the folder of its set."""
     return root / f"shard-{number}"

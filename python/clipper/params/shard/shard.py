@@ -1,10 +1,9 @@
-"""One shard: its door's loop on a thread, which has the rows (`clipper_core.params.shard_door`),
-and one thread that answers calls.
+"""One shard: the core's loop, which has the rows, on one thread, and calls, answered by another.
 
-A life of a shard: it listens (calls of other shards are answered at once, those of workers are told
-to come back), recovers under a higher epoch than any before, serves, and ends by a snapshot. What
-it reads and writes of parameters is consistent because the answering thread alone applies what
-comes by calls, and holds the door (`still`) while it does.
+A shard listens first: calls of other shards are answered at once, those of workers are refused
+until it serves. It recovers under a new epoch, serves, and ends with a snapshot. The answering
+thread alone applies what comes by calls, and pauses pushes meanwhile, so what it reads and writes
+is consistent.
 """
 
 import hmac
@@ -50,9 +49,11 @@ CallId = tuple[int, int, int]
 
 
 class ShardConfig(msgspec.Struct, frozen=True):
-    """Where a shard stands in its set. addresses: of all, in order.  folder: its own; None keeps
-    nothing.  listen: where it does, if not at its address; of port 0 it says in `book`, the set's
-    folder, which it is.  alive: a file to touch (pulse).
+    """Configuration of one shard.
+
+    addresses: of all shards in order. folder: its own; None keeps nothing. listen: where it
+    listens, if not at its address. With port 0 it publishes the port in `book`, the folder of the
+    set. alive: a file to touch (health_files).
     """
 
     number: int
@@ -66,15 +67,17 @@ class ShardConfig(msgspec.Struct, frozen=True):
 
     @property
     def shards(self) -> int:
+        """Number of shards in the set."""
         return len(self.addresses)
 
     @property
     def replicas(self) -> int:
+        """Number of replicas of each shard."""
         return min(self.settings.replicas, self.shards - 1)
 
 
 class Shard:
-    """Threads: `turn` and what it calls, the answering one; `post` and `end`, any."""
+    """A shard. Threads: `turn` and what it calls, the answering one; `post` and `end`, any."""
 
     def __init__(self, config: ShardConfig) -> None:
         self.config, settings = config, config.settings
@@ -148,7 +151,7 @@ class Shard:
         }
 
     def connection(self, shard: int, answer_s: float = 5.0) -> ShardConnection:
-        """To another shard of the set; nothing is pushed by it."""
+        """Return a connection to another shard of the set; nothing is pushed by it."""
         return ShardConnection(shard, self._address, self.config.token, None, answer_s)
 
     def _training(self, parameters: Parameters) -> AsyncTraining:
@@ -179,7 +182,7 @@ class Shard:
     # -- life
 
     def adopt(self, found: Recovered) -> None:
-        """What it recovered; it serves from now on. Threads: the answering one."""
+        """Take over what was recovered, and serve from now on. Threads: the answering one."""
         parameters = found.parameters
         parameters.serve()
         self.parameters = parameters
@@ -198,8 +201,11 @@ class Shard:
         self.door.ready, self.door.state_lost = True, False
 
     def lose(self, epoch: int, begins: Callable[[], None]) -> None:
-        """It found nothing of what it had: it refuses pulls and pushes until it is told to begin
-        anew. Threads: the answering one."""
+        """Refuse pulls and pushes until `begin_anew`, since the state was lost. Threads: the
+        answering one.
+
+        begins: called then.
+        """
         self.door.epoch, self.door.state_lost, self._begins = epoch, True, begins
 
     def _begin_anew(self, _: Piece, __: CallId) -> Piece:
@@ -211,11 +217,12 @@ class Shard:
         return {"begun": begins is not None}
 
     def post(self, work: Callable[[], None]) -> None:
-        """To be done by the answering thread."""
+        """Have the answering thread do something."""
         self._posted.append(work)
         self._wake_up()
 
     def end(self, why: str) -> None:
+        """End the shard. why: for the log."""
         self.ended = self.ended or why
         self._wake_up()
 
@@ -225,8 +232,7 @@ class Shard:
                 os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        """When its threads have ended; one that still asks other shards something is not heard any
-        more."""
+        """Release what is left when the threads have ended."""
         self._health_files.end()
         with self._closing:
             os.close(self._wake)
@@ -235,7 +241,7 @@ class Shard:
     # -- the answering thread
 
     def turn(self) -> None:
-        """Wait for something to answer, and answer it."""
+        """Wait for calls, and answer them."""
         for fd, _ in self._poll.poll(min(TICK_S, self.changes.look_s) * 1000):
             if fd != self.door.calls_fd:
                 os.eventfd_read(fd)
@@ -284,7 +290,7 @@ class Shard:
             self.door.answer(call_id, frames.failed(error), refused=Refusal.CALL_FAILED)
 
     def _answer_replicated(self) -> None:
-        """Answers whose changes are where they must be."""
+        """Send the answers whose changes the followers have."""
         if self._waiting:
             sure = self.door.sure()
             while self._waiting and self._waiting[0][0] <= sure:
@@ -313,7 +319,7 @@ class Shard:
             ).start()
 
     def expire(self) -> None:
-        """Rows that nobody has used for their table's time go, here and from replicas."""
+        """Remove rows that were not used for their table's `expire_s`, here and in replicas."""
         for number, spec in enumerate(self.parameters.specs):
             before = self.door.stamp - spec.expire_s
             if not spec.expire_s or before <= 0:
@@ -331,8 +337,10 @@ class Shard:
                         self.door.note(number, old)
 
     def _ask_whether_replaced(self) -> None:
-        """Before it goes on without a replica: does a follower know of a later life of this shard?
-        (A thread of its own.)"""
+        """Ask the followers for a later epoch of this shard, before it goes on without one of them.
+
+        Threads: one of its own.
+        """
         known = 0
         for one in self.followers.each:
             connection = self.connection(one.shard)
@@ -363,8 +371,7 @@ class Shard:
             one.leave()
 
     def fenced(self, epoch: int) -> None:
-        """Another life of this shard has begun: what this one is told from here on counts for
-        nothing."""
+        """End this shard, since a later epoch of it serves."""
         self.door.ready = False
         log.error(
             "shard %d of epoch %d: epoch %d lives; this one ends",
@@ -476,8 +483,10 @@ class Shard:
         return {**piece, "next": following}
 
     def _replica(self, said: Piece, _: CallId) -> Piece:
-        """What there is here of another shard. With `epoch`: it lives anew, by that; lower ones are
-        not heard any more."""
+        """Return what this shard has of another one.
+
+        With `epoch`: the other shard starts again under that epoch, and earlier ones are refused.
+        """
         of = self.copies.get(int(said.get("shard", -1)))
         if of is None:
             return {"whole": False, "known": 0}

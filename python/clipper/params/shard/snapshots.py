@@ -2,11 +2,11 @@
 checksum.
 
 A part is written under another name, flushed, and renamed when it is whole, so a torn one is never
-taken for one; the manifest says how long the file is and what its checksum is, so one that a disk
-has spoiled is noticed. Rows are written beside pushes, and what changed meanwhile after them; the
-last of it, a megabyte as a rule, while pushes wait, together with the version and the pushes seen:
-a part is its shard as it was at that one moment. The deltas after a whole part have the rows that
-changed since, and the ids that are gone, be it that they expired or that they had to go for others.
+used. The manifest holds the size and the checksum of the file, so a damaged one is noticed. Rows
+are written beside pushes, then what changed meanwhile. The last changes, a megabyte as a rule, are
+read while pushes are paused, together with the version and the pushes seen: a part is its shard as
+it was at that moment. Deltas after a whole part have the rows that changed since, and the ids that
+were removed.
 """
 
 import contextlib
@@ -57,8 +57,11 @@ SnapshotCallback = Callable[[Piece | Exception], None]
 
 
 class Part(NamedTuple):
-    """One shard's share of a snapshot. base: the number of the snapshot it is a delta to; 0: it is
-    whole.  position: in the history of the shard (change_log); -1: it is not known."""
+    """One shard's part of a snapshot.
+
+    base: number of the snapshot that it is a delta to; 0: it is whole. position: in the history of
+    the shard (change_log); -1: unknown.
+    """
 
     number: int
     shard: int
@@ -75,7 +78,7 @@ class Part(NamedTuple):
 
 
 class SnapshotSet(NamedTuple):
-    """complete: each of its shards has a part, and each part what it is a delta to."""
+    """A snapshot of a set. complete: each shard has a part, and the parts that it is a delta to."""
 
     number: int
     shards: int
@@ -87,7 +90,7 @@ class SnapshotSet(NamedTuple):
 
 
 def part_of(folder: Path) -> Part | None:
-    """None: it is no part, or a torn one."""
+    """Return the part in a folder; None if there is none, or a damaged one."""
     try:
         said = json.loads((folder / MANIFEST).read_bytes())
         checksum = said.pop("checksum")
@@ -106,14 +109,17 @@ def part_of(folder: Path) -> Part | None:
 
 
 def folders_in(root: Path) -> Iterator[Path]:
-    """Of parts, sound or not. Other shards make and prune theirs meanwhile: what is gone when it is
-    looked at is not there."""
+    """Yield the folders of parts, damaged ones too.
+
+    Other shards write and remove parts meanwhile; a folder that has been removed is skipped.
+    """
     for version in entries_of(root):
         if _VERSION.fullmatch(version.name):
             yield from (part for part in entries_of(version) if _PART.fullmatch(part.name))
 
 
 def entries_of(folder: Path) -> list[Path]:
+    """Return the entries of a folder; none if it does not exist."""
     try:
         return list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -121,13 +127,13 @@ def entries_of(folder: Path) -> list[Path]:
 
 
 def parts_in(root: Path) -> list[Part]:
-    """All that are sound by their manifests, by number."""
+    """Return all parts with sound manifests, by number."""
     found = [part_of(folder) for folder in folders_in(root)]
     return sorted(part for part in found if part is not None)
 
 
 def sets_in(root: Path) -> list[SnapshotSet]:
-    """By number."""
+    """Return all snapshots, by number."""
     parts, grouped = parts_in(root), dict[tuple[int, int], list[Part]]()
     for part in parts:
         grouped.setdefault((part.number, part.shards), []).append(part)
@@ -143,7 +149,7 @@ def sets_in(root: Path) -> list[SnapshotSet]:
 
 
 def chain_of(part: Part, parts: Iterable[Part]) -> list[Part]:
-    """From the whole one on; empty when one is missing."""
+    """Return a part and what it is a delta to, the whole one first; empty if one is missing."""
     by_number = {
         one.number: one for one in parts if (one.shard, one.shards) == (part.shard, part.shards)
     }
@@ -157,7 +163,7 @@ def chain_of(part: Part, parts: Iterable[Part]) -> list[Part]:
 
 
 def newest_of(parts: list[Part], shards: int) -> list[list[Part]]:
-    """The newest chain of each shard of a set of that size; empty when one has none."""
+    """Return the newest chain of each shard of a set of this size; empty if one has none."""
     newest: dict[int, list[Part]] = {}
     for part in parts:
         if part.shards == shards and (chain := chain_of(part, parts)):
@@ -166,7 +172,7 @@ def newest_of(parts: list[Part], shards: int) -> list[list[Part]]:
 
 
 def pieces_of(part: Part) -> Iterator[Piece]:
-    """Raises StoreError for bytes that are not what was written, OSError."""
+    """Yield the pieces of one part. Raises StoreError for damaged data, OSError."""
     whole = 0
     with open(part.folder / FILE, "rb") as file:
         while head := file.read(BLOCK.size):
@@ -186,8 +192,10 @@ def pieces_of(part: Part) -> Iterator[Piece]:
 
 
 def sources_of(root: Path, shard: int, shards: int) -> list[Source]:
-    """What a shard can recover from: its own parts, and the newest of each shard of sets of another
-    size. Newest first."""
+    """Return the snapshots that a shard can recover from, newest first.
+
+    They are its own parts, and the newest parts of sets of another size.
+    """
     parts = parts_in(root)
     found = []
     for part in parts:
@@ -249,8 +257,10 @@ def _checksum(said: Piece) -> str:
 
 
 class PartWriter:
-    """Of one part: add pieces, then finish. Nothing has its name before that. Raises OSError;
-    abandon then."""
+    """Writer of one part: add pieces, then finish; or abandon. Raises OSError, AlreadyExists.
+
+    The part has its name only when it is finished.
+    """
 
     def __init__(self, root: Path, number: int, shard: int, shards: int) -> None:
         version = root / f"version-{number:012d}"
@@ -268,6 +278,7 @@ class PartWriter:
         self._crc = self._rows = self.nbytes = 0
 
     def add(self, piece: Piece) -> None:
+        """Write one piece."""
         body = packed(piece)
         head = BLOCK.pack(len(body), zlib.crc32(body), 0)
         for data in (head, body):
@@ -279,7 +290,7 @@ class PartWriter:
         self._rows += sum(len(part["ids"]) for part in piece.get("rows", ()))
 
     def finish(self, **more: int) -> Part:
-        """base, epoch, version, position."""
+        """Write the manifest, and give the part its name. more: base, epoch, version, position."""
         os.fsync(self._file.fileno())
         self._file.close()
         said: Piece = {
@@ -303,18 +314,20 @@ class PartWriter:
         return found
 
     def abandon(self) -> None:
+        """Remove what was written."""
         self._file.close()
         shutil.rmtree(self._new, ignore_errors=True)
 
 
 class Dirty:
-    """Ids that have changed, by table. Threads: one at a time."""
+    """Set of changed ids by table. Threads: one at a time."""
 
     def __init__(self) -> None:
         self._each: dict[int, list[Ids]] = {}
         self._count = 0
 
     def add(self, changed: Mapping[int, Ids]) -> None:
+        """Add ids."""
         for number, ids in changed.items():
             self._each.setdefault(number, []).append(ids)
             self._count += ids.size
@@ -322,7 +335,7 @@ class Dirty:
             self._each = {number: [ids] for number, ids in self.take().items()}
 
     def take(self) -> dict[int, Ids]:
-        """All of them, each once; and forget them."""
+        """Return all ids, each once, and empty the set."""
         found = {number: each_once(np.concatenate(some)) for number, some in self._each.items()}
         self._each, self._count = {}, 0
         return found
@@ -330,8 +343,7 @@ class Dirty:
 
 @contextlib.contextmanager
 def _slowed(door: ShardDoor, share: float) -> Iterator[None]:
-    """Pushes wait; then they have a share of that time for themselves, and one that waited has its
-    turn before the next piece."""
+    """Pause pushes for a block, then give them a share of its time."""
     with pushes_paused(door):
         began_s, position = time.monotonic(), door.position
         yield
@@ -349,9 +361,9 @@ def _flush(pieces: list[Piece], writer: PartWriter) -> None:
 
 
 class Snapshots:
-    """Those of one shard. Threads: its own; ask, stats: any.
+    """Takes the snapshots of one shard. Threads: its own; ask, stats: any.
 
-    Shard 0 keeps the calendar of the set: it asks all others, and then itself.
+    Shard 0 keeps the schedule of the set: it asks all other shards, then itself.
     """
 
     def __init__(self, config: Any, shard: Any) -> None:
@@ -377,6 +389,7 @@ class Snapshots:
         )
 
     def sources(self) -> list[Source]:
+        """Return what this shard can recover from."""
         number, shards = self._config.number, self._config.shards
         mine = [
             part for part in parts_in(self.root) if (part.shard, part.shards) == (number, shards)
@@ -390,10 +403,11 @@ class Snapshots:
         return sources_of(self.root, number, shards)
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def close(self, *, last: bool) -> None:
-        """last: take one more, if anything has changed since the last."""
+        """End the thread. last: take one more snapshot, if something has changed."""
         with self._due:
             self._closed = True
             self._due.notify()
@@ -411,13 +425,16 @@ class Snapshots:
         )
 
     def ask(self, number: int, told: SnapshotCallback, *, whole: bool = False) -> None:
-        """number: 0 for one more than the last. told: called with what was taken, or the error, by
-        this one's thread."""
+        """Have a snapshot taken. number: 0 for the next one.
+
+        told: called by the snapshot thread with the result or the error.
+        """
         with self._due:
             self._asked.append((number, whole, told))
             self._due.notify()
 
     def stats(self) -> Piece:
+        """Return statistics of the snapshots."""
         return dict(self._said)
 
     # -- its thread
@@ -520,16 +537,16 @@ class Snapshots:
         return part
 
     def _forget(self) -> None:
-        """What changes from here on is not kept for a delta: the next one is whole."""
+        """Keep no changes for a delta; the next snapshot is whole."""
         self._shard.door.unfollow(SLOT)
         self._follows = False
 
     def _catch_up(self, writer: PartWriter) -> None:
-        """What has changed since; the last of it while pushes wait.
+        """Write what has changed since; read the last of it while pushes are paused.
 
-        A disk may take longer for it than pushes take to change it again: then it is read into
-        memory, and written at the end, and pushes have less time in each round than in the one
-        before. Variables change with every step: they are read last.
+        A disk may be slower than the pushes that change rows again. Then changes are read into
+        memory and written at the end, and pushes get less time in each round. Variables change with
+        every step, so they are read last.
         """
         door, parameters = self._shard.door, self._shard.parameters
         kept, size, dense = list[Piece](), 0, dict[int, Ids]()
@@ -566,9 +583,12 @@ class Snapshots:
         writer.add(piece)
 
     def _drain(self, *, still: bool = False) -> None:
-        """What has changed so far, from the log: some at a time, so that no push waits for all of
-        it; pushes that come faster than they are counted are slowed. still: they wait as it is.
-        Raises StoreError."""
+        """Take the changes from the log, some at a time, so that no push waits long. Raises
+        StoreError.
+
+        Pushes that come faster than their ids are taken are slowed. still: pushes are paused
+        already.
+        """
         door = self._shard.door
         until, position, turn = door.position, -1, 0
         while position < until:
@@ -584,7 +604,7 @@ class Snapshots:
             self._dirty.add(found[1])
 
     def _prune(self) -> None:
-        """What is older than the oldest whole part that is kept."""
+        """Remove parts older than the oldest whole part that is kept."""
         config = self._config
         mine = [
             part
