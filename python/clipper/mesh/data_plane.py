@@ -1,15 +1,16 @@
-"""Which unary gRPC methods are passed on, and where in their payloads the id of the model stands: a
-table in a JSON file.
+"""The table of unary gRPC methods that are forwarded, and where their payloads hold the model id.
+
+A JSON file:
 
     {"rpcConfigs": {"tensorflow.serving.PredictionService/Predict": {"idExtractionPath": [1, 1]},
                     "my.Service/Ask": {"idInjectionPath": [2], "vModelId": false}},
      "allowOtherRpcs": false}
 
-idExtractionPath: the field that holds the id, where no header names it; without one, calls need the
-header `mm-model-id`. idInjectionPath: the field that gets the id before the model sees the payload.
-allowOtherRpcs: methods that are not listed pass too, by the header. vModelId changes nothing here:
-models and v-models share their names. Source: model-mesh's data-plane configuration; its files are
-taken as they are.
+idExtractionPath: the field with the id, if no header names it; without one, calls need the header
+`mm-model-id`. idInjectionPath: the field that gets the id before the model sees the payload.
+allowOtherRpcs: methods that are not listed are forwarded too, by the header. vModelId is ignored:
+models and v-models share their names. Source: model-mesh's data-plane configuration; its files work
+unchanged.
 """
 
 import logging
@@ -29,19 +30,18 @@ _METHODS_MAX: Final = 1000
 
 
 class Method(msgspec.Struct, frozen=True, rename="camel"):
-    """Of one method; see above."""
+    """The configuration of one method; see the module."""
 
     id_extraction_path: tuple[int, ...] = ()
     id_injection_path: tuple[int, ...] = ()
     v_model_id: bool = False
 
     def id_of(self, payload: bytes) -> str:
-        """The id that stands in the payload; empty when none does. InvalidInput for what is no
-        message."""
+        """Return the id in a payload; empty if there is none. InvalidInput for invalid bytes."""
         return (extract(payload, self.id_extraction_path) or "") if self.id_extraction_path else ""
 
     def with_id(self, payload: bytes, id: str) -> bytes:
-        """The payload as the model sees it."""
+        """Return the payload as the model gets it."""
         return inject(payload, self.id_injection_path, id) if self.id_injection_path else payload
 
 
@@ -54,7 +54,7 @@ OTHER: Final = Method()
 
 
 def parse(text: bytes) -> _File:
-    """InvalidInput for what is no such table."""
+    """Return the table in a file's content. InvalidInput."""
     try:
         found = msgspec.json.decode(text, type=_File)
     except msgspec.DecodeError as error:
@@ -76,10 +76,10 @@ def parse(text: bytes) -> _File:
 
 
 class DataPlane:
-    """The table of a file that may change. Threads: one."""
+    """The table, read again when its file changes. Threads: one."""
 
     def __init__(self, path: str, now_s: Callable[[], float]) -> None:
-        """ConfigError when the file is not there, or holds no table."""
+        """Read the table. ConfigError when the file is missing or invalid."""
         self._path, self._now_s, self._looked_s = Path(path), now_s, now_s()
         try:
             self._stamp = self._stat()
@@ -90,7 +90,7 @@ class DataPlane:
             ) from None
 
     def of(self, method: str) -> Method | None:
-        """Of a method, `package.Service/Name`; None for one that is not passed on."""
+        """Return the configuration of `package.Service/Name`; None: it is not forwarded."""
         now_s = self._now_s()
         if now_s - self._looked_s >= _LOOK_S:
             self._looked_s = now_s
@@ -110,7 +110,7 @@ class DataPlane:
             self._stamp = stamp
             self._table = parse(self._path.read_bytes())
             _log.info("%s: the table of methods was read again", self._path)
-        except FileNotFoundError:  # an editor is about to put it there again
+        except FileNotFoundError:  # an editor is replacing it
             pass
         except (OSError, InvalidInput) as error:
             _log.error("%s has changed, and is not used: %s", self._path, _why(error))

@@ -1,4 +1,4 @@
-"""What this node has decided about its models lately, and why."""
+"""The latest decisions of this node about its models, with reasons."""
 
 import logging
 from collections import OrderedDict, deque

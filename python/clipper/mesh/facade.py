@@ -1,8 +1,8 @@
-"""What management asks of the mesh and what it hears: the face of `mesh.node.Mesh`, for the doors
-that stand before it.
+"""The public interface of the mesh: its operations, and the data that they take and return.
 
-Everything here is plain data, fit for JSON by msgspec. Errors: UnknownModel, AlreadyExists,
-StillLinked, Forbidden, InvalidInput, Overloaded, DeadlineExceeded, StoreError.
+`clipper.mesh.node.node.MeshNode` implements it. The data is plain and fit for JSON by msgspec.
+Errors: UnknownModel, AlreadyExists, StillLinked, Forbidden, InvalidInput, Overloaded,
+DeadlineExceeded, StoreError.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +17,7 @@ LIST_MAX = 10_000  # models that one call lists
 
 
 class Info(msgspec.Struct, frozen=True):
-    """What a model is made from, as `register` is told it."""
+    """The arguments of `register`: where a model is and how it is opened."""
 
     path: str
     type: str = ""
@@ -28,8 +28,10 @@ class Info(msgspec.Struct, frozen=True):
 
 
 class CopyStatus(msgspec.Struct, frozen=True):
-    """One copy, or one instance where loading failed. since_ms: wall clock; of its claim, its load
-    or its failure."""
+    """One copy, or one instance where loading failed.
+
+    since_ms: wall clock time of the claim, the load or the failure.
+    """
 
     instance: str
     state: CopyState
@@ -39,8 +41,11 @@ class CopyStatus(msgspec.Struct, frozen=True):
 
 
 class ModelStatus(msgspec.Struct, frozen=True):
-    """errors: why loads failed, newest first.  copies: newest first.  info: its record; None when
-    there is none. used_ms: last use that is known here, wall clock; 0: never."""
+    """The status of a model.
+
+    errors: reasons of failed loads, newest first. copies: newest first. info: its record; None if
+    it is not registered. used_ms: last use known here, wall clock; 0: never.
+    """
 
     id: str
     status: Status
@@ -51,8 +56,10 @@ class ModelStatus(msgspec.Struct, frozen=True):
 
 
 class VModelStatus(msgspec.Struct, frozen=True):
-    """active, target: ids; `_status` of each.  share: of the queries that ask the target while a
-    split was asked for."""
+    """The status of a v-model.
+
+    active, target: ids of models. share: of the queries that go to the target of a split.
+    """
 
     id: str
     status: VStatus
@@ -68,8 +75,7 @@ class VModelStatus(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What placement says of one instance for one model. rank: 0 is the best; -1: not possible,
-    because of `why`."""
+    """Placement's opinion of one instance for one model. rank: 0 is best; -1: impossible."""
 
     instance: str
     ok: bool
@@ -86,8 +92,11 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """Why a model is where it is. verdicts: were a copy placed now.  history: this node's
-    decisions, newest last. next: what happens next, in a sentence."""
+    """Reasons for where a model is loaded, or why it is not.
+
+    verdicts: for a copy placed now. history: this node's decisions, newest last. next: what happens
+    next, in a sentence.
+    """
 
     id: str
     status: Status
@@ -97,8 +106,11 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 class MeshEvent(msgspec.Struct, frozen=True):
-    """A change of the registry. record: what is there now, None when it is gone.  RESET: changes
-    were missed, read again. SYNC: what was there at first has been told."""
+    """A change of the registry.
+
+    record: the new record; None when it is gone. RESET: changes were missed, read again. SYNC: all
+    records that existed at the start have been sent.
+    """
 
     kind: Literal["PUT", "DELETE", "SYNC", "RESET"]
     of: Literal["model", "vmodel", "instance", ""]
@@ -108,8 +120,10 @@ class MeshEvent(msgspec.Struct, frozen=True):
 
 
 class MigrationProgress(msgspec.Struct, frozen=True):
-    """Of a drain. done + failed + left = total: models that had been used lately and were held
-    here."""
+    """Progress of a drain, in models that were used lately and held here.
+
+    done + failed + left = total.
+    """
 
     total: int
     done: int
@@ -118,7 +132,7 @@ class MigrationProgress(msgspec.Struct, frozen=True):
 
 
 class MeshFacade(Protocol):
-    """One node's door to the mesh: what it does, the whole mesh sees. Threads: any."""
+    """One node's interface to the mesh; changes are visible on all nodes. Threads: any."""
 
     @property
     def instance(self) -> str:
@@ -140,23 +154,30 @@ class MeshFacade(Protocol):
         policy: Policy = ...,
         owner: str = "",
     ) -> ModelStatus:
-        """Make a model known; type: guessed from the path when empty. The same again is no error;
-        AlreadyExists when it differs. sync: with load_now, wait until it is loaded or has failed.
-        used_ms: last use, wall clock; 0: an hour ago, so that a model nobody has asked yet takes no
-        room from those in use."""
+        """Register a model; the same registration again has no effect.
+
+        type: from the path when empty. sync: with load_now, wait until it is loaded or has failed.
+        used_ms: last use, wall clock; 0: hours ago, so that a model without queries evicts none
+        that is in use. AlreadyExists when it differs.
+        """
         ...
 
     def unregister(self, id: str) -> None:
-        """Forget a model; its copies are unloaded by and by. Absent: no error. StillLinked while a
-        v-model or an application names it."""
+        """Unregister a model; its copies are unloaded later. No error if it does not exist.
+
+        StillLinked while a v-model or an application names it.
+        """
         ...
 
     def status(self, id: str) -> ModelStatus:
-        """NOT_FOUND is a status here and no error."""
+        """Return the status of a model; NOT_FOUND is a status and no error."""
         ...
 
     def ensure_loaded(self, id: str, *, sync: bool = False, used_ms: int = 0) -> ModelStatus:
-        """Load it if no copy is; counts as a use at `used_ms`, 0: now. UnknownModel."""
+        """Load a model unless it is loaded; counts as a use at `used_ms`, 0: now.
+
+        UnknownModel.
+        """
         ...
 
     def set_vmodel(
@@ -175,50 +196,58 @@ class MeshFacade(Protocol):
         share: float = 0.0,
         give_up_s: float = 0.0,
     ) -> VModelStatus:
-        """Make a v-model, or let it stand for another model: the switch comes when the target
-        serves as well as the active one does. model: registers the target. expected: only if this
-        is its target now. Errors: Forbidden (another owner's), StoreConflict (expected),
-        UnknownModel, AlreadyExists."""
+        """Make a v-model, or change its target.
+
+        It switches when the target serves as well as the active model. model: registers the target.
+        expected: only if this is its target now. Forbidden (another owner), StoreConflict
+        (expected), UnknownModel, AlreadyExists.
+        """
         ...
 
     def delete_vmodel(self, id: str, owner: str = "") -> None:
-        """Absent: no error. Forbidden when it is another owner's."""
+        """Delete a v-model; no error if there is none. Forbidden for another owner's."""
         ...
 
     def vmodel_status(self, id: str, owner: str = "") -> VModelStatus:
-        """NOT_FOUND when absent, or another owner's."""
+        """Return the status of a v-model; NOT_FOUND when absent, or another owner's."""
         ...
 
     def rollback_vmodel(self, id: str) -> VModelStatus:
-        """Back to the model before; at once, if that is loaded."""
+        """Switch back to the previous model; at once if that is loaded."""
         ...
 
     def models(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[ModelStatus]:
-        """By id, those after `after`."""
+        """Return the status of models by id, after the id `after`."""
         ...
 
-    def vmodels(
-        self, prefix: str = "", after: str = "", limit: int = 1000
-    ) -> list[VModelStatus]: ...
+    def vmodels(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[VModelStatus]:
+        """Return the status of v-models by id, after the id `after`."""
+        ...
 
     def instances(self) -> list[Instance]:
-        """Those that live, by id."""
+        """Return the nodes that are alive, by id."""
         ...
 
-    def explain(self, id: str) -> Explanation: ...
+    def explain(self, id: str) -> Explanation:
+        """Explain where a model is and why."""
+        ...
 
     def watch(self, prefix: str = "", *, stop: Callable[[], bool] = ...) -> Iterator[MeshEvent]:
-        """What is there whose id starts with `prefix`, then SYNC, then changes, until this node
-        stops or `stop()` is true."""
+        """Yield the records whose ids start with `prefix`, then SYNC, then changes.
+
+        Ends when this node stops or `stop()` returns True.
+        """
         ...
 
     def stats(self) -> Mapping[str, Any]:
-        """Counters and gauges of this node; never a row a model. Histograms as Snapshots."""
+        """Return counters and gauges of this node, never one for each model.
+
+        Histograms are Snapshots.
+        """
         ...
 
     def drain(
         self, progress: Callable[[MigrationProgress], None] | None = None
     ) -> MigrationProgress:
-        """Take no more models, and have those used lately loaded elsewhere, within
-        `mesh.drain_s`."""
+        """Refuse new models, and move those used lately to other nodes within `mesh.drain_s`."""
         ...

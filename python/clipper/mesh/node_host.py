@@ -29,7 +29,7 @@ class NodeHost(Protocol):
     def resolve(
         self, record: Model, why: Callable[[], str]
     ) -> tuple[ResolvedApplication, ResolvedApplication]:
-        """Return two questions to one model: for queries while it is loaded, and while it is not.
+        """Return a model's resolved applications: while it is loaded, and while it is not.
 
         The second allows more time. The core model behind both is in no list of models.
         why: returns the reason while the model has no replica.

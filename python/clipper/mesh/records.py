@@ -1,9 +1,9 @@
-"""What the mesh knows of models, v-models and instances, as records of the store.
+"""Records of the mesh in the store: models, v-models and instances.
 
-Keys: `mesh/model/ID`, `mesh/vmodel/ID`, `mesh/instance/ID` (leased: it goes with its node). Times
-are milliseconds of the wall clock, since several hosts read them; sizes are bytes. Hot values
-(precise use, rates, queues) are not here: they travel between nodes in digests. Source: seeds'
-model-mesh slides, "etcd Registry"; research on its records.
+Keys: `mesh/model/ID`, `mesh/vmodel/ID`, and `mesh/instance/ID`, which has the lease of its node.
+Times are wall clock milliseconds, since several hosts read them; sizes are bytes. Values that
+change often (exact use, rates, queues) are not in the store: nodes send them to each other. Source:
+model-mesh's slides, "etcd Registry".
 """
 
 from typing import Final, Literal, TypeVar
@@ -15,16 +15,18 @@ MODELS: Final = PREFIX + "model/"
 VMODELS: Final = PREFIX + "vmodel/"
 INSTANCES: Final = PREFIX + "instance/"
 
-Fault = Literal["artifact", "host"]  # whose: the model's own files, or the place where it was tried
+Fault = Literal["artifact", "host"]  # the model's files, or the host
 Status = Literal["NOT_FOUND", "NOT_LOADED", "LOADING", "LOADED", "LOADING_FAILED"]
 VStatus = Literal["NOT_FOUND", "DEFINED", "TRANSITIONING", "TRANSITION_FAILED"]
 
 
 class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a user asks for one model. copies_max 0: as many as the load asks for.  pinned: never
-    evicted. slo_ms: what queueing is held against; 0: the mesh's.  concurrency: batches at once in
-    one copy; 0: what its runtime says. requires, prefers: labels of instances, beside those of its
-    type."""
+    """Settings of one model.
+
+    copies_max: 0: as many as its use needs. pinned: never evicted. slo_ms: latency that queueing is
+    compared with; 0: that of the mesh. concurrency: batches at once in one copy; 0: as its runtime
+    says. requires, prefers: labels of instances, in addition to those of its type.
+    """
 
     copies_min: int = 0
     copies_max: int = 0
@@ -36,8 +38,7 @@ class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Copy(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One instance's claim on a model: written before it loads, completed when it has. loaded_ms 0:
-    loading."""
+    """An instance's claim on a model, written before it loads. loaded_ms: 0 while it loads."""
 
     claimed_ms: int
     loaded_ms: int = 0
@@ -45,8 +46,11 @@ class Copy(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A load that failed in an instance. count: how often in a row.  crashed: it ended, or hung, a
-    process that held no other model, be it at a query after the load."""
+    """A failed load in an instance.
+
+    count: failures in a row. crashed: the model ended, or hung, a process that held no other model,
+    at the load or at a query.
+    """
 
     time_ms: int
     why: str = ""
@@ -56,13 +60,12 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class MeshModel(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A model that can be loaded anywhere its type allows. Immutable but for `copies` and what
-    follows.
+    """A registered model. Only `copies` and the fields after it change.
 
-    type: its runtime, `onnx`, `skops`, `python`, ...  path: of the artifact.  key: what else its
-    runtime needs to open it. input, output: types of a row, `any` until a copy has said them.
-    refs: v-models that name it.  auto_delete: unregister it soon after refs come to 0.  used_ms:
-    last use, lazily written.  size_bytes: as last measured, 0 while unknown.
+    type: its runtime, `onnx`, `skops`, `python`, ... path: of the artifact. key: what else the
+    runtime needs to open it. input, output: row types, `any` until a copy has stated them. refs:
+    v-models that name it. auto_delete: unregister it soon after refs reach 0. used_ms: last use,
+    hours late. size_bytes: as last measured, 0 while unknown.
     """
 
     id: str
@@ -83,7 +86,7 @@ class MeshModel(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def loaded(self) -> tuple[str, ...]:
-        """The instances where it can be asked, longest loaded first."""
+        """The instances that have it loaded, longest loaded first."""
         return tuple(
             sorted(
                 (i for i, copy in self.copies.items() if copy.loaded_ms),
@@ -92,7 +95,7 @@ class MeshModel(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
     def status(self) -> Status:
-        """What is known of all its copies together."""
+        """Return the status of all copies together."""
         if self.loaded:
             return "LOADED"
         if self.copies:
@@ -101,12 +104,11 @@ class MeshModel(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class VModel(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A name that stands for a model, and may come to stand for another. In steady state target
-    equals active.
+    """A name that stands for a model, and can switch to another. Usually target equals active.
 
-    share: of the queries that ask the target while a split was asked for, 0 to 1.  previous: the
-    active one before, for a rollback.  failed, why: the target could not be loaded; the active one
-    goes on.  force: switch without waiting.
+    share: of the queries that go to the target of a split, 0 to 1. previous: the active model
+    before, for a rollback. failed, why: the target could not be loaded; the active model stays.
+    force: switch without waiting.
     """
 
     id: str
@@ -122,16 +124,18 @@ class VModel(msgspec.Struct, frozen=True, omit_defaults=True):
     give_up_ms: int = 0
 
     def status(self) -> VStatus:
+        """Return the status."""
         if self.active == self.target or self.share:
             return "DEFINED"
         return "TRANSITION_FAILED" if self.failed else "TRANSITIONING"
 
 
 class Instance(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A node as the others see it, published when it has changed enough. peers: where nodes talk to
-    it, `unix:/path` or `tcp:host:port`.  containers: where model hosts of others may dial in to
-    serve it.  number: of the node, unique, for the replicas it lends.  lru_ms: last use of its
-    least recently used model.  rate: queries a minute over its copies.
+    """A node as the others see it, published when it has changed enough.
+
+    peers: address for other nodes, `unix:/path` or `tcp:host:port`. containers: address that model
+    hosts of other nodes connect to, to serve it. number: unique, for the replicas that it lends.
+    lru_ms: last use of its least recently used model. rate: queries a minute of its copies.
     """
 
     id: str
@@ -156,6 +160,7 @@ class Instance(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def free_bytes(self) -> int:
+        """The memory that is not in use."""
         return max(0, self.capacity_bytes - self.used_bytes)
 
 
@@ -163,9 +168,10 @@ _T = TypeVar("_T", MeshModel, VModel, Instance)
 
 
 def encode(record: MeshModel | VModel | Instance) -> bytes:
+    """Return a record as bytes."""
     return msgspec.json.encode(record)
 
 
 def decode(value: bytes, kind: type[_T]) -> _T:
-    """MsgspecError when it is none."""
+    """Return the record in some bytes. MsgspecError when they hold none."""
     return msgspec.json.decode(value, type=kind)

@@ -1,9 +1,8 @@
-"""What the mesh knows in common, in the store: changed by transactions on one record, read from
-mirrors in memory.
+"""The registry of the mesh in the store: transactions on single records, and mirrors in memory.
 
-Whoever changes a record does so by a pure step from what was read to what is to be
-(mesh/claims.py), and again if somebody was faster: so of two instances that claim a model at once
-one finds the other's claim. Threads: any; what changes waits for the store.
+A record is changed by a pure function from the record as read to the record to write
+(decisions/claims.py), which is called again if another node was faster: of two instances that claim
+a model at once, the second finds the claim of the first. Threads: any; changes block on the store.
 """
 
 import contextlib
@@ -46,34 +45,38 @@ from clipper.store import (
 from clipper.types import check_name
 
 TOKEN: Final = "mesh/token"
-# made up by the first node of a mesh; a store without it, or with another, is not the one it was
+# identity of the history, made by the first node; another one means another store
 HISTORY: Final = "mesh/history"
-HELD: Final = "mesh/held"  # the store was found empty by nodes that go on by what they remember
+HELD: Final = "mesh/held"  # set when nodes found the store empty and continue from memory
 NUMBER: Final = "mesh/number"
 _TRIES: Final = 1000
-_SAME: Final = ("type", "path", "key", "policy")  # what makes two registrations the same
+_SAME: Final = ("type", "path", "key", "policy")  # fields that make two registrations equal
 _log = logging.getLogger(__name__)
 
 Step = Callable[[MeshModel], MeshModel | ClaimRefused]
 CopiesStep = Callable[
     [MeshModel, Container[object]], MeshModel | ClaimRefused
-]  # with the holders that live
+]  # with the live holders
 Decide = Callable[[VModel | None, Callable[[str], MeshModel | None]], VChange]
 
 
 def now_ms() -> int:
+    """Return the wall time in ms."""
     return wall_time_us() // 1000
 
 
 class Registry:
-    """`models`, `vmodels`, `instances`: what is known here, by id. A store that is away leaves them
-    as they are."""
+    """The records of models, v-models and instances.
+
+    `models`, `vmodels` and `instances` are mirrors by id. They stay as they are while the store is
+    away. StoreError when the store is away at the start.
+    """
 
     def __init__(self, store: Store, settings: MeshSettings) -> None:
         self.store, self.settings = store, settings
         self._numbers = history.MeshEntryNumbers(store)
         self._token = self._history = ""
-        self.other_history = ""  # why what the store says now is not taken; empty: it is
+        self.other_history = ""  # why the store is not read; empty: it is
         with contextlib.ExitStack() as undo:
             self.models: Mirror[MeshModel] = undo.enter_context(
                 Mirror(store, MODELS, lambda value: decode(value, MeshModel), accepts=self._accept)
@@ -89,15 +92,18 @@ class Registry:
         self._me = ""
 
     def close(self) -> None:
+        """Stop the mirrors."""
         for mirror in (self.models, self.vmodels, self.instances):
             mirror.close()
 
     # -- this node
 
     def token(self) -> str:
-        """What nodes of one store show each other. From now on this node knows the store's
-        history."""
-        with contextlib.suppress(StoreError):  # StoreConflict: another was first
+        """Return the secret that the nodes of one store share, made by the first of them.
+
+        Also reads the identity of the store's history.
+        """
+        with contextlib.suppress(StoreError):  # StoreConflict: another node was first
             self.store.put_if(TOKEN, secrets.token_urlsafe(24).encode(), ABSENT)
         made_up = Put(HISTORY, secrets.token_hex(16).encode())
         self.store.txn((Compare(HISTORY, ABSENT), Compare(HELD, ABSENT)), (made_up,))
@@ -111,25 +117,27 @@ class Registry:
         return self._token
 
     def number(self) -> int:
-        """One that no other node has had."""
+        """Return a number that no other node has had."""
         record = self.store.update(NUMBER, lambda value: str(int(value or b"0") + 1).encode())
         return int(record.value)
 
     def living(self, instance: Instance) -> Instance | None:
-        """The record of another node that has the name of this one; None: there is none."""
+        """Return the record of another live node with this node's name; None if there is none."""
         record = self.store.get(INSTANCES + instance.id)
         found = decode(record.value, Instance) if record is not None else None
         return found if found is not None and found.number != instance.number else None
 
     def bury(self, gone: Instance) -> None:
-        """Take away the record of a node that has ended."""
+        """Remove the record of a node that has ended."""
         record = self.store.get(INSTANCES + gone.id)
         if record is not None and decode(record.value, Instance).number == gone.number:
             self.store.txn((Compare(record.key, record.revision),), (Delete(record.key),))
 
     def enter(self, instance: Instance) -> None:
-        """This node is there, as long as its lease lives. AlreadyExists while another of its name
-        is."""
+        """Write this node's record with a new lease.
+
+        AlreadyExists while another node of its name is alive.
+        """
         lease = self.store.lease(self.settings.lease_s).renew_in_background()
         try:
             record = self.store.get(INSTANCES + instance.id)
@@ -150,11 +158,12 @@ class Registry:
         self._me, self.lease = instance.id, lease
 
     def publish(self, instance: Instance) -> None:
-        """StoreError, LeaseLost."""
+        """Write this node's record. StoreError, LeaseLost."""
         if self.lease is not None:
             self.store.put(INSTANCES + instance.id, encode(instance), self.lease.id)
 
     def leave(self) -> None:
+        """Revoke the lease, and with it this node's record."""
         if self.lease is not None:
             with contextlib.suppress(StoreError):
                 self.lease.revoke()
@@ -162,27 +171,25 @@ class Registry:
 
     @property
     def is_fenced(self) -> bool:
-        """The others may take this node for dead: it claims nothing."""
+        """True without a live lease: others may take this node for dead, so it claims nothing."""
         return self.lease is None or not self.lease.alive
 
     def alive(self) -> Collection[str]:
-        """Ids of the instances that live, as far as is known here; this one among them while it
-        holds its lease."""
+        """Return the ids of live instances; this one only while it holds its lease."""
         found = set(self.instances)
         if self._me and not self.is_fenced:
             found.add(self._me)
         return found
 
-    # -- a store that is not the one that it was
+    # -- a store with another history
 
     def _accept(self) -> None:
-        """Whether what the store says now goes on from what it said before. StoreError when not:
-        nothing is taken from it.
+        """Check that the store continues the history that this node knows. StoreError if not.
 
-        The token, and the numbers that live, are written again, so that a node that starts now
-        finds them.
+        Nothing is read from another history. The token and the node numbers in use are written
+        again, so that a node that starts now finds them.
         """
-        if not self._history:  # this node has entered meanwhile, and does not know what was before
+        if not self._history:  # this node does not know an earlier history
             found = self.store.get(HISTORY)
             self._history = found.value.decode() if found is not None else ""
             return
@@ -210,7 +217,7 @@ class Registry:
         )
 
     def _keep_number(self) -> None:
-        """No number that lives is given again."""
+        """Make sure that no number in use is given again."""
         highest = (
             max((instance.number for instance in self.instances.values()), default=0)
             if self._me
@@ -221,8 +228,11 @@ class Registry:
             self.store.update(NUMBER, lambda value: str(max(int(value or b"0"), highest)).encode())
 
     def take_store(self, restore: bool) -> int:
-        """From now on the store holds again, for all nodes; -> records written. restore: write back
-        what is known here and is not there; else what is not there is unregistered."""
+        """Accept the store for all nodes, and return how many records were written.
+
+        restore: write back records that are known here and missing there; otherwise those are
+        unregistered.
+        """
         written = 0
         for mirror, prefix in ((self.models, MODELS), (self.vmodels, VMODELS)) if restore else ():
             for key, record in mirror.records().items():
@@ -238,7 +248,7 @@ class Registry:
     # -- models
 
     def read(self, id: str) -> MeshModel | None:
-        """As it is in the store; as it was last known, when that is away."""
+        """Return the record of a model from the store; from the mirror when the store is away."""
         try:
             record = self.store.get(MODELS + id)
         except StoreError:
@@ -247,9 +257,10 @@ class Registry:
         return None if record is None else decode(record.value, MeshModel)
 
     def register(self, model: MeshModel) -> MeshModel:
-        """-> as it is registered, be it before. AlreadyExists when that differs; Overloaded when
-        there are too many. It has its entry in the history, as has what `unregister` and
-        `change_vmodel` do; in a rehearsal nothing is written.
+        """Register a model, and return its record; the same registration again has no effect.
+
+        AlreadyExists when it differs; Overloaded when there are too many. `register`, `unregister`
+        and `change_vmodel` write an entry of the history; in a dry run nothing is written.
         """
         checked(check_name, model.id, "model")
         for _ in range(_TRIES):
@@ -276,11 +287,11 @@ class Registry:
         raise _contended(model.id)
 
     def unregister(self, id: str) -> bool:
-        """Whether there was one. StillLinked while a v-model names it."""
+        """Unregister a model whose last v-model is gone; return whether that was done."""
         return self._remove(id, self._is_unlinked, "mesh unregister")
 
     def unregister_unnamed(self, id: str) -> bool:
-        """Unregister a model that was to go with its last v-model; whether it went."""
+        """Unregister a model whose last v-model is gone; return whether it was unregistered."""
         with history.audit_context(f"the mesh (node {self._me})", "mesh unregister"):
             return self._remove(id, lambda model: vmodels.is_left_over(model, now_ms()), "")
 
@@ -309,8 +320,10 @@ class Registry:
         raise _contended(id)
 
     def _keep(self, record: Record, known: MeshModel) -> MeshModel | None:
-        """Registered by itself, it goes with no v-model any more. None: it has been changed
-        meanwhile."""
+        """Keep a model that was registered by itself, beside the v-model that it was to go with.
+
+        None: the record has changed meanwhile.
+        """
         kept = msgspec.structs.replace(known, auto_delete=False)
         same = Compare(record.key, record.revision)
         return (
@@ -320,15 +333,15 @@ class Registry:
         )
 
     def change(self, id: str, step: Step) -> MeshModel | ClaimRefused:
-        """`step`, until it was written as the record was when it decided. UnknownModel."""
+        """Change a record by `step`, repeated until no other node was faster. UnknownModel."""
         return self._change(id, lambda model: (step(model), ()))
 
     def change_copies(self, id: str, step: CopiesStep) -> MeshModel | ClaimRefused:
-        """As `change`, for a step that depends on which holders of the model live.
+        """Change a record by a step that depends on which holders of the model are alive.
 
-        The step is also given the holders that the store has a record of, and its result is written
-        only if this is still so. The mirror of the instances cannot decide it: it may not know yet
-        of a node that has just entered, or has just died.
+        The step gets the holders that have a record in the store, and its result is written only if
+        they are the same at that time. The mirror of the instances would not do: it may not know
+        yet of a node that has just entered or died.
         """
 
         def decide(model: MeshModel) -> tuple[MeshModel | ClaimRefused, Sequence[Compare]]:
@@ -378,7 +391,7 @@ class Registry:
     # -- v-models: a record, and the references of the models that it names, in one transaction
 
     def read_vmodel(self, id: str) -> VModel | None:
-        """As `read`."""
+        """Return the record of a v-model, as `read` does."""
         try:
             record = self.store.get(VMODELS + id)
         except StoreError:
@@ -389,8 +402,11 @@ class Registry:
     def change_vmodel(
         self, id: str, decide: Decide, leader: Candidate | None = None, verb: str = "set"
     ) -> VModel | None:
-        """What `decide` makes of it, if all that it has read is as it was; leader: and this one
-        still stands for election. verb: for the history. AlreadyExists for the id of a model."""
+        """Change a v-model by `decide`, repeated until all that it read is unchanged.
+
+        leader: the change is written only while this candidate leads. verb: for the history.
+        AlreadyExists for the id of a model.
+        """
         for _ in range(_TRIES):
             seen: dict[str, Record | None] = {MODELS + id: None}
             found = seen[VMODELS + id] = self.store.get(VMODELS + id)
@@ -445,12 +461,13 @@ class Registry:
     def _entry(
         self, verb: str, ops: Sequence[Put | Delete], before: Mapping[str, Record]
     ) -> Put | None:
-        """None: this is a rehearsal."""
+        """Return the history's entry of a change; None in a dry run."""
         number = 0 if history.is_dry_run() else self._numbers.next()
         return history.enter(number, wall_time_us(), verb, ops, before, "", history.MESH)
 
 
 def is_taken(other: Instance) -> AlreadyExists:
+    """Return the error for a node name that is in use."""
     return AlreadyExists(
         f"a node named {other.id!r} is in this mesh already (host {other.host or 'unknown'}, since"
         f" {other.started_ms}).",

@@ -1,13 +1,11 @@
-"""A string within a protobuf message, read and replaced by the path of its field numbers, without
-its schema.
+"""Reads and replaces a string in a protobuf message by a path of field numbers, without a schema.
 
-Fields that are not on the path are stepped over by their lengths; nothing of them is looked into or
-copied, but for the one copy that an answer with another length needs. The path (5, 1) is field 1 of
-the message in field 5. Protobuf's own rules hold: of a field that comes twice the last counts,
-messages that come twice are merged, and a field of another wire type is no such field. Not known
-without the schema: a `oneof` that a later member has cleared, and whether a field is repeated (its
-last one is meant). Source: protobuf.dev, "Encoding"; model-mesh's `idExtractionPath` and
-`idInjectionPath`.
+Fields that are not on the path are skipped by their lengths, without a look at them; the message is
+copied only when it changes. The path (5, 1) is field 1 of the message in field 5. As in protobuf,
+the last one of repeated fields counts, repeated messages are merged, and a field with another wire
+type is ignored. Not known without the schema: a `oneof` that a later member has cleared, and
+whether a field is repeated (its last value is used). Source: protobuf.dev, "Encoding"; model-mesh's
+`idExtractionPath` and `idInjectionPath`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,11 +19,11 @@ _FIELD_MAX: Final = (1 << 29) - 1
 _PATH_MAX: Final = 16
 _GROUPS_MAX: Final = 100
 _Bytes = bytes | bytearray | memoryview
-_Span = tuple[int, int, int]  # of a field: where its length, its value and what follows begin
+_Span = tuple[int, int, int]  # positions of a field's length, its value, and its end
 
 
 def field_path(numbers: Sequence[int]) -> tuple[int, ...]:
-    """A path that can be one. Raises InvalidInput."""
+    """Check a path of field numbers and return it. InvalidInput."""
     path = tuple(numbers)
     known = all(
         isinstance(one, int) and not isinstance(one, bool) and 1 <= one <= _FIELD_MAX
@@ -41,8 +39,10 @@ def field_path(numbers: Sequence[int]) -> tuple[int, ...]:
 
 
 def extract(message: _Bytes, path: Sequence[int]) -> str | None:
-    """The string at `path`; None when there is none. Raises InvalidInput for bytes that are no
-    message, or no UTF-8."""
+    """Return the string at `path`; None if there is none.
+
+    InvalidInput for bytes that are no message, or no UTF-8.
+    """
     found = _last(message, 0, len(message), path)
     if found is None:
         return None
@@ -54,8 +54,10 @@ def extract(message: _Bytes, path: Sequence[int]) -> str | None:
 
 
 def inject(message: _Bytes, path: Sequence[int], value: str) -> bytes:
-    """The message with `value` at `path`, instead of what is there, or added, in messages that are
-    made where they are missing. Raises InvalidInput for bytes that are no message."""
+    """Return the message with `value` at `path`; missing messages on the path are added.
+
+    InvalidInput for bytes that are no message.
+    """
     text, view = value.encode(), memoryview(message)
     found = _last(message, 0, len(message), path)
     if found is not None:
@@ -75,7 +77,7 @@ def inject(message: _Bytes, path: Sequence[int], value: str) -> bytes:
 
 
 def _lengths(around: Sequence[_Span], grown: int) -> list[bytes]:
-    """The new lengths of messages, outermost first, when what is in the innermost has grown."""
+    """Return new length prefixes of messages, outermost first, when the innermost has grown."""
     heads = []
     for length_at, value_at, end in reversed(around):
         head = _varint(end - value_at + grown)
@@ -91,7 +93,7 @@ def _nested(path: Sequence[int], text: bytes) -> bytes:
 
 
 def _last(message: _Bytes, at: int, end: int, path: Sequence[int]) -> list[_Span] | None:
-    """The last field at `path`, with the messages around it before it."""
+    """Return the last field at `path`, after the messages around it; None if there is none."""
     last: list[_Span] | None = None
     for span in _fields(message, at, end, path[0]):
         if len(path) == 1:
@@ -102,12 +104,12 @@ def _last(message: _Bytes, at: int, end: int, path: Sequence[int]) -> list[_Span
 
 
 def _innermost(message: _Bytes, path: Sequence[int]) -> list[_Span]:
-    """As many of the messages along `path` as there are, the last of each."""
+    """Return the existing messages along `path`, the last one of each number."""
     found: list[_Span] = []
     at, end = 0, len(message)
     for number in path:
         last = None
-        for last in _fields(message, at, end, number):  # noqa: B007  # the last one is what is wanted
+        for last in _fields(message, at, end, number):  # noqa: B007  # only the last one is needed
             pass
         if last is None:
             break
@@ -117,7 +119,7 @@ def _innermost(message: _Bytes, path: Sequence[int]) -> list[_Span]:
 
 
 def _fields(message: _Bytes, at: int, end: int, number: int) -> Iterator[_Span]:
-    """Those of that number that have a length, in message[at:end], which is checked to its end."""
+    """Yield the length-delimited fields of a number, and check message[at:end] to its end."""
     groups: list[int] = []
     while at < end:
         tag, at = _read(message, at, end)
@@ -144,7 +146,7 @@ def _fields(message: _Bytes, at: int, end: int, number: int) -> Iterator[_Span]:
 
 
 def _turn(groups: list[int], field: int, kind: int, at: int) -> None:
-    """Into a group, or out of it."""
+    """Enter or leave a group."""
     if kind == _GROUP and len(groups) < _GROUPS_MAX:
         groups.append(field)
     elif kind != _END or not groups or groups.pop() != field:
@@ -152,7 +154,7 @@ def _turn(groups: list[int], field: int, kind: int, at: int) -> None:
 
 
 def _read(message: _Bytes, at: int, end: int) -> tuple[int, int]:
-    """A varint, and where it ends."""
+    """Return a varint and the position after it."""
     value = shift = 0
     for here in range(at, min(end, at + _VARINT_BYTES_MAX)):
         byte = message[here]

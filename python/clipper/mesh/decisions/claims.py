@@ -1,10 +1,10 @@
-"""Changes of a model's record that instances race for: each takes the record as read and gives the
-one to write, or why not.
+"""Changes of a model's record that several instances race for.
 
-A claim is written, if the record is still as it was read, before its instance begins to load. Who
-loses the race reads again, and finds that there are copies enough: so one decision makes one load,
-however many requests asked for it. What a dead instance had claimed does not count, and goes with
-the next change.
+Each function takes the record as it was read, and returns the record to write or the reason why
+there is nothing to write. An instance writes a claim, if the record is still as it was read, before
+it begins to load. The loser of a race reads again and finds that there are enough copies, so one
+decision makes one load, however many requests asked for it. Claims of dead instances do not count
+and are removed by the next change.
 """
 
 from collections.abc import Container
@@ -20,19 +20,19 @@ from clipper.settings.mesh import MeshSettings
 
 @dataclass(frozen=True, slots=True)
 class ClaimRefused:
-    """The record stays as it is. final: another read will not change it."""
+    """A change that is not made. final: reading the record again will not help."""
 
     why: str
     final: bool = False
 
 
 def alive_copies(model: MeshModel, alive: Container[object]) -> dict[str, Copy]:
-    """Claims, loaded or loading, of instances that live."""
+    """Return the claims of live instances, whether loaded or loading."""
     return {instance: copy for instance, copy in model.copies.items() if instance in alive}
 
 
 def loaded_copies(model: MeshModel, alive: Container[object]) -> tuple[str, ...]:
-    """The instances that live and have it loaded, longest loaded first."""
+    """Return the live instances that have the model loaded, longest loaded first."""
     if len(model.copies) == 1:
         for instance, copy in model.copies.items():
             return (instance,) if copy.loaded_ms and instance in alive else ()
@@ -49,7 +49,7 @@ def claimed(
     settings: MeshSettings,
     size_bytes: int = 0,
 ) -> MeshModel | ClaimRefused:
-    """`me` will load it, as one of at most `copies`."""
+    """Claim a copy for `me`, unless there are `copies` of live instances already."""
     if me in model.copies:
         return ClaimRefused(f"{me} has claimed it already", final=True)
     held = alive_copies(model, alive)
@@ -73,7 +73,7 @@ def completed(
     output: str = "",
     concurrency: int = 0,
 ) -> MeshModel | ClaimRefused:
-    """`me` has loaded it. Refused: its claim is gone, and so must the copy."""
+    """Mark the claim of `me` as loaded. Refused if the claim is gone; then unload the copy."""
     copy = model.copies.get(me)
     if copy is None:
         return ClaimRefused(f"the claim of {me} was taken away while it loaded", final=True)
@@ -95,8 +95,10 @@ def completed(
 def failed(
     model: MeshModel, me: str, now_ms: int, *, why: str, fault: Fault, crashed: bool = False
 ) -> MeshModel:
-    """`me` could not load it: no claim, and a failure that keeps it from trying again soon.
-    crashed: see Failure."""
+    """Replace the claim of `me` by a failure, which blocks it for a while.
+
+    crashed: see Failure.
+    """
     return changed(
         model,
         copies={i: copy for i, copy in model.copies.items() if i != me},
@@ -105,7 +107,7 @@ def failed(
 
 
 def released(model: MeshModel, me: str, used_ms: int = 0) -> MeshModel:
-    """`me` gives its copy up, or its claim."""
+    """Remove the claim of `me`."""
     if me not in model.copies:
         return model
     return changed(
@@ -118,7 +120,7 @@ def released(model: MeshModel, me: str, used_ms: int = 0) -> MeshModel:
 def released_if_spare(
     model: MeshModel, me: str, *, alive: Container[object], keep: int, used_ms: int = 0
 ) -> MeshModel | ClaimRefused:
-    """The same, if `keep` others that live have it loaded; at least one."""
+    """Remove the claim of `me` if at least `keep`, and at least one, other copies are loaded."""
     others = [instance for instance in loaded_copies(model, alive) if instance != me]
     if len(others) < max(keep, 1):
         return ClaimRefused(f"only {len(others)} other copies are loaded")
@@ -126,7 +128,7 @@ def released_if_spare(
 
 
 def without(model: MeshModel, instance: str) -> MeshModel:
-    """Nothing of this instance: it is gone."""
+    """Remove all that a dead instance has left in the record."""
     if instance not in model.copies and instance not in model.failures:
         return model
     return changed(
@@ -139,15 +141,16 @@ def without(model: MeshModel, instance: str) -> MeshModel:
 def without_gone(
     model: MeshModel, instance: str, *, alive: Container[object]
 ) -> MeshModel | ClaimRefused:
-    """The same, unless the instance lives after all."""
+    """Remove all that an instance has left in the record, unless it is alive after all."""
     return ClaimRefused(f"{instance} lives") if instance in alive else without(model, instance)
 
 
 def without_failures(model: MeshModel, now_ms: int, settings: MeshSettings) -> MeshModel:
-    """Only the failures that still count."""
+    """Remove the failures that have expired."""
     kept = {i: f for i, f in model.failures.items() if failures.forgotten_at(f, settings) > now_ms}
     return model if len(kept) == len(model.failures) else changed(model, failures=kept)
 
 
 def changed(model: MeshModel, **fields: Any) -> MeshModel:
+    """Return the record with other values of some fields."""
     return msgspec.structs.replace(model, **fields)

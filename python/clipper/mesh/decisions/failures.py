@@ -1,10 +1,10 @@
-"""What follows from loads that failed: where not to try again, until when, and whose fault it was.
+"""Consequences of failed loads: where not to try again, until when, and what was at fault.
 
-A failure blocks its instance for that model: ten minutes when the artifact was to blame, since it
-will not have changed; less when the host was, and longer each time. The count outlives the block,
-and a load that succeeds ends it. A model has failed when enough instances have tried; two that
-blame the artifact are enough. One that ended a process in which it was alone has failed at once,
-everywhere, for a time that doubles.
+A failure blocks its instance for that model: for ten minutes when the artifact was at fault, since
+it will not have changed; for less when the host was at fault, and longer each time. The count
+outlives the block; a successful load resets it. A model has failed when enough instances have
+tried; two that blame the artifact are enough. A model that ended a process in which it was alone
+has failed everywhere at once, for a time that doubles.
 """
 
 from collections import deque
@@ -17,15 +17,13 @@ from clipper.settings.mesh import MeshSettings
 
 ARTIFACT_TRIES: Final = 2  # instances that blame the artifact before it is believed
 FIRST_SHARE: Final = 1 / 60  # of failure_s: the first block after a fault of the host
-SUSPECT_MODELS: Final = (
-    3  # different models that failed in an instance by its own fault, before it is left alone
-)
+SUSPECT_MODELS: Final = 3  # models that fail by an instance's own fault before it is quarantined
 SUSPECT_MS: Final = 30_000  # the first quarantine; each further one is twice as long
 WINDOW_MS: Final = 600_000
 
 
 def blocked_until(failure: Failure, settings: MeshSettings) -> int:
-    """Wall ms until which its instance does not try again."""
+    """Return the wall time in ms until which the instance does not try the model again."""
     longest = settings.failure_s * 1000
     if failure.fault == "artifact" and not failure.crashed:
         return failure.time_ms + int(longest)
@@ -38,18 +36,17 @@ def _pause_ms(count: int, settings: MeshSettings) -> int:
 
 
 def has_crashed(model: MeshModel) -> bool:
-    """Whether it has lately ended a process that held no other model: it is loaded into such a one
-    again."""
+    """Return whether the model lately ended a process of its own; it gets such a process again."""
     return any(failure.crashed for failure in model.failures.values())
 
 
 def forgotten_at(failure: Failure, settings: MeshSettings) -> int:
-    """Wall ms at which the record goes, and with it its count."""
+    """Return the wall time in ms at which the failure, with its count, is removed."""
     return failure.time_ms + int(settings.failure_s * 1000)
 
 
 def blocked(model: MeshModel, now_ms: int, settings: MeshSettings) -> frozenset[str]:
-    """The instances that do not try this model now."""
+    """Return the instances that do not try the model now."""
     if not model.failures:
         return frozenset()
     return frozenset(
@@ -59,7 +56,10 @@ def blocked(model: MeshModel, now_ms: int, settings: MeshSettings) -> frozenset[
 
 @dataclass(frozen=True, slots=True)
 class FailedModel:
-    """Enough have tried. retry_ms: wall time at which the next may."""
+    """The state of a model that no instance tries to load for now.
+
+    retry_ms: wall time at which it may be tried again.
+    """
 
     why: str
     retry_ms: int
@@ -69,8 +69,10 @@ class FailedModel:
 def verdict(
     model: MeshModel, now_ms: int, settings: MeshSettings, places: int = 0
 ) -> FailedModel | None:
-    """Whether the model has failed for now: nobody tries it before retry_ms. places: instances that
-    there are, where it is known: more cannot try."""
+    """Return why the model has failed for now; None if it may be tried.
+
+    places: the number of instances that could try it, if known; no more tries are required.
+    """
     if not model.failures:
         return None
     crashes = [failure for failure in model.failures.values() if failure.crashed]
@@ -101,7 +103,7 @@ def noted(
     fault: Fault,
     crashed: bool = False,
 ) -> dict[str, Failure]:
-    """The failures with one more."""
+    """Return the failures with one more, or with a higher count."""
     before = failures.get(instance)
     return {
         **failures,
@@ -117,17 +119,16 @@ class _Record:
 
 
 class Quarantine:
-    """Instances that fail models by their own fault, told from bad models by how many fail:
-    placement takes them last.
+    """Instances where several models failed by the fault of the host.
 
-    Threads: one at a time. A load that succeeds there clears it.
+    Placement takes them last. A successful load clears an instance. Threads: one at a time.
     """
 
     def __init__(self) -> None:
         self._instances: dict[str, _Record] = {}
 
     def failed(self, instance: str, model: str, fault: Fault, now_ms: int) -> bool:
-        """True: the instance is left alone from now on."""
+        """Note a failed load; return whether the instance is quarantined from now on."""
         if fault != "host":
             return False
         record = self._instances.setdefault(instance, _Record())
@@ -144,10 +145,13 @@ class Quarantine:
         return True
 
     def loaded(self, instance: str) -> None:
+        """Clear an instance: a load has succeeded there."""
         self._instances.pop(instance, None)
 
     def gone(self, instance: str) -> None:
+        """Drop an instance that is no longer alive."""
         self._instances.pop(instance, None)
 
     def left_alone(self, now_ms: int) -> frozenset[str]:
+        """Return the instances that are quarantined now."""
         return frozenset(i for i, record in self._instances.items() if record.until_ms > now_ms)

@@ -1,21 +1,22 @@
-"""Loads that wait for their turn in one instance, and how long loads take."""
+"""The queue of loads of one instance, and statistics of how long loads take."""
 
 import heapq
 import math
 from dataclasses import dataclass, replace
 from typing import Final
 
-# what a load is assumed to take at least while none of its type has been seen, or a third of its
-# limit
+# assumed duration of a load while none of its type is known; at least a third of the limit
 SEED_MS: Final = 3000.0
 FEW: Final = 20  # samples up to which the spread is trusted less
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedLoad:
-    """A model that shall become resident here. used_ms: its last use, the order among those nobody
-    waits for. waiting: a request waits for it; those come first, in the order in which they began
-    to wait."""
+    """A load that waits for its turn.
+
+    used_ms: last use of the model; orders the loads that no request waits for. waiting: a request
+    waits for the load; such loads go first, in the order in which the requests began to wait.
+    """
 
     model: str
     used_ms: int
@@ -25,11 +26,11 @@ class QueuedLoad:
 
 
 class LoadQueue:
-    """Loads by priority: those a request waits for, longest waiting first; then the most recently
-    used.
+    """A bounded priority queue of loads.
 
-    Threads: one at a time. Bounded: a request that waits takes the place of the least recently used
-    load that nobody waits for.
+    Loads that a request waits for go first, longest waiting first; then the most recently used.
+    When the queue is full, a load with a waiting request replaces the least recently used one
+    without. Threads: one at a time.
     """
 
     def __init__(self, loads_max: int = 10_000) -> None:
@@ -47,12 +48,15 @@ class LoadQueue:
 
     @property
     def waiting(self) -> int:
-        """Of the loads, those that a request waits for."""
+        """The number of loads that a request waits for."""
         return self._waiting
 
     def push(self, load: QueuedLoad) -> QueuedLoad | None:
-        """Queue it, or raise the one that is there. What has no place now: nothing, `load` itself,
-        or one that gave way."""
+        """Add a load, or raise the priority of the one that is queued for the model.
+
+        Returns the load that has no place in the queue: `load` itself, one that it replaced, or
+        None.
+        """
         held = self._loads.get(load.model)
         if held is not None:
             self._put(
@@ -78,7 +82,7 @@ class LoadQueue:
         return gone
 
     def promote(self, model: str, now_ms: int) -> bool:
-        """A request waits for it now. False: it is not here."""
+        """Mark that a request waits for the model. Returns False if it is not queued."""
         held = self._loads.get(model)
         if held is None:
             return False
@@ -86,7 +90,7 @@ class LoadQueue:
         return True
 
     def demote(self, model: str) -> bool:
-        """Nobody waits for it any longer."""
+        """Mark that no request waits for the model any longer."""
         held = self._loads.get(model)
         if held is None or not held.waiting:
             return False
@@ -94,7 +98,7 @@ class LoadQueue:
         return True
 
     def pop(self) -> QueuedLoad | None:
-        """The next to load; None: there is none."""
+        """Remove and return the load with the highest priority; None if the queue is empty."""
         while self._heap:
             *_, load = heapq.heappop(self._heap)
             if self._loads.get(load.model) is load:
@@ -103,7 +107,7 @@ class LoadQueue:
         return None
 
     def drop(self, model: str) -> QueuedLoad | None:
-        """Take it out, whatever its place."""
+        """Remove and return the load of a model, if there is one."""
         held = self._loads.get(model)
         if held is not None:
             self._forget(held)
@@ -143,9 +147,9 @@ class _Moments:
 
 
 class LoadTimes:
-    """How long loads take, by type of model, from running means and variances (Welford, 1962).
+    """Durations of loads by model type, as running means and variances.
 
-    Threads: one at a time. limit_s: time that one load may take.
+    limit_s: longest time that one load may take. Source: Welford (1962). Threads: one at a time.
     """
 
     def __init__(self, limit_s: float = 30.0) -> None:
@@ -153,7 +157,7 @@ class LoadTimes:
         self._types: dict[str, _Moments] = {}
 
     def add(self, type: str, took_ms: float) -> None:
-        """A load that succeeded, from its start, not from when it was queued."""
+        """Add a successful load. took_ms: from its start, without the time in the queue."""
         seen = self._types.setdefault(type, _Moments())
         seen.count += 1
         delta = took_ms - seen.mean
@@ -161,17 +165,20 @@ class LoadTimes:
         seen.squares += delta * (took_ms - seen.mean)
 
     def count(self, type: str) -> int:
+        """Return the number of loads of a type that were added."""
         seen = self._types.get(type)
         return seen.count if seen else 0
 
     def mean_ms(self, type: str) -> float:
-        """The seed while none is known."""
+        """Return the mean duration; a default while none is known."""
         seen = self._types.get(type)
         return seen.mean if seen else self._seed_ms
 
     def assumed_ms(self, type: str) -> float:
-        """Time after which a load is taken to have succeeded: the mean and five deviations, three
-        when many are known."""
+        """Return the time after which a load can be assumed to have succeeded.
+
+        The mean plus five standard deviations; plus three when many loads are known.
+        """
         seen = self._types.get(type)
         if seen is None:
             return self._seed_ms

@@ -1,11 +1,10 @@
-"""What one instance, or the leader, should do now: pure looks at a view of the registry that give a
-list of actions.
+"""Decisions on what one instance, or the leader, should do now, as lists of actions.
 
-`rates` every ten seconds in each instance: more copies of what is used much. `janitor` every few
-minutes in each: what it holds and what the registry says of it are made the same, failures expire,
-spare copies go. `reaper` in the elected leader: what dead instances left behind, copies that a
-policy demands, v-models on their way, and loads into free memory. A record that cannot be read is
-reported, and never ends the round.
+All are pure functions of a view of the registry. `rates` runs every ten seconds in each instance:
+more copies of models with high rates. `janitor` runs every few minutes in each instance: it makes
+the registry agree with what the instance holds, expires failures and releases spare copies.
+`reaper` runs in the elected leader: it removes what dead instances left behind, enforces policies,
+steps v-models and fills free memory. An unreadable record is reported and never ends a round.
 """
 
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
@@ -30,17 +29,15 @@ from clipper.mesh.records import Instance, MeshModel, VModel
 from clipper.settings.mesh import MeshSettings
 
 HOUR_MS: Final = 3_600_000
-STALE_USE_MS: Final = 6 * HOUR_MS  # last uses in the registry are renewed when older
+STALE_USE_MS: Final = 6 * HOUR_MS  # older last uses in the registry are renewed
 FILL_RESERVE: Final = 0.125  # of memory that proactive loads leave free
-FILL_SHARE: Final = 0.5  # of what is free beyond it, in one round
-REPLACE_SHARE: Final = 0.05  # of memory that one round may replace where nothing is free
-NEWER_MS: Final = (
-    20 * 60_000
-)  # than the oldest resident model, at least, to be loaded without a request
-QUEUED_MAX: Final = 50  # loads that wait for each loader: such instances are left alone
-MIGRATE_MS: Final = HOUR_MS  # an instance that stops waits for models used since
-DOWN_SHARE: Final = 0.05  # of its memory that one round of the janitor may free by giving up copies
-LOST_LOADS: Final = 2  # times the limit of a load, after which a claim without one is taken away
+FILL_SHARE: Final = 0.5  # of the memory free beyond FILL_RESERVE, filled in one round
+REPLACE_SHARE: Final = 0.05  # of the memory replaced in one round when nothing is free
+NEWER_MS: Final = 20 * 60_000  # a proactive load must be newer than the oldest model by this
+QUEUED_MAX: Final = 50  # queued loads per loader above which an instance gets no proactive loads
+MIGRATE_MS: Final = HOUR_MS  # a stopping instance waits for models used within this time
+DOWN_SHARE: Final = 0.05  # of its memory that one janitor round frees by releasing copies
+LOST_LOADS: Final = 2  # times the load limit after which an unfinished claim is removed
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +53,7 @@ class LoadCopy:
 
 @dataclass(frozen=True, slots=True)
 class UnloadCopy:
-    """Give this instance's copy up. spare: only while another is loaded, told by the
-    transaction."""
+    """Release this instance's copy. spare: only if the transaction finds another one loaded."""
 
     model: str
     why: str
@@ -66,8 +62,10 @@ class UnloadCopy:
 
 @dataclass(frozen=True, slots=True)
 class RemoveClaim:
-    """The registry says that `instance` holds the model; it does not. gone: since it is not there,
-    told by the transaction."""
+    """Remove a claim of an instance that does not hold the model.
+
+    gone: because the instance is dead, which the transaction checks again.
+    """
 
     instance: str
     model: str
@@ -77,7 +75,7 @@ class RemoveClaim:
 
 @dataclass(frozen=True, slots=True)
 class ExpireFailure:
-    """Failures of the model that no longer count are in its record."""
+    """Remove the failures of a model that have expired."""
 
     model: str
     instances: tuple[str, ...]
@@ -85,7 +83,7 @@ class ExpireFailure:
 
 @dataclass(frozen=True, slots=True)
 class PublishUse:
-    """Write the model's last use; the registry's is hours old."""
+    """Write the last use of a model, since that in the registry is hours old."""
 
     model: str
     used_ms: int
@@ -93,13 +91,15 @@ class PublishUse:
 
 @dataclass(frozen=True, slots=True)
 class StepVModel:
+    """Take the next step of a v-model."""
+
     vmodel: str
     step: vmodels.VStep
 
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
-    """A record that cannot be used; the round went on."""
+    """Report a record that cannot be used."""
 
     key: str
     why: str
@@ -107,7 +107,7 @@ class BadRecord:
 
 @dataclass(frozen=True, slots=True)
 class UnregisterUnnamed:
-    """A model that was to go with its last v-model."""
+    """Unregister a model that was to be deleted with its last v-model."""
 
     model: str
 
@@ -126,12 +126,14 @@ Action = (
 
 @dataclass(frozen=True, slots=True)
 class MeshView:
-    """What a look sees. me: the instance that looks.  mine: models with a claim or failure of it
-    (janitor), models used since the last look (rates), or all that have copies, failures, policies
-    or auto_delete (reaper); pairs of id and record, None: it cannot be read.  resident: what it
-    really holds, id -> (size, last use).  loading: ids that it is loading or has queued. usage: by
-    model.  read: any model's record.  waking: models without copies, most recently used first, for
-    proactive loads.
+    """The state that decisions are made on.
+
+    me: the instance that decides. mine: pairs of id and record, None for unreadable ones: models
+    with a claim or failure of the instance (janitor), models used since the last look (rates), or
+    all with copies, failures, policies or auto_delete (reaper). resident: id -> (size, last use) of
+    what the instance really holds. loading: ids that it loads or has queued. usage: by model. read:
+    returns any model's record. waking: unloaded models for proactive loads, most recently used
+    first.
     """
 
     me: str
@@ -148,7 +150,7 @@ class MeshView:
 
 
 def janitor(view: MeshView, now_ms: int, settings: MeshSettings) -> list[Action]:
-    """Of one instance."""
+    """Return the actions that make the registry and one instance agree."""
     instances = InstanceIndex.of(view.instances)
     me = instances.get(view.me)
     budget = DOWN_SHARE * me.capacity_bytes if me else 0.0
@@ -227,7 +229,7 @@ def _kept(
 
 
 def rates(view: MeshView, now_ms: int, settings: MeshSettings) -> list[Action]:
-    """More copies of models used since the last look."""
+    """Return loads of more copies of models used since the last look."""
     actions: list[Action] = []
     for id, model in view.mine:
         usage = view.usage.get(id)
@@ -250,7 +252,7 @@ def rates(view: MeshView, now_ms: int, settings: MeshSettings) -> list[Action]:
 
 
 def reaper(view: MeshView, now_ms: int, settings: MeshSettings) -> list[Action]:
-    """Of the leader: each action is one transaction, with its fencing epoch."""
+    """Return the leader's actions; each is one transaction."""
     instances = InstanceIndex.of(view.instances)
     actions: list[Action] = []
     for id, model in view.mine:
@@ -266,7 +268,7 @@ def reaper(view: MeshView, now_ms: int, settings: MeshSettings) -> list[Action]:
 
 
 def step_of(vmodel: VModel, view: MeshView, now_ms: int, settings: MeshSettings) -> vmodels.VStep:
-    """What is next for a v-model, by the view."""
+    """Return the next step of a v-model."""
     target = view.read(vmodel.target)
     places = 0
     if target is not None and vmodel.target != vmodel.active:
@@ -279,7 +281,7 @@ def step_of(vmodel: VModel, view: MeshView, now_ms: int, settings: MeshSettings)
 
 
 def ids_of(instances: Sequence[Instance]) -> Container[object]:
-    """Of those that live."""
+    """Return the ids of live instances."""
     return instances if type(instances) is InstanceIndex else frozenset(i.id for i in instances)
 
 
@@ -325,7 +327,7 @@ def _reaped(
 def _proactive(
     view: MeshView, instances: InstanceIndex, now_ms: int, settings: MeshSettings
 ) -> Iterator[Action]:
-    """Models that were in use lately and are nowhere loaded, into memory that is free."""
+    """Yield loads of recently used models into free memory."""
     fit = [
         i for i in instances if not i.stopping and i.queued <= QUEUED_MAX * max(i.loading_max, 1)
     ]
@@ -355,8 +357,7 @@ def _proactive(
 def worth_publishing(
     told: Instance, now: Instance, told_ms: int, now_ms: int, settings: MeshSettings
 ) -> bool:
-    """Whether an instance's record has changed enough for the others to hear of it. told: what they
-    know, since told_ms."""
+    """Return whether a record has changed enough since it was published at `told_ms`."""
     if now == told:
         return False
     since = now_ms - told_ms
@@ -381,7 +382,7 @@ def worth_publishing(
 
 
 def static(instance: Instance) -> Instance:
-    """Without what changes by itself."""
+    """Return an instance's record without the fields that change by themselves."""
     return msgspec.structs.replace(
         instance,
         capacity_bytes=0,
@@ -397,7 +398,7 @@ def static(instance: Instance) -> Instance:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A model of an instance that stops. wait: its stop waits until another copy is loaded."""
+    """A model to move from an instance that stops. wait: the instance waits for the new copy."""
 
     model: str
     used_ms: int
@@ -406,7 +407,7 @@ class Move:
 
 
 def migration(view: MeshView, now_ms: int) -> list[Move]:
-    """What an instance that stops holds alone, most recently used first."""
+    """Return the models that only a stopping instance holds, most recently used first."""
     alive = {i.id for i in view.instances if not i.stopping} - {view.me}
     moves = [
         Move(
@@ -424,8 +425,10 @@ def migration(view: MeshView, now_ms: int) -> list[Move]:
 def evicted(
     model: MeshModel, me: str, instances: Sequence[Instance], now_ms: int, settings: MeshSettings
 ) -> LoadCopy | None:
-    """A copy elsewhere for what was evicted here, while the others have memory free. model: its
-    record before."""
+    """Return a load elsewhere for a model that was evicted here, if others have free memory.
+
+    model: its record before the eviction.
+    """
     copy = model.copies.get(me)
     others = [
         i for i in instances if i.id != me and not unfit(model, i, NO_CONSTRAINT, model.size_bytes)

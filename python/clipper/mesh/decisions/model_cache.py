@@ -1,21 +1,22 @@
-"""Which models stay in one instance's memory: a weighted LRU that knows what a model is worth.
+"""Eviction policy of one instance's memory: LRU weighted by what a model is worth.
 
-Worth is demand times what a reload costs, by bytes held. Demand is a count of uses that halves by
-and by: halved at once, this would be LRU; never, LFU. Half-lives are counted in uses, `USES` for
-each model that is here, so that a small memory forgets as fast as it turns over; where little is
-used, by the clock. Since all counts halve alike, their order changes only when one is used: with
-time t in half-lives and `weight` = log2(sum of 2 ** t over a model's uses), the model of least
+The worth of a model is its demand times the cost of a reload, divided by its size. Demand is a
+count of uses that decays with a half-life: with a short one this is LRU, with a very long one LFU.
+Half-lives are counted in uses, `USES` for each resident model, so that a small memory forgets as
+fast as it turns over; where little is used they are counted by the clock. All counts decay alike,
+so the order of two models changes only when one of them is used. With time t in half-lives and
+`weight` = log2(sum of 2 ** t over the uses of a model), the model with the least
 
     worth = weight + log2(cost) - log2(size)
 
-goes first, and this number is constant between a model's uses. A heap holds it; uses only raise it,
-so that a stale entry is too low and is found out when it comes up. Weights of models that have gone
-are kept for a while: one that returns is no stranger.
+is evicted first, and this number is constant between uses of the model. A heap keeps it; uses only
+raise it, so a stale entry is too low and is detected when it reaches the top. Weights of evicted
+models are kept for a while, so that a model that returns has its old demand.
 
-Given up: exact LRU, which forgets a model used every minute for one used once. Beside it, and
-beside rules that know the future: `python -m bench mesh-sim`. Source: LRFU (Lee et al., 2001) for
-the weight, GreedyDual-Size-Frequency (Cherkasova, 1998) for cost and size, TinyLFU (Einziger et
-al., 2017) for counting time in uses.
+Not chosen: exact LRU, which evicts a model used every minute for one used once. `python -m bench
+mesh-sim` compares this policy with others, also with ones that know the future. Source: LRFU (Lee
+et al., 2001) for the weight, GreedyDual-Size-Frequency (Cherkasova, 1998) for cost and size,
+TinyLFU (Einziger et al., 2017) for counting time in uses.
 """
 
 import bisect
@@ -25,27 +26,26 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-# uses, for each model that is here, in which demand halves; more is better while demand stays as it
-# is
+# half-life of demand in uses for each resident model; longer is better while demand is constant
 USES: Final = 20.0
-HALF_LIFE_MS: Final = 6 * 3_600_000.0  # in which it halves whatever is used
-CHURN_MS: Final = 200.0  # after a load, in which those that waited for it are answered
-FEW: Final = 8  # models, below which they count as many
-GHOSTS: Final = 4  # weights of models that have gone, for each that is here
+HALF_LIFE_MS: Final = 6 * 3_600_000.0  # half-life of demand by the clock
+CHURN_MS: Final = 200.0  # after a load: time to answer the requests that waited for it
+FEW: Final = 8  # fewer models than this count as this many
+GHOSTS: Final = 4  # weights of evicted models that are kept, for each resident model
 GHOSTS_MIN: Final = 1024
-MARKS: Final = 128  # of how wall time and half-lives went together, for uses that were long ago
+MARKS: Final = 128  # pairs of wall time and half-lives, to convert uses that were long ago
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """There is room once these have gone, in this order; there may be none."""
+    """The models to evict before another fits, in this order; may be empty."""
 
     evict: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """No room. never: nor will there be, the model is larger than what could ever be freed."""
+    """There is no room. never: nor will there be; the model is larger than the whole memory."""
 
     why: str
     never: bool = False
@@ -53,8 +53,10 @@ class NoRoom:
 
 @dataclass(slots=True)
 class CachedModel:
-    """A model that holds memory here. added_ms: since when; since its load ended, if that was told.
-    worth: see above."""
+    """A model that takes memory.
+
+    added_ms: when its load ended, or when it was added if that is not known. worth: see the module.
+    """
 
     size_bytes: int
     used_ms: int
@@ -68,12 +70,12 @@ class CachedModel:
 
 
 class ModelCache:
-    """The models of one instance, what each holds, and who goes first.
+    """The models in one instance's memory, with sizes and worths. Iteration yields ids.
 
-    Threads: one at a time. capacity_bytes: never exceeded by `add` after `room_for`. models_max: at
-    most so many. churn_ms: one that became resident more recently is not evicted, or two large ones
-    that are both waited for could chase each other out for ever, before either has answered; pinned
-    models and those still loading never are. Iteration gives ids.
+    capacity_bytes: never exceeded by `add` after `room_for`. models_max: greatest number of models.
+    churn_ms: a model that was loaded more recently is not evicted; otherwise two large models with
+    waiting requests could evict each other for ever. Pinned and loading models are never evicted.
+    Threads: one at a time.
     """
 
     def __init__(
@@ -105,18 +107,20 @@ class ModelCache:
         return iter(self._models)
 
     def get(self, model: str) -> CachedModel | None:
-        """What is known of it; not to be changed."""
+        """Return the entry of a model, which must not be modified."""
         return self._models.get(model)
 
     def items(self) -> Iterable[tuple[str, CachedModel]]:
+        """Return pairs of id and entry."""
         return self._models.items()
 
     @property
     def free_bytes(self) -> int:
+        """The memory that is not in use."""
         return max(0, self.capacity_bytes - self.used_bytes)
 
     def lru_ms(self, now_ms: int) -> int:
-        """Last use of the least recently used model; now, while there is none."""
+        """Return the last use of the least recently used model; `now_ms` if there is none."""
         oldest = self._models.get(self._oldest)
         if oldest is None:
             if not self._models:
@@ -126,7 +130,7 @@ class ModelCache:
         return oldest.used_ms
 
     def by_recency(self) -> list[str]:
-        """Most recently used first."""
+        """Return the ids, most recently used first."""
         return sorted(self._models, key=lambda model: -self._models[model].used_ms)
 
     # -- what there is
@@ -142,8 +146,10 @@ class ModelCache:
         loading: bool = False,
         cost_ms: float = 0.0,
     ) -> None:
-        """It holds this much from now on; loading: reserved for it, not to be evicted before
-        `loaded`. cost_ms: of a reload."""
+        """Add a model, which takes its memory from now on.
+
+        loading: not to be evicted before `loaded` is called. cost_ms: duration of a reload.
+        """
         self.remove(model)
         self._pass(now_ms, 1)
         weight = _sum(self._ghosts.pop(model, -math.inf), self._lives_at(used_ms))
@@ -156,7 +162,7 @@ class ModelCache:
         self._queue(model, held)
 
     def loaded(self, model: str, size_bytes: int, *, now_ms: int = 0, cost_ms: float = 0.0) -> bool:
-        """It has become resident, now, and was measured. False: it is not here."""
+        """Mark a model as loaded, with its measured size. Returns False if it is unknown."""
         held = self._models.get(model)
         if held is None:
             return False
@@ -167,7 +173,7 @@ class ModelCache:
         return True
 
     def remove(self, model: str) -> bool:
-        """It holds nothing any longer; what is known of its use is kept for a while."""
+        """Remove a model; its weight is kept for a while. Returns False if it is unknown."""
         held = self._models.pop(model, None)
         if held is None:
             return False
@@ -180,7 +186,7 @@ class ModelCache:
         return True
 
     def touch(self, model: str, now_ms: int, count: int = 1) -> None:
-        """It was used `count` times until now."""
+        """Count `count` uses of a model until now."""
         held = self._models.get(model)
         if held is None:
             return
@@ -194,7 +200,7 @@ class ModelCache:
                 self._oldest = ""
 
     def resize(self, model: str, size_bytes: int) -> None:
-        """Its size as measured."""
+        """Set the measured size of a model."""
         held = self._models.get(model)
         if held is None:
             return
@@ -203,6 +209,7 @@ class ModelCache:
         self._queue(model, held)
 
     def pin(self, model: str, pinned: bool) -> None:
+        """Exempt a model from eviction, or end the exemption."""
         held = self._models.get(model)
         if held is not None:
             held.pinned = pinned
@@ -212,8 +219,11 @@ class ModelCache:
     def room_for(
         self, size_bytes: int, used_ms: int, now_ms: int, *, waiting: bool = True
     ) -> Eviction | NoRoom:
-        """What must go before a model of this size can come. waiting: a request waits for it; else
-        it must be worth more than what goes, by its last use. Nothing is changed."""
+        """Return what must be evicted before a model of this size fits. Changes nothing.
+
+        waiting: a request waits for the model; otherwise only models with an older last use are
+        evicted.
+        """
         need = self.used_bytes + size_bytes - self.capacity_bytes
         crowd = len(self._models) + 1 - self.models_max
         if need <= 0 and crowd <= 0:
@@ -242,8 +252,7 @@ class ModelCache:
         return Eviction(tuple(self._needed(chosen, freed - need, len(chosen) - crowd)))
 
     def _needed(self, chosen: list[str], spare_bytes: int, spare_count: int) -> list[str]:
-        """Without those that the larger ones after them made needless; the worthiest are spared
-        first."""
+        """Spare models whose eviction later, larger ones make unnecessary; worthiest first."""
         kept = []
         for model in reversed(chosen):
             size = self._models[model].size_bytes
@@ -263,7 +272,7 @@ class ModelCache:
         )
 
     def _pass(self, now_ms: int, uses: float) -> None:
-        """Time passes, by uses and by the clock."""
+        """Advance the time in half-lives, by uses and by the clock."""
         elapsed = max(0, now_ms - self._lives_ms) if self._lives_ms else 0
         self._lives += uses / (USES * max(len(self._models), FEW)) + elapsed / HALF_LIFE_MS
         self._lives_ms = max(self._lives_ms, now_ms)
@@ -273,7 +282,7 @@ class ModelCache:
                 del self._marks[: MARKS // 2]
 
     def _lives_at(self, time_ms: int) -> float:
-        """Half-lives until then."""
+        """Return the time in half-lives at a wall time."""
         if time_ms >= self._lives_ms:
             return self._lives
         after = bisect.bisect_right(self._marks, (time_ms, math.inf))
@@ -293,7 +302,7 @@ class ModelCache:
             heapq.heapify(self._heap)
 
     def _pop(self) -> str:
-        """The model of least worth, out of the heap; empty: there is none."""
+        """Remove and return the model of least worth from the heap; empty if there is none."""
         while self._heap:
             queued, model = heapq.heappop(self._heap)
             held = self._models.get(model)
@@ -308,6 +317,6 @@ class ModelCache:
 
 
 def _sum(weight: float, more: float) -> float:
-    """log2(2 ** weight + 2 ** more)."""
+    """Return log2(2 ** weight + 2 ** more)."""
     low, high = (weight, more) if weight < more else (more, weight)
     return high if low < high - 50 else high + math.log2(1.0 + 2.0 ** (low - high))

@@ -1,15 +1,16 @@
-"""Where a model shall be loaded: an order of the instances, a shortlist of the best, and a draw
-among it.
+"""Choice of the instance that loads a copy: an order of the instances, a shortlist, a random draw.
 
-Hard conditions come first: the type's required labels, memory enough at all, not stopping, not
-there already, not failed there. Then the order: no longer to be replaced by a newer version, room
-left, another zone and host than its copies, fewer models; where there is no room, the one whose
-models have waited longest. Nearly equal instances make a shortlist, those much busier than the
-least busy leave it, and chance decides, since all nodes decide by records that are up to two
-seconds old and must not all agree. Numbers: model-mesh's, but for what is too busy. Its 100 queries
-a minute send all loads of a full mesh to the few instances with the fewest queries, which then
-throw out what they need: ten simulated nodes hit 59 % with it, and 65 % without. Its shortlist
-looked at the wrong record; ours is tested for that.
+Hard conditions come first: the labels that the type requires, enough memory in total, not stopping,
+no copy there already, no failure there. Then the order: not about to be replaced by a newer
+version, free memory, another zone and host than the other copies, fewer models; when all are full,
+the one whose least recently used model is oldest. Nearly equal instances form a shortlist, without
+those that are much busier than the least busy. The draw is random because all nodes decide from
+records that are up to two seconds old, and must not all choose the same instance.
+
+The numbers are those of model-mesh, except for what counts as too busy. Its 100 queries a minute
+send all loads of a full mesh to the few instances with the fewest queries, which then evict what
+they need: ten simulated nodes hit 59 % with it, and 65 % without. Its shortlist used the wrong
+record; the tests check ours for that.
 """
 
 import bisect
@@ -25,30 +26,28 @@ from clipper.mesh.decisions.load_queue import LoadTimes
 from clipper.mesh.facade import Verdict
 from clipper.mesh.records import Instance, MeshModel
 
-DEFAULT: Final = "_default"  # the constraint of types that have none
+DEFAULT: Final = "_default"  # key of the constraint for types that have none
 FULL_SHARE: Final = 0.05  # of capacity: an instance with less left is full
 LRU_WINDOW_MS: Final = (
-    45_000  # full ones whose oldest model is about as old are as good; or 10 % of its age
+    45_000  # full instances whose oldest models differ by less are equal; or by 10 % of the age
 )
 LRU_SHARE: Final = 0.10
 PREFERRED_MS: Final = 120_000  # the same window for instances with preferred labels
 PREFERRED_SHARE: Final = 0.25
-FREE_SHARE: Final = 0.25  # of the best's free memory
+FREE_SHARE: Final = 0.25  # of the free memory of the best instance
 MODELS_FEW: Final = 10
 MODELS_RATIO: Final = 1.25
-BUSY_RATE: Final = 6000.0  # queries a minute; instances below are never too busy (see above)
-UPGRADE_MS: Final = (
-    20 * 60_000
-)  # after a newer version appeared, instances of the older are about to go
+BUSY_RATE: Final = 6000.0  # queries a minute below which an instance is never too busy
+UPGRADE_MS: Final = 20 * 60_000  # after a newer version appears, instances of the older one will go
 QUEUED_FEW: Final = 2
 RETRY_MS: Final = 1000
-DRAWN: Final = 12  # of a longer shortlist, so many are looked at
-# ms since the last use -> how many times the least rate is too busy
+DRAWN: Final = 12  # a longer shortlist is sampled
+# ms since the last use, and the multiple of the least rate that is too busy
 TOLERATED: Final = ((5_000, 1.5), (720_000, 3.0), (86_400_000, 4.0))
 
 
 class Constraint(msgspec.Struct, frozen=True):
-    """Labels of instances for models of a type."""
+    """Labels of instances for models of one type."""
 
     required: tuple[str, ...] = ()
     preferred: tuple[str, ...] = ()
@@ -60,27 +59,32 @@ Constraints = Mapping[str, Constraint]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
+    """The chosen instance, and why."""
+
     instance: str
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class NoPlacement:
-    """No place. retry_ms: after which another try may find one; 0: none will, as things are."""
+    """No instance can hold the model.
+
+    retry_ms: time after which another try may succeed; 0: none will, as things are.
+    """
 
     why: str
     retry_ms: int
 
 
 def constraint_of(type: str, constraints: Constraints) -> Constraint:
+    """Return the constraint of a model type."""
     return constraints.get(type) or constraints.get(DEFAULT) or NO_CONSTRAINT
 
 
 class InstanceIndex(Sequence[Instance]):
-    """The instances in placement's order, kept in order as their records change: for many choices
-    between two changes.
+    """Instances in placement order, kept in order as their records change.
 
-    Threads: one at a time.
+    Makes many choices between two changes cheap. Threads: one at a time.
     """
 
     def __init__(self, instances: Iterable[Instance] = ()) -> None:
@@ -97,8 +101,10 @@ class InstanceIndex(Sequence[Instance]):
 
     @classmethod
     def of(cls, instances: Sequence[Instance]) -> "InstanceIndex":
-        """These, as they are when they are one already. (By type: isinstance of an abstract class
-        costs ten times as much.)"""
+        """Return an index of the instances, or the argument if it is one.
+
+        Compares types, since isinstance of an abstract class costs ten times as much.
+        """
         return instances if type(instances) is InstanceIndex else cls(instances)
 
     def __len__(self) -> int:
@@ -114,14 +120,15 @@ class InstanceIndex(Sequence[Instance]):
         return [self._records[key[4]] for key in self._order[index]]  # type: ignore[index]
 
     def __contains__(self, instance: object) -> bool:
-        """By record or by id."""
+        """Return whether an instance, given by record or id, is in the index."""
         return (instance.id if isinstance(instance, Instance) else instance) in self._records
 
     def get(self, id: str) -> Instance | None:
+        """Return the record of an instance."""
         return self._records.get(id)
 
     def put(self, instance: Instance) -> None:
-        """A record is new, or has changed."""
+        """Add or replace the record of an instance."""
         looked_ms, before = self._replaced_ms, self._records.get(instance.id)
         self.remove(instance.id)
         if before is not None and _generation(before) == _generation(instance):
@@ -135,6 +142,7 @@ class InstanceIndex(Sequence[Instance]):
         bisect.insort(self._order, key)
 
     def remove(self, id: str) -> None:
+        """Remove an instance."""
         instance = self._records.pop(id, None)
         if instance is None:
             return
@@ -148,7 +156,7 @@ class InstanceIndex(Sequence[Instance]):
         del self._order[bisect.bisect_left(self._order, key)]
 
     def place(self, id: str, size_bytes: int) -> None:
-        """A load was sent there: until its record says so, this is how it looks from here."""
+        """Count a load that was sent to an instance, until its own record includes it."""
         held = self._records.get(id)
         if held is not None:
             self.put(
@@ -160,8 +168,7 @@ class InstanceIndex(Sequence[Instance]):
             )
 
     def replaced(self, now_ms: int) -> frozenset[str]:
-        """The instances that are about to make way for those of a newer version with the same
-        labels."""
+        """Return the instances that a newer version with the same labels will replace soon."""
         if len(self._versions) > 1:
             if not 0 <= now_ms - self._replaced_ms < RETRY_MS:
                 self._replaced_ms = now_ms
@@ -189,17 +196,17 @@ _Key = tuple[bool, bool, int, int, str]  # to be replaced, full, models or age, 
 
 
 def is_full(instance: Instance, size_bytes: int = 0) -> bool:
+    """Return whether an instance has no memory for a model of this size."""
     return instance.free_bytes < max(size_bytes, 1, FULL_SHARE * instance.capacity_bytes)
 
 
 def _generation(instance: Instance) -> tuple[str, tuple[str, ...], int, bool]:
-    """What says whether it is to be replaced."""
+    """Return the fields that decide whether an instance will be replaced."""
     return instance.version, instance.labels, instance.started_ms, is_full(instance)
 
 
 def _replaced(instances: Iterable[Instance], now_ms: int) -> frozenset[str]:
-    """Those of another version than the newest of their labels, while that is young and has
-    room."""
+    """Return instances of old versions, while the newest version is young and has memory."""
     groups: dict[frozenset[str], dict[str, list[Instance]]] = {}
     for instance in instances:
         groups.setdefault(frozenset(instance.labels), {}).setdefault(instance.version, []).append(
@@ -223,7 +230,7 @@ def _replaced(instances: Iterable[Instance], now_ms: int) -> frozenset[str]:
 
 
 def unfit(model: MeshModel, instance: Instance, constraint: Constraint, size_bytes: int) -> str:
-    """Why this instance can never hold a copy as it is; empty: it can."""
+    """Return why an instance can never hold a copy, as it is; empty if it can."""
     if instance.stopping:
         return "it is stopping"
     if instance.types and model.type not in instance.types:
@@ -250,12 +257,13 @@ def choose(
     used_ms: int = 0,
     size_bytes: int = 0,
 ) -> Placement | NoPlacement:
-    """An instance for one more copy, beside those in `model.copies`. Pass a Field when there are
-    many choices to make.
+    """Choose an instance for one more copy, besides those in `model.copies`.
 
-    exclude: where it was tried, or failed.  avoid: only if there is no other (quarantine).
-    prefer_local: taken if it is on the shortlist.  used_ms: last use, 0: now; what was used long
-    ago may go to busy places.  size_bytes: 0: as the record says.
+    Pass an InstanceIndex to make many choices.
+
+    exclude: instances where it was tried or has failed. avoid: used only if there is no other
+    (quarantine). prefer_local: chosen if it is on the shortlist. used_ms: last use, 0: now; models
+    used long ago may go to busy instances. size_bytes: 0: as in the record.
     """
     field = InstanceIndex.of(instances)
     constraint = constraint_of(model.type, constraints)
@@ -287,8 +295,7 @@ def choose(
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """What is to be placed. evicting: even where something must go for it, and no room is left
-    anywhere."""
+    """A model to be placed. evicting: accept instances that must evict a model for it."""
 
     model: MeshModel
     constraint: Constraint
@@ -300,6 +307,7 @@ class _Wish:
     evicting: bool = False
 
     def why_not(self, instance: Instance) -> str:
+        """Return why an instance cannot hold the model; empty if it can."""
         if instance.id in self.model.copies:
             return "it has a copy"
         if instance.id in self.exclude:
@@ -307,6 +315,7 @@ class _Wish:
         return unfit(self.model, instance, self.constraint, self.size_bytes)
 
     def fits(self, instance: Instance) -> bool:
+        """Return whether an instance can hold the model, with eviction if that is allowed."""
         if instance.free_bytes < self.size_bytes and not self.evicting and not is_full(instance):
             return False
         return not self.why_not(instance)
@@ -315,8 +324,10 @@ class _Wish:
 def _narrowed(
     field: InstanceIndex, wish: _Wish, avoid: Collection[str], prefers: tuple[str, ...]
 ) -> list[Instance]:
-    """Those that fit, and of them those not in quarantine, in other zones, on other hosts,
-    preferred; each if there are any."""
+    """Return the fit instances, narrowed by each preference that leaves any.
+
+    Preferences: not in quarantine, in other zones, on other hosts, with the preferred labels.
+    """
     found = [i for i in field if not wish.why_not(i)]
     holders = [holder for id in wish.model.copies if (holder := field.get(id))]
     zones, hosts = {h.zone for h in holders}, {h.host for h in holders if h.host}
@@ -333,12 +344,12 @@ def _narrowed(
 
 
 def _as_good(best: Instance, wish: _Wish, window_ms: int, share: float) -> int:
-    """Last use up to which a full instance's oldest model is about as old as that of the best."""
+    """Return the last use up to which a full instance is about as good as the best one."""
     return best.lru_ms + max(window_ms, int(share * max(0, wish.now_ms - best.lru_ms)))
 
 
 def _shortlist(ordered: Sequence[Instance], wish: _Wish, rng: Random) -> list[Instance]:
-    """Those that are nearly as good as the best, or some of them by chance."""
+    """Return the instances that are nearly as good as the best, or a random part of them."""
     first = next((n for n in range(len(ordered)) if wish.fits(ordered[n])), None)
     if first is None:
         return []
@@ -372,8 +383,7 @@ def _shortlist(ordered: Sequence[Instance], wish: _Wish, rng: Random) -> list[In
 
 
 def _not_too_busy(found: list[Instance], wish: _Wish) -> list[Instance]:
-    """Without those whose rate is far above the least, and those whose queue of loads is longer by
-    more than a few."""
+    """Drop instances with a far higher rate, or a longer load queue, than the least busy one."""
     since = max(0, wish.now_ms - wish.used_ms)
     times = next((times for within_ms, times in TOLERATED if since <= within_ms), math.inf)
     least = min(instance.rate for instance in found)
@@ -395,7 +405,7 @@ def _told(chosen: Instance, wish: _Wish, count: int, local: bool) -> str:
 
 
 def _refusal(field: InstanceIndex, wish: _Wish, retry_ms: int) -> NoPlacement:
-    """Another try after a load's time, unless none can ever hold it."""
+    """Return why no instance can hold the model, and when to try again."""
     if not field:
         return NoPlacement("no instance lives", RETRY_MS)
     reasons = {instance.id: wish.why_not(instance) for instance in field}
@@ -418,8 +428,7 @@ def explain(
     avoid: Collection[str] = (),
     size_bytes: int = 0,
 ) -> list[Verdict]:
-    """What `choose` thinks of each instance, best first; those with `ok` are what it would draw
-    among. seen: as for `choose`."""
+    """Return what `choose` finds for each instance, best first. `ok`: could be drawn."""
     field = InstanceIndex.of(instances)
     constraint = constraint_of(model.type, constraints)
     wish = _Wish(

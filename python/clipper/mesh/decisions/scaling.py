@@ -1,5 +1,4 @@
-"""How many copies of a model there should be, from what is known of its use and of the
-instances."""
+"""The number of copies that a model should have, given its use and the instances."""
 
 import math
 from collections.abc import Container, Sequence
@@ -14,23 +13,27 @@ from clipper.settings.mesh import MeshSettings
 
 HOUR_MS: Final = 3_600_000
 QUEUE_SHARE: Final = 0.3  # of the SLO that rows may wait for a free copy
-BUSY_SHARE: Final = 0.7  # of its time that a copy may be at work
-FULL_SHARE: Final = 0.90  # above which a second copy asks whether models live long
-SECOND_AGE_MS: Final = 6 * HOUR_MS  # that the cluster's oldest model must have for it
-AT_ONCE: Final = 2  # copies that may be added at once in any case; more: a third of the instances
-TIGHT_SHARE: Final = 0.05  # of memory that is free: above it, nothing is unloaded for being idle
-IDLE_SHARE: Final = 0.10  # of the cache's age, unused: the second copy goes
+BUSY_SHARE: Final = 0.7  # of its time that a copy may be busy
+FULL_SHARE: Final = 0.90  # memory in use above which a second copy requires SECOND_AGE_MS
+SECOND_AGE_MS: Final = 6 * HOUR_MS  # least age of the least recently used model of the cluster
+AT_ONCE: Final = 2  # copies that may always be added at once; or a third of the instances
+TIGHT_SHARE: Final = 0.05  # with more of the memory free, no idle copy is unloaded
+IDLE_SHARE: Final = 0.10  # of the cache's age: a second copy unused for longer is unloaded
 IDLE_MS_MAX: Final = 10 * HOUR_MS
-SETTLED_MS: Final = 30 * 60_000  # since a copy was loaded, before one of more than two goes
+SETTLED_MS: Final = (
+    30 * 60_000
+)  # after the last load, before one of more than two copies is unloaded
 CALM_MS: Final = (
     10 * 60_000,
     5 * HOUR_MS,
-)  # without heavy use, at least and at most, before one of more than two goes
-CALM_SHARE: Final = 2 / 3  # of the limit, which those that stay would keep to
+)  # least and greatest time without heavy use before one of more than two is unloaded
+CALM_SHARE: Final = 2 / 3  # of the limit that the remaining copies would stay below
 
 
 @dataclass(frozen=True, slots=True)
 class CopyTarget:
+    """The number of copies that a model should have, and the reason."""
+
     copies: int
     why: str
 
@@ -45,7 +48,7 @@ def wanted(
     assumed_ms: float = 3000.0,
     constraint: Constraint = NO_CONSTRAINT,
 ) -> int:
-    """How many copies there should be, loading ones counted. assumed_ms: of `LoadTimes`."""
+    """Return how many copies there should be, including those that load. See `decide`."""
     return decide(
         model, usage, instances, now_ms, settings, assumed_ms=assumed_ms, constraint=constraint
     ).copies
@@ -61,7 +64,10 @@ def decide(
     assumed_ms: float = 3000.0,
     constraint: Constraint = NO_CONSTRAINT,
 ) -> CopyTarget:
-    """The same, with the reason."""
+    """Return how many copies there should be, including those that load, and why.
+
+    assumed_ms: time after which a load has probably ended, from `LoadTimes`.
+    """
     cluster = Cluster.of(model, instances, constraint)
     held = len(alive_copies(model, cluster.alive))
     loaded = len(loaded_copies(model, cluster.alive))
@@ -88,8 +94,11 @@ def decide(
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The instances that could hold a model: ids of all that live; how many could; memory; the
-    oldest model's last use."""
+    """Totals of the instances that could hold a model.
+
+    alive: ids of all live instances. places: how many could hold it. lru_ms: last use of the least
+    recently used model.
+    """
 
     alive: Container[object]
     places: int
@@ -101,6 +110,7 @@ class Cluster:
     def of(
         cls, model: MeshModel, instances: Sequence[Instance], constraint: Constraint
     ) -> "Cluster":
+        """Compute the totals for a model."""
         fit = [i for i in instances if not unfit(model, i, constraint, model.size_bytes)]
         return cls(
             instances if type(instances) is InstanceIndex else frozenset(i.id for i in instances),
@@ -112,10 +122,13 @@ class Cluster:
 
     @property
     def free_share(self) -> float:
+        """Share of the memory that is free."""
         return self.free_bytes / self.capacity_bytes if self.capacity_bytes else 0.0
 
     def age_ms(self, now_ms: int) -> int:
-        """How long the least recently used model has been unused; long, where nothing is known."""
+        """Return the time since the last use of the least recently used model; very long if there
+        is none.
+        """
         return max(0, now_ms - self.lru_ms) if self.lru_ms else 10 * IDLE_MS_MAX
 
 
@@ -215,7 +228,7 @@ def _fewer(
 
 
 def spare(model: MeshModel, instances: Sequence[Instance]) -> str:
-    """Which of its holders gives its copy up: the same one, whoever asks. Empty: no two live."""
+    """Return the holder that should give up its copy, the same for every caller; empty: none."""
     field = InstanceIndex.of(instances)
     holders = [held for id in loaded_copies(model, field) if (held := field.get(id))]
     if len(holders) < 2:

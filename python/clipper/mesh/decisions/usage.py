@@ -1,22 +1,23 @@
-"""How much models are used, counted in one node: what digests tell the others, and what scaling
-decides by."""
+"""Counters of how much models are used, on which scaling decides."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 MINUTE_MS: Final = 60_000
-REGULAR_FROM: Final = 7  # minutes ago: a use between these two, and one now, is regular use
+REGULAR_FROM: Final = 7  # minutes; use is regular with a use now and one between these two
 REGULAR_TO: Final = 40
-HEAVY_SHARE: Final = 0.75  # of the rate that asks for another copy
+HEAVY_SHARE: Final = 0.75  # of the rate at which another copy is wanted
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """rate: queries a minute of the model, all copies together.  regular: used now, and 7 to 40
-    minutes ago.  queue_ms: mean time that rows waited for a free copy.  service_ms: one copy's time
-    for a query, 0 while unknown.  waiting: rows that wait now. heavy_ms: when a copy was last near
-    its limit."""
+    """Use of one model since the last look.
+
+    rate: queries a minute, all copies together. regular: used now, and also 7 to 40 minutes ago.
+    queue_ms: mean time that rows waited for a free copy. service_ms: mean time of one copy for a
+    query, 0 if unknown. waiting: rows that wait now. heavy_ms: when a copy was last near its limit.
+    """
 
     used_ms: int = 0
     rate: float = 0.0
@@ -28,7 +29,7 @@ class Usage:
 
 
 def together(usages: Iterable[Usage]) -> Usage:
-    """Of one model, as several nodes saw it."""
+    """Combine the usage of one model as several nodes have seen it."""
     found = Usage()
     for usage in usages:
         found = Usage(
@@ -56,9 +57,9 @@ class _Counted:
 
 
 class UsageCounter:
-    """Counts since the last look, and which minutes of the last forty had a use.
+    """Counts uses since the last look, and remembers the minutes with a use for forty minutes.
 
-    Threads: one at a time. Memory: a few hundred bytes a model used within forty minutes.
+    Memory: a few hundred bytes for each model used within forty minutes. Threads: one at a time.
     """
 
     def __init__(self) -> None:
@@ -76,7 +77,10 @@ class UsageCounter:
         waited_ms: float = 0.0,
         served_ms: float = 0.0,
     ) -> None:
-        """`count` queries until now; of them all together, time waiting for a copy, and in one."""
+        """Count queries until now.
+
+        waited_ms, served_ms: their total time waiting for a copy, and in one.
+        """
         held = self._models.get(model)
         if held is None:
             held = self._models[model] = _Counted()
@@ -94,7 +98,7 @@ class UsageCounter:
         self._used[model] = held
 
     def look(self, now_ms: int) -> dict[str, Usage]:
-        """Of the models used since the last look; counts begin anew."""
+        """Return the usage of the models used since the last call, and reset the counts."""
         window_ms = max(1, now_ms - self._since_ms) if self._since_ms else MINUTE_MS
         self._since_ms = now_ms
         found = {model: self._usage(held, window_ms) for model, held in self._used.items()}
@@ -112,13 +116,13 @@ class UsageCounter:
         return found
 
     def heavy(self, model: str, now_ms: int) -> None:
-        """A copy of it is near its limit."""
+        """Note that a copy of the model is near its limit."""
         held = self._models.get(model)
         if held is not None:
             held.heavy_ms = now_ms
 
     def last(self, model: str, now_ms: int) -> Usage:
-        """What is known of it between looks: last use, regularity."""
+        """Return the last use and regularity of a model, without resetting the counts."""
         held = self._models.get(model)
         return (
             Usage()
@@ -127,6 +131,7 @@ class UsageCounter:
         )
 
     def forget(self, model: str) -> None:
+        """Drop all counts of a model."""
         self._models.pop(model, None)
         self._used.pop(model, None)
 

@@ -1,10 +1,9 @@
-"""Names that stand for a model, and the change from one model to another without a query that finds
-none loaded.
+"""V-models: names that stand for a model, and switch to another one without a lost query.
 
-Each function takes records as read and gives those to write in one transaction, with how often each
-model is named. An error is one for the caller. A v-model whose active model changes waits in `step`
-until the target has as many loaded copies as the active one; its failure leaves the active one in
-place.
+Each function takes records as they were read and returns those to write in one transaction,
+including the counts of references in the models. Raised errors are for the caller. A v-model whose
+target differs from its active model waits in `step` until the target has as many loaded copies as
+the active model; if the target fails, the active model stays.
 """
 
 from collections.abc import Callable, Container
@@ -37,8 +36,10 @@ class UnknownVModel(Unknown):
 
 @dataclass(frozen=True, slots=True)
 class VChange:
-    """Records to write together, each if it is still as it was read. vmodel: as it shall be; None:
-    no longer. models: with other counts of references."""
+    """Records to write together, each only if it is as it was read.
+
+    vmodel: the new record; None: delete it. models: models whose reference counts change.
+    """
 
     vmodel: VModel | None
     models: tuple[MeshModel, ...] = ()
@@ -46,7 +47,7 @@ class VChange:
 
 @dataclass(frozen=True, slots=True)
 class NoStep:
-    """Nothing is to be done. settled: nor is there anything to wait for."""
+    """Do nothing now. settled: nor is there anything to wait for."""
 
     why: str
     settled: bool = False
@@ -54,7 +55,7 @@ class NoStep:
 
 @dataclass(frozen=True, slots=True)
 class LoadTarget:
-    """Load the target until it has so many copies."""
+    """Load the target until it has this many copies."""
 
     model: str
     copies: int
@@ -63,14 +64,14 @@ class LoadTarget:
 
 @dataclass(frozen=True, slots=True)
 class SwitchVModel:
-    """The target becomes the active one: `switched`."""
+    """Make the target the active model, by `switched`."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class FailVModel:
-    """The active one stays: `failed`."""
+    """Keep the active model, by `failed`."""
 
     why: str
 
@@ -81,7 +82,7 @@ LINGER_MS: Final = 10_000
 
 
 def named(vmodel: VModel | None) -> frozenset[str]:
-    """The models that it holds a reference to."""
+    """Return the models that a v-model refers to."""
     return frozenset({vmodel.active, vmodel.target}) if vmodel else frozenset()
 
 
@@ -101,12 +102,14 @@ def set_target(
     share: float = 0.0,
     give_up_ms: int = 0,
 ) -> VChange:
-    """Define it, or change what it stands for. read: a model's record.  info: the target,
-    registered with it if it is not yet. expected: what the target must be now. share: of the
-    queries, to the target, without a switch.  give_up_ms: wall time.
+    """Define a v-model or change its target.
 
-    UnknownModel, UnknownVModel; AlreadyExists when another owns it, or info differs from what is
-    registered; StillLinked when it does not stand for what was expected; InvalidInput.
+    read: returns a model's record. info: the target's record, registered if it does not exist.
+    expected: what the target must be now. share: of the queries that go to the target without a
+    switch, 0 to 1. give_up_ms: wall time.
+
+    UnknownModel, UnknownVModel, InvalidInput. AlreadyExists when the v-model has another owner, or
+    `info` differs from the registered model. StillLinked when the target is not `expected`.
     """
     if not 0.0 <= share <= 1.0:
         raise InvalidInput(
@@ -189,7 +192,7 @@ def _after(
 
 
 def delete(before: VModel | None, read: Read, now_ms: int, *, owner: str = "") -> VChange:
-    """Take the name away. Nothing, when there is none. Forbidden: another owns it."""
+    """Delete a v-model; no error if there is none. Forbidden if it has another owner."""
     if before is None:
         return VChange(None)
     if before.owner != owner:
@@ -201,8 +204,7 @@ def delete(before: VModel | None, read: Read, now_ms: int, *, owner: str = "") -
 
 
 def rollback(before: VModel, read: Read, now_ms: int) -> VChange:
-    """Back to the active model before the last switch, or away from a target that is not active
-    yet."""
+    """Switch back to the previous active model, or away from a target that is not active yet."""
     goal = before.active if before.target != before.active else before.previous
     if not goal:
         raise InvalidInput(
@@ -218,9 +220,11 @@ def rollback(before: VModel, read: Read, now_ms: int) -> VChange:
 
 
 def switched(before: VModel, read: Read, now_ms: int) -> VChange:
-    """The target is the active one. In the transaction that writes it, `step` on what that reads
-    must still say Switch: a copy that was loaded when the decision was made may have been evicted
-    since."""
+    """Make the target the active model.
+
+    The transaction that writes this must decide `step` again on the records that it reads: a copy
+    that was loaded when the switch was decided may have been evicted.
+    """
     after = VModel(
         before.id,
         before.target,
@@ -233,7 +237,7 @@ def switched(before: VModel, read: Read, now_ms: int) -> VChange:
 
 
 def failed(before: VModel, why: str) -> VChange:
-    """The target cannot be loaded; what is active stays."""
+    """Record that the target cannot be loaded; the active model stays."""
     return VChange(changed(before, failed=True, why=why[:500]))
 
 
@@ -247,8 +251,11 @@ def step(
     settings: MeshSettings,
     places: int = 0,
 ) -> VStep:
-    """What is next for it. active, target: their records. alive: ids of instances.  places: how
-    many could hold the target, 0: unknown."""
+    """Return the next step of a v-model.
+
+    active, target: their records. alive: ids of live instances. places: how many instances could
+    hold the target; 0: unknown.
+    """
     if vmodel.active == vmodel.target:
         return NoStep("it stands for one model", settled=True)
     if target is None:
@@ -294,7 +301,7 @@ def _degree(
     settings: MeshSettings,
     places: int,
 ) -> tuple[int, int]:
-    """Copies that the target needs, as the active one has; and those it has loaded."""
+    """Return the copies that the target needs to match the active model, and those loaded."""
     asked = max(len(loaded_copies(active, alive)) if active else 1, target.policy.copies_min, 1)
     most = target.policy.copies_max or asked
     if places:
@@ -303,29 +310,32 @@ def _degree(
 
 
 def resolve(vmodel: VModel, draw: float, is_loaded: Callable[[str], bool]) -> str:
-    """The model that a query asks. draw: 0 to 1, by chance or of its user."""
+    """Return the model that a query goes to. draw: 0 to 1, random or derived from the user."""
     if vmodel.share and draw < vmodel.share and is_loaded(vmodel.target):
         return vmodel.target
     return vmodel.active
 
 
 def same_model(held: MeshModel, told: MeshModel) -> bool:
-    """Registered again, it is the same."""
+    """Return whether two registrations are of the same artifact."""
     return (held.type, held.path, held.key) == (told.type, told.path, told.key)
 
 
 def changed(vmodel: VModel, **fields: Any) -> VModel:
+    """Return the record with other values of some fields."""
     return msgspec.structs.replace(vmodel, **fields)
 
 
 def is_unnamed(model: MeshModel) -> bool:
-    """It is to go, as its last v-model has."""
+    """Return whether a model is to be deleted since no v-model names it any more."""
     return model.auto_delete and not model.refs
 
 
 def is_left_over(model: MeshModel, now_ms: int) -> bool:
-    """It goes now. Not at once: nodes hear of a switch one after another, and until then they ask
-    it."""
+    """Return whether an unnamed model can be deleted now.
+
+    Not at once: nodes notice a switch one after another and use the old model until then.
+    """
     return is_unnamed(model) and now_ms - model.used_ms >= LINGER_MS
 
 
@@ -336,7 +346,9 @@ def _change(
     now_ms: int,
     made: MeshModel | None = None,
 ) -> VChange:
-    """With the counts of references; one that loses its last was in use until now."""
+    """Return the change with new reference counts; a model that loses its last was in use until
+    now.
+    """
     was, becomes = named(before), named(after)
     models = []
     for id in sorted(was ^ becomes):

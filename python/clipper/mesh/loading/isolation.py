@@ -1,10 +1,9 @@
-"""Models that were at work when a model host ended: each is held by a host of its own, until it is
-known which of them did it.
+"""Isolation of models that may have ended their host, each in a host of its own.
 
-A host that holds many models cannot say which one ended it, only which were at work. So each of
-these is loaded into a host that holds nothing else, and queries that it had not answered are asked
-there again. If that host ends as well, the model did it: its load has failed. If not, the model
-goes back after a while. Threads: all on the mesh's event loop.
+A host that holds many models cannot tell which one ended it, only which were at work. Each of these
+is loaded into a host that holds nothing else, and its unanswered queries are sent there again. If
+that host ends as well, the model was the cause, and its load has failed. Otherwise the model goes
+back after a while. Threads: all on the event loop of the node.
 """
 
 import asyncio
@@ -17,23 +16,25 @@ from typing import Final
 from clipper.mesh.loading.model_host import HostProcess
 from clipper.mesh.transport.channel import RequestFailed
 
-ALONE_MAX: Final = 4  # hosts that hold one model; more suspects wait for a place
-SUSPECTS_MAX: Final = 4096  # models remembered, those suspected last
-PROBATION_S: Final = 30.0  # alone; twice as long each further time
-TIMES_MAX: Final = 8  # beyond which that does not grow
+ALONE_MAX: Final = 4  # hosts that hold one model; more suspects wait
+SUSPECTS_MAX: Final = 4096  # latest suspects that are remembered
+PROBATION_S: Final = 30.0  # doubled each further time
+TIMES_MAX: Final = 8  # longest probation: after this many doublings
 
 
 @dataclass(slots=True)
 class _Suspect:
     times: int = 0
-    is_alone: bool = False  # it is to be loaded into a host of its own
+    is_alone: bool = False  # to be loaded into a host of its own
     host: HostProcess | None = None
 
 
 class Isolation:
-    """start: starts a host by name, -> when it is ready; Failed.  acquit: (model, its host), told
-    that it has not ended the host within its probation; the model is to be loaded elsewhere, and
-    then `release` is to be called.
+    """Places suspected models in hosts of their own.
+
+    start: starts a host with a name, and returns it when it is ready; RequestFailed. acquit: called
+    with a model and its host when its probation ends; the model is then to be loaded elsewhere, and
+    `release` to be called.
     """
 
     def __init__(
@@ -47,16 +48,16 @@ class Isolation:
         self._numbers = itertools.count()
 
     def is_suspect(self, model: str) -> bool:
-        """Whether it is to be held alone."""
+        """Return whether the model is to be held alone."""
         suspect = self._suspects.get(model)
         return suspect is not None and suspect.is_alone
 
     def is_alone_in(self, host: HostProcess) -> bool:
-        """Whether the host is one of those that hold one model."""
+        """Return whether the host is one of those that hold one model."""
         return any(suspect.host is host for suspect in self._suspects.values())
 
     def suspect(self, models: Iterable[str]) -> None:
-        """These were at work when a host ended."""
+        """Suspect the models that were at work when a host ended."""
         for model in models:
             suspect = self._suspects.setdefault(model, _Suspect())
             self._suspects.move_to_end(model)
@@ -68,8 +69,10 @@ class Isolation:
             del self._suspects[model]
 
     async def host_of(self, model: str, wait_s: float) -> HostProcess:
-        """A host that holds nothing else. Failed when it does not start, or no place is free in
-        time."""
+        """Return a host that holds nothing but the model.
+
+        RequestFailed when it does not start, or no place is free in time.
+        """
         suspect = self._suspects.setdefault(model, _Suspect(1, True))
         if suspect.host is not None:
             return suspect.host
@@ -96,7 +99,7 @@ class Isolation:
             self._acquit(model, host)
 
     async def release(self, model: str) -> None:
-        """It is not held alone any more: it was given up, has ended its host, or goes elsewhere."""
+        """Stop the model's own host, if it has one."""
         suspect = self._suspects.get(model)
         if suspect is None or suspect.host is None:
             return
@@ -107,6 +110,7 @@ class Isolation:
             self._places.release()
 
     async def close(self) -> None:
+        """Stop all hosts."""
         await asyncio.gather(
             *(
                 self.release(model)

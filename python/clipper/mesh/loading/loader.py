@@ -1,9 +1,9 @@
-"""The models of this node: what is loaded, what loads, what waits to, and what goes to make room.
+"""Loading, eviction and lending of the models of this node.
 
-Each load is claimed in the registry before it begins, and completed, failed or released there
-after; so whatever happens here, the others know of every copy. Who is to go is decided by
-mesh/paging.py, whose turn it is by mesh/loads.py. Threads: all on the mesh's event loop; what waits
-for the store is run elsewhere.
+Each load is claimed in the registry before it begins, and then completed, failed or released there,
+so the other nodes know of every copy. decisions/model_cache.py decides what is evicted,
+decisions/load_queue.py what loads next. Threads: all on the event loop of the node; calls that
+block on the store run elsewhere.
 """
 
 import asyncio
@@ -27,25 +27,27 @@ from clipper.mesh.transport.channel import NOT_LOADED_HERE, ConnectionLost, Requ
 from clipper.metrics import MeshCounts
 from clipper.settings.mesh import MeshSettings
 
-UNLOAD_S: Final = 120.0  # until the batches of a model that goes are answered
+UNLOAD_S: Final = 120.0  # for the batches of a model that is unloaded
 SERVE_S: Final = 10.0
-SIZE_S: Final = 0.5  # that a guess of a size may take
-CHURN: Final = 10.0  # loads' mean time: what was used more recently is not evicted
+SIZE_S: Final = 0.5  # for an estimate of a size
+CHURN: Final = 10.0  # times the mean load time: newer models are not evicted
 _log = logging.getLogger(__name__)
 RunBlocking = Callable[..., Awaitable[Any]]
 Note = Callable[[str, str, str], None]
 
 
 class NotLoadedHere(RequestFailed):
-    """It is not for this node to load: others hold it, or it may not now. Look at the record
-    again."""
+    """Refusal to load a model that others hold, or that may not be loaded here now.
+
+    The caller reads the record again.
+    """
 
     def __init__(self, why: str) -> None:
         super().__init__(why, NOT_LOADED_HERE)
 
 
 class ModelCrashed(RequestFailed):
-    """It has ended a host that held nothing else."""
+    """The model has ended a model host in which it was alone."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why, "artifact")
@@ -64,8 +66,10 @@ class LoadedCopy:
 
 @dataclass(slots=True)
 class _Job:
-    """A load on its way. copies: how many there may be with this one; 0: it was claimed before, and
-    is loaded again."""
+    """A load in progress or in the queue.
+
+    copies: greatest number of copies with this one; 0: it was claimed before, and is loaded again.
+    """
 
     copies: int
     done: "asyncio.Future[None]"
@@ -147,8 +151,11 @@ class ModelLoader:
     # -- loading
 
     async def load(self, id: str, used_ms: int, *, waiting: bool, copies: int = 1) -> None:
-        """It is loaded here when this returns. copies: how many there may be with it. Failed;
-        Elsewhere: others have it."""
+        """Load a model, and return when it is loaded.
+
+        copies: greatest number of copies with this one. RequestFailed; NotLoadedHere: others have
+        it.
+        """
         if id in self.held:
             return
         job = self._jobs.get(id)
@@ -159,6 +166,7 @@ class ModelLoader:
         await asyncio.shield(job.done)
 
     def is_loading(self, id: str) -> bool:
+        """Return whether a load of the model runs or is queued."""
         return id in self._jobs
 
     def _begin(self, id: str, used_ms: int, waiting: bool, copies: int, why: str = "") -> _Job:
@@ -167,7 +175,7 @@ class ModelLoader:
         job = self._jobs[id] = _Job(copies, asyncio.get_running_loop().create_future(), why)
         job.done.add_done_callback(
             lambda done: done.cancelled() or done.exception()
-        )  # nobody may wait any more
+        )  # avoid a warning if no one waits
         gone = self.queue.push(QueuedLoad(id, used_ms, now_ms(), waiting))
         if gone is not None:
             self._finish(
@@ -257,7 +265,7 @@ class ModelLoader:
         )
 
     async def _guess(self, host: ModelHost, record: MeshModel) -> int:
-        """Of a model that has never been measured."""
+        """Return an estimate of the size of a model that has never been measured."""
         with contextlib.suppress(RequestFailed, TimeoutError):
             async with asyncio.timeout(SIZE_S):
                 return await host.predict_size(record) or host.status.default_size_bytes
@@ -271,7 +279,7 @@ class ModelLoader:
         settings, me = self._settings, self.me
 
         def step(m: MeshModel, alive: Container[object]) -> MeshModel | claims.ClaimRefused:
-            if me in m.copies:  # of a load whose end could not be told to the store
+            if me in m.copies:  # from a load whose end could not be written to the store
                 return m
             return claims.claimed(
                 m, me, now_ms(), alive=alive, copies=job.copies, settings=settings, size_bytes=size
@@ -297,13 +305,13 @@ class ModelLoader:
                 self._on_evicted(copy.record, held[2])
 
     async def _evict_excess(self, but: str) -> None:
-        """It has turned out larger than was thought."""
+        """Evict models because one has turned out larger than estimated."""
         if self.cache.used_bytes <= self.cache.capacity_bytes:
             return
         churn_ms, self.cache.churn_ms = (
             self.cache.churn_ms,
             0.0,
-        )  # memory is taken already: whoever can go, goes
+        )  # memory is exceeded already: recent models may be evicted
         room = self.cache.room_for(0, now_ms(), now_ms())
         self.cache.churn_ms = churn_ms
         if isinstance(room, NoRoom):
@@ -313,8 +321,10 @@ class ModelLoader:
             await self._end_leaving(held, f"{but} is larger than was thought")
 
     async def _in_host(self, host: ModelHost, record: MeshModel) -> tuple[ModelHost, LoadResult]:
-        """-> where it is, and what the host says of it. Where it may have ended a host, it is
-        loaded into one of its own."""
+        """Load into the model's host, or into one of its own if it may have ended a host before.
+
+        Returns the host and what it reports.
+        """
         isolation, id = self._isolation, record.id
         alone = isolation is not None and (isolation.is_suspect(id) or failures.has_crashed(record))
         try:
@@ -350,7 +360,7 @@ class ModelLoader:
             await self._isolation.release(id)
 
     async def _not_loaded(self, record: MeshModel, error: BaseException) -> None:
-        """Tell the registry."""
+        """Write a failure, or release the claim, in the registry."""
         me = self.me
         if isinstance(error, RequestFailed) and error.fault in ("artifact", "host"):
             self.counts.failed(error.fault)
@@ -368,15 +378,13 @@ class ModelLoader:
                 )
             return claims.released(model, me)
 
-        with contextlib.suppress(
-            UnknownModel, StoreError
-        ):  # what is not released now is by the janitor
+        with contextlib.suppress(UnknownModel, StoreError):  # the janitor releases the claim later
             await self._run_blocking(self._registry.change, record.id, step)
 
     # -- serving
 
     async def lend(self, id: str, address: str, token: str) -> None:
-        """Have the copy here dial that server. Raises Failed."""
+        """Make the copy here connect to a server and serve it. RequestFailed."""
         held = self.held.get(id)
         if held is None:
             raise NotLoadedHere(f"{self.me} does not hold {id!r}")
@@ -389,20 +397,21 @@ class ModelLoader:
         held.lent[address] = token
 
     async def unlend(self, id: str, address: str) -> None:
+        """Make the copy here leave a server."""
         held = self.held.get(id)
         if held is not None and held.lent.pop(address, None) is not None:
             await held.host.leave(id, address, UNLOAD_S)
 
     def left(self, id: str, address: str) -> None:
-        """That server is gone, or wants it no more."""
+        """Note that a server has disconnected a copy."""
         held = self.held.get(id)
         if held is not None:
             held.lent.pop(address, None)
 
-    # -- going
+    # -- unloading
 
     async def evict(self, id: str, why: str) -> bool:
-        """Give up the copy here, tell the registry, and free its memory. False: there is none."""
+        """Release the copy here and free its memory. Returns False if there is none."""
         if id not in self.held:
             return False
         await self._end_leaving(self._begin_leaving(id), why)
@@ -414,8 +423,11 @@ class ModelLoader:
         return id, self.held.pop(id, None), resident.used_ms if resident else 0
 
     async def _end_leaving(self, leaving: tuple[str, LoadedCopy | None, int], why: str) -> None:
-        """First the others hear that it goes, so that they ask elsewhere; then it answers what it
-        has."""
+        """Unload a copy that was removed from `held`.
+
+        The claim is released first, so that other nodes use other copies; then the host answers the
+        rows that it has.
+        """
         id, held, used_ms = leaving
         if held is None:
             return
@@ -428,8 +440,7 @@ class ModelLoader:
         await self._unload(held.host, id)
 
     async def drop(self, id: str, why: str) -> None:
-        """Its record is gone, or somebody else's claim took the place of this one's: only the
-        memory is left to free."""
+        """Free the memory of a copy whose record or claim is gone."""
         _, held, _ = self._begin_leaving(id)
         if held is not None:
             self._note(id, "unloaded", why)
@@ -474,18 +485,17 @@ class ModelLoader:
         if isinstance(found, claims.ClaimRefused) and id in self.held and not found.final:
             await self.drop(id, f"its claim was gone: {found.why}")
 
-    # -- a host died
+    # -- dead hosts
 
     def host_lost(self, host: ModelHost) -> list[tuple[str, LoadedCopy]]:
-        """What it had held is gone from here; the claims stay, for it is loaded again."""
+        """Remove and return the copies of a dead host. Claims stay: copies are loaded again."""
         lost = [(id, held) for id, held in self.held.items() if held.host is host]
         for id, _ in lost:
             del self.held[id]
         return lost
 
     async def crashed(self, id: str, why: str) -> None:
-        """It was held alone, and its host has ended: it is loaded no more for a while, wherever it
-        is asked."""
+        """Write that a model ended the host in which it was alone; that blocks it for a while."""
         self._begin_leaving(id)
         await self._release_alone(id)
         self._note(id, "unloaded", why)
@@ -499,13 +509,14 @@ class ModelLoader:
             )
 
     def load_again(self, id: str, used_ms: int) -> None:
-        """A model whose host died; it is claimed already."""
+        """Start to load a model again whose host died; its claim exists."""
         if id in self.held or id in self._jobs or self._stopping:
             return
         self.cache.remove(id)
         self._begin(id, used_ms, waiting=False, copies=0, why=", again after its host had died")
 
     async def stop(self) -> None:
+        """Refuse loads, fail those that wait, and cancel all background tasks."""
         self._stopping = self._closed = True
         for job in self._jobs.values():
             if not job.done.done():

@@ -1,11 +1,10 @@
-"""The processes that hold this node's models: started, asked, ended, and started again when they
-die (docs/hosts.md).
+"""The processes that hold this node's models: started, supervised, asked and restarted
+(docs/hosts.md).
 
-A host dials the socket that it is told, and gives the token of its start. It is alive as long as
-that connection is: then all the models that it held are gone, and `lost` is told which host it was.
-A host that does not answer, or says that it is FAILING, is killed, and so replaced. Which models
-were at work when it ended is read from a file that it maps: `blamed`. Threads: all on the mesh's
-event loop.
+A host connects to the socket that it is given, and presents the token of its start. When that
+connection ends, all its models are gone, and `lost` is called. A host that does not answer, or
+reports that it is FAILING, is killed and restarted. The models that were at work when it ended are
+read from a file that it maps: `blamed`. Threads: all on the event loop of the node.
 """
 
 import asyncio
@@ -33,20 +32,19 @@ from clipper.mesh.transport.channel import (
 )
 
 TOKEN_ENV: Final = "CLIPPER_TOKEN"
-START_S: Final = 60.0  # to import what it needs, dial in, and be ready
+START_S: Final = 60.0  # to import packages, connect, and be ready
 PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 5.0
 LINES_MAX: Final = 200
 GRACE_S: Final = 3.0
-LOOK_S: Final = 0.5  # between two looks at a host
-WORK_SLOTS, WORK_SLOT_BYTES = 512, 256  # of the file that says which models are at work
-_ASK_S: Final = 10.0  # beyond the time that the host itself gives a request
+LOOK_S: Final = 0.5  # between two status requests
+WORK_SLOTS, WORK_SLOT_BYTES = 512, 256  # of the file of models at work
+_ASK_S: Final = 10.0  # beyond the host's own time limit of a request
 _READ_BYTES: Final = 64 << 10
 _log = logging.getLogger(__name__)
 
 
 class HostDied(ConnectionLost):
-    """The process of a host ended before it answered. blamed: the models that were at work in it
-    then."""
+    """The process of a host ended before it answered. blamed: the models at work in it then."""
 
     def __init__(self, why: str, blamed: frozenset[str]) -> None:
         super().__init__(why)
@@ -54,7 +52,7 @@ class HostDied(ConnectionLost):
 
 
 class LoadResult(msgspec.Struct, frozen=True):
-    """What a host says of a model that it has loaded."""
+    """A host's report of a model that it has loaded."""
 
     size_bytes: int = 0
     concurrency: int = 1
@@ -64,6 +62,8 @@ class LoadResult(msgspec.Struct, frozen=True):
 
 
 class HostStatus(msgspec.Struct, frozen=True):
+    """A host's report of itself. resident: pairs of model and size in bytes."""
+
     state: str = "STARTING"
     capacity_bytes: int = 0
     loading_max: int = 1
@@ -73,21 +73,32 @@ class HostStatus(msgspec.Struct, frozen=True):
 
 
 class ModelHost(Protocol):
-    """What an instance asks of a host. All raise Failed; Lost when it dies meanwhile."""
+    """The interface of a host for the loader. Calls raise RequestFailed, ConnectionLost."""
 
     types: tuple[str, ...]
     status: HostStatus
 
     async def load(self, model: MeshModel, timeout_s: float) -> LoadResult:
-        """Died when its process has ended meanwhile."""
+        """Load a model. HostDied when the process ends meanwhile."""
         ...
 
-    async def unload(self, model: str, timeout_s: float) -> None: ...
-    async def predict_size(self, model: MeshModel) -> int: ...
+    async def unload(self, model: str, timeout_s: float) -> None:
+        """Unload a model after its batches are answered."""
+        ...
+
+    async def predict_size(self, model: MeshModel) -> int:
+        """Return an estimate of the memory of a model, in bytes; 0 if unknown."""
+        ...
+
     async def serve(
         self, model: str, address: str, token: str, replica: int, timeout_s: float
-    ) -> None: ...
-    async def leave(self, model: str, address: str, timeout_s: float) -> None: ...
+    ) -> None:
+        """Make a loaded model connect to a server and serve it, as this replica number."""
+        ...
+
+    async def leave(self, model: str, address: str, timeout_s: float) -> None:
+        """Make a loaded model leave a server."""
+        ...
 
 
 def host_command(
@@ -98,7 +109,7 @@ def host_command(
     load_s: float,
     runtimes: Sequence[str] = (),
 ) -> Sequence[str]:
-    """The command line of a host. It holds no secret."""
+    """Return the command line of a host. It contains no secret."""
     words = [
         sys.executable,
         "-X",
@@ -125,10 +136,13 @@ def host_command(
 
 
 class HostProcess:
-    """One of them. command: control address -> command line.  ready, lost: called at each start and
-    death; left: (model, address, why), when a connection that it had let in has ended unasked.
-    silence_s: it is replaced when it has not answered for so long.  blamed: the models that were at
-    work when it last died."""
+    """A supervised model host process.
+
+    command: returns the command line for a control address. ready, lost: called at each start and
+    end. left: called with (model, address, reason) when a connection to a server has ended by
+    itself. silence_s: a host that has not answered for so long is restarted. blamed: the models
+    that were at work when it last ended.
+    """
 
     def __init__(
         self,
@@ -143,7 +157,7 @@ class HostProcess:
         self.name, self._command, self._silence_s = name, command, silence_s
         self._work_file = folder / f"{name}.work"
         self.blamed: frozenset[str] = frozenset()
-        self._over: asyncio.Future[None] | None = None  # of this life
+        self._over: asyncio.Future[None] | None = None  # ends with the process
         self._ready, self._lost, self._left = ready, lost, left
         self._token = secrets.token_urlsafe(24)
         self._door = ChannelServer("", self._token, self._came, folder, name)
@@ -160,17 +174,18 @@ class HostProcess:
 
     @property
     def pid(self) -> int:
+        """The process id; 0 while there is no process."""
         return self._process.pid if self._process is not None else 0
 
     # -- life
 
     async def start(self) -> None:
-        """Begin; `is_ready` is set when it can be asked."""
+        """Start the process and its supervision; `is_ready` is set when it answers."""
         await self._door.open()
         self._supervising = asyncio.get_running_loop().create_task(self._supervise())
 
     async def stop(self) -> None:
-        """SIGTERM: it says goodbye, answers what it has, and ends; SIGKILL after a grace."""
+        """End the process: SIGTERM lets it answer what it has, SIGKILL follows after a while."""
         self._stopping = True
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -186,6 +201,7 @@ class HostProcess:
         self._work_file.unlink(missing_ok=True)
 
     def kill(self) -> None:
+        """Kill the process."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
@@ -214,7 +230,7 @@ class HostProcess:
             await asyncio.sleep(pause_s)
 
     async def _life(self) -> None:
-        """From the start of its process until there is none any more."""
+        """Run one process from its start to its end."""
         loop = asyncio.get_running_loop()
         ended, was_ready = asyncio.Event(), False
         self._dialled.clear()
@@ -253,7 +269,7 @@ class HostProcess:
                 self._lost(self)
 
     async def _until_over(self, closed: asyncio.Event, ended: asyncio.Event) -> None:
-        """Until the process ends, or has to be replaced."""
+        """Wait until the process ends or must be replaced."""
         while not self._stopping and not (closed.is_set() or ended.is_set()):
             await _first(closed, ended, timeout_s=LOOK_S)
             if self._stopping or closed.is_set() or ended.is_set():
@@ -265,8 +281,10 @@ class HostProcess:
                 return
 
     async def _why_replaced(self) -> str:
-        """Empty: it goes on. It is asked twice: when this process stood still itself, the first
-        answer may be overdue."""
+        """Return why the process must be replaced; empty: it need not be.
+
+        It is asked twice: if this process was suspended, the first answer may be overdue.
+        """
         for _ in range(2):
             try:
                 status = await self.look(self._silence_s / 2)
@@ -281,7 +299,7 @@ class HostProcess:
         return f"has not answered for {self._silence_s:g} s"
 
     def _at_work(self) -> frozenset[str]:
-        """The models that were at work when the process ended, as its file says."""
+        """Return the models that were at work when the process ended, from its file."""
         with contextlib.suppress(OSError):
             data = self._work_file.read_bytes()
             slots = (data[at : at + WORK_SLOT_BYTES] for at in range(0, len(data), WORK_SLOT_BYTES))
@@ -291,7 +309,7 @@ class HostProcess:
         return frozenset()
 
     def _spawn(self) -> int:
-        """-> the pipe of its output."""
+        """Start a process; return the pipe of its output."""
         self._work_file.write_bytes(bytes(WORK_SLOTS * WORK_SLOT_BYTES))
         out, its_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(out, False)
@@ -351,7 +369,7 @@ class HostProcess:
                 str(message.get("why", "")),
             )
 
-    # -- asked
+    # -- requests
 
     async def _request(self, verb: str, timeout_s: float, **fields: object) -> Message:
         if self._channel is None:
@@ -359,13 +377,14 @@ class HostProcess:
         return await self._channel.request(verb, timeout_s, **fields)
 
     async def look(self, timeout_s: float = _ASK_S) -> HostStatus:
-        """Ask how it is, but for its list of models."""
+        """Ask for the status, without the list of models."""
         self.status = msgspec.convert(
             await self._request("status", timeout_s, brief=True), HostStatus, strict=False
         )
         return self.status
 
     async def load(self, model: MeshModel, timeout_s: float) -> LoadResult:
+        """Load a model. RequestFailed; HostDied when the process ends meanwhile."""
         asked = {"model": model.id, "type": model.type, "path": model.path, "key": model.key}
         asked |= {"input": model.input, "output": model.output}
         over, channel = self._over, self._channel
@@ -381,9 +400,11 @@ class HostProcess:
         return msgspec.convert(found, LoadResult, strict=False)
 
     async def unload(self, model: str, timeout_s: float) -> None:
+        """Unload a model."""
         await self._request("unload", timeout_s, model=model)
 
     async def predict_size(self, model: MeshModel) -> int:
+        """Return an estimate of the memory of a model, in bytes; 0 if unknown."""
         asked = {"model": model.id, "type": model.type, "path": model.path, "key": model.key}
         found = await self._request("predict_size", _ASK_S, **asked)
         return int(found.get("size_bytes", 0))
@@ -391,16 +412,20 @@ class HostProcess:
     async def serve(
         self, model: str, address: str, token: str, replica: int, timeout_s: float
     ) -> None:
+        """Make a loaded model connect to a server and serve it."""
         asked = {"model": model, "address": address, "token": token, "replica": replica}
         await self._request("serve", timeout_s + 1.0, timeout_ms=int(timeout_s * 1000), **asked)
 
     async def leave(self, model: str, address: str, timeout_s: float) -> None:
+        """Make a loaded model leave a server."""
         await self._request("leave", timeout_s, model=model, address=address)
 
 
 async def started(host: HostProcess) -> HostProcess:
-    """Start it, and wait until it is ready. Failed when that takes longer than START_S; then
-    nothing is left of it."""
+    """Start a host and return it when it is ready.
+
+    RequestFailed when that takes longer than START_S; the host is stopped then.
+    """
     await host.start()
     try:
         async with asyncio.timeout(START_S):
@@ -416,7 +441,7 @@ async def started(host: HostProcess) -> HostProcess:
 
 
 async def _first(*events: asyncio.Event, timeout_s: float | None = None) -> bool:
-    """Wait until one of them is set; -> whether the first is."""
+    """Wait until an event is set; return whether the first one is."""
     waits = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""What becomes of the models of a host that has ended. Threads: all on the mesh's event loop."""
+"""Recovery of the models of a host that has ended. Threads: all on the event loop of the node."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 class Recovery:
-    """me: this instance's id."""
+    """Loads the models of dead hosts again. me: this instance's id."""
 
     def __init__(
         self, me: str, loader: ModelLoader, isolation: Isolation, tasks: BackgroundTasks
@@ -23,11 +23,11 @@ class Recovery:
         self._tasks = tasks
 
     def host_lost(self, host: HostProcess) -> None:
-        """Load its models again where they were: the claims stand, and those who wait are served as
-        soon as it can.
+        """Load the models of a dead host again; their claims stay, and waiting queries are served
+        then.
 
-        Those that were at work are loaded each into a host of its own. One that was in such a host
-        has failed.
+        Models that were at work are loaded each into a host of its own. A model that was in such a
+        host has failed.
         """
         alone = self._isolation.is_alone_in(host)
         if not alone:
@@ -42,8 +42,9 @@ class Recovery:
                 )
 
     def acquit(self, id: str, host: HostProcess) -> None:
-        """It has ended no process for a while: load it where models of its id are, and end its own
-        host."""
+        """Move a model from its own host back to the shared one: it has ended no process for a
+        while.
+        """
         for _, held in self._loader.host_lost(host):
             self._tasks.spawn(self._move_back(id, held.lent))
 
@@ -52,7 +53,7 @@ class Recovery:
         await self._load_again(None, id, lent)
 
     async def _load_again(self, ready: asyncio.Event | None, id: str, lent: dict[str, str]) -> None:
-        """ready: of the host that it goes to; None: it goes to another."""
+        """Load a model again. ready: set when its host is ready; None: it goes to another host."""
         resident = self._loader.cache.get(id)
         used_ms = resident.used_ms if resident else now_ms()
         if ready is not None:

@@ -40,7 +40,7 @@ class DeferredJoin:
 
     @property
     def awaits(self) -> str:
-        """What the node waits for before it joins; empty once it has joined."""
+        """Return what the node waits for before it joins; empty once it has joined."""
         if self._started_s is None or self._is_joined():
             return ""
         if self._given_up:

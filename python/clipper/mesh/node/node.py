@@ -193,18 +193,18 @@ class MeshNode:
 
     @property
     def awaits(self) -> str:
-        """What the node waits for before it joins; empty once it has joined."""
+        """Return what the node waits for before it joins; empty once it has joined."""
         return self._deferred.awaits
 
     @property
     def given_up(self) -> str:
-        """Why the node has given up to join after `start_late`; empty unless it has."""
+        """Return why the node gave up to join after `start_late`; empty unless it did."""
         return self._deferred.given_up
 
     # -- queries
 
     def resolve(self, name: str) -> ResolvedApplication | None:
-        """Return the question for a query of a model; None when the mesh has no such name.
+        """Return the resolved application for a query; None when the mesh has no such model.
 
         Counts as a use of the model. Takes at most 10 us for a model that was asked before.
         """
@@ -278,7 +278,7 @@ class MeshNode:
 
     @property
     def other_history(self) -> str:
-        """Why nothing is read from the store, which has another history; empty otherwise."""
+        """Return why the store, which has another history, is not read; empty otherwise."""
         return self._joined.registry.other_history if self._joined is not None else ""
 
     def take_store(self, *, restore: bool) -> int:

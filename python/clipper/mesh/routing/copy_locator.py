@@ -1,10 +1,9 @@
-"""Finding somebody to serve what is asked here: a holder that lends its copy, or a place where one
-is loaded.
+"""Search for a copy that serves a queried model: a loaded one that is lent, or a new load.
 
-A query whose model nobody serves here waits in its lane, and `miss` is told once. Then, until a
-copy has dialled in or nobody waits any more: ask those who hold it, else have it loaded where
-placement says, else wait and look again. Whoever is asked and cannot is left out of the rest of the
-round. Threads: all on the mesh's event loop.
+A query of a model without a replica waits in its queue, and `miss` is called once. Until a copy has
+connected, or no query waits any more, the search asks the holders of the model, else has it loaded
+where placement says, else pauses and tries again. An instance that fails is left out of the rest of
+the search. Threads: all on the event loop of the node.
 """
 
 import asyncio
@@ -26,9 +25,9 @@ from clipper.mesh.transport.channel import NOT_LOADED_HERE, ConnectionLost, Requ
 from clipper.mesh.transport.peers import Peers
 from clipper.settings.mesh import MeshSettings
 
-ATTACH_S: Final = 2.0  # from a host's word that it was let in, to the engine's that it is attached
+ATTACH_S: Final = 2.0  # from a host's connection until the engine has attached it
 PAUSE_S_MIN, PAUSE_S_MAX = 0.01, 1.0
-LOOK_S: Final = 0.02  # at the registry, while others load
+LOOK_S: Final = 0.02  # between looks at the registry while other instances load
 
 
 class CopyLocator:
@@ -101,7 +100,7 @@ class CopyLocator:
         if route.core.waiting:
             self.miss(route)
 
-    # -- serving one model
+    # -- search for one model
 
     async def _search(self, route: Route) -> None:
         attached, pause_s = self._searches[route.id], PAUSE_S_MIN
@@ -122,7 +121,7 @@ class CopyLocator:
                     ):
                         await _within(attached.wait(), ATTACH_S)
                         continue
-                except ClipperError as error:  # the store is away, or something like it
+                except ClipperError as error:  # for example, the store is away
                     route.why = error.message
                 exclude = exclude if pause_s < PAUSE_S_MAX / 4 else {}
                 await _within(attached.wait(), pause_s)
@@ -143,7 +142,7 @@ class CopyLocator:
         return found
 
     def _has_failed(self, route: Route, record: MeshModel) -> bool:
-        """It was tried often enough: queries are refused until it may be tried again."""
+        """Fail the queries of a model that was tried often enough, until it may be retried."""
         if loaded_copies(record, self._registry.alive()):
             return False
         failed = failures.verdict(record, now_ms(), self._settings, len(self._registry.alive()))
@@ -160,7 +159,7 @@ class CopyLocator:
     async def _from_holders(
         self, route: Route, record: MeshModel, exclude: dict[str, bool]
     ) -> bool:
-        """Have one that holds it, or is about to, serve this server."""
+        """Ask the instances that hold or load the model; True once one serves this node."""
         alive = self._registry.alive()
         holders = [i for i in loaded_copies(record, alive) if i not in exclude]
         self._rng.shuffle(holders)
@@ -172,9 +171,11 @@ class CopyLocator:
         return False
 
     async def _placed(self, route: Route, record: MeshModel, exclude: dict[str, bool]) -> bool:
-        """Have it loaded. Holders that cannot be reached are as good as dead: there may be a copy
-        beside theirs. One that was reached and refused, because it had not claimed it then, counts
-        as any other."""
+        """Load the model where placement says; True once that copy serves this node.
+
+        Holders that cannot be reached count as dead: a further copy is allowed. A holder that was
+        reached and refused, because it did not hold the model then, counts as a copy.
+        """
         unreachable = sum(
             exclude.get(i, False) for i in loaded_copies(record, self._registry.alive())
         )
@@ -192,6 +193,7 @@ class CopyLocator:
     def choose(
         self, record: MeshModel, exclude: Collection[str], used_ms: int, prefer_local: bool = True
     ) -> placement.Placement | placement.NoPlacement:
+        """Choose an instance for one more copy."""
         here = self._here()
         others = [i for i in self._registry.instances.values() if i.id != here.id]
         return placement.choose(
@@ -210,8 +212,10 @@ class CopyLocator:
     async def _lent(
         self, route: Route, instance: str, exclude: dict[str, bool], *, load: bool, copies: int = 1
     ) -> bool:
-        """Whether that instance serves it here now. If it has no copy: loads one, so that there are
-        at most `copies`."""
+        """Have an instance serve this node, after loading the model there if `load`.
+
+        copies: greatest number of copies with the new one.
+        """
         address, token = self._address()
         limit_s = self._settings.load_s + 30.0 if load else 12.0
         try:
@@ -236,7 +240,7 @@ class CopyLocator:
         self._quarantine.loaded(instance)
         return True
 
-    # -- a copy somewhere, whoever asked
+    # -- loads for other purposes than a query
 
     async def load(
         self,
@@ -247,8 +251,10 @@ class CopyLocator:
         until_s: float = 60.0,
         exclude: Collection[str] = (),
     ) -> None:
-        """There are `copies` loaded when this returns. Raises Failed; Elsewhere when it is
-        registered no more; TimeoutError."""
+        """Load copies until `copies` are loaded.
+
+        RequestFailed; NotLoadedHere when the model is no longer registered; TimeoutError.
+        """
         tried = set(exclude)
         async with asyncio.timeout(until_s):
             for attempt in itertools.count():
@@ -293,10 +299,10 @@ class CopyLocator:
             tried.add(choice.instance)
         return True
 
-    # -- more of them
+    # -- additional copies
 
     async def use_all(self, route: Route, record: MeshModel, lenders: Collection[str]) -> None:
-        """Have every holder serve it, now that there are more of them."""
+        """Have all holders of a model serve this node."""
         for instance in loaded_copies(record, self._registry.alive()):
             if instance not in lenders:
                 await self._lent(route, instance, {}, load=False)

@@ -1,9 +1,8 @@
-"""Names that the mirrors do not know, looked up in the store itself, on a thread of its own.
+"""Look-ups of names in the store, on a thread of their own, for names that the mirrors lack.
 
-A query for such a name may be the first after a registration at another node, of which this node
-has not heard yet. The store may hang, so an event loop waits for it only briefly, and not again
-until the store has answered: there the name is unknown until it has been looked up. Another thread
-waits for a moment.
+A query of such a name may be the first one after a registration at another node that this node has
+not seen yet. The store may hang, so an event loop waits for it only briefly, and not again until
+the store has answered: until then the name counts as unknown there. Other threads wait longer.
 """
 
 import asyncio
@@ -12,15 +11,17 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Final
 
-LOOKUPS_MAX: Final = 64  # names that are being looked up, or wait to be; others are unknown
-WAIT_S: Final = 0.25  # of a thread that asks, for the store
-# of an event loop, which serves others meanwhile; not at all after a look-up that took longer
+LOOKUPS_MAX: Final = 64  # names looked up or queued; further ones count as unknown
+WAIT_S: Final = 0.25  # a thread's wait for the store
+# an event loop's wait; 0 after a look-up that took longer
 LOOP_WAIT_S: Final = 0.05
 
 
 class Lookups:
-    """find: looks a name up in the store, and makes it known where names are looked up in memory.
-    Threads: any."""
+    """Looks names up, each once at a time. Threads: any.
+
+    find: looks a name up in the store and adds what it finds to the router.
+    """
 
     def __init__(self, find: Callable[[str], None]) -> None:
         self._find = find
@@ -28,15 +29,17 @@ class Lookups:
         self._guard = threading.Lock()
         self._pending: dict[str, Future[None]] = {}
         self._closed = False
-        self._hangs = False  # the last look-up that was waited for did not end in time
+        self._hangs = False  # the last look-up did not end in time
 
     def start(self) -> None:
-        """Have the thread there before the first name is asked."""
+        """Start the thread before the first look-up."""
         self._pool.submit(lambda: None)
 
     def look_up(self, name: str) -> None:
-        """Have the name looked up, once at a time. Waits at most WAIT_S, in a thread with an event
-        loop at most LOOP_WAIT_S."""
+        """Start a look-up of a name, and wait for it.
+
+        Waits at most WAIT_S; at most LOOP_WAIT_S in a thread with an event loop.
+        """
         with self._guard:
             pending = self._pending.get(name)
             if pending is None:
@@ -53,7 +56,7 @@ class Lookups:
         self._hangs = False
 
     def close(self) -> None:
-        """Look up nothing more. A call of the store that hangs is not waited for."""
+        """Cancel pending look-ups. Does not wait for a call of the store that hangs."""
         with self._guard:
             self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,9 +1,9 @@
-"""Queries on their way into the mesh: from a name to the core model whose lane they wait in.
+"""Routes of queries: from a model name to the core model in whose queue they wait.
 
-A meshed model has a core model, made when it is first asked here, with a lane as any model's; its
-replicas are the copies that serve this node. While there is none a query waits in the lane, and the
-mesh's thread is told once. So a query costs a look into a dict and three stores; nothing here
-waits, and a hit takes no lock. Threads: any, but for what says otherwise.
+A model of the mesh has a core model, made at its first query here, with a queue like any model's.
+Its replicas are the copies that serve this node. While there are none, a query waits in the queue,
+and the event loop of the node is called once. So a query costs a dict look-up and three stores;
+nothing here blocks, and a hit takes no lock. Threads: any, unless stated.
 """
 
 import contextlib
@@ -24,16 +24,16 @@ from clipper.serving.query.future_watcher import Future
 from clipper.serving.query.processor import ResolvedApplication
 from clipper.types import Batching, InputType, Model
 
-MESH_VERSION: Final = 1  # of every meshed model, where versions are asked for
+MESH_VERSION: Final = 1  # of each mesh model, where a version is needed
 ANY: Final = InputType.parse("any")
-ABSENT_MAX: Final = 4096  # names that were asked and do not exist, remembered
+ABSENT_MAX: Final = 4096  # unknown names that are remembered
 ABSENT_S: Final = 0.25
 UNREGISTERED: Final = "it was unregistered"
 Make = Callable[[Model, Callable[[], str]], tuple[ResolvedApplication, ResolvedApplication]]
 
 
 class Alias(msgspec.Struct, frozen=True):
-    """What a v-model stands for. share: of its queries that ask `other`."""
+    """The model that a v-model stands for. share: of its queries that go to `other`."""
 
     model: str
     other: str = ""
@@ -41,15 +41,15 @@ class Alias(msgspec.Struct, frozen=True):
 
 
 class Route:
-    """One model as this node asks it.
+    """One model as this node queries it.
 
-    question: to a copy that is there.  cold: while there is none; a query of it that states no
-    deadline has the time of a load as well.  used_ms: last use, wall clock.  asked: queries since
-    they were last counted.  waited: those of them that came while nobody served it.  served: a
-    replica is attached.  told: the mesh's thread knows that there is none. lenders: numbers of the
-    instances whose copies serve it.  why: it is not served.  ended: why it was given up.
-    type_known: the type of its rows was registered, or said by a copy, or has had an output; else
-    it is that of the first row. successor: the route that replaced it.
+    resolved: for queries while a copy serves it. cold: for queries while none does; one without a
+    deadline has the time of a load as well. used_ms: last use, wall clock. asked: queries since
+    they were last counted. waited: those of them that came while no copy served. served: a replica
+    is connected. miss_reported: the event loop knows that a query waits. listed: in `UsedRoutes`.
+    lenders: numbers of the instances whose copies serve it. why: reason why none does. ended:
+    reason why the route was given up. type_known: its row type was registered, stated by a copy, or
+    led to an output; otherwise it is that of the first row. successor: the route that replaced it.
     """
 
     __slots__ = (
@@ -89,33 +89,33 @@ class Route:
         self.ended = ended = [UNREGISTERED]
         ref = weakref.ref(
             self
-        )  # no circle of route and question: the core model goes with the last of them
+        )  # weak, so that the core model is freed with the last reference to the route
         self.resolved, self.cold = make(
             record, lambda: ended[0] if (route := ref()) is None else route.reason()
         )
         self.core: Any = self.resolved.cores[record.id]
 
     def reason(self) -> str:
-        """Why a query was not answered; empty when it is not that nobody serves it."""
+        """Return why a query was not answered; empty if a copy served the model."""
         return "" if self.served else self.why or "it was not loaded by the deadline"
 
-    def current_question(self) -> ResolvedApplication:
-        """Return the question for a query that states no deadline. It has more time while the model
-        has to be loaded first, unless loads of it have lately failed."""
+    def current_application(self) -> ResolvedApplication:
+        """Return the resolved application for a query that states no deadline.
+
+        While the model has to be loaded it has more time, unless loads have failed lately.
+        """
         return self.resolved if self.served or self._is_failing(self.id) else self.cold
 
     def queue_ms(self) -> float:
-        """What a row that is submitted now waits until a copy takes it, as forecast."""
+        """Return the forecast wait in ms of a row submitted now, until a copy takes it."""
         delay_us: int = self.core.engine.model_counts(self.core.index)["delay_us"]
         return round(delay_us / 1000, 3)
 
     def touch(self) -> None:
-        """A query comes."""
+        """Count a query; report a miss if no copy serves the model."""
         self.used_ms = wall_time_us() // 1000
         self.asked += 1
-        if (
-            not self.listed
-        ):  # after it was counted: whoever takes the list clears this before he reads the count
+        if not self.listed:  # after counting: `take` clears the flag before it reads the count
             self.listed = True
             self.touched.routes.append(self)
         if not self.served:
@@ -126,15 +126,17 @@ class Route:
 
 
 class UsedRoutes:
-    """Router that were asked since they were last taken. missed: told of a query that nobody serves
-    here yet."""
+    """The routes used since they were last taken.
+
+    missed: called with a route when a query finds no copy.
+    """
 
     def __init__(self, missed: Callable[[Route], None]) -> None:
         self.routes: list[Route] = []
         self.missed = missed
 
     def take(self) -> Iterator[tuple[Route, int]]:
-        """Each with the number of its queries since. One thread only."""
+        """Yield each used route with its number of queries since. Threads: one."""
         routes, self.routes = self.routes, []
         for route in routes:
             route.listed = False
@@ -144,8 +146,10 @@ class UsedRoutes:
 
 
 class MeshedModel:
-    """A model of the mesh by itself, as a `Model` of the catalog is: `server.model("m1")`. Every
-    call loads it where it is not. Threads: any."""
+    """One model of the mesh, like a `Model` of the catalog: `server.model("m1")`.
+
+    Each call loads the model if it is not loaded. Threads: any.
+    """
 
     __slots__ = ("_route", "name")
 
@@ -154,38 +158,41 @@ class MeshedModel:
         self.name = route.id
 
     def predict(self, x: Any, slo_ms: float | None = None, salt: int = 0) -> Future:
-        """-> the Future of its output. slo_ms: when not given, a second, and the time of a load
-        where it has to be loaded first. Raises InvalidInput, Overloaded."""
+        """Return the future of the model's output for one input.
+
+        slo_ms: one second by default, and the time of a load if it has to be loaded. InvalidInput,
+        Overloaded.
+        """
         self._route.touch()
         if slo_ms is None and not self._route.served:
-            slo_ms = self._route.current_question().slo_us / 1000
+            slo_ms = self._route.current_application().slo_us / 1000
         future: Future = self._route.core.predict(x, slo_ms, salt)
         return future
 
     def predict_many(self, rows: Any, slo_ms: float = 60_000, salt: int = 0) -> Future:
-        """-> the Future of the outputs of an array, or a list, of inputs."""
+        """Return the future of the outputs for an array or a list of inputs."""
         self._route.touch()
         future: Future = self._route.core.predict_many(rows, slo_ms, salt)
         return future
 
     def put(self, x: Any, output: Any, salt: int = 0) -> None:
-        """What the cache says of an input from now on."""
+        """Store an output in the cache."""
         self._route.core.put(x, output, salt)
 
     def cached(self, x: Any, salt: int = 0) -> tuple[bool, Any]:
-        """Whether the cache has it, and what."""
+        """Return whether the cache has the output of an input, and the output."""
         found: tuple[bool, Any] = self._route.core.cached(x, salt)
         return found
 
 
 class Router:
-    """From names to routes.
+    """Routes by name.
 
-    make: (record, why it is not served) -> the question of a model, with its core, and that of one
-    to be loaded first. find_record: an id's, as known in memory; None when there is none.  look_up:
-    has a name looked up elsewhere, by `add` or `alias`, and may return before.  missed: see
-    UsedRoutes. replaced: told of a route whose model has a new one.  is_failing: whether loads of a
-    model have lately failed.
+    make: (record, reason) -> the resolved applications of a loaded and an unloaded model; see
+    NodeHost. find_record: returns the record of an id known in memory. look_up: looks a name up in
+    the store, calls `add` or `set_alias`, and may return before. missed: see UsedRoutes. replaced:
+    called with a route that another one has replaced. is_failing: returns whether loads of a model
+    failed lately.
     """
 
     def __init__(
@@ -215,19 +222,19 @@ class Router:
         return iter(tuple(self._routes.values()))
 
     def get(self, id: str) -> Route | None:
-        """Of a model that has been asked here; nothing is made, and nothing counted."""
+        """Return the route of a model queried before. Makes none and counts nothing."""
         return self._routes.get(id)
 
     def resolve(self, name: str) -> ResolvedApplication | None:
-        """Of a model or v-model, for a query that is about to be asked; None when the mesh has none
-        of this name."""
+        """Return the resolved application for a query of a model or v-model; None: unknown name."""
         route = self.route(name)
         if route is None:
             return None
         route.touch()
-        return route.current_question()
+        return route.current_application()
 
     def route(self, name: str) -> Route | None:
+        """Return the route of a model or v-model, made if needed. None: unknown name."""
         route = self._routes.get(name)
         if route is not None:
             return route
@@ -241,15 +248,13 @@ class Router:
         return self._routes.get(id) or self._first(id)
 
     def _first(self, name: str) -> Route | None:
-        """It is asked for the first time."""
+        """Return the route of a name that has none, after looking it up."""
         record = self._find_record(name)
         if record is None:
             known_s = self._absent.get(name)
             if known_s is not None and time.monotonic() - known_s < ABSENT_S:
                 return None
-            self._look_up(
-                name
-            )  # raises where this node is not in its mesh: then nothing is known of the name
+            self._look_up(name)  # raises if this node has not joined its mesh
             if len(self._absent) >= ABSENT_MAX:
                 self._absent.clear()
             self._absent[name] = time.monotonic()
@@ -258,12 +263,14 @@ class Router:
         return self.add(record)
 
     def link(self, name: str) -> Route | None:
-        """Of a model, for an application that asks it; nothing is counted. A v-model has none: an
-        application names models."""
+        """Return the route of a model for an application, without counting a query.
+
+        None for v-models, since applications name models.
+        """
         return None if name in self._aliases else self._routes.get(name) or self._first(name)
 
     def add(self, record: Model) -> Route:
-        """The route of a model; made when there is none."""
+        """Return the route of a model, made if needed."""
         with self._guard:
             route = self._routes.get(record.name)
             if route is None:
@@ -273,8 +280,10 @@ class Router:
             return route
 
     def forget(self, id: str) -> Route | None:
-        """It is registered no more. Its lanes are given back once nobody has the route, and its
-        queries are answered."""
+        """Remove the route of a model that is no longer registered, and return it.
+
+        Its queues are freed, and its queries answered, once nothing refers to the route.
+        """
         with self._guard:
             route = self._routes.pop(id, None)
         if route is not None:
@@ -282,9 +291,9 @@ class Router:
         return route
 
     def replace(self, route: Route, input: InputType, why: str) -> bool:
-        """Give the model a new queue, for rows of another type. False: it has one by now.
+        """Give a model a new queue, for rows of another type. False: it already has a new one.
 
-        Queries that wait in the old queue are to be ended by the caller, and are told `why`.
+        The callback `replaced` is to end the queries in the old queue; their reason is `why`.
         """
         record = msgspec.structs.replace(route.record, input=input)
         with self._guard:
@@ -297,7 +306,7 @@ class Router:
         return True
 
     def set_alias(self, name: str, alias: Alias | None) -> None:
-        """What a v-model stands for from now on; None: it is gone."""
+        """Set what a v-model stands for; None: it does not exist any more."""
         if alias is None:
             self._aliases.pop(name, None)
         else:
@@ -305,20 +314,21 @@ class Router:
             self._absent.pop(name, None)
 
     def forget_absence(self, name: str) -> None:
-        """It exists, whatever was found when it was last asked."""
+        """Drop the memory that a name was unknown: it exists now."""
         self._absent.pop(name, None)
 
     def aliases(self) -> dict[str, Alias]:
+        """Return the aliases by v-model."""
         return self._aliases
 
     # -- replicas, as those who have dialled in
 
     def seat(self, name: str, version: int, input: str) -> Seat | None:
-        """Where a copy of a meshed model is served here; None: it is none of the mesh's.
+        """Return the queue that a connecting copy serves; None: not a model of the mesh.
 
-        input: the type of rows that the copy takes. Hosts convert numbers, so that only the shape
-        has to be the same; where the queue was made for rows of another shape, by a first query
-        that nobody could check then, it is replaced.
+        input: the row type of the copy. Model hosts convert element types, so only the shape has to
+        match. A queue that was made for another shape, by a first query that could not be checked
+        then, is replaced.
         """
         if version != MESH_VERSION:
             return None
@@ -333,9 +343,9 @@ class Router:
         return Seat(route.core, ANY, ANY, self._batching)
 
     def _settled(self, route: Route, input: InputType) -> Route:
-        """A copy has said what its rows are."""
+        """Return the route after a copy has stated its row type; replaced if that differs."""
         if route.core.describe_input() == "any":
-            with contextlib.suppress(ClipperError):  # a first row came meanwhile
+            with contextlib.suppress(ClipperError):  # a first row has set the type meanwhile
                 route.core.settle(input.dtype, row_shape(input))
         queued = InputType.parse(route.core.describe_input())
         if not is_convertible(queued, input):
@@ -346,7 +356,7 @@ class Router:
         return route
 
     def set_lenders(self, name: str, lenders: Iterable[int]) -> Route | None:
-        """These serve it now. -> its route, if it has one."""
+        """Set the instances that serve a model; return its route if there is one."""
         route = self._routes.get(name)
         if route is not None:
             route.lenders = frozenset(lenders)
@@ -357,7 +367,7 @@ class Router:
 
 
 def is_convertible(queued: InputType, taken: InputType) -> bool:
-    """Whether a host that takes rows of one type can be sent rows of the other."""
+    """Return whether a host that takes rows of one type accepts rows of the other."""
     if "any" in (queued.dtype, taken.dtype) or queued == taken:
         return True
     texts = {"str", "bytes"} & {queued.dtype, taken.dtype}
@@ -365,7 +375,7 @@ def is_convertible(queued: InputType, taken: InputType) -> bool:
 
 
 def core_record(id: str, input: str, output: str) -> Model:
-    """What the engine is told of a meshed model."""
+    """Return the engine's record of a mesh model. InvalidInput."""
     try:
         InputType.parse(output)
         return Model(id, MESH_VERSION, InputType.parse(input), output, replicas=0)

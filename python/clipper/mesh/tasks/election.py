@@ -11,7 +11,7 @@ ELECTION: Final = "mesh"
 
 
 class Election:
-    """This node's candidacy, bound to its current lease.
+    """The candidacy of this node, bound to its current lease.
 
     on_elected is called on the event loop when this node becomes the leader.
     """

@@ -1,4 +1,4 @@
-"""This node's entry in the registry: its record, kept alive by a lease."""
+"""The entry of this node in the registry: its record, kept alive by a lease."""
 
 import asyncio
 import logging

@@ -1,9 +1,9 @@
-"""Requests and answers between a node and its model hosts, and between nodes: a length (u32, little
-endian), a map of msgpack.
+"""Messages between a node and its model hosts, and between nodes: a length, then a msgpack map.
 
-{"n": 7, "verb": "load", ...} asks; {"n": 7, "ok": true, ...} or {"n": 7, "ok": false, "fault": ...,
-"why": ...} answers, in any order; {"event": ...} asks for nothing. Who dials says {"verb": "hello",
-"token": ..., ...} first. Threads: all of a channel is its event loop's.
+The length is a little-endian u32. {"n": 7, "verb": "load", ...} is a request; {"n": 7, "ok": true,
+...} or {"n": 7, "ok": false, "fault": ..., "why": ...} is its answer, in any order; {"event": ...}
+needs no answer. The side that connects sends {"verb": "hello", "token": ..., ...} first. Threads:
+all of a channel on one event loop.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ from clipper.serving.models.address import Listener, listen
 
 FRAME_BYTES_MAX: Final = 1 << 20
 HELLO_S: Final = 5.0
-# the fault of a refusal that says nothing against who refuses: look at the record again
+# the fault of a refusal that is no failure: the caller reads the record again
 NOT_LOADED_HERE: Final = "elsewhere"
-REQUESTS_MAX: Final = 65_536  # unanswered, of either side
+REQUESTS_MAX: Final = 65_536  # unanswered requests in one direction
 _LENGTH_BYTES: Final = 4
 _log = logging.getLogger(__name__)
 
@@ -34,8 +34,10 @@ Serve = Callable[[str, Message], Awaitable[Message]]
 
 
 class RequestFailed(Exception):
-    """The other side says no. fault: `artifact`, `host`, or `none` and ELSEWHERE: it was not
-    tried."""
+    """The other side refuses a request or has failed.
+
+    fault: `artifact` or `host`; `none` and NOT_LOADED_HERE: it was not tried.
+    """
 
     def __init__(self, why: str, fault: str = "host") -> None:
         super().__init__(why)
@@ -43,7 +45,7 @@ class RequestFailed(Exception):
 
 
 class ConnectionLost(RequestFailed):
-    """The other side is gone, or does not answer; what was asked may have been done."""
+    """The other side is gone or does not answer; the request may have been executed."""
 
 
 async def _refuse(verb: str, _: Message) -> Message:
@@ -51,8 +53,11 @@ async def _refuse(verb: str, _: Message) -> Message:
 
 
 class PeerChannel:
-    """serve: answers the other side's requests, or raises Failed.  heard: is told its events.
-    closed: set at the end."""
+    """A connection for requests in both directions.
+
+    serve: answers the other side's requests, or raises RequestFailed. heard: called with its
+    events. closed: set at the end.
+    """
 
     def __init__(
         self,
@@ -70,7 +75,7 @@ class PeerChannel:
         self.closed = asyncio.Event()
 
     async def request(self, verb: str, timeout_s: float, **fields: Any) -> Message:
-        """Raises Failed; Lost when there is no answer in time, or nobody any more."""
+        """Send a request and return the answer. RequestFailed; ConnectionLost without an answer."""
         if self.closed.is_set():
             raise ConnectionLost("the connection is closed")
         if len(self._asked) >= REQUESTS_MAX:
@@ -79,7 +84,7 @@ class PeerChannel:
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
         answer.add_done_callback(
             lambda one: one.cancelled() or one.exception()
-        )  # who asked may have been cancelled
+        )  # the caller may have been cancelled
         try:
             self.say({"n": number, "verb": verb, **fields})
             async with asyncio.timeout(timeout_s):
@@ -98,11 +103,12 @@ class PeerChannel:
         return dict(found)
 
     def tell(self, **message: Any) -> None:
-        """An event: no answer; nothing when nobody is there."""
+        """Send an event; ignored when the connection is closed."""
         if not self.closed.is_set():
             self.say(message)
 
     def say(self, message: Message) -> None:
+        """Send a message."""
         data = msgpack.packb(message)
         if len(data) > FRAME_BYTES_MAX:
             raise RequestFailed(
@@ -111,7 +117,7 @@ class PeerChannel:
         self._writer.write(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
 
     async def run(self) -> None:
-        """Read until the other side is gone; then everything that waits ends with Lost."""
+        """Read messages until the connection ends; pending requests then raise ConnectionLost."""
         try:
             while True:
                 self._take(await read(self._reader))
@@ -122,6 +128,7 @@ class PeerChannel:
             self.close()
 
     def close(self) -> None:
+        """Close the connection."""
         self.closed.set()
         self._writer.close()
         for answer in self._asked.values():
@@ -164,7 +171,7 @@ class PeerChannel:
 
 
 async def read(reader: asyncio.StreamReader) -> Message:
-    """EOFError at the end; ValueError for what is no message."""
+    """Read one message. EOFError at the end; ValueError for an invalid message."""
     length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "little")
     if not 0 < length <= FRAME_BYTES_MAX:
         raise ValueError(f"a message of {length} bytes: 1 to {FRAME_BYTES_MAX} are possible")
@@ -180,8 +187,10 @@ async def read(reader: asyncio.StreamReader) -> Message:
 
 
 async def dial(address: str, hello: Message, serve: Serve = _refuse) -> PeerChannel:
-    """Dial `unix:/path` or `tcp:host:port`, and say hello; the channel runs until either side
-    closes it. Raises Lost."""
+    """Connect to `unix:/path` or `tcp:host:port` and say hello; the channel then runs by itself.
+
+    ConnectionLost.
+    """
     try:
         async with asyncio.timeout(HELLO_S):
             if address.startswith("unix:"):
@@ -198,8 +207,7 @@ async def dial(address: str, hello: Message, serve: Serve = _refuse) -> PeerChan
 
 
 async def is_gone(address: str) -> bool:
-    """Whether surely nobody listens at `unix:/path` or `tcp:host:port`: the connection is
-    refused."""
+    """Return whether the connection to an address is refused, so surely nobody listens there."""
     try:
         async with asyncio.timeout(HELLO_S):
             if address.startswith("unix:"):
@@ -216,9 +224,11 @@ async def is_gone(address: str) -> bool:
 
 
 class ChannelServer:
-    """A listening socket whose callers say hello with the token. came: is given each channel once
-    it is let in, before it runs. address: `unix:/path`, `tcp:host:port`, or empty: a socket `name`
-    in the directory."""
+    """A listening socket for channels; callers must present the token.
+
+    came: called with each accepted channel before it runs. address: `unix:/path`, `tcp:host:port`,
+    or empty: a socket `name` in the directory.
+    """
 
     def __init__(
         self,
@@ -236,9 +246,11 @@ class ChannelServer:
 
     @property
     def address(self) -> str:
+        """The address that callers connect to."""
         return self._listener.connect
 
     async def open(self) -> Self:
+        """Start to accept connections."""
         path = self._listener.path
         family = socket.AF_UNIX if path else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM, fileno=os.dup(self._listener.fd))
@@ -256,7 +268,7 @@ class ChannelServer:
             ):
                 raise ValueError("it gave no hello, or a wrong token")
         except (EOFError, OSError, TimeoutError, ValueError) as error:
-            _log.warning("who dialled into the mesh's channel is turned away: %s", error)
+            _log.warning("a connection to a channel of the mesh is rejected: %s", error)
             writer.close()
             return
         channel.hello = hello
@@ -268,6 +280,7 @@ class ChannelServer:
             self._channels.discard(channel)
 
     def close(self) -> None:
+        """Close the socket and all channels."""
         if self._server is not None:
             self._server.close()
         for channel in tuple(self._channels):

@@ -1,10 +1,9 @@
-"""The other nodes, as this one talks to them: one channel to each, dialled when it is first needed,
-and a door for theirs.
+"""Connections to the other nodes: one channel to each, opened when it is first needed.
 
-Verbs: `lend` {model, address, token, load, used_ms, copies}: serve that model to the server at
-`address`, and load it first if need be; `unlend` {model, address}; `load` {model, used_ms, copies};
-`explain` {model}.  Events: `digest` {used: [[model, used_ms, count], ...]}, what of theirs was
-asked here.  Threads: all on the mesh's event loop.
+Requests: `lend` {model, address, token, load, used_ms, copies}: serve the model to the server at
+`address`, after loading it if `load`; `unlend` {model, address}; `load` {model, used_ms, copies};
+`explain` {model}. Events: `digest` {used: [[model, used_ms, count, queue_ms], ...]}: uses of the
+peer's copies here. Threads: all on the event loop of the node.
 """
 
 import asyncio
@@ -24,8 +23,11 @@ from clipper.mesh.transport.channel import (
 
 
 class Peers:
-    """address_of: where an instance listens, by its id; empty when it is not known.  serve: answers
-    their requests. heard: is told their events."""
+    """Requests and events to other nodes, by instance id.
+
+    serve: answers their requests. heard: called with their events. address_of: returns the address
+    of an instance; empty if unknown.
+    """
 
     def __init__(
         self, me: str, address: str, token: str, folder: Path, serve: Serve,
@@ -44,12 +46,15 @@ class Peers:
 
     @property
     def address(self) -> str:
+        """The address that other nodes connect to."""
         return self._door.address
 
     async def open(self) -> None:
+        """Start to accept connections."""
         await self._door.open()
 
     def close(self) -> None:
+        """Close all connections."""
         self._door.close()
         for channel in tuple(self._channels.values()):
             channel.close()
@@ -59,17 +64,17 @@ class Peers:
         channel.serve, channel.heard = self._serve, self._heard
 
     async def ask(self, instance: str, verb: str, timeout_s: float, **fields: Any) -> Message:
-        """Raises Failed; Lost when it cannot be reached."""
+        """Send a request and return the answer. RequestFailed; ConnectionLost."""
         channel = await self._to(instance)
         return await channel.request(verb, timeout_s, **fields)
 
     async def tell(self, instance: str, **message: Any) -> None:
-        """Without an answer; nothing when it cannot be reached."""
+        """Send an event; ignored when the instance cannot be reached."""
         with contextlib.suppress(ConnectionLost):
             (await self._to(instance)).tell(**message)
 
     def forget(self, instance: str) -> None:
-        """It is dead: whoever waits for its answer need not."""
+        """Close the connection to a dead instance; its pending requests end."""
         self._dialling.pop(instance, None)
         channel = self._channels.pop(instance, None)
         if channel is not None:
