@@ -23,7 +23,7 @@ SDK = ROOT / "container_sdk" / "src" / "clipper_container"
 #    may import.
 
 PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
-    ("setting",),
+    ("setting", "version"),
     ("types", "errors", "clock", "keys", "json_log", "foreign_text"),
     ("settings", "options"),
     ("config", "selection", "store", "metrics", "state_dir", "tls"),

@@ -4,20 +4,19 @@ with clipper.start() as server:
     server.deploy("svm", estimator)
     app = server.app("digits", models=["svm"], slo_ms=20, default=-1)
     answer = app.predict(x).result()
+
+Importing this package is cheap: its parts, numpy and the compiled core are imported when one of the
+names below is first used.
 """
 
 import os
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-try:
-    import clipper_container
-    import clipper_core.engine.engine  # noqa: F401  # a core that cannot be loaded is told here, with the way to one
-except ImportError as error:
-    raise ImportError(
-        f"{error}. Install clipper anew: in its checkout, make build, or elsewhere, pip install ."
-    ) from error
-
-from clipper.types import VERSION
+import clipper_container
+from clipper import errors
+from clipper.errors import ClipperError
+from clipper.version import VERSION
 
 if clipper_container.__version__ != VERSION:
     raise ImportError(
@@ -25,41 +24,91 @@ if clipper_container.__version__ != VERSION:
         " which has an SDK of its own. Run: pip uninstall clipper-container"
     )
 
-from clipper import errors
-from clipper.config import Config
-from clipper.config import load as load_config
-from clipper.errors import ClipperError
-from clipper.manage.client import Client, connect
-from clipper.server import ClipperServer
-from clipper.serving.query.application import ApplicationHandle
-from clipper.serving.query.dispatch import as_completed
-from clipper.serving.query.progress import progress
-from clipper.types import (
-    Answer,
-    Answers,
-    Application,
-    InputType,
-    PredictionRequest,
-    Similar,
-    VersionedModel,
-)
-from clipper_core.results.future import Future
+if TYPE_CHECKING:
+    from clipper.config import Config
+    from clipper.config import load as load_config
+    from clipper.manage.client import Client, connect
+    from clipper.options import Environment, Resources, TableAccess
+    from clipper.server import ClipperServer
+    from clipper.serving.query.application import ApplicationHandle
+    from clipper.serving.query.dispatch import as_completed
+    from clipper.serving.query.progress import progress
+    from clipper.types import (
+        Answer,
+        Answers,
+        Application,
+        Batching,
+        InputType,
+        PredictionRequest,
+        Similar,
+        VersionedModel,
+    )
+    from clipper_core.results.future import Future
 
 __version__ = VERSION
+
+_PLACES = {
+    "clipper.config": ("Config", "load"),
+    "clipper.manage.client": ("Client", "connect"),
+    "clipper.options": ("Environment", "Resources", "TableAccess"),
+    "clipper.server": ("ClipperServer",),
+    "clipper.serving.query.application": ("ApplicationHandle",),
+    "clipper.serving.query.dispatch": ("as_completed",),
+    "clipper.serving.query.progress": ("progress",),
+    "clipper.types": (
+        "Answer",
+        "Answers",
+        "Application",
+        "Batching",
+        "InputType",
+        "PredictionRequest",
+        "Similar",
+        "VersionedModel",
+    ),
+    "clipper_core.results.future": ("Future",),
+}
+_PUBLIC = {name: (module, name) for module, names in _PLACES.items() for name in names}
+_PUBLIC["load_config"] = _PUBLIC.pop("load")
+_SUBMODULES = ("catalog", "config", "options", "selection", "server", "store", "types")
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name at its first use. Raises ImportError when the core cannot be loaded."""
+    if name in _SUBMODULES:
+        return import_module(f"clipper.{name}")
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'clipper' has no attribute {name!r}")
+    module, attribute = _PUBLIC[name]
+    try:
+        found = getattr(import_module(module), attribute)
+    except ImportError as error:
+        if not (error.name or "").startswith("clipper_core"):
+            raise
+        raise ImportError(
+            f"{error}. Install clipper again: in its checkout, make build; elsewhere, pip install ."
+        ) from error
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})
 
 
 def start(
     config: "str | os.PathLike[str] | None" = None, *, wait: bool = True, **settings: Any
-) -> ClipperServer:
-    """Start a server in this process: `clipper.start()`, `clipper.start("clipper.toml")`,
-    `clipper.start(state="dir")`.
+) -> "ClipperServer":
+    """Start a server in this process.
 
-    wait: until the replicas of every model that the configuration declares are connected; otherwise
-    see `server.wait_ready()`. settings: any key of docs/configuration.md, by its
-    name or as `section=dict(...)`. Raises ConfigError; DeployFailed when a declared model does not
-    run, with its name, the cause and its container's last lines; then there is no server.
+    Examples: `clipper.start()`, `clipper.start("clipper.toml")`, `clipper.start(state="dir")`.
+
+    config: a TOML file. settings: any key of the configuration (docs/operating.md), by its name or
+    as `section=dict(...)`. wait: return when the replicas of every declared model are connected;
+    otherwise see `server.wait_ready()`. Raises ConfigError; DeployFailed when a declared model does
+    not run, with its name, the cause and its container's last lines; then no server is left.
     """
-    server = ClipperServer(load_config(config, **settings)).start()
+    server_class, load = __getattr__("ClipperServer"), __getattr__("load_config")
+    server: ClipperServer = server_class(load(config, **settings)).start()
     if wait:
         try:
             server.wait_ready(models=server.config.models)
@@ -74,14 +123,18 @@ __all__ = [
     "Answers",
     "Application",
     "ApplicationHandle",
+    "Batching",
     "Client",
     "ClipperError",
     "ClipperServer",
     "Config",
+    "Environment",
     "Future",
     "InputType",
     "PredictionRequest",
+    "Resources",
     "Similar",
+    "TableAccess",
     "VersionedModel",
     "as_completed",
     "connect",

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-VERSION = "0.1.0"  # of this distribution
+from clipper.version import VERSION as VERSION
 
 # -- names
 
