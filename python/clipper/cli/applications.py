@@ -1,11 +1,11 @@
-"""Verbs about the applications of a server that runs, each that of `clipper.connect`."""
+"""Commands about the applications of a server that runs, each that of `clipper.connect`."""
 
 from typing import Any
 
 import click
 
-from clipper.cli.asking import Asking, dry, read_json, short, table, talks
-from clipper.cli.verbs import Verbs
+from clipper.cli.command_group import CommandGroup
+from clipper.cli.server_command import ServerCommand, dry, read_json, short, table, with_server
 
 _SETTINGS = (
     "slo_ms",
@@ -20,27 +20,27 @@ _SETTINGS = (
 
 
 @click.command(short_help="List applications.")
-@talks
-def apps(ask: Asking) -> None:
+@with_server
+def apps(command: ServerCommand) -> None:
     """Each application: whom it asks, by when, and what it answers otherwise.
 
     \b
     clipper apps
     """
-    rows = ask.server.applications()
+    rows = command.server.applications()
     head = ("APPLICATION", "INPUT", "MODELS", "SLO", "POLICY", "DEFAULT")
     lines = [
         (
             row["name"],
             row["input"],
-            ",".join(_cast(row)) or "-",
+            ",".join(_role_settings(row)) or "-",
             f"{row['slo_ms']:g} ms",
             row["policy"],
             short(row["default"]),
         )
         for row in rows
     ]
-    ask.show(
+    command.show(
         rows,
         lambda: table(
             [head, *lines], "no applications. To make one: clipper app set NAME --model MODEL"
@@ -48,7 +48,7 @@ def apps(ask: Asking) -> None:
     )
 
 
-def _cast(row: dict[str, Any]) -> list[str]:
+def _role_settings(row: dict[str, Any]) -> list[str]:
     return [
         f"{model} ({row['roles'][model]})" if model in row["roles"] else model
         for model in row["models"]
@@ -64,28 +64,28 @@ def _cast(row: dict[str, Any]) -> list[str]:
     help="primary, shadow, canary or challenger(share=0.1): see docs/selection.md.",
 )
 @dry
-@talks
-def link(ask: Asking, application: str, model: str, role: str, dry_run: bool) -> None:
+@with_server
+def link(command: ServerCommand, application: str, model: str, role: str, dry_run: bool) -> None:
     """Let APP ask MODEL too: NAME, whichever is the latest, or NAME:VERSION.
 
     \b
     clipper link digits svm
     """
-    ask.show_change(ask.server.link(application, model, role, dry_run=dry_run))
+    command.show_change(command.server.link(application, model, role, dry_run=dry_run))
 
 
 @click.command(short_help="Let an application ask one model less.")
 @click.argument("application", metavar="APP")
 @click.argument("model")
 @dry
-@talks
-def unlink(ask: Asking, application: str, model: str, dry_run: bool) -> None:
+@with_server
+def unlink(command: ServerCommand, application: str, model: str, dry_run: bool) -> None:
     """Let APP ask MODEL no more; it goes on running.
 
     \b
     clipper unlink digits svm
     """
-    ask.show_change(ask.server.unlink(application, model, dry_run=dry_run))
+    command.show_change(command.server.unlink(application, model, dry_run=dry_run))
 
 
 @click.command(short_help="Give a model a share of an application's queries.")
@@ -98,15 +98,17 @@ def unlink(ask: Asking, application: str, model: str, dry_run: bool) -> None:
     show_default=True,
 )
 @dry
-@talks
-def challenge(ask: Asking, application: str, model: str, share: float, dry_run: bool) -> None:
+@with_server
+def challenge(
+    command: ServerCommand, application: str, model: str, share: float, dry_run: bool
+) -> None:
     """Let MODEL alone answer a share of APP's queries; `clipper stats` tells how it does.
 
     \b
     clipper deploy svm svm.onnx --behind
     clipper challenge digits svm:2 --share 0.05
     """
-    ask.show_change(ask.server.challenge(application, model, share, dry_run=dry_run))
+    command.show_change(command.server.challenge(application, model, share, dry_run=dry_run))
 
 
 @click.command(short_help="Ask a model beside an application's own, unheard.")
@@ -120,15 +122,17 @@ def challenge(ask: Asking, application: str, model: str, share: float, dry_run: 
     help="Of the queries.",
 )
 @dry
-@talks
-def shadow(ask: Asking, application: str, model: str, share: float, dry_run: bool) -> None:
+@with_server
+def shadow(
+    command: ServerCommand, application: str, model: str, share: float, dry_run: bool
+) -> None:
     """Ask MODEL beside APP's queries and never use what it says; `clipper stats` tells how often it
     agreed.
 
     \b
     clipper shadow digits svm:2
     """
-    ask.show_change(ask.server.shadow(application, model, share, dry_run=dry_run))
+    command.show_change(command.server.shadow(application, model, share, dry_run=dry_run))
 
 
 @click.command("set", short_help="Make an application, or change it.")
@@ -156,9 +160,9 @@ def shadow(ask: Asking, application: str, model: str, share: float, dry_run: boo
     help="Of parameters: a user's row is the context of their queries.",
 )
 @dry
-@talks
+@with_server
 def app_set(
-    ask: Asking,
+    command: ServerCommand,
     name: str,
     models_: tuple[str, ...],
     default: str | None,
@@ -172,36 +176,38 @@ def app_set(
     """
     given = {key: settings[key] for key in _SETTINGS if settings[key] is not None}
     given |= {"default": read_json(default, "the default")} if default is not None else {}
-    ask.show_change(ask.server.set_application(name, models_ or None, dry_run=dry_run, **given))
+    command.show_change(
+        command.server.set_application(name, models_ or None, dry_run=dry_run, **given)
+    )
 
 
 @click.command("show")
 @click.argument("name")
-@talks
-def app_show(ask: Asking, name: str) -> None:
+@with_server
+def app_show(command: ServerCommand, name: str) -> None:
     """Everything about application NAME.
 
     \b
     clipper app show digits
     """
-    row = ask.server.application(name)
-    ask.show(row, lambda: "\n".join(f"{key:16}{short(value)}" for key, value in row.items()))
+    row = command.server.application(name)
+    command.show(row, lambda: "\n".join(f"{key:16}{short(value)}" for key, value in row.items()))
 
 
 @click.command("remove")
 @click.argument("name")
 @dry
-@talks
-def app_remove(ask: Asking, name: str, dry_run: bool) -> None:
+@with_server
+def app_remove(command: ServerCommand, name: str, dry_run: bool) -> None:
     """Delete application NAME; its models go on running.
 
     \b
     clipper app remove digits
     """
-    ask.show_change(ask.server.remove_application(name, dry_run=dry_run))
+    command.show_change(command.server.remove_application(name, dry_run=dry_run))
 
 
-@click.group(cls=Verbs, short_help="Make, change, show or remove an application.")
+@click.group(cls=CommandGroup, short_help="Make, change, show or remove an application.")
 def app() -> None:
     """Make, change, show or remove an application.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clipper.cli.asking import Asking, table, talks
+from clipper.cli.server_command import ServerCommand, table, with_server
 from clipper.errors import InvalidInput, PackagingError
 
 if TYPE_CHECKING:
@@ -113,9 +113,9 @@ def _rates(_: Any, __: Any, text: str | None) -> list[float]:
     show_default=True,
     help="Of chance: times and inputs.",
 )
-@talks
+@with_server
 def bench(
-    ask: Asking,
+    command: ServerCommand,
     application: str,
     rate: float,
     rates: list[float],
@@ -156,11 +156,11 @@ def bench(
         raise InvalidInput(
             f"there is no folder for --html {html_}.", hint="Make it, or name another file."
         )
-    record = ask.server.application(application)
+    record = command.server.application(application)
     plan = RunPlan(seconds, slo_ms or record["slo_ms"], steady, seed=seed)
-    target, where = _target(ask, record, text, cached, connections, grpc, address, key, seed)
+    target, where = _target(command, record, text, cached, connections, grpc, address, key, seed)
     verdict = ""
-    with _progress(plan, quiet=ask.as_json) as tell:
+    with _progress(plan, quiet=command.as_json) as tell:
         if search:
             found = search_rate(target, plan, rate, _RATE_MAX, tell)
             steps = sorted(found.steps, key=lambda step: step.rate)
@@ -180,7 +180,7 @@ def bench(
         "machine": machine(),
         **({"highest_rate": found.rate, "why": found.why} if search else {}),
     }
-    ask.show(summary, lambda: _told(steps, plan, where, verdict))
+    command.show(summary, lambda: _report(steps, plan, where, verdict))
     if html_:
         _write(
             html_,
@@ -196,7 +196,7 @@ def bench(
 
 
 def _target(
-    ask: Asking,
+    command: ServerCommand,
     record: dict[str, Any],
     text: str,
     cached: bool,
@@ -212,7 +212,7 @@ def _target(
     from clipper.load.inputs import rows_of
     from clipper.types import InputType
 
-    type_, name, server = InputType.parse(record["input"]), record["name"], ask.server
+    type_, name, server = InputType.parse(record["input"]), record["name"], command.server
     rows = rows_of(text, type_, seed)
     about = {} if address else server.about()
     host = urllib.parse.urlsplit(server.url).hostname or "127.0.0.1"
@@ -293,7 +293,7 @@ def _progress(plan: "RunPlan", quiet: bool) -> "Iterator[OnProgress]":
         yield tell
 
 
-def _told(steps: "list[Measurement]", plan: "RunPlan", where: str, verdict: str) -> str:
+def _report(steps: "list[Measurement]", plan: "RunPlan", where: str, verdict: str) -> str:
     from clipper.load import page
 
     lines = [

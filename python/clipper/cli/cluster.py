@@ -9,14 +9,14 @@ from typing import Any
 
 import click
 
+from clipper.cli.command_group import CommandGroup
 from clipper.cli.up import on_first_signal
-from clipper.cli.verbs import Verbs
 
 _LOCAL = "local"
 _GRACE_S = 60.0
 
 
-@click.group(cls=Verbs, short_help="Nodes of a mesh on many machines, by Ray.")
+@click.group(cls=CommandGroup, short_help="Nodes of a mesh on many machines, by Ray.")
 def cluster() -> None:
     """Nodes of a mesh on many machines: an engine chooses the machines, and starts again what is
     lost. Queries do not go through it.

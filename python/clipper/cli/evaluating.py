@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from clipper.cli.asking import table
+from clipper.cli.server_command import table
 from clipper.config import load
 from clipper.errors import InvalidInput
 from clipper.selection.off_policy import Estimate, Evaluation

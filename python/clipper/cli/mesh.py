@@ -1,4 +1,4 @@
-"""`clipper mesh`: many models, loaded when they are asked for. Verbs are those of
+"""`clipper mesh`: many models, loaded when they are asked for. CommandGroup are those of
 `clipper.connect().mesh`; docs/mesh.md."""
 
 import contextlib
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clipper.cli.asking import Asking, dry, talks
-from clipper.cli.verbs import Verbs
+from clipper.cli.command_group import CommandGroup
+from clipper.cli.server_command import ServerCommand, dry, with_server
 from clipper.errors import UnknownModel
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _limit = click.option(
 )
 
 
-@click.group(cls=Verbs, short_help="Many models, loaded when they are asked for.")
+@click.group(cls=CommandGroup, short_help="Many models, loaded when they are asked for.")
 def mesh() -> None:
     """Many models over many nodes, loaded when they are asked for, and paged out when others are.
 
@@ -106,9 +106,9 @@ def mesh() -> None:
 @_owner
 @_sync
 @dry
-@talks
+@with_server
 def register(
-    ask: Asking,
+    command: ServerCommand,
     id: str,
     path: str,
     type_: str,
@@ -139,7 +139,7 @@ def register(
 
     policy = Policy(copies_min, copies_max, pin, slo_ms, requires=requires, prefers=prefers)
     here = str(Path(path).absolute()) if Path(path).exists() else path
-    found = ask.server.mesh.register(
+    found = command.server.mesh.register(
         id,
         here,
         type_,
@@ -152,67 +152,67 @@ def register(
         owner=owner,
         dry_run=dry_run,
     )
-    _show_model(ask, found, sync and not dry_run, dry_run)
+    _show_model(command, found, sync and not dry_run, dry_run)
 
 
 @mesh.command(short_help="Forget a model.")
 @click.argument("ids", metavar="ID", nargs=-1, required=True)
 @dry
-@talks
-def unregister(ask: Asking, ids: tuple[str, ...], dry_run: bool) -> None:
+@with_server
+def unregister(command: ServerCommand, ids: tuple[str, ...], dry_run: bool) -> None:
     """Forget models; their copies are unloaded. One that is not known is forgotten already.
 
     \b
     clipper mesh unregister m1
     """
-    door = ask.server.mesh
+    door = command.server.mesh
     for id in ids:
         door.unregister(id, dry_run=dry_run)
     said = f"{_would(dry_run)}{{}} is not known any more"
-    ask.show(
+    command.show(
         {"unregistered": list(ids), "dry_run": dry_run}, lambda: "\n".join(map(said.format, ids))
     )
 
 
 @mesh.command(short_help="The state of a model, and of each copy.")
 @click.argument("id")
-@talks
-def status(ask: Asking, id: str) -> None:
+@with_server
+def status(command: ServerCommand, id: str) -> None:
     """What model ID is made from, whether it is loaded, where, and why loads failed. Exit code 1
     when it is not known.
 
     \b
     clipper mesh status m1
     """
-    _show_model(ask, ask.server.mesh.status(id), must=False)
+    _show_model(command, command.server.mesh.status(id), must=False)
 
 
 @mesh.command(short_help="Load a model that is not loaded.")
 @click.argument("id")
 @_sync
-@talks
-def ensure(ask: Asking, id: str, sync: bool) -> None:
+@with_server
+def ensure(command: ServerCommand, id: str, sync: bool) -> None:
     """Have model ID loaded if it is not, as a query would; it counts as used now.
 
     \b
     clipper mesh ensure m1 --sync
     """
-    _show_model(ask, ask.server.mesh.ensure_loaded(id, sync=sync), sync)
+    _show_model(command, command.server.mesh.ensure_loaded(id, sync=sync), sync)
 
 
 @mesh.command("ls", short_help="List models.")
 @click.argument("prefix", required=False, default="")
 @click.option("--after", metavar="ID", default="", help="Those that come after ID.")
 @_limit
-@talks
-def list_models(ask: Asking, prefix: str, after: str, limit: int) -> None:
+@with_server
+def list_models(command: ServerCommand, prefix: str, after: str, limit: int) -> None:
     """Models by id, those that begin with PREFIX: how they are, where, how large, when last used.
 
     \b
     clipper mesh ls
     clipper mesh ls churn- -n 20
     """
-    found: list[ModelStatus] = ask.server.mesh.models(prefix, after, limit)
+    found: list[ModelStatus] = command.server.mesh.models(prefix, after, limit)
     rows = [
         (
             one.id,
@@ -232,13 +232,13 @@ def list_models(ask: Asking, prefix: str, after: str, limit: int) -> None:
     )
     head = ("model", "type", "state", "copies in", ">size", ">used", "last error")
     _show_table(
-        ask, found, head, rows, "no models. To make one known: clipper mesh register ID PATH", more
+        command, found, head, rows, "no models. To make one known: clipper mesh register ID PATH", more
     )
 
 
 @mesh.command("ps", short_help="Who holds how much.")
-@talks
-def instances(ask: Asking) -> None:
+@with_server
+def instances(command: ServerCommand) -> None:
     """The nodes that live: how full they are, how many models they hold, how old the least recently
     used of those is.
 
@@ -248,7 +248,7 @@ def instances(ask: Asking) -> None:
     \b
     clipper mesh ps
     """
-    found: list[Instance] = ask.server.mesh.instances()
+    found: list[Instance] = command.server.mesh.instances()
     rows = [
         (
             one.id + (" (stops)" if one.stopping else ""),
@@ -277,7 +277,7 @@ def instances(ask: Asking) -> None:
         "zone",
     )
     _show_table(
-        ask,
+        command,
         found,
         head,
         rows,
@@ -287,16 +287,16 @@ def instances(ask: Asking) -> None:
 
 @mesh.command(short_help="Why a model is where it is.")
 @click.argument("id")
-@talks
-def explain(ask: Asking, id: str) -> None:
+@with_server
+def explain(command: ServerCommand, id: str) -> None:
     """What this node decided about model ID and why, where a copy would go now, and what happens
     next.
 
     \b
     clipper mesh explain m1
     """
-    found = ask.server.mesh.explain(id)
-    if ask.as_json:
+    found = command.server.mesh.explain(id)
+    if command.as_json:
         _print_json(found)
         return
     click.echo(f"{id}: {_styled(found.status)}")
@@ -313,8 +313,8 @@ def explain(ask: Asking, id: str) -> None:
 
 @mesh.command(short_help="What there is, then what changes.")
 @click.argument("prefix", required=False, default="")
-@talks
-def watch(ask: Asking, prefix: str) -> None:
+@with_server
+def watch(command: ServerCommand, prefix: str) -> None:
     """Models, v-models and nodes whose ids begin with PREFIX, then each change as it comes, until
     Ctrl-C.
 
@@ -326,15 +326,15 @@ def watch(ask: Asking, prefix: str) -> None:
     clipper mesh watch m -o json
     """
     with _until_interrupted():
-        for event in ask.server.mesh.watch(prefix):
-            click.echo(_json(event) if ask.as_json else _said(event))
+        for event in command.server.mesh.watch(prefix):
+            click.echo(_json(event) if command.as_json else _said(event))
             sys.stdout.flush()
 
 
 # -- v-models
 
 
-@mesh.group(cls=Verbs, short_help="Names that stand for models.")
+@mesh.group(cls=CommandGroup, short_help="Names that stand for models.")
 def vmodel() -> None:
     """Names that stand for models: clients ask the name while the model behind it changes.
 
@@ -372,9 +372,9 @@ def vmodel() -> None:
 @_owner
 @_sync
 @dry
-@talks
+@with_server
 def vmodel_set(
-    ask: Asking,
+    command: ServerCommand,
     id: str,
     target: str,
     path: str,
@@ -400,7 +400,7 @@ def vmodel_set(
     from clipper.mesh.facade import Info
 
     here = str(Path(path).absolute()) if path and Path(path).exists() else path
-    found = ask.server.mesh.set_vmodel(
+    found = command.server.mesh.set_vmodel(
         id,
         target,
         owner=owner,
@@ -414,22 +414,22 @@ def vmodel_set(
         share=share,
         dry_run=dry_run,
     )
-    _show_vmodel(ask, found, sync and not dry_run, dry_run)
+    _show_vmodel(command, found, sync and not dry_run, dry_run)
 
 
 @vmodel.command("delete")
 @click.argument("id")
 @_owner
 @dry
-@talks
-def vmodel_delete(ask: Asking, id: str, owner: str, dry_run: bool) -> None:
+@with_server
+def vmodel_delete(command: ServerCommand, id: str, owner: str, dry_run: bool) -> None:
     """Delete the name ID; models made with --auto-delete that nothing else names go soon after.
 
     \b
     clipper mesh vmodel delete best
     """
-    ask.server.mesh.delete_vmodel(id, owner, dry_run=dry_run)
-    ask.show(
+    command.server.mesh.delete_vmodel(id, owner, dry_run=dry_run)
+    command.show(
         {"deleted": id, "dry_run": dry_run},
         lambda: f"{_would(dry_run)}{id} stands for nothing any more",
     )
@@ -438,48 +438,50 @@ def vmodel_delete(ask: Asking, id: str, owner: str, dry_run: bool) -> None:
 @vmodel.command("status")
 @click.argument("id")
 @_owner
-@talks
-def vmodel_status(ask: Asking, id: str, owner: str) -> None:
+@with_server
+def vmodel_status(command: ServerCommand, id: str, owner: str) -> None:
     """What ID stands for, and how far it is with standing for another. Exit code 1 when there is
     none.
 
     \b
     clipper mesh vmodel status best
     """
-    _show_vmodel(ask, ask.server.mesh.vmodel_status(id, owner), must=False)
+    _show_vmodel(command, command.server.mesh.vmodel_status(id, owner), must=False)
 
 
 @vmodel.command("rollback")
 @click.argument("id")
 @dry
-@talks
-def vmodel_rollback(ask: Asking, id: str, dry_run: bool) -> None:
+@with_server
+def vmodel_rollback(command: ServerCommand, id: str, dry_run: bool) -> None:
     """Let ID stand for the model before again.
 
     \b
     clipper mesh vmodel rollback best
     """
     _show_vmodel(
-        ask, ask.server.mesh.rollback_vmodel(id, dry_run=dry_run), must=False, dry_run=dry_run
+        command, command.server.mesh.rollback_vmodel(id, dry_run=dry_run), must=False, dry_run=dry_run
     )
 
 
 @vmodel.command("ls")
 @click.argument("prefix", required=False, default="")
 @_limit
-@talks
-def vmodel_list(ask: Asking, prefix: str, limit: int) -> None:
+@with_server
+def vmodel_list(command: ServerCommand, prefix: str, limit: int) -> None:
     """Names by id, those that begin with PREFIX.
 
     \b
     clipper mesh vmodel ls
     """
-    found: list[VModelStatus] = ask.server.mesh.vmodels(prefix, "", limit)
+    found: list[VModelStatus] = command.server.mesh.vmodels(prefix, "", limit)
     rows = [
         (one.id, one.status, one.active, _target(one), one.owner or "-", one.why) for one in found
     ]
     head = ("name", "state", "active", "target", "owner", "last error")
-    _show_table(ask, found, head, rows, "no names. To make one: clipper mesh vmodel set ID MODEL")
+    _show_table(
+        command, found, head, rows, "no names. To make one: clipper mesh vmodel set ID MODEL"
+    )
 
 
 # -- printing
@@ -489,13 +491,15 @@ def _would(dry_run: bool) -> str:
     return "would be: " if dry_run else ""
 
 
-def _show_model(ask: Asking, found: "ModelStatus", must: bool, dry_run: bool = False) -> None:
+def _show_model(
+    command: ServerCommand, found: "ModelStatus", must: bool, dry_run: bool = False
+) -> None:
     """must: it was to be loaded."""
     if found.status == "NOT_FOUND":
         raise UnknownModel(
             f"the mesh has no model {found.id!r}.", hint="clipper mesh ls lists them."
         )
-    if ask.as_json:
+    if command.as_json:
         _print_json(found)
     else:
         click.echo(_would(dry_run) + "\n".join(_model_lines(found)))
@@ -523,14 +527,16 @@ def _model_lines(found: "ModelStatus") -> Iterator[str]:
         yield f"  error: {error}"
 
 
-def _show_vmodel(ask: Asking, found: "VModelStatus", must: bool, dry_run: bool = False) -> None:
+def _show_vmodel(
+    command: ServerCommand, found: "VModelStatus", must: bool, dry_run: bool = False
+) -> None:
     if found.status == "NOT_FOUND":
         from clipper.mesh.decisions.vmodels import UnknownVModel
 
         raise UnknownVModel(
             f"the mesh has no v-model {found.id!r}.", hint="clipper mesh vmodel ls lists them."
         )
-    if ask.as_json:
+    if command.as_json:
         _print_json(found)
     else:
         click.echo(
@@ -590,7 +596,7 @@ def _said(event: "MeshEvent") -> str:
 
 
 def _show_table(
-    ask: Asking,
+    command: ServerCommand,
     found: Sequence[Any],
     head: Sequence[str],
     rows: Sequence[Sequence[str]],
@@ -598,7 +604,7 @@ def _show_table(
     after: str = "",
 ) -> None:
     """head: titles; those that begin with > are of numbers."""
-    if ask.as_json:
+    if command.as_json:
         _print_json(list(found))
         return
     _print_table(head, rows, empty)

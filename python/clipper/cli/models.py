@@ -1,4 +1,4 @@
-"""Verbs that change the models of a server that runs, each that of `clipper.connect`."""
+"""Commands that change the models of a server that runs, each that of `clipper.connect`."""
 
 import contextlib
 import json
@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from clipper.cli.asking import Asking, bounds, dry, talks
+from clipper.cli.server_command import ServerCommand, bounds, dry, with_server
 from clipper.errors import ClipperError
 
 _TELL_S = 0.5
@@ -92,9 +92,9 @@ _TELL_S = 0.5
 @click.option("--behind", is_flag=True, help="Do not make it the latest: promote does that.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until its containers are connected.")
 @dry
-@talks
+@with_server
 def deploy(
-    ask: Asking,
+    command: ServerCommand,
     name: str,
     target: str,
     version: int | None,
@@ -146,9 +146,11 @@ def deploy(
     settings |= {key: value for key, value in placed.items() if value is not None}
     places = [str(Path(place).absolute()) for place in code] or home_of(target)
     settings |= {"code": places} if places else {}
-    with _telling(ask, name) if sys.stderr.isatty() and not dry_run else contextlib.nullcontext():
-        change = ask.server.deploy(name, target, dry_run=dry_run, **settings)
-    ask.show_change(change)
+    with (
+        _telling(command, name) if sys.stderr.isatty() and not dry_run else contextlib.nullcontext()
+    ):
+        change = command.server.deploy(name, target, dry_run=dry_run, **settings)
+    command.show_change(change)
 
 
 def _rows(text: str) -> list[Any]:
@@ -173,12 +175,12 @@ def _columns(text: str) -> tuple[str, list[int]]:
 
 
 @contextlib.contextmanager
-def _telling(ask: Asking, name: str) -> Iterator[None]:
+def _telling(command: ServerCommand, name: str) -> Iterator[None]:
     """Meanwhile says on stderr how far the deployment is: packing, building environment, starting,
     loading, warm."""
     over = threading.Event()
     teller = threading.Thread(
-        target=_tell, args=(ask.server, name, over), name="clipper-teller", daemon=True
+        target=_tell, args=(command.server, name, over), name="clipper-teller", daemon=True
     )
     teller.start()
     try:
@@ -219,54 +221,54 @@ def home_of(target: str) -> list[str]:
     help="For this application alone: it links that very version.",
 )
 @dry
-@talks
-def promote(ask: Asking, model: str, application: str | None, dry_run: bool) -> None:
+@with_server
+def promote(command: ServerCommand, model: str, application: str | None, dry_run: bool) -> None:
     """Make NAME:VERSION what NAME means, from the next query on, until another is deployed or
     promoted.
 
     \b
     clipper promote svm:2
     """
-    ask.show_change(ask.server.promote(model, application, dry_run=dry_run))
+    command.show_change(command.server.promote(model, application, dry_run=dry_run))
 
 
 @click.command(short_help="Go back to the version before.")
 @click.argument("name")
 @dry
-@talks
-def rollback(ask: Asking, name: str, dry_run: bool) -> None:
+@with_server
+def rollback(command: ServerCommand, name: str, dry_run: bool) -> None:
     """Make the version before NAME's latest the latest: the highest below it that is in service.
 
     \b
     clipper rollback svm
     """
-    ask.show_change(ask.server.rollback(name, dry_run=dry_run))
+    command.show_change(command.server.rollback(name, dry_run=dry_run))
 
 
 @click.command(short_help="Change how many containers run a model.")
 @click.argument("model")
 @click.argument("replicas", metavar="N|LEAST-MOST")
 @dry
-@talks
-def scale(ask: Asking, model: str, replicas: str, dry_run: bool) -> None:
+@with_server
+def scale(command: ServerCommand, model: str, replicas: str, dry_run: bool) -> None:
     """Run N containers of MODEL, or as many of LEAST to MOST as the load asks for.
 
     \b
     clipper scale svm 2
     clipper scale svm:1 1-4
     """
-    ask.show_change(ask.server.scale(model, bounds(replicas), dry_run=dry_run))
+    command.show_change(command.server.scale(model, bounds(replicas), dry_run=dry_run))
 
 
 @click.command(short_help="Take a version out of service for good.")
 @click.argument("model")
 @click.option("--force", is_flag=True, help="Even if an application asks it: it is unlinked.")
 @dry
-@talks
-def retire(ask: Asking, model: str, force: bool, dry_run: bool) -> None:
+@with_server
+def retire(command: ServerCommand, model: str, force: bool, dry_run: bool) -> None:
     """Drain and stop a version of MODEL; its number is never used again.
 
     \b
     clipper retire svm:1
     """
-    ask.show_change(ask.server.retire(model, force=force, dry_run=dry_run))
+    command.show_change(command.server.retire(model, force=force, dry_run=dry_run))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clipper.cli.verbs import Verbs
+from clipper.cli.command_group import CommandGroup
 from clipper.errors import NoServer
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
-@click.group(cls=Verbs, short_help="Tables of parameters, on processes of their own.")
+@click.group(cls=CommandGroup, short_help="Tables of parameters, on processes of their own.")
 def params() -> None:
     """Shards that keep tables of parameters: trained and served at once.
 

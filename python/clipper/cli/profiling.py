@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clipper.cli.asking import Asking, table, talks
 from clipper.cli.bench import command_line, seconds_of, write_text
 from clipper.cli.models import home_of
+from clipper.cli.server_command import ServerCommand, table, with_server
 from clipper.errors import ClipperError, InvalidInput
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ _FILES = (".onnx", ".skops")
     "--html", "html_", metavar="FILE.html", help="Write a page with a chart; it needs no network."
 )
 @click.option("--png", metavar="FILE.png", help="Draw the chart as a PNG.")
-@talks
+@with_server
 def profile(
-    ask: Asking,
+    command: ServerCommand,
     model: str,
     slo_ms: float | None,
     rate: float | None,
@@ -106,7 +106,9 @@ def profile(
         from clipper.demo.picture import check
 
         check()
-    points, how = _points(ask, model, type_, text, batch_max, code, seconds, seen, slo_ms or 0.0)
+    points, how = _points(
+        command, model, type_, text, batch_max, code, seconds, seen, slo_ms or 0.0
+    )
     if not points:
         raise ClipperError(
             f"the server has seen no batch of {model!r} yet.",
@@ -123,7 +125,7 @@ def profile(
         "line": dataclasses.asdict(line),
         "advice": dataclasses.asdict(found) if found else None,
     }
-    ask.show(said, lambda: _told(points, line, how, found.said if found else ""))
+    command.show(said, lambda: _report(points, line, how, found.said if found else ""))
     sentences = [how, f"p50 = {line}", *([found.said] if found else [])]
     if html_:
         write_text(html_, _page(model, points, line, slo_ms, sentences))
@@ -134,7 +136,7 @@ def profile(
 
 
 def _points(
-    ask: Asking,
+    command: ServerCommand,
     model: str,
     type_: str,
     text: str,
@@ -148,7 +150,7 @@ def _points(
 
     target, places, version = model, tuple(code), ""
     if not (model.endswith(_FILES) or (":" in model and not model.rpartition(":")[2].isdecimal())):
-        record = _record(ask, model)
+        record = _record(command, model)
         version = f"{record['name']}:{record['version']}"
         target, places, type_ = (
             record["target"],
@@ -158,7 +160,7 @@ def _points(
         if seen or not _can_start(target):
             why = "" if seen else f"{version} is not started a second time here: "
             return (
-                measuring.seen_by(ask.server.model_stats(version)),
+                measuring.seen_by(command.server.model_stats(version)),
                 f"{why}what the server has seen of its own batches",
             )
     elif seen:
@@ -178,9 +180,9 @@ def _points(
     )
 
 
-def _record(ask: Asking, model: str) -> dict[str, Any]:
+def _record(command: ServerCommand, model: str) -> dict[str, Any]:
     name, _, version = model.partition(":")
-    rows: list[dict[str, Any]] = ask.server.models(name)
+    rows: list[dict[str, Any]] = command.server.models(name)
     return next(
         row for row in rows if (str(row["version"]) == version if version else row["latest"])
     )
@@ -221,7 +223,7 @@ def _rows(points: "list[Point]") -> list[list[str]]:
     return [head, *([str(cell) for cell in row] for row in cells)]
 
 
-def _told(points: "list[Point]", line: "LatencyFit", how: str, advice: str) -> str:
+def _report(points: "list[Point]", line: "LatencyFit", how: str, advice: str) -> str:
     from clipper.load.profile import bars
 
     lines = [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from clipper.cli.verbs import Verbs
+from clipper.cli.command_group import CommandGroup
 from clipper.errors import ConfigError
 from clipper.store import STATE_FILE, Store, copying, open_store
 
@@ -14,7 +14,7 @@ _EXIT_DIFFERENT = 1
 _SHOWN = 5
 
 
-@click.group(cls=Verbs, short_help="What servers know: from one store into another.")
+@click.group(cls=CommandGroup, short_help="What servers know: from one store into another.")
 def registry() -> None:
     """What servers know (models, applications, v-models, what was learned), from one store into
     another.

@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from clipper.cli.asking import Asking, dry, table, talks
-from clipper.cli.verbs import Verbs
+from clipper.cli.command_group import CommandGroup
+from clipper.cli.server_command import ServerCommand, dry, table, with_server
 from clipper.manage.rollout import ERROR_RATE, GUARD
 
 
 @click.group(
-    cls=Verbs,
+    cls=CommandGroup,
     default="start",
     short_help="Let a new version take over, stage by stage, or go back by itself.",
 )
@@ -55,9 +55,9 @@ def rollout() -> None:
     help="Probability with which a version that keeps to its guards is reverted all the same.",
 )
 @dry
-@talks
+@with_server
 def start(
-    ask: Asking,
+    command: ServerCommand,
     model: str,
     application: str,
     canary: str | None,
@@ -79,22 +79,22 @@ def start(
     settings: dict[str, Any] = {"hold": hold, "guard": guard, "error_rate": error_rate}
     settings |= {"canary": canary} if canary else {}
     settings |= {"stages": stages} if stages else {}
-    ask.show_change(ask.server.rollout(application, model, dry_run=dry_run, **settings))
+    command.show_change(command.server.rollout(application, model, dry_run=dry_run, **settings))
 
 
 @rollout.command("status", short_help="How far rollouts are, and what they wait for.")
 @click.argument("application", metavar="[APP]", required=False, default="")
-@talks
-def status(ask: Asking, application: str) -> None:
+@with_server
+def status(command: ServerCommand, application: str) -> None:
     """The last rollout of each application, or of APP: its stage, its figures, its guards, and what
     it waits for.
 
     \b
     clipper rollout status digits
     """
-    rows = ask.server.rollouts(application)
+    rows = command.server.rollouts(application)
     none = "no rollouts. To begin one: clipper rollout NAME:VERSION --app APP"
-    ask.show(rows, lambda: "\n\n".join("\n".join(_lines(row)) for row in rows) or none)
+    command.show(rows, lambda: "\n\n".join("\n".join(_lines(row)) for row in rows) or none)
 
 
 def _lines(row: dict[str, Any]) -> Iterator[str]:
@@ -135,10 +135,10 @@ def _side(name: str, counts: dict[str, Any]) -> tuple[str, ...]:
 def _mover(name: str, short: str, long: str) -> click.Command:
     @click.argument("application", metavar="APP")
     @dry
-    @talks
-    def move(ask: Asking, application: str, dry_run: bool) -> None:
-        verb: Callable[..., dict[str, Any]] = getattr(ask.server, f"{name}_rollout")
-        ask.show_change(verb(application, dry_run=dry_run))
+    @with_server
+    def move(command: ServerCommand, application: str, dry_run: bool) -> None:
+        verb: Callable[..., dict[str, Any]] = getattr(command.server, f"{name}_rollout")
+        command.show_change(verb(application, dry_run=dry_run))
 
     return click.command(
         name, short_help=short, help=f"{long}\n\n\b\nclipper rollout {name} digits"

@@ -1,4 +1,4 @@
-"""`clipper VERB`: what a person does with a server from a shell. Verbs import what they need when
+"""`clipper VERB`: what a person does with a server from a shell. Commands import what they need when
 they run."""
 
 import json
@@ -7,27 +7,27 @@ import sys
 import click
 
 from clipper.cli.applications import app, apps, challenge, link, shadow, unlink
-from clipper.cli.beginning import down, init
 from clipper.cli.bench import bench
 from clipper.cli.cluster import cluster
-from clipper.cli.configuring import config
+from clipper.cli.command_group import CommandGroup
+from clipper.cli.config import config
 from clipper.cli.evaluating import evaluate
-from clipper.cli.exporting import export, import_
+from clipper.cli.export import export, import_
+from clipper.cli.inspection import history, models, stats
 from clipper.cli.key import key
-from clipper.cli.looking import history, models, stats
+from clipper.cli.manifests import compose, dockerfile, kubernetes
 from clipper.cli.mesh import mesh
 from clipper.cli.models import deploy, promote, retire, rollback, scale
 from clipper.cli.node import node
 from clipper.cli.params import params
 from clipper.cli.profiling import profile
-from clipper.cli.querying import feedback, predict
+from clipper.cli.project import down, init
+from clipper.cli.queries import feedback, predict
 from clipper.cli.registry import registry
 from clipper.cli.rollouts import rollout
-from clipper.cli.shipping import compose, dockerfile, kubernetes
+from clipper.cli.status import logs, ps
 from clipper.cli.top import top
 from clipper.cli.up import up
-from clipper.cli.verbs import Verbs
-from clipper.cli.watching import logs, ps
 from clipper.errors import ClipperError
 
 
@@ -44,7 +44,8 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
 
 
 @click.group(
-    cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=CommandGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option(
     "--version",

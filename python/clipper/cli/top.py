@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clipper.cli.asking import Asking, talks
+from clipper.cli.server_command import ServerCommand, with_server
 from clipper.errors import ClipperError, InvalidInput
 
 if TYPE_CHECKING:
-    from clipper.cli.top_state import Watched
+    from clipper.cli.top_state import ServerReadings
 
 _TICK_S = 0.2
 _AGAIN_S = 0.5  # until a server that is gone is tried anew
@@ -26,8 +26,8 @@ _SVG_WIDTH = 132
 @click.command(short_help="Watch a server: throughput, latency, models.")
 @click.option("--once", is_flag=True, help="Print one frame and end, as without a terminal.")
 @click.option("--svg", metavar="FILE.svg", help="Write the last frame as a picture.")
-@talks
-def top(ask: Asking, once: bool, svg: str | None) -> None:
+@with_server
+def top(command: ServerCommand, once: bool, svg: str | None) -> None:
     """What a server does, second by second: queries and their outcomes, p50 and p99 beside the SLO,
     models with their queues, batches, memory and errors.
 
@@ -44,16 +44,16 @@ def top(ask: Asking, once: bool, svg: str | None) -> None:
         raise InvalidInput(
             f"there is no folder for --svg {svg}.", hint="Make it, or name another file."
         )
-    from clipper.cli.top_state import Watched
+    from clipper.cli.top_state import ServerReadings
 
-    where: str = ask.server.url
-    watched = Watched()
-    reader = _Reader(ask, watched)
+    where: str = command.server.url
+    watched = ServerReadings()
+    reader = _Reader(command, watched)
     reader.start()
     try:
         reader.wait_for_first(_FIRST_S)
-        if once or ask.as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
-            _print_frame(ask, watched, where)
+        if once or command.as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+            _print_frame(command, watched, where)
         else:
             _live(watched, where)
         if svg:
@@ -67,8 +67,8 @@ def top(ask: Asking, once: bool, svg: str | None) -> None:
 class _Reader:
     """Follows the server's stream on a thread of its own, over its restarts."""
 
-    def __init__(self, ask: Asking, watched: "Watched") -> None:
-        self._ask, self._watched = ask, watched
+    def __init__(self, command: ServerCommand, watched: "ServerReadings") -> None:
+        self._command, self._watched = command, watched
         self._ending, self._first = threading.Event(), threading.Event()
         self._failed: ClipperError | None = None
         self._stream: Any = None
@@ -101,7 +101,7 @@ class _Reader:
             self._ending.wait(_AGAIN_S)
 
     def _follow(self) -> None:
-        server = self._ask.server
+        server = self._command.server
         with contextlib.closing(server.stream()) as stream:
             self._stream = stream
             if self._ending.is_set():
@@ -114,12 +114,12 @@ class _Reader:
                     self._first.set()
 
 
-def _print_frame(ask: Asking, watched: "Watched", where: str) -> None:
+def _print_frame(command: ServerCommand, watched: "ServerReadings", where: str) -> None:
     from rich.console import Console
 
     from clipper.cli.top_screen import screen
 
-    if ask.as_json:
+    if command.as_json:
         frame = {
             "url": where,
             "server": _plain(watched),
@@ -132,11 +132,11 @@ def _print_frame(ask: Asking, watched: "Watched", where: str) -> None:
     console.print(screen(watched, where, console.width, keys=False))
 
 
-def _plain(watched: "Watched") -> dict[str, Any]:
+def _plain(watched: "ServerReadings") -> dict[str, Any]:
     return {key: watched.about.get(key) for key in ("version", "pid", "state", "started_us")}
 
 
-def _live(watched: "Watched", where: str) -> None:
+def _live(watched: "ServerReadings", where: str) -> None:
     from rich.console import Console
     from rich.live import Live
 
@@ -161,7 +161,7 @@ def _live(watched: "Watched", where: str) -> None:
                     )
 
 
-def _write_svg(path: str, watched: "Watched", where: str) -> None:
+def _write_svg(path: str, watched: "ServerReadings", where: str) -> None:
     import io
 
     from rich.console import Console

@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from clipper.cli.top_state import Watched
-from clipper.cli.watching import state_colour
+from clipper.cli.status import state_colour
+from clipper.cli.top_state import ServerReadings
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SORTS = ("name", "rate", "p99", "queue", "memory")
@@ -20,7 +20,7 @@ _KEYS = (("q", "quit"), ("p", "pause"), ("s", "sort"))
 
 
 def screen(
-    watched: Watched,
+    watched: ServerReadings,
     where: str,
     width: int,
     sort: str = "name",
@@ -55,7 +55,7 @@ def spark(values: Sequence[float], width: int, top: float = 0.0) -> str:
     ).rjust(width)
 
 
-def _head(watched: Watched, where: str, paused: bool) -> Text:
+def _head(watched: ServerReadings, where: str, paused: bool) -> Text:
     about = watched.about
     said = f"{about.get('version', '')} · {where} · state {about.get('state', '?')}"
     line = Text.assemble((" clipper ", "bold"), (said, "dim"))
@@ -73,7 +73,7 @@ def _head(watched: Watched, where: str, paused: bool) -> Text:
     return line
 
 
-def _applications(watched: Watched, bars: int) -> RenderableType:
+def _applications(watched: ServerReadings, bars: int) -> RenderableType:
     rows = watched.applications()
     if not rows:
         return Text(" no applications. To make one: clipper app set NAME --model MODEL", "dim")
@@ -108,7 +108,7 @@ def _applications(watched: Watched, bars: int) -> RenderableType:
     return table
 
 
-def _models(watched: Watched, sort: str, bars: int) -> RenderableType:
+def _models(watched: ServerReadings, sort: str, bars: int) -> RenderableType:
     rows = watched.model_rows()
     if not rows:
         return Text(" no models. To add one: clipper deploy NAME module:function", "dim")

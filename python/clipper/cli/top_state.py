@@ -9,7 +9,7 @@ ROWS_MAX = 300
 _OUTCOMES = ("ok", "default", "refused", "error")
 
 
-class Watched:
+class ServerReadings:
     """Threads: written by one, read by any, a field at a time.
 
     about: what there is.  rows: what each second came to, the oldest first

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from clipper.cli.asking import Asking, talks
+from clipper.cli.server_command import ServerCommand, with_server
 from clipper.errors import UnknownModel, UnknownVersion
 from clipper.manage.moving import State, applications_of, read
 from clipper.types import Application, Model, VersionedModel
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     default="",
     help="The Python image to start from.  [python:VERSION-slim-bookworm]",
 )
-@talks
-def dockerfile(ask: Asking, model: str, folder: Path | None, base: str) -> None:
+@with_server
+def dockerfile(command: ServerCommand, model: str, folder: Path | None, base: str) -> None:
     """Print the Dockerfile of a model, or write it into FOLDER with all that it is built from.
 
     Packages are pinned to what is installed here. The image holds no secret: its container reads
@@ -45,7 +45,7 @@ def dockerfile(ask: Asking, model: str, folder: Path | None, base: str) -> None:
     from clipper.deploy.image import image_of
     from clipper.deploy.needs import needs_of
 
-    state = read(ask.server.export_state())
+    state = read(command.server.export_state())
     with tempfile.TemporaryDirectory(prefix="clipper-image-") as place:
         found = placed(chosen(state, model), state, Path(place))
         image = image_of(spec_of(found), needs_of(found), base)
@@ -54,7 +54,7 @@ def dockerfile(ask: Asking, model: str, folder: Path | None, base: str) -> None:
         return
     image.write(folder)
     said = {"folder": str(folder), "image": image.name, "files": sorted(image.files)}
-    ask.show(
+    command.show(
         said,
         lambda: (
             f"wrote {len(image.files)} files to {folder}\nbuild it: docker build -t {image.name}"
@@ -110,12 +110,14 @@ def _exports(verb: Callable[..., None]) -> Callable[..., None]:
         ),
     ):
         verb = option(verb)
-    return talks(verb)
+    return with_server(verb)
 
 
 @click.command(short_help="All that runs, for Docker Compose.")
 @_exports
-def compose(ask: Asking, folder: Path, file: Path | None, redis: bool, base: str) -> None:
+def compose(
+    command: ServerCommand, folder: Path, file: Path | None, redis: bool, base: str
+) -> None:
     """Write FOLDER with a docker-compose.yml: the server, a service for each model, the images they
     are built from.
 
@@ -125,9 +127,9 @@ def compose(ask: Asking, folder: Path, file: Path | None, redis: bool, base: str
     """
     from clipper.deploy.manifests import write_compose
 
-    with _shipment(ask, file, redis, base) as shipment:
+    with _shipment(command, file, redis, base) as shipment:
         files = write_compose(shipment, folder)
-    _say(ask, folder, files, f"docker compose --project-directory {folder} up --build")
+    _say(command, folder, files, f"docker compose --project-directory {folder} up --build")
 
 
 @click.command("k8s", short_help="All that runs, for Kubernetes.")
@@ -198,7 +200,7 @@ def compose(ask: Asking, folder: Path, file: Path | None, redis: bool, base: str
 )
 @click.option("--together", is_flag=True, help="With --shards: several may be on one machine.")
 def kubernetes(
-    ask: Asking,
+    command: ServerCommand,
     folder: Path,
     file: Path | None,
     redis: bool,
@@ -232,7 +234,7 @@ def kubernetes(
             raise click.UsageError(
                 "--shards goes without --mesh, --redis and --base: shards run no models"
             )
-        _say(ask, folder, _shards(folder, file, shards, **given), _PUSH.format(folder))
+        _say(command, folder, _shards(folder, file, shards, **given), _PUSH.format(folder))
         return
     if store is not None:
         if file or redis or base:
@@ -243,16 +245,16 @@ def kubernetes(
             store, nodes, nodes_max, capacity_mib, lru_age_s=lru_age, labels=labels, gpus=gpus
         )
         files = write_mesh(shipped, folder)
-        _say(ask, folder, files, _PUSH.format(folder))
+        _say(command, folder, files, _PUSH.format(folder))
         return
-    with _shipment(ask, file, redis, base) as shipment:
+    with _shipment(command, file, redis, base) as shipment:
         files = write_kubernetes(shipment, folder)
         built = [
             f"docker build -t {image.name} {folder}/models/{name}"
             for name, (_, image) in shipment.models.items()
         ]
     _say(
-        ask,
+        command,
         folder,
         files,
         "\n".join(
@@ -271,15 +273,17 @@ def _shards(
     return write_params(ParamsShipment(load(file, params=wanted).params, **more), folder)
 
 
-def _say(ask: Asking, folder: Path, files: list[str], then: str) -> None:
-    ask.show(
+def _say(command: ServerCommand, folder: Path, files: list[str], then: str) -> None:
+    command.show(
         {"folder": str(folder), "files": files},
         lambda: f"wrote {len(files)} files to {folder}\n{then}",
     )
 
 
 @contextmanager
-def _shipment(ask: Asking, file: Path | None, redis: bool, base: str) -> Iterator["Shipment"]:
+def _shipment(
+    command: ServerCommand, file: Path | None, redis: bool, base: str
+) -> Iterator["Shipment"]:
     """What is declared, or what runs; with the models' files in a folder that goes afterwards."""
     from clipper.deploy.deployer import spec_of
     from clipper.deploy.image import image_of
@@ -288,7 +292,7 @@ def _shipment(ask: Asking, file: Path | None, redis: bool, base: str) -> Iterato
 
     with tempfile.TemporaryDirectory(prefix="clipper-image-") as place:
         if file is None:
-            state = read(ask.server.export_state())
+            state = read(command.server.export_state())
             names = dict.fromkeys(model.name for model in state.models if model.target)
             models = [placed(chosen(state, name), state, Path(place)) for name in names]
             applications = tuple(applications_of(state))

@@ -1,11 +1,11 @@
-"""Verbs that ask an application of a server that runs, and tell it what was right."""
+"""Commands that ask an application of a server that runs, and tell it what was right."""
 
 import json
 import sys
 
 import click
 
-from clipper.cli.asking import Asking, read_json, talks
+from clipper.cli.server_command import ServerCommand, read_json, with_server
 
 
 @click.command(short_help="Ask an application.")
@@ -13,9 +13,9 @@ from clipper.cli.asking import Asking, read_json, talks
 @click.argument("input", metavar="INPUT")
 @click.option("--user", help="Whose selection state applies.")
 @click.option("--slo-ms", type=float, help="Instead of the application's.")
-@talks
+@with_server
 def predict(
-    ask: Asking, application: str, input: str, user: str | None, slo_ms: float | None
+    command: ServerCommand, application: str, input: str, user: str | None, slo_ms: float | None
 ) -> None:
     """Ask APP about one INPUT: JSON, a word, or - for what comes on stdin.
 
@@ -24,9 +24,9 @@ def predict(
     """
     text = sys.stdin.read() if input == "-" else input
     given = {key: value for key, value in (("user", user), ("slo_ms", slo_ms)) if value is not None}
-    said = ask.server.predict_plainly(application, read_json(text, "the input"), **given)
+    said = command.server.predict_plainly(application, read_json(text, "the input"), **given)
     why = f"default: {said['reason']}" if said["default"] else f"by {','.join(said['models'])}"
-    ask.show(
+    command.show(
         said,
         lambda: (
             f"{json.dumps(said['output'])}\t{why} in {said['latency_us'] / 1000:.2f} ms, id"
@@ -41,9 +41,9 @@ def predict(
 @click.option("--label", metavar="JSON", help="What would have been right.")
 @click.option("--correct/--wrong", default=None, help="Whether the answer was.")
 @click.option("--score", type=click.FloatRange(0, 1), help="How right it was.")
-@talks
+@with_server
 def feedback(
-    ask: Asking,
+    command: ServerCommand,
     application: str,
     id: str,
     label: str | None,
@@ -60,7 +60,7 @@ def feedback(
         "correct": correct,
         "score": score,
     }
-    counted = ask.server.feedback(
+    counted = command.server.feedback(
         application, id, **{key: value for key, value in truth.items() if value is not None}
     )
-    ask.show({"counted": counted}, lambda: "counted" if counted else "it had come before")
+    command.show({"counted": counted}, lambda: "counted" if counted else "it had come before")

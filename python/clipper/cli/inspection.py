@@ -1,4 +1,4 @@
-"""Verbs that look at a server that runs: models, counters, what containers wrote, who changed
+"""Commands that look at a server that runs: models, counters, what containers wrote, who changed
 what."""
 
 import time
@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from clipper.cli.asking import Asking, table, talks
+from clipper.cli.server_command import ServerCommand, table, with_server
 
 
 @click.command(short_help="List models: versions, replicas, who asks them.")
 @click.argument("name", required=False, default="")
-@talks
-def models(ask: Asking, name: str) -> None:
+@with_server
+def models(command: ServerCommand, name: str) -> None:
     """Each version in service, of NAME alone or of all models. `*`: the one that NAME without a
     version means.
 
@@ -21,7 +21,7 @@ def models(ask: Asking, name: str) -> None:
     clipper models
     clipper models svm -o json
     """
-    rows = ask.server.models(name)
+    rows = command.server.models(name)
     head = ("MODEL", "", "INPUT", "REPLICAS", "ASKED BY", "WHAT")
     lines = [
         (
@@ -34,21 +34,21 @@ def models(ask: Asking, name: str) -> None:
         )
         for row in rows
     ]
-    ask.show(
+    command.show(
         rows,
         lambda: table([head, *lines], "no models. To add one: clipper deploy NAME module:function"),
     )
 
 
 @click.command(short_help="Counters now.")
-@talks
-def stats(ask: Asking) -> None:
+@with_server
+def stats(command: ServerCommand) -> None:
     """Counters of models, applications, cache and loops now; as JSON they are complete.
 
     \b
     clipper stats -o json
     """
-    said = ask.server.stats()
+    said = command.server.stats()
     models_ = [("MODEL", "REPLICAS", "QUEUED", "P50 ms", "P99 ms")] + [
         (
             name,
@@ -67,7 +67,9 @@ def stats(ask: Asking) -> None:
         )
         for name, row in said["applications"].items()
     ]
-    ask.show(said, lambda: f"{table(models_, 'no models')}\n\n{table(apps_, 'no applications')}")
+    command.show(
+        said, lambda: f"{table(models_, 'no models')}\n\n{table(apps_, 'no applications')}"
+    )
 
 
 def _quantiles(histogram: Any) -> tuple[str, str]:
@@ -99,15 +101,15 @@ def _what(one: dict[str, Any]) -> str:
     show_default=True,
     help="So many, the last ones.",
 )
-@talks
-def history(ask: Asking, count: int) -> None:
+@with_server
+def history(command: ServerCommand, count: int) -> None:
     """Who changed what, and when; with -o json, each record before and after. The last 1000 changes
     are kept.
 
     \b
     clipper history -n 5
     """
-    rows = ask.server.history(count)
+    rows = command.server.history(count)
     head = ("#", "WHEN", "WHO", "VERB", "WHAT")
     lines = [
         (
@@ -119,4 +121,4 @@ def history(ask: Asking, count: int) -> None:
         )
         for row in rows
     ]
-    ask.show(rows, lambda: table([head, *lines], "nothing has changed yet"))
+    command.show(rows, lambda: table([head, *lines], "nothing has changed yet"))

@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
+from clipper.cli.command_group import CommandGroup
 from clipper.cli.up import file_or_default
-from clipper.cli.verbs import Verbs
 
 
-@click.group(cls=Verbs)
+@click.group(cls=CommandGroup)
 def config() -> None:
     """Show or check settings.
 

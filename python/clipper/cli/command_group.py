@@ -9,7 +9,7 @@ from clipper.errors import ClipperError, did_you_mean
 EXIT_FAILED = 1  # click exits with 2 for a command line that is wrong
 
 
-class Verbs(click.Group):
+class CommandGroup(click.Group):
     """A group that takes a slip of the pen for what it is, and shows an error of ours as a line,
     not as a traceback."""
 
@@ -29,7 +29,7 @@ class Verbs(click.Group):
         if verb and not verb.startswith("-") and self.get_command(ctx, verb) is None:
             guess = did_you_mean(verb, self.commands) or "."
             raise click.UsageError(
-                f"no verb {verb!r}{guess} Verbs: {', '.join(sorted(self.commands))}.", ctx
+                f"no verb {verb!r}{guess} CommandGroup: {', '.join(sorted(self.commands))}.", ctx
             )
         return super().resolve_command(ctx, args)
 

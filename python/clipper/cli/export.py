@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from clipper.cli.asking import Asking, dry, talks
-from clipper.cli.verbs import Verbs
+from clipper.cli.command_group import CommandGroup
+from clipper.cli.server_command import ServerCommand, dry, with_server
 
 
-@click.group(cls=Verbs)
+@click.group(cls=CommandGroup)
 def export() -> None:
     """Write what other tools, or another server, read.
 
@@ -32,8 +32,8 @@ def export() -> None:
     help="Of the address that manages, instead of the one that takes queries.",
 )
 @click.option("--plain", is_flag=True, help="What every server has, without asking one.")
-@talks
-def openapi(ask: Asking, management: bool, plain: bool) -> None:
+@with_server
+def openapi(command: ServerCommand, management: bool, plain: bool) -> None:
     """OpenAPI 3.1 of the server that runs, with its applications, as JSON.
 
     \b
@@ -45,7 +45,7 @@ def openapi(ask: Asking, management: bool, plain: bool) -> None:
 
         click.echo(json.dumps(plain_document(management=management), indent=2))
     else:
-        click.echo(json.dumps(ask.server.openapi(management=management), indent=2))
+        click.echo(json.dumps(command.server.openapi(management=management), indent=2))
 
 
 @export.command()
@@ -75,14 +75,14 @@ def alerts() -> None:
 
 @export.command("state", short_help="Write the state of a server as one file.")
 @click.argument("file", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
-@talks
-def export_state(ask: Asking, file: Path) -> None:
+@with_server
+def export_state(command: ServerCommand, file: Path) -> None:
     """Write models, applications and what was learned into FILE, or - for stdout.
 
     \b
     clipper export state state.json
     """
-    state = ask.server.export_state()
+    state = command.server.export_state()
     if str(file) == "-":
         click.echo(state, nl=False)
         return
@@ -90,7 +90,7 @@ def export_state(ask: Asking, file: Path) -> None:
         os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb"
     ) as out:
         out.write(state)
-    ask.show(
+    command.show(
         {"file": str(file), "bytes": len(state)}, lambda: f"wrote {len(state)} bytes to {file}"
     )
 
@@ -100,8 +100,8 @@ def export_state(ask: Asking, file: Path) -> None:
     "file", type=click.Path(dir_okay=False, exists=True, allow_dash=True, path_type=Path)
 )
 @dry
-@talks
-def import_(ask: Asking, file: Path, dry_run: bool) -> None:
+@with_server
+def import_(command: ServerCommand, file: Path, dry_run: bool) -> None:
     """Add what `clipper export state` wrote. The models in FILE are code that will run: import only
     from whom you trust.
 
@@ -109,4 +109,4 @@ def import_(ask: Asking, file: Path, dry_run: bool) -> None:
     clipper import state.json
     """
     state = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-    ask.show_change(ask.server.import_state(state, dry_run=dry_run))
+    command.show_change(command.server.import_state(state, dry_run=dry_run))

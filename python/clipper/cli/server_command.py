@@ -24,7 +24,7 @@ def _connected(url: str | None, token: str | None, ca: str | None) -> Any:
     return connect(url, token, ca=ca, state=state)
 
 
-class Asking:
+class ServerCommand:
     """What all verbs share: whom to ask, and how to print what comes back."""
 
     def __init__(self, url: str | None, token: str | None, ca: str | None, output: str) -> None:
@@ -42,13 +42,13 @@ class Asking:
         self.show(change, lambda: "\n".join(_change_lines(change)))
 
 
-def talks(verb: Callable[..., None]) -> Callable[..., None]:
-    """Adds --url, --token, --ca and -o to a verb, which gets an Asking for them."""
+def with_server(verb: Callable[..., None]) -> Callable[..., None]:
+    """Adds --url, --token, --ca and -o to a verb, which gets an ServerCommand for them."""
 
     def asked(
         url: str | None, token: str | None, ca: str | None, output: str, **words: Any
     ) -> None:
-        verb(Asking(url, token, ca, output), **words)
+        verb(ServerCommand(url, token, ca, output), **words)
 
     asked.__doc__, asked.__name__ = verb.__doc__, verb.__name__
     asked.__click_params__ = getattr(verb, "__click_params__", [])  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Verbs that show what runs: ps, and logs, which can be followed."""
+"""Commands that show what runs: ps, and logs, which can be followed."""
 
 import contextlib
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from clipper.cli.asking import Asking, table, talks
+from clipper.cli.server_command import ServerCommand, table, with_server
 from clipper.errors import ClipperError, NoServer, UnknownModel
 
 EXIT_INTERRUPTED = 130
@@ -19,8 +19,8 @@ _STATE_COLOURS = {"ready": "green", "failed": "red", "failing": "red"}
 
 
 @click.command(short_help="What runs: state, replicas, memory, queue, batch, last error.")
-@talks
-def ps(ask: Asking) -> None:
+@with_server
+def ps(command: ServerCommand) -> None:
     """Each version in service, how it does, and the command that helps where it does not.
 
     BATCH is the largest batch that a replica takes now, and why: how the size is found, the SLO it
@@ -31,8 +31,8 @@ def ps(ask: Asking) -> None:
     clipper ps
     clipper ps -o json
     """
-    rows = ask.server.ps()
-    ask.show(
+    rows = command.server.ps()
+    command.show(
         rows,
         lambda: table(
             [PS_HEAD, *map(ps_line, rows)],
@@ -75,8 +75,8 @@ def ps_line(row: dict[str, Any]) -> tuple[str, ...]:
 @click.option(
     "-f", "--follow", is_flag=True, help="Go on with what they write from now, until Ctrl-C."
 )
-@talks
-def logs(ask: Asking, model: str, replica: int | None, follow: bool) -> None:
+@with_server
+def logs(command: ServerCommand, model: str, replica: int | None, follow: bool) -> None:
     """The last lines that a container of MODEL wrote; with -f, what all of them write.
 
     Followed lines begin with their container. A container's restart does not end it, nor the
@@ -89,26 +89,26 @@ def logs(ask: Asking, model: str, replica: int | None, follow: bool) -> None:
     """
     if follow:
         with _until_interrupted():
-            _follow(ask, model, replica)
+            _follow(command, model, replica)
         return
-    lines = ask.server.logs(model, replica or 0)
-    ask.show(lines, lambda: "\n".join(lines) or f"{model}/{replica or 0} has written nothing")
+    lines = command.server.logs(model, replica or 0)
+    command.show(lines, lambda: "\n".join(lines) or f"{model}/{replica or 0} has written nothing")
 
 
-def _follow(ask: Asking, model: str, replica: int | None) -> None:
+def _follow(command: ServerCommand, model: str, replica: int | None) -> None:
     after, gone, seen = "", False, False
     while True:
         try:
-            found = ask.server.follow(model, after)
-            _tell(gone, ask, "the server is back")
+            found = command.server.follow(model, after)
+            _tell(gone, command, "the server is back")
             gone, seen, after = False, True, found["after"] or after
             for one in found["replicas"]:
                 if replica in (None, one["replica"]):
-                    _print(ask, f"{found['model']}/{one['replica']}", one)
+                    _print(command, f"{found['model']}/{one['replica']}", one)
         except (NoServer, UnknownModel) as error:
             if not seen:
                 raise
-            _tell(not gone, ask, f"{error.message} Waiting for it; Ctrl-C ends this.")
+            _tell(not gone, command, f"{error.message} Waiting for it; Ctrl-C ends this.")
             gone = True
         except ClipperError:  # it is closing
             if not seen:
@@ -116,21 +116,21 @@ def _follow(ask: Asking, model: str, replica: int | None) -> None:
         time.sleep(_LOOK_S)
 
 
-def _tell(wanted: bool, ask: Asking, text: str) -> None:
+def _tell(wanted: bool, command: ServerCommand, text: str) -> None:
     if wanted:
         click.secho(f"-- {text}", dim=True, err=True)
 
 
-def _print(ask: Asking, container: str, one: dict[str, Any]) -> None:
+def _print(command: ServerCommand, container: str, one: dict[str, Any]) -> None:
     if one["lost"]:
         _tell(
             True,
-            ask,
+            command,
             f"{container}: {one['lost']} lines are lost: they came faster than they were read",
         )
     colour = _COLOURS[one["replica"] % len(_COLOURS)]
     for line in one["lines"]:
-        if ask.as_json:
+        if command.as_json:
             click.echo(json.dumps({"container": container, "line": line}))
         else:
             click.echo(f"{click.style(container, fg=colour)} | {line}")
