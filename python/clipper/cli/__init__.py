@@ -1,4 +1,4 @@
-"""The shell: `clipper VERB`. A module for the verbs of each kind; `main` is all of them."""
+"""The command line, `clipper COMMAND`: one module per topic; `main` combines them."""
 
 from clipper.cli.shell import main
 

@@ -1,4 +1,4 @@
-"""Commands about the applications of a server that runs, each that of `clipper.connect`."""
+"""Commands for the applications of a running server."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ _SETTINGS = (
 @click.command(short_help="List applications.")
 @with_server
 def apps(command: ServerCommand) -> None:
-    """Each application: whom it asks, by when, and what it answers otherwise.
+    """List the applications: models, SLO, and default answer.
 
     \b
     clipper apps
@@ -55,7 +55,7 @@ def _role_settings(row: dict[str, Any]) -> list[str]:
     ]
 
 
-@click.command(short_help="Let an application ask one more model.")
+@click.command(short_help="Link a model to an application.")
 @click.argument("application", metavar="APP")
 @click.argument("model")
 @click.option(
@@ -66,7 +66,7 @@ def _role_settings(row: dict[str, Any]) -> list[str]:
 @dry
 @with_server
 def link(command: ServerCommand, application: str, model: str, role: str, dry_run: bool) -> None:
-    """Let APP ask MODEL too: NAME, whichever is the latest, or NAME:VERSION.
+    """Link MODEL to APP: NAME for the latest version, or NAME:VERSION.
 
     \b
     clipper link digits svm
@@ -74,13 +74,13 @@ def link(command: ServerCommand, application: str, model: str, role: str, dry_ru
     command.show_change(command.server.link(application, model, role, dry_run=dry_run))
 
 
-@click.command(short_help="Let an application ask one model less.")
+@click.command(short_help="Remove a model from an application.")
 @click.argument("application", metavar="APP")
 @click.argument("model")
 @dry
 @with_server
 def unlink(command: ServerCommand, application: str, model: str, dry_run: bool) -> None:
-    """Let APP ask MODEL no more; it goes on running.
+    """Remove MODEL from APP. The model keeps running.
 
     \b
     clipper unlink digits svm
@@ -142,7 +142,7 @@ def shadow(
     "models_",
     metavar="MODEL",
     multiple=True,
-    help="Whom to ask; several times for several.",
+    help="A model to query; may be repeated.",
 )
 @click.option("--slo-ms", type=float, help="Time from a query to its answer.")
 @click.option("--default", metavar="JSON", help="The answer when no model is heard in time.")

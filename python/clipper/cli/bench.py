@@ -1,4 +1,4 @@
-"""`clipper bench`: how fast an application answers at a rate."""
+"""`clipper bench`: measure how fast an application answers at a given rate."""
 
 import contextlib
 import shlex
@@ -22,11 +22,11 @@ _RATE_MAX = 1e6
 _SECRETS = ("--token", "--key")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
 _UNANSWERED, _LOOKED_BACK = 5, 100_000  # clipper.load.measurement.QueryOutcome, of the last so many
-_CHANNELS_MAX = 8  # of gRPC: each takes many calls at a time
+_CHANNELS_MAX = 8  # gRPC channels; each carries many calls at once
 
 
 def seconds_of(_: Any, __: Any, text: str) -> float:
-    """10s, 500ms, 2m; a number alone is seconds."""
+    """Parse a duration: 10s, 500ms, 2m; a plain number is seconds."""
     number = text.rstrip("ms")
     with contextlib.suppress(ValueError, KeyError):
         seconds = float(number) * _UNITS[text[len(number) :] or "s"]
@@ -45,7 +45,7 @@ def _rates(_: Any, __: Any, text: str | None) -> list[float]:
     return rates
 
 
-@click.command(short_help="Measure how an application answers at a rate.")
+@click.command(short_help="Measure latency and goodput of an application at a rate.")
 @click.argument("application", metavar="APP")
 @click.option(
     "--rate",
@@ -101,7 +101,7 @@ def _rates(_: Any, __: Any, text: str | None) -> list[float]:
 @click.option(
     "--key",
     envvar="CLIPPER_API_KEY",
-    help="Of who may ask, where the server wants one.  [CLIPPER_API_KEY]",
+    help="API key, if the server requires one.  [CLIPPER_API_KEY]",
 )
 @click.option(
     "--html", "html_", metavar="FILE.html", help="Write a report with charts; it needs no network."
@@ -206,8 +206,9 @@ def _target(
     key: str | None,
     seed: int,
 ) -> "tuple[MakeTarget, str]":
-    """Where the queries go: as the server says, but for what is given; by way of its management
-    where it listens nowhere else."""
+    """Return the target of the queries: the server's own address unless given; its management
+    address if it has no other.
+    """
     from clipper.load.http_target import HttpTarget
     from clipper.load.inputs import rows_of
     from clipper.types import InputType
@@ -253,7 +254,7 @@ def _over_grpc(
 
 
 def _seen_from(host: str, address: str) -> str:
-    """Where a server listens that listens everywhere: where its management was reached."""
+    """Replace a wildcard address by the host through which management was reached."""
     scheme, there, rest = address.rpartition("://")
     name, _, port = rest.rpartition(":")
     return f"{scheme}{there}{host}:{port}" if name in ("0.0.0.0", "[::]", "::") else address
@@ -261,7 +262,7 @@ def _seen_from(host: str, address: str) -> str:
 
 @contextlib.contextmanager
 def _progress(plan: "RunPlan", quiet: bool) -> "Iterator[OnProgress]":
-    """A line on stderr while it runs, where that is a terminal."""
+    """Show a progress line on stderr if it is a terminal."""
     if not sys.stderr.isatty():
         yield lambda measured, elapsed_s: None
         return
@@ -327,6 +328,7 @@ def _write(
 
 
 def write_text(path: str, text: str) -> None:
+    """Write a file."""
     try:
         Path(path).write_text(text)
     except OSError as error:
@@ -336,7 +338,7 @@ def write_text(path: str, text: str) -> None:
 
 
 def command_line() -> str:
-    """As it was typed, but for secrets."""
+    """Return the command as typed, without secrets."""
     words = ["clipper", *sys.argv[1:]]
     secret = {i + 1 for i, word in enumerate(words) if word in _SECRETS}
     shown = ("..." if i in secret else word for i, word in enumerate(words))

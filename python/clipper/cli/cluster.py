@@ -1,5 +1,4 @@
-"""`clipper cluster`: nodes of a mesh on many machines, placed and watched over by an engine that is
-there already: Ray."""
+"""`clipper cluster`: nodes of a mesh on many machines, placed and restarted by Ray."""
 
 import json
 import threading
@@ -152,7 +151,7 @@ def up(
     )
     stopping = threading.Event()
     ray = join_ray(address)
-    on_first_signal(stopping)  # after Ray has set its own
+    on_first_signal(stopping)  # after Ray installed its handlers
     actors = {**actors_of(ray, mesh), **bring_up(ray, asked)}
     try:
         _table(wait_ready(ray, actors, within_s, stopping))

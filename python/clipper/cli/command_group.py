@@ -1,4 +1,4 @@
-"""A group of verbs: it guesses at a slip of the pen, and shows an error of ours as a line."""
+"""The group class of all commands: suggestions for typing errors, and errors without traceback."""
 
 from typing import Any
 
@@ -6,18 +6,22 @@ import click
 
 from clipper.errors import ClipperError, did_you_mean
 
-EXIT_FAILED = 1  # click exits with 2 for a command line that is wrong
+EXIT_FAILED = 1  # click exits with 2 for an invalid command line
 
 
 class CommandGroup(click.Group):
-    """A group that takes a slip of the pen for what it is, and shows an error of ours as a line,
-    not as a traceback."""
+    """A group that suggests the intended command after a typing error and prints a ClipperError as
+    one line.
+
+    default: command that is assumed when the first argument names none.
+    """
 
     def __init__(self, *args: Any, default: str | None = None, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._default = default
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Insert the default command."""
         if self._default and args and args[0] not in (*self.commands, "-h", "--help"):
             args = [self._default, *args]
         return super().parse_args(ctx, args)
@@ -25,15 +29,17 @@ class CommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or fail with a suggestion."""
         verb = args[0] if args else ""
         if verb and not verb.startswith("-") and self.get_command(ctx, verb) is None:
             guess = did_you_mean(verb, self.commands) or "."
             raise click.UsageError(
-                f"no verb {verb!r}{guess} CommandGroup: {', '.join(sorted(self.commands))}.", ctx
+                f"no verb {verb!r}{guess} Verbs: {', '.join(sorted(self.commands))}.", ctx
             )
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; print a ClipperError and its hint, and exit with EXIT_FAILED."""
         try:
             return super().invoke(ctx)
         except ClipperError as error:

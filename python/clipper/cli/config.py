@@ -1,4 +1,4 @@
-"""`clipper config`: what can be set, what is, and from where."""
+"""`clipper config`: show, check and describe settings."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,6 @@
-"""What `clipper doctor` tries. Each trial does the thing itself, on a small scale, and says what to
-do when it fails."""
+"""The checks of `clipper doctor`. Each check performs the operation on a small scale and names
+the next step when it fails.
+"""
 
 import importlib
 import os
@@ -38,7 +39,7 @@ _NEEDED = (
     "uvloop",
     "httptools",
 )
-_OPTIONAL = {  # distributions, any of which will do -> the extra that installs one
+_OPTIONAL = {  # alternative distributions -> the extra that installs one
     ("scikit-learn",): "demo",
     ("redis",): "redis",
     ("grpcio",): "grpc",
@@ -60,14 +61,14 @@ _RENEW_DAYS = 21
 
 
 class Finding(NamedTuple):
-    """verdict: ok, warn, fail or skip."""
+    """Result of a check. verdict: ok, warn, fail or skip."""
 
     verdict: str
     text: str
 
 
 def examine() -> list[Finding]:
-    """Every trial, in order. One that raises is a failure by itself and stops no other."""
+    """Run every check in order. An exception counts as a failure of that check only."""
     found: list[Finding] = []
     for trial in (
         core,
@@ -90,6 +91,7 @@ def examine() -> list[Finding]:
 
 
 def core() -> Iterator[Finding]:
+    """Check that the compiled core loads."""
     try:
         engine = importlib.import_module("clipper_core.engine.engine")
         engine.Engine(cache_bytes_max=1 << 16)
@@ -100,6 +102,7 @@ def core() -> Iterator[Finding]:
 
 
 def machine() -> Iterator[Finding]:
+    """Check the CPU and its features."""
     cores = len(os.sched_getaffinity(0))
     flags = _cpu_flags()
     lacking = (
@@ -136,8 +139,7 @@ def _cpu_flags() -> set[str]:
 
 
 def memory() -> Iterator[Finding]:
-    """That of a model's rows, which its container maps; without it they are sent over the
-    socket."""
+    """Check that a container can map a model's rows; otherwise rows are sent over the socket."""
     from clipper_container.params.shared_rows import can_share
 
     if can_share():
@@ -150,6 +152,7 @@ def memory() -> Iterator[Finding]:
 
 
 def descriptors() -> Iterator[Finding]:
+    """Check the limit of open files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = load().limits.connections_max
     verdict, more = (
@@ -161,6 +164,7 @@ def descriptors() -> Iterator[Finding]:
 
 
 def interpreter() -> Iterator[Finding]:
+    """Check that the Python of models can import the SDK."""
     started = time.perf_counter()
     code = "import clipper_container.worker.serve as s; import numpy"
     done = subprocess.run(
@@ -181,6 +185,7 @@ def interpreter() -> Iterator[Finding]:
 
 
 def round_trip() -> Iterator[Finding]:
+    """Check that a deployed model answers a query."""
     from clipper.server import ClipperServer
 
     row = np.arange(4.0)
@@ -212,6 +217,7 @@ def _sums(
 
 
 def disk() -> Iterator[Finding]:
+    """Check that the state folder persists data."""
     state = load().server.state
     folder = Path(state.removeprefix("sqlite:")) if state else Path.cwd()
     while not folder.is_dir():
@@ -250,7 +256,7 @@ def _commit_ms(path: Path) -> list[float]:
 
 
 def certificates() -> Iterator[Finding]:
-    """Of ./clipper.toml, by taking them as a server would."""
+    """Check the certificates of ./clipper.toml as a server would load them."""
     file = Path(DEFAULT_FILE)
     config = load(file if file.exists() else None)
     http = config.http
@@ -280,6 +286,7 @@ def certificates() -> Iterator[Finding]:
 
 
 def packages() -> Iterator[Finding]:
+    """Check optional packages."""
     for package in _NEEDED:
         if not _version(package):
             yield Finding("fail", f"{package} is not installed. Run: pip install {package}")
@@ -302,7 +309,7 @@ def _version(distribution: str) -> str:
 
 
 def containers() -> Iterator[Finding]:
-    """An engine for `deployer = "docker"` or "podman". Optional."""
+    """Check for an engine for `deployer = "docker"` or "podman". Optional."""
     there = [name for name in _ENGINES if shutil.which(name)]
     if not there:
         yield Finding(

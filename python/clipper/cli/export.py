@@ -1,4 +1,4 @@
-"""`clipper export` and `clipper import`: what other tools, or another server, read."""
+"""`clipper export` and `clipper import`: files for other tools and other servers."""
 
 import json
 import os

@@ -1,5 +1,4 @@
-"""Commands that look at a server that runs: models, counters, what containers wrote, who changed
-what."""
+"""Commands that inspect a running server: models, counters, history."""
 
 import time
 from pathlib import Path
@@ -103,8 +102,9 @@ def _what(one: dict[str, Any]) -> str:
 )
 @with_server
 def history(command: ServerCommand, count: int) -> None:
-    """Who changed what, and when; with -o json, each record before and after. The last 1000 changes
-    are kept.
+    """List changes: who changed what, and when. With -o json, each record before and after.
+
+    The last 1000 changes are stored.
 
     \b
     clipper history -n 5

@@ -1,4 +1,4 @@
-"""`clipper key`: keys of who may ask."""
+"""`clipper key`: API keys."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 
-@click.command(short_help="Make a key for who may ask.")
+@click.command(short_help="Create an API key.")
 @click.argument("name")
 @click.option(
     "--file",

@@ -1,5 +1,4 @@
-"""`clipper export dockerfile`, `compose` and `k8s`: models as images, for builders and clusters of
-one's own."""
+"""`clipper export dockerfile`, `compose` and `k8s`: images and manifests of models."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -64,7 +63,7 @@ def dockerfile(command: ServerCommand, model: str, folder: Path | None, base: st
 
 
 def chosen(state: State, name: str) -> Model:
-    """The version of that name, or the latest. UnknownModel, UnknownVersion."""
+    """Return the version of that name, or the latest. Raises: UnknownModel, UnknownVersion."""
     wanted = VersionedModel.parse(name)
     versions = {model.version: model for model in state.models if model.name == wanted.name}
     if not versions:
@@ -76,7 +75,7 @@ def chosen(state: State, name: str) -> Model:
 
 
 def placed(model: Model, state: State, folder: Path) -> Model:
-    """The model with its file here."""
+    """Copy the model's file to this host."""
     name = Path(model.target).name
     if not model.sha256 or name not in state.files:
         return model
@@ -90,7 +89,7 @@ _PUSH = "docker build {0}/server\npush it, then: kubectl apply -k {0}"
 
 
 def _exports(verb: Callable[..., None]) -> Callable[..., None]:
-    """What `compose` and `k8s` share."""
+    """Add the options shared by `compose` and `k8s`."""
     for option in (
         click.argument("folder", type=_FOLDER),
         click.option(
@@ -284,7 +283,9 @@ def _say(command: ServerCommand, folder: Path, files: list[str], then: str) -> N
 def _shipment(
     command: ServerCommand, file: Path | None, redis: bool, base: str
 ) -> Iterator["Shipment"]:
-    """What is declared, or what runs; with the models' files in a folder that goes afterwards."""
+    """Yield the declared or the running models and applications; model files are in a temporary
+    folder.
+    """
     from clipper.deploy.deployer import spec_of
     from clipper.deploy.image import image_of
     from clipper.deploy.manifests import Shipment
@@ -307,7 +308,7 @@ def _shipment(
 def _declared(
     file: Path, place: Path, redis: bool
 ) -> tuple[list[Model], tuple[Application, ...], bool]:
-    """What a TOML file declares, as a server would have it that starts with it."""
+    """Return what a TOML file declares, as a server would read it."""
     from clipper.config import load
     from clipper.deploy.package import pack
     from clipper.deploy.warmup import warmup_of

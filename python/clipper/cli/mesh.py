@@ -1,5 +1,6 @@
-"""`clipper mesh`: many models, loaded when they are asked for. CommandGroup are those of
-`clipper.connect().mesh`; docs/mesh.md."""
+"""`clipper mesh`: many models, loaded on demand (docs/mesh.md). The commands call
+`clipper.connect().mesh`.
+"""
 
 import contextlib
 import json
@@ -30,7 +31,7 @@ _COLOURS = {
     "TRANSITION_FAILED": "red",
     "NOT_FOUND": "red",
 }
-_BAR = 20  # characters of a full instance
+_BAR = 20  # characters of a full bar
 
 _sync = click.option(
     "--sync", is_flag=True, help="Wait until it is done, or has failed; exit code 1 for the latter."
@@ -178,8 +179,8 @@ def unregister(command: ServerCommand, ids: tuple[str, ...], dry_run: bool) -> N
 @click.argument("id")
 @with_server
 def status(command: ServerCommand, id: str) -> None:
-    """What model ID is made from, whether it is loaded, where, and why loads failed. Exit code 1
-    when it is not known.
+    """Show model ID: its source, its state, its copies, and why loads failed. Exit code 1 if it is
+    unknown.
 
     \b
     clipper mesh status m1
@@ -232,7 +233,12 @@ def list_models(command: ServerCommand, prefix: str, after: str, limit: int) -> 
     )
     head = ("model", "type", "state", "copies in", ">size", ">used", "last error")
     _show_table(
-        command, found, head, rows, "no models. To make one known: clipper mesh register ID PATH", more
+        command,
+        found,
+        head,
+        rows,
+        "no models. To make one known: clipper mesh register ID PATH",
+        more,
     )
 
 
@@ -289,8 +295,8 @@ def instances(command: ServerCommand) -> None:
 @click.argument("id")
 @with_server
 def explain(command: ServerCommand, id: str) -> None:
-    """What this node decided about model ID and why, where a copy would go now, and what happens
-    next.
+    """Explain this node's decisions about model ID: why its copies are where they are, where
+    another would go, and what happens next.
 
     \b
     clipper mesh explain m1
@@ -440,7 +446,7 @@ def vmodel_delete(command: ServerCommand, id: str, owner: str, dry_run: bool) ->
 @_owner
 @with_server
 def vmodel_status(command: ServerCommand, id: str, owner: str) -> None:
-    """What ID stands for, and how far it is with standing for another. Exit code 1 when there is
+    """Show which model ID stands for, and the progress of a transition. Exit code 1 if there is
     none.
 
     \b
@@ -460,7 +466,10 @@ def vmodel_rollback(command: ServerCommand, id: str, dry_run: bool) -> None:
     clipper mesh vmodel rollback best
     """
     _show_vmodel(
-        command, command.server.mesh.rollback_vmodel(id, dry_run=dry_run), must=False, dry_run=dry_run
+        command,
+        command.server.mesh.rollback_vmodel(id, dry_run=dry_run),
+        must=False,
+        dry_run=dry_run,
     )
 
 
@@ -494,7 +503,7 @@ def _would(dry_run: bool) -> str:
 def _show_model(
     command: ServerCommand, found: "ModelStatus", must: bool, dry_run: bool = False
 ) -> None:
-    """must: it was to be loaded."""
+    """Print a model. must: fail if it is not loaded."""
     if found.status == "NOT_FOUND":
         raise UnknownModel(
             f"the mesh has no model {found.id!r}.", hint="clipper mesh ls lists them."
@@ -565,7 +574,7 @@ def _target(found: "VModelStatus") -> str:
 
 
 def _said(event: "MeshEvent") -> str:
-    """An event in a line."""
+    """Format an event as one line."""
     from clipper.mesh.records import Instance, MeshModel
 
     if event.kind in ("SYNC", "RESET"):
@@ -603,7 +612,7 @@ def _show_table(
     empty: str,
     after: str = "",
 ) -> None:
-    """head: titles; those that begin with > are of numbers."""
+    """Print a table. head: titles; a leading > marks a column of numbers."""
     if command.as_json:
         _print_json(list(found))
         return
@@ -630,7 +639,7 @@ def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]], empty: str)
         table.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
-        console.width = 240  # for grep and cut, a row is a line
+        console.width = 240  # one line per row, for grep and cut
     console.print(table)
 
 
@@ -692,6 +701,6 @@ def _until_interrupted() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         sys.exit(_EXIT_INTERRUPTED)
-    except BrokenPipeError:  # as of `| head`
+    except BrokenPipeError:  # for example `| head`
         sys.stderr.close()
         sys.exit(0)

@@ -1,4 +1,4 @@
-"""Commands that change the models of a server that runs, each that of `clipper.connect`."""
+"""Commands that change the models of a running server."""
 
 import contextlib
 import json
@@ -154,7 +154,7 @@ def deploy(
 
 
 def _rows(text: str) -> list[Any]:
-    """Rows for a warm-up, written as JSON."""
+    """Parse rows of a warm-up, given as JSON."""
     try:
         rows = json.loads(text)
     except ValueError as error:
@@ -165,7 +165,7 @@ def _rows(text: str) -> list[Any]:
 
 
 def _columns(text: str) -> tuple[str, list[int]]:
-    """Of `taste=0,1`."""
+    """Parse `taste=0,1`."""
     table, _, columns = text.rpartition("=")
     if not table or not all(part.strip().isdecimal() for part in columns.split(",")):
         raise click.BadParameter(
@@ -176,8 +176,9 @@ def _columns(text: str) -> tuple[str, list[int]]:
 
 @contextlib.contextmanager
 def _telling(command: ServerCommand, name: str) -> Iterator[None]:
-    """Meanwhile says on stderr how far the deployment is: packing, building environment, starting,
-    loading, warm."""
+    """Show the progress of a deployment on stderr: packing, building environment, starting,
+    loading, warm.
+    """
     over = threading.Event()
     teller = threading.Thread(
         target=_tell, args=(command.server, name, over), name="clipper-teller", daemon=True
@@ -203,7 +204,7 @@ def _tell(server: Any, name: str, over: threading.Event) -> None:
 
 
 def home_of(target: str) -> list[str]:
-    """This folder, if the module is in it."""
+    """Return this folder if it contains the module."""
     module, colon, _ = target.partition(":")
     top = module.partition(".")[0]
     here = bool(colon and top) and (

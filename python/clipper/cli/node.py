@@ -1,5 +1,4 @@
-"""`clipper node`: a server that is a node of a mesh and nothing else, until a signal; then its
-models move on first."""
+"""`clipper node`: run one node of a mesh until a signal; its models are moved elsewhere first."""
 
 import ctypes
 import logging
@@ -136,7 +135,7 @@ def _end_with_parent(stopping: threading.Event) -> None:
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent or parent == 1:
-        stopping.set()  # it ended before we could ask
+        stopping.set()  # the parent ended before the call
 
 
 def _started(config: "Config", stopping: threading.Event) -> "ClipperServer | None":
@@ -174,7 +173,7 @@ def _configured(file: Path | None, given: dict[str, Any]) -> "Config":
         _check_peers(peers)
     config = load(
         file, state=given["store"], mesh=mesh, server={"insecure": True}, **ways
-    )  # it has a token: see _reachable
+    )  # protected by a token: see _reachable
     if config.server.state in ("", "memory", "memory://"):
         raise click.UsageError(
             "the nodes of a mesh meet in a store: --store etcd://HOST:2379, or sqlite:FILE on one"

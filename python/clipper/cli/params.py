@@ -1,5 +1,4 @@
-"""`clipper params VERB`: a set of shards of the parameter server on this host, from its start to
-its end."""
+"""`clipper params`: run and manage the shards of a parameter server on this host."""
 
 import contextlib
 import itertools
@@ -388,13 +387,12 @@ def restore(folder: Path | None, as_json: bool, source: Path | None, number: int
     )
 
 
-@params.command("begin-anew", short_help="Let shards that lost all they had go on with nothing.")
+@params.command("begin-anew", short_help="Let shards that lost all their data start empty.")
 @_of_folder
 def begin_anew(folder: Path | None, as_json: bool) -> None:
-    """Tell shards of a running set that came back without a replica and a snapshot of what they had
-    to go on with nothing.
+    """Let shards that came back without a copy and a snapshot continue without data.
 
-    Others go on as they are. Workers push their variables again; rows begin as untrained.
+    Other shards are not affected. Workers push their variables again; rows start untrained.
 
     \b
     clipper params begin-anew --folder shop
@@ -406,7 +404,7 @@ def begin_anew(folder: Path | None, as_json: bool) -> None:
     _show(
         {"begun": begun},
         as_json,
-        f"shards that begin anew: {', '.join(map(str, begun)) or 'none had to'}",
+        f"shards that start empty: {', '.join(map(str, begun)) or 'none'}",
     )
 
 
@@ -547,7 +545,7 @@ def shard(
     place = msgspec.structs.replace(
         place, listen=f"tcp:{listen}" if listen else "", alive=alive, book=root
     )
-    here: Path | list[str] = root  # where it says itself which port it has
+    here: Path | list[str] = root  # the folder holds the actual port
     if not place.listen.endswith(":0"):
         own = f"tcp:{_reached(listen)}" if listen else place.addresses[place.number]
         here = [own if i == place.number else one for i, one in enumerate(place.addresses)]

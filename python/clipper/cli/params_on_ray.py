@@ -1,4 +1,4 @@
-"""`clipper params up --on ray`: what it does beside `clipper params up`, and the end of it."""
+"""`clipper params up --on ray` and its `down`."""
 
 import threading
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from clipper.errors import ClipperError, NoServer
 from clipper.settings.params import ParamsSettings
 
 _LOCAL = "local"
-_GRACE_S = 120.0  # a last snapshot
+_GRACE_S = 120.0  # time for a last snapshot
 
 
 def up_on_ray(
@@ -32,7 +32,7 @@ def up_on_ray(
     folder = prepare(settings, "ray")
     stopping = threading.Event()
     ray = join_ray(address)
-    on_first_signal(stopping)  # after Ray has set its own
+    on_first_signal(stopping)  # after Ray installed its handlers
     apart = bool(settings.replicas) and not together
     actors = bring_up_shards(ray, RayShards(str(folder), settings.shards, name, apart, cpus))
     try:
@@ -50,7 +50,9 @@ def up_on_ray(
 
 
 def down_on_ray(folder: Path, name: str, address: str) -> dict[str, Any]:
-    """End the set of that folder, with a snapshot of all. Raises NoServer. -> the last statuses"""
+    """Stop the set of that folder, with a snapshot of all; return the last statuses. Raises:
+    NoServer.
+    """
     from clipper.deploy.ray_nodes import join_ray, take_down
     from clipper.deploy.ray_shards import remove_group, shards_of
     from clipper.params.client.connection import addresses_in

@@ -1,4 +1,4 @@
-"""Shards of parameters as lines for a person: what each has, and what it does a second."""
+"""Formats the shards of a parameter server for a terminal: contents and rates."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -40,6 +40,7 @@ _RATES = (
 
 
 def state_of(one: Stats) -> str:
+    """Return the state of a shard in words."""
     if "away" in one:
         return "away"
     if not one["ready"]:
@@ -48,7 +49,7 @@ def state_of(one: Stats) -> str:
 
 
 def held(shards: Sequence[Stats], sets: Sequence[Stats]) -> str:
-    """Since each began."""
+    """Return totals since each shard started."""
     lines: list[Sequence[str]] = [_HELD]
     for one in shards:
         if "away" not in one:
@@ -82,11 +83,10 @@ def held(shards: Sequence[Stats], sets: Sequence[Stats]) -> str:
 
 
 def rates(before: Sequence[Stats], after: Sequence[Stats], seconds: float) -> str:
-    """Between two readings. share: of the rows that were asked for and pushed, of all shards'
-    together."""
+    """Return rates between two readings. share: of the rows pulled and pushed of all shards."""
     lives = {
         one["shard"]: one["pid"] for one in after if "away" not in one
-    }  # one that began anew has counted from nothing
+    }  # a shard that restarted empty counts from zero
     known = {
         one["shard"]: one
         for one in before
@@ -152,7 +152,7 @@ def _pushes(one: Stats) -> int:
 
 
 def _found(one: Stats, was: Stats) -> str:
-    """Of the rows that were asked for, those that somebody had trained."""
+    """Return the share of pulled rows that had been trained."""
     pulled = _more(one, was, "pulled")
     return f"{1 - _more(one, was, 'missed') / pulled:.1%}" if pulled else "–"
 

@@ -1,4 +1,6 @@
-"""`clipper profile`: how long a model takes by batch size, and what an SLO and a rate need."""
+"""`clipper profile`: time per batch size, and the batch size and replicas that an SLO and a rate
+need.
+"""
 
 import contextlib
 import dataclasses
@@ -189,7 +191,7 @@ def _record(command: ServerCommand, model: str) -> dict[str, Any]:
 
 
 def _can_start(target: str) -> bool:
-    """Whether it is a module, or a file that is no pickle and is here."""
+    """Return True for a module, or an existing file that is not a pickle."""
     return (":" in target and "/" not in target) or (
         target.endswith(_FILES) and Path(target).is_file()
     )

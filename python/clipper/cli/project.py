@@ -1,5 +1,6 @@
-"""`clipper init`, which writes a first project, and `clipper down`, which ends what `clipper up`
-began."""
+"""`clipper init` writes a first project; `clipper down` stops the server that `clipper up`
+started.
+"""
 
 import contextlib
 import os
@@ -80,7 +81,7 @@ def init(folder: Path) -> None:
     click.echo(f"wrote {folder / 'clipper.toml'} and {folder / 'model.py'}. Next: {go}clipper up")
 
 
-@click.command(short_help="End the server that `clipper up` began.")
+@click.command(short_help="Stop the server that `clipper up` started.")
 @click.option("--now", is_flag=True, help="Do not wait for queries in flight.")
 @click.option(
     "--wait",
@@ -91,11 +92,11 @@ def init(folder: Path) -> None:
     help="Seconds, for its end.",
 )
 def down(now: bool, wait_s: float) -> None:
-    """End the server of this folder's clipper.toml, or the only one of yours on this host, and wait
-    until it is gone.
+    """Stop the server of this folder's clipper.toml, or the only one of this user on this host, and
+    wait.
 
-    Queries in flight have server.drain_s seconds. It ends what `clipper up` began; a server in a
-    program of yours ends with that. Exit code 1 when it is still there after --wait.
+    Queries in flight have server.drain_s seconds. Only servers started by `clipper up` are stopped;
+    a server inside your own program ends with it. Exit code 1 when it still runs after --wait.
 
     \b
     clipper down
@@ -134,5 +135,5 @@ def down(now: bool, wait_s: float) -> None:
 
 
 def _ended(process: int, patience_s: float) -> bool:
-    """A pidfd is readable once its process has ended."""
+    """Wait for a process to end; its pidfd becomes readable then."""
     return bool(select.select([process], [], [], patience_s)[0])

@@ -1,4 +1,4 @@
-"""Commands that ask an application of a server that runs, and tell it what was right."""
+"""Commands that send a query or feedback to an application of a running server."""
 
 import json
 import sys

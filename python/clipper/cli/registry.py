@@ -1,4 +1,4 @@
-"""`clipper registry`: what servers know, moved from one store into another."""
+"""`clipper registry`: copy the catalog from one store to another."""
 
 import json
 import sys
@@ -85,7 +85,7 @@ def copy(
 
 
 def _existing(state: str) -> Store:
-    """The store of that name, which is not made when it is not there."""
+    """Open the store of that name; a missing one is not created."""
     kind, _, rest = state.partition(":")
     file = Path(rest.removeprefix("//")) if kind == "sqlite" else Path(state) / STATE_FILE
     if state in ("", "memory", "memory://") or ("://" not in state and not file.is_file()):

@@ -1,5 +1,6 @@
-"""`clipper rollout`: a new version takes over an application's queries while its guards hold, or
-goes back by itself."""
+"""`clipper rollout`: move an application's queries to a new version in stages, with automatic
+rollback.
+"""
 
 import time
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What verbs that talk to a running server share: whom to ask, and how to print what comes back."""
+"""Options and output shared by the commands that talk to a running server."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def _connected(url: str | None, token: str | None, ca: str | None) -> Any:
 
 
 class ServerCommand:
-    """What all verbs share: whom to ask, and how to print what comes back."""
+    """The connection options of a command, and the format of its output."""
 
     def __init__(self, url: str | None, token: str | None, ca: str | None, output: str) -> None:
         self.as_json = output == "json"
@@ -33,17 +33,20 @@ class ServerCommand:
 
     @property
     def server(self) -> Any:
+        """Return a client of the server. Raises: NoServer."""
         return _connected(self._url, self._token, self._ca)
 
     def show(self, value: Any, text: Callable[[], str]) -> None:
+        """Print a value as JSON, or as the given text."""
         click.echo(json.dumps(value, indent=2) if self.as_json else text())
 
     def show_change(self, change: dict[str, Any]) -> None:
+        """Print what a command changed, or would change."""
         self.show(change, lambda: "\n".join(_change_lines(change)))
 
 
 def with_server(verb: Callable[..., None]) -> Callable[..., None]:
-    """Adds --url, --token, --ca and -o to a verb, which gets an ServerCommand for them."""
+    """Add --url, --token, --ca and -o to a command, which receives a ServerCommand."""
 
     def asked(
         url: str | None, token: str | None, ca: str | None, output: str, **words: Any
@@ -106,6 +109,7 @@ def _change_lines(change: dict[str, Any]) -> Iterable[str]:
 
 
 def short(value: Any) -> str:
+    """Shorten a text to a number of characters."""
     if (
         isinstance(value, list)
         and value
@@ -120,6 +124,7 @@ def short(value: Any) -> str:
 
 
 def table(rows: Sequence[Sequence[Any]], empty: str) -> str:
+    """Format rows as aligned columns."""
     if len(rows) < 2:
         return empty
     cells = [[str(cell) for cell in row] for row in rows]
@@ -131,7 +136,7 @@ def table(rows: Sequence[Sequence[Any]], empty: str) -> str:
 
 
 def read_json(text: str, what: str) -> Any:
-    """A value as JSON; a word that is none is itself."""
+    """Parse a value as JSON; text that is not JSON is returned as it is."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -143,6 +148,7 @@ def read_json(text: str, what: str) -> Any:
 
 
 def bounds(text: str) -> int | tuple[int, int]:
+    """Parse `N` or `LEAST-MOST` as replica counts."""
     least, dash, most = text.partition("-")
     if not (least.isdecimal() and (most.isdecimal() if dash else True)):
         raise InvalidInput(

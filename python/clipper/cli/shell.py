@@ -1,5 +1,4 @@
-"""`clipper VERB`: what a person does with a server from a shell. Commands import what they need when
-they run."""
+"""The `clipper` command. Subcommands import what they need when they run."""
 
 import json
 import sys

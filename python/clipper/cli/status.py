@@ -1,4 +1,4 @@
-"""Commands that show what runs: ps, and logs, which can be followed."""
+"""`clipper ps` and `clipper logs`."""
 
 import contextlib
 import json
@@ -45,7 +45,7 @@ PS_HEAD = ("NAME", "VER", "ROLE", "STATE", "REPL", "RSS", "QUEUE", "BATCH (why)"
 
 
 def ps_line(row: dict[str, Any]) -> tuple[str, ...]:
-    """A row of `ps` as a person reads it."""
+    """Format a row of `ps`."""
     named = {role for role in row["roles"].values() if role != "primary"}
     role = ",".join(sorted(named)) if named else "latest" if row["latest"] else "-"
     batch = f"{row['batch']} ({row['why']})" if row["batch"] else "-"
@@ -110,7 +110,7 @@ def _follow(command: ServerCommand, model: str, replica: int | None) -> None:
                 raise
             _tell(not gone, command, f"{error.message} Waiting for it; Ctrl-C ends this.")
             gone = True
-        except ClipperError:  # it is closing
+        except ClipperError:  # the server is closing
             if not seen:
                 raise
         time.sleep(_LOOK_S)
@@ -143,10 +143,11 @@ def _until_interrupted() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
-    except BrokenPipeError:  # as of `| head`
+    except BrokenPipeError:  # for example `| head`
         sys.stderr.close()
         sys.exit(0)
 
 
 def state_colour(state: str) -> str:
+    """Return the colour of a state."""
     return _STATE_COLOURS.get(state, "yellow")

@@ -1,4 +1,4 @@
-"""`clipper top`: what a server does, second by second."""
+"""`clipper top`: a live display of a server."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from clipper.cli.top_state import ServerReadings
 
 _TICK_S = 0.2
-_AGAIN_S = 0.5  # until a server that is gone is tried anew
+_AGAIN_S = 0.5  # between attempts to reconnect
 _FIRST_S = 10.0  # for the first reading
 _SVG_WIDTH = 132
 
@@ -65,7 +65,7 @@ def top(command: ServerCommand, once: bool, svg: str | None) -> None:
 
 
 class _Reader:
-    """Follows the server's stream on a thread of its own, over its restarts."""
+    """Follows the server's event stream on a thread, across its restarts."""
 
     def __init__(self, command: ServerCommand, watched: "ServerReadings") -> None:
         self._command, self._watched = command, watched
@@ -84,7 +84,7 @@ class _Reader:
         self._thread.join()
 
     def wait_for_first(self, patience_s: float) -> None:
-        """Until there is something to show. Raises what the first try did."""
+        """Wait for the first reading. Raises the error of the first attempt."""
         self._first.wait(patience_s)
         if self._failed is not None:
             raise self._failed

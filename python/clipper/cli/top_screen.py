@@ -1,4 +1,4 @@
-"""What `clipper top` shows, drawn from what it knows."""
+"""Draws the display of `clipper top`."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from clipper.cli.top_state import ServerReadings
 BLOCKS = "▁▂▃▄▅▆▇█"
 SORTS = ("name", "rate", "p99", "queue", "memory")
 SPARK_MAX = 24
-_WIDE = 98  # columns that the numbers take
+_WIDE = 98  # columns of the numbers
 _KEYS = (("q", "quit"), ("p", "pause"), ("s", "sort"))
 
 
@@ -27,7 +27,7 @@ def screen(
     paused: bool = False,
     keys: bool = True,
 ) -> RenderableType:
-    """All of it, on so many columns: where they are few, without what came before."""
+    """Draw everything in the given number of columns; a narrow display omits the history bars."""
     bars = min(max((width - _WIDE) // 2, 0), SPARK_MAX)
     bars = bars if bars >= 4 else 0
     parts = [
@@ -45,7 +45,7 @@ def screen(
 
 
 def spark(values: Sequence[float], width: int, top: float = 0.0) -> str:
-    """The last `width` values as blocks, the highest of them (or `top`) as a whole one."""
+    """Format the last `width` values as block characters, scaled to the largest (or `top`)."""
     if not width:
         return ""
     shown = list(values)[-width:]
@@ -151,7 +151,7 @@ def _trouble(row: dict[str, Any]) -> Text:
 
 
 def _shown(cells: Sequence[Text | str], bars: int, places: tuple[int, ...]) -> list[Text | str]:
-    """Without those of the bars where there is no room for any."""
+    """Drop the bar columns if there is no room."""
     return [cell for number, cell in enumerate(cells) if bars or number not in places]
 
 

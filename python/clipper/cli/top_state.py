@@ -1,4 +1,6 @@
-"""What `clipper top` knows: the server's readings of the last minutes, and whether it is there."""
+"""The data behind `clipper top`: readings of the last minutes, and whether the server is
+reachable.
+"""
 
 import time
 from collections import deque
@@ -10,11 +12,13 @@ _OUTCOMES = ("ok", "default", "refused", "error")
 
 
 class ServerReadings:
-    """Threads: written by one, read by any, a field at a time.
+    """Readings of a server.
 
-    about: what there is.  rows: what each second came to, the oldest first
-    (manage/dashboard/seconds.py).  models: as `ps`. lost_s: since when the server is away, 0 when
-    it is there.  restarts: of the server, that were seen.
+    about: the server's description. rows: one per second, oldest first
+    (manage/dashboard/seconds.py). models: as `ps`. lost_s: since when the server is unreachable, 0
+    if it is reachable. restarts: restarts seen.
+
+    Threads: one writes; any reads, one field at a time.
     """
 
     def __init__(self) -> None:
@@ -27,7 +31,7 @@ class ServerReadings:
         self.readings = 0
 
     def take(self, name: str, data: Any) -> None:
-        """An event of the server's stream."""
+        """Apply an event of the server's stream."""
         if name == "about":
             was, self.about = self.about, data
             if was and was.get("pid") != data.get("pid"):
@@ -42,14 +46,16 @@ class ServerReadings:
         self.readings += name == "now"
 
     def lose(self, why: str) -> None:
+        """Record that the server is unreachable."""
         self.why = why
         self.lost_s = self.lost_s or time.monotonic()
 
     # -- figures
 
     def applications(self) -> list[dict[str, Any]]:
-        """Of each: name, slo_ms, per_s, outcomes a second, p50_ms, p99_ms and met of the last
-        reading, and what came before: `rates` and `p99s`, a value a reading."""
+        """Return for each application name, slo_ms, per_s, outcomes per second, p50_ms, p99_ms
+        and met of the last reading, and the histories `rates` and `p99s`.
+        """
         records = {record["name"]: record for record in self.about.get("applications", [])}
         rows = list(self.rows)
         return [self._application(name, record, rows) for name, record in records.items()]
@@ -72,7 +78,9 @@ class ServerReadings:
         }
 
     def model_rows(self) -> list[dict[str, Any]]:
-        """As `ps` has them, with rows_per_s, p50_ms and p99_ms of the last reading, and `rates`."""
+        """Return rows as in `ps`, with rows_per_s, p50_ms and p99_ms of the last reading, and
+        `rates`.
+        """
         rows = list(self.rows)
         found = []
         for model in list(self.models):

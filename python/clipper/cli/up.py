@@ -1,4 +1,4 @@
-"""`clipper up`: a server of what a file declares, until a signal."""
+"""`clipper up`: serve what a file declares until a signal."""
 
 import gc
 import logging
@@ -16,7 +16,7 @@ from clipper.errors import ClipperError
 DEFAULT_FILE = "clipper.toml"
 _LOOK_S = 0.5
 _SWITCH_S = 0.001
-_Stamp = tuple[int, int] | None  # when a file was written, and its size
+_Stamp = tuple[int, int] | None  # modification time and size of a file
 
 
 @click.command(short_help="Serve the models and applications of a TOML file.")
@@ -123,8 +123,9 @@ def _with_workers(config: Any, workers: int | None) -> Any:
 
 
 def managed(config: Any) -> Any:
-    """Without http.admin: a port of loopback, and a token that this user's commands find in the
-    server's private folder."""
+    """Without http.admin: add a management port on loopback and a token that this user's
+    commands find in the server's private folder.
+    """
     import secrets
 
     from msgspec.structs import replace
@@ -146,7 +147,9 @@ def _requiring(config: Any) -> Any:
 
 
 def refuse_open(config: Any, insecure: bool) -> None:
-    """Not to be asked by every host that reaches it, unless that is said. Errors: ConfigError."""
+    """Refuse an address that other hosts can reach without authentication, unless it is
+    explicitly allowed. Raises: ConfigError.
+    """
     from clipper.errors import ConfigError
     from clipper.settings.grpc import grpc_tls
     from clipper.settings.http import unauthenticated_listeners
@@ -160,7 +163,9 @@ def refuse_open(config: Any, insecure: bool) -> None:
             "Set http.api_keys_file (clipper key NAME makes one), or http.tls_client_ca; or say"
             " --insecure."
         )
-        raise ConfigError(f"{key} = {address!r}: any host that reaches it could ask.", hint=hint)
+        raise ConfigError(
+            f"{key} = {address!r}: any host that reaches it could send queries.", hint=hint
+        )
 
 
 def _follow(
@@ -171,7 +176,7 @@ def _follow(
     load: Callable[[], Any],
     stopping: threading.Event,
 ) -> None:
-    """Look at the file until the end; what has changed, and then stayed so for a look, is done."""
+    """Watch the file and apply a change once it has been stable for one interval."""
     from clipper.manage.declared import declare_again, left, said_by_both
 
     known, last = config, seen
@@ -194,27 +199,29 @@ def _follow(
 def _stamp(path: Path | None) -> _Stamp:
     try:
         found = path.stat() if path is not None else None
-    except OSError:  # an editor is about to put it there again
+    except OSError:  # an editor is replacing the file
         return None
     return None if found is None else (found.st_mtime_ns, found.st_size)
 
 
 def file_or_default(file: Path | None) -> Path | None:
+    """Return FILE, else ./clipper.toml if it exists."""
     return file if file is not None else Path(DEFAULT_FILE) if Path(DEFAULT_FILE).exists() else None
 
 
 def keep_pauses_short() -> None:
-    """For processes of our own. What is here now stays: later searches for garbage, which every
-    query waits for, pass it over. And a thread that computes lets the others in after a
-    millisecond, not after Python's five."""
+    """Exempt start-up objects from garbage collection and switch threads every millisecond
+    instead of Python's five. For clipper's own processes.
+    """
     gc.collect()
     gc.freeze()
     sys.setswitchinterval(_SWITCH_S)
 
 
 def on_first_signal(stopping: threading.Event) -> None:
-    """SIGTERM or Ctrl-C asks for a graceful end; the next one gets the default: at once (the
-    containers go with us)."""
+    """Request a graceful stop on SIGTERM or Ctrl-C; a second signal ends the process and its
+    containers at once.
+    """
 
     def stop(*_: object) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -226,8 +233,7 @@ def on_first_signal(stopping: threading.Event) -> None:
 
 
 def _way_in(config: Any, made_up: bool) -> str:
-    """What a browser is asked for. A token that was made up is shown on a terminal alone, as that
-    of containers."""
+    """Return what a browser needs to log in. A generated token is shown on a terminal only."""
     if config.http.tokens_file:
         return ", which asks for a token of http.tokens_file"
     if not config.http.token:
