@@ -1,5 +1,4 @@
-"""`clipper demo`: three scikit-learn models, each in processes of its own, under load, and a table
-of what happens."""
+"""`clipper demo`: scikit-learn models in their own processes under load, with a live table."""
 
 from clipper.demo.run import DemoOptions, run
 

@@ -1,8 +1,8 @@
-"""Models of scikit-learn's bundled digits: 1797 scans of 8x8 pixels, half to train on, half held
+"""Models of scikit-learn's digits data: 1797 images of 8x8 pixels, half for training, half held
 out.
 
-Three are good; two are not, so that there is something to learn. Each answers with wrong labels
-while a file of its name is there: `spoil` and `mend` are what a person does to them.
+Three models are good and two are not, so that policies have something to learn. A model returns
+wrong labels while a file with its name exists; `spoil` and `mend` create and remove it.
 """
 
 import os
@@ -28,7 +28,7 @@ class DemoNeedsSklearn(ClipperError):
 
 @dataclass(frozen=True, slots=True)
 class Digits:
-    """Scans as rows of 64 gray levels (f64), and the digits they show."""
+    """Images as rows of 64 gray levels (f64), and their digits."""
 
     train_x: NDArray[np.float64]
     train_y: NDArray[np.int64]
@@ -37,8 +37,7 @@ class Digits:
 
 
 def load(seed: int = 0) -> Digits:
-    """The scans in an order that depends on the seed only. DemoNeedsSklearn when scikit-learn is
-    not installed."""
+    """Load the data, shuffled by the seed. Raises: DemoNeedsSklearn if scikit-learn is missing."""
     try:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped,unused-ignore]
     except ImportError:
@@ -54,8 +53,9 @@ def load(seed: int = 0) -> Digits:
 
 
 def train(name: str, digits: Digits) -> Any:
-    """A trained estimator: `logreg` (about 0.5 ms a batch), `forest` (3 ms), `svm` (0.1 ms, and
-    more with each row), and two of less worth: `bayes` and `tree`."""
+    """Return a trained estimator: `logreg` (about 0.5 ms per batch), `forest` (3 ms), `svm` (0.1
+    ms plus a time per row), or the weaker `bayes` and `tree`.
+    """
     return _MAKERS[name]().fit(digits.train_x, digits.train_y)
 
 
@@ -104,13 +104,12 @@ _MAKERS: dict[str, Callable[[], Any]] = {
 
 
 def spoilable(estimator: Any, flag: Path) -> Model:
-    """The estimator as a model that answers the next digit instead while the file `flag` is
-    there."""
+    """Wrap the estimator so that it returns the next digit while the file `flag` exists."""
     place = str(flag)
 
     class Spoilable(
         Model
-    ):  # local: it is packed by value, and its container imports nothing of the server
+    ):  # a local class is packed by value: its container imports nothing of the server
         input = "f64[64]"
 
         def load(self) -> None:
@@ -130,7 +129,7 @@ def spoilable(estimator: Any, flag: Path) -> Model:
 
 
 class Spoiler:
-    """Which models answer with wrong labels. Threads: one. folder: where their flags are."""
+    """Makes models return wrong labels. folder: holds their flag files. Threads: one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -139,13 +138,17 @@ class Spoiler:
             self.mend(model)
 
     def flag(self, model: str) -> Path:
+        """Return the path of a model's flag file."""
         return self._folder / f"{model}.wrong"
 
     def is_spoiled(self, model: str) -> bool:
+        """Return True if the model returns wrong labels."""
         return self.flag(model).exists()
 
     def spoil(self, model: str) -> None:
+        """Make the model return wrong labels."""
         self.flag(model).touch()
 
     def mend(self, model: str) -> None:
+        """Make the model return right labels again."""
         self.flag(model).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What a person does to containers in the demo, and how long they take to come back."""
+"""Fault injection of the demo: kills and freezes containers and measures their recovery."""
 
 import os
 import signal
@@ -14,9 +14,10 @@ FREEZE_S = 3.0
 
 @dataclass(slots=True)
 class InjectedFault:
-    """One container killed or frozen.  back_s: until it (or its successor) was ready again;
-    negative until then. gone_s: until the server had noticed.  queries, partial, defaults: between
-    the fault and the come-back.
+    """A container that was killed or frozen.
+
+    gone_s: until the server noticed. back_s: until it (or its successor) was ready again; negative
+    until then. queries, partial, defaults: between fault and recovery.
     """
 
     kind: str
@@ -31,11 +32,12 @@ class InjectedFault:
 
     @property
     def over(self) -> bool:
+        """Return True after the recovery."""
         return self.back_s >= 0
 
 
 class FaultInjector:
-    """Kills and freezes, one model after another. Threads: one."""
+    """Kills and freezes containers, one model after another. Threads: one."""
 
     def __init__(self, server: ClipperServer, outcomes: Outcomes) -> None:
         self.all: list[InjectedFault] = []
@@ -45,19 +47,18 @@ class FaultInjector:
         self._before: dict[int, tuple[int, int, int]] = {}  # by position in `all`
         self._frozen: dict[
             int, tuple[int, float]
-        ] = {}  # pidfd and when to thaw it, by position in `all`
+        ] = {}  # pidfd and time to resume, by position in `all`
 
     def kill(self) -> InjectedFault | None:
-        """kill -9 a ready container of the next model; None when no model has one."""
+        """Send SIGKILL to a ready container of the next model; None if no model has one."""
         return self._do("killed", signal.SIGKILL)
 
     def freeze(self) -> InjectedFault | None:
-        """SIGSTOP a ready container of the next model; look() wakes it after FREEZE_S."""
+        """Send SIGSTOP to a ready container of the next model; look() resumes it after FREEZE_S."""
         return self._do("frozen", signal.SIGSTOP)
 
     def look(self) -> list[InjectedFault]:
-        """See what has changed since; -> the faults that were noticed by the server, or are over,
-        only now."""
+        """Check all faults; return those newly noticed by the server or newly over."""
         self._thaw(time.monotonic())
         open_ = [(at, fault) for at, fault in enumerate(self.all) if not fault.over]
         if not open_:
@@ -66,7 +67,7 @@ class FaultInjector:
         return [fault for at, fault in open_ if self._follow(at, fault, replicas)]
 
     def end(self) -> None:
-        """Wake what is frozen: a frozen process cannot be asked to end."""
+        """Resume frozen containers, which could not be stopped otherwise."""
         self._thaw(float("inf"))
 
     def _do(self, kind: str, number: signal.Signals) -> InjectedFault | None:
@@ -110,7 +111,7 @@ class FaultInjector:
                 del self._frozen[at]
                 try:
                     signal.pidfd_send_signal(pid_fd, signal.SIGCONT)
-                except ProcessLookupError:  # it ended, frozen as it was
+                except ProcessLookupError:  # ended while frozen
                     pass
                 finally:
                     os.close(pid_fd)
@@ -134,7 +135,7 @@ class FaultInjector:
         return True
 
     def _replicas(self) -> dict[str, dict[str, Any]]:
-        """By `name:version/number`, in the order of the models."""
+        """Return the replicas by `name:version/number`, in the order of the models."""
         models = self._server.stats()["models"]
         return {
             f"{name}/{r['number']}": r for name, model in models.items() for r in model["replicas"]

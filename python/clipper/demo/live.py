@@ -1,5 +1,4 @@
-"""The table of the demo: a line a model, a line for the application, what happened last, and the
-keys."""
+"""The live table of the demo: models, application, last event, and keys."""
 
 from collections.abc import Sequence
 
@@ -48,8 +47,9 @@ def screen(
     shows_lessons: bool,
     height: int,
 ) -> RenderableType:
-    """All of it, for the live display; where `height` lines are too few, either the lessons or the
-    table of models."""
+    """Draw the display; with fewer than `height` lines either the learning plot or the table of
+    models is omitted.
+    """
     head = Text.assemble(
         (" digits", "bold"), (f"  {rate:g} queries a second  {clock(elapsed_s)}", "dim")
     )
@@ -66,6 +66,7 @@ def screen(
 
 
 def models(figures: Sequence[ModelFigures]) -> Table:
+    """Draw the table of models."""
     table = Table(
         box=box.SIMPLE_HEAD, header_style="dim", border_style="dim", pad_edge=True, padding=(0, 1)
     )
@@ -97,7 +98,7 @@ def models(figures: Sequence[ModelFigures]) -> Table:
 
 
 def application(figures: ApplicationFigures) -> Table:
-    """SLO, latency, accuracy and default answers, in two columns."""
+    """Draw SLO, latency, accuracy and default answers in two columns."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, min_width=10)
     table.add_column(no_wrap=True, overflow="ellipsis")
@@ -140,7 +141,7 @@ def _state(figures: ModelFigures) -> Text:
     return Text(said if len(figures.replicas) == 1 else f"{len(others)} {said}", "yellow")
 
 
-def told(at_s: float, what: str, text: str, style: str) -> Text:
+def event_line(at_s: float, what: str, text: str, style: str) -> Text:
     """One line about anything."""
     return Text.assemble(
         (f"{clock(at_s)}  ", "dim"),
@@ -152,7 +153,7 @@ def told(at_s: float, what: str, text: str, style: str) -> Text:
 
 
 def happened(fault: InjectedFault, at_s: float) -> Text:
-    """One line about a fault: done, noticed, or over."""
+    """Describe a fault in one line: injected, noticed, or over."""
     line = Text.assemble((f"{clock(at_s)}  ", "dim"), (fault.container, "bold"))
     line.no_wrap, line.overflow = True, "ellipsis"
     if fault.over:
@@ -171,19 +172,21 @@ def happened(fault: InjectedFault, at_s: float) -> Text:
 
 
 def meanwhile(fault: InjectedFault) -> str:
-    """What queries got during a fault."""
+    """Describe what queries got during a fault."""
     whole = fault.queries - fault.partial - fault.defaults
     return f"{whole} whole, {fault.partial} partial, {fault.defaults} default"
 
 
 def milliseconds(value: float) -> str:
+    """Format milliseconds."""
     return "-" if value == 0 else f"{value:.2f} ms" if value < 10 else f"{value:.1f} ms"
 
 
 def share(value: float) -> str:
-    """A percentage that does not round up to 100."""
+    """Format a percentage that is not rounded up to 100."""
     return "100 %" if value == 1 else f"{min(value * 100, 99.99):.2f} %"
 
 
 def clock(seconds: float) -> str:
+    """Format a time."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

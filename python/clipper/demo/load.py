@@ -1,8 +1,4 @@
-"""Queries at a rate, open loop: each is due at its own time, whatever became of those before.
-
-Latency by the wall counts from the time a query was due, not from when it was sent: a load that
-waits while the server is slow measures nothing of that slowness ("coordinated omission").
-"""
+"""The demo's load: digits sent to an application in an open loop, from its own thread."""
 
 import asyncio
 import random
@@ -24,18 +20,19 @@ from clipper.types import Answer
 
 REPEATED = 0.3  # share of queries that repeat an earlier one
 RATE_MAX = 5000.0
-_RECENT = 64  # among so many of the last
-_GRACE_US = 1000  # a deadline's answer is made at the deadline, so it is there a moment after
-_LATE_MAX_S = 0.25  # a load that is further behind (the machine slept, say) loses the rest
+_RECENT = 64  # recent queries to repeat from
+_GRACE_US = 1000  # the default is produced at the deadline, so it arrives slightly later
+_LATE_MAX_S = 0.25  # a load further behind (after a suspend) skips queries
 
 
 @dataclass(slots=True)
 class Outcomes:
-    """What became of the queries. Written by the load's thread only; read by any, a few queries
-    apart.
+    """Counts of the demo's queries.
 
-    answer_us, wall_us: of each answer: as the server counts it, and since it was due.  partial:
-    answered without some model.  errors: raised by predict or the future, by type.
+    answer_us, wall_us: latency of each answer, as the server counts it and since the due time.
+    partial: answers without some model. errors: exceptions by type.
+
+    Threads: the load's thread writes; any reads, slightly inconsistent.
     """
 
     sent: int = 0
@@ -51,11 +48,11 @@ class Outcomes:
 
 
 class DemoLoad:
-    """Sends scans to an application from a thread of its own. Threads: any, for what has no
-    underscore.
+    """Sends images to an application from its own thread. rate: mean queries per second; Poisson
+    arrivals by `seed`. 30 % repeat an earlier query; the others add fresh noise to a held-out
+    image.
 
-    rate: queries a second, on average; arrivals are a Poisson process by `seed`. A third repeat an
-    earlier query; the others are a held-out scan with fresh noise of its own.
+    Threads: any, for public methods.
     """
 
     def __init__(
@@ -73,10 +70,11 @@ class DemoLoad:
         self._thread = threading.Thread(target=self._run, name="clipper-demo-load", daemon=True)
 
     def start(self) -> None:
+        """Start sending."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Send no more; return when the last answer is in."""
+        """Stop sending; return after the last answer."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -109,7 +107,7 @@ class DemoLoad:
         outcomes.sent += 1
         try:
             answer: Answer = await self._app.predict(scan)
-        except Exception as error:  # counted and shown: a load that dies shows nothing
+        except Exception as error:  # counted and shown; the load must go on
             outcomes.errors[type(error).__name__] += 1
             return
         outcomes.wall_us.append(round((time.perf_counter() - due) * 1e6))

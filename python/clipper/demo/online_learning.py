@@ -1,6 +1,6 @@
-"""Applications that learn while one watches: the same scans to exp3, which asks one model, and to
-stacking, which asks all; every answer gets its feedback, and what the two make of it is sampled a
-few times a second."""
+"""Applications that learn during the demo: the same images to exp3, which queries one model, and
+to stacking, which queries all. Every answer gets feedback, and the policies' shares are sampled.
+"""
 
 import threading
 import time
@@ -16,7 +16,7 @@ from clipper.types import Answer
 SAMPLE_S = 0.25
 RECENT_S = 5.0
 _TICK_S = 0.05
-_Asked = tuple[int, list[Any]]  # a digit, and the futures of its answers
+_Query = tuple[int, list[Any]]  # a digit, and the futures of its answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Sample:
 
 @dataclass(slots=True)
 class LearningEvent:
-    """What somebody did, or what came of it; `model` is its name without a version."""
+    """An action of the user or its effect. model: name without version."""
 
     at_s: float
     text: str
@@ -42,7 +42,7 @@ class LearningEvent:
 
 @dataclass(slots=True)
 class Story:
-    """All that is drawn: samples and events in order. Threads: one writes, any reads."""
+    """The samples and events to draw, in order. Threads: one writes; any reads."""
 
     applications: tuple[str, ...]
     models: tuple[str, ...]
@@ -50,7 +50,7 @@ class Story:
     events: list[LearningEvent] = field(default_factory=list)
 
     def recent_error(self, application: str) -> float:
-        """Share of wrong answers over the last RECENT_S."""
+        """Return the share of wrong answers over the last RECENT_S."""
         if not self.samples:
             return 0.0
         last = self.samples[-1]
@@ -58,7 +58,7 @@ class Story:
         return _share(last, application, first if first is not last else None)
 
     def whole_error(self, application: str) -> float:
-        """Share of wrong answers since the beginning."""
+        """Return the share of wrong answers since the start."""
         return _share(self.samples[-1], application, None) if self.samples else 0.0
 
 
@@ -69,10 +69,10 @@ def _share(last: Sample, application: str, first: Sample | None) -> float:
 
 
 class OnlineLearning:
-    """Sends scans to every application, tells each what was right, and samples. Threads: any, for
-    what has no underscore.
+    """Sends images to every application, sends feedback for each answer, and samples. rate: images
+    per second.
 
-    rate: scans a second.
+    Threads: any, for public methods.
     """
 
     def __init__(
@@ -91,12 +91,12 @@ class OnlineLearning:
         self._thread = threading.Thread(target=self._run, name="clipper-demo-lessons", daemon=True)
 
     def start(self) -> None:
+        """Start sending."""
         self._begun = time.monotonic()
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask no more; return when the last answer has had its feedback. Raises what went wrong
-        meanwhile."""
+        """Stop sending; return after the last feedback. Raises the error of the thread, if any."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -104,21 +104,22 @@ class OnlineLearning:
             raise self.failure
 
     def happened(self, text: str, model: str, mark: str) -> None:
+        """Record an event."""
         self.story.events.append(LearningEvent(time.monotonic() - self._begun, text, model, mark))
 
     def favourite(self) -> str:
-        """The model that the first application would ask most."""
+        """Return the model that the first application queries most."""
         shares = self._applications[0].shares()
         return max(shares, key=lambda model: shares[model]).partition(":")[0]
 
     def _run(self) -> None:
         try:
             self._send_feedback()
-        except Exception as error:  # told by stop(): a thread that dies silently teaches nothing
+        except Exception as error:  # raised again by stop()
             self.failure = error
 
     def _send_feedback(self) -> None:
-        asked: list[_Asked] = []
+        asked: list[_Query] = []
         due = 0.0
         self._sample()
         while not self._stopping.wait(_TICK_S):
@@ -131,13 +132,13 @@ class OnlineLearning:
         self._tell(asked)
         self._sample()
 
-    def _ask(self) -> _Asked:
-        """A held-out scan with fresh noise, to all applications."""
+    def _ask(self) -> _Query:
+        """Send a held-out image with fresh noise to all applications."""
         at = int(self._random.integers(len(self._digits.held_x)))
         scan = self._digits.held_x[at] + self._random.normal(0, 0.5, 64)
         return int(self._digits.held_y[at]), [app.predict(scan) for app in self._applications]
 
-    def _tell(self, asked: list[_Asked]) -> None:
+    def _tell(self, asked: list[_Query]) -> None:
         digits = [digit for digit, _ in asked]
         for at, app in enumerate(self._applications):
             answers: list[Answer] = [futures[at].result() for _, futures in asked]

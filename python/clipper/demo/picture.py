@@ -1,5 +1,4 @@
-"""The story of a demo as a PNG: who was asked, who was believed, how many answers were wrong, and
-what happened when."""
+"""The demo's PNG: share of each model, errors, and events over time."""
 
 import os
 from typing import Any
@@ -20,7 +19,7 @@ class DemoNeedsMatplotlib(ClipperError):
 
 
 def check() -> None:
-    """DemoNeedsMatplotlib when there is no matplotlib: known before the first model is trained."""
+    """Raise DemoNeedsMatplotlib if matplotlib is missing, before any training."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -31,7 +30,7 @@ def check() -> None:
 
 
 def draw(story: Story, path: str | os.PathLike[str]) -> None:
-    """Write the PNG: a panel of shares for each application, one of errors, events across all."""
+    """Write the PNG: a panel of shares per application, one of errors, and events across all."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -90,8 +89,9 @@ def _errors(panel: Any, story: Story, times: list[float]) -> None:
 
 
 def _events(panel: Any, story: Story, told: bool) -> None:
-    """A line through every panel; above the first, what it was, on two levels so that neighbours do
-    not meet."""
+    """Draw a line per event through all panels, with labels on two levels so that neighbours do
+    not overlap.
+    """
     for number, event in enumerate(story.events):
         panel.axvline(event.at_s, color=_EVENT, linewidth=1, linestyle=(0, (3, 2)))
         if told:

@@ -1,5 +1,4 @@
-"""A plot for a terminal: block characters, a few columns, no library but rich's text. It fits 80
-columns."""
+"""Terminal plots from block characters and rich's text, 80 columns wide."""
 
 from collections.abc import Sequence
 
@@ -13,14 +12,15 @@ TITLES = {"exp3": "exp3 asks one model", "stacking": "stacking weighs all"}
 SCALES = (0.25, 0.5, 1.0)
 MARKS = "d wrong labels   m right again   k killed   s frozen"
 WIDTH = 26  # columns of each application's history
-WINDOW_S = 26.0  # so a column is a second
+WINDOW_S = 26.0  # one column per second
 _NAME = 8
 _PERCENT = 6
 
 
 def column_heights(values: Sequence[float], rows: int) -> list[list[str]]:
-    """Values from 0 to 1 as columns of `rows` characters each, the top one first. What is above 0
-    is seen."""
+    """Draw values from 0 to 1 as columns of `rows` characters, top row first. A value above 0 is
+    always visible.
+    """
     drawn = []
     for value in values:
         eighths = round(min(max(value, 0.0), 1.0) * rows * 8)
@@ -34,7 +34,7 @@ def column_heights(values: Sequence[float], rows: int) -> list[list[str]]:
 def history(
     story: Story, application: str, model: str, now_s: float, width: int = WIDTH
 ) -> list[float]:
-    """The model's share at `width` moments of the last WINDOW_S; 0 before the first sample."""
+    """Return the model's share at `width` times of the last WINDOW_S; 0 before the first sample."""
     step = WINDOW_S / width
     values, at = [], 0
     samples = story.samples
@@ -48,7 +48,7 @@ def history(
 
 
 def marks(story: Story, now_s: float, width: int = WIDTH) -> str:
-    """A line of what happened when: each event's mark in its column."""
+    """Return a line with each event's mark in its column."""
     line = [" "] * width
     for event in story.events:
         column = width - 1 - int((now_s - event.at_s) / (WINDOW_S / width))
@@ -58,8 +58,9 @@ def marks(story: Story, now_s: float, width: int = WIDTH) -> str:
 
 
 def shares_plot(story: Story, now_s: float, rows: int = 2) -> Text:
-    """Each model's share over the last WINDOW_S, an application beside the other; `rows` lines a
-    model."""
+    """Draw each model's share over the last WINDOW_S, applications side by side; `rows` lines
+    per model.
+    """
     text = Text(no_wrap=True)
     past = {
         (app, model): history(story, app, model, now_s)
@@ -95,13 +96,13 @@ def shares_plot(story: Story, now_s: float, rows: int = 2) -> Text:
 
 
 def _scale(histories: list[list[float]]) -> float:
-    """The share that a full column means: the least of SCALES that holds them all."""
+    """Return the share that a full column stands for: the smallest of SCALES that fits."""
     largest = max((max(values) for values in histories), default=0.0)
     return next((scale for scale in SCALES if largest <= scale), 1.0)
 
 
 def _axis(story: Story, now_s: float) -> Text:
-    """The time below, what happened when, and how often each application was wrong."""
+    """Draw the time axis, the events, and each application's error rate."""
     text = Text(no_wrap=True)
     ends = f"{-WINDOW_S:.0f} s", "now"
     ruler = f"{ends[0]}{'·' * (WIDTH - len(ends[0]) - len(ends[1]))}{ends[1]}"
@@ -120,8 +121,9 @@ def _axis(story: Story, now_s: float) -> Text:
 
 
 def line(story: Story) -> str:
-    """The same in one line, for a log: the two largest shares of each application, and its
-    errors."""
+    """Return the same as one line for a log: the two largest shares of each application, and its
+    errors.
+    """
     parts = []
     for app in story.applications:
         shares = story.samples[-1].shares[app] if story.samples else {}

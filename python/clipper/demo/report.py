@@ -1,4 +1,4 @@
-"""From counters to figures: what happened between two looks at the server and at the load."""
+"""Figures from counters: the difference of two samples of the server and the load."""
 
 import bisect
 from collections import Counter
@@ -10,7 +10,7 @@ from clipper.demo.load import Outcomes
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The counters at one moment. sent to errors: as in Outcomes; answers: how many there were."""
+    """Counters at one time. sent to errors: as in Outcomes. answers: their number."""
 
     at_s: float
     stats: dict[str, Any]
@@ -25,6 +25,7 @@ class Sample:
 
     @classmethod
     def take(cls, at_s: float, stats: dict[str, Any], outcomes: Outcomes) -> "Sample":
+        """Read the counters."""
         o = outcomes
         return cls(
             at_s,
@@ -42,10 +43,13 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class ModelFigures:
-    """One model. asked_per_s: queries.  p50_ms, p99_ms: of evaluated predictions.  batch_rows:
-    mean.  limit: most rows that the batchers send now, summed over replicas.  cached: share
-    answered without an evaluation of its own. replicas: the state of each: ready, suspect,
-    starting, running, backoff, failed or stopped.  wanted: how many there shall be."""
+    """Figures of a model.
+
+    asked_per_s: queries per second. p50_ms, p99_ms: of evaluated predictions. batch_rows: mean
+    batch size. limit: sum of the replicas' batch limits. cached: share answered from the cache or
+    by joining. replicas: state of each: ready, suspect, starting, running, backoff, failed or
+    stopped. wanted: target number of replicas.
+    """
 
     name: str
     replicas: tuple[str, ...]
@@ -59,14 +63,17 @@ class ModelFigures:
 
     @property
     def ready(self) -> int:
+        """Return the number of ready replicas."""
         return self.replicas.count("ready")
 
 
 @dataclass(frozen=True, slots=True)
 class ApplicationFigures:
-    """The application. p50_ms, p99_ms: as the server counts; wall_: since the query was due.
-    slo_met: share of answers by a model and in time.  partial: answers that lacked some model.
-    accuracy: of the answers that are no default.
+    """Figures of the application.
+
+    p50_ms, p99_ms: as the server counts; wall_: since the due time. slo_met: share of answers by a
+    model within the SLO. partial: answers without some model. accuracy: of answers that are not the
+    default.
     """
 
     name: str
@@ -89,11 +96,13 @@ class ApplicationFigures:
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
+    """Figures of the application and its models."""
+
     application: ApplicationFigures
     models: tuple[ModelFigures, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: `application`, and `models` by name."""
+        """Return the figures for JSON: `application`, and `models` by name."""
         models = {m.name: {**asdict(m), "ready": m.ready} for m in self.models}
         return {"application": asdict(self.application), "models": models}
 
@@ -101,7 +110,7 @@ class DemoReport:
 def between(
     before: Sample, after: Sample, outcomes: Outcomes, name: str, slo_ms: float
 ) -> DemoReport:
-    """The figures of the time between two looks."""
+    """Return the figures of the time between two samples."""
     seconds = max(after.at_s - before.at_s, 1e-9)
     models = [
         _model(id_, before.stats["models"].get(id_), now, seconds)
@@ -163,7 +172,7 @@ def _application(
 
 
 def quantile(ordered: list[int], q: float) -> float:
-    """The smallest value that at least a share `q` does not exceed; 0 of an empty list."""
+    """Return the smallest value that at least a share `q` does not exceed; 0 of an empty list."""
     if not ordered:
         return 0.0
     rank = bisect.bisect_left(range(1, len(ordered) + 1), q * len(ordered))

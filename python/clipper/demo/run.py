@@ -1,4 +1,4 @@
-"""The demo from its banner to its summary."""
+"""The course of the demo, from its banner to its summary."""
 
 import json
 import logging
@@ -29,23 +29,25 @@ from clipper.server import ClipperServer
 
 SLO_MS = 50.0
 SECONDS_UNATTENDED = 10.0
-ACCURACY_MIN = 0.5  # less is no model of digits: something is broken
+ACCURACY_MIN = 0.5  # a lower accuracy means that something is broken
 LEARNERS = ("exp3", "stacking")  # applications and policies
 LEARNERS_SLO_MS = 250.0
 LESSONS_RATE_MAX = 100.0
 _LINE_S = 1.0
 _TICK_S = 0.02
 _LOOK_S = 0.5
-_LOOKS = 6  # the live figures are those of the last 3 s
+_LOOKS = 6  # samples behind the live figures: the last 3 s
 _RATE_STEP = 1.25
-_SWITCH_S = 0.0005  # so that drawing the table does not hold up the load's thread for 5 ms a time
+_SWITCH_S = 0.0005  # so that drawing does not delay the load's thread by 5 ms
 
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """seconds: None for 10 without a terminal, and until `q` with one.  rate: queries a second.
-    state: a folder that keeps the models, or empty.  json: the summary for a machine, on stdout;
-    all else on stderr.  version: for the banner.  plot: a PNG to write at the end, or empty."""
+    """Options. seconds: None for 10 without a terminal, and until `q` with one. rate: queries
+    per second. state: folder that stores the models, or empty. json: print the summary as JSON
+    on stdout, the rest on stderr. version: for the banner. plot: PNG to write at the end, or
+    empty.
+    """
 
     seconds: float | None = None
     rate: float = 300.0
@@ -56,11 +58,10 @@ class DemoOptions:
 
 
 def run(options: DemoOptions) -> int:
-    """Run the demo; -> the exit code: 0, or 1 when nothing was answered, or nonsense. Raises:
-    ClipperError."""
-    logging.getLogger("clipper").addHandler(
-        logging.NullHandler()
-    )  # what it would say, the table shows
+    """Run the demo; return 0, or 1 if nothing was answered or the accuracy is implausible.
+    Raises: ClipperError.
+    """
+    logging.getLogger("clipper").addHandler(logging.NullHandler())  # the table shows the same
     if options.plot:
         picture.check()
     console = Console(stderr=options.json, highlight=False)
@@ -93,6 +94,7 @@ def run(options: DemoOptions) -> int:
 
 
 def banner(console: Console, options: DemoOptions) -> None:
+    """Print what the demo will do."""
     state = f"state in {options.state}" if options.state else "state in memory"
     console.print(Text.assemble(("\n clipper ", "bold"), (f"{options.version} · {state}", "dim")))
     console.print(
@@ -106,7 +108,7 @@ def banner(console: Console, options: DemoOptions) -> None:
 def deploy(
     server: ClipperServer, scans: digits.Digits, console: Console, spoiler: digits.Spoiler
 ) -> None:
-    """Train and deploy what the state does not hold yet; return when every replica has answered."""
+    """Train and deploy models that the state lacks; return when every replica has answered."""
     for name, replicas in digits.REPLICAS.items():
         if name in server.catalog.view.versions:
             console.print(Text(f" {name:<8}from the state", "dim"))
@@ -133,6 +135,7 @@ def deploy(
 
 
 def wait_until_ready(server: ClipperServer) -> None:
+    """Wait until every replica has answered."""
     until = time.monotonic() + server.config.server.load_s
     while True:
         waiting = [
@@ -157,7 +160,7 @@ def wait_until_ready(server: ClipperServer) -> None:
 
 
 class Demo:
-    """The load, the lessons, the table, the keys and the faults together. Threads: one."""
+    """Load, learning, table, keys and faults together. Threads: one."""
 
     def __init__(
         self,
@@ -182,7 +185,9 @@ class Demo:
         self._attended = sys.stdin.isatty() and console.is_terminal
 
     def go(self) -> DemoReport:
-        """Send queries until the time is over or somebody quits; -> the figures of the whole."""
+        """Send queries until the time is over or the user quits; return the figures of the whole
+        run.
+        """
         if self._seconds is None and not self._attended:
             self._seconds = SECONDS_UNATTENDED
         self._started = time.monotonic()
@@ -210,8 +215,9 @@ class Demo:
         return self._between(first, self._look())
 
     def _play(self, seconds: float) -> None:
-        """Without a person: after a third of the time the model that exp3 likes best gives wrong
-        labels, until half of it; after three quarters, the one that it then likes best."""
+        """Without a user: spoil exp3's favourite model after a third of the time, mend it at
+        half, and spoil the then favourite at three quarters.
+        """
         said_s = 0.0
         due_s = [seconds / 3, seconds / 2, seconds * 3 / 4]
         while (now := self._elapsed()) < seconds:
@@ -227,18 +233,17 @@ class Demo:
         self._console.print()
 
     def _spoil_or_mend(self) -> Text:
-        """Wrong labels from the model that exp3 asks most; if one gives them already, it is
-        mended."""
+        """Spoil exp3's favourite model, or mend the spoiled one."""
         spoiled = [model for model in digits.REPLICAS if self._spoiler.is_spoiled(model)]
         for model in spoiled:
             self._spoiler.mend(model)
             self._lessons.happened(f"{model} is right again", model, "m")
         if spoiled:
-            return live.told(self._elapsed(), spoiled[0], " gives right labels again", "green")
+            return live.event_line(self._elapsed(), spoiled[0], " gives right labels again", "green")
         model = self._lessons.favourite()
         self._spoiler.spoil(model)
         self._lessons.happened(f"{model} gives wrong labels", model, "d")
-        return live.told(self._elapsed(), model, " gives wrong labels; exp3 asked it most", "red")
+        return live.event_line(self._elapsed(), model, " gives wrong labels; exp3 asked it most", "red")
 
     def _watch(self) -> None:
         with (
@@ -247,7 +252,7 @@ class Demo:
         ):
             drawn = 0.0
             while self._seconds is None or self._elapsed() < self._seconds:
-                if not self._obey(keys.pressed(_TICK_S)):
+                if not self._handle_key(keys.pressed(_TICK_S)):
                     return
                 news = [live.happened(fault, self._elapsed()) for fault in self.faults.look()]
                 self._events += news
@@ -256,8 +261,8 @@ class Demo:
                     self._looks.append(self._look())
                     display.update(self._screen(), refresh=True)
 
-    def _obey(self, pressed: str) -> bool:
-        """False when it is time to go."""
+    def _handle_key(self, pressed: str) -> bool:
+        """Handle a key; return False to quit."""
         for key in pressed:
             if key in "qQ":
                 return False
@@ -313,6 +318,7 @@ def summary(
     story: Story,
     options: DemoOptions,
 ) -> None:
+    """Print the summary."""
     if options.json:
         whole = {"version": options.version, "rate": options.rate, **report.as_dict()}
         learning = {
@@ -359,7 +365,7 @@ def summary(
 
 @contextmanager
 def _folder(options: DemoOptions) -> Iterator[Path]:
-    """Where flags of the demo lie: beside the state, so that models found there know them."""
+    """Return the folder of flag files: beside the state, so that stored models find them."""
     if options.state:
         yield Path(options.state).absolute() / "demo"
         return
@@ -369,7 +375,7 @@ def _folder(options: DemoOptions) -> Iterator[Path]:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM as Ctrl-C: both end the demo in good order."""
+    """Treat SIGTERM like Ctrl-C: both end the demo gracefully."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

@@ -1,2 +1,3 @@
-"""Load for an application, and what it came to: `clipper bench` and `clipper profile`, and the pace
-of the demo and of bench/."""
+"""Load tests: open-loop generation, measurement and reports. Used by `clipper bench`, `clipper
+demo` and the benchmarks.
+"""

@@ -1,5 +1,4 @@
-"""Charts as SVG: lines and dots over linear or logarithmic axes, for pages that need no script and
-no network."""
+"""SVG charts with linear or logarithmic axes, for pages without script or network."""
 
 import html
 import math
@@ -13,7 +12,7 @@ _POINTS_MAX = 4000
 
 @dataclass(frozen=True)
 class Series:
-    """points: (x, y).  colour: a CSS class of the page.  dots: each point by itself."""
+    """A line or dots. points: (x, y). colour: a CSS class of the page. dots: draw points only."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -23,7 +22,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Axis:
-    """ticks: (value, text), or none for those that fit."""
+    """An axis. ticks: (value, text); empty to choose them."""
 
     title: str
     log: bool = False
@@ -34,6 +33,8 @@ class Axis:
 
 @dataclass
 class Chart:
+    """A chart with one or more series."""
+
     title: str
     x: Axis
     y: Axis
@@ -41,7 +42,7 @@ class Chart:
     rules: Sequence[tuple[str, float]] = field(default_factory=tuple)  # horizontal lines: (text, y)
 
     def svg(self) -> str:
-        """Empty for a chart without points."""
+        """Return the SVG; empty for a chart without points."""
         points = [
             point for one in self.series for point in one.points if all(map(math.isfinite, point))
         ]
@@ -105,6 +106,7 @@ class Chart:
         return parts
 
     def legend(self) -> str:
+        """Return the legend as HTML."""
         names = [
             f'<span class="{one.colour}">&#9632; {html.escape(one.name)}</span>'
             for one in self.series
@@ -155,6 +157,7 @@ def _round_step(step: float) -> float:
 
 
 def short(value: float) -> str:
+    """Format a number briefly."""
     return (
         f"{value / 1e6:g} M"
         if abs(value) >= 1e6

@@ -1,5 +1,6 @@
-"""Queries over gRPC, by clipper.v1.Applications: as many at a time as are due, over a few
-channels."""
+"""Queries over gRPC (clipper.v1.Applications): any number of concurrent calls over a few
+channels.
+"""
 
 import asyncio
 import base64
@@ -26,8 +27,11 @@ _WRONG = [
 
 
 class GrpcTarget:
-    """Threads: the event loop's. address: HOST:PORT.  type_: of the application's inputs.  fresh:
-    as of HttpTarget."""
+    """Sends queries to an application. address: HOST:PORT. type_: input type of the application.
+    fresh: as for HttpTarget.
+
+    Threads: the event loop's.
+    """
 
     def __init__(
         self,
@@ -52,8 +56,9 @@ class GrpcTarget:
         self._zero_s = 0.0
 
     async def open(self) -> None:
-        """All channels; then one query, whose answer tells whether the rest makes sense. Raises
-        NoServer, ClipperError."""
+        """Open all channels and send one query to check that the server accepts them. Raises:
+        NoServer, ClipperError.
+        """
         read = message("clipper.v1.Prediction").FromString
         for number in range(self._count):
             own = [("clipper.channel", number), ("grpc.use_local_subchannel_pool", 1)]
@@ -74,9 +79,11 @@ class GrpcTarget:
                 ) from None
 
     def count_in(self, measured: Measurement, zero_s: float) -> None:
+        """Record outcomes in `measured`, with times relative to zero_s."""
         self._measured, self._zero_s = measured, zero_s
 
     def ask(self, number: int) -> None:
+        """Send query `number`."""
         if len(self._tasks) >= _UNDER_WAY_MAX:
             self._finish(
                 self._measured,
@@ -119,6 +126,7 @@ class GrpcTarget:
         measured.done(number, outcome, time.perf_counter() - self._zero_s, error)
 
     async def close(self) -> None:
+        """Cancel all calls and close the channels."""
         for task in [*self._tasks]:
             task.cancel()
         if self._tasks:
@@ -144,7 +152,7 @@ def _request(application: str, row: Any, type_: InputType) -> bytes:
 
 
 def _salted(value: int) -> bytes:
-    """Field 5 of a PredictRequest, as it may follow all the others."""
+    """Return field 5 of a PredictRequest, which may follow all others."""
     parts = [0x28]
     while value > 0x7F:
         parts.append(value & 0x7F | 0x80)

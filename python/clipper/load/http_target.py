@@ -1,5 +1,6 @@
-"""Queries over HTTP: connections kept alive, one query at a time on each, opened as they are
-needed. What finds none free waits for one; when no more may be opened, that is counted."""
+"""Queries over HTTP: one query at a time per kept-alive connection, opened on demand. A query
+without a free connection waits, which is counted.
+"""
 
 import asyncio
 import secrets
@@ -16,10 +17,10 @@ import msgspec
 from clipper.errors import ClipperError, InvalidInput, NoServer
 from clipper.load.measurement import Measurement, QueryOutcome
 
-_FIRST = 16  # connections before the first query
-AGAIN_S = 0.2  # until a connection that was lost is tried anew
+_FIRST = 16  # connections opened before the first query
+AGAIN_S = 0.2  # before a lost connection is opened again
 SALT_DIGITS = 16
-WAITING_MAX = 100_000  # queries without a connection; more are errors at once
+WAITING_MAX = 100_000  # queries that wait for a connection; more fail at once
 
 
 class _Answer(msgspec.Struct):
@@ -32,16 +33,18 @@ _read_problem: Any = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def salt() -> int:
-    """The first of as many as a run needs, which none before had, of SALT_DIGITS digits."""
+    """Return the first of a range of SALT_DIGITS-digit numbers that no earlier run has used."""
     return (
         int(10 ** (SALT_DIGITS - 1)) * (1 + secrets.randbelow(8)) + secrets.randbelow(10**6) * 10**8
     )
 
 
 class HttpTarget:
-    """Threads: the event loop's. url: of one application's `predict`,
-    `http://HOST:PORT/api/NAME/predict`.  fresh: each query has a salt of its own, so that no cache
-    answers it.  tls: for https."""
+    """Sends queries to one application's `http://HOST:PORT/api/NAME/predict`. fresh: add a unique
+    salt to each query, so that no cache answers it. tls: for https.
+
+    Threads: the event loop's.
+    """
 
     def __init__(
         self,
@@ -58,9 +61,7 @@ class HttpTarget:
         except ValueError:
             port = 0
         if split.scheme not in ("http", "https") or not split.hostname or port == 0:
-            raise InvalidInput(
-                f"{url!r} is no address of a server.", hint="Write http://HOST:PORT."
-            )
+            raise InvalidInput(f"{url!r} is not a server's URL.", hint="Write http://HOST:PORT.")
         self._host = split.hostname
         self._tls = tls or ssl.create_default_context() if split.scheme == "https" else None
         self._port = port or (443 if self._tls else 80)
@@ -90,8 +91,9 @@ class HttpTarget:
         self._closed = False
 
     async def open(self) -> None:
-        """All connections; then one query, whose answer tells whether the rest makes sense. Raises
-        NoServer, ClipperError."""
+        """Open connections and send one query to check that the server accepts them. Raises:
+        NoServer, ClipperError.
+        """
         try:
             await asyncio.gather(*(self._connect() for _ in range(min(self._most, _FIRST))))
         except OSError as error:
@@ -117,6 +119,7 @@ class HttpTarget:
             )
 
     def count_in(self, measured: Measurement, zero_s: float) -> None:
+        """Record outcomes in `measured`, with times relative to zero_s."""
         self._measured, self._zero_s = measured, zero_s
 
     async def _connect(self) -> None:
@@ -130,6 +133,7 @@ class HttpTarget:
         return request + b"%d}" % (self._salt + number) if self._salt else request
 
     def ask(self, number: int) -> None:
+        """Send query `number`, or queue it."""
         if self._free:
             self._free.popleft().send(number, self._request(number))
             return
@@ -148,10 +152,12 @@ class HttpTarget:
             self._waiting.append(number)
 
     def connected(self, connection: "_HttpConnection") -> None:
+        """Add a new connection."""
         self._connections.add(connection)
         self.released(connection)
 
     def released(self, connection: "_HttpConnection") -> None:
+        """Use a free connection for a waiting query."""
         if self._waiting:
             number = self._waiting.popleft()
             connection.send(number, self._request(number))
@@ -159,10 +165,11 @@ class HttpTarget:
             self._free.append(connection)
 
     def lost(self, connection: "_HttpConnection", number: int) -> None:
+        """Remove a lost connection and open another. number: its query, or -1."""
         self._connections.discard(connection)
         if connection in self._free:
             self._free.remove(connection)
-        if self._closed:  # what is under way is unanswered
+        if self._closed:  # queries in flight count as unanswered
             return
         if number >= 0:
             self._finish(number, QueryOutcome.ERROR, "the connection was lost")
@@ -185,6 +192,7 @@ class HttpTarget:
                 pause_s = AGAIN_S
 
     def answered(self, number: int, status: int, body: bytes) -> None:
+        """Record the response to a query."""
         if status == 200:
             try:
                 said = _read(body)
@@ -210,6 +218,7 @@ class HttpTarget:
         self._measured.done(number, outcome, time.perf_counter() - self._zero_s, error)
 
     async def close(self) -> None:
+        """Drop all connections."""
         self._closed = True
         for task in [*self._connecting]:
             task.cancel()
@@ -237,7 +246,7 @@ class _HttpConnection(asyncio.Protocol):
         self.transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport  # type: ignore[assignment]  # of TCP there is no other
+        self.transport = transport  # type: ignore[assignment]  # TCP transports are of this type
         self._target.connected(self)
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -1,5 +1,6 @@
-"""What the queries of a load ask: rows made up by the application's input type, those of a file, or
-one that was given."""
+"""Inputs of a load test: generated from the application's input type, read from a file, or one
+given value.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -11,18 +12,20 @@ import numpy as np
 from clipper.errors import InvalidInput
 from clipper.types import InputType
 
-BYTES_MAX = 64 << 20  # of made-up inputs; when there are more queries, they come again
+BYTES_MAX = 64 << 20  # of generated inputs; with more queries they repeat
 ROWS_MAX = 1_000_000
 MADE_UP = 5000
 _WORDS = ("to", "be", "or", "not", "that", "is", "the", "question")
-_VARIABLE = 16  # numbers of a row of any length
+_VARIABLE = 16  # length of generated rows whose length is free
 _HINT = (
     "Give --input FILE (.npy, .json, .jsonl, .csv) or one input as JSON, as --input '[1, 2, 3]'."
 )
 
 
 def rows_of(text: str, type_: InputType, seed: int = 1) -> list[Any]:
-    """Inputs as JSON has them: MADE_UP made up, or all of a file, or the one of `text`."""
+    """Return inputs as JSON values: MADE_UP generated ones, all of a file, or the one in `text`.
+    Raises: InvalidInput.
+    """
     if text == "random":
         return _take(lambda rng: _made_up(type_, rng), seed)
     path = Path(text)
@@ -48,7 +51,7 @@ def _take(make: Callable[[np.random.Generator], Any], seed: int) -> list[Any]:
 
 def _made_up(type_: InputType, rng: np.random.Generator) -> Any:
     if type_.dtype == "any":
-        raise InvalidInput("the application takes any input, so none can be made up.", hint=_HINT)
+        raise InvalidInput("the application takes any input, so none can be generated.", hint=_HINT)
     if type_.dtype == "str":
         return (
             " ".join(_WORDS[int(i)] for i in rng.integers(0, len(_WORDS), 8))

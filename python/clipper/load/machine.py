@@ -1,4 +1,4 @@
-"""Where and on what something was measured."""
+"""Description of the machine and the software of a measurement."""
 
 import os
 import platform
@@ -9,8 +9,7 @@ from clipper.types import VERSION
 
 
 def machine() -> dict[str, str]:
-    """cpu, cores (that we may use), load, python, clipper, and the commit when this is a working
-    copy."""
+    """Return cpu, usable cores, load, python, clipper, and the commit of a working copy."""
     models = [
         line.split(":", 1)[1].strip()
         for line in _read("/proc/cpuinfo").splitlines()

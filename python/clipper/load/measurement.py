@@ -1,5 +1,4 @@
-"""What became of queries that were sent at their own times: when each was due, sent and answered,
-and how."""
+"""Results of a load test: when each query was due, sent and answered, and its outcome."""
 
 import math
 from array import array
@@ -12,13 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 SHARES = (0.5, 0.9, 0.99, 0.999)
-_LAG_MS = 1.0  # p99 of the generator's own lateness that says little about anything
+_LAG_MS = 1.0  # acceptable p99 of the generator's own lateness
 
 
 class QueryOutcome(IntEnum):
-    """ok: a model's answer.  missing: one, without some model that was asked.  default: the
-    application's own.  refused: for lack of time or room (429, 503).  error: anything else.
-    unanswered: nothing came within the patience.
+    """Outcome of a query.
+
+    OK: a model's answer. MISSING: an answer without some of the models. DEFAULT: the application's
+    default. REFUSED: no time or room (429, 503). ERROR: anything else. UNANSWERED: no answer within
+    the patience.
     """
 
     OK = 0
@@ -31,8 +32,11 @@ class QueryOutcome(IntEnum):
 
 @dataclass
 class Measurement:
-    """One rate for one while. rate: wanted, a second.  slo_ms: the application's, or what was asked
-    for.  Times are seconds since the start. Threads: one until it is over."""
+    """Results at one rate. rate: wanted queries per second. slo_ms: bound of goodput. Times are
+    seconds since the start.
+
+    Threads: one until the run is over.
+    """
 
     rate: float
     seconds: float
@@ -42,12 +46,12 @@ class Measurement:
     done_s: "array[float]" = field(default_factory=lambda: array("d"))
     outcomes: bytearray = field(default_factory=bytearray)
     errors: "Counter[str]" = field(default_factory=Counter)
-    waited: int = 0  # for a connection that was free
-    cpu_s: float = 0.0  # of the generator
+    waited: int = 0  # queries that waited for a free connection
+    cpu_s: float = 0.0  # CPU time of the generator
     interrupted: bool = False
 
     def sent(self, due_s: float, now_s: float) -> int:
-        """A query's number."""
+        """Record a query; return its number."""
         self.due_s.append(due_s)
         self.sent_s.append(now_s)
         self.done_s.append(math.nan)
@@ -55,6 +59,7 @@ class Measurement:
         return len(self.due_s) - 1
 
     def done(self, number: int, outcome: QueryOutcome, now_s: float, error: str = "") -> None:
+        """Record the outcome of a query."""
         self.done_s[number] = now_s
         self.outcomes[number] = outcome
         if error:
@@ -63,55 +68,60 @@ class Measurement:
     # -- figures
 
     def counts(self) -> dict[str, int]:
+        """Return the number of queries by outcome."""
         found = Counter(self.outcomes)
         return {kind.name.lower(): found[kind] for kind in QueryOutcome}
 
     @property
     def total(self) -> int:
+        """Return the number of queries sent."""
         return len(self.due_s)
 
     @property
     def answered(self) -> NDArray[np.bool_]:
+        """Return bool (n,): queries with an answer, including defaults."""
         return np.frombuffer(self.outcomes, np.uint8) <= QueryOutcome.DEFAULT
 
     @property
     def latency_ms(self) -> NDArray[np.float64]:
-        """Of each query, from the time it was due; NaN where nothing came."""
+        """Return the latency of each query from its due time; NaN without an answer."""
         return _between_ms(self.due_s, self.done_s)
 
     def answers_ms(self) -> NDArray[np.float64]:
-        """Of those that got an answer, a default counted as one."""
+        """Return the latencies of answered queries, including defaults."""
         return self.latency_ms[self.answered]
 
     def strict_ms(self) -> NDArray[np.float64]:
-        """What the caller who wanted a model's answer has seen: infinite where none came."""
+        """Return the latency of each query until a model's answer; infinite without one."""
         predicted = np.frombuffer(self.outcomes, np.uint8) <= QueryOutcome.MISSING
         return np.where(predicted, self.latency_ms, np.inf)
 
     @property
     def lag_ms(self) -> NDArray[np.float64]:
-        """How late the generator itself was with each."""
+        """Return how late the generator sent each query."""
         return _between_ms(self.due_s, self.sent_s)
 
     @property
     def lasted_s(self) -> float:
-        """Until the last was due, and no less than was asked for unless it was broken off."""
+        """Return the duration: the planned one, or until the last due time if interrupted."""
         return max(self.due_s[-1] if self.interrupted and self.total else self.seconds, 1e-9)
 
     def goodput(self) -> float:
-        """Models' answers within the SLO, a second."""
+        """Return models' answers within the SLO, per second."""
         return float(np.sum(self.strict_ms() <= self.slo_ms)) / self.lasted_s
 
     def is_behind(self) -> bool:
-        """Whether the generator was too late for the figures to speak of the server alone."""
+        """Return True if the generator was too late for its figures to describe the server
+        alone.
+        """
         return bool(self.total) and quantile(self.lag_ms, 0.99) > max(_LAG_MS, 0.05 * self.slo_ms)
 
     def holds(self, slo_ms: float, share: float = 0.99) -> bool:
-        """Whether that share of all queries got a model's answer within `slo_ms`."""
+        """Return True if that share of all queries got a model's answer within `slo_ms`."""
         return bool(self.total) and float(np.mean(self.strict_ms() <= slo_ms)) >= share
 
     def summary(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return all figures for JSON."""
         answers, lag = self.answers_ms(), self.lag_ms
         return {
             "rate": self.rate,
@@ -146,10 +156,12 @@ def _between_ms(begun_s: "array[float]", ended_s: "array[float]") -> NDArray[np.
 
 
 def quantile(values: NDArray[np.float64], share: float) -> float:
+    """Return a quantile; NaN of an empty array."""
     return float(np.quantile(values, share, method="inverted_cdf")) if len(values) else math.nan
 
 
 def quantiles(values: NDArray[np.float64]) -> dict[str, float | None]:
+    """Return the quantiles of SHARES by name."""
     return {f"p{100 * share:g}": _rounded(quantile(values, share)) for share in SHARES}
 
 

@@ -1,12 +1,13 @@
-"""An open loop: each query is due at its own time, whatever became of those before.
+"""Open-loop load generation: each query is sent at its own time, whatever the state of earlier
+ones.
 
-A generator that waits for answers before it asks again asks less of a slow server, and so measures
-nothing of its slowness ("coordinated omission", Tene 2015). Here the times are fixed before
-anything is sent, latency counts from them, and how late the generator itself was is told beside it.
+A generator that waits for answers sends less to a slow server and so hides its slowness
+("coordinated omission", Tene 2015). Here the times are fixed beforehand, latency counts from them,
+and the generator's own lateness is reported.
 
-An event loop rounds its timers to milliseconds, which is more than many answers take, and a loop
-that spins takes the core that the server may need. A timerfd wakes the loop within some 50 us of
-any moment, and costs one system call each time.
+`send_on_time` drives an event loop. Event loops round timers to milliseconds, longer than many
+answers take, and spinning takes a core that the server may need; a timerfd wakes the loop within
+about 50 us of any time, for one system call. `send_blocking` drives a thread.
 """
 
 import asyncio
@@ -18,17 +19,19 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-_BURST = 128  # so many are sent in one go when late; then answers have their turn
+_BURST = 128  # queries sent at once when late, before answers are read
 _SPIN_S = 200e-6  # before a query is due, a blocking sender spins instead of sleeping
-_SOON_S = 20e-6  # less is not slept for
+_SOON_S = 20e-6  # a query due this soon is sent at once
 _CLOCK_MONOTONIC = 1  # what time.perf_counter reads on Linux
 _NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
 _TFD_TIMER_ABSTIME = 1
 
 
 def arrivals(rate: float, seconds: float, seed: int, burst: float = 1.0) -> NDArray[np.float64]:
-    """Arrival times in seconds, Poisson at `rate` a second. burst b > 1: in 1/b of every 200 ms, b
-    times as dense."""
+    """Return Poisson arrival times in seconds, at `rate` per second.
+
+    burst b > 1: arrivals only in the first 1/b of every 200 ms, b times as dense.
+    """
     rng = np.random.default_rng(seed)
     gaps = rng.exponential(1 / (rate * burst), size=int(rate * seconds * 1.2) + 100)
     busy = np.cumsum(gaps)  # time within the busy spells
@@ -38,7 +41,7 @@ def arrivals(rate: float, seconds: float, seed: int, burst: float = 1.0) -> NDAr
 
 
 def evenly(rate: float, seconds: float) -> NDArray[np.float64]:
-    """Arrival times in seconds, one every 1 / rate."""
+    """Return arrival times in seconds, one every 1 / rate."""
     return np.arange(max(int(rate * seconds), 1)) / rate
 
 
@@ -70,8 +73,7 @@ class _TimerSpec(ctypes.Structure):
 
 
 class TimerFd:
-    """A timerfd: it can be read once `time.perf_counter()` has reached what it was set to. Threads:
-    one."""
+    """A timerfd that becomes readable at a given time of `time.perf_counter()`. Threads: one."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -80,20 +82,23 @@ class TimerFd:
             raise OSError(ctypes.get_errno(), "timerfd_create")
 
     def set(self, when_s: float) -> None:
+        """Arm the timer."""
         ns = max(round(when_s * 1e9), 1)
         spec = _TimerSpec(0, 0, ns // 1_000_000_000, ns % 1_000_000_000)
         if self._libc.timerfd_settime(self.fd, _TFD_TIMER_ABSTIME, ctypes.byref(spec), None) < 0:
             raise OSError(ctypes.get_errno(), "timerfd_settime")
 
     def close(self) -> None:
+        """Close the descriptor."""
         os.close(self.fd)
 
 
 async def send_on_time(
     dues: Iterator[float], send: Callable[[float], None], stopping: asyncio.Event
 ) -> None:
-    """Call `send(due)` at each of `dues`, in seconds of time.perf_counter; return after the last,
-    or once `stopping` is set."""
+    """Call `send(due)` at each time of `dues` (time.perf_counter seconds). Returns after the
+    last, or when `stopping` is set.
+    """
     loop, alarm = asyncio.get_running_loop(), TimerFd()
     over: asyncio.Future[None] = loop.create_future()
     due = next(dues, None)

@@ -1,5 +1,4 @@
-"""A report as one HTML file that needs neither network nor script: what was run, figures, charts,
-and where."""
+"""A report as a single HTML file without script or network: command, figures, charts, machine."""
 
 import html
 import math
@@ -12,7 +11,7 @@ from clipper.load.chart import Axis, Chart, Series
 from clipper.load.measurement import SHARES, Measurement, QueryOutcome, quantile
 
 _REMARKS_MAX = 8
-_BINS = 60  # of latency over time
+_BINS = 60  # intervals of latency over time
 _STYLE = """
 :root{--bg:#fff;--fg:#1d2733;--dim:#66717e;--line:#dfe3e8;--a:#0067b8;--b:#c2410c;--c:#15803d;--d:#7c3aed;--bad:#b91c1c}
 @media(prefers-color-scheme:dark){:root{--bg:#12171d;--fg:#e4e9ee;--dim:#93a0ad;--line:#2b343d;--a:#4cb3ff;--b:#ff9a57;
@@ -43,7 +42,7 @@ def page(
     charts: Sequence[Chart],
     where: Mapping[str, str],
 ) -> str:
-    """said: sentences above the figures.  table: the first row is its head."""
+    """Return the HTML. said: sentences above the figures. table: the first row is the header."""
     head, *rows = table
     cells = "".join(
         f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows
@@ -67,8 +66,9 @@ def page(
 
 
 def charts_of(steps: Sequence[Measurement]) -> list[Chart]:
-    """Of several rates, how p99 grows; of the last (or only) one, latency over time and its
-    distribution."""
+    """Return charts: p99 over rates if there are several; latency over time and its distribution
+    of the last one.
+    """
     charts = [rates_chart(steps)] if len(steps) > 1 else []
     shown = (
         max(steps, key=lambda step: (step.holds(step.slo_ms), step.rate))
@@ -80,8 +80,7 @@ def charts_of(steps: Sequence[Measurement]) -> list[Chart]:
 
 
 def rates_chart(steps: Sequence[Measurement]) -> Chart:
-    """Failures count as answers that never came: beyond what a server can take, the line leaves the
-    chart."""
+    """Return the chart of p99 over rates. Failures count as infinite latency."""
     ordered = sorted(steps, key=lambda step: step.rate)
     points = {
         share: [(step.rate, quantile(step.strict_ms(), share)) for step in ordered]
@@ -96,6 +95,7 @@ def rates_chart(steps: Sequence[Measurement]) -> Chart:
 
 
 def time_chart(step: Measurement, of: str) -> Chart:
+    """Return the chart of latency over time."""
     due, latency = np.array(step.due_s), step.latency_ms
     answered = step.answered
     edges = np.linspace(0, max(step.lasted_s, 1e-9), _BINS + 1)
@@ -118,7 +118,7 @@ def time_chart(step: Measurement, of: str) -> Chart:
 
 
 def tail_chart(steps: Sequence[Measurement]) -> Chart:
-    """Which share of the answers took longer: by powers of ten, as tails are read."""
+    """Return the chart of the tail: share of slower answers on a logarithmic axis."""
     series = []
     for step, colour in zip(steps[-4:], "abcd", strict=False):
         answers = np.sort(step.answers_ms())
@@ -161,6 +161,7 @@ HEAD = (
 
 
 def row_of(step: Measurement) -> list[str]:
+    """Return a row of the table."""
     answers, counts = step.answers_ms(), step.counts()
     times = [milliseconds(quantile(answers, share)) for share in (*SHARES, 1.0)]
     kinds = [str(counts[kind.name.lower()]) for kind in QueryOutcome]
@@ -176,7 +177,7 @@ def row_of(step: Measurement) -> list[str]:
 
 
 def remarks(steps: Sequence[Measurement]) -> list[str]:
-    """What must be known to read the figures."""
+    """Return notes that the reader of the figures needs."""
     found = []
     for step in steps:
         at = f"at {step.rate:g} a second " if len(steps) > 1 else ""
@@ -205,6 +206,7 @@ def remarks(steps: Sequence[Measurement]) -> list[str]:
 
 
 def milliseconds(value: float) -> str:
+    """Format milliseconds."""
     return (
         "-" if not math.isfinite(value) else f"{value:.2f} ms" if value < 100 else f"{value:.0f} ms"
     )

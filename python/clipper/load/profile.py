@@ -1,10 +1,9 @@
-"""How long a model takes for batches of 1, 2, 4, ... rows, the line through that, and what an SLO
-and a rate need.
+"""Batch time of a model for 1, 2, 4, ... rows, a line fitted to it, and the batch size and replicas
+that an SLO and a rate need.
 
-The model runs in a container of its own, on a server of its own, with static batching: a batch
-waits until it is whole, and goes alone. The times are those that a batcher sees, from sending a
-batch to its reply: the engine's own figures, which are whole microseconds, so that one time is
-right to some 30 us, and medians to less.
+The model runs in its own container on its own server with static batching: a batch waits until it
+is complete and is sent alone. Times are the engine's, from sending a batch to its reply, in whole
+microseconds; a single time is exact to about 30 us.
 """
 
 import functools
@@ -24,16 +23,16 @@ from clipper.types import InputType
 SIZE_MAX = 4096
 _WARM = 2
 _TURNS_MIN, _TURNS_MAX = 5, 60
-_TOO_LONG_S = 5.0  # no larger batch is tried
-_EXACT = 16  # so many the engine's mean is over; then each new one counts as much
+_TOO_LONG_S = 5.0  # after a batch this slow no larger one is tried
+_EXACT = 16  # the engine's mean is exact up to this count, then exponential
 _HOLD_US = 2000
-_USED = 0.8  # of a replica's capacity: what is planned with more has queues
+_USED = 0.8  # planned utilization of a replica; more causes queues
 _PATIENCE_S = 120.0
 
 
 @dataclass(frozen=True)
 class Point:
-    """A batch size and what it took, in ms. turns: how often it was measured."""
+    """Times of a batch size in ms. turns: number of measurements."""
 
     batch: int
     p50_ms: float
@@ -42,12 +41,13 @@ class Point:
 
     @property
     def rows_per_s(self) -> float:
+        """Return the throughput at the median time."""
         return self.batch / self.p50_ms * 1000 if self.p50_ms else math.inf
 
 
 @dataclass(frozen=True)
 class LatencyFit:
-    """base_ms + row_ms * rows. error: the mean share by which it is off."""
+    """The line base_ms + row_ms * rows. error: mean relative error."""
 
     base_ms: float
     row_ms: float
@@ -62,7 +62,7 @@ class LatencyFit:
 
 @dataclass(frozen=True)
 class Advice:
-    """batch 0: no batch can keep the SLO. said: the sentence."""
+    """A recommendation in words. batch 0: no batch size meets the SLO."""
 
     batch: int
     replicas: int
@@ -82,9 +82,12 @@ def profile(
     tell: OnProgress,
     slo_ms: float = 0.0,
 ) -> list[Point]:
-    """Deploy `target` on a server of its own and measure it. input: its type, if it does not say so
-    itself; text: what rows (asked.rows_of); most: the largest batch; seconds: at each size. Ctrl-C
-    ends with what there is. Raises as deploy does.
+    """Deploy `target` on a temporary server and measure it.
+
+    input: input type, if the target does not declare it. text: rows (see inputs.rows_of). most:
+    largest batch. seconds: per size. Ctrl-C ends with the results so far.
+
+    Raises: the errors of deploy.
     """
     from clipper.config import load
     from clipper.server import ClipperServer
@@ -130,7 +133,7 @@ def _measured(
 def _times(
     server: Any, model: Any, rows: Any, seconds: float, tell: Callable[[int, int], None]
 ) -> Any:
-    """Of each turn, in ms."""
+    """Return the time of each turn in ms."""
     found: list[float] = []
     began_s = time.monotonic()
     mean_us, count = _seen(server, len(rows))
@@ -142,10 +145,10 @@ def _times(
         until_s = time.monotonic() + 1.0
         while (
             count == then and time.monotonic() < until_s
-        ):  # the figures follow the answer by a moment
+        ):  # statistics are updated shortly after the answer
             mean_us, count = _seen(server, len(rows))
         if count != then + 1:
-            continue  # it went as two batches, or as a part of one
+            continue  # the rows were split or joined with others
         took_us = then_us + (mean_us - then_us) * min(count, _EXACT)
         if turn >= 0:
             found.append(max(took_us, 1.0) / 1000)
@@ -169,7 +172,7 @@ def _ask(model: Any, rows: Any) -> None:
 
 
 def _seen(server: Any, size: int) -> tuple[float, int]:
-    """The engine's mean for a batch of that size, and of how many."""
+    """Return the engine's mean time for a batch size, and its count."""
     replicas = server.stats()["models"]["profiled:1"]["replicas"]
     found = [
         (us, n) for one in replicas for least, us, n in one.get("profile", ()) if least == size
@@ -178,8 +181,9 @@ def _seen(server: Any, size: int) -> tuple[float, int]:
 
 
 def seen_by(stats: Mapping[str, Any]) -> list[Point]:
-    """What a running server has seen of a model, by sizes from a power of two up to the next:
-    recent means, as p50 and p99."""
+    """Return what a running server has measured of a model, by powers of two; p50 and p99 are
+    recent means.
+    """
     sums: dict[int, tuple[float, int]] = {}
     for replica in stats.get("replicas", ()):
         for least, us, n in replica.get("profile", ()):
@@ -196,8 +200,9 @@ def seen_by(stats: Mapping[str, Any]) -> list[Point]:
 
 
 def fit_latency(points: Sequence[Point]) -> LatencyFit:
-    """Least squares of what is off, as a share: a batch of one counts as much as one of a thousand.
-    Neither part is negative."""
+    """Fit a line by least squares of the relative error, so that every batch size counts the
+    same. Both coefficients are at least 0.
+    """
     if not points:
         raise InvalidInput("nothing was measured.")
     x = np.array([point.batch for point in points], float)
@@ -214,9 +219,11 @@ def fit_latency(points: Sequence[Point]) -> LatencyFit:
 
 
 def advice(name: str, points: Sequence[Point], slo_ms: float, rate: float = 0.0) -> Advice:
-    """The batch that serves most among those of which two fit into the SLO (a query waits for the
-    batch before it, and then for its own), and the replicas that `rate` rows a second need at 80 %
-    of what they can."""
+    """Recommend a batch size and replicas.
+
+    The best batch is the most efficient one of which two fit into the SLO, since a query may wait
+    for one batch before its own. Replicas are planned at 80 % utilization.
+    """
     one = points[0]
     if one.p50_ms > slo_ms:
         said = (
@@ -238,7 +245,7 @@ def advice(name: str, points: Sequence[Point], slo_ms: float, rate: float = 0.0)
 
 
 def bars(points: Sequence[Point], width: int = 40) -> list[str]:
-    """A plot for a terminal: p50 as a bar, on a logarithmic axis, p99 as a mark behind it."""
+    """Draw a terminal plot on a logarithmic axis: a bar for p50, a mark for p99."""
     low = min(point.p50_ms for point in points) / 2
     high = max(max(point.p99_ms for point in points), low * 4)
 

@@ -1,4 +1,4 @@
-"""A rate for a while, several of them, or the search of the highest that keeps an SLO."""
+"""Runs of a load test: one rate, several rates, or a search for the highest rate within an SLO."""
 
 import asyncio
 import contextlib
@@ -15,28 +15,36 @@ from clipper.errors import InvalidInput
 from clipper.load.measurement import Measurement, QueryOutcome
 from clipper.load.open_loop import arrivals, evenly, send_on_time
 
-QUERIES_MAX = 10_000_000  # of one step: their times are kept
-STEPS_MAX = 24  # of a search
+QUERIES_MAX = 10_000_000  # per rate; the times of all are stored
+STEPS_MAX = 24  # rates tried by a search
 _TICK_S = 0.1
-_PAUSE_S = 0.3  # between two rates
-_FINE = 1.05  # the search ends when it knows the rate to 5 %
+_PAUSE_S = 0.3  # between rates
+_FINE = 1.05  # precision of the search
 
 
 class LoadTarget(Protocol):
-    """Where queries go. Threads: the event loop's."""
+    """Sends queries. Runs in the event loop."""
 
     url: str
 
-    async def open(self) -> None: ...
-    def count_in(self, measured: Measurement, zero_s: float) -> None: ...
-    def ask(self, number: int) -> None: ...
-    async def close(self) -> None: ...
+    async def open(self) -> None:
+        """Connect and send one query to check that the target accepts them."""
+
+    def count_in(self, measured: Measurement, zero_s: float) -> None:
+        """Record outcomes in `measured`, with times relative to zero_s."""
+
+    def ask(self, number: int) -> None:
+        """Send query `number`."""
+
+    async def close(self) -> None:
+        """Drop all connections."""
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """seconds: of each rate.  steady: queries come evenly instead of by chance (Poisson).
-    patience_s: for answers, after the last query.  slo_ms: what is late."""
+    """Parameters of a run. seconds: per rate. slo_ms: bound of goodput. steady: even instead of
+    Poisson arrivals. patience_s: wait for answers after the last query.
+    """
 
     seconds: float
     slo_ms: float
@@ -50,8 +58,9 @@ MakeTarget = Callable[[], LoadTarget]
 
 
 def offer(target: MakeTarget, plan: RunPlan, rate: float, tell: OnProgress) -> Measurement:
-    """One rate. Ctrl-C ends it early, with what was measured so far. Raises NoServer, ClipperError,
-    InvalidInput."""
+    """Run one rate. Ctrl-C ends it early with the results so far. Raises: NoServer,
+    ClipperError, InvalidInput.
+    """
     if rate * plan.seconds > QUERIES_MAX:
         raise InvalidInput(
             f"{rate:g} a second for {plan.seconds:g} s are more than {QUERIES_MAX} queries.",
@@ -120,14 +129,14 @@ async def _telling(measured: Measurement, zero_s: float, tell: OnProgress) -> No
 
 @contextlib.contextmanager
 def _interruptible(stopping: asyncio.Event) -> Iterator[None]:
-    """The first Ctrl-C asks for an early end, the second is one."""
+    """End the run early on the first Ctrl-C; a second one interrupts."""
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
         stopping.set()
         loop.remove_signal_handler(signal.SIGINT)
 
-    if threading.current_thread() is not threading.main_thread():  # whose signals these are not
+    if threading.current_thread() is not threading.main_thread():  # signals need the main thread
         yield
         return
     loop.add_signal_handler(signal.SIGINT, stop)
@@ -143,7 +152,7 @@ def _interruptible(stopping: asyncio.Event) -> Iterator[None]:
 def sweep(
     target: MakeTarget, plan: RunPlan, rates: list[float], tell: OnProgress
 ) -> list[Measurement]:
-    """One rate after the other; Ctrl-C ends the rest too."""
+    """Run several rates in turn. Ctrl-C also ends the remaining ones."""
     found: list[Measurement] = []
     for number, rate in enumerate(rates):
         if number:
@@ -156,7 +165,9 @@ def sweep(
 
 @dataclass(frozen=True)
 class RateSearch:
-    """rate: the highest that kept the SLO, 0 for none.  why: what ended the search."""
+    """Result of a search. rate: the highest within the SLO, 0 for none. why: what ended the
+    search.
+    """
 
     rate: float
     steps: list[Measurement]
@@ -166,9 +177,11 @@ class RateSearch:
 def search_rate(
     target: MakeTarget, plan: RunPlan, first: float, most: float, tell: OnProgress
 ) -> RateSearch:
-    """The highest rate at which 99 of 100 queries get a model's answer within plan.slo_ms, to 5 %:
-    doubled until it fails, then halved in between. A generator that falls behind bounds it from
-    above: what lies there is not known.
+    """Find the highest rate, to 5 %, at which 99 % of queries get a model's answer within
+    plan.slo_ms.
+
+    The rate doubles until it fails, then bisects. If the generator itself falls behind, the result
+    is a lower bound.
     """
 
     def measure(rate: float) -> Measurement:
@@ -181,9 +194,10 @@ def search_rate(
 def bisected(
     measure: Callable[[float], Measurement], slo_ms: float, first: float, most: float
 ) -> RateSearch:
+    """Search with a given measurement function."""
     steps: list[Measurement] = []
     low, high, rate = 0.0, 0.0, first
-    why = f"it was not tried beyond {most:g} a second"
+    why = f"no rate above {most:g} per second was tried"
     while len(steps) < STEPS_MAX:
         step = measure(rate)
         steps.append(step)
@@ -195,13 +209,10 @@ def bisected(
         elif step.is_behind():
             high, why = (
                 rate,
-                (
-                    f"the generator itself could not keep {rate:.0f} a second: the server may take"
-                    " more"
-                ),
+                (f"the generator could not send {rate:.0f} per second: the server may handle more"),
             )
         else:
-            high, why = rate, f"p99 or the outcomes are not within the SLO at {rate:.0f} a second"
+            high, why = rate, f"p99 or the outcomes miss the SLO at {rate:.0f} per second"
         if low >= most or (high and high <= max(low, 1.0) * _FINE) or (high and high < 1.0):
             break
         rate = (

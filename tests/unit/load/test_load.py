@@ -367,5 +367,5 @@ def test_inputs_that_are_none(tmp_path: Path) -> None:
     ):
         with pytest.raises(InvalidInput, match=said):
             rows_of(text, type_)
-    with pytest.raises(InvalidInput, match="none can be made up"):
+    with pytest.raises(InvalidInput, match="none can be generated"):
         rows_of("random", InputType.parse("any"))
