@@ -239,11 +239,15 @@ class Demo:
             self._spoiler.mend(model)
             self._lessons.happened(f"{model} is right again", model, "m")
         if spoiled:
-            return live.event_line(self._elapsed(), spoiled[0], " gives right labels again", "green")
+            return live.event_line(
+                self._elapsed(), spoiled[0], " gives right labels again", "green"
+            )
         model = self._lessons.favourite()
         self._spoiler.spoil(model)
         self._lessons.happened(f"{model} gives wrong labels", model, "d")
-        return live.event_line(self._elapsed(), model, " gives wrong labels; exp3 asked it most", "red")
+        return live.event_line(
+            self._elapsed(), model, " gives wrong labels; exp3 asked it most", "red"
+        )
 
     def _watch(self) -> None:
         with (

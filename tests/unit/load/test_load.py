@@ -217,7 +217,7 @@ def test_no_server_and_one_that_does_not_take_the_input() -> None:
     ):
         run(url)
     for wrong in ("ftp://x", "http://", "http://h:port/"):
-        with pytest.raises(InvalidInput, match="is not a server.s URL"):
+        with pytest.raises(InvalidInput, match=r"is not a server.s URL"):
             HttpTarget(wrong, [1], 1)
     with pytest.raises(InvalidInput, match="more than"):
         run("http://127.0.0.1:1/", rate=1e6, seconds=3600)
