@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from clipper.errors import LeaseLost
-from clipper.store import MemoryStore, Put, Store
+from clipper.store import Candidate, MemoryStore, Put, Store
 from clipper.testing import wait_until
 
 OpenStore = Callable[[int], Store]
@@ -14,12 +14,12 @@ OpenStore = Callable[[int], Store]
 
 def test_who_stands_first_leads_and_the_next_follows(store: Store) -> None:
     with store.lease(60) as one, store.lease(60) as two:
-        a, b = store.elect("reaper", b"a", one), store.elect("reaper", b"b", two)
+        a, b = Candidate(store, "reaper", b"a", one), Candidate(store, "reaper", b"b", two)
         assert a.is_leader
         assert a.wait(0)
         assert not b.wait(0)
         assert a.leader == b.leader == b"a"
-        other = store.elect("other", b"b", two)
+        other = Candidate(store, "other", b"b", two)
         assert other.is_leader, "an election has its name"
         told: list[bool] = []
         b.on_change(told.append)
@@ -37,7 +37,7 @@ def test_who_stands_first_leads_and_the_next_follows(store: Store) -> None:
 def test_the_leader_is_told_at_once(store: Store) -> None:
     with store.lease(60) as lease:
         told: list[bool] = []
-        candidate = store.elect("x", b"", lease)
+        candidate = Candidate(store, "x", b"", lease)
         candidate.on_change(lambda leads: 1 / 0)
         candidate.on_change(told.append)
         assert told == [True]
@@ -48,7 +48,7 @@ def test_a_leader_whose_lease_ends_is_followed_and_fenced(store: Store, short_s:
     """It knows by its own clock, before anybody else leads; and what it writes under its guard does
     not happen."""
     dying, living = store.lease(short_s), store.lease(60)
-    first, second = store.elect("x", b"1", dying), store.elect("x", b"2", living)
+    first, second = Candidate(store, "x", b"1", dying), Candidate(store, "x", b"2", living)
     guard = first.guard
     assert second.wait(20)
     assert not first.is_leader
@@ -66,7 +66,7 @@ def test_nobody_leads_on_a_lease_that_its_own_clock_says_is_lost() -> None:
     """Though its store, whose clock stands still, still has the key."""
     store = MemoryStore(now_s=lambda: 0.0)
     lease = store.lease(0.5)
-    candidate = store.elect("x", b"", lease)
+    candidate = Candidate(store, "x", b"", lease)
     assert lease.lost.wait(20)
     assert candidate.leader == b""
     assert not candidate.is_leader
@@ -81,7 +81,7 @@ def test_never_two_leaders(store: Store) -> None:
     busy = threading.Lock()
 
     def serve(index: int) -> None:
-        candidate = store.elect("x", b"%d" % index, leases[index])
+        candidate = Candidate(store, "x", b"%d" % index, leases[index])
         assert candidate.wait(20)
         assert busy.acquire(blocking=False), "two leaders"
         epochs.append(candidate.epoch)

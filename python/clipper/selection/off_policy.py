@@ -170,7 +170,7 @@ class _Target:
         self._state = self.policy.observe(self._state, seen)
 
 
-class Evaluator:
+class PolicyEvaluator:
     """Evaluates one policy on a log, observation by observation.
 
     models: those of the application.  seed: of the draws for policies that choose at random.
@@ -287,7 +287,7 @@ def evaluate(
     models: those that it may choose from.  log: observations in the order of their feedback.
     Raises NotAllowed if the log does not say enough, with the reason.
     """
-    evaluator = Evaluator(policy, models, seed)
+    evaluator = PolicyEvaluator(policy, models, seed)
     for seen in log:
         evaluator.add(seen)
     return evaluator.result()

@@ -89,7 +89,7 @@ def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error)[:300]}"
 
 
-class FailureLog:
+class UserCodeFailures:
     """Counts the failures of a user-defined class and logs some with a traceback. Threads: any."""
 
     def __init__(self, owner: str) -> None:
@@ -120,7 +120,7 @@ class UserDefinedPolicy:
         self.name: str = getattr(policy, "name", text)
         self.schema: int = getattr(policy, "schema", 1)
         self.chance: bool = getattr(policy, "chance", True)
-        self.failures = FailureLog(f"policy {text!r}")
+        self.failures = UserCodeFailures(f"policy {text!r}")
         self._defaults = SingleModel()  # methods that a policy without state may leave out
         self.decide: Callable[[State, Any], Any] | None = getattr(policy, "decide", None)
         if self.learns and (

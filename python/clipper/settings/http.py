@@ -7,6 +7,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from clipper.setting import about
+from clipper.settings.redaction import redacted
 
 
 class HttpSettings(msgspec.Struct, frozen=True):
@@ -193,11 +194,7 @@ class HttpSettings(msgspec.Struct, frozen=True):
     ] = 60.0
 
     def __repr__(self) -> str:
-        items = msgspec.structs.asdict(self).items()
-        shown = (
-            f"{key}={'***' if key == 'token' and value else repr(value)}" for key, value in items
-        )
-        return f"HttpSettings({', '.join(shown)})"
+        return redacted(self, "token")
 
 
 class TlsFiles(NamedTuple):

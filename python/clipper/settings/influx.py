@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 
 from clipper.setting import about
+from clipper.settings.redaction import redacted
 
 
 class InfluxSettings(msgspec.Struct, frozen=True):
@@ -33,8 +34,4 @@ class InfluxSettings(msgspec.Struct, frozen=True):
     ] = 3
 
     def __repr__(self) -> str:
-        items = msgspec.structs.asdict(self).items()
-        shown = (
-            f"{key}={'***' if key == 'token' and value else repr(value)}" for key, value in items
-        )
-        return f"InfluxSettings({', '.join(shown)})"
+        return redacted(self, "token")

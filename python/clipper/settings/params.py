@@ -8,6 +8,7 @@ import msgspec
 from clipper.errors import ConfigError
 from clipper.setting import about
 from clipper.settings.http import TlsFiles
+from clipper.settings.redaction import redacted
 
 
 class ParamsSettings(msgspec.Struct, frozen=True):
@@ -183,11 +184,7 @@ class ParamsSettings(msgspec.Struct, frozen=True):
     ] = 1024
 
     def __repr__(self) -> str:
-        items = msgspec.structs.asdict(self).items()
-        shown = (
-            f"{key}={'***' if key == 'token' and value else repr(value)}" for key, value in items
-        )
-        return f"ParamsSettings({', '.join(shown)})"
+        return redacted(self, "token")
 
 
 def params_tls(settings: ParamsSettings) -> TlsFiles | None:

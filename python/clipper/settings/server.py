@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from clipper.setting import about
+from clipper.settings.redaction import redacted
 from clipper.types import Batching
 
 Column = Annotated[int, msgspec.Meta(ge=0)]
@@ -226,11 +227,7 @@ class ServerSettings(msgspec.Struct, frozen=True):
     ] = "text"
 
     def __repr__(self) -> str:
-        items = msgspec.structs.asdict(self).items()
-        shown = (
-            f"{key}={'***' if key == 'token' and value else repr(value)}" for key, value in items
-        )
-        return f"ServerSettings({', '.join(shown)})"
+        return redacted(self, "token")
 
 
 class LimitSettings(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, get_args
 import msgspec
 
 from clipper.setting import about
+from clipper.settings.redaction import redacted
 
 Sampler = Literal[
     "",
@@ -88,11 +89,7 @@ class TracingSettings(msgspec.Struct, frozen=True):
     ] = 4
 
     def __repr__(self) -> str:
-        items = msgspec.structs.asdict(self).items()
-        shown = (
-            f"{key}={'***' if key == 'headers' and value else repr(value)}" for key, value in items
-        )
-        return f"TracingSettings({', '.join(shown)})"
+        return redacted(self, "headers")
 
 
 class ExportSettings(msgspec.Struct, frozen=True):

@@ -22,9 +22,11 @@ _log = logging.getLogger(__name__)
 
 
 class Candidate:
-    """One candidate of an election. Threads: any.
+    """One candidate of an election; the candidate that was first is the leader. Threads: any.
 
-    epoch: the creation revision of its key; the leader's fencing token. 0 after `resign`.
+    name: of the election.  value: readable by the other nodes.  lease: a candidate that loses it
+    has lost the election.
+    epoch: the creation revision of its key, the leader's fencing token; 0 after `resign`.
     """
 
     def __init__(self, store: Store, name: str, value: bytes, lease: Lease) -> None:
@@ -79,7 +81,7 @@ class Candidate:
         """
         if not self.epoch:
             raise LeaseLost(
-                f"{self._key!r} has resigned from the election.", hint="Call elect() again."
+                f"{self._key!r} has resigned from the election.", hint="Create a new Candidate."
             )
         return Compare(self._key, self.epoch, "created_revision")
 

@@ -33,16 +33,23 @@ class Leases(Protocol):
         ...
 
 
-class LeaseLostEvent(threading.Event):
-    """An event that is set when the lease is lost, also by the passing of time alone."""
+class LeaseLostEvent:
+    """An event that is set when the lease is lost, also by the passing of time alone.
+
+    until_s: the end of the lease without a renewal, by `time.monotonic()`. Threads: any.
+    """
 
     def __init__(self, until_s: float) -> None:
-        super().__init__()
         self.until_s = until_s
+        self._event = threading.Event()
+
+    def set(self) -> None:
+        """Mark the lease as lost and wake all waiters."""
+        self._event.set()
 
     def is_set(self) -> bool:
         """Return True if the lease was lost or its time is over."""
-        return super().is_set() or monotonic() >= self.until_s
+        return self._event.is_set() or monotonic() >= self.until_s
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the lease is lost; return False on timeout."""
@@ -50,7 +57,7 @@ class LeaseLostEvent(threading.Event):
         while not self.is_set():
             left = min(self.until_s, give_up) - monotonic()
             if left > 0:
-                super().wait(left)
+                self._event.wait(left)
             elif monotonic() >= give_up:
                 return self.is_set()
         return True

@@ -14,15 +14,12 @@ tests/store checks for every backend:
 
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Final, Literal, Protocol, Self
+from typing import Final, Literal, Protocol, Self
 
 import msgspec
 
 from clipper.errors import InvalidInput, LeaseLost, StoreConflict, StoreError
 from clipper.store.lease import Lease
-
-if TYPE_CHECKING:
-    from clipper.store.election import Candidate
 
 ABSENT: Final = 0  # the revision of a key that does not exist
 KEY_BYTES_MAX: Final = 1024
@@ -218,15 +215,6 @@ class Store(Protocol):
         start_s = monotonic()
         id, ttl_s = self.grant(ttl_s)
         return Lease(self, id, ttl_s, start_s)
-
-    def elect(self, name: str, value: bytes, lease: Lease) -> "Candidate":
-        """Stand for an election; the candidate that was first is the leader.
-
-        value: readable by the other nodes.  lease: a candidate that loses it has lost the election.
-        """
-        from clipper.store.election import Candidate
-
-        return Candidate(self, name, value, lease)
 
     def put(self, key: str, value: bytes, lease: str = "") -> Record:
         """Write a key and return its record."""

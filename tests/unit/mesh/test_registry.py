@@ -19,7 +19,7 @@ from clipper.mesh.decisions import claims, vmodels
 from clipper.mesh.records import Instance, MeshModel, VModel
 from clipper.mesh.registry import Registry, now_ms
 from clipper.settings.mesh import MeshSettings
-from clipper.store import MemoryStore, history
+from clipper.store import Candidate, MemoryStore, history
 from clipper.testing import wait_until
 
 
@@ -244,7 +244,7 @@ def test_a_leader_that_stands_no_more_writes_nothing(
     set_to(registry, "v", "m")
     registry.enter(Instance("a", 1, "", ""))
     assert registry.lease is not None
-    candidate = store.elect("mesh", b"a", registry.lease)
+    candidate = Candidate(store, "mesh", b"a", registry.lease)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("clipper.mesh.registry._TRIES", 3)
         store.delete(candidate._key)
@@ -328,7 +328,7 @@ def test_what_the_leader_decides_of_a_vmodel_is_entered_as_its(
     set_to(registry, "v", "m2")
     registry.enter(Instance("a", 1, "", ""))
     assert registry.lease is not None
-    candidate = store.elect("mesh", b"a", registry.lease)
+    candidate = Candidate(store, "mesh", b"a", registry.lease)
     for step in (
         lambda before, read: vmodels.failed(before, "it is broken"),
         lambda before, read: vmodels.switched(before, read, 2),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from clipper.selection import AnswerFrom, View, Wait
-from clipper.selection.user_defined import FailureLog
+from clipper.selection.user_defined import UserCodeFailures
 from clipper.serving.query.decider_threads import (
     LOST_MAX,
     OWN_STEP,
@@ -77,7 +77,7 @@ class Speculating:
     slo_us: int = 10_000_000
     models: tuple[VersionedModel, ...] = (A, B, C)
     started_s: float = field(default_factory=time.monotonic)
-    failures: FailureLog = field(default_factory=lambda: FailureLog("decider 'd'"))
+    failures: UserCodeFailures = field(default_factory=lambda: UserCodeFailures("decider 'd'"))
 
     @property
     def speculation(self) -> "Speculating":
@@ -100,7 +100,7 @@ def listen(
     slo_us: int = 10_000_000,
     name: str = "decider 'd'",
 ) -> tuple[Asked, Speculating]:
-    future, call = Asked(), Speculating(decide, slo_us, failures=FailureLog(name))
+    future, call = Asked(), Speculating(decide, slo_us, failures=UserCodeFailures(name))
     decider_threads.listen(Listener(future, call, None))  # type: ignore[arg-type]
     return future, call
 

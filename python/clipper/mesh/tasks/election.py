@@ -38,8 +38,9 @@ class Election:
         lease = self._registry.lease
         if lease is None:
             return
-        elect = self._registry.store.elect
-        candidate = await self._loop.run_blocking(elect, ELECTION, self._me.encode(), lease)
+        candidate = await self._loop.run_blocking(
+            Candidate, self._registry.store, ELECTION, self._me.encode(), lease
+        )
         self._candidate = candidate
         candidate.on_change(lambda leads: self._loop.call(self._on_elected) if leads else None)
 

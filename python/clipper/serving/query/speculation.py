@@ -28,7 +28,7 @@ from clipper.selection.decided_answer import (
     rank_models,
     vote_weights,
 )
-from clipper.selection.user_defined import FailureLog
+from clipper.selection.user_defined import UserCodeFailures
 from clipper.serving.query.decider_threads import OWN_STEP, DeciderThreads, Listener
 from clipper.serving.query.processor import (
     NO_FINITE_VALUE,
@@ -249,7 +249,7 @@ class Speculation:
         self._deciders: dict[tuple[Any, ...], Decider] = {}
         self._last: _Order | None = None
         self._hedge = (0.0, 0)  # until when it is good, and the time in us
-        self.failures = FailureLog(f"decider {self.schedule.own!r}")
+        self.failures = UserCodeFailures(f"decider {self.schedule.own!r}")
         self.steps = self.schedule.steps
         own = getattr(policy, "decide", None)
         self.own: Any = None
