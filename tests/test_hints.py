@@ -214,9 +214,8 @@ def keywords() -> frozenset[str]:
         importlib.import_module("clipper.params"),
         importlib.import_module("clipper_container.tables"),
     ]
-    for thing in (
-        thing for module in modules for name, thing in vars(module).items() if name[0] != "_"
-    ):
+    named = {(module, name) for module in modules for name in dir(module) if name[0] != "_"}
+    for thing in (getattr(module, name) for module, name in named):
         methods = (
             [method for name, method in vars(thing).items() if name[0] != "_"]
             if inspect.isclass(thing)
