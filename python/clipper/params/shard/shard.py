@@ -26,9 +26,10 @@ from clipper.params import frames
 from clipper.params.client.connection import ShardConnection
 from clipper.params.frames import Kind, Refusal, packed, unpacked
 from clipper.params.local.address_file import AddressFile
-from clipper.params.shard.async_training import AsyncTraining, Pushed, whole
+from clipper.params.shard.async_training import AsyncTraining
 from clipper.params.shard.change_log import PrimaryLog
 from clipper.params.shard.change_watchers import ChangeWatchers
+from clipper.params.shard.gradients import PushResult, whole
 from clipper.params.shard.health_files import HealthFiles
 from clipper.params.shard.parameters import DENSE, Parameters, Piece
 from clipper.params.shard.recovery import Recovered, StateMark
@@ -154,7 +155,7 @@ class Shard:
         """Return a connection to another shard of the set; nothing is pushed by it."""
         return ShardConnection(shard, self._address, self.config.token, None, answer_s)
 
-    def _training(self, parameters: Parameters) -> AsyncTraining:
+    def _training(self, parameters: Parameters) -> AsyncTraining | SyncTraining:
         settings, decides = self.config.settings, self.config.number == 0
         if settings.mode == "sync":
             wait = settings.grads_to_wait
@@ -297,7 +298,7 @@ class Shard:
                 _, call_id, payload = self._waiting.popleft()
                 self.door.answer(call_id, payload)
 
-    def _answer_when_replicated(self, pushed: Pushed, call_id: CallId) -> None:
+    def _answer_when_replicated(self, pushed: PushResult, call_id: CallId) -> None:
         self._waiting.append((pushed.position, call_id, packed(pushed.answer)))
         self._wake_up()
 
@@ -418,7 +419,7 @@ class Shard:
             self.door.add_table(self.parameters.tables[number], by_python=self.training.by_python)
             self.door.note(DENSE, [])  # so that followers hear of it
             self.mark.set()
-        self._answer_when_replicated(Pushed({"number": number}, self.door.position), call_id)
+        self._answer_when_replicated(PushResult({"number": number}, self.door.position), call_id)
 
     def _tables(self, _: Piece, __: CallId) -> Piece:
         specs = {spec.name: msgspec.to_builtins(spec) for spec in self.parameters.specs}
@@ -442,7 +443,7 @@ class Shard:
             self.mark.set()
         position = self.door.note(DENSE, range(len(dense))) if first else self.door.position
         self._answer_when_replicated(
-            Pushed({"accepted": first, "version": self.door.version}, position), call_id
+            PushResult({"accepted": first, "version": self.door.version}, position), call_id
         )
 
     def _pull_variables(self, said: Piece, _: CallId) -> Piece:

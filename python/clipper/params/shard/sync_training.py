@@ -19,9 +19,10 @@ import numpy as np
 
 from clipper.errors import DoesNotFit, Overloaded, StalePush
 from clipper.params.frames import Refusal
-from clipper.params.shard.async_training import OLD, SEEN, AsyncTraining, Gradients, Pushed
-from clipper.params.shard.parameters import DENSE, Piece
+from clipper.params.shard.gradients import OLD, SEEN, GradientApplier, Gradients, PushResult
+from clipper.params.shard.parameters import DENSE, Parameters, Piece
 from clipper.params.shard.replication import pushes_paused
+from clipper_core.params.shard_door import ShardDoor
 
 NOTHING: Any = []
 GATHERED_MAX = (
@@ -29,7 +30,7 @@ GATHERED_MAX = (
 )
 
 
-class SyncTraining(AsyncTraining):
+class SyncTraining:
     """Threads: the answering one.
 
     decides: it is shard 0.  grads_to_wait: pushes that make a step.  lag_max: a push so many
@@ -39,21 +40,25 @@ class SyncTraining(AsyncTraining):
     by_python = True
 
     def __init__(
-        self, *given: Any, decides: bool, grads_to_wait: int, lag_max: int = 0, late_s: float = 10.0
+        self,
+        door: ShardDoor,
+        parameters: Parameters,
+        *,
+        decides: bool,
+        grads_to_wait: int,
+        lag_max: int = 0,
+        late_s: float = 10.0,
     ) -> None:
-        super().__init__(*given)
-        self._decides, self._waits_for, self._most, self._late_s = (
-            decides,
-            grads_to_wait,
-            lag_max,
-            late_s,
-        )
+        self.door, self.parameters = door, parameters
+        self._gradients = GradientApplier(door, parameters)
+        self._decides, self._waits_for, self._lag_max = decides, grads_to_wait, lag_max
+        self._late_s = late_s
         self._ahead_s: float | None = None
 
-    def push(self, said: Mapping[str, Any]) -> Pushed:
+    def push(self, said: Mapping[str, Any]) -> PushResult:
         """`check`: say whether it could be taken, and take nothing.  `step`: shard 0 took it for
         that one."""
-        gradients = self.checked(said)
+        gradients = self._gradients.checked(said)
         version, step = self.door.version, said.get("step")
         sight = self.door.look(gradients.worker, gradients.sequence)
         if sight == OLD:
@@ -62,23 +67,22 @@ class SyncTraining(AsyncTraining):
                 " it was applied."
             )
         if said.get("check"):
-            return Pushed({"accepted": True, "version": version}, 0)
+            return PushResult({"accepted": True, "version": version}, 0)
         if sight == SEEN:
             taken = self._taken_for(gradients, version)
-            return Pushed(
+            return PushResult(
                 {"accepted": True, "repeated": True, "version": version, "step": taken},
                 self.door.position,
             )
         if self._decides:
-            lag = self.lag(gradients)
-            self._note_lag(gradients, lag)
-            if lag > self._most:
+            lag = self._gradients.age(gradients)
+            if lag > self._lag_max:
                 self.door.counts.refuse(Refusal.TOO_STALE)
                 why = (
                     f"the gradient is of version {gradients.version}, and {version} is gathered; at"
-                    f" most {self._most} behind"
+                    f" most {self._lag_max} behind"
                 )
-                return Pushed({"accepted": False, "version": version, "why": why}, 0)
+                return PushResult({"accepted": False, "version": version, "why": why}, 0)
             step = version
         if not isinstance(step, int):
             raise DoesNotFit(
@@ -96,7 +100,7 @@ class SyncTraining(AsyncTraining):
             position = self.door.note(DENSE, NOTHING, gradients.worker, gradients.sequence)
             position = max(position, self._close_steps(self._waits_for))
         self.door.counts.take()
-        return Pushed({"accepted": True, "version": self.door.version, "step": step}, position)
+        return PushResult({"accepted": True, "version": self.door.version, "step": step}, position)
 
     def tick(self) -> None:
         """A step that shard 0 has closed long since lacks a push here whose worker is gone: go on
@@ -156,7 +160,7 @@ class SyncTraining(AsyncTraining):
             mine = [row for part in parts for row in part["rows"] if row["table"] == table]
             ids = np.concatenate([row["ids"] for row in mine])
             gradients = np.concatenate([row["gradients"] for row in mine])
-            self.push_rows(table, ids, gradients, scale)
+            self._gradients.push_rows(table, ids, gradients, scale)
         return self.door.note(DENSE, list(sums))
 
 
