@@ -81,7 +81,7 @@ def moves_of(predictions: int, tolerance: float) -> RowDrift:
     moves = RowDrift(tolerance, 1 << 20, 1 << 20, lambda key, number: None)
     for n in range(predictions):
         moves.enter((n, 0), {"t": np.array([n % ROWS, (n + 1) % ROWS])})
-    moves.begin("t", np.arange(ROWS), np.ones((ROWS, DIM), np.float32), [0])
+    moves.set_first_values("t", np.arange(ROWS), np.ones((ROWS, DIM), np.float32), [0])
     return moves
 
 

@@ -66,7 +66,7 @@ class World:
             for id in ids.tolist():
                 if any(id in rows for rows, _ in self.twin.made.values()):
                     self.doubted[id] = surely[id % SHARDS]
-            self.moves.begin(table, ids, self.pull(ids), surely)
+            self.moves.set_first_values(table, ids, self.pull(ids), surely)
 
     def receive(self, changed: dict[int, float]) -> None:
         """Both shards answer, and are asked anew: rows that have changed, and into what."""

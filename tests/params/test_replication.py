@@ -71,7 +71,7 @@ class Primary:
             changes=self.changes,
             answer=lambda call_id, payload: self.late.append(payload),
         )
-        self.followers.expect(0.0, origin)
+        self.followers.start_waiting(0.0, origin)
 
     def act(self) -> None:
         """Something that changes it."""
@@ -227,7 +227,7 @@ def test_what_is_sure_is_in_a_whole_copy(seed: int, monkeypatch: pytest.MonkeyPa
                 follower.replica if draw.integers(2) else None
             )  # it is lost, and with it the copy
             if follower.replica is None:
-                primary.followers.each[0].begin()
+                primary.followers.each[0].start_full_sync()
         sure, copy = primary.door.sure(), follower.replica
         for number, position in enumerate(given, 1):
             if position <= sure and copy is not None:
@@ -455,9 +455,9 @@ def test_pushes_wait_for_a_walking_follower_that_falls_silent() -> None:
     primary.followers.synchronize({"shard": 1, "mine": 1, "epoch": 0, "serial": -1}, "whom", 10.0)
     assert primary.door.sure() == primary.door.position, "nobody is waited for"
     primary.door.note(0, [1])
-    primary.followers.look(12.0)
+    primary.followers.answer_open_questions(12.0)
     assert primary.door.sure() == primary.door.position
-    primary.followers.look(14.0)
+    primary.followers.answer_open_questions(14.0)
     assert primary.door.sure() < primary.door.position, (
         "it may follow another life of this shard by now"
     )

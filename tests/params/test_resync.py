@@ -241,7 +241,7 @@ def test_copy_that_was_saved_at_any_moment_becomes_equal(
             step(follower)
         what = draw.integers(25)
         if what == 0:
-            primary.followers.each[0].leave()
+            primary.followers.each[0].give_up()
         elif what == 1 and (copy := follower.replica) is not None:
             pieces = list(copy.saved())
             for _ in range(int(draw.integers(5))):

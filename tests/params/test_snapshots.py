@@ -319,7 +319,7 @@ def test_two_processes_are_not_one_shard(tmp_path: Path) -> None:
     first = EpochFile(tmp_path / "shard-0")
     with pytest.raises(AlreadyExists, match="another process"):
         EpochFile(tmp_path / "shard-0")
-    first.begin(4)
+    first.write(4)
     first.close()
     again = EpochFile(tmp_path / "shard-0")
     assert again.last == 4

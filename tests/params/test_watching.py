@@ -95,13 +95,13 @@ def test_a_question_stays_open_until_something_changes() -> None:
     assert shard.changes.look_s == float("inf")
     assert shard.ask(position) is None
     assert shard.changes.look_s == changes_module.LOOK_S
-    shard.changes.look(0.5)
+    shard.changes.answer_open_questions(0.5)
     assert not shard.said
     shard.door.note(0, [9])
-    shard.changes.look(0.6)
+    shard.changes.answer_open_questions(0.6)
     assert rows_of(shard.said.pop(1)) == {"taste": [9]}
     assert shard.ask(position + 1) is None
-    shard.changes.look(1.1)
+    shard.changes.answer_open_questions(1.1)
     assert rows_of(shard.said[1]) == {}, "or its time is over"
 
 
@@ -111,7 +111,7 @@ def test_who_is_too_far_behind_is_told_so(monkeypatch: pytest.MonkeyPatch) -> No
     position = (shard.ask(-1) or {})["position"]
     for n in range(6):
         shard.door.note(0, [n, n + 1])
-        shard.changes.look(0.0)
+        shard.changes.answer_open_questions(0.0)
     assert (shard.ask(position) or {})["lost"]
     assert rows_of(shard.ask(position + 1)) == {"taste": [1, 2, 3, 4, 5, 6]}
     assert (shard.ask(position + 6, epoch=2) or {})["lost"], "of another life"
@@ -125,7 +125,7 @@ def test_a_log_that_overflows_loses_all_who_watch() -> None:
     position = (shard.ask(-1) or {})["position"]
     assert shard.ask(position) is None
     shard.door.note(0, list(range(20)))
-    shard.changes.look(0.0)
+    shard.changes.answer_open_questions(0.0)
     assert shard.said[1]["lost"]
     shard.door.note(0, [4])
     assert rows_of(shard.ask(shard.said[1]["position"])) == {"taste": [4]}
@@ -134,7 +134,7 @@ def test_a_log_that_overflows_loses_all_who_watch() -> None:
 def test_nothing_is_kept_when_nobody_asks() -> None:
     shard = Shard()
     position = (shard.ask(-1) or {})["position"]
-    shard.changes.look(changes_module.IDLE_S + 1)
+    shard.changes.answer_open_questions(changes_module.IDLE_S + 1)
     assert shard.door.changed(SLOT) is None, "it does not follow any more"
     shard.door.note(0, [1])
     assert (shard.ask(position) or {})["lost"]

@@ -421,18 +421,18 @@ class Client:
     def _try_to_send(self, shard: int, ask: ShardRequest, until: float) -> None:
         connection = self.connections[shard]
         try:
-            with self._asking(connection, until):
+            with self._locked(connection, until):
                 connection.send(ask)
         except OSError:
             ask.id = 0  # `settled` sends it again
 
     def _wait_with_retries(self, shard: int, ask: ShardRequest, until: float) -> Head:
         connection = self.connections[shard]
-        with self._asking(connection, until):
+        with self._locked(connection, until):
             return connection.wait_with_retries(ask, until)
 
     @contextlib.contextmanager
-    def _asking(self, connection: ShardConnection, until: float) -> Iterator[None]:
+    def _locked(self, connection: ShardConnection, until: float) -> Iterator[None]:
         """Hold a connection while a request is sent or awaited. Raises ShardAway."""
         if not connection.lock.acquire(timeout=max(0.0, until - time.monotonic()) + self._answer_s):
             raise ShardAway(f"{connection.name}: it does not answer others of this client.")

@@ -199,7 +199,7 @@ class ShardConnection:
                     if head.rows not in _AGAIN:
                         raise error
                     why = error.message
-                    self._meet_again(head)
+                    self._note_epoch(head)
                 except ShardAway as error:
                     why = error.message
             ask.answer, ask.id = None, 0
@@ -210,7 +210,7 @@ class ShardConnection:
             time.sleep(pause)
             pause = min(2 * pause, PAUSE_S_MAX)
 
-    def _meet_again(self, head: Head) -> None:
+    def _note_epoch(self, head: Head) -> None:
         """Note that the shard recovers, or has a new epoch."""
         if head.epoch > self.epoch:
             self.epoch = head.epoch

@@ -122,7 +122,9 @@ class RowDrift:
             table: np.fromiter(ids, np.int64, len(ids)) for table, ids in self._new.items() if ids
         }
 
-    def begin(self, table: str, ids: Ids, values: Rows | None, surely: Sequence[int]) -> None:
+    def set_first_values(
+        self, table: str, ids: Ids, values: Rows | None, surely: Sequence[int]
+    ) -> None:
         """Store the first values of rows; None: they could not be pulled.
 
         surely: for each shard, the number of the first question that is asked after the pull.

@@ -207,7 +207,7 @@ class RowWatcher:
             self._receive(post)
         if self._woken:
             time.sleep(GATHER_S)
-            self._begin()
+            self._pull_new_rows()
 
     def _heard_of(self) -> list[ShardWatch]:
         """Those that say something; or nobody, because it is time for something else."""
@@ -292,7 +292,7 @@ class RowWatcher:
                     table, followed, values[np.searchsorted(each, followed)], post.question
                 )
 
-    def _begin(self) -> None:
+    def _pull_new_rows(self) -> None:
         """Pull the rows that are followed since just now for the first time."""
         self._woken = False
         with contextlib.suppress(BlockingIOError):
@@ -310,4 +310,4 @@ class RowWatcher:
                     values = None
                 surely = [post.question + 2 for post in self._posts]
                 with watched.guard:
-                    watched.moves.begin(table, ids, values, surely)
+                    watched.moves.set_first_values(table, ids, values, surely)

@@ -175,7 +175,7 @@ class LocalSet:
         self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.addresses, self.token = self._told()
+            self.addresses, self.token = self._write_addresses()
         except BlockingIOError:
             os.close(self._lock)
             hint = "clipper params down, or another folder."
@@ -217,7 +217,7 @@ class LocalSet:
             hint = "Add a key with: clipper key NAME --file FILE"
             raise ConfigError(f"params.grpc_keys_file = {keys!r} cannot be read.", hint=hint)
 
-    def _told(self) -> tuple[list[str], str]:
+    def _write_addresses(self) -> tuple[list[str], str]:
         """Write shards.json. A token that was generated earlier is kept."""
         settings, before = self.settings, read_address_file(self.folder)
         if before.get("engine") and running_shards(self.folder):

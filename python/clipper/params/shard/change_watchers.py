@@ -59,18 +59,18 @@ class ChangeWatchers:
             raise InvalidInput(f"watch: since is a position, or -1, not {since!r:.100}.")
         self._heard_s = now
         if not self._on:
-            self._begin()
+            self._subscribe()
         self._take()
         if said.get("epoch") != self._door.epoch or not self._first <= since <= self._position:
-            return self._told({}, lost=True)
+            return self._reply({}, lost=True)
         found = self._since(since)
         wait_s = min(float(said.get("wait_s", 0.0)), WAIT_S_MAX)
         if found or wait_s <= 0:
-            return self._told(found)
+            return self._reply(found)
         self._asked[call_id[0]] = (call_id, since, now + wait_s)
         return None
 
-    def look(self, now: float) -> None:
+    def answer_open_questions(self, now: float) -> None:
         """Answer the questions for which something has changed, or whose time is over."""
         if not self._on:
             return
@@ -80,16 +80,16 @@ class ChangeWatchers:
             found = {} if lost else self._since(since)
             if found or lost or now >= until:
                 del self._asked[conn]
-                self._answer(call_id, packed(self._told(found, lost=lost)))
+                self._answer(call_id, packed(self._reply(found, lost=lost)))
         if not self._asked and now - self._heard_s > IDLE_S:
-            self._end()
+            self._unsubscribe()
 
-    def _begin(self) -> None:
+    def _subscribe(self) -> None:
         self._door.follow(SLOT)
         self._on, self._first = True, self._door.position
         self._position = self._first
 
-    def _end(self) -> None:
+    def _unsubscribe(self) -> None:
         self._door.unfollow(SLOT)
         self._on, self._size = False, 0
         self._kept.clear()
@@ -100,8 +100,8 @@ class ChangeWatchers:
             return
         found = self._door.changed(SLOT)
         if found is None:  # it held more than it may
-            self._end()
-            self._begin()
+            self._unsubscribe()
+            self._subscribe()
             return
         self._position = found[0]
         size = sum(ids.size for ids in found[1].values())
@@ -123,5 +123,5 @@ class ChangeWatchers:
         }
         return {name: np.unique(np.concatenate(each)) for name, each in parts.items() if each}
 
-    def _told(self, rows: dict[str, Ids], *, lost: bool = False) -> Piece:
+    def _reply(self, rows: dict[str, Ids], *, lost: bool = False) -> Piece:
         return {"position": self._position, "epoch": self._door.epoch, "lost": lost, "rows": rows}

@@ -155,7 +155,7 @@ class EpochFile:
                 f"{self._folder / 'epoch'}: {error}.", hint="Write a number higher than any before."
             ) from None
 
-    def begin(self, epoch: int) -> None:
+    def write(self, epoch: int) -> None:
         """Write a new epoch, before anybody is told of it. Raises StoreError."""
         if self._folder is None:
             return
@@ -240,7 +240,7 @@ def recover(
                 *(one.epoch for one in older),
             ]
         )
-        epochs.begin(epoch)
+        epochs.write(epoch)
         copies = _claimed(shard, epoch, found)
         for source in sorted(
             [*copies, *older], key=lambda one: (one.epoch, one.version), reverse=True

@@ -80,10 +80,10 @@ def call_once(connection: ShardConnection, name: str, **fields: Any) -> tuple[He
 class FollowerState:
     """State of one follower at its primary. Threads: the answering one.
 
-    life: the follower's own epoch. left: given up; pushes do not wait for it until its copy is
-    whole. lacking_s: since when it has no whole copy. slot: its number in the log. serial: of the
-    last reply. position: of the last reply, as the log counts. asked: (call, until) of an open
-    question.
+    life: the follower's own epoch. given_up: pushes do not wait for it until its copy is whole.
+    incomplete_since_s: since when it has no whole copy. slot: its number in the log. serial: of
+    the last reply. position: of the last reply, as the log counts. asked: (call, until) of an
+    open question.
     """
 
     def __init__(
@@ -97,10 +97,10 @@ class FollowerState:
     ) -> None:
         self.slot, self.shard, self.waited = slot, shard, waited
         self._door, self._parameters, self._changes = door, parameters, changes
-        self.on = self.left = False
+        self.on = self.given_up = False
         self.life = 0
-        self.heard_s = 0.0
-        self.lacking_s = time.monotonic()
+        self.last_seen_s = 0.0
+        self.incomplete_since_s = time.monotonic()
         self.serial = 0
         self.position = 0
         self.acknowledged = 0
@@ -117,12 +117,12 @@ class FollowerState:
     def start(self, now: float, origin: Origin | None) -> None:
         """Let pushes wait for this follower, before the first push. origin: what was recovered
         from."""
-        self.heard_s = now
+        self.last_seen_s = now
         self._origin = origin if origin is not None and origin.shard == self.shard else None
         if self.waited:
             self._door.follow(self.slot, waited=True)
 
-    def resume(self, said: Piece) -> Piece | None:
+    def start_resync(self, said: Piece) -> Piece | None:
         """Start a resync by difference: the follower keeps its copy, and is told the rows that
         have changed since.
 
@@ -150,14 +150,14 @@ class FollowerState:
         """Tell it all changes from now on. few: pushes wait for it at once, not only when it caught
         up."""
         if self.is_whole:
-            self.lacking_s = time.monotonic()
+            self.incomplete_since_s = time.monotonic()
         self._door.follow(self.slot, waited=self.waited and few)
         self.on, self.serial, self._last, self._backlog = True, self.serial + 1, None, []
         self.acknowledged = self.position = self._rounds = 0
         self._whole = self._exact = self._confirmed = False
         self._missed = None
 
-    def begin(self) -> Piece:
+    def start_full_sync(self) -> Piece:
         """Start a full sync: return the metadata; the follower copies all rows and then asks for
         changes."""
         self._follow(self._parameters.row_bytes <= STILL_BYTES_MAX)
@@ -172,15 +172,15 @@ class FollowerState:
                 "history": self._changes.history.encode(),
             }
 
-    def leave(self) -> None:
+    def give_up(self) -> None:
         """Give the follower up: pushes do not wait for it, and its changes are no longer kept."""
         self._origin = None
         if self.is_whole:
-            self.lacking_s = time.monotonic()
-        self.on, self.left, self.asked, self._last = False, True, None, None
+            self.incomplete_since_s = time.monotonic()
+        self.on, self.given_up, self.asked, self._last = False, True, None, None
         self._door.unfollow(self.slot)
 
-    def receive(self, serial: int) -> bytes | None:
+    def confirm(self, serial: int) -> bytes | None:
         """Take a question. Returns the reply to repeat, or None.
 
         Raises LookupError if the follower must be resynced.
@@ -195,13 +195,13 @@ class FollowerState:
             return self._last
         self._last, self._confirmed = None, self._whole
         if self._whole and not self._backlog:
-            self.left = False
+            self.given_up = False
             if self.acknowledged < self.position:
                 self.acknowledged = self.position
                 self._door.acknowledge(self.slot, self.position)
         return None
 
-    def expect(self) -> None:
+    def start_waiting(self) -> None:
         """Let pushes wait for this follower from now on."""
         if self.waited and self.on:
             self._door.wait_for(self.slot)
@@ -244,7 +244,7 @@ class FollowerState:
             self._rounds += 1
             must = not few and not self._whole and self._rounds > ROUNDS_MAX
             if few or self._rounds >= ROUNDS_MAX:
-                self.expect()  # so that the next round is a small one
+                self.start_waiting()  # so that the next round is a small one
             after = {
                 **self._parameters.shape(),
                 "version": self._door.version,
@@ -295,7 +295,7 @@ class FollowerSet:
             for k in range(min(replicas, shards - 1))
         ]
 
-    def expect(self, now: float, origin: Origin | None = None) -> None:
+    def start_waiting(self, now: float, origin: Origin | None = None) -> None:
         """Let pushes wait for all followers, before the first push. origin: what was recovered
         from."""
         for one in self.each:
@@ -315,36 +315,36 @@ class FollowerSet:
             raise ShardAway(f"shard {one.shard} of epoch {life} has ended: epoch {one.life} lives.")
         if one.asked is not None:
             self._answer(one.asked[0], packed({"serial": one.serial, "quiet": True}))
-        one.life, one.heard_s, one.asked = life, now, None
+        one.life, one.last_seen_s, one.asked = life, now, None
         if int(said.get("epoch", 0)) != self._door.epoch:
-            return packed(one.resume(said) or one.begin())
+            return packed(one.start_resync(said) or one.start_full_sync())
         try:
-            again = one.receive(int(said.get("serial", -1)))
+            again = one.confirm(int(said.get("serial", -1)))
         except LookupError:
-            return packed(one.resume(said) or one.begin())
+            return packed(one.start_resync(said) or one.start_full_sync())
         if again is not None:
             return again
         if one.has_changes:
-            return one.next_reply() or packed(one.begin())
+            return one.next_reply() or packed(one.start_full_sync())
         wait_s = min(float(said.get("wait_s", 0.0)), 10 * WAIT_S)
         if wait_s <= 0:
             return packed({"serial": one.serial, "quiet": True})
         one.asked = (call_id, now + wait_s)
         return None
 
-    def look(self, now: float) -> None:
+    def answer_open_questions(self, now: float) -> None:
         """Answer open questions for which something has changed, or whose time is over."""
         for one in self.each:
-            if not one.is_whole and one.asked is None and now - one.heard_s > SILENT_S:
-                one.expect()
+            if not one.is_whole and one.asked is None and now - one.last_seen_s > SILENT_S:
+                one.start_waiting()
             if one.asked is None:
                 continue
             call_id, until = one.asked
             if one.has_changes:
-                one.asked, one.heard_s = None, now
-                self._answer(call_id, one.next_reply() or packed(one.begin()))
+                one.asked, one.last_seen_s = None, now
+                self._answer(call_id, one.next_reply() or packed(one.start_full_sync()))
             elif now >= until:
-                one.asked, one.heard_s = None, now
+                one.asked, one.last_seen_s = None, now
                 self._answer(call_id, packed({"serial": one.serial, "quiet": True}))
 
     @property
@@ -353,14 +353,14 @@ class FollowerSet:
         data."""
         return not all(one.is_whole for one in self.each)
 
-    def away(self, now: float, patience_s: float) -> list[FollowerState]:
+    def silent(self, now: float, patience_s: float) -> list[FollowerState]:
         """Return the followers that pushes wait for and that have been silent for `patience_s`."""
         waited = (
             one
             for one in self.each
-            if one.waited and one.asked is None and (one.on or not one.left)
+            if one.waited and one.asked is None and (one.on or not one.given_up)
         )
-        return [one for one in waited if now - one.heard_s > patience_s]
+        return [one for one in waited if now - one.last_seen_s > patience_s]
 
 
 # -- at the follower

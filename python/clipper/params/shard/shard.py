@@ -195,13 +195,13 @@ class Shard:
         self.door.version, self.door.epoch = found.version, found.epoch
         self.resync_log.start(found.history, found.position, found.first, found.changed)
         self.followers = self._followers()
-        self.followers.expect(time.monotonic(), found.origin)
+        self.followers.start_waiting(time.monotonic(), found.origin)
         if parameters.specs or parameters.dense.initialized:
             self.mark.set()
         self._housekeeping()
         self.door.ready, self.door.state_lost = True, False
 
-    def lose(self, epoch: int, begins: Callable[[], None]) -> None:
+    def refuse_until_begin_anew(self, epoch: int, begins: Callable[[], None]) -> None:
         """Refuse pulls and pushes until `begin_anew`, since the state was lost. Threads: the
         answering one.
 
@@ -251,8 +251,8 @@ class Shard:
             self._answer(call_id, head, body)
         while self._posted:
             self._posted.popleft()()
-        self.followers.look(self._now_s)
-        self.changes.look(self._now_s)
+        self.followers.answer_open_questions(self._now_s)
+        self.changes.answer_open_questions(self._now_s)
         self._answer_replicated()
         if self._now_s - self._checked_s >= TICK_S:
             self._checked_s = self._now_s
@@ -313,7 +313,7 @@ class Shard:
         self.training.tick()
         self.resync_log.read()
         patience_s = self.config.settings.without_replica_s
-        if patience_s and not self._asking and self.followers.away(self._now_s, patience_s):
+        if patience_s and not self._asking and self.followers.silent(self._now_s, patience_s):
             self._asking = True
             threading.Thread(
                 target=self._ask_whether_replaced, name="clipper-shard-asks", daemon=True
@@ -365,11 +365,11 @@ class Shard:
         if known > self.door.epoch:
             self.fenced(known)
             return
-        for one in self.followers.away(time.monotonic(), self.config.settings.without_replica_s):
+        for one in self.followers.silent(time.monotonic(), self.config.settings.without_replica_s):
             log.warning(
                 "shard %d goes on without its replica in shard %d", self.config.number, one.shard
             )
-            one.leave()
+            one.give_up()
 
     def fenced(self, epoch: int) -> None:
         """End this shard, since a later epoch of it serves."""
@@ -479,7 +479,7 @@ class Shard:
     def _walk(self, said: Piece, _: CallId) -> Piece:
         one = self.followers.of(int(said.get("shard", -1)))
         if one is not None:
-            one.heard_s = self._now_s
+            one.last_seen_s = self._now_s
         piece, following = self.parameters.piece([int(n) for n in said["cursor"]])
         return {**piece, "next": following}
 

@@ -86,7 +86,7 @@ def stats_of(shard: "Shard", now: float) -> Piece:
                 "on": f.on,
                 "waited": f.waited,
                 "whole": f.is_whole,
-                "heard_s": now - f.heard_s,
+                "heard_s": now - f.last_seen_s,
                 **_lag(shard, f, now),
             }
             for f in shard.followers.each
@@ -112,4 +112,7 @@ def _lag(shard: "Shard", one: FollowerState, now: float) -> Piece:
             "behind": shard.door.position - one.acknowledged,
             "behind_s": shard.ages.behind_s(one.acknowledged, now),
         }
-    return {"behind": max(shard.door.version, shard.door.position), "behind_s": now - one.lacking_s}
+    return {
+        "behind": max(shard.door.version, shard.door.position),
+        "behind_s": now - one.incomplete_since_s,
+    }
