@@ -83,7 +83,7 @@ def streamed(*told: bytes | Exception, done: tuple[int, ...] = ()) -> tuple[list
     for i in done:
         queries[i].is_done = True
     stream = PredictionStream(queries, tell, b"r-1", 3600.0)  # type: ignore[arg-type]
-    stream.begin(page)  # type: ignore[arg-type]
+    stream.start(page)  # type: ignore[arg-type]
     return queries, page
 
 
@@ -175,7 +175,7 @@ def test_silence_is_broken_by_a_sign_of_life() -> None:
     async def wait() -> None:
         query, page, beaten = Query(A), Page(), asyncio.Event()
         page.on_write = lambda data: beaten.set() if data == HEARTBEAT else None
-        PredictionStream([query], tell, b"", 0.01).begin(page)  # type: ignore[arg-type, list-item]
+        PredictionStream([query], tell, b"", 0.01).start(page)  # type: ignore[arg-type, list-item]
         await asyncio.wait_for(beaten.wait(), PATIENCE_S)
         query.finish()
         assert page.events[-1] == ("done", {"answers": 1, "errors": 0})

@@ -17,7 +17,7 @@ from google.protobuf.json_format import MessageToDict
 import clipper
 from clipper.errors import StoreConflict
 from clipper.frontend.grpc import mesh_watch
-from clipper.frontend.grpc.mesh_watch import told
+from clipper.frontend.grpc.mesh_watch import event_message
 from clipper.mesh.facade import MeshEvent
 from clipper.mesh.records import Copy, Failure, Instance, MeshModel, Policy, VModel
 from clipper.testing import wait_until
@@ -93,7 +93,7 @@ def ended(stream: Any) -> Any:
 @pytest.mark.parametrize(("name", "record"), RECORDS.items(), ids=RECORDS)
 def test_a_record_has_all_its_members(name: str, record: Any) -> None:
     """Also when a member is new: then the message lacks it."""
-    event = told(MeshEvent("PUT", name, record.id, 7, record))  # type: ignore[arg-type]
+    event = event_message(MeshEvent("PUT", name, record.id, 7, record))  # type: ignore[arg-type]
     assert (KINDS[event.kind], event.of, event.id, event.revision) == ("PUT", name, record.id, 7)
     assert event.WhichOneof("record") == name
     about = getattr(event, name)

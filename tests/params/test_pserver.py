@@ -580,7 +580,7 @@ def test_followers_are_bounded(fronts: Fronts, monkeypatch: pytest.MonkeyPatch) 
     each = RowFollowers(shard, lambda: now[0])
     for k in range(FOLLOWERS_MAX + 1):
         now[0] += 1
-        each.begin(f"f{k}")
+        each.start_sync(f"f{k}")
     assert each.of("f0", 0) is None
     kept = each.of("f1", 0)
     assert kept is not None
@@ -588,7 +588,7 @@ def test_followers_are_bounded(fronts: Fronts, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("clipper.frontend.params_grpc.followers.IDS_MAX", 9)
     assert each.of("f1", 0) is kept
     assert each.of("f1", 0) is None, "it was to be told too much"
-    each.begin("f1")
+    each.start_sync("f1")
     now[0] += FORGET_S
     each.gather()
     assert each.of("f1", 0) is None

@@ -1,1 +1,1 @@
-"""How requests come in from outside this process."""
+"""Frontends: HTTP, gRPC and Redis Streams, through which requests reach the server."""

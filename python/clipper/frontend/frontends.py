@@ -1,5 +1,4 @@
-"""The frontends of a server: which routes each HTTP listener has, gRPC where it is wanted, and
-their life."""
+"""The frontends of a server: the routes of each HTTP listener, gRPC, metrics and traces."""
 
 import asyncio
 import os
@@ -7,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from clipper.errors import ConfigError
-from clipper.frontend.auth.cors import crossing
+from clipper.frontend.auth.cors import with_cors
 from clipper.frontend.auth.credential_files import CredentialFiles
 from clipper.frontend.auth.management import guard
 from clipper.frontend.http.applications import ApplicationRoutes
@@ -52,8 +51,10 @@ _PAGE = "/dashboard"
 
 
 class Frontends:
-    """Threads: any; start, drain and stop from one. `routes` and `admin_routes` take further routes
-    until start()."""
+    """All frontends of one server. Threads: any; start, drain and stop from one.
+
+    `routes` and `admin_routes` take further routes until start().
+    """
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class Frontends:
         OpenApiEndpoint(node, self.admin_routes, limits, queries).add_to(self.admin_routes)
 
     def _tls(self) -> dict[str, TlsFiles]:
-        """The files of the listeners that are wanted and speak TLS."""
+        """Return the certificate files of the configured listeners that use TLS."""
         http, grpc = self._node.config.http, self._node.config.grpc
         each = (
             ("address", http.address, query_tls(http)),
@@ -109,7 +110,7 @@ class Frontends:
         return {key: files for key, address, files in each if address and files is not None}
 
     def start(self) -> None:
-        """Listen where [http] and [grpc] say. AddressInUse, ConfigError."""
+        """Listen on the addresses of [http] and [grpc]. Raises AddressInUse, ConfigError."""
         settings = self._node.config.http
         for key, files in self._tls().items():
             where = {"address": "http.tls", "admin": "http.admin_tls", "grpc": "grpc.tls"}[key]
@@ -123,8 +124,10 @@ class Frontends:
             self._push.start()
         each: list[tuple[str, str, Handle]] = []
         if settings.address:
-            asked = self._access.asking(inflating(_finding(self.routes), settings.body_bytes_max))
-            each.append(("address", settings.address, crossing(settings.cors_origins, asked)))
+            asked = self._access.require_key(
+                inflating(_finding(self.routes), settings.body_bytes_max)
+            )
+            each.append(("address", settings.address, with_cors(settings.cors_origins, asked)))
         if settings.admin:
             managed = inflating(_finding(self.admin_routes), settings.body_bytes_max)
             each.append(
@@ -153,7 +156,8 @@ class Frontends:
         self._listeners.start()
 
     def _hot(self) -> FastPath | None:
-        """The door, for queries without TLS, without keys, and of which no trace is exported."""
+        """Return the fast path, for queries without TLS, API keys and exported traces; else
+        None."""
         http, access = self._node.config.http, self._access
         if not (http.address and http.workers and self._engines) or self._exporter is not None:
             return None
@@ -178,14 +182,14 @@ class Frontends:
         self._grpc, self.grpc_address = grpc, grpc.address
 
     def drain(self) -> None:
-        """Take no new connections; close each after the responses it waits for."""
+        """Accept no new connections; close each one after its open responses."""
         if self._grpc is not None:
             self._grpc.drain()
         if self._listeners is not None:
             self._listeners.drain()
 
     def stop(self) -> None:
-        """Send the last responses; every query has ended before. Idempotent."""
+        """Send the last responses and stop. Every query has ended before. Idempotent."""
         listeners, self._listeners = self._listeners, None
         if listeners is not None:
             listeners.stop()
@@ -199,8 +203,10 @@ class Frontends:
 
 
 def _for_own_user(http: HttpSettings) -> tuple[str, ...]:
-    """Management on loopback says by its user who may manage, where neither a token nor a client's
-    certificate does."""
+    """Return the listeners that only the server's own user may use.
+
+    This is management without a token and without client certificates.
+    """
     tls = admin_tls(http)
     return (
         () if http.token or http.tokens_file or (tls is not None and tls.client_ca) else ("admin",)
@@ -208,7 +214,11 @@ def _for_own_user(http: HttpSettings) -> tuple[str, ...]:
 
 
 def _exporter(node: ServerInterface, engines: Sequence[Engine]) -> SpanExporter | None:
-    """Where spans go, as [tracing] and OpenTelemetry's variables say. ConfigError."""
+    """Return the exporter of spans, as configured by [tracing] and OpenTelemetry's environment
+    variables.
+
+    Returns None if no endpoint is set. Raises ConfigError.
+    """
     settings = node.config.tracing
     try:
         found = export_settings(settings, os.environ)

@@ -1,5 +1,4 @@
-"""Posts to another server, from a thread that may wait: one connection each, tried again while
-there is hope."""
+"""HTTP posts to another server, with retries, from a thread that may block."""
 
 import http.client
 import random
@@ -19,9 +18,11 @@ _ANSWER_BYTES_MAX = 1 << 16
 
 
 class Poster:
-    """Threads: one. tell: hears why what was sent last was not taken, or "" when it was.
+    """Posts bodies to one URL, each by a connection of its own. Threads: one.
 
-    setting: whose value the URL is, for errors.  stopping: nothing is waited for any more.
+    tell: called after each post with the reason of its failure, or "" after a success. setting: the
+    name of the setting that holds the URL, for errors. stopping: when set, nothing is waited for.
+    Raises ConfigError for an invalid URL.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Poster:
         tell: Callable[[str], None],
         port: int = 80,
     ) -> None:
-        """ConfigError for an address that is none."""
+        """Parse the URL. Raises ConfigError."""
         split = urllib.parse.urlsplit(url)
         try:
             self._port = split.port or (443 if split.scheme == "https" else port)
@@ -57,7 +58,11 @@ class Poster:
         )
 
     def send(self, body: bytes) -> str:
-        """-> "exported", "refused" by who got it, or "dropped" when it was never taken."""
+        """Post a body, with retries.
+
+        Returns "exported", "refused" if the receiver rejected it, or "dropped" if no attempt
+        succeeded.
+        """
         pause_s = _PAUSE_S_MIN
         for tried in range(1, self._tries_max + 1):
             after_s, why = self._post(body)
@@ -71,8 +76,8 @@ class Poster:
         return "dropped"
 
     def _post(self, body: bytes) -> tuple[float | None, str]:
-        """-> after how long to try again (None: not at all), and why it was not taken, if it was
-        not."""
+        """Post once. Returns the seconds until a retry (None for no retry) and the reason of a
+        failure."""
         timeout_s = min(self._timeout_s, _LAST_S) if self._stopping.is_set() else self._timeout_s
         line: http.client.HTTPConnection
         if self._tls is None:

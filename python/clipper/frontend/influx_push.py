@@ -1,5 +1,4 @@
-"""Metrics that are pushed: every so often, in InfluxDB's line protocol, by a thread of their
-own."""
+"""Push of metrics in InfluxDB's line protocol, at regular intervals, by a thread."""
 
 import logging
 import threading
@@ -15,13 +14,16 @@ _log = logging.getLogger(__name__)
 
 
 class InfluxPush:
-    """Threads: start and stop from one. collect: as Metrics.collect. What is not taken is dropped:
-    the next push has it all."""
+    """Pushes all metrics to an InfluxDB server. Threads: start and stop from one.
+
+    collect: returns the samples. A failed push is dropped, because the next one contains all
+    metrics.
+    """
 
     def __init__(
         self, settings: InfluxSettings, collect: Callable[[], Samples], version: str
     ) -> None:
-        """ConfigError for an address that is none."""
+        """Parse the settings. Raises ConfigError for an invalid URL."""
         self._collect, self._settings = collect, settings
         self._counts: Counter[str] = Counter({"exported": 0, "dropped": 0})
         self._stopping = threading.Event()
@@ -43,14 +45,16 @@ class InfluxPush:
         self._thread = threading.Thread(target=self._run, name="clipper-influx", daemon=True)
 
     def collect(self, into: Samples) -> None:
+        """Add the counts of pushes to the metrics."""
         for outcome, count in self._counts.copy().items():
             into.add("clipper_influx_pushes_total", count, outcome)
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Idempotent."""
+        """Stop the thread. Idempotent."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()

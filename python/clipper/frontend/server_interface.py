@@ -1,4 +1,4 @@
-"""What a frontend needs of its server, as the server hands it over."""
+"""The interface between a server and its frontends."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ServerInterface:
-    """Threads: any.
+    """The functions and data of a server that its frontends use. Threads: any.
 
-    resolve: an application by name (UnknownApplication).  resolve_request: of a request that names
-    its models itself. set_application: makes or changes one, as `ClipperServer.app`.  stats:
-    `ClipperServer.stats`.  closed: whether it is closing. scale: as `ClipperServer.scale`.  mesh:
-    `ClipperServer.mesh`; None where it is none of a mesh.  params: the set of shards whose tables
-    its models use, if there is one.
+    resolve: an application by name; raises UnknownApplication. resolve_request: the application of
+    a request that names its models. set_application: creates or changes one, as
+    `ClipperServer.app`. stats: `ClipperServer.stats`. closed: True while the server is closing.
+    scale: as `ClipperServer.scale`. mesh: `ClipperServer.mesh`, or None outside a mesh. params: the
+    parameter shards whose tables the models use, or None.
     """
 
     version: str
@@ -39,21 +39,22 @@ class ServerInterface:
     params: "ServedSet | None" = None
 
     def slo_us(self, slo_ms: float | None, otherwise_us: int) -> int:
-        """InvalidInput for an SLO out of its range."""
+        """Return an SLO in microseconds. Raises InvalidInput if it is out of range."""
         return otherwise_us if slo_ms is None else slo_in_us(slo_ms, self.config.limits.slo_ms_max)
 
     def running(self) -> set[str]:
-        """The models that a container runs now, as `name:version`."""
+        """Return the models with a connected container, as `name:version`."""
         return {name for name, row in self.stats()["models"].items() if row["has"]}
 
     def is_ready(self, application: str, running: set[str]) -> bool:
-        """Whether a query of it would find a model; of the mesh, one that it loads."""
+        """Return whether a query of the application would find a model, or one that the mesh can
+        load."""
         resolved = self.resolve(application)
         return bool(resolved.links) or any(str(id) in running for id in resolved.models)
 
     def store(self) -> str:
-        """What is to be known of the store: that it is away, and how old the copy is; empty when
-        there is nothing."""
+        """Return a warning if the store is unreachable, with the age of the copy in use; else
+        ""."""
         store = self.stats().get("store")
         if store is None or store["connected"]:
             return ""
@@ -62,9 +63,12 @@ class ServerInterface:
         return f"{store['name']} is away for {store['away_s']:.0f} s; {copy}"
 
     def unready(self) -> list[str]:
-        """The applications none of whose models has a container now; "the server is closing" when
-        it is. Of a node of a mesh, that it has not entered it, cannot load models yet, or leaves;
-        not that its store has gone since: what is loaded is asked without it."""
+        """Return the reasons why the server is not ready; an empty list if it is ready.
+
+        The reasons are the applications without any connected model, that the server is closing, or
+        that a mesh node has not joined, cannot load models yet, or is leaving. A store that was
+        lost later is no reason: loaded models are served without it.
+        """
         if self.closed():
             return ["the server is closing"]
         stats = self.stats()
@@ -82,7 +86,7 @@ class ServerInterface:
 
 
 def _awaited(mesh: MeshFacade) -> str:
-    """What keeps a node of a mesh from taking queries; empty when nothing does."""
+    """Return why a mesh node cannot take queries; "" if it can."""
     here = next((one for one in mesh.instances() if one.id == mesh.instance), None)
     if here is None:
         return ""

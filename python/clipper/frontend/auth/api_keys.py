@@ -1,9 +1,8 @@
-"""Who may ask, where `http.api_keys_file` says so: whoever shows one of its keys, or the token of
-management. Who may manage, and under which name, where `http.tokens_file` says so.
+"""API keys of queries (`http.api_keys_file`) and named tokens of management (`http.tokens_file`).
 
-A line of the file is `NAME sha256:HEX`, of the key as it is sent; the key itself is kept by nobody
-but its holder. A key is 32 random bytes, so its plain hash gives nothing away, and finding the line
-by the hash tells a stranger who measures only what they have sent themselves.
+A line of the file is `NAME sha256:HEX`, where HEX is the hash of the key as it is sent. Only the
+holder has the key itself. A key is 32 random bytes, so a plain hash does not reveal it, and the
+time of a lookup by the hash tells an attacker nothing but what they sent.
 """
 
 import hashlib
@@ -22,7 +21,10 @@ _SCHEME = b"bearer "
 
 
 class ApiKeys:
-    """Threads: any. ConfigError for a file that cannot be read or has a line that is none."""
+    """The keys of one file. Threads: any.
+
+    Raises ConfigError for a file that cannot be read, or has a line of another form.
+    """
 
     def __init__(self, path: str, token: str = "", setting: str = "http.api_keys_file") -> None:
         self._setting = setting
@@ -31,8 +33,11 @@ class ApiKeys:
         self._names = _read(path, setting)
 
     def refresh(self) -> bool:
-        """Whether the file has changed and is in order; else what was known stays. It reads: not on
-        an event loop."""
+        """Reload the file if it has changed; return whether new keys are in use.
+
+        Keys that were read before stay in use while the file has an error. Reads the file: do not
+        call it on an event loop.
+        """
         stamp = self._stamp()
         if stamp == self._seen:
             return False
@@ -53,8 +58,10 @@ class ApiKeys:
         return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
     def check(self, authorization: bytes) -> str:
-        """The name of whose key it is; empty for the token of management. NotAllowed for what is
-        neither."""
+        """Return the name of the key's owner; empty for the management token.
+
+        authorization: the value of the header. Raises NotAllowed for an unknown or missing key.
+        """
         if self._token and hmac.compare_digest(authorization, self._token):
             return ""
         if authorization[: len(_SCHEME)].lower() == _SCHEME:
@@ -94,9 +101,10 @@ def _read(path: str, setting: str) -> dict[bytes, tuple[bytes, str]]:
 
 
 def new_key() -> str:
+    """Return a new random key."""
     return _BEGIN + secrets.token_urlsafe(32)
 
 
 def line_of(name: str, key: str) -> str:
-    """What stands for a key in the file."""
+    """Return the line of the file that stands for a key."""
     return f"{name} {_MARK}{hashlib.sha256(key.encode()).hexdigest()}"

@@ -1,8 +1,8 @@
-"""Which web pages of others may read our answers: those of `http.cors_origins`, none as delivered.
-Source: the Fetch standard.
+"""Cross-origin requests: which web pages may read our responses (`http.cors_origins`; none by
+default).
 
-A browser asks first, by OPTIONS, and without what it would authenticate with: so this stands in
-front of who may ask.
+A browser first sends a preflight request by OPTIONS, without credentials. This wrapper therefore
+runs before the check of API keys. Source: the Fetch standard.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,58 +23,66 @@ from clipper.frontend.http.messages import (
 )
 
 ANY = "*"
-_ASKED_S = b"600"  # how long a browser remembers that it may
-_TAKES = (
+_PREFLIGHT_S = b"600"  # how long a browser remembers that it may
+_REQUEST_HEADERS = (
     b"accept, authorization, clipper-deadline-ms, content-type, inference-header-content-length,"
     b" traceparent, x-request-id"
 )
-_SHOWS = b"etag, inference-header-content-length, retry-after, traceparent, x-request-id"
+_RESPONSE_HEADERS = b"etag, inference-header-content-length, retry-after, traceparent, x-request-id"
 Handle = Callable[[HttpRequest], HandlerResult]
 Headers = tuple[tuple[bytes, bytes], ...]
 
 
-def crossing(origins: Sequence[str], handle: Handle) -> Handle:
-    """The same, for pages of these origins, too."""
+def with_cors(origins: Sequence[str], handle: Handle) -> Handle:
+    """Wrap a handler so that pages of these origins may read its responses."""
     if not origins:
         return handle
     known = frozenset(origin.encode() for origin in origins)
 
-    def crossed(request: HttpRequest) -> HandlerResult:
+    def wrapped(request: HttpRequest) -> HandlerResult:
         origin = request.headers.get(b"origin", b"")
         if not origin or not (origin in known or ANY.encode() in known):
             return handle(request)
-        said = (
+        added = (
             (b"access-control-allow-origin", origin),
             (b"vary", b"origin"),
-            (b"access-control-expose-headers", _SHOWS),
+            (b"access-control-expose-headers", _RESPONSE_HEADERS),
         )
-        found: HandlerResult = _told(lambda: handle(request), request, said)
+        found: HandlerResult = _with_headers(lambda: handle(request), request, added)
         return found
 
-    return crossed
+    return wrapped
 
 
-def _told(step: Callable[[], Any], request: HttpRequest, said: Headers) -> Any:
-    """What `step` comes to, and who may read it; errors as the connection would tell them."""
+def _with_headers(step: Callable[[], Any], request: HttpRequest, added: Headers) -> Any:
+    """Call `step`, and add headers to its response. Errors become responses here, like in the
+    connection."""
     try:
         outcome = step()
     except ClipperError as error:
         if request.method == "OPTIONS" and isinstance(error, HttpError) and error.status == 204:
             allow = next((value for name, value in error.headers if name == b"allow"), b"")
-            asked = (
+            preflight = (
                 (b"access-control-allow-methods", allow),
-                (b"access-control-allow-headers", _TAKES),
+                (b"access-control-allow-headers", _REQUEST_HEADERS),
             )
             return HttpResponse(
                 204,
                 b"",
-                headers=(*error.headers, *said, *asked, (b"access-control-max-age", _ASKED_S)),
+                headers=(
+                    *error.headers,
+                    *added,
+                    *preflight,
+                    (b"access-control-max-age", _PREFLIGHT_S),
+                ),
             )
         outcome = problem(error, request.id, JSON if request.path.startswith(b"/v2") else PROBLEM)
     if isinstance(outcome, DeferredResponse):
-        return DeferredResponse(outcome.futures, lambda: _told(outcome.make, request, said))
+        return DeferredResponse(
+            outcome.futures, lambda: _with_headers(outcome.make, request, added)
+        )
     if isinstance(outcome, WorkerTask):
-        return WorkerTask(lambda: _told(outcome.run, request, said), outcome.pool)
+        return WorkerTask(lambda: _with_headers(outcome.run, request, added), outcome.pool)
     if isinstance(outcome, HttpResponse | StreamedResponse):
-        outcome.headers = (*outcome.headers, *said)
+        outcome.headers = (*outcome.headers, *added)
     return outcome

@@ -1,5 +1,5 @@
-"""What says who may come in, from files that may change while the server runs: certificates and
-keys. One thread looks at them."""
+"""Certificates and API keys that are reloaded when their files change. One thread checks the
+files."""
 
 import logging
 import threading
@@ -25,10 +25,11 @@ class _File(Protocol):
 
 
 class CredentialFiles:
-    """Threads: any; start and stop from one.
+    """TLS certificates, API keys and management tokens, read from files.
 
-    certificates: of the listeners that speak TLS, by the name of their address's setting.  counts:
-    of each of them.
+    certificates: by the name of the setting that holds the listener's address; each with the
+    counters of its handshakes. keys, tokens: None when no such file is configured. Threads: any;
+    start and stop from one.
     """
 
     def __init__(self) -> None:
@@ -39,22 +40,23 @@ class CredentialFiles:
         self._thread: threading.Thread | None = None
 
     def add_tls(self, key: str, files: TlsFiles | None, where: str, counts: TlsCounts) -> None:
-        """ConfigError for files that are not in order."""
+        """Load the certificate of a listener. Raises ConfigError for files that cannot be used."""
         if files is not None:
             self.certificates[key] = Certificate(files, where), counts
             counts.ends_s = self.certificates[key][0].ends_s
 
     def add_keys(self, path: str, token: str) -> None:
-        """ConfigError, alike."""
+        """Load the API keys for queries. Raises ConfigError."""
         if path:
             self.keys = ApiKeys(path, token)
 
     def add_tokens(self, path: str, token: str) -> None:
-        """Of who may manage. ConfigError, alike."""
+        """Load the tokens for management. Raises ConfigError."""
         if path:
             self.tokens = ApiKeys(path, token, "http.tokens_file")
 
     def start(self) -> None:
+        """Start the thread that checks the files, if there are any."""
         if self.certificates or self.keys is not None or self.tokens is not None:
             self._thread = threading.Thread(target=self._run, name="clipper-files", daemon=True)
             self._thread.start()
@@ -64,7 +66,7 @@ class CredentialFiles:
             self.look()
 
     def look(self) -> None:
-        """Take what has changed."""
+        """Reload the files that have changed."""
         files: list[_File] = [certificate for certificate, _ in self.certificates.values()]
         for file in (*files, *(one for one in (self.keys, self.tokens) if one is not None)):
             try:
@@ -75,14 +77,17 @@ class CredentialFiles:
             counts.ends_s = certificate.ends_s
 
     def stop(self) -> None:
-        """Idempotent."""
+        """Stop the thread. Idempotent."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
-    def asking(self, handle: Handle) -> Handle:
-        """The same for who may ask; probes of health may always, and whoever reads the page."""
+    def require_key(self, handle: Handle) -> Handle:
+        """Wrap a handler so that it requires an API key, if keys are configured.
+
+        Health probes and the files of the documentation page need no key.
+        """
         keys = self.keys
         if keys is None:
             return handle

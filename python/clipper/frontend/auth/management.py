@@ -1,6 +1,9 @@
-"""Who may manage: the server's own user on this host (listeners.py sees to that), or whoever has
-the token of `[http]`, or one of its file, which also says who that is. The verbs are
-manage/rest.py's."""
+"""Authorization of management requests.
+
+Without a token, only processes of the server's own user on this host may manage (http/connection.py
+checks this). With a token, or a file of tokens, each request must carry one; a token of the file
+also names the person who acts.
+"""
 
 import hmac
 from collections.abc import Callable
@@ -15,11 +18,14 @@ _BEARER = ((b"www-authenticate", b"Bearer"),)
 
 
 def guard(settings: HttpSettings, tokens: ApiKeys | None = None) -> Callable[[HttpRequest], None]:
-    """Raises Refused for who may not manage. tokens: those of a file; a request with one is its
-    holder's, whatever it says of itself. With a token: who does not know it. Without: what a web
-    page could have sent, for a browser on this host reaches loopback too (another's Origin, or a
-    Host that only its resolver took for ours). The files of the dashboard are for everybody: they
-    hold nothing."""
+    """Return a check that raises HttpError for requests that may not manage.
+
+    tokens: those of `http.tokens_file`; a request is attributed to the owner of its token, whatever
+    it says about itself. Without any token, the check rejects what a web page could have sent,
+    because a browser on this host reaches loopback too: a request with another Origin, or with a
+    Host name that only a foreign resolver maps to this host. The static files of the dashboard are
+    open to all.
+    """
     expected = f"Bearer {settings.token}".encode()
 
     def check(request: HttpRequest) -> None:

@@ -1,5 +1,4 @@
-"""Which user of this host holds the other end of a TCP connection over loopback, as the kernel
-tells it."""
+"""The user that owns the other end of a loopback TCP connection, as reported by the kernel."""
 
 import os
 import socket
@@ -21,12 +20,12 @@ _FOUND: Final = struct.Struct(
 
 
 def user_of(client: tuple[Any, ...], server: tuple[Any, ...]) -> int | None:
-    """The user id of the process that holds the client's end; None when the kernel does not say, or
-    the client has closed it.
+    """Return the user id of the process that owns the client's end of a connection.
 
+    Returns None when the kernel does not report it, or the client has closed the connection.
     client, server: the addresses of both ends, as `socket.getpeername` and `getsockname` give them
-    on the server's side. A socket that its process has closed has no owner any more, and the kernel
-    would say that it is root's: only a connection that is established counts.
+    on the server's side. A closed socket has no owner any more, and the kernel would report root
+    for it: only established connections count.
     """
     family = socket.AF_INET6 if ":" in client[0] else socket.AF_INET
     try:
@@ -61,5 +60,5 @@ def user_of(client: tuple[Any, ...], server: tuple[Any, ...]) -> int | None:
 
 
 def is_own_user(client: tuple[Any, ...], server: tuple[Any, ...]) -> bool:
-    """Whether the client is a process of this process's user, or of root."""
+    """Return whether the client is a process of this process's user, or of root."""
     return user_of(client, server) in (os.geteuid(), 0)

@@ -1,4 +1,4 @@
-"""Applications over gRPC: `clipper.v1.Applications`, to ask one and to tell it what was right."""
+"""The service `clipper.v1.Applications`: predictions and feedback."""
 
 import functools
 import math
@@ -38,7 +38,7 @@ _name_of = functools.lru_cache(4096)(str)
 
 
 class ApplicationService:
-    """Threads: the event loop's."""
+    """The methods of the service. Threads: the event loop's."""
 
     def __init__(self, calls: GrpcDispatcher) -> None:
         self._calls, self._node = calls, calls.node
@@ -51,6 +51,7 @@ class ApplicationService:
         self.handlers = calls.handlers(SERVICE, each)
 
     async def predict(self, request: Any, call: GrpcCall) -> Any:
+        """Answer one query."""
         return await self._predict(request, call, True)
 
     async def _predict(self, request: Any, call: GrpcCall, until_deadline: bool) -> Any:
@@ -58,7 +59,7 @@ class ApplicationService:
         row = row_of(request.input, input_of(resolved), "input")
         slo_us = self._slo_us(request, resolved, call, until_deadline)
         id = request_id(request.request_id) or call.request_id
-        call.asking()
+        call.start_query()
         future = predict(
             resolved,
             row,
@@ -68,14 +69,15 @@ class ApplicationService:
             _context(request),
             id,
         )
-        call.asked(resolved, (future,))
+        call.end_query(resolved, (future,))
         await self._calls.done((future,))
         return _prediction(future, resolved)
 
     def _slo_us(
         self, request: Any, resolved: ResolvedApplication, call: GrpcCall, until_deadline: bool
     ) -> int:
-        """until_deadline: a query without an SLO of its own has what the call has."""
+        """Return the SLO of a query. until_deadline: without an SLO of its own, the call's
+        deadline is it."""
         if request.slo_ms:
             given_us: int | None = self._node.slo_us(request.slo_ms, 0)
         else:
@@ -83,8 +85,10 @@ class ApplicationService:
         return self._calls.slo_us(call, given_us, resolved.slo_us)
 
     async def predict_many(self, request: Any, call: GrpcCall) -> Any:
-        """All are read before one is asked. A query's error is its own; when there is no answer at
-        all, it is the call's."""
+        """Answer many queries. All inputs are read before the first query is submitted.
+
+        A failed query has its error in its reply. The call fails only if no query has an answer.
+        """
         most = self._node.config.grpc.queries_max
         if not 1 <= len(request.inputs) <= most:
             hint = "See grpc.queries_max; ModelInfer takes arrays of any length."
@@ -100,17 +104,19 @@ class ApplicationService:
             _context(request),
             request_id(request.request_id) or call.request_id,
         )
-        call.asking()
+        call.start_query()
         asked = [
             predict(resolved, row, user, slo_us, salt_of(request.salt), context, id) for row in rows
         ]
-        call.asked(resolved, asked)
+        call.end_query(resolved, asked)
         await self._calls.done(asked)
         return message("clipper.v1.PredictManyReply")(replies=_replies(asked, resolved))
 
     async def predict_stream(
         self, requests: AsyncIterator[Any], call: GrpcCall
     ) -> AsyncIterator[Any]:
+        """Answer a stream of queries, in order."""
+
         async def answer(request: Any) -> Any:
             try:
                 return _REPLY(prediction=await self._predict(request, call, False))
@@ -121,6 +127,7 @@ class ApplicationService:
             yield reply
 
     async def feedback(self, request: Any, call: GrpcCall) -> Any:
+        """Record feedback by id or by input."""
         resolved = self._node.resolve(request.application)
         row = (
             row_of(request.input, input_of(resolved), "input")
@@ -151,8 +158,7 @@ class ApplicationService:
 
 
 def row_of(value: Any, type_: InputType, name: str) -> Any:
-    """A Value as an input of `type_`; whether it is one, `predict` says. InvalidInput for what is
-    no value."""
+    """Return a Value as an input. Raises InvalidInput for an empty or an unsuitable value."""
     kind = value.WhichOneof("kind")
     if kind in (None, "json"):
         raise InvalidInput(
@@ -173,7 +179,8 @@ def row_of(value: Any, type_: InputType, name: str) -> Any:
 
 
 def _numbers_of(plain: Any, type_: InputType, name: str) -> Any:
-    """float64 as the application's element type. What is not whole is no integer."""
+    """Convert float64 to the application's element type. Raises InvalidInput if integers would
+    be rounded."""
     found = np.array(plain)
     if type_.dtype == "any":
         return found
@@ -202,7 +209,8 @@ def _label_of(value: Any) -> Any:
 
 
 def _value_of(output: Any) -> Any:
-    """An output as a Value. An array is a tensor; what is nothing else is JSON."""
+    """Return an output as a Value: an array is a tensor, anything without a field of its own is
+    JSON."""
     if isinstance(output, np.generic):
         output = output.item()
     if output is None:

@@ -1,9 +1,8 @@
-"""What every gRPC service here needs: to wait for queries, to work on a thread, to know a call's
-time, and to fail well.
+"""Common parts of the gRPC services: waiting for queries, worker threads, deadlines and errors.
 
-An error is told by its own gRPC code, with its text; `grpc-status-details-bin` has it for programs
-(google.rpc.Status with an ErrorInfo and, where another try makes sense, a RetryInfo), and
-`grpc-retry-pushback-ms` for clients with a retry policy.
+An error has its own gRPC code and its text. `grpc-status-details-bin` has it for programs
+(google.rpc.Status with an ErrorInfo and, where a retry makes sense, a RetryInfo), and
+`grpc-retry-pushback-ms` is for clients with a retry policy.
 """
 
 import asyncio
@@ -49,8 +48,7 @@ _KINDS: Final = {
 
 
 class GrpcCall:
-    """One call, as a service sees it. Threads: the event loop's. began_ns: of the monotonic
-    clock."""
+    """One call. Threads: the event loop's. began_ns: of the monotonic clock."""
 
     __slots__ = ("_metadata", "began_ns", "context", "trace")
 
@@ -70,40 +68,47 @@ class GrpcCall:
 
     @property
     def trailing(self) -> tuple[tuple[str, str], ...]:
-        """What every response of a traced call has in its trailing metadata."""
+        """The trace's trailing metadata, which each response of a traced call has."""
         if self.trace is None:
             return ()
         found = (("traceparent", self.trace.header.decode()),)
         return (*found, ("tracestate", self.trace.state.decode())) if self.trace.state else found
 
-    def asking(self) -> None:
+    def start_query(self) -> None:
+        """Note the start of a query's submission in the trace."""
         if self.trace is not None:
-            self.trace.asking()
+            self.trace.start_query()
 
-    def asked(self, resolved: ResolvedApplication, futures: Sequence[Future]) -> None:
+    def end_query(self, resolved: ResolvedApplication, futures: Sequence[Future]) -> None:
+        """Note the end of a query's submission in the trace."""
         if self.trace is not None:
-            self.trace.asked(resolved.name, futures)
+            self.trace.end_query(resolved.name, futures)
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """By name; of those that come twice, the last."""
+        """The metadata by name; of repeated names the last value."""
         if self._metadata is None:
             self._metadata = dict(self.context.invocation_metadata() or ())
         return self._metadata
 
     @property
     def authorization(self) -> bytes:
+        """The value of `authorization`."""
         return str(self.metadata.get("authorization", "")).encode()
 
     @property
     def request_id(self) -> str:
-        """Of x-request-id, if it is one; else empty."""
+        """The value of `x-request-id` if it is valid, else ""."""
         given = self.metadata.get("x-request-id", "")
         return given if isinstance(given, str) and fits_id(given) else ""
 
 
 class GrpcDispatcher:
-    """Threads: the event loop's. `closing` is set once no further query is taken."""
+    """Runs the methods of the services. Threads: the event loop's.
+
+    `closing` is set once no further query is accepted. pools: threads for queries, and for
+    management.
+    """
 
     def __init__(
         self,
@@ -125,7 +130,7 @@ class GrpcDispatcher:
         self._way_back_us = round(node.config.grpc.way_back_ms * 1000)
 
     async def done(self, futures: Sequence[Future]) -> None:
-        """Until the last is done. A caller that goes away takes them along."""
+        """Wait until all futures are done. Cancelling the caller cancels them."""
         loop = asyncio.get_running_loop()
         try:
             for future in futures:
@@ -140,23 +145,26 @@ class GrpcDispatcher:
             raise
 
     def manages(self, call: "GrpcCall") -> bool:
-        """Whether a call shows the token of management."""
+        """Return whether a call has the management token."""
         token = self.node.config.http.token
         return bool(token) and hmac.compare_digest(call.authorization, f"Bearer {token}".encode())
 
     async def work(self, run: Callable[[], Any]) -> Any:
-        """What `run` returns, on a worker thread."""
+        """Run a blocking function on a worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, run)
 
     async def manage(self, run: Callable[[], Any]) -> Any:
-        """What `run` returns, on a thread for management: it may take as long as a deployment, and
-        no query waits for it."""
+        """Run a blocking function of management on a thread of its own pool, so that no query
+        waits for it."""
         return await asyncio.get_running_loop().run_in_executor(self._managers, run)
 
     def slo_us(self, call: "GrpcCall", given_us: int | None, otherwise_us: int) -> int:
-        """How long a query has: what it asks for itself, else until the call's deadline, else
-        `otherwise_us`; never beyond the call's deadline, less the reply's way back.
-        DeadlineExceeded when that leaves nothing."""
+        """Return the SLO of a query in microseconds.
+
+        It is the query's own SLO, else the time until the call's deadline, else `otherwise_us`;
+        never more than the call's deadline minus the time for the reply. Raises DeadlineExceeded if
+        nothing is left.
+        """
         remaining_s: float | None = call.context.time_remaining()
         if remaining_s is None:
             return otherwise_us if given_us is None else given_us
@@ -175,15 +183,17 @@ class GrpcDispatcher:
     def handlers(
         self, service: str, each: Mapping[str, Any], names: Iterable[str] = ()
     ) -> list[Any]:
-        """What grpcio calls for `service` (and under other `names`). each: a coroutine by its
-        method's name, (request, context) -> the response; of methods whose responses are a stream,
-        an iterator."""
+        """Return the handlers of a service for grpcio.
+
+        each: a coroutine (request, call) by method name, or an async generator for streams. names:
+        further names of the service.
+        """
         found = {}
         keys = None if service in _OPEN_TO_ALL else self._keys
         for method in methods_of(service):
             make = _KINDS[method.client_streaming, method.server_streaming]
             counts = self._counts.method(service, method.name, method.server_streaming)
-            begin = functools.partial(self._begin, keys)
+            begin = functools.partial(self._admit, keys)
             read = decoder(message(method.input_type.full_name), method.client_streaming)
             if self.before_reading is not None and not method.client_streaming:
                 read = _after(functools.partial(self.before_reading, service, method.name), read)
@@ -198,15 +208,15 @@ class GrpcDispatcher:
     def unary(
         self, service: str, method: str, handle: Callable[[bytes, GrpcCall], Awaitable[bytes]]
     ) -> Any:
-        """What grpcio calls for a method whose messages are bytes to us."""
+        """Return the handler of a method whose request and reply are bytes."""
         begin, counts = (
-            functools.partial(self._begin, self._keys),
+            functools.partial(self._admit, self._keys),
             self._counts.method(service, method, False),
         )
         return grpc.unary_unary_rpc_method_handler(self._calling(handle, bytes, begin, counts))
 
-    def _begin(self, keys: ApiKeys | None, call: GrpcCall) -> None:
-        """NotAllowed; Overloaded when there are too many."""
+    def _admit(self, keys: ApiKeys | None, call: GrpcCall) -> None:
+        """Admit a call. Raises NotAllowed, and Overloaded if there are too many calls."""
         if self._counts.under_way > self._calls_max:
             hint = "See grpc.calls_max."
             raise Overloaded(
@@ -284,8 +294,11 @@ class GrpcDispatcher:
     async def in_order(
         self, requests: AsyncIterator[Any], answer: Callable[[Any], Awaitable[Any]]
     ) -> AsyncIterator[Any]:
-        """The answers to a stream's requests, in their order, with up to `grpc.pipeline_max` under
-        way. `answer` tells errors as answers. Ends with ShuttingDown when the server closes."""
+        """Yield the answers to a stream's requests, in order; up to `grpc.pipeline_max` are in
+        progress.
+
+        `answer` returns errors as answers. Ends with ShuttingDown when the server closes.
+        """
         under_way: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(
             self.node.config.grpc.pipeline_max
         )
@@ -317,7 +330,7 @@ def _settle(waiter: "asyncio.Future[None]", _: Future) -> None:
 
 
 async def _until(event: asyncio.Event, step: Any) -> None:
-    """`step`, or until the event is set."""
+    """Run `step` to its end, or until the event is set."""
     both = [asyncio.ensure_future(step), asyncio.ensure_future(event.wait())]
     try:
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
@@ -333,7 +346,7 @@ def _after(first: Callable[[Any], Any], then: Callable[[Any], Any]) -> Callable[
 
 
 def decoder(kind: Any, is_stream: bool) -> Callable[[Any], Any]:
-    """Bytes, or an iterator of them, to messages. InvalidInput for what is none."""
+    """Return a function that decodes bytes, or a stream of them. It raises InvalidInput."""
 
     def read(data: bytes) -> Any:
         try:
@@ -352,8 +365,8 @@ def decoder(kind: Any, is_stream: bool) -> Callable[[Any], Any]:
 
 
 def known(error: Exception) -> ClipperError:
-    """The error, if it is one of ours. Another one is logged, and internal: its words may hold
-    paths."""
+    """Return the error if it is a ClipperError. Others are logged and replaced by an internal
+    error."""
     if isinstance(error, ClipperError):
         return error
     _log.error("a call failed", exc_info=error)
@@ -365,23 +378,24 @@ def _code_name(error: Exception) -> str:
 
 
 def code_of(error: ClipperError) -> "grpc.StatusCode":
+    """Return the gRPC code of an error."""
     return grpc.StatusCode[error.grpc_code]
 
 
 def text_of(error: ClipperError) -> str:
+    """Return the text of an error, limited to the size of metadata."""
     return str(error)[:_TEXT_MAX]
 
 
 def retry_s_of(error: ClipperError) -> float:
-    """After how long another try may succeed; 0 where none does."""
+    """Return the seconds after which a retry may succeed; 0 if a retry makes no sense."""
     if code_of(error) not in _RETRIABLE:
         return 0.0
     return error.retry_after_s if isinstance(error, Overloaded) else float(retry_after_s(error))
 
 
 async def abort(context: Any, error: Exception, trailing: Iterable[tuple[str, Any]] = ()) -> Any:
-    """Ends a call by an error, told as above.  trailing: what else goes into its trailing
-    metadata."""
+    """End a call by an error. trailing: further trailing metadata."""
     if isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError):
         raise error
     ours = known(error)

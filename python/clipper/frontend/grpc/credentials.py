@@ -1,4 +1,4 @@
-"""TLS for grpcio, of files that may change while it serves."""
+"""TLS credentials for grpcio, from files that may change while the server runs."""
 
 from typing import Any
 
@@ -8,8 +8,10 @@ from clipper.tls import Certificate, Pem
 
 
 def credentials_of(certificate: Certificate) -> Any:
-    """Those of the files as they are when a client comes: grpcio asks at each handshake, and takes
-    None for no change."""
+    """Return server credentials that follow the certificate's files.
+
+    grpcio asks at each handshake; None means that nothing has changed.
+    """
     known = certificate.pem
 
     def configuration(pem: Pem) -> Any:

@@ -1,7 +1,6 @@
-"""`grpc.health.v1.Health` and `grpc.reflection.v1.ServerReflection`, for probes and for tools such
-as grpcurl.
+"""The services `grpc.health.v1.Health` and `grpc.reflection.v1.ServerReflection`.
 
-Written here, not taken from their packages: those need a newer protobuf than tritonclient and
+They are implemented here because grpcio's packages require a newer protobuf than tritonclient and
 others allow.
 """
 
@@ -22,8 +21,8 @@ _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
 
 
 class HealthService:
-    """The server as a whole (""), each service, and each application by its name. Threads: the
-    event loop's."""
+    """Health of the server (""), of each service, and of each application. Threads: the event
+    loop's."""
 
     def __init__(self, calls: GrpcDispatcher, services: tuple[str, ...]) -> None:
         self._calls, self._services = calls, services
@@ -31,6 +30,7 @@ class HealthService:
         self.handlers = calls.handlers(HEALTH, {"Check": self.check, "Watch": self.watch})
 
     async def check(self, request: Any, call: GrpcCall) -> Any:
+        """Return the status of one service or application. Raises UnknownApplication."""
         status = await self._calls.work(lambda: self._status(request.service))
         if status == _SERVICE_UNKNOWN:
             known = {*self._services, *self._calls.node.catalog.view.applications}
@@ -38,7 +38,7 @@ class HealthService:
         return self._response(status=status)
 
     async def watch(self, request: Any, call: GrpcCall) -> AsyncIterator[Any]:
-        """Its status, and again whenever that changes."""
+        """Yield the status, and again at each change."""
         told = None
         while not self._calls.closing.is_set():
             status = await self._calls.work(lambda: self._status(request.service))
@@ -64,7 +64,7 @@ class HealthService:
 
 
 class ReflectionService:
-    """Threads: the event loop's."""
+    """Descriptions of the services, for tools such as grpcurl. Threads: the event loop's."""
 
     def __init__(self, calls: GrpcDispatcher, services: tuple[str, ...]) -> None:
         self._calls, self._services = calls, services
@@ -75,6 +75,8 @@ class ReflectionService:
         self.handlers = calls.handlers(REFLECTION, {"ServerReflectionInfo": self.info}, older)
 
     async def info(self, requests: AsyncIterator[Any], call: GrpcCall) -> AsyncIterator[Any]:
+        """Answer a stream of reflection requests."""
+
         async def answer(request: Any) -> Any:
             return self._response(
                 valid_host=request.host, original_request=request, **about(request, self._services)
@@ -85,7 +87,7 @@ class ReflectionService:
 
 
 def about(request: Any, services: tuple[str, ...]) -> dict[str, Any]:
-    """What a ServerReflectionResponse says of these services, beside the request."""
+    """Return the fields of a ServerReflectionResponse to a request."""
     asked = request.WhichOneof("message_request")
     if asked == "list_services":
         return {"list_services_response": {"service": [{"name": name} for name in services]}}
@@ -109,7 +111,7 @@ def about(request: Any, services: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _with_imports(file: Any) -> list[Any]:
-    """The file, and all that it imports, each once."""
+    """Return a file and all files that it imports, each once."""
     found = {file.name: file}
     for imported in file.dependencies:
         found |= {each.name: each for each in _with_imports(imported)}

@@ -1,5 +1,7 @@
-"""The Open Inference Protocol over gRPC: `inference.GRPCInferenceService`. What it says is in
-v2_models."""
+"""The Open Inference Protocol over gRPC: `inference.GRPCInferenceService`.
+
+inference/operations.py implements the operations.
+"""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
@@ -20,7 +22,7 @@ def _response(name: str) -> Any:
 
 
 class InferenceService:
-    """Threads: the event loop's."""
+    """The methods of the service. Threads: the event loop's."""
 
     def __init__(self, calls: GrpcDispatcher) -> None:
         self._calls, self._node = calls, calls.node
@@ -45,46 +47,56 @@ class InferenceService:
         self.handlers = calls.handlers(SERVICE, each)
 
     async def live(self, request: Any, call: GrpcCall) -> Any:
+        """Return that the process is alive."""
         return _response("ServerLive")(live=True)
 
     async def ready(self, request: Any, call: GrpcCall) -> Any:
+        """Return whether the server is ready."""
         return _response("ServerReady")(ready=not await self._calls.work(self._node.unready))
 
     async def server(self, request: Any, call: GrpcCall) -> Any:
+        """Return the server's metadata."""
         return _response("ServerMetadata")(**self._models.server())
 
     async def model_ready(self, request: Any, call: GrpcCall) -> Any:
+        """Return whether a model is ready."""
         target = self._models.target(request.name, request.version)
         return _response("ModelReady")(
             ready=await self._calls.work(lambda: self._models.is_ready(target))
         )
 
     async def metadata(self, request: Any, call: GrpcCall) -> Any:
+        """Return a model's metadata."""
         return _response("ModelMetadata")(
             **self._models.metadata(self._models.target(request.name, request.version))
         )
 
     async def config(self, request: Any, call: GrpcCall) -> Any:
+        """Return a model's configuration in Triton's format."""
         found = self._models.config(self._models.target(request.name, request.version))
         return _response("ModelConfig")(config=found)
 
     async def statistics(self, request: Any, call: GrpcCall) -> Any:
+        """Return counts since the start, of one model or of all."""
         found = await self._calls.work(
             lambda: self._models.statistics(request.name, request.version)
         )
         return _response("ModelStatistics")(**found)
 
     async def index(self, request: Any, call: GrpcCall) -> Any:
+        """List applications and models."""
         return _response("RepositoryIndex")(
             models=await self._calls.work(lambda: self._models.index(request.ready))
         )
 
     async def load(self, request: Any, call: GrpcCall) -> Any:
+        """Load a model, for management; for others, check that it is loaded."""
         load = self._repository.load_named if self._calls.manages(call) else self._models.load
         await self._calls.manage(lambda: load(request.model_name))
         return _response("RepositoryModelLoad")()
 
     async def unload(self, request: Any, call: GrpcCall) -> Any:
+        """Unload a model, for management. Raises Forbidden for others."""
         unload = self._repository.unload_named if self._calls.manages(call) else self._models.unload
         await self._calls.manage(lambda: unload(request.model_name))
         return _response("RepositoryModelUnload")()
@@ -92,10 +104,12 @@ class InferenceService:
     # -- asking
 
     async def infer(self, request: Any, call: GrpcCall) -> Any:
+        """Answer an infer request."""
         return await self._infer(request, call, True)
 
     async def _infer(self, request: Any, call: GrpcCall, until_deadline: bool) -> Any:
-        """until_deadline: the query has what the call has. Else (of a stream) no more than that."""
+        """Answer an infer request. until_deadline: the call's deadline is the query's SLO, not
+        only a limit."""
         models = self._models
         asked = protobuf_codec.decode(request)
 
@@ -137,7 +151,8 @@ class InferenceService:
         return several.response()
 
     async def stream(self, requests: AsyncIterator[Any], call: GrpcCall) -> AsyncIterator[Any]:
-        """An error is its request's, and the stream goes on."""
+        """Answer a stream of infer requests. An error is the reply to its request, and the
+        stream goes on."""
 
         async def answer(request: Any) -> Any:
             try:

@@ -1,9 +1,8 @@
-"""`mmesh.ModelMesh`: the mesh to clients of model-mesh, by the names, fields and codes they know.
-docs/mesh.md.
+"""The service `mmesh.ModelMesh`, with the names, fields and codes of model-mesh. See docs/mesh.md.
 
-Who asks may look and have a model loaded, as a query would; who registers, switches and forgets
-shows the token of management, for what is registered is run. Without a token, whoever reaches a
-loopback address manages, as over HTTP.
+Every client may read the status and have a model loaded, as a query would. Registering, changing
+and deleting models requires the management token, because what is registered is executed. Without a
+token, every client of a loopback address may manage, as over HTTP.
 """
 
 import asyncio
@@ -47,7 +46,7 @@ _T = TypeVar("_T")
 
 
 class _Unmet(ClipperError):
-    """What the caller expected is not so."""
+    """A condition that the caller set is not fulfilled."""
 
     rest_status = 409
     grpc_code = "FAILED_PRECONDITION"
@@ -55,8 +54,10 @@ class _Unmet(ClipperError):
 
 
 class MeshService:
-    """Threads: the event loop's; and one for each who waits for a load. `close` when no call is
-    under way any more."""
+    """The methods of the service. Call `close` when no call is open any more.
+
+    Threads: the event loop's, and one thread for each call that waits for a load.
+    """
 
     def __init__(
         self, calls: GrpcDispatcher, mesh: MeshFacade, tokens: ApiKeys | None = None
@@ -77,6 +78,7 @@ class MeshService:
     # -- models
 
     async def register(self, request: Any, call: GrpcCall) -> Any:
+        """Register a model."""
         who = self.check_manages(call)
         info = _info(request, "modelInfo")
         if request.sync and not request.loadNow:
@@ -87,27 +89,31 @@ class MeshService:
             "sync": request.sync,
             "used_ms": request.lastUsedTime,
         }
-        return _told(await self._work(request.sync, _by(who, lambda: register(*about, **settings))))
+        return _model_info(
+            await self._work(request.sync, _by(who, lambda: register(*about, **settings)))
+        )
 
     async def unregister(self, request: Any, call: GrpcCall) -> Any:
+        """Remove a model."""
         who = self.check_manages(call)
         await self._calls.manage(_by(who, lambda: self._mesh.unregister(request.modelId)))
         return message("mmesh.UnregisterModelResponse")()
 
     async def status(self, request: Any, call: GrpcCall) -> Any:
-        return _told(await self._calls.manage(lambda: self._mesh.status(request.modelId)))
+        """Return the status of a model."""
+        return _model_info(await self._calls.manage(lambda: self._mesh.status(request.modelId)))
 
     async def ensure_loaded(self, request: Any, call: GrpcCall) -> Any:
+        """Load a model."""
         ensure, sync, used_ms = self._mesh.ensure_loaded, request.sync, request.lastUsedTime
-        return _told(
+        return _model_info(
             await self._work(sync, lambda: ensure(request.modelId, sync=sync, used_ms=used_ms))
         )
 
     async def _work(self, waits: bool, run: Callable[[], _S]) -> _S:
-        """What `run` returns, on a thread for management; on one of its own where it waits for a
-        load.
+        """Run a function on a management thread, or on a thread of its own if it waits for a load.
 
-        Raises: Overloaded when too many wait.
+        Raises Overloaded if too many calls wait.
         """
         if not waits:
             found: _S = await self._calls.manage(run)
@@ -117,33 +123,34 @@ class MeshService:
                 f"{WAITING_MAX} calls wait for loads already.",
                 hint="Leave sync out, and ask for the status.",
             )
-        told: Future[_S] = Future()
+        result: Future[_S] = Future()
         thread = threading.Thread(
-            target=self._wait, args=(run, told), name="clipper-grpc-mesh", daemon=True
+            target=self._wait, args=(run, result), name="clipper-grpc-mesh", daemon=True
         )
         self._waiting.add(thread)
         thread.start()
-        return await asyncio.wrap_future(told)
+        return await asyncio.wrap_future(result)
 
-    def _wait(self, run: Callable[[], _S], told: "Future[_S]") -> None:
-        """A caller that goes away leaves its thread behind, until the load has ended."""
+    def _wait(self, run: Callable[[], _S], result: "Future[_S]") -> None:
+        """Run a function for a call. If the caller disconnects, the thread ends with the load."""
         try:
             found = run()
         except BaseException as error:
-            _tell(told.set_exception, error)
+            _resolve(result.set_exception, error)
         else:
-            _tell(told.set_result, found)
+            _resolve(result.set_result, found)
         finally:
             self._waiting.discard(threading.current_thread())
 
     def close(self) -> None:
-        """Once the mesh is closed: then nobody waits for it any more."""
+        """Wait for the threads. The mesh is closed, so that nothing waits for it any more."""
         for thread in tuple(self._waiting):
             thread.join()
 
     # -- v-models
 
     async def set_vmodel(self, request: Any, call: GrpcCall) -> Any:
+        """Create or change a v-model."""
         who = self.check_manages(call)
         info = _info(request, "modelInfo") if request.HasField("modelInfo") else None
 
@@ -167,10 +174,11 @@ class MeshService:
             except StoreConflict as error:
                 raise _Unmet(error.message, hint=error.hint) from None
 
-        return await self._told_vmodel(await self._work(request.sync, _by(who, set_it)))
+        return await self._vmodel_info(await self._work(request.sync, _by(who, set_it)))
 
     async def delete_vmodel(self, request: Any, call: GrpcCall) -> Any:
-        """Another's is left alone, without a word: its clients expect that."""
+        """Delete a v-model. Another owner's is left as it is, without an error, as clients
+        expect."""
         who = self.check_manages(call)
 
         def delete() -> None:
@@ -183,19 +191,20 @@ class MeshService:
         return message("mmesh.DeleteVModelResponse")()
 
     async def vmodel_status(self, request: Any, call: GrpcCall) -> Any:
+        """Return the status of a v-model."""
         found = await self._calls.manage(
             lambda: self._mesh.vmodel_status(request.vModelId, request.owner)
         )
-        return await self._told_vmodel(found)
+        return await self._vmodel_info(found)
 
-    async def _told_vmodel(self, found: VModelStatus) -> Any:
+    async def _vmodel_info(self, found: VModelStatus) -> Any:
         ids = (
             [found.active, *([found.target] if found.target != found.active else [])]
             if found.active or found.target
             else []
         )
         statuses = await self._calls.manage(lambda: [self._mesh.status(id) for id in ids])
-        told = _VSTATUS(
+        info = _VSTATUS(
             status=_VMODEL_STATES[found.status],
             activeModelId=found.active,
             targetModelId=found.target,
@@ -204,18 +213,20 @@ class MeshService:
             why=found.why,
             share=found.share,
         )
-        told.activeModelStatus.SetInParent()
+        info.activeModelStatus.SetInParent()
         for field, status in zip(
-            (told.activeModelStatus, told.targetModelStatus), statuses, strict=False
+            (info.activeModelStatus, info.targetModelStatus), statuses, strict=False
         ):
-            field.CopyFrom(_told(status))
-        return told
+            field.CopyFrom(_model_info(status))
+        return info
 
     # -- who may
 
     def check_manages(self, call: GrpcCall) -> str:
-        """-> who asks, for the history: whose token it is, or as the metadata `clipper-actor` says.
-        NotAllowed, Forbidden."""
+        """Return the caller's name for the history: the token's owner, or metadata `clipper-actor`.
+
+        Raises NotAllowed, Forbidden.
+        """
         http, name = self._calls.node.config.http, ""
         if self._tokens is not None:
             name = self._tokens.check(call.authorization)
@@ -235,7 +246,7 @@ class MeshService:
 
 
 def _by(who: str, run: Callable[[], _T]) -> Callable[[], _T]:
-    """The same, entered in the history as done by `who`."""
+    """Wrap a function so that the history names `who` as the author of its changes."""
 
     def act() -> _T:
         with audit_context(who, ""):
@@ -244,7 +255,7 @@ def _by(who: str, run: Callable[[], _T]) -> Callable[[], _T]:
     return act
 
 
-def _tell(tell: Callable[[Any], None], what: Any) -> None:
+def _resolve(tell: Callable[[Any], None], what: Any) -> None:
     with contextlib.suppress(InvalidStateError, RuntimeError):  # the caller has gone, or the loop
         tell(what)
 
@@ -258,14 +269,14 @@ def _info(request: Any, field: str) -> Info:
     return Info(info.path, info.type, info.key)
 
 
-def _told(status: ModelStatus) -> Any:
+def _model_info(status: ModelStatus) -> Any:
     """A ModelStatusInfo."""
-    told = _STATUS(status=_MODEL_STATES[status.status], errors=status.errors)
+    info = _STATUS(status=_MODEL_STATES[status.status], errors=status.errors)
     for copy in status.copies:
-        told.modelCopyInfos.add(
+        info.modelCopyInfos.add(
             location=copy.instance,
             copyStatus=_MODEL_STATES[copy.state],
             time=copy.since_ms,
             sizeBytes=copy.size_bytes,
         )
-    return told
+    return info

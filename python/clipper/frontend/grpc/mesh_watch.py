@@ -1,9 +1,8 @@
-"""`clipper.v1.Mesh`: what changes in the mesh, as it changes. The events of `GET /v1/mesh/watch`,
-in protobuf.
+"""The service `clipper.v1.Mesh`: changes of the mesh as a stream, like `GET /v1/mesh/watch`.
 
-The registry's changes come from an iterator that blocks, so each watcher has a thread. It hands
-over events in pieces, and waits while two are on their way: a first telling of 20 000 models does
-not fill the memory for one who reads slowly; who does not read at all is cut off.
+Changes come from a blocking iterator, so each call has a thread. The thread sends events in chunks
+and waits while two chunks are unsent: the initial list of 20 000 models does not fill the memory
+for a slow reader. A client that reads nothing is disconnected.
 """
 
 import asyncio
@@ -40,8 +39,10 @@ _Watch = Callable[[Callable[[], bool]], Iterator[MeshEvent]]
 
 
 class MeshWatchService:
-    """Threads: the event loop's; and one for each who watches. check: refuses a call that does not
-    manage. `close` when no call is under way any more."""
+    """The method of the service. Call `close` when no call is open any more.
+
+    check: raises for a call that may not manage. Threads: the event loop's, and one for each call.
+    """
 
     def __init__(
         self, calls: GrpcDispatcher, mesh: MeshFacade, check: Callable[[GrpcCall], object]
@@ -52,6 +53,7 @@ class MeshWatchService:
         self.handlers = calls.handlers(SERVICE, {"Watch": self.watch})
 
     async def watch(self, request: Any, call: GrpcCall) -> AsyncIterator[Any]:
+        """Yield the changes of the mesh."""
         self._check(call)
         if len(self._open) >= WATCHERS_MAX:
             raise Overloaded(
@@ -79,8 +81,8 @@ class MeshWatchService:
             closing.cancel()
 
     def _cut_off(self, context: Any, task: "asyncio.Task[Any] | None") -> None:
-        """It hangs in a write, which ends when there is room. So its task is ended, and the reason
-        waits for room by itself."""
+        """End a call that is blocked in a write: cancel its task, and send the reason when there
+        is room."""
         if task is not None:
             task.cancel()
         error = Overloaded(
@@ -91,13 +93,13 @@ class MeshWatchService:
         words.add_done_callback(self._last_words.discard)
 
     def close(self) -> None:
-        """Once no call is under way."""
+        """Wait for the threads. No call is open."""
         for watcher in tuple(self._open):
             watcher.join()
 
 
 class MeshWatchCall:
-    """Of one call. Threads: `start`, `next` and `leave` the event loop's; the rest its own."""
+    """One call and its thread. Threads: `start`, `next` and `leave` from the event loop."""
 
     def __init__(
         self, watch: _Watch, cut_off: Callable[[], None], gone: Callable[["MeshWatchCall"], None]
@@ -111,13 +113,16 @@ class MeshWatchCall:
         self._thread = threading.Thread(target=self._run, name="clipper-grpc-watch", daemon=True)
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def join(self) -> None:
+        """Wait for the thread."""
         self._thread.join()
 
     async def next(self) -> Any:
-        """A reply; the piece before has been sent. None: it has ended. Raises what ended it."""
+        """Return the next reply, or None at the end. The reply before has been sent. Raises
+        ClipperError."""
         if self._taken:
             self._room.release()
         piece = await self._pieces.get()
@@ -127,7 +132,7 @@ class MeshWatchCall:
         return piece
 
     def leave(self, *_: Any) -> None:
-        """The call has ended, or is to end."""
+        """End the call."""
         if not self._left:
             self._left = True
             self._pieces.put_nowait(None)
@@ -135,7 +140,7 @@ class MeshWatchCall:
     def _run(self) -> None:
         end: ClipperError | None = None
         try:
-            self._tell_all()
+            self._send_all()
         except ClipperError as error:
             end = error
         except Exception:
@@ -145,10 +150,10 @@ class MeshWatchCall:
             self._post(self._pieces.put_nowait, end)
             self._gone(self)
 
-    def _tell_all(self) -> None:
+    def _send_all(self) -> None:
         piece, size, is_synced = _REPLY(), 0, False
         for event in self._watch(lambda: self._left):
-            one = told(event)
+            one = event_message(event)
             piece.events.append(one)
             size += one.ByteSize()
             is_synced = is_synced or event.kind == "SYNC"
@@ -159,7 +164,8 @@ class MeshWatchCall:
                 piece, size = _REPLY(), 0
 
     def _has_room(self) -> bool:
-        """Once there is some. Cuts off who leaves none; False: it has gone."""
+        """Wait until a chunk may be sent. Returns False if the call has ended or was
+        disconnected."""
         give_up_s = time.monotonic() + STALLED_S
         while not self._left:
             if self._room.acquire(timeout=_LOOK_S):
@@ -180,7 +186,7 @@ async def _end(context: Any, error: ClipperError) -> None:
         await abort(context, error)
 
 
-def told(event: MeshEvent) -> Any:
+def event_message(event: MeshEvent) -> Any:
     """A clipper.v1.MeshEvent."""
     made = _EVENT(kind=_KINDS[event.kind], of=event.of, id=event.id, revision=event.revision)
     record = event.record
@@ -198,8 +204,8 @@ def told(event: MeshEvent) -> Any:
 
 
 def _fill(into: Any, record: Any) -> None:
-    """Fields of a message have the names of the record's; messages in it are filled by who
-    calls."""
+    """Copy the fields of a record to the fields of a message with the same names, without nested
+    messages."""
     for name in _plain(into.DESCRIPTOR):
         value = getattr(record, name)
         if isinstance(value, tuple):

@@ -1,9 +1,9 @@
-"""Unary gRPC methods that are no services of ours: the payload is a row of bytes, what the model
-makes of it is the reply.
+"""Unary gRPC methods of other services: the payload is a row of bytes, the model's output the
+reply.
 
-Which methods, and where in a payload the id of its model stands, says a table: mesh/data_plane.py.
-A header `mm-model-id` goes first; where it names several models, all are asked, and their replies
-are concatenated, which protobuf reads as one message.
+A table (mesh/data_plane.py) lists the methods, and where the model's id is in a payload. A header
+`mm-model-id` takes precedence. If it names several models, all are queried and their replies are
+concatenated, which protobuf reads as one message.
 """
 
 from collections.abc import Callable
@@ -30,15 +30,15 @@ _OTHERS: Final = "other/other"  # as which methods that are not listed are count
 
 
 class PayloadMethods:
-    """What grpcio asks for a method that it does not know (grpc.GenericRpcHandler). Threads: the
-    event loop's."""
+    """Handles the methods that no service defines (grpc.GenericRpcHandler). Threads: the event
+    loop's."""
 
     def __init__(self, calls: GrpcDispatcher, table: DataPlane) -> None:
         self._calls, self._table, self._models = calls, table, InferenceOperations(calls.node)
         self._known: dict[str, Any] = {}
 
     def service(self, details: Any) -> Any:
-        """The handler of a call; None: UNIMPLEMENTED."""
+        """Return the handler of a call; None for UNIMPLEMENTED."""
         name = details.method.removeprefix("/")
         method = self._table.of(name)
         if method is None:
@@ -85,19 +85,19 @@ class PayloadMethods:
         self, method: Method, target: InferenceTarget, payload: bytes, call: GrpcCall
     ) -> PendingInference:
         slo_us = self._calls.slo_us(call, None, target.resolved.slo_us)
-        call.asking()
+        call.start_query()
         row = method.with_id(payload, target.name)
         asking = PendingInference(
             [predict(target.resolved, row, None, slo_us, 0, None, call.request_id)],
             target.resolved,
             False,
         )
-        call.asked(target.resolved, asking.futures)
+        call.end_query(target.resolved, asking.futures)
         return asking
 
     def named(self, service: str, method: str, payload: bytes) -> bytes:
-        """The payload of a method of ours, with the id where that has it, if the table says that it
-        stands elsewhere."""
+        """Return a payload of ModelInfer with the model's id in its field, if the table has it
+        elsewhere."""
         name = f"{service}/{method}"
         if (
             name != _INFER

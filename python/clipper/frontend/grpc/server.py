@@ -1,5 +1,4 @@
-"""gRPC: a thread with an event loop, the services on it, and their life. Needs the extra `grpc`
-(grpcio, protobuf)."""
+"""The gRPC server: a thread with an event loop, and its services. Needs the extra `grpc`."""
 
 import asyncio
 import contextlib
@@ -42,7 +41,7 @@ _GRACE_S = 1.0  # for the last replies to leave, once every query has ended
 
 
 class GrpcServer:
-    """gRPC on `grpc.address`. Threads: start, drain and stop from one; the rest is its own."""
+    """gRPC on `grpc.address`. Threads: start, drain and stop from one; the rest runs on its own."""
 
     def __init__(
         self,
@@ -74,7 +73,7 @@ class GrpcServer:
         self._mesh: tuple[MeshService, MeshWatchService] | None = None
 
     def start(self) -> None:
-        """Raises AddressInUse."""
+        """Start the thread, and return when the address accepts calls. Raises AddressInUse."""
         self._thread.start()
         self._serving.wait()
         if self._trouble is not None:
@@ -162,7 +161,7 @@ class GrpcServer:
     # -- the end
 
     def drain(self) -> None:
-        """Take no new calls; let those under way finish."""
+        """Accept no new calls; let the open ones finish."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._drain)
 
@@ -173,7 +172,7 @@ class GrpcServer:
             self._draining = self._loop.create_task(self._server.stop(grace_s))
 
     def stop(self) -> None:
-        """Send the last replies, and end. Every query has ended before. Idempotent."""
+        """Send the last replies and stop. Every query has ended before. Idempotent."""
         self.drain()
         if self._thread.is_alive():
             with contextlib.suppress(RuntimeError):

@@ -1,8 +1,7 @@
-"""The applications over HTTP: ask, tell what was right, look. And the routes of the original
-Clipper, for its clients.
+"""Applications over HTTP: predict, feedback, metadata; and the routes of the original Clipper.
 
-`POST /api/APP/predict` and `/feedback`, one or many; `GET /api` and `/api/APP`. Errors:
-frontend/http/messages.py.
+`POST /api/APP/predict` and `/feedback` take one item or many; `GET /api` and `GET /api/APP`
+describe applications. frontend/http/messages.py has the errors.
 """
 
 import functools
@@ -41,7 +40,7 @@ _NOTHING = msgspec.Raw(b"")
 
 
 class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a predict. context: as of ApplicationHandle.predict."""
+    """The body of a predict request. context: as in ApplicationHandle.predict."""
 
     input: msgspec.Raw = _NOTHING
     inputs: msgspec.Raw = _NOTHING
@@ -52,6 +51,8 @@ class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class FeedbackItem(msgspec.Struct, forbid_unknown_fields=True):
+    """Feedback on one prediction, by the prediction's id or by the input."""
+
     id: str | None = None
     input: msgspec.Raw = _NOTHING
     user: str | None = None
@@ -63,13 +64,14 @@ class FeedbackItem(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class FeedbackRequest(FeedbackItem):
-    """The body of a feedback: one, or many in `feedback`."""
+    """The body of a feedback request: the members of one FeedbackItem, or many items in
+    `feedback`."""
 
     feedback: list[FeedbackItem] | None = None
 
 
 class LegacyPredictRequest(msgspec.Struct):
-    """As the original Clipper's clients write it."""
+    """The body of a predict request by clients of the original Clipper."""
 
     input: msgspec.Raw = _NOTHING
     input_batch: msgspec.Raw = _NOTHING
@@ -77,15 +79,19 @@ class LegacyPredictRequest(msgspec.Struct):
 
 
 class LegacyUpdateRequest(msgspec.Struct):
+    """The body of an update request by clients of the original Clipper."""
+
     input: msgspec.Raw
     label: Any
     uid: int | str = 0
 
 
 class PredictResponse(msgspec.Struct):
-    """The answer to one query, as JSON has it. `id`: for feedback. The last three only where there
-    is something to say: what models said beside, which step decided (of an application with a
-    decider), the set that holds the truth.
+    """The answer to one query. id: for feedback.
+
+    The last three members are present only when they have a value: further outputs of the models,
+    the decision step (of an application with a decider), and the prediction set that contains the
+    truth.
     """
 
     id: str
@@ -110,13 +116,14 @@ _name_of = functools.lru_cache(4096)(str)
 
 
 class ApplicationRoutes:
-    """Threads: any."""
+    """The routes under /api, and those of the original Clipper. Threads: any."""
 
     def __init__(self, node: ServerInterface) -> None:
         self._node = node
         self._inputs = InputReaders()
 
     def add_to(self, routes: Router) -> None:
+        """Add the routes."""
         routes.add("GET", "/api", self.applications)
         routes.add("GET", "/api/{}", self.application)
         routes.add("POST", "/api/{}/predict", self.predict)
@@ -128,10 +135,12 @@ class ApplicationRoutes:
     # -- looking
 
     def applications(self, request: HttpRequest) -> HandlerResult:
+        """Describe all applications."""
         names = sorted(self._node.catalog.view.applications)
         return answer_json({"applications": [self._about(name) for name in names]})
 
     def application(self, request: HttpRequest) -> HandlerResult:
+        """Describe one application."""
         return answer_json(self._about(request.params[0]))
 
     def _about(self, name: str) -> dict[str, Any]:
@@ -149,6 +158,7 @@ class ApplicationRoutes:
     # -- asking
 
     def predict(self, request: HttpRequest) -> HandlerResult:
+        """Answer one query or many. Raises UnknownApplication, InvalidInput."""
         resolved = self._node.resolve(request.params[0])
         body: PredictRequest = _reading(_read_predict, request.body, PredictRequest)
         user, request_id = body.user, request.given_id.decode("ascii")
@@ -176,16 +186,16 @@ class ApplicationRoutes:
             )
         row, trace = read(body.input, "$.input"), request.trace
         if trace is not None:
-            trace.asking()
+            trace.start_query()
         future = predict(resolved, row, user, slo_us, salt, body.context, request_id)
         if trace is not None:
-            trace.asked(resolved.name, (future,))
+            trace.end_query(resolved.name, (future,))
         if future.done():
             return one_predicted(future, resolved)
         return DeferredResponse((future,), functools.partial(one_predicted, future, resolved))
 
     def predict_stream(self, request: HttpRequest) -> HandlerResult:
-        """The same questions; each answer leaves when it is there."""
+        """Answer one query or many by server-sent events, each as soon as it is ready."""
         resolved = self._node.resolve(request.params[0])
         body: PredictRequest = _reading(_read_predict, request.body, PredictRequest)
         if (body.input is _NOTHING) == (body.inputs is _NOTHING):
@@ -228,7 +238,7 @@ class ApplicationRoutes:
         request_id: str = "",
         trace: Trace | None = None,
     ) -> list[Future]:
-        """A query for each. All are read before the first is asked."""
+        """Submit a query for each input. All inputs are parsed before the first is submitted."""
         most = self._node.config.http.queries_max
         if len(texts) > most:
             hint = "See http.queries_max; POST /v2/models/NAME/infer takes arrays of any length."
@@ -240,15 +250,17 @@ class ApplicationRoutes:
             features_of(context)
         rows = [read(text, f"{at}[{i}]") for i, text in enumerate(texts)]
         if trace is not None:
-            trace.asking()
+            trace.start_query()
         futures = [predict(resolved, row, user, slo_us, salt, context, request_id) for row in rows]
         if trace is not None:
-            trace.asked(resolved.name, futures)
+            trace.end_query(resolved.name, futures)
         return futures
 
     # -- telling
 
     def feedback(self, request: HttpRequest) -> HandlerResult:
+        """Record feedback, on a worker thread. Raises UnknownApplication, InvalidInput,
+        UnknownPrediction."""
         name = request.params[0]
         resolved = self._node.resolve(name)
         body: FeedbackRequest = _reading(_read_told, request.body, FeedbackRequest)
@@ -264,7 +276,7 @@ class ApplicationRoutes:
         return WorkerTask(lambda: self._tell_all(resolved, items, told))
 
     def _checked(self, resolved: ResolvedApplication, item: FeedbackItem) -> tuple[Any, ...]:
-        """What `observe` takes."""
+        """Return the arguments of `observe`."""
         row = (
             None if item.input is _NOTHING else self._inputs.reader(resolved)(item.input, "$.input")
         )
@@ -292,6 +304,7 @@ class ApplicationRoutes:
     # -- the original's routes
 
     def old_predict(self, request: HttpRequest) -> HandlerResult:
+        """Answer a predict request of the original Clipper's clients."""
         resolved = self._node.resolve(request.params[0])
         body: LegacyPredictRequest = _read_old_predict(request.body)
         if body.version is not None:
@@ -310,7 +323,8 @@ class ApplicationRoutes:
         return _outcome((future,), functools.partial(old_one, future))
 
     def _pinned(self, resolved: ResolvedApplication, version: str) -> ResolvedApplication:
-        """The application with one version of its (first) model, current or not."""
+        """Return the application with one version of its first model, which need not be the
+        latest."""
         if not resolved.models:
             raise InvalidInput(
                 f"application {resolved.name!r} links no model, so it has no version"
@@ -320,6 +334,7 @@ class ApplicationRoutes:
         return self._node.resolve_request(PredictionRequest(None, resolved.name, (model,)))
 
     def old_update(self, request: HttpRequest) -> HandlerResult:
+        """Record feedback of the original Clipper's clients."""
         resolved = self._node.resolve(request.params[0])
         body: LegacyUpdateRequest = _read_old_update(request.body)
         row = self._inputs.reader(resolved)(body.input, "$.input")
@@ -336,7 +351,8 @@ class ApplicationRoutes:
 
 
 def salt_of(salt: int | float) -> int:
-    """InvalidInput for what is no whole number of 0 to SALT_MAX."""
+    """Return the salt as an integer. Raises InvalidInput unless it is a whole number of 0 to
+    SALT_MAX."""
     if not (0 <= salt <= SALT_MAX and salt == int(salt)):
         raise InvalidInput(f"salt={salt!r:.40}: it is a whole number from 0 to {SALT_MAX}.")
     return int(salt)
@@ -385,13 +401,13 @@ def _qualifiers(answer: Answer) -> dict[str, Qualifiers]:
 
 
 def one_predicted(future: Future, resolved: ResolvedApplication) -> HttpResponse:
+    """Return the response to one query."""
     answer = answer_of(future, resolved)
     return HttpResponse(200, to_json(_predicted(answer)), id=answer.id.encode("ascii"))
 
 
 def _many_predicted(futures: Sequence[Future], resolved: ResolvedApplication) -> HttpResponse:
-    """Queries without an answer are told as their reason; when there is no answer at all, so is the
-    request."""
+    """Return the response to many queries. It is an error only when no query has an answer."""
     answers, refused = [], None
     for future in futures:
         try:
@@ -415,6 +431,7 @@ def _old_body(future: Future) -> dict[str, Any]:
 
 
 def old_one(future: Future) -> HttpResponse:
+    """Return the response to one query of the original Clipper's clients."""
     return answer_json(_old_body(future))
 
 

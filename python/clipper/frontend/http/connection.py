@@ -1,25 +1,24 @@
-"""HTTP/1.1: bytes to requests and responses to bytes, and what a stranger may not do.
+"""HTTP/1.1: requests from bytes, responses to bytes, and the limits for clients.
 
 On the query address the fast path (frontend/http/fast_path.py) reads first. A request that it does
 not handle comes here together with its connection. This is the one place that knows all of HTTP,
 and every error.
 
-Our own protocol class on uvloop, with httptools (llhttp) to read. A framework costs four to ten
-times the CPU of a query; and what matters here is what is refused. llhttp, without any of its
-leniencies, refuses what two readers of one message could take for different messages:
-Content-Length with Transfer-Encoding, two of either, signs and commas in a length, folded headers,
-a bare LF or CR, blanks before a colon. What it lets pass and we do not: Transfer-Encoding in
-HTTP/1.0, and a request without Host or with two. Everything a client can make grow has a bound
-(`[http]`), and everything it can delay a time: one look over all connections every so often,
-instead of timers for each.
+The protocol class runs on uvloop and parses with httptools (llhttp); a web framework costs four to
+ten times the CPU of a query. llhttp, in its strict mode, rejects requests that two parsers could
+read differently: Content-Length with Transfer-Encoding, two of either, signs and commas in a
+length, folded headers, a bare LF or CR, blanks before a colon. This module also rejects
+Transfer-Encoding in HTTP/1.0 and requests without exactly one Host. Everything that a client can
+make grow has a limit in `[http]`, and everything that it can delay has a time limit. One periodic
+check of all connections enforces the times, instead of a timer for each.
 
-A connection keeps its requests in order: each has an `Exchange`, and responses leave from the front
-of the queue. A request is handled at once, on the loop's thread, unless its body is large or its
-handler asks for a worker thread. What one connection can have done in one turn of the loop is
-bounded (`PIECE_BYTES` read, `http.pipeline_max` requests, `http.unsent_bytes_max` of responses):
-the rest waits until the others had their turn, or until the client has taken what it was sent. A
-client that hangs up cancels its queries. A connection that is refused is read on for a moment, or
-the client's kernel would throw the response away.
+A connection answers its requests in order: each has an `Exchange`, and responses leave from the
+front of the queue. A request is handled at once on the loop's thread, unless its body is large or
+its handler asks for a worker thread. The work for one connection in one turn of the loop is bounded
+(`PIECE_BYTES` read, `http.pipeline_max` requests, `http.unsent_bytes_max` of responses); the rest
+waits for the next turn, or until the client has read its responses. A disconnected client cancels
+its queries. A rejected connection is read a little longer, or the client's kernel would discard the
+response.
 """
 
 import asyncio
@@ -67,8 +66,8 @@ _PLAIN_FOR_RETURN = 2
 
 
 def _bound_unsent(transport: asyncio.Transport, bytes_max: int) -> None:
-    """Have the kernel keep no more bytes that are not sent: it would take megabytes for a client
-    that does not read."""
+    """Limit the unsent bytes in the kernel's buffer, which could take megabytes for a slow
+    reader."""
     sock = transport.get_extra_info("socket")
     if sock is not None:
         with contextlib.suppress(OSError):  # another system, or no TCP
@@ -76,7 +75,8 @@ def _bound_unsent(transport: asyncio.Transport, bytes_max: int) -> None:
 
 
 class _Methods(dict[bytes, str]):
-    """As text, by their bytes; the parser knows a few dozen."""
+    """Methods as text, by their bytes. The parser knows a few dozen, so that the table is
+    bounded."""
 
     def __missing__(self, method: bytes) -> str:
         text = self[method] = method.decode("ascii")
@@ -90,9 +90,11 @@ _canonical: dict[
 
 
 class HttpService:
-    """What the connections of one listener share. handle: Request -> Outcome; it may raise.  now_s,
-    date: of the last look. exporter: where spans go, if anywhere.  own_user: only processes of this
-    server's user, and of root, are served.
+    """The shared state of the connections of one listener.
+
+    handle: returns the result of a request, or raises. now_s, date: of the last periodic check.
+    exporter: exports spans; None for none. own_user: only processes of this server's user, and of
+    root, are served.
     """
 
     def __init__(
@@ -118,36 +120,43 @@ class HttpService:
         self.date = b""
 
     def trace_for(self, headers: dict[bytes, bytes]) -> Trace | None:
+        """Return the trace of a request with these headers, if it has one."""
         sample = None if self.exporter is None else self.exporter.sample
         return start_trace(
             sample, headers.get(b"traceparent", b""), headers.get(b"tracestate", b"")
         )
 
     def changed(self) -> None:
-        """A connection came or went."""
+        """Update the counts after a connection was opened or closed."""
         self.counts.connections = len(self.connections)
         if self.door is not None:
             self.door.outside = len(self.connections)
 
     def is_full(self) -> bool:
+        """Return whether the limit of connections is exceeded."""
         held = self.door.connections if self.door is not None else 0
         return len(self.connections) + held > self.settings.connections_max
 
     def drain(self) -> None:
-        """Close what is idle; the rest after its response."""
+        """Close idle connections now, and the others after their responses."""
         self.draining = True
         for connection in tuple(self.connections):
             connection.drain()
 
     def look(self, now_s: float, date: bytes) -> None:
+        """Check the time limits of all connections. now_s: the loop's time; date: value of the
+        header Date."""
         self.now_s, self.date = now_s, date
         for connection in tuple(self.connections):
             connection.look(now_s)
 
 
 class HttpConnection(asyncio.Protocol):
-    """One client. Threads: the loop's. data: what the door has read of it, `age_s` ago.  returns:
-    how often the door has had it back."""
+    """One client. Threads: the event loop's.
+
+    data: bytes that the fast path has read from it, `age_s` seconds ago. returns: how often the
+    connection has been returned to the fast path.
+    """
 
     def __init__(
         self, service: HttpService, data: bytes = b"", age_s: float = 0.0, returns: int = 0
@@ -181,16 +190,18 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def is_busy(self) -> bool:
+        """True while a request is being read or answered."""
         return bool(self._open or self._parsed or self._kept) or self._phase != _IDLE
 
     @property
     def is_chunking(self) -> bool:
-        """Whether the client knows chunks: HTTP/1.0 does not."""
+        """True if the client understands chunked bodies; HTTP/1.0 does not."""
         return self._parser.get_http_version() != "1.0"
 
     # -- the transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # of TCP there is no other
+        """Register the connection; reject it if there are too many, or if it is another user's."""
         self._transport = transport
         service = self.service
         _bound_unsent(transport, service.settings.unsent_bytes_max)
@@ -216,6 +227,7 @@ class HttpConnection(asyncio.Protocol):
             self._since_s -= self._age_s
 
     def connection_lost(self, error: Exception | None) -> None:
+        """Cancel the open requests."""
         self.gone = self._deaf = True
         self.service.connections.discard(self)
         self.service.changed()
@@ -229,16 +241,17 @@ class HttpConnection(asyncio.Protocol):
         self._kept = b""
 
     def eof_received(self) -> bool:
-        """The client is gone, as far as anybody can tell: the transport closes, and that cancels
-        what it asked."""
+        """Close the connection, which cancels its requests: a half-closed client counts as gone."""
         return False
 
     def pause_writing(self) -> None:
+        """Stop reading, because the client does not read its responses."""
         self.full = True
         self._stalled_s = self.service.now_s
         self._regulate()
 
     def resume_writing(self) -> None:
+        """Go on with the requests that waited."""
         self.full = False
         self._regulate()
         self._go_on()
@@ -246,7 +259,8 @@ class HttpConnection(asyncio.Protocol):
             body.room()
 
     def _regulate(self) -> None:
-        """A client that does not read, or asks without end, is not read."""
+        """Pause or resume reading: a client that does not read, or sends without end, is not
+        read."""
         wanted = (
             self.full
             or bool(self._parsed or self._kept)
@@ -259,6 +273,7 @@ class HttpConnection(asyncio.Protocol):
     # -- reading
 
     def data_received(self, data: bytes) -> None:
+        """Parse received bytes, or keep them while earlier ones wait."""
         if self._deaf:
             return
         if self._kept:
@@ -268,8 +283,7 @@ class HttpConnection(asyncio.Protocol):
         self._read(data)
 
     def _read(self, data: bytes) -> None:
-        """Parse piece by piece. When a request is complete and more follows, the others have their
-        turn first."""
+        """Parse in pieces. After a complete request, let other connections take their turn."""
         at, messages = 0, self._messages
         while at < len(data) and not (
             self._deaf or self._parsed or self._must_wait() or messages != self._messages
@@ -283,8 +297,8 @@ class HttpConnection(asyncio.Protocol):
             self._return()
 
     def _must_wait(self) -> bool:
-        """Whether the client's next request has to wait: for its responses to leave, or for the
-        turns of others."""
+        """Return whether the next request has to wait, for responses to leave or for the next
+        turn."""
         settings = self.service.settings
         return (
             self.full
@@ -294,7 +308,7 @@ class HttpConnection(asyncio.Protocol):
         )
 
     def _go_on(self) -> None:
-        """Have `_advance` called in the loop's next turn, if there is anything to do then."""
+        """Schedule `_advance` for the loop's next turn, if there is anything to do."""
         if not (self._kept or self._parsed) or self._is_posted or self.full or self.gone:
             return
         if len(self._open) < self.service.settings.pipeline_max:
@@ -302,11 +316,11 @@ class HttpConnection(asyncio.Protocol):
             self.service.watcher.post(self._advance)
 
     def _advance(self) -> None:
-        """Go on with what has waited, as far as there is room."""
+        """Continue with the requests that waited, as far as there is room."""
         self._is_posted = False
         self._turn_requests = self._turn_bytes = 0
         while self._parsed and not self._must_wait():
-            self._begin(self._parsed.popleft())
+            self._start(self._parsed.popleft())
         if self._kept and not (self._deaf or self._parsed or self._must_wait()):
             kept, self._kept = self._kept, b""
             self._read(kept)
@@ -314,7 +328,7 @@ class HttpConnection(asyncio.Protocol):
         self._go_on()
 
     def _feed(self, data: bytes) -> int:
-        """Parse; returns how many of the bytes were used: not all, when another protocol was
+        """Parse some bytes; return how many were used: not all of them when an upgrade was
         offered."""
         messages, body_bytes = self._messages, self._body_bytes
         was_reading = self._phase != _IDLE
@@ -345,12 +359,11 @@ class HttpConnection(asyncio.Protocol):
         return used
 
     def _decline(self) -> None:
-        """Read a request that offers another protocol once more, without the offer, which nobody
-        has to accept.
+        """Parse a request that offers another protocol again, without the offer, which may be
+        ignored.
 
-        The parser has stopped at the end of its head, body or no body. It is given the same head
-        again, header by header, so that everything that is refused without an offer is refused with
-        one.
+        The parser has stopped at the end of the headers. It is given the same headers again, so
+        that the request passes the same checks as one without the offer.
         """
         self._upgrade = False
         if self._deaf:
@@ -374,6 +387,7 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(HttpError(400, f"the request is no HTTP/1.1: {error}."))
 
     def on_message_begin(self) -> None:
+        """Start a request (httptools)."""
         self._phase = _HEAD
         self._raw_headers = []
         self._since_s = self.service.now_s
@@ -382,9 +396,11 @@ class HttpConnection(asyncio.Protocol):
         self._headers = {}
 
     def on_url(self, url: bytes) -> None:
+        """Take a part of the request's target (httptools)."""
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header or a trailer (httptools)."""
         self._head_bytes += len(name) + len(value) + 4
         if self._phase == _HEAD:
             self._raw_headers.append((name, value))
@@ -401,6 +417,7 @@ class HttpConnection(asyncio.Protocol):
             self._refuse_head()
 
     def on_headers_complete(self) -> None:
+        """Check the headers of the request (httptools)."""
         settings = self.service.settings
         self._phase = _BODY
         self._upgrade = self._parser.should_upgrade()
@@ -435,6 +452,7 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.write(_CONTINUE)
 
     def on_body(self, body: bytes) -> None:
+        """Take a part of the body (httptools)."""
         if self._deaf:
             return
         self._body_bytes += len(body)
@@ -448,6 +466,7 @@ class HttpConnection(asyncio.Protocol):
             self._body = bytearray(self._body) + body
 
     def on_message_complete(self) -> None:
+        """Handle the complete request, or queue it (httptools)."""
         if self._deaf or self._upgrade:
             return
         self._messages += 1
@@ -469,10 +488,10 @@ class HttpConnection(asyncio.Protocol):
         if self._parsed or self._must_wait():
             self._parsed.append(exchange)
         else:
-            self._begin(exchange)
+            self._start(exchange)
 
-    def _begin(self, item: Exchange | ClipperError) -> None:
-        """Handle a request, or answer with the refusal of one. It is its turn."""
+    def _start(self, item: Exchange | ClipperError) -> None:
+        """Handle a request, or respond with its rejection. It is its turn."""
         self._turn_requests += 1
         if isinstance(item, ClipperError):
             exchange = Exchange(self, HttpRequest("GET", b"", b"", {}, b""), True)
@@ -497,7 +516,7 @@ class HttpConnection(asyncio.Protocol):
     # -- writing
 
     def flush(self) -> None:
-        """Send what is ready, in the order it was asked for."""
+        """Send the responses that are ready, in the order of their requests."""
         transport, waiting = self._transport, self._open
         while waiting and waiting[0].data is not None:
             exchange = waiting[0]
@@ -522,8 +541,8 @@ class HttpConnection(asyncio.Protocol):
             self._return()
 
     def _return(self) -> None:
-        """To the door, between two requests, if it has only been asked what the door could have
-        answered for a while."""
+        """Give the connection back to the fast path, between two requests, after enough eligible
+        requests."""
         door, transport = self.service.door, self._transport
         if (
             self._plain < _PLAIN_FOR_RETURN << min(self._returns, 20)
@@ -552,23 +571,26 @@ class HttpConnection(asyncio.Protocol):
         transport.abort()  # closes this descriptor; the door's stays
 
     def _has_streamed(self, exchange: Exchange) -> bool:
-        """Whether its body is written, up to the end."""
+        """Return whether the exchange's streamed body is complete; start it if it has not
+        started."""
         if exchange.data:
-            exchange.begin_body()
+            exchange.start_body()
         return exchange.body is not None and exchange.body.ended
 
     def write_body(self, data: bytes) -> int:
+        """Send bytes of a streamed body; return how many bytes the client has not taken yet."""
         if self.gone or self._transport.is_closing():
             return 0
         self._transport.write(data)
         return self._transport.get_write_buffer_size()
 
     def finish_body(self) -> None:
+        """Send the next responses after the last byte of a streamed body."""
         self.flush()
 
     def _end(self) -> None:
-        """No more responses. The client may still be sending: its kernel would drop what it has not
-        read if we closed now."""
+        """Send no more responses, but read on: the client's kernel could discard them if we
+        closed now."""
         self.gone = self._deaf = True
         for exchange in self._open:
             exchange.cancel()
@@ -585,8 +607,8 @@ class HttpConnection(asyncio.Protocol):
             self._transport.write_eof()
 
     def _refuse(self, error: ClipperError) -> None:
-        """The last response: what follows on this connection cannot be understood, or will not be
-        read."""
+        """Respond with an error, as the last response: the rest of the connection cannot be
+        parsed."""
         if self.gone or self._deaf:
             return
         self._deaf = True
@@ -595,7 +617,7 @@ class HttpConnection(asyncio.Protocol):
         if self._parsed:
             self._parsed.append(error)
         else:
-            self._begin(error)
+            self._start(error)
 
     def _refuse_head(self) -> None:
         most = self.service.settings.header_bytes_max
@@ -616,6 +638,7 @@ class HttpConnection(asyncio.Protocol):
     # -- time
 
     def drain(self) -> None:
+        """Close the connection, or its streams, after the open responses."""
         if not self.is_busy:
             self._transport.close()
         for exchange in tuple(self._open):
@@ -625,9 +648,11 @@ class HttpConnection(asyncio.Protocol):
                     exchange.body.end()
 
     def abort(self) -> None:
+        """Close the connection at once."""
         self._transport.abort()
 
     def look(self, now_s: float) -> None:
+        """Check the time limits of this connection. now_s: the loop's time."""
         settings = self.service.settings
         if self.gone:
             if now_s - self._stalled_s > _LINGER_S:
@@ -657,7 +682,7 @@ class HttpConnection(asyncio.Protocol):
 
 
 def _unreadable(error: BaseException) -> ClipperError:
-    """What a request is refused with whose reading raised `error`."""
+    """Return the rejection of a request whose parsing raised `error`."""
     if isinstance(error, MemoryError):
         return OutOfMemory(
             "no memory for the request.", hint="Send it again, or less in one request."
@@ -675,7 +700,7 @@ def _learn_name(name: bytes) -> bytes:
 
 
 def _origin_form(target: bytes) -> bytes:
-    """The path of `http://host/path`, as proxies write it; anything else stays what it is."""
+    """Return the path of `http://host/path`, as proxies write it; other targets are unchanged."""
     scheme, found, rest = target.partition(b"://")
     return (
         b"/" + rest.partition(b"/")[2]

@@ -1,5 +1,4 @@
-"""A request and the place of its response: answered at once, when its futures are done, or bit by
-bit."""
+"""A request and its response, on one connection."""
 
 import logging
 from typing import TYPE_CHECKING
@@ -29,7 +28,11 @@ _log = logging.getLogger(__name__)
 
 
 class Exchange:
-    """A request and the place of its response. Threads: the loop's."""
+    """One request and the place of its response in the connection's order. Threads: the event
+    loop's.
+
+    The response is complete at once, when the request's futures are done, or is streamed.
+    """
 
     __slots__ = (
         "body",
@@ -53,6 +56,7 @@ class Exchange:
         self.waits_for = 0
 
     def settle(self, outcome: HandlerResult) -> None:
+        """Process what the handler returned."""
         if type(outcome) is HttpResponse:
             self.answer(outcome)
         elif type(outcome) is DeferredResponse:
@@ -83,6 +87,7 @@ class Exchange:
             self.fail(error)
 
     def cancel(self) -> None:
+        """Cancel the futures or the stream, because the client is gone."""
         if self.later is not None:
             for future in self.later.futures:
                 future.cancel()
@@ -90,6 +95,7 @@ class Exchange:
             self.body.lose()
 
     def fail(self, error: Exception) -> None:
+        """Respond with an error. Logs errors that are not ClipperError."""
         if not isinstance(error, ClipperError):
             self._log_failure(error)
         content_type = JSON if self.request.path.startswith(b"/v2") else PROBLEM
@@ -111,6 +117,7 @@ class Exchange:
         )
 
     def answer(self, response: HttpResponse | StreamedResponse) -> None:
+        """Encode the response, count and trace it, and let the connection send it."""
         connection, request = self.connection, self.request
         if connection.gone:
             return
@@ -144,12 +151,14 @@ class Exchange:
             self.streamed = response
             self.body = StreamedBody(connection, connection.service.watcher, chunked)
 
-    def begin_body(self) -> None:
+    def start_body(self) -> None:
+        """Send the headers of a streamed response and start its body. It is this exchange's
+        turn."""
         assert self.streamed is not None
         assert self.body is not None
         assert self.data is not None
         self.connection.write_body(self.data)
         self.data = b""
-        self.body.begin(self.streamed.begin)
+        self.body.start(self.streamed.start)
         if self.streamed.endless and self.connection.service.draining:
             self.body.end()

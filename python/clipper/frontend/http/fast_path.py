@@ -1,14 +1,12 @@
-"""The door: plain queries are answered by threads that never take the GIL
-(clipper_core.http.http_door), all else by Python.
+"""The fast path: simple queries are answered by threads of the core that never take the GIL.
 
-What is plain: `POST /api/APP/predict` (and the original's `POST /APP/predict`) with the body
-`{"input": [...]}` and nothing beside, or an infer request of one row, as JSON or binary; in the
-plainest of HTTP, of an application with one model that does not learn itself, a policy that does
-not learn, no decider, no roles, numbers for input, and predictions that no tables are read for.
-What was answered here waits for feedback in a table of the core. The table of routes is made anew
-at every change of the catalog, before whoever made the change hears that it is made. The answers
-are the same to the byte, and so are the counts: the door adds to the very counters of
-serving/query/stats and metrics.
+These requests are eligible: `POST /api/APP/predict` (and the original's `POST /APP/predict`) with
+the body `{"input": [...]}`, and infer requests of one row, as JSON or binary. The application must
+have one model that does not learn online, a policy without learning, no decider, no roles, numeric
+input, and predictions that read no parameter tables. Answers given here wait for feedback in a
+table of the core. The table of routes is rebuilt at each change of the catalog, before the caller
+of the change returns. The responses are equal byte by byte to those of the Python path, and the
+fast path adds to the same counters (serving/tally, metrics).
 
 Any other request is handed over, with its connection, to frontend/http/connection.py. The
 connection comes back after a few requests in a row that the fast path can answer. A query whose
@@ -65,10 +63,10 @@ _MODELS_MAX = 1000  # versions that have routes of their own; the others are Pyt
 
 
 class FastRoute:
-    """Whose question a route is, and how Python answers it. Called for what `Future.extra` is to be
-    of a query that ends here.
+    """A route of the fast path: its application, and how Python answers its remaining queries.
 
-    name, version: of infer: as it was asked.
+    Calling it returns the value of `Future.extra` for a query that ends in Python. name, version:
+    of an infer route, as in the request's path.
     """
 
     __slots__ = ("form", "name", "path", "pattern", "resolved", "version")
@@ -87,7 +85,7 @@ class FastRoute:
 
     @property
     def before(self) -> bytes:
-        """What the door needs to name the models in an answer, as JSON."""
+        """The start of a JSON response, which names the models."""
         if self.form != "infer":
             return to_json([str(model) for model in self.resolved.models])
         version = self.target.answered_version
@@ -100,6 +98,7 @@ class FastRoute:
 
     @property
     def target(self) -> InferenceTarget:
+        """The target of an infer request."""
         return InferenceTarget(self.resolved, self.name, self.version)
 
     def __call__(self, id: str, tag: bytes) -> QueryContext:
@@ -110,6 +109,7 @@ class FastRoute:
         )
 
     def respond(self, ending: Ending) -> HttpResponse:
+        """Return the response to a query that did not end in a plain prediction."""
         if self.form == "predict":
             return one_predicted(ending.future, self.resolved)
         if self.form == "old_predict":
@@ -119,7 +119,8 @@ class FastRoute:
 
 
 def is_eligible(resolved: ResolvedApplication) -> bool:
-    """Whether its plain answers are one model's, and nobody's business but the counters'."""
+    """Return whether the core may answer this application: one model, and only counters to
+    update."""
     return (
         len(resolved.models) == 1
         and type(resolved.policy) in _POLICIES
@@ -146,8 +147,10 @@ class _FastPathConnection:
 
 
 class FastPath:
-    """The door of one listener, and its threads. Threads: rebuild any; open, look, drain: the event
-    loop's; stop: one."""
+    """The fast path of one listener, and its threads.
+
+    Threads: rebuild from any; open, look and drain on the event loop; stop from one.
+    """
 
     def __init__(
         self, node: ServerInterface, routes: Router, counts: HttpCounts, engines: Sequence[Engine]
@@ -184,7 +187,7 @@ class FastPath:
     def open(
         self, loop: asyncio.AbstractEventLoop, service: HttpService, listener: socket.socket
     ) -> None:
-        """Listen; `service` has what is not plain."""
+        """Start listening. `service` handles the requests that are not eligible."""
         self._loop, self._service, self._listener = loop, service, listener
         service.door, service.is_plain = self.door, self._is_plain
         self.counts.held = lambda: self.door.connections
@@ -198,7 +201,7 @@ class FastPath:
     # -- the table
 
     def rebuild(self, view: View) -> None:
-        """The catalog has changed."""
+        """Rebuild the table of routes after a change of the catalog."""
         with self._guard:
             routes: dict[bytes, HotRoute] = {}
             self._untyped, self._hot = [], []
@@ -290,7 +293,11 @@ class FastPath:
         )
 
     def look(self) -> None:
-        """Every so often."""
+        """Close idle connections, and rebuild the table if a model's type or capabilities have
+        changed.
+
+        Called at regular intervals.
+        """
         self.door.sweep()
         if any(
             core.describe_input() != "any"
@@ -353,19 +360,21 @@ class FastPath:
 
     @property
     def is_busy(self) -> bool:
+        """True while connections are open or being handed over."""
         return self.door.connections > 0 or bool(self._adopting)
 
     def drain(self) -> None:
+        """Accept no new connections, and close each one after its responses."""
         self._listener.close()
         self.door.drain()
 
     def close(self) -> None:
-        """Take nothing any more; on the event loop, when it ends."""
+        """Stop receiving events of the core. Called on the event loop when it ends."""
         self._end_following()
         self._loop.remove_reader(self.door.fd)
 
     def stop(self) -> None:
-        """End the threads, and close what is left. The event loop has ended."""
+        """Join the threads and close the remaining connections. The event loop has ended."""
         self.door.stop()
         for thread in self._threads:
             if thread.is_alive():

@@ -1,5 +1,7 @@
-"""The Open Inference Protocol over HTTP: routes, headers and status codes. What it says is in
-v2_models, its bytes are in v2."""
+"""The Open Inference Protocol over HTTP: routes, headers and status codes.
+
+inference/operations.py implements the operations, inference/codec.py the encoding.
+"""
 
 from typing import Any
 
@@ -30,6 +32,8 @@ from clipper.frontend.server_interface import ServerInterface
 
 
 class IndexRequest(msgspec.Struct):
+    """The body of a repository index request. ready: list only models that are ready."""
+
     ready: bool = False
 
 
@@ -37,13 +41,14 @@ _INDEX: "msgspec.json.Decoder[IndexRequest]" = msgspec.json.Decoder(IndexRequest
 
 
 class InferenceRoutes:
-    """Threads: any."""
+    """The routes under /v2. Threads: any."""
 
     def __init__(self, node: ServerInterface) -> None:
         self._node = node
         self._models = InferenceOperations(node)
 
     def add_to(self, routes: Router) -> None:
+        """Add the routes."""
         routes.add("GET", "/v2", self.server)
         routes.add("GET", "/v2/health/live", self.live)
         routes.add("GET", "/v2/health/ready", self.ready)
@@ -61,12 +66,16 @@ class InferenceRoutes:
     # -- about the server
 
     def server(self, request: HttpRequest) -> HandlerResult:
+        """Return the server's metadata."""
         return answer_json(self._models.server())
 
     def live(self, request: HttpRequest) -> HandlerResult:
+        """Return that the process is alive."""
         return answer_json({"live": True})
 
     def ready(self, request: HttpRequest) -> HandlerResult:
+        """Return whether every application has a model with a container; 503 if not."""
+
         def look() -> HttpResponse:
             waiting = self._node.unready()
             body = {
@@ -81,10 +90,14 @@ class InferenceRoutes:
         return WorkerTask(look)
 
     def index(self, request: HttpRequest) -> HandlerResult:
+        """List applications and models, and whether they are ready."""
         only_ready = bool(request.body) and read_json(_INDEX, request.body).ready
         return WorkerTask(lambda: answer_json(self._models.index(only_ready)))
 
     def load(self, request: HttpRequest) -> HandlerResult:
+        """Check that a model is loaded. Raises Forbidden if it is not: loading is for
+        management."""
+
         def look() -> HttpResponse:
             self._models.load(request.params[0])
             return answer_json({})
@@ -92,21 +105,26 @@ class InferenceRoutes:
         return WorkerTask(look)
 
     def unload(self, request: HttpRequest) -> HandlerResult:
+        """Raise Forbidden: unloading is for management."""
         self._models.unload(request.params[0])
         return answer_json({})
 
     # -- about a model
 
     def model(self, request: HttpRequest) -> HandlerResult:
+        """Return a model's metadata: its tensors."""
         return answer_json(self._models.metadata(self._target(request)))
 
     def config(self, request: HttpRequest) -> HandlerResult:
+        """Return a model's configuration in Triton's format."""
         return answer_json(self._models.config(self._target(request)))
 
     def statistics(self, request: HttpRequest) -> HandlerResult:
+        """Return counts since the start, of one model or of all."""
         return WorkerTask(lambda: answer_json(self._models.statistics(*request.params)))
 
     def model_ready(self, request: HttpRequest) -> HandlerResult:
+        """Return whether a model has a container; 503 if not."""
         target = self._target(request)
 
         def look() -> HttpResponse:
@@ -121,6 +139,7 @@ class InferenceRoutes:
     # -- asking
 
     def infer(self, request: HttpRequest) -> HandlerResult:
+        """Answer an infer request. Raises UnknownModel, UnknownVersion, InvalidInput."""
         if (
             "," in request.params[0]
             or b"mm-model-id" in request.headers
@@ -146,8 +165,10 @@ class InferenceRoutes:
         return _later(asking, target, asked)
 
     def _infer_several(self, request: HttpRequest) -> HandlerResult:
-        """`/v2/models/m1,m2/infer`, or those of the headers, whatever the path says; with
-        `mm-required` all must be known."""
+        """Answer `/v2/models/m1,m2/infer`, or a request whose headers name the models.
+
+        The headers take precedence over the path. With `mm-required` all models must be known.
+        """
         if len(request.params) > 1:
             raise InvalidInput(
                 "several models have no version in common.",
@@ -187,7 +208,8 @@ def _unavailable(body: Any) -> HttpResponse:
 
 
 def _slo_ms(asked: codec.InferRequest, request: HttpRequest) -> float | None:
-    """`parameters.timeout`, else the header Clipper-Deadline-Ms, else None: the application's."""
+    """Return `parameters.timeout`, else Clipper-Deadline-Ms, else None for the application's
+    SLO."""
     if (given_ms := timeout_ms(asked)) is not None:
         return given_ms
     text = request.headers.get(b"clipper-deadline-ms", b"")
@@ -208,6 +230,7 @@ def _later(
 def inferred(
     asking: PendingInference, target: InferenceTarget, asked: codec.InferRequest
 ) -> HttpResponse:
+    """Return the response to a finished infer request."""
     outputs, parameters = asking.inferred()
     return _response(
         *codec.encode(

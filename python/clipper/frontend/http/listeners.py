@@ -1,5 +1,5 @@
-"""Where HTTP listens: one thread with an event loop for all listeners, worker threads for what
-blocks, and their end."""
+"""HTTP listeners: one thread with an event loop for all of them, and worker threads for blocking
+calls."""
 
 import asyncio
 import contextlib
@@ -39,11 +39,11 @@ Handle = Callable[[HttpRequest], HandlerResult]
 
 
 class HttpListeners:
-    """HTTP on some addresses. Threads: start, drain and stop from one; the rest is its own.
+    """HTTP on a set of addresses. Threads: start, drain and stop from one; the others are its own.
 
-    each: (key of [http] that holds the address, the address, what handles requests there).  counts:
-    alike.  certificates: of those that speak TLS, by that key, with where to count.  hot: the door,
-    where queries come in.  own_user: keys of the listeners that only processes of this server's
+    each: (the key of [http] that holds the address, the address, its handler). counts: in the same
+    order. certificates: of the listeners with TLS, by that key, with their counters. hot: the fast
+    path of the query address. own_user: keys of the listeners that only processes of this server's
     user, and of root, may use.
     """
 
@@ -78,6 +78,7 @@ class HttpListeners:
         self._serving = threading.Event()
 
     def start(self) -> None:
+        """Start the thread, and return when all addresses accept connections."""
         self._thread.start()
         self._serving.wait()
 
@@ -178,7 +179,7 @@ class HttpListeners:
     # -- the end
 
     def drain(self) -> None:
-        """Take no new connections, close idle ones, the others after their responses."""
+        """Accept no new connections; close idle ones now, the others after their responses."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._drain)
 
@@ -193,7 +194,7 @@ class HttpListeners:
             door.close()
 
     def stop(self) -> None:
-        """Send what can still be sent, and end. Every query has ended before."""
+        """Send the remaining responses, then stop the threads. Every query has ended before."""
         self.drain()
         for pool in self._pools.values():
             pool.shutdown(wait=True)

@@ -1,5 +1,7 @@
-"""Requests and responses, without sockets. A handler takes a `Request` and returns what is to
-become of it: an `Outcome`."""
+"""Requests, responses and errors of HTTP, without sockets.
+
+A handler takes an HttpRequest and returns a HandlerResult: a response, or how it is made.
+"""
 
 import http
 import itertools
@@ -40,10 +42,11 @@ _numbers = itertools.count(1)
 
 
 class HttpRequest:
-    """One request, read in full, at `began_ns` of the monotonic clock. Threads: one at a time.
+    """One request, read in full. Threads: one at a time.
 
-    headers: those of `KNOWN_HEADERS`, by lower-case name.  route: the pattern that was found for
-    it.  params: what its `{...}` stand for.  actor: who manages, by a token of their own.
+    began_ns: time of the monotonic clock. headers: those of `KNOWN_HEADERS`, by lower-case name.
+    route: the pattern that matched. params: the values of the pattern's `{}`. actor: the owner of
+    the management token. trace: a Trace, or None.
     """
 
     __slots__ = (
@@ -84,7 +87,7 @@ class HttpRequest:
 
     @property
     def id(self) -> bytes:
-        """The request's id: given, or made up now."""
+        """The request's id: the client's, or a generated one."""
         if not self._id:
             self._id = self.given_id or b"%s-%x" % (_PREFIX.encode(), next(_numbers))
         return self._id
@@ -119,8 +122,11 @@ REPEATED: Final = frozenset((b"mm-model-id", b"mm-vmodel-id", b"transfer-encodin
 
 
 class HttpResponse:
-    """headers: further ones, names and values without CR, LF or NUL.  id: X-Request-Id, when it is
-    not the request's own."""
+    """A complete response.
+
+    headers: further headers; names and values have no CR, LF or NUL. id: value of X-Request-Id,
+    when it is not the request's own.
+    """
 
     __slots__ = ("body", "content_type", "headers", "id", "status")
 
@@ -142,7 +148,7 @@ class HttpResponse:
 
 
 class DeferredResponse:
-    """A response that is made, on the event loop, once all `futures` are done."""
+    """A response that is made on the event loop, by `make`, once all `futures` are done."""
 
     __slots__ = ("futures", "make")
 
@@ -151,18 +157,18 @@ class DeferredResponse:
 
 
 class StreamedResponse:
-    """A response whose body is written bit by bit, as long as it takes. begin: called on the event
-    loop once the head has left.
+    """A response whose body is written in parts.
 
-    endless: it has no end of its own, and is ended when the server drains; others are waited for.
-    The rest as a Response's.
+    begin: called with the body on the event loop, after the headers have been sent. endless: the
+    body has no end of its own and is ended when the server drains; other bodies are waited for. The
+    other arguments are those of HttpResponse.
     """
 
-    __slots__ = ("begin", "content_type", "endless", "headers", "id", "status")
+    __slots__ = ("content_type", "endless", "headers", "id", "start", "status")
 
     def __init__(
         self,
-        begin: "Callable[[StreamedBody], None]",
+        start: "Callable[[StreamedBody], None]",
         content_type: bytes,
         headers: Sequence[tuple[bytes, bytes]] = (),
         *,
@@ -170,8 +176,8 @@ class StreamedResponse:
         status: int = 200,
         id: bytes = b"",
     ) -> None:
-        self.begin, self.content_type, self.headers, self.endless = (
-            begin,
+        self.start, self.content_type, self.headers, self.endless = (
+            start,
             content_type,
             headers,
             endless,
@@ -180,20 +186,20 @@ class StreamedResponse:
 
 
 class WorkerPool(Enum):
-    """Whose threads a piece of work runs on. No pool waits for another.
+    """The threads that run a piece of work. The pools do not wait for each other.
 
-    QUERIES: queries, feedback and what a monitor asks for.  LOOKS: reads by management.  CHANGES:
-    what management changes; such a call may take as long as a deployment.
+    QUERIES: queries, feedback and monitoring. LOOKS: reads by management. CHANGES: changes by
+    management; such a call may take as long as a deployment.
     """
 
     QUERIES = "work"
-    LOOKS = "look"
+    READS = "look"
     CHANGES = "manage"
 
 
 class WorkerTask:
-    """What would hold up the event loop: run on a thread of its pool, it has an outcome of its
-    own."""
+    """Work that would block the event loop. It runs on a thread of its pool and returns another
+    result."""
 
     __slots__ = ("pool", "run")
 
@@ -208,8 +214,7 @@ Handler = Callable[[HttpRequest], HandlerResult]
 
 
 class HttpError(ClipperError):
-    """What HTTP itself refuses, with a status that no error of ours has. headers: as a
-    Response's."""
+    """An error of HTTP itself, with its status. headers: further headers of the response."""
 
     def __init__(
         self, status: int, message: str, hint: str = "", headers: Sequence[tuple[bytes, bytes]] = ()
@@ -239,12 +244,12 @@ to_json: Callable[[Any], bytes] = _ENCODER.encode
 
 
 def answer_json(value: Any, status: int = 200) -> HttpResponse:
+    """Return a response with `value` as JSON."""
     return HttpResponse(status, to_json(value))
 
 
 def read_json(decoder: "msgspec.json.Decoder[Any]", text: Any, at: str = "$") -> Any:
-    """What `text` says. InvalidInput that names the byte where it is no JSON, or the member that is
-    not what it should be."""
+    """Decode JSON. Raises InvalidInput, which names the byte or the member at fault."""
     try:
         return decoder.decode(text)
     except msgspec.ValidationError as error:
@@ -261,8 +266,12 @@ def read_json(decoder: "msgspec.json.Decoder[Any]", text: Any, at: str = "$") ->
 
 
 def problem(error: Exception, request_id: bytes, content_type: bytes = PROBLEM) -> HttpResponse:
-    """The one error body: RFC 9457, and `error`, which clients of the Open Inference Protocol read.
-    What is not an error of ours is said to be internal, without its words: they may hold paths."""
+    """Return the response to an error: RFC 9457, plus `error` for clients of the Open Inference
+    Protocol.
+
+    An error that is not a ClipperError is reported as internal, without its text, which may hold
+    paths.
+    """
     if isinstance(error, MemoryError) and not isinstance(error, ClipperError):
         error = OutOfMemory(
             "no memory for the request.", hint="Send it again, or less in one request."
@@ -290,7 +299,10 @@ def _slug(error: ClipperError, status: int) -> str:
 
 
 def retry_after_s(error: ClipperError) -> int:
-    """Whole seconds, at least one: as long as the queue needs, or what a restart usually takes."""
+    """Return the value of Retry-After: whole seconds, at least one.
+
+    It is the queue's estimate for Overloaded, else the usual time of a restart.
+    """
     if isinstance(error, Overloaded):
         return max(1, math.ceil(error.retry_after_s))
     return 5 if isinstance(error, ShuttingDown) else 1
@@ -304,8 +316,8 @@ def _phrase(status: int) -> str:
 
 
 def without_traceback(error: Exception) -> Exception:
-    """A model's failure as a client may read it: its last line, not the traceback with the paths of
-    its files."""
+    """Return a model's failure as clients may see it: its last line, without the traceback and
+    its paths."""
     if isinstance(error, ModelFailed):
         return ModelFailed(f"the model failed: {last_line(error.message)}.")
     return error
@@ -329,8 +341,11 @@ def head_of(
     *,
     chunked: bool = True,
 ) -> bytes:
-    """trace: the value of traceparent, if there is to be one.  chunked: how a streamed body ends;
-    else: when we close."""
+    """Encode the status line and the headers.
+
+    trace: value of traceparent; empty for none. chunked: a streamed body ends by chunks; otherwise
+    closing the connection ends it. Raises ValueError for a header with CR, LF or NUL.
+    """
     line = _LINES.get(response.status) or b"HTTP/1.1 %d %s\r\n" % (
         response.status,
         _phrase(response.status).encode(),
@@ -362,8 +377,10 @@ def head_of(
 
 
 def inflate(body: bytes | bytearray, encoding: bytes, size_max: int) -> bytes | bytearray:
-    """The body without its Content-Encoding: gzip, deflate or identity. TooLarge above `size_max`;
-    Refused for another coding."""
+    """Decode the Content-Encoding of a body: gzip, deflate or identity.
+
+    Raises TooLarge above `size_max` bytes, HttpError (415) for another coding, InvalidInput.
+    """
     encoding = encoding.strip().lower()
     if encoding in (b"", b"identity"):
         return body
@@ -392,18 +409,19 @@ def inflate(body: bytes | bytearray, encoding: bytes, size_max: int) -> bytes | 
 
 
 def settled(outcome: HandlerResult) -> HandlerResult:
-    """The outcome, with its work done on the calling thread, which is one for queries; work of
-    another pool is left to that."""
+    """Run work of the pool QUERIES on the calling thread, and return its result.
+
+    Work of another pool is returned as it is.
+    """
     while isinstance(outcome, WorkerTask) and outcome.pool is WorkerPool.QUERIES:
         outcome = outcome.run()
     return outcome
 
 
 def inflating(handle: Handler, size_max: int) -> Handler:
-    """A handler that is given bodies without their Content-Encoding; decompressing them is a worker
-    thread's.
+    """Wrap a handler so that it gets decoded bodies. Decoding runs on a worker thread.
 
-    Whoever may not ask must be refused before: a small body can become one of `size_max` bytes.
+    Check authorization before: a small body can become one of `size_max` bytes.
     """
 
     def inflated(request: HttpRequest) -> HandlerResult:
@@ -423,9 +441,9 @@ def inflating(handle: Handler, size_max: int) -> Handler:
 def on_worker(
     verb: Callable[[HttpRequest], HttpResponse],
 ) -> Callable[[HttpRequest], HandlerResult]:
-    """Make a handler of management that may take its time: neither the listener's loop nor a query
-    waits for it."""
+    """Make a handler of management from a blocking function; it runs on management's worker
+    threads."""
     return lambda request: WorkerTask(
         lambda: verb(request),
-        WorkerPool.LOOKS if request.method in ("GET", "HEAD") else WorkerPool.CHANGES,
+        WorkerPool.READS if request.method in ("GET", "HEAD") else WorkerPool.CHANGES,
     )

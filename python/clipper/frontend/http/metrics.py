@@ -1,5 +1,5 @@
-"""`GET /metrics`: Prometheus' text, OpenMetrics for who accepts it, InfluxDB's lines for
-`?format=influx`."""
+"""`GET /metrics`: Prometheus text format, OpenMetrics if the client accepts it, or InfluxDB's
+lines."""
 
 import time
 import urllib.parse
@@ -15,7 +15,7 @@ from clipper.serving.query.application import ApplicationHandle
 
 
 class MetricsRoutes:
-    """Threads: any. Collections run on worker threads."""
+    """The route /metrics. Threads: any. Metrics are collected on worker threads."""
 
     def __init__(self, node: ServerInterface, counts: Sequence[MetricsSource]) -> None:
         self._node = node
@@ -23,9 +23,11 @@ class MetricsRoutes:
         self.metrics = Metrics(node.version, node.stats, self._slos_s, self._shares, most, counts)
 
     def add_to(self, routes: Router) -> None:
+        """Add the route."""
         routes.add("GET", "/metrics", self.scrape)
 
     def scrape(self, request: HttpRequest) -> HandlerResult:
+        """Return all metrics in the requested format."""
         format = format_of(request)
         return WorkerTask(lambda: self._answer(format))
 
@@ -55,7 +57,7 @@ class MetricsRoutes:
 
 
 def format_of(request: HttpRequest) -> str:
-    """InvalidInput for a format that there is not."""
+    """Return the format of a request. Raises InvalidInput for an unknown one."""
     asked = urllib.parse.parse_qs(request.query.decode("ascii", "replace")).get("format")
     if asked:
         if asked[-1] not in CONTENT_TYPES:
@@ -71,7 +73,7 @@ def format_of(request: HttpRequest) -> str:
 
 
 def _prefers_openmetrics(accept: bytes) -> bool:
-    """Whether OpenMetrics is named, and no plain text with a higher `q`."""
+    """Return whether OpenMetrics is accepted, and plain text has no higher `q`."""
     weights: dict[bytes, float] = {}
     for item in accept.lower().split(b","):
         kind, *parameters = [part.strip() for part in item.split(b";")]

@@ -1,10 +1,9 @@
-"""Answers as they come: a server-sent event for each query of a request, in the order in which they
-are done.
+"""Streamed answers: one server-sent event for each query of a request, in order of completion.
 
-`answer` and `error` say which query by `index`; `done` is the last. Once the head has left, no
-status can tell of a failure, so each query tells its own, with the body that a response of its own
-would have. A client that does not read is not written to: what is done meanwhile waits, at most one
-event a query. One that hangs up takes along what is not answered yet.
+The events `answer` and `error` name their query by `index`; `done` is the last event. Once the
+headers are sent, the status can no longer report a failure, so each query reports its own, with the
+body that a response of its own would have. While a client does not read, finished answers wait
+here, at most one event per query. A disconnected client cancels the unfinished queries.
 """
 
 import asyncio
@@ -23,19 +22,21 @@ _log = logging.getLogger(__name__)
 
 
 class PredictionStream:
-    """Of one request. tell: a done future -> its answer as a JSON object; it raises what stands for
-    one. Threads: the loop's."""
+    """The response to one request with several queries. Threads: the event loop's.
+
+    tell: encodes a finished future as a JSON object; it raises the query's error.
+    """
 
     def __init__(
         self,
         futures: Sequence[Future],
-        tell: Callable[[Future], bytes],
+        encode: Callable[[Future], bytes],
         request_id: bytes,
         heartbeat_s: float,
     ) -> None:
-        self._futures, self._tell, self._request_id, self._heartbeat_s = (
+        self._futures, self._encode, self._request_id, self._heartbeat_s = (
             futures,
-            tell,
+            encode,
             request_id,
             heartbeat_s,
         )
@@ -47,9 +48,11 @@ class PredictionStream:
         self._timer: asyncio.TimerHandle | None = None
 
     def response(self) -> StreamedResponse:
-        return StreamedResponse(self.begin, CONTENT_TYPE, HEADERS, id=self._request_id)
+        """Return the streamed response for the connection."""
+        return StreamedResponse(self.start, CONTENT_TYPE, HEADERS, id=self._request_id)
 
-    def begin(self, body: StreamedBody) -> None:
+    def start(self, body: StreamedBody) -> None:
+        """Write to `body` from now on: what is done already first."""
         self._body = body
         body.on_room, body.on_gone = self._on_room, self._on_gone
         for index, future in enumerate(self._futures):
@@ -88,18 +91,18 @@ class PredictionStream:
     def _event(self, index: int) -> bytes:
         name = b"answer"
         try:
-            told = self._tell(self._futures[index])
+            text = self._encode(self._futures[index])
         except Exception as error:
             if not isinstance(error, ClipperError):
                 _log.exception(
-                    "request %s: answer %d cannot be told",
+                    "request %s: answer %d cannot be text",
                     self._request_id.decode(),
                     index,
                     exc_info=error,
                 )
-            name, told = b"error", problem(error, self._request_id).body
+            name, text = b"error", problem(error, self._request_id).body
             self._errors += 1
-        return encode_event(b'{"index":%d,%s' % (index, told[1:]), name=name)
+        return encode_event(b'{"index":%d,%s' % (index, text[1:]), name=name)
 
     # -- a sign of life where nothing else comes
 

@@ -1,8 +1,7 @@
-"""Models loaded and unloaded as the Open Inference Protocol has it, on the address of management:
-containers come and go.
+"""Loading and unloading of models by the Open Inference Protocol, on the management address.
 
-The record of a model, its versions and who links it stay; queries of an unloaded model end as those
-without a container do.
+Only containers start and stop. The records of a model, its versions and its links stay; queries of
+an unloaded model end like those of any model without a container.
 """
 
 import time
@@ -17,22 +16,26 @@ _LOOK_S = 0.02
 
 
 class ModelRepository:
-    """Threads: any. Both verbs run on a worker thread."""
+    """Starts and stops containers of models. Threads: any; both operations block."""
 
     def __init__(self, node: ServerInterface) -> None:
         self._node = node
 
     def add_to(self, routes: Router) -> None:
+        """Add the routes."""
         routes.add("POST", "/v2/repository/models/{}/load", on_worker(self.load))
         routes.add("POST", "/v2/repository/models/{}/unload", on_worker(self.unload))
 
     def load(self, request: HttpRequest) -> HttpResponse:
-        """Starts a container of the latest version where there is none, and answers once it is
-        connected. DeployFailed when that takes longer than `server.load_s`."""
+        """Load the model of the path: see `load_named`."""
         self.load_named(request.params[0])
         return answer_json({})
 
     def load_named(self, name: str) -> None:
+        """Start a container of the latest version if there is none, and wait until it is connected.
+
+        Raises UnknownModel, and DeployFailed after `server.load_s` seconds.
+        """
         model = self._latest(name)
         if not model.replicas:
             self._node.scale(model.id, 1)
@@ -47,12 +50,12 @@ class ModelRepository:
             time.sleep(_LOOK_S)
 
     def unload(self, request: HttpRequest) -> HttpResponse:
-        """Stops the containers of every version; whoever links the model has its default from then
-        on."""
+        """Unload the model of the path: see `unload_named`."""
         self.unload_named(request.params[0])
         return answer_json({})
 
     def unload_named(self, name: str) -> None:
+        """Stop the containers of every version. Applications then answer with their default."""
         name = self._latest(name).name
         for model in self._node.catalog.view.versions.get(name, ()):
             if not model.retired_us:

@@ -1,4 +1,4 @@
-"""The routing table: method and path -> handler. Pure; nothing here knows of sockets."""
+"""The routing table: method and path to handler. Pure; no sockets."""
 
 import urllib.parse
 from collections.abc import Iterator
@@ -12,11 +12,10 @@ _REMEMBERED_BYTES_MAX = 512  # of a path; longer ones are looked up each time
 
 
 class Router:
-    """Threads: any, once all routes are added. `{}` in a pattern stands for one segment of a path.
+    """Maps methods and path patterns to handlers. `{}` in a pattern matches one segment of a path.
 
-    `add("GET", "/api/{}", handler)`; HEAD goes with GET, OPTIONS with all. `find` leaves what the
-    `{}` stood for in `request.params`, and the pattern in `request.route`. A fixed segment wins
-    over `{}`.
+    `add("GET", "/api/{}", handler)` also answers HEAD, and OPTIONS for every path. A fixed segment
+    has precedence over `{}`. Threads: any, once all routes are added.
     """
 
     def __init__(self) -> None:
@@ -26,10 +25,11 @@ class Router:
         self.about: dict[tuple[str, str], RouteInfo] = {}
 
     def describe(self, table: RouteTable) -> None:
-        """What routes do, for GET /openapi.json."""
+        """Add descriptions of routes, for GET /openapi.json."""
         self.about |= table
 
     def add(self, method: str, pattern: str, handler: Handler) -> None:
+        """Add a route."""
         node = self._root
         for segment in pattern.strip("/").split("/"):
             node = node.below.setdefault(segment, _Node())
@@ -38,12 +38,14 @@ class Router:
         self._patterns.append((method, pattern))
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        """(method, pattern) of each route, in the order they were added."""
+        """Iterate over (method, pattern) of the routes, in the order in which they were added."""
         return iter(self._patterns)
 
     def find(self, request: HttpRequest) -> Handler:
-        """The handler. Refused: 404 for a path that is none of ours, 405 with Allow for a method
-        that is none of its."""
+        """Return the handler, and set the request's `params` and `route`.
+
+        Raises HttpError: 404 for an unknown path, 405 with Allow for an unknown method.
+        """
         key = request.method, request.path
         known = self._known.get(key)
         if known is None:

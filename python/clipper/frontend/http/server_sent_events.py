@@ -1,8 +1,7 @@
-"""Server-sent events: the bytes of `text/event-stream`, and where a reader wants to go on. Source:
-the HTML standard, 9.2.
+"""Server-sent events: encoding, and the position from which a reader resumes.
 
-No sockets here: a handler answers `Streamed(begin)` (messages.py) and writes to the `Body`
-(bodies.py) that `begin` is handed.
+A handler returns `StreamedResponse(begin)` and writes to the StreamedBody that `begin` is given.
+Source: the HTML standard, section 9.2.
 """
 
 from typing import Final
@@ -21,9 +20,11 @@ _ID_MAX = 20
 
 
 def encode_event(data: bytes, *, name: bytes = b"", id: int = 0, retry_ms: int = 0) -> bytes:
-    """One event. data: UTF-8, of one line or several.  name: its type, `message` when empty.  id:
-    what the reader sends back as Last-Event-ID, 0 for none.  retry_ms: how long the reader is to
-    wait before it comes again, 0 for as it likes.
+    """Encode one event.
+
+    data: UTF-8, one line or several. name: the event's type; `message` when empty. id: the value
+    that the reader sends back as Last-Event-ID; 0 for none. retry_ms: how long the reader should
+    wait before it reconnects; 0 for the reader's default.
     """
     lines = []
     if name:
@@ -45,7 +46,9 @@ def _one_line(text: bytes) -> bytes:
 
 
 def last_event_id(request: HttpRequest) -> int:
-    """The id of the last event that this reader has; 0 when it has none, or sends one that is none
-    of ours."""
+    """Return the id of the last event that this reader has received.
+
+    Returns 0 when the header is missing or is not a valid id.
+    """
     given = request.headers.get(b"last-event-id", b"")
     return int(given) if given.isdigit() and len(given) <= _ID_MAX else 0

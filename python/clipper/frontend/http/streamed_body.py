@@ -1,5 +1,4 @@
-"""The body of a response that is written bit by bit: what a handler that answered `Streamed` is
-handed."""
+"""The body of a streamed response: what a handler that returned StreamedResponse writes to."""
 
 import logging
 from collections.abc import Callable
@@ -14,23 +13,27 @@ _log = logging.getLogger(__name__)
 
 
 class BodyWriter(Protocol):
-    """The connection below a body. write: -> how many bytes the client has not taken yet.  finish:
-    after the last of them."""
+    """Interface of the connection below a body."""
 
     full: bool
 
-    def write_body(self, data: bytes) -> int: ...
-    def finish_body(self) -> None: ...
-    def abort(self) -> None: ...
+    def write_body(self, data: bytes) -> int:
+        """Send some bytes; return how many the client has not taken yet."""
+
+    def finish_body(self) -> None:
+        """Go on with the next response, after the last byte of the body."""
+
+    def abort(self) -> None:
+        """Close the connection at once."""
 
 
 class StreamedBody:
-    """Threads: the loop's; `post` is for any.
+    """The body of one response, written in parts. Threads: the event loop's; `post` from any.
 
-    `write` gives False when the client does not keep up: then write no more until `on_room` is
-    called. `on_gone` is called once, when the client has hung up (or was cut off) before `end`:
-    cancel what is still being done for it. chunked: how HTTP/1.1 tells where a body ends; HTTP/1.0
-    closes.
+    `write` returns False when the client does not keep up: stop writing until `on_room` is called.
+    `on_gone` is called once if the client disconnects (or is cut off) before `end`: cancel the work
+    that is in progress for it. chunked: HTTP/1.1 marks the end of the body by chunks; HTTP/1.0
+    closes the connection.
     """
 
     __slots__ = ("_begun", "_chunked", "_outlet", "_watcher", "ended", "gone", "on_gone", "on_room")
@@ -42,18 +45,19 @@ class StreamedBody:
         self.on_room: Callable[[], None] | None = None
         self.on_gone: Callable[[], None] | None = None
 
-    def begin(self, begin: "Callable[[StreamedBody], None]") -> None:
-        """What it raises ends the connection: the head has left, and no other response can
-        follow."""
+    def start(self, handler: "Callable[[StreamedBody], None]") -> None:
+        """Call the handler's function. An error aborts the connection, since the headers are
+        sent already."""
         try:
-            begin(self)
+            handler(self)
         except Exception as error:
             _log.exception("a streamed response failed", exc_info=error)
             self._outlet.abort()
         self._begun = True
 
     def write(self, data: bytes) -> bool:
-        """Whether there is room for more. Nothing is written once the client is gone."""
+        """Send some bytes; return whether there is room for more. Does nothing once the client
+        is gone."""
         if self.gone or self.ended:
             return False
         if data:
@@ -66,7 +70,7 @@ class StreamedBody:
         return not self._outlet.full
 
     def end(self) -> None:
-        """That was all. Idempotent."""
+        """Finish the body. Idempotent."""
         if self.gone or self.ended:
             return
         self.ended = True
@@ -76,28 +80,31 @@ class StreamedBody:
             self._outlet.finish_body()
 
     def drop(self) -> None:
-        """Cut the client off."""
+        """Disconnect the client."""
         if not self.gone and not self.ended:
             self._outlet.abort()
 
     def post(self, step: Callable[..., Any], *args: Any) -> None:
-        """Have `step(*args)` called on the loop; from any thread. Nothing, once the loop is
+        """Call `step(*args)` on the event loop. Thread-safe; does nothing once the loop is
         closed."""
         self._watcher.post(step, *args)
 
     def hear(self, future: Future, step: Callable[[Future], None]) -> bool:
-        """Have `step(future)` called on the loop once it is done. False, and never called, when it
-        is done already."""
+        """Call `step(future)` on the loop when the future is done.
+
+        Returns False, and never calls it, if the future is done already.
+        """
         return self._watcher.on_done(future, step)
 
     # -- the connection's side
 
     def room(self) -> None:
+        """Tell the handler that it may write again. Called by the connection."""
         if self.on_room is not None and not self.ended:
             self.on_room()
 
     def lose(self) -> None:
-        """The client is gone."""
+        """Tell the handler that the client is gone. Called by the connection."""
         if self.gone or self.ended:
             return
         self.gone = True

@@ -1,11 +1,9 @@
-"""TLS in front of a Connection of http.py: to the connection it is the transport, to the event loop
-the protocol.
+"""TLS for HttpConnection: a transport to the connection, a protocol to the event loop.
 
-The loop's own TLS would do the same and hide what must be seen: a handshake has a time
-(`http.header_s`) and counts among the connections (`http.connections_max`) before it is done, a
-client that speaks plain HTTP is told so in words it understands, and each connection takes the
-certificate that is current when it comes. The bytes go through OpenSSL in memory, as they would
-there.
+The event loop's own TLS would hide what must be visible here: a handshake has a time limit
+(`http.header_s`) and counts as a connection (`http.connections_max`) before it is complete, a
+client that sends plain HTTP gets a readable error, and each new connection uses the current
+certificate. OpenSSL works on memory buffers, as it does in the event loop.
 """
 
 import asyncio
@@ -25,7 +23,7 @@ _LINGER_S = 2.0
 
 
 class TlsListener:
-    """What the connections of one listener share. Threads: the loop's."""
+    """The shared state of the TLS connections of one listener. Threads: the event loop's."""
 
     def __init__(self, service: HttpService, certificate: Certificate, counts: TlsCounts) -> None:
         self.service, self.certificate, self.counts = service, certificate, counts
@@ -37,17 +35,18 @@ class TlsListener:
         return TlsTransport(self)
 
     def look(self, now_s: float) -> None:
+        """Check the time limits of handshakes."""
         for each in tuple(self.waiting):
             each.look(now_s)
 
     def close(self) -> None:
-        """End handshakes: nobody is served any more."""
+        """Abort the handshakes in progress."""
         for each in tuple(self.waiting):
             each.abort()
 
 
 class TlsTransport(asyncio.Protocol, asyncio.Transport):
-    """One client. Threads: the loop's."""
+    """The TLS layer of one client. Threads: the event loop's."""
 
     def __init__(self, door: TlsListener) -> None:
         asyncio.Transport.__init__(self)
@@ -65,6 +64,7 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
     # -- the wire
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # of TCP there is no other
+        """Start the handshake; abort it if there are too many connections."""
         self._wire = transport
         door = self._door
         door.waiting.add(self)
@@ -76,6 +76,7 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
             transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
+        """Count an unfinished handshake, and tell the HTTP connection."""
         if self in self._door.waiting:
             if not self._deaf:
                 self._end("gone")
@@ -84,21 +85,24 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
             self._inner.connection_lost(error)
 
     def eof_received(self) -> bool:
-        """The client is gone, with a farewell or without: HTTP tells by itself where a message
-        ends."""
+        """Close the connection. A close_notify is not required, because HTTP marks the end of
+        its messages."""
         if self._inner is not None:
             return self._inner.eof_received()
         return False
 
     def pause_writing(self) -> None:
+        """Pass it on to the HTTP connection."""
         if self._inner is not None:
             self._inner.pause_writing()
 
     def resume_writing(self) -> None:
+        """Pass it on to the HTTP connection."""
         if self._inner is not None:
             self._inner.resume_writing()
 
     def data_received(self, data: bytes) -> None:
+        """Decrypt received bytes, or continue the handshake."""
         if self._deaf:
             return
         is_plain, self._is_first = (
@@ -153,7 +157,7 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
             self._wire.write(self._outgoing.read())
 
     def _end(self, outcome: str) -> None:
-        """No handshake any more."""
+        """End the handshake with this outcome, and ignore further bytes."""
         self._deaf = self._closing = True
         self._door.counts.count(outcome)
 
@@ -171,7 +175,7 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
         self._wire.write_eof()
 
     def look(self, now_s: float) -> None:
-        """While there is no handshake yet, or none any more."""
+        """Check the time limit of an unfinished or a rejected handshake."""
         if self._deaf:
             if now_s - self._since_s > _LINGER_S:
                 self._wire.abort()
@@ -182,17 +186,20 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
     # -- the transport of a Connection
 
     def write(self, data: Any) -> None:
+        """Encrypt and send."""
         rest = memoryview(data)
         while rest:
             rest = rest[self._tls.write(rest) :]
         self._flush()
 
     def close(self) -> None:
+        """Send close_notify and close the connection."""
         if not self._closing:
             self._farewell()
             self._wire.close()
 
     def write_eof(self) -> None:
+        """Send close_notify and shut down the sending side. What still arrives is discarded."""
         if not self._closing:
             self._farewell()
             self._deaf = True  # what still comes is thrown away
@@ -207,23 +214,30 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
         self._flush()
 
     def abort(self) -> None:
+        """Close the connection at once."""
         self._closing = True
         self._wire.abort()
 
     def is_closing(self) -> bool:
+        """Return whether the transport is closing."""
         return self._closing or self._wire.is_closing()
 
     def can_write_eof(self) -> bool:
+        """Return True."""
         return True
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Return information on the TCP transport below."""
         return self._wire.get_extra_info(name, default)
 
     def get_write_buffer_size(self) -> int:
+        """Return how many encrypted bytes are not sent."""
         return self._wire.get_write_buffer_size()
 
     def pause_reading(self) -> None:
+        """Stop reading from the TCP transport."""
         self._wire.pause_reading()
 
     def resume_reading(self) -> None:
+        """Read from the TCP transport again."""
         self._wire.resume_reading()

@@ -1,12 +1,11 @@
-"""The Open Inference Protocol, version 2, as bytes: infer requests to tensors, tensors to infer
-responses. No sockets, no models.
+"""The Open Inference Protocol, version 2, in JSON: requests to tensors, tensors to responses. Pure.
 
-A tensor travels as JSON (`data`, flat or nested, row-major) or, by the binary extension, behind the
-JSON head: little-endian, packed, in the order of the tensors. The head's length
-(`Inference-Header-Content-Length`) says which it is, not the Content-Type: clients are careless
-with that one. Binary tensors are read where they lie in the body, and written as the arrays' own
-memory. Source: kserve.github.io, "Open Inference Protocol", and Triton's extensions
-`binary_tensor_data` and `schedule_policy`.
+A tensor is in the JSON (`data`, flat or nested, row-major) or, with the binary extension, behind
+the JSON: little-endian, packed, in the order of the tensors. The length of the JSON
+(`Inference-Header-Content-Length`) tells which, not the Content-Type, which clients often set
+wrongly. Binary tensors are views of the body, and are written from the arrays' memory. Source:
+kserve.github.io, "Open Inference Protocol", and Triton's extensions `binary_tensor_data` and
+`schedule_policy`.
 """
 
 import math
@@ -69,7 +68,7 @@ class _Head(msgspec.Struct):
 
 
 class Tensor(msgspec.Struct):
-    """values: an array of `shape`, or a flat list for BYTES."""
+    """A decoded tensor. values: an array of `shape`, or a flat list for BYTES."""
 
     name: str
     datatype: str
@@ -78,7 +77,7 @@ class Tensor(msgspec.Struct):
 
 
 class InferRequest(msgspec.Struct):
-    """binary: whether the output goes back as binary data."""
+    """A decoded infer request. binary: return the output as binary data."""
 
     id: str
     parameters: dict[str, Any]
@@ -102,8 +101,10 @@ _STRAIGHT = {
 
 
 def decode(body: bytes | bytearray, head_bytes: bytes = b"") -> InferRequest:
-    """An infer request. head_bytes: the header Inference-Header-Content-Length, when there is one.
-    Raises InvalidInput."""
+    """Decode an infer request.
+
+    head_bytes: the value of Inference-Header-Content-Length, or empty. Raises InvalidInput.
+    """
     head_size = _head_size(body, head_bytes)
     head: _Head = read_json(_HEAD, memoryview(body)[:head_size] if head_size < len(body) else body)
     at = head_size
@@ -151,7 +152,10 @@ def _head_size(body: bytes | bytearray, text: bytes) -> int:
 
 
 def wants_binary(outputs: Iterable[RequestedOutput], parameters: Mapping[str, Any]) -> bool:
-    """We have one output: whoever names another asks in vain."""
+    """Return whether the output is requested as binary data.
+
+    Raises InvalidInput for any output but ours, and for the classification extension.
+    """
     for wanted in outputs:
         if wanted.name != OUTPUT:
             raise InvalidInput(f"there is no output {wanted.name[:64]!r}: it is named {OUTPUT!r}.")
@@ -165,8 +169,10 @@ def wants_binary(outputs: Iterable[RequestedOutput], parameters: Mapping[str, An
 def checked_shape(
     name: str, datatype: str, dims: Iterable[int], parameters: Mapping[str, Any]
 ) -> tuple[int, ...]:
-    """The shape of a tensor; InvalidInput for one that no tensor has, and for what is not taken
-    here."""
+    """Return the shape of a tensor.
+
+    Raises InvalidInput for an impossible shape, an unknown datatype, and tensors in shared memory.
+    """
     if "shared_memory_region" in parameters:
         raise InvalidInput(
             "tensors in shared memory are not taken here.", hint="Send them in the body."
@@ -243,8 +249,11 @@ def _flattened(values: Any) -> list[Any]:
 
 
 def from_binary(name: str, datatype: str, shape: tuple[int, ...], data: memoryview) -> Any:
-    """Packed, little-endian bytes as an array of `shape` that lies in them; a list of bytes for
-    BYTES."""
+    """Return packed, little-endian bytes as an array of `shape` without a copy; a list of bytes for
+    BYTES.
+
+    Raises InvalidInput if the size is wrong.
+    """
     count = math.prod(shape)
     if datatype == "BYTES":
         return _strings(name, data, count)
@@ -280,8 +289,11 @@ def _strings(name: str, data: memoryview, count: int) -> list[bytes]:
 
 
 def rows_of(request: InferRequest, type_: InputType) -> Any:
-    """The queries of a request for what takes inputs of `type_`: an array (n, *shape), or a list.
-    The first dimension is how many; one row may come without it. InvalidInput for other shapes."""
+    """Return the queries of a request for inputs of `type_`: an array (n, *shape) or a list.
+
+    The first dimension is the number of rows; one row may omit it. Raises InvalidInput for other
+    shapes.
+    """
     if len(request.inputs) != 1:
         raise InvalidInput(
             f"the request has {len(request.inputs)} inputs: one tensor is taken, {INPUT!r}."
@@ -317,8 +329,8 @@ def rows_of(request: InferRequest, type_: InputType) -> Any:
 
 
 def _strings_or_array(tensor: Tensor, type_: InputType) -> Any:
-    """A list of str or bytes for a model of these, else an array; what does not fit is
-    InvalidInput."""
+    """Return a list for models of str or bytes, else an array. Raises InvalidInput for another
+    datatype."""
     is_text = tensor.datatype == "BYTES"
     if is_text != (type_.dtype in ("str", "bytes")) and type_.dtype != "any":
         raise InvalidInput(
@@ -335,13 +347,14 @@ def _strings_or_array(tensor: Tensor, type_: InputType) -> Any:
 
 
 def datatype_of(type_: InputType) -> str:
+    """Return the protocol's datatype of an input type."""
     if type_.dtype in _OF_OURS:
         return _OF_OURS[type_.dtype]
     return {"u": "UINT", "i": "INT", "f": "FP"}[type_.dtype[0]] + type_.dtype[1:]
 
 
 def described(name: str, type_: InputType) -> list[dict[str, Any]]:
-    """A tensor as metadata has it; nothing when its type is not known yet."""
+    """Return the metadata of a tensor, as a list; an empty one if the type is not known yet."""
     if type_.dtype == "any":
         return []
     shape = (
@@ -356,8 +369,11 @@ def described(name: str, type_: InputType) -> list[dict[str, Any]]:
 def encode(
     model: str, version: str, id: str, outputs: Any, binary: bool, parameters: Mapping[str, Any]
 ) -> tuple[bytes, int]:
-    """-> the body, and the length of its JSON head when binary data follows, else 0. outputs: an
-    array (n, ...) or a list of n. BadOutput when they are no tensor."""
+    """Encode a response.
+
+    outputs: an array (n, ...) or a list of n. Returns the body, and the length of its JSON when
+    binary data follows it, else 0. Raises BadOutput if the outputs are no tensor.
+    """
     described, data = tensor(outputs, binary)
     head: dict[str, Any] = {
         "model_name": model,
@@ -371,7 +387,8 @@ def encode(
 
 
 def tensor(outputs: Any, binary: bool) -> tuple[dict[str, Any], bytes]:
-    """An output as the head has it, and what follows the head of it. BadOutput when it is none."""
+    """Return an output tensor as the response's JSON has it, and its binary data. Raises
+    BadOutput."""
     datatype, shape, values = tensor_of(outputs)
     described: dict[str, Any] = {"name": OUTPUT, "datatype": datatype, "shape": shape}
     if not binary:
@@ -386,15 +403,18 @@ def tensor(outputs: Any, binary: bool) -> tuple[dict[str, Any], bytes]:
 
 
 def to_binary(values: Any) -> bytes:
-    """What `tensor_of` gave, packed and little-endian."""
+    """Return the values of `tensor_of` packed and little-endian."""
     return (
         values.tobytes() if isinstance(values, np.ndarray) else b"".join(map(_with_length, values))
     )
 
 
 def tensor_of(outputs: Any) -> tuple[str, list[int], Any]:
-    """-> datatype, shape, and a contiguous little-endian array or a list of str and bytes.
-    BadOutput for what is no tensor."""
+    """Return datatype, shape and values: a contiguous little-endian array, or a list of str and
+    bytes.
+
+    Raises BadOutput if the outputs are no tensor.
+    """
     if isinstance(outputs, list) and all(isinstance(value, str | bytes) for value in outputs):
         return "BYTES", [len(outputs)], outputs
     try:

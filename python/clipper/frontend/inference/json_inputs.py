@@ -1,4 +1,4 @@
-"""Inputs as JSON writes them -> rows as models take them."""
+"""Inputs in JSON to rows of the type that a model takes."""
 
 import functools
 from collections.abc import Callable
@@ -21,12 +21,13 @@ _SCALARS: dict[str, type] = {"b": bool, "i": int, "u": int, "f": float}
 
 
 class InputReaders:
-    """How the rows of each application are read. Threads: any."""
+    """The readers of all applications' inputs, cached. Threads: any."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[ResolvedApplication, Read]] = {}
 
     def reader(self, resolved: ResolvedApplication) -> Read:
+        """Return the function that reads one input of an application."""
         known = self._known.get(resolved.name)
         if known is not None and known[0] is resolved:
             return known[1]
@@ -43,12 +44,16 @@ _parsed = functools.lru_cache(4096)(InputType.parse)
 
 
 def input_of(resolved: ResolvedApplication) -> InputType:
-    """The type of one input, as the first model takes it."""
+    """Return the type of one input of the application's first model."""
     first = next(iter(resolved.cores.values()), None)
     return InputType("any") if first is None else _parsed(first.describe_input())
 
 
 def reader_for(type_: InputType) -> Read:
+    """Return a function that reads one input of this type from JSON.
+
+    It raises InvalidInput, which names the place of the error.
+    """
     if type_.dtype == "any":
         return lambda text, at: read_json(_ANYTHING, text, at)
     if type_.dtype in ("str", "bytes"):
@@ -78,7 +83,7 @@ def reader_for(type_: InputType) -> Read:
 def _of_numbers(
     decoder: "msgspec.json.Decoder[Any]", dtype: "np.dtype[Any]", text: Any, at: str
 ) -> Any:
-    """The numbers, nested as `decoder` has it. To JSON 2.0 is the integer 2."""
+    """Decode nested numbers. JSON does not distinguish 2.0 from the integer 2."""
     try:
         return read_json(decoder, text, at)
     except InvalidInput:
@@ -91,7 +96,7 @@ def _of_numbers(
 
 
 def _with_integers(value: Any) -> Any:
-    """Floats that are whole as integers; None when there is none."""
+    """Return whole floats as integers; None if there are none."""
     if isinstance(value, list):
         found = [_with_integers(item) for item in value]
         if all(new is None for new in found):
@@ -101,8 +106,11 @@ def _with_integers(value: Any) -> Any:
 
 
 def straight_reader(type_: InputType) -> Callable[[Any], Any] | None:
-    """JSON text -> the row, or None for what is anything else than such a row: then the general way
-    says why. None for types that have no such reader."""
+    """Return a reader in the core for this type, or None if it has none.
+
+    The reader returns the row, or None for text that is no such row; the general reader then tells
+    why.
+    """
     if type_.dtype in ("any", "str", "bytes", "bool", "f16"):
         return None
     read = RowReader(type_.dtype, (-1,) if type_.variable else type_.shape).read
@@ -115,11 +123,12 @@ def straight_reader(type_: InputType) -> Callable[[Any], Any] | None:
 
 
 def numpy_dtype(type_: InputType) -> "np.dtype[Any]":
+    """Return the numpy element type of an input type."""
     return np.dtype(
         "?" if type_.dtype == "bool" else f"{type_.dtype[0]}{int(type_.dtype[1:]) // 8}"
     )
 
 
 def items_of(text: Any, at: str) -> "list[msgspec.Raw]":
-    """The elements of a JSON array, each as it stands."""
+    """Split a JSON array into the texts of its elements. Raises InvalidInput."""
     return read_json(_LISTS, text, at)  # type: ignore[no-any-return]  # by the decoder's type

@@ -1,12 +1,11 @@
-"""Several models in one request: all are asked at once, and their answers come back as one, in the
-order of their ids.
+"""Requests to several models: all are queried at once, and one response has the outputs in order.
 
-The ids stand in headers: `mm-model-id`, repeated or with commas between them, or `mm-vmodel-id`;
-`-bin` forms hold UTF-8. A model that is not known is left out, and asking none but such is
-UnknownModel; with `mm-required: true` any such is. Protobuf answers are concatenated, which for
-protobuf merges them: lists one behind the other, of the rest the last. In JSON, and for the Open
-Inference Protocol, that is one list of outputs; each says in its parameters which model it is of.
-Source: model-mesh.
+The ids are in the headers `mm-model-id` (repeated, or separated by commas) or `mm-vmodel-id`; names
+with `-bin` hold UTF-8. Unknown models are left out; a request that names only unknown models raises
+UnknownModel, and with `mm-required: true` any unknown model does. Protobuf replies are
+concatenated, which protobuf reads as a merge: lists are joined, and of other fields the last value
+holds. In JSON, and for the Open Inference Protocol, the response is one list of outputs, each with
+its model in its parameters. Source: model-mesh.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -31,25 +30,28 @@ _T = TypeVar("_T")
 
 
 class ModelIds(NamedTuple):
-    """required: none of them may be missing."""
+    """The models of a request. required: all must be known."""
 
     names: tuple[str, ...]
     required: bool = False
 
 
 class HasFutures(Protocol):
-    """Something under way that can be given up."""
+    """Something in progress that can be cancelled by its futures."""
 
     @property
-    def futures(self) -> Sequence[Future]: ...
+    def futures(self) -> Sequence[Future]:
+        """The futures to cancel."""
 
 
 _A = TypeVar("_A", bound=HasFutures)
 
 
 def ids_in(headers: Iterable[tuple[str, str | bytes]]) -> ModelIds | None:
-    """Those of a request's headers, whose names are in lower case; None when it names none.
-    InvalidInput for what are no ids."""
+    """Return the models that the headers name, or None.
+
+    headers: names in lower case. Raises InvalidInput for invalid ids.
+    """
     names: list[str] = []
     kinds, required = set(), False
     for header, value in headers:
@@ -85,8 +87,10 @@ def _checked(name: str, header: str) -> str:
 
 
 def those_known(ids: ModelIds, of: Callable[[str], _T]) -> list[_T]:
-    """What `of` says of each, in order. What is missing is left out; UnknownModel if it may not be,
-    or if nothing is left."""
+    """Return `of(name)` for each known model, in order.
+
+    Unknown models are left out. Raises UnknownModel if they are required, or if none is known.
+    """
     found: list[_T] = []
     missing: UnknownModel | None = None
     for name in ids.names:
@@ -102,7 +106,7 @@ def those_known(ids: ModelIds, of: Callable[[str], _T]) -> list[_T]:
 
 
 def ask_each(asks: Iterable[Callable[[], _A]]) -> list[_A]:
-    """All under way. If one cannot be asked, those before it are given up."""
+    """Start all requests. If one cannot be started, the earlier ones are cancelled."""
     under_way: list[_A] = []
     try:
         for ask in asks:
@@ -115,13 +119,16 @@ def ask_each(asks: Iterable[Callable[[], _A]]) -> list[_A]:
 
 
 class MultiModelRequest:
-    """One request of the Open Inference Protocol to several models: `ask()`, wait for `futures`,
-    `response()` or `body()`."""
+    """An infer request to several models: call `ask()`, wait for `futures`, then `response()` or
+    `body()`.
+
+    Raises UnknownModel, and InvalidInput for a tensor that one of the models does not take.
+    """
 
     def __init__(
         self, models: InferenceOperations, ids: ModelIds, asked: codec.InferRequest
     ) -> None:
-        """UnknownModel; InvalidInput for a tensor that one of them does not take."""
+        """Find the models and read the tensors. Raises UnknownModel, InvalidInput."""
         self._models, self._ids, self._asked = models, ids, asked
         targets = those_known(ids, models.target)
         self._found = [(target, models.rows(target, asked)) for target in targets]
@@ -129,11 +136,12 @@ class MultiModelRequest:
 
     @property
     def is_array(self) -> bool:
-        """Asking may then take its time: not on an event loop."""
+        """True if submitting may block: do not do it on an event loop."""
         return any(self._models.is_array(rows) for _, rows in self._found)
 
     @property
     def futures(self) -> list[Future]:
+        """The futures of all models."""
         return [future for asking in self._asking for future in asking.futures]
 
     def ask(
@@ -142,7 +150,7 @@ class MultiModelRequest:
         id: str = "",
         trace: Trace | None = None,
     ) -> None:
-        """slo_us: of a target and its rows."""
+        """Submit the queries. slo_us: returns the SLO of a target and its rows."""
         times = [slo_us(target, rows) for target, rows in self._found]
         ask = self._models.ask
         self._asking = ask_each(
@@ -151,8 +159,8 @@ class MultiModelRequest:
         )
 
     def _inferred(self) -> list[tuple[InferenceTarget, InferenceResult]]:
-        """A model may have gone since it was asked: that is missing too. Any other error is that of
-        the request."""
+        """Return the results by model. A model that was removed in the meantime counts as
+        unknown."""
         by_name = {
             target.name: (target, asking)
             for (target, _), asking in zip(self._found, self._asking, strict=True)
@@ -164,7 +172,7 @@ class MultiModelRequest:
         )
 
     def response(self) -> Any:
-        """A ModelInferResponse: what the models' own would be when concatenated."""
+        """Return a ModelInferResponse: the merge of the models' own responses."""
         from clipper.frontend.inference import protobuf_codec  # needs protobuf, and HTTP needs none
 
         joined: Any = None
@@ -180,7 +188,7 @@ class MultiModelRequest:
         return joined
 
     def body(self) -> tuple[bytes, int]:
-        """As `v2.encode`."""
+        """Return the response's bytes and the length of its JSON, like `codec.encode`."""
         tensors, tails = [], []
         name = version = ""
         said: dict[str, Any] = {}

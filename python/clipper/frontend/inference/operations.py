@@ -1,9 +1,8 @@
-"""What the Open Inference Protocol says and asks, whatever brought it here: HTTP (rest_v2) or gRPC
-(grpc_v2).
+"""The operations of the Open Inference Protocol, for HTTP (http/inference.py) and gRPC.
 
-What it calls a model is an application here, or, by its own name, a model. A tensor of up to 32
-rows is as many queries, each by the application's SLO. More rows are one array, which has a minute
-unless `parameters.timeout` or a deadline says otherwise.
+The protocol's model is an application here or, by its own name, a model. A tensor of up to 32 rows
+becomes that many queries, each with the application's SLO. More rows are one array, which has a
+minute unless `parameters.timeout` or a deadline sets another time.
 """
 
 from collections.abc import Sequence
@@ -37,8 +36,10 @@ _NOTHING = {"count": 0, "ns": 0}
 
 
 class InferenceTarget(NamedTuple):
-    """An application, or a model as a question of its own. version: of a model, as asked; empty
-    when none was named."""
+    """An application, or a model that is queried by its own name.
+
+    version: of a model, as requested; empty when none was named.
+    """
 
     resolved: ResolvedApplication
     name: str
@@ -46,27 +47,28 @@ class InferenceTarget(NamedTuple):
 
     @property
     def answered_version(self) -> str:
+        """The model version in a response; empty for an application."""
         return self.version or (
             str(self.resolved.models[0].version) if not self.resolved.name else ""
         )
 
 
 class InferenceResult(NamedTuple):
-    """outputs: an array (n, ...) or a list of n."""
+    """The result of a request. outputs: an array (n, ...) or a list of n."""
 
     outputs: Any
     parameters: dict[str, Any]
 
 
 class PendingInference(msgspec.Struct):
-    """Queries under way; `inferred()` once all `futures` are done. It raises the error that stands
-    for the answer."""
+    """The queries of one request. Call `inferred()` once all `futures` are done."""
 
     futures: Sequence[Future]
     resolved: ResolvedApplication
     is_array: bool
 
     def inferred(self) -> InferenceResult:
+        """Return the outputs and parameters of the response. Raises the queries' error."""
         if self.is_array:
             many = answers_of(self.futures[0], self.resolved)
             said = (
@@ -87,13 +89,13 @@ class PendingInference(msgspec.Struct):
 
 
 class InferenceOperations:
-    """Threads: any."""
+    """The operations on one server. Threads: any."""
 
     def __init__(self, node: ServerInterface) -> None:
         self._node = node
 
     def target(self, name: str, version: str = "") -> InferenceTarget:
-        """UnknownModel, UnknownVersion; InvalidInput for what is no version."""
+        """Return the target of a request. Raises UnknownModel, UnknownVersion, InvalidInput."""
         view = self._node.catalog.view
         if not version and name in view.applications:
             return InferenceTarget(self._node.resolve(name), name, "")
@@ -124,10 +126,14 @@ class InferenceOperations:
     # -- about the server
 
     def server(self) -> dict[str, Any]:
+        """Return the server's metadata."""
         return {"name": "clipper", "version": self._node.version, "extensions": EXTENSIONS}
 
     def index(self, only_ready: bool) -> list[dict[str, Any]]:
-        """Asks the engines: not on an event loop. So do `is_ready` and `statistics`."""
+        """List applications and models with their state.
+
+        Blocks on the engines, like `is_ready` and `statistics`: do not call it on an event loop.
+        """
         running = self._node.running()
         names = self._node.catalog.view.applications
         rows = [_row(name, "", self._node.is_ready(name, running)) for name in sorted(names)]
@@ -138,8 +144,8 @@ class InferenceOperations:
         return [row for row in rows if not only_ready or row["state"] == "READY"]
 
     def load(self, name: str) -> None:
-        """Whoever asks for what is there has it. Forbidden otherwise: containers cost memory, and
-        that is for management."""
+        """Check that a model is ready. Raises Forbidden if not: starting containers is for
+        management."""
         target = self.target(name)
         if not self.is_ready(target):
             hint = (
@@ -151,6 +157,7 @@ class InferenceOperations:
             )
 
     def unload(self, name: str) -> None:
+        """Raise Forbidden: unloading is for management."""
         self.target(name)
         hint = (
             "Management does: POST /v2/repository/models/NAME/unload where http.admin is, or gRPC"
@@ -163,6 +170,7 @@ class InferenceOperations:
     # -- about a model
 
     def metadata(self, target: InferenceTarget) -> dict[str, Any]:
+        """Return the metadata of a target: its versions and tensors."""
         resolved, name, version = target
         known = self._node.catalog.view.versions.get(name, ())
         versions = (
@@ -190,7 +198,7 @@ class InferenceOperations:
         )
 
     def _output_of(self, model: Model) -> str:
-        """As it is registered, or as the warm-up of its containers told."""
+        """Return the output type, as registered or as found by the warm-up of a container."""
         if model.output != "any":
             return model.output
         return str(self._node.stats()["models"].get(str(model.id), {}).get("output", "any"))
@@ -203,7 +211,8 @@ class InferenceOperations:
         return self._node.catalog.view.model(resolved.models[0]) if resolved.models else None
 
     def config(self, target: InferenceTarget) -> dict[str, Any]:
-        """As Triton's ModelConfig has it; dims are those of one row."""
+        """Return the target's configuration in the form of Triton's ModelConfig; dims are those
+        of one row."""
         first = self._first(target.resolved)
         size_max = first.batching.size_max if first is not None else 1
         inputs, outputs = (
@@ -226,6 +235,7 @@ class InferenceOperations:
         return {**about, "input": inputs, "output": outputs}
 
     def is_ready(self, target: InferenceTarget) -> bool:
+        """Return whether the target has a connected container, or can be loaded by the mesh."""
         if (
             target.resolved.unlisted_model is not None or target.resolved.links
         ):  # it is loaded when it is asked
@@ -234,7 +244,8 @@ class InferenceOperations:
         return any(str(id) in running for id in target.resolved.models)
 
     def statistics(self, name: str = "", version: str = "") -> dict[str, Any]:
-        """Of one, or of all: counts since the start. What is not measured is 0."""
+        """Return counts since the start, of one target or of all. Figures that are not measured
+        are 0."""
         stats = self._node.stats()
         rows = [_of_application(name, row) for name, row in sorted(stats["applications"].items())]
         rows += [_of_model(name, row) for name, row in sorted(stats["models"].items())]
@@ -248,17 +259,21 @@ class InferenceOperations:
     # -- asking
 
     def rows(self, target: InferenceTarget, asked: codec.InferRequest) -> Any:
-        """The queries of a request, in order; what is wrong with it is InvalidInput."""
+        """Return the queries of a request, in order. Raises InvalidInput."""
         _whole(asked, "priority", 0)
         return codec.rows_of(asked, input_of(target.resolved))
 
     def is_array(self, rows: Any) -> bool:
-        """Asking may then take its time: not on an event loop."""
+        """Return whether the rows are sent as one array. That may block: do not do it on an
+        event loop."""
         return len(rows) > _SINGLY_MAX
 
     def slo_us(self, target: InferenceTarget, rows: Any, slo_ms: float | None) -> int:
-        """slo_ms: of the request; None: the application's, or an array's minute. InvalidInput for
-        one out of range."""
+        """Return the SLO of a request in microseconds.
+
+        slo_ms: of the request; None for the application's SLO, or a minute for an array. Raises
+        InvalidInput if it is out of range.
+        """
         if self.is_array(rows):
             return array_slo_in_us(slo_ms, self._node.config.limits.slo_ms_max)
         return self._node.slo_us(slo_ms, target.resolved.slo_us)
@@ -272,11 +287,12 @@ class InferenceOperations:
         id: str = "",
         trace: Trace | None = None,
     ) -> PendingInference:
-        """id: of the request; that in `asked` when there is none."""
+        """Submit the queries of a request. id: of the request; `asked.id` is used if it is
+        empty."""
         resolved, user, salt = target.resolved, _user(asked), _whole(asked, "salt", 0)
         context = _context(asked)
         if trace is not None:
-            trace.asking()
+            trace.start_query()
         asking = self._ask(
             resolved,
             rows,
@@ -287,7 +303,7 @@ class InferenceOperations:
             id or (asked.id if fits_id(asked.id) else ""),
         )
         if trace is not None:
-            trace.asked(resolved.name, asking.futures)
+            trace.end_query(resolved.name, asking.futures)
         return asking
 
     def _ask(
@@ -317,7 +333,7 @@ class InferenceOperations:
 
 
 def timeout_ms(asked: codec.InferRequest) -> float | None:
-    """`parameters.timeout`, which is in microseconds; 0 is none."""
+    """Return `parameters.timeout` (microseconds) in milliseconds; None if it is missing or 0."""
     timeout_us = _whole(asked, "timeout", 0)
     return timeout_us / 1000 if timeout_us else None
 
@@ -332,7 +348,8 @@ def _whole(asked: codec.InferRequest, key: str, otherwise: int) -> int:
 
 
 def _context(asked: codec.InferRequest) -> Any:
-    """`parameters.context`: a list, or its JSON where parameters are no lists."""
+    """Return `parameters.context`: a list, or a string of JSON, as gRPC's parameters are no
+    lists."""
     context = asked.parameters.get("context")
     if isinstance(context, str):
         try:
@@ -345,8 +362,7 @@ def _context(asked: codec.InferRequest) -> Any:
 
 
 def _beside(answer: Answer) -> dict[str, Any]:
-    """What there is to say of an answer, as parameters, which are no objects: qualifiers are their
-    JSON."""
+    """Return further parts of an answer as parameters; nested values are strings of JSON."""
     said: dict[str, Any] = {}
     if answer.request_id:
         said["request_id"] = answer.request_id

@@ -1,4 +1,4 @@
-"""What came of a query, as a client reads it: an answer, or the error that stands for one."""
+"""The result of a query for a client: an answer, or the error that replaces it."""
 
 from typing import Any
 
@@ -11,9 +11,11 @@ from clipper.types import Answer, Answers
 
 
 def answer_of(future: Future, resolved: ResolvedApplication) -> Answer:
-    """The answer of a future that is done. Where nobody was heard and the application has no
-    default, the error why: Overloaded, DeadlineExceeded, NoReplica, ReplicaLost, ModelFailed,
-    BadOutput, ShuttingDown."""
+    """Return the answer of a finished future.
+
+    If no model answered and the application has no default, raises the error: Overloaded,
+    DeadlineExceeded, NoReplica, ReplicaLost, ModelFailed, BadOutput or ShuttingDown.
+    """
     answer: Answer = future.result(0)
     if answer.is_default and resolved.default is None and not answer.models:
         raise _error([future.error(i) for i in range(len(future))], answer.reason)
@@ -21,8 +23,10 @@ def answer_of(future: Future, resolved: ResolvedApplication) -> Answer:
 
 
 def answers_of(future: Future, resolved: ResolvedApplication) -> Answers:
-    """The answers to an array. A row without one, where there is no default, is the error of
-    all."""
+    """Return the answers to an array of queries.
+
+    If a row has no answer and the application has no default, raises that row's error for all.
+    """
     answers: Answers = future.result(0)
     if resolved.default is None and answers.is_default.any():
         row, n = int(np.argmax(answers.is_default)), len(answers)
@@ -33,8 +37,8 @@ def answers_of(future: Future, resolved: ResolvedApplication) -> Answers:
 
 
 def _error(errors: list[Exception | None], reason: str) -> ClipperError:
-    """Of several models' the one a client can do something about. Its words are the answer's
-    reason: one line, no paths."""
+    """Return the error that the client can act on. Its message is the answer's reason: one line,
+    no paths."""
     found: list[Any] = [error for error in errors if error is not None]
     error = next((e for e in found if isinstance(e, Overloaded)), found[0] if found else None)
     message = f"{reason or 'no model was heard'}."

@@ -1,8 +1,8 @@
-"""The Open Inference Protocol's messages in protobuf: to what v2.py calls a request, and from what
-v2_models.py answers.
+"""The Open Inference Protocol in protobuf: ModelInferRequest to InferRequest, outputs to a
+response.
 
-A tensor is in `raw_input_contents`, packed and little-endian, for all inputs or for none; or typed,
-in the field of `contents` that belongs to its datatype. Outputs go back raw. Source: the protocol's
+Tensors are in `raw_input_contents`, packed and little-endian, for all inputs or for none, or in the
+typed field of `contents` for their datatype. Outputs are returned raw. Source: the protocol's
 `ModelInferRequest`.
 """
 
@@ -34,7 +34,7 @@ _FIELDS: Final = {
 
 
 def decode(request: Any) -> codec.InferRequest:
-    """A ModelInferRequest. Raises InvalidInput."""
+    """Decode a ModelInferRequest. Raises InvalidInput."""
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise InvalidInput(
@@ -88,7 +88,7 @@ def _typed(tensor: Any, shape: tuple[int, ...]) -> Any:
 
 
 def parameters_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """A map of InferParameter as plain values; what has none is left out."""
+    """Return a map of InferParameter as plain values, without the empty ones."""
     return {
         key: getattr(value, choice)
         for key, value in parameters.items()
@@ -97,7 +97,7 @@ def parameters_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def encode(model: str, version: str, id: str, outputs: Any, parameters: Mapping[str, Any]) -> Any:
-    """A ModelInferResponse. BadOutput when the outputs are no tensor."""
+    """Return a ModelInferResponse. Raises BadOutput if the outputs are no tensor."""
     datatype, shape, values = codec.tensor_of(outputs)
     response = _RESPONSE(
         model_name=model,

@@ -1,11 +1,9 @@
 """OpenAPI 3.1 documents, made from descriptions of routes. Pure: no sockets, no server.
 
 frontend/openapi/routes.py and manage/described.py have the descriptions;
-frontend/openapi/endpoint.py serves the document.
-
-JSON Schemas come from msgspec, for the types that the handlers themselves read and write; where a
-member is raw JSON (an input is read as its application's type), or what is allowed hangs together,
-the description says so by hand. Errors have one schema, whatever the route.
+frontend/openapi/endpoint.py serves the document. JSON schemas come from msgspec, for the types that
+the handlers read and write. A schema is written by hand where a member is raw JSON (an input has
+its application's type), or where members depend on each other. Errors have one schema.
 """
 
 import http
@@ -26,13 +24,13 @@ _EXAMPLE_NUMBERS_MAX = 64
 
 
 class RouteInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a route does, for who reads the description.
+    """The description of a route.
 
-    id: operationId.  says, more: a line, and a paragraph.  names: of what the `{}` of the pattern
-    stand for.  query, headers: schemas of parameters.  takes: schema of the body, or a type; None:
-    there is none.  needs_body: it cannot be left out. gives: schema or type of a good answer; None:
-    it has no body.  status: of it.  others: of other good answers, or of bad ones that are no
-    problem body.  media: of a good answer; further ones in `also`.  errors: statuses of problems.
+    id: operationId. says, more: a line and a paragraph. names: of the pattern's `{}`. query,
+    headers: schemas of parameters. takes: schema or type of the body; None for no body. needs_body:
+    the body is required. gives: schema or type of a successful response; None for no body. status:
+    its status. others: bodies of other statuses that are no Problem. media: content type; `also`
+    has further ones. errors: statuses with a Problem body.
     """
 
     id: str
@@ -56,8 +54,10 @@ class RouteInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Problem(msgspec.Struct):
-    """RFC 9457, and `error`, which clients of the Open Inference Protocol read. `hint`: the next
-    step.  `request_id`: as X-Request-Id of the response, and in the server's log."""
+    """The body of an error: RFC 9457, plus `error` for clients of the Open Inference Protocol.
+
+    hint: the next step. request_id: X-Request-Id of the response, as in the server's log.
+    """
 
     error: str
     type: str
@@ -69,7 +69,7 @@ class Problem(msgspec.Struct):
 
 
 class OpenApiDocument:
-    """Collects operations and the schemas they name. Threads: one at a time."""
+    """Collects operations and their schemas. Threads: one at a time."""
 
     def __init__(self, title: str, version: str, about: str, server: str = "/") -> None:
         self._paths: dict[str, dict[str, Any]] = {}
@@ -87,6 +87,7 @@ class OpenApiDocument:
         self._schema_of(Problem)
 
     def require_bearer(self) -> None:
+        """State that requests need a bearer token."""
         self._schemes["bearer"] = {
             "type": "http",
             "scheme": "bearer",
@@ -94,21 +95,23 @@ class OpenApiDocument:
         }
 
     def schema(self, name: str, schema: Schema) -> Schema:
-        """Keep `schema` under `name`; -> a reference to it."""
+        """Keep `schema` under `name`; return a reference to it."""
         self._schemas[name] = schema
         return {"$ref": _REF + name}
 
     def keep(self, *types: type[msgspec.Struct]) -> None:
-        """Their schemas, whoever refers to them."""
+        """Keep the schemas of some types."""
         for one in types:
             self._schema_of(one)
 
     def add(self, method: str, pattern: str, about: RouteInfo) -> None:
+        """Add an operation."""
         path = named(pattern, about.names)
         self._paths.setdefault(path, {})[method.lower()] = self._operation(about)
         self._tags[about.tag] = None
 
     def json(self) -> dict[str, Any]:
+        """Return the document."""
         found: dict[str, Any] = {
             "openapi": "3.1.0",
             "info": self._info,
@@ -179,8 +182,11 @@ class OpenApiDocument:
         return found
 
     def _bad(self, phrase: str, come_again: bool = False) -> dict[str, Any]:
-        """Under /v2 a problem is application/json, for the sake of its clients; before a route is
-        known, it is not."""
+        """Return a reference to an error response.
+
+        Under /v2 a Problem has the type application/json, for the protocol's clients; elsewhere
+        application/problem+json.
+        """
         name = phrase.replace(" ", "").replace("-", "")
         if name not in self._problems:
             content = {"schema": {"$ref": f"{_REF}Problem"}}
@@ -216,7 +222,7 @@ def document(
     routes: Iterable[tuple[str, str]] | None = None,
     bearer: bool = False,
 ) -> OpenApiDocument:
-    """Of the `routes` that `table` describes; of all it describes, without any."""
+    """Return the document of the `routes` that `table` describes, or of all that it describes."""
     found = OpenApiDocument(title, version, about)
     if bearer:
         found.require_bearer()
@@ -227,7 +233,7 @@ def document(
 
 
 def named(pattern: str, names: Sequence[str]) -> str:
-    """`/api/{}`, ("application",) -> `/api/{application}`."""
+    """Fill in a pattern: `/api/{}`, ("application",) becomes `/api/{application}`."""
     if pattern.count("{}") != len(names):
         raise ValueError(
             f"{pattern} has {pattern.count('{}')} places, and {len(names)} names:"
@@ -261,7 +267,7 @@ def _path_schema(name: str) -> Schema:
 
 
 def _without_titles(schema: Schema) -> Schema:
-    """A type's name is the key it is under; said twice, code generators make two classes of it."""
+    """Return a schema without its title, which code generators would take for a second class."""
     found = {key: value for key, value in schema.items() if key != "title"}
     if "description" in found:
         found["description"] = " ".join(found["description"].split())
@@ -272,8 +278,7 @@ def _without_titles(schema: Schema) -> Schema:
 
 
 def members(kind: type[msgspec.Struct], **instead: Schema) -> Schema:
-    """An object's schema by the fields of a struct; `instead`: of fields whose type does not say
-    enough."""
+    """Return the schema of a struct. instead: schemas of members whose type does not say enough."""
     fields = msgspec.structs.fields(kind)
     properties = {
         one.encode_name: instead.get(one.name) or msgspec.json.schema(one.type) for one in fields
@@ -287,7 +292,7 @@ def members(kind: type[msgspec.Struct], **instead: Schema) -> Schema:
 
 
 def only(schema: Schema, *names: str, required: Sequence[str] = ()) -> Schema:
-    """The same object with these members alone."""
+    """Return the schema of an object with these members only."""
     return {
         **schema,
         "properties": {name: schema["properties"][name] for name in names},
@@ -296,7 +301,7 @@ def only(schema: Schema, *names: str, required: Sequence[str] = ()) -> Schema:
 
 
 def list_of(member: str, item: Any, most: int | None = None) -> Schema:
-    """An object whose one member is an array."""
+    """Return the schema of an object with one member, an array."""
     array: Schema = {
         "type": "array",
         "items": item,
@@ -310,7 +315,7 @@ _ROUNDED_TO_INFINITY = {"f16": 65520.0, "f32": 3.4028235677973366e38}  # from he
 
 
 def schema_of_input(type_: InputType) -> Schema:
-    """The schema of one row as JSON has it; `any` says nothing."""
+    """Return the JSON schema of one input."""
     if type_.dtype == "any":
         return {"description": "an input of any type"}
     if type_.dtype == "str":
@@ -339,7 +344,7 @@ def _schema_of_number(dtype: str) -> Schema:
 
 
 def example_of_input(type_: InputType) -> Any:
-    """A row to begin with; None where it would be long, or nobody knows."""
+    """Return an example of an input; None if it would be long, or the type is unknown."""
     if type_.dtype == "any":
         return None
     if type_.dtype == "str":

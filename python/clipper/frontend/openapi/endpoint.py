@@ -1,8 +1,7 @@
-"""`GET /openapi.json`: what a listener's routes take and give, of the applications there are now;
-`GET /docs`: the same as a page.
+"""`GET /openapi.json`, the description of a listener's routes, and `GET /docs`, a page that shows
+it.
 
-The document is made anew when the catalog has changed, and not on the event loop. Both have an
-ETag: who asks again with If-None-Match has it for the price of a status line.
+The document is rebuilt after a change of the catalog, on a worker thread. Both have an ETag.
 """
 
 import hashlib
@@ -58,7 +57,7 @@ _PAGE_HEADERS = (
 
 
 class CachedPage:
-    """Bytes that seldom change, and their ETag."""
+    """A response body that seldom changes, with its ETag."""
 
     def __init__(
         self, body: bytes, content_type: bytes, headers: tuple[tuple[bytes, bytes], ...] = ()
@@ -68,6 +67,7 @@ class CachedPage:
         self._headers = (*headers, (b"etag", self._tag), (b"cache-control", b"no-cache"))
 
     def answer(self, request: HttpRequest) -> HttpResponse:
+        """Return the page, or 304 if the client has it."""
         known = [
             tag.strip().removeprefix(b"W/")
             for tag in request.headers.get(b"if-none-match", b"").split(b",")
@@ -78,9 +78,10 @@ class CachedPage:
 
 
 class OpenApiEndpoint:
-    """Of one listener. queries: of management's, the description of the other. Threads: any.
+    """The description of one listener. Threads: any.
 
-    routes: read when the description is made; all of them have been added by then.
+    queries: for management, the description of the query address. routes: read when the document is
+    built, after all routes have been added.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class OpenApiEndpoint:
         self._made: tuple[int, CachedPage] | None = None
 
     def add_to(self, routes: Router) -> None:
+        """Add the routes."""
         routes.add("GET", "/openapi.json", self.document)
         for path, (file, kind) in _PAGE.items():
             text = (importlib.resources.files("clipper.frontend") / "docs_page" / file).read_bytes()
@@ -103,6 +105,7 @@ class OpenApiEndpoint:
         routes.describe(table(management=self._management))
 
     def document(self, request: HttpRequest) -> HandlerResult:
+        """Return the document."""
         if self._queries is not None and _of(request) == "queries":
             return self._queries.document(
                 HttpRequest("GET", request.path, b"", request.headers, b"")
@@ -120,6 +123,7 @@ class OpenApiEndpoint:
             return made[1]
 
     def json(self) -> dict[str, Any]:
+        """Build the document."""
         config = self._node.config
         title = "clipper management" if self._management else "clipper"
         bearer = bool(
@@ -132,7 +136,8 @@ class OpenApiEndpoint:
         return found.json()
 
     def applications(self) -> Iterator[DescribedApplication]:
-        """Up to `http.described_max`, by name; the rest have the general paths."""
+        """Yield the first `http.described_max` applications by name; the others have only the
+        general paths."""
         for name in sorted(self._node.catalog.view.applications)[
             : self._node.config.http.described_max
         ]:
@@ -144,7 +149,7 @@ class OpenApiEndpoint:
 
 
 def _of(request: HttpRequest) -> str:
-    """Whose description management is asked for."""
+    """Return the listener whose document is requested from management. Raises InvalidInput."""
     asked = urllib.parse.parse_qs(
         request.query.decode("ascii", "replace"), keep_blank_values=True
     ).get("of", ["management"])[-1]
@@ -158,7 +163,7 @@ def _of(request: HttpRequest) -> str:
 def describe(
     into: OpenApiDocument, applications: Iterable[DescribedApplication], limits: SchemaLimits
 ) -> None:
-    """Adds the schemas that routes of applications refer to, and each application's own paths."""
+    """Add the schemas that routes of applications refer to, and each application's own paths."""
     into.keep(*SHARED)
     body_schemas(into, ANY, limits)
     for app in applications:

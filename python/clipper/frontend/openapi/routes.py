@@ -1,8 +1,7 @@
-"""What the query listener's routes do: by route, and by application, whose inputs have types of
-their own.
+"""Descriptions of the query listener's routes: in general, and for each application's input type.
 
-A route that is not here, or an entry without its route, is a failing test
-(tests/frontend/test_openapi.py).
+tests/frontend/test_openapi.py fails for a route without a description, and for a description
+without its route.
 """
 
 from collections.abc import Iterator
@@ -47,8 +46,7 @@ Errors have one body (RFC 9457, and `error`). `X-Request-Id` comes back in every
 
 
 class ApplicationInfo(msgspec.Struct):
-    """An application, as who asks it sees it. input: the type of one input, as `f64[3]`.  models:
-    asked now."""
+    """An application. input: the type of one input, such as `f64[3]`. models: those in use now."""
 
     name: str
     input: str
@@ -60,20 +58,26 @@ class ApplicationInfo(msgspec.Struct):
 
 
 class ApplicationList(msgspec.Struct):
+    """All applications."""
+
     applications: list[ApplicationInfo]
 
 
 class PredictManyResponse(msgspec.Struct):
+    """The answers to several queries."""
+
     predictions: list[applications.PredictResponse]
 
 
 class FeedbackResponse(msgspec.Struct):
-    """Whether a feedback counted; false: it had come before."""
+    """The result of one feedback. counted: false if the same feedback was received before."""
 
     counted: bool
 
 
 class RouteList(msgspec.Struct):
+    """The server's version and routes."""
+
     name: str
     version: str
     routes: list[str]
@@ -88,7 +92,7 @@ def _slo(most: float) -> Schema:
     }
 
 
-def _asking(slo_ms_max: float) -> dict[str, Schema]:
+def _query_members(slo_ms_max: float) -> dict[str, Schema]:
     return {
         "user": {"type": ["string", "null"], "description": "whose selection state applies"},
         "context": _CONTEXT,
@@ -123,17 +127,17 @@ _ID: Schema = {"type": "string", "description": "of the prediction"}
 
 
 class SchemaLimits(msgspec.Struct):
-    """What the schemas say of sizes and times."""
+    """Limits of sizes and times in the schemas."""
 
     slo_ms_max: float = 3_600_000.0
     queries_max: int = 1024
 
 
 def predict_schemas(input: Schema, limits: SchemaLimits) -> dict[str, Schema]:
-    """The two bodies of a predict: one input, or many."""
+    """Return the schemas of a predict body: with one input, and with many."""
     many = {"type": "array", "items": input, "maxItems": limits.queries_max}
     whole = members(
-        applications.PredictRequest, input=input, inputs=many, **_asking(limits.slo_ms_max)
+        applications.PredictRequest, input=input, inputs=many, **_query_members(limits.slo_ms_max)
     )
     rest_of = ("user", "context", "slo_ms", "salt")
     return {
@@ -143,8 +147,10 @@ def predict_schemas(input: Schema, limits: SchemaLimits) -> dict[str, Schema]:
 
 
 def feedback_schemas(input: Schema, limits: SchemaLimits) -> dict[str, Schema]:
-    """By the prediction's id or the input again; label, correct or score. Six forms, each an object
-    of its own."""
+    """Return the schemas of a feedback body: by the prediction's id, and by the input.
+
+    Each has one of label, correct and score.
+    """
     whole = members(
         applications.FeedbackItem,
         input=input,
@@ -174,8 +180,10 @@ def feedback_schemas(input: Schema, limits: SchemaLimits) -> dict[str, Schema]:
 
 
 def _one_truth(schema: Schema) -> Schema:
-    """One of label, correct and score; null is none. Code generators do not read `if`; who checks,
-    does."""
+    """Require exactly one of label, correct and score; null counts as absent.
+
+    The condition is in `if`, which code generators ignore and validators check.
+    """
     given = {"label": _LABEL, "correct": {"type": "boolean"}, "score": {"type": "number"}}
     one_of = [{"required": [key], "properties": {key: kind}} for key, kind in given.items()]
     return {**schema, "if": True, "then": {"oneOf": one_of}}
@@ -322,7 +330,7 @@ _DEADLINE = {
 
 
 def of_server() -> RouteTable:
-    """What every listener has."""
+    """Describe the routes of every listener."""
     return {
         ("GET", "/"): RouteInfo(
             id="listRoutes", says="The routes there are", tag=SERVER, gives=RouteList
@@ -341,6 +349,7 @@ def _page(id: str, says: str, media: str) -> RouteInfo:
 
 
 def of_metrics() -> RouteTable:
+    """Describe /metrics."""
     format = {"enum": list(CONTENT_TYPES), "description": "else by `Accept`"}
     about = "Metrics: Prometheus' text, OpenMetrics, or InfluxDB's lines"
     media = sorted({kind.partition(b";")[0].decode() for kind in CONTENT_TYPES.values()})
@@ -358,6 +367,7 @@ def of_metrics() -> RouteTable:
 
 
 def of_applications() -> RouteTable:
+    """Describe the routes of applications."""
     return {
         ("GET", "/api"): RouteInfo(
             id="listApplications", says="All applications", tag=APPLICATIONS, gives=ApplicationList
@@ -428,6 +438,8 @@ those of Problem, and last `done`, with how many there were of either. Comments 
 
 
 def of_protocol() -> RouteTable:
+    """Describe the routes of the Open Inference Protocol."""
+
     def about(id: str, says: str, names: tuple[str, ...] = (), **more: Any) -> RouteInfo:
         errors = (*_LOOKED, *more.pop("errors", ())) if names else ()
         return RouteInfo(id=id, says=says, tag=PROTOCOL, names=names, errors=errors, **more)
@@ -502,7 +514,7 @@ def of_protocol() -> RouteTable:
 
 
 def of_repository() -> RouteTable:
-    """As management has it."""
+    """Describe loading and unloading on the management address."""
     load = "Start a container of the latest version, if there is none"
     unload = "Stop the containers of every version; the links stay"
     return {
@@ -542,7 +554,7 @@ def _one_of(*names: str) -> Schema:
 
 
 class DescribedApplication(msgspec.Struct):
-    """An application of this server. learns: whether it takes feedback."""
+    """An application with paths of its own in the document. learns: it takes feedback."""
 
     name: str
     input: InputType
@@ -552,8 +564,7 @@ class DescribedApplication(msgspec.Struct):
 def body_schemas(
     into: OpenApiDocument, type_: InputType, limits: SchemaLimits, suffix: str = ""
 ) -> tuple[Schema, Schema]:
-    """Keeps the bodies of predict and feedback for inputs of this type; -> references to
-    either's."""
+    """Keep the schemas of predict and feedback for an input type; return references to both."""
     input = schema_of_input(type_)
     if input.get("type") == "array":
         input = into.schema(f"Input{suffix}", input)
@@ -569,8 +580,8 @@ def body_schemas(
     return {"oneOf": asks}, {"oneOf": [*tells, into.schema(f"FeedbackMany{suffix}", many)]}
 
 
-def _told_by(app: DescribedApplication) -> Schema:
-    """What to do with the answer's id."""
+def _feedback_link(app: DescribedApplication) -> Schema:
+    """Return the link from an answer's id to the feedback route."""
     return {
         "tell": {
             "operationId": f"feedback_{app.name}",
@@ -582,7 +593,7 @@ def _told_by(app: DescribedApplication) -> Schema:
 def describe_application(
     into: OpenApiDocument, app: DescribedApplication, limits: SchemaLimits
 ) -> Iterator[tuple[str, str, RouteInfo]]:
-    """Its own paths, with schemas of its own: (method, path, About)."""
+    """Yield (method, path, RouteInfo) of an application's own paths."""
     asks, tells = body_schemas(into, app.input, limits, f".{app.name}")
     row = example_of_input(app.input)
     more = f"`{app.input}`"
@@ -598,7 +609,7 @@ def describe_application(
             gives=_one_of("PredictResponse", "PredictManyResponse"),
             errors=_ASKED,
             example={"input": row} if row is not None else None,
-            links=_told_by(app) if app.learns else {},
+            links=_feedback_link(app) if app.learns else {},
         ),
     )
     yield (
@@ -643,7 +654,7 @@ SHARED: tuple[type[msgspec.Struct], ...] = (
 
 
 def table(*, management: bool) -> RouteTable:
-    """Of a listener; what management does is described where it is done."""
+    """Return the descriptions of a listener's routes, except those in manage/described.py."""
     if management:
         of = {"of": {"enum": list(OF)}}
         more = {

@@ -1,9 +1,8 @@
-"""Those that follow a shard's rows by `synchronize_embedding`: for each, which ids have changed
-since it was told.
+"""Clients that follow a shard's rows by `synchronize_embedding`: the ids that changed for each.
 
-The document has a set of updated keys for each replica, and one call clears them all; here each
-follower has its own, and what it was told last comes again if it did not hear it. The shard's log
-has one place for all of them, which is emptied into their sets.
+The design document has one set of updated keys per replica, cleared by each call. Here each
+follower has a set of its own, and ids of a reply that was not confirmed are sent again. The shard's
+change log has one slot for all followers; its ids are distributed to their sets.
 """
 
 import time
@@ -24,8 +23,11 @@ _SNAPSHOTS: Final = 7  # that place of the log is theirs; those from 0 on are re
 
 
 class RowFollower:
-    """serial: of what it was told last.  told: the ids in that.  confirmed: what it is known to
-    have."""
+    """One follower.
+
+    serial: of the last reply. told: the ids in that reply. confirmed: the last reply known to have
+    arrived. count: of pending ids.
+    """
 
     def __init__(self, heard_s: float) -> None:
         self.heard_s, self.serial, self.confirmed, self.count = heard_s, 0, 0, 0
@@ -33,12 +35,15 @@ class RowFollower:
         self.told: list[tuple[int, Ids]] = []
 
     def add(self, table: int, ids: Ids) -> None:
+        """Add changed ids of a table."""
         self.pending.setdefault(table, []).append(ids)
         self.count += ids.size
 
     def heard(self, serial: int | None) -> bool:
-        """It asks, and has heard `serial`. None: it does not say, so it has heard all. -> False: it
-        must begin anew"""
+        """Confirm the reply `serial`, which the follower has received; None confirms the last one.
+
+        Returns False if the follower must start a full sync.
+        """
         if serial not in (None, self.serial, self.confirmed):
             return False
         if serial in (None, self.serial):
@@ -50,7 +55,7 @@ class RowFollower:
         return True
 
     def news(self, parameters: Parameters, bytes_max: int) -> Iterator[Any]:
-        """Tensors of what has changed, as many rows as fit; the others stay pending."""
+        """Yield tensors of the changed rows, as many as fit; the others stay pending."""
         pending, self.pending, self.count, size = self.pending, {}, 0, 0
         for table, parts in pending.items():
             ids = np.unique(np.concatenate(parts))
@@ -66,7 +71,7 @@ class RowFollower:
 
 
 class RowFollowers:
-    """Threads: the event loop's. now: seconds."""
+    """The followers of a shard, by name. Threads: the event loop's. now: returns seconds."""
 
     def __init__(self, shard: Shard, now: Callable[[], float] = time.monotonic) -> None:
         self._shard, self._now = shard, now
@@ -75,7 +80,7 @@ class RowFollowers:
         self._on = False
 
     def of(self, name: str, serial: int | None) -> RowFollower | None:
-        """With all that has changed till now. None: it must begin anew."""
+        """Return a follower with all its changes; None if it must start a full sync."""
         self.gather()
         found = self._each.get(name)
         if found is None or not found.heard(serial):
@@ -83,8 +88,8 @@ class RowFollowers:
         found.heard_s = self._now()
         return found
 
-    def begin(self, name: str) -> RowFollower:
-        """It has nothing: from now on its changes are kept. Raises DoesNotFit."""
+    def start_sync(self, name: str) -> RowFollower:
+        """Start a full sync: collect this follower's changes from now on. Raises DoesNotFit."""
         if self._slot >= _SNAPSHOTS:
             raise DoesNotFit(
                 f"a shard with {self._slot} replicas has no place for others that follow."
@@ -99,7 +104,11 @@ class RowFollowers:
         return made
 
     def gather(self) -> None:
-        """What has changed goes to all; now and then, so that the log does not keep it."""
+        """Distribute the changed ids to all followers, and forget those that are silent or too far
+        behind.
+
+        Called at regular intervals, so that the shard's log does not grow.
+        """
         if not self._on:
             return
         door, now = self._shard.door, self._now()
@@ -125,7 +134,7 @@ class RowFollowers:
 
 
 def changed(parameters: Parameters, table: int, ids: Ids) -> Iterator[Any]:
-    """Rows as they are now; ids that have none any more as a tensor of width 0."""
+    """Yield the current rows of some ids; ids without a row are a tensor of width 0."""
     (part,) = parameters.of({table: ids})["rows"]
     if part["ids"].size:
         yield weights(parameters, part)
@@ -135,7 +144,7 @@ def changed(parameters: Parameters, table: int, ids: Ids) -> Iterator[Any]:
 
 
 def weights(parameters: Parameters, part: dict[str, Any]) -> Any:
-    """Of a piece's rows: weights alone, as the document has them."""
+    """Return the weights of some rows as a tensor, without the optimizer's state."""
     spec = parameters.specs[part["table"]]
     return tensor_of(
         spec.name, np.ascontiguousarray(part["rows"][:, : spec.dim]), part["ids"].tolist()

@@ -48,8 +48,8 @@ Method = Callable[[Any, ShardCall], Awaitable[Any]]
 
 
 class ShardGrpc:
-    """The document's service of one shard. start(), stop(). Threads: those from one; the rest is
-    its own."""
+    """The PServer service of one shard. Threads: start and stop from one; the rest runs on its
+    own."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard, place = shard, shard.config
@@ -69,7 +69,7 @@ class ShardGrpc:
         self._trouble: Exception | None = None
 
     def start(self) -> "ShardGrpc":
-        """Its shard's loop runs already. Raises AddressInUse, OSError."""
+        """Start the thread. The shard's loop is running. Raises AddressInUse, OSError."""
         self._thread.start()
         self._begun.wait()
         if self._trouble is not None:
@@ -79,7 +79,7 @@ class ShardGrpc:
         return self
 
     def stop(self) -> None:
-        """Calls under way end with UNAVAILABLE, if they do not end by themselves at once."""
+        """Stop the thread. Open calls end with UNAVAILABLE unless they end at once."""
         self._access.stop()
         if self._thread.is_alive():
             with contextlib.suppress(RuntimeError):
@@ -210,7 +210,7 @@ class ShardGrpc:
         )
 
     def _admit(self, call: ShardCall) -> None:
-        """NotAllowed."""
+        """Check the token of a call. Raises NotAllowed."""
         given = str(call.metadata.get("authorization", "")).encode()
         if self._access.keys is not None:
             self._access.keys.check(given)
@@ -239,7 +239,7 @@ class ShardGrpc:
             yield message("grpc.health.v1.HealthCheckResponse")(status=_NOT_SERVING)
 
     def _status(self, service: str) -> int:
-        """Unknown: another service."""
+        """Return the health status. Raises Unknown for another service."""
         if service not in ("", *_SERVICES):
             raise Unknown.named(service[:200], _SERVICES)
         return _SERVING if self._shard.door.ready and not self._closing.is_set() else _NOT_SERVING
@@ -253,7 +253,7 @@ class ShardGrpc:
 
 
 def _access_of(settings: ParamsSettings, token: str) -> CredentialFiles:
-    """Raises ConfigError for files that are not in order."""
+    """Return the certificates and keys of a shard. Raises ConfigError."""
     found = CredentialFiles()
     found.add_tls("grpc", params_tls(settings), "params.grpc_tls", TlsCounts("params"))
     if settings.grpc_keys_file:
@@ -263,7 +263,7 @@ def _access_of(settings: ParamsSettings, token: str) -> CredentialFiles:
 
 @contextlib.contextmanager
 def beside(shard: Shard) -> Iterator[None]:
-    """As `clipper.params.shard.server.run` takes it."""
+    """Run the gRPC server while the shard runs, as an argument of `clipper.params.server.run`."""
     if not shard.config.settings.grpc:
         yield
         return

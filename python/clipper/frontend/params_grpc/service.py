@@ -1,10 +1,9 @@
-"""`PServer`: a shard by the gRPC service of the parameter server's design document, with its names
-and messages. docs/params.md.
+"""The service `PServer` of the parameter server's design document. See docs/params.md.
 
-A shard answers for what is its own: of ids and names that are another's it says whose they are,
-here and in the trailing metadata `shard`. What the messages have no field for is metadata: of a
-push `worker` and `sequence` (it is told from its repetition by them), `scale`, `step` and `check`;
-of what is too long for one message `cursor`; of who follows its rows `follower` and `serial`.
+A shard answers for its own ids and names only; for others it names their shard, in the error and in
+the trailing metadata `shard`. Values without a field in the messages are metadata: `worker` and
+`sequence` of a push (they identify a repetition), `scale`, `step` and `check`; `cursor` of answers
+that need several messages; `follower` and `serial` of clients that follow rows.
 """
 
 from collections.abc import Callable, Iterable
@@ -51,7 +50,7 @@ _KERAS: Final[
 
 
 class WrongShard(InvalidInput):
-    """It is not this shard's. shard: whose."""
+    """The id or name belongs to another shard. shard: its number."""
 
     slug = "other-shard"
 
@@ -61,13 +60,15 @@ class WrongShard(InvalidInput):
 
 
 class _LongAnswer(TooLarge):
+    """The answer does not fit into one message."""
+
     grpc_code = "RESOURCE_EXHAUSTED"
     slug = "long-answer"
 
 
 class ShardCall:
-    """metadata: by name; of those that come twice, the last.  trailing: what goes back beside the
-    response."""
+    """One call. metadata: by name; of repeated names the last value. trailing: metadata of the
+    reply."""
 
     __slots__ = ("metadata", "trailing")
 
@@ -76,7 +77,7 @@ class ShardCall:
         self.trailing: dict[str, str] = {}
 
     def whole(self, name: str) -> int | None:
-        """A number of the metadata. None: it is not there. Raises InvalidInput."""
+        """Return an integer of the metadata, or None if it is missing. Raises InvalidInput."""
         text = self.metadata.get(name)
         if text is None:
             return None
@@ -91,6 +92,7 @@ class ShardCall:
         return int(text)
 
     def number(self, name: str) -> float | None:
+        """Return a number of the metadata, or None if it is missing. Raises InvalidInput."""
         text = self.metadata.get(name)
         try:
             return None if text is None else float(text)
@@ -99,8 +101,8 @@ class ShardCall:
 
 
 class ParamsService:
-    """Threads: the event loop's. Raises, of each method: the errors of the calls that it stands
-    for."""
+    """The methods of the service. Threads: the event loop's. Each raises the errors of the
+    shard's calls."""
 
     def __init__(self, shard: Shard, door: ShardClient) -> None:
         self._shard, self._door = shard, door
@@ -122,6 +124,7 @@ class ParamsService:
     # -- a worker's
 
     async def pull_variable(self, request: Any, call: ShardCall) -> Any:
+        """Return the variables that changed since the request's version."""
         if (
             self._shard.door.state_lost
         ):  # a worker pushes its model then, and so tells the shard to begin anew
@@ -136,7 +139,7 @@ class ParamsService:
         return answer
 
     async def pull_embedding_vector(self, request: Any, call: ShardCall) -> Any:
-        """Metadata `dtype`: f32, f16."""
+        """Return rows of a table. Metadata `dtype`: f32, f16."""
         parameters, dtype = self._ready(), str(call.metadata.get("dtype", "f32"))
         if dtype not in _DTYPES:
             raise InvalidInput(
@@ -150,7 +153,7 @@ class ParamsService:
         return tensor_of_bytes(request.name, _DTYPES[dtype], (ids.size, table.dim), rows)
 
     async def push_model(self, request: Any, call: ShardCall) -> Any:
-        """`accepted` in the trailing metadata: whether these values are the first."""
+        """Set initial values. Trailing metadata `accepted`: true if these values are the first."""
         variables: dict[str, F32] = {}
         for each in request.variables:
             self._take_variable(each, variables)
@@ -178,8 +181,11 @@ class ParamsService:
         return message("google.protobuf.Empty")()
 
     async def push_gradient(self, request: Any, call: ShardCall) -> Any:
-        """Trailing metadata: `why` it was not accepted, `repeated`, and of shards that make steps
-        the `step`."""
+        """Apply gradients.
+
+        Trailing metadata: `why` they were not accepted, `repeated`, and the `step` in synchronous
+        training.
+        """
         variables, rows = self._gradients(request.gradients)
         said: dict[str, Any] = {
             "variables": variables,
@@ -204,7 +210,8 @@ class ParamsService:
     # -- of replicas
 
     async def get_replica(self, request: Any, call: ShardCall) -> Any:
-        """Also before this shard is ready: others recover by it."""
+        """Return a replica of another shard, even before this shard is ready: others recover
+        from it."""
         of, copies = request.replica_index, self._shard.copies
         if of not in copies:
             at = ", ".join(
@@ -224,11 +231,11 @@ class ParamsService:
         return self._rows_of(copy.parameters, call)
 
     async def synchronize_embedding(self, request: Any, call: ShardCall) -> Any:
-        """Metadata `follower`: who asks; `serial`: of the last answer that it has; `cursor`: as of
-        `get_replica`, to begin.
+        """Return the rows that changed for a follower.
 
-        Trailing: `serial`; `anew`: these are all rows, and what it had before counts for nothing;
-        `more`: ask again at once.
+        Metadata: `follower`, its name; `serial`, of the last reply that it has received; `cursor`,
+        as in `get_replica`, for a full sync. Trailing metadata: `serial`; `anew`, a full sync that
+        replaces all rows; `more`, call again at once.
         """
         parameters, of = self._ready(), request.replica_index
         if of != self._number:
@@ -245,7 +252,7 @@ class ParamsService:
         follower = self.followers.of(name, call.whole("serial")) if cursor is None else None
         if follower is None:
             self._check_fits(0 if cursor else _weights_bytes(parameters), _BY_PIECES)
-            self.followers.begin(name)
+            self.followers.start_sync(name)
             call.trailing |= {"anew": "true", "serial": "0"}
             return self._rows_of(parameters, call)
         answer = message("SynchronizeEmbeddingResponse")()
@@ -257,8 +264,7 @@ class ParamsService:
         return answer
 
     def _rows_of(self, parameters: Parameters, call: ShardCall) -> Any:
-        """All, or with `cursor` (0,0 begins) as many as go into a message; where the next begins is
-        `cursor` of the answer."""
+        """Return all rows, or with `cursor` as many as fit into a message, and the next cursor."""
         answer, size = message("SynchronizeEmbeddingResponse")(), 0
         cursor, said = _cursor(call.metadata.get("cursor")), "cursor" in call.metadata
         while cursor is not None and cursor[0] < len(parameters.tables):
@@ -328,7 +334,7 @@ class ParamsService:
     def _gradients(
         self, tensors: Iterable[Any]
     ) -> tuple[dict[str, F32], dict[str, dict[str, Any]]]:
-        """Of variables by name, and of rows by table, as `push_gradients` takes them."""
+        """Return gradients of variables by name, and of rows by table, for `push_gradients`."""
         parameters = self._ready()
         variables: dict[str, F32] = {}
         rows: dict[str, list[tuple[Ids, F32]]] = {}
@@ -378,7 +384,7 @@ def _cursor(text: Any) -> list[int] | None:
 
 
 def _weights_bytes(parameters: Parameters) -> int:
-    """Of all rows, in messages."""
+    """Return the size of all rows in messages."""
     return sum(len(table) * (4 * table.dim + 8) for table in parameters.tables)
 
 
@@ -390,7 +396,7 @@ def _shape_of(parameters: Parameters, name: str) -> tuple[int, ...]:
 
 
 def _scattered(tensor: Any, shape: tuple[int, ...]) -> F32:
-    """The gradient of a variable of which only some rows came."""
+    """Return the dense gradient of a variable of which only some rows were sent."""
     ids, values = ids_in(tensor.indices), values_in(tensor)
     if values.shape != (ids.size, *shape[1:]) or not shape:
         gave = f"{ids.size} rows of its gradient are not {list(values.shape)}"

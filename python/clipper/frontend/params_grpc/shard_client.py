@@ -1,6 +1,7 @@
-"""A shard's gRPC asks its own shard as a worker would, by a connection to its door. So a push that
-comes by gRPC is checked, told from its repetition, and held until replicas have it, by the same
-code as any other.
+"""A connection from a shard's gRPC service to the shard itself, by the protocol of its workers.
+
+A push by gRPC is thereby checked, recognized as a repetition, and held until the replicas have it
+by the same code as any other.
 """
 
 import asyncio
@@ -25,7 +26,10 @@ _LIMIT = 1 << 20  # read ahead
 
 
 class ShardClient:
-    """open(), then calls, any number at once; close(). Threads: the event loop's."""
+    """A connection to this process's shard: open(), any number of concurrent calls, close().
+
+    Threads: the event loop's.
+    """
 
     def __init__(self, address: str, token: str, name: str) -> None:
         self._address, self._token, self._name = address, token, name
@@ -36,7 +40,7 @@ class ShardClient:
         self._hearing: asyncio.Task[None]
 
     async def open(self) -> None:
-        """Raises OSError; ShardAway when another process listens there."""
+        """Connect. Raises OSError, and ShardAway if another process listens at the address."""
         kind, _, rest = self._address.partition(":")
         if kind == "unix":
             reader, self._writer = await asyncio.open_unix_connection(rest, limit=_LIMIT)
@@ -53,11 +57,12 @@ class ShardClient:
             )
 
     async def call(self, name: str, **fields: Any) -> Piece:
-        """Raises what the shard refuses with, and ShardAway when it has ended."""
+        """Call a method of the shard. Raises the shard's error, or ShardAway when the connection
+        has ended."""
         return unpacked(await self._ask(Head(Kind.CALL), packed({"call": name, **fields})))
 
     async def pull(self, table: int, ids: Ids, dtype: str) -> bytes:
-        """The rows of n ids, and up to 7 bytes more. Raises as `call`."""
+        """Return the rows of n ids, followed by up to 7 bytes of padding. Raises like `call`."""
         return await self._ask(
             Head(Kind.PULL, dtype=DTYPES[dtype], table=table, rows=ids.size), ids.tobytes()
         )
@@ -106,7 +111,7 @@ class ShardClient:
                 future.set_exception(ShardAway(self._gone))
 
     async def close(self) -> None:
-        """What still waits ends with ShardAway."""
+        """Close the connection. Open calls end with ShardAway."""
         self._hearing.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._hearing

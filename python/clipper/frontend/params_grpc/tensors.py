@@ -1,5 +1,4 @@
-"""Tensors of the parameter server's gRPC messages as arrays, and back. What comes in is nobody's
-word: everything is checked."""
+"""Tensors of the PServer messages to arrays, and back. Received tensors are fully checked."""
 
 import math
 from collections.abc import Iterable
@@ -25,7 +24,8 @@ _NUMBERS: Final = {
 
 
 def values_in(tensor: Any) -> F32:
-    """Its numbers, as f32 in its shape: a view where they are that already. Raises InvalidInput."""
+    """Return the values as f32 in the tensor's shape; a view if they are f32. Raises
+    InvalidInput."""
     kind, shape = _NAMES.get(tensor.data_type, str(tensor.data_type)), tuple(tensor.dim)
     if kind not in _FLOATS:
         hint = (
@@ -54,14 +54,14 @@ def values_in(tensor: Any) -> F32:
 
 
 def ids_in(numbers: Any) -> Ids:
-    """i64[n] of a repeated field."""
+    """Return a repeated field as i64[n]."""
     return np.array(
         numbers[:], np.int64
     )  # of the slice, a list: three times as quick as of the field
 
 
 def tensor_of(name: str, values: npt.NDArray[Any], ids: Iterable[int] = ()) -> Any:
-    """A Tensor of f16, f32 or f64."""
+    """Return a Tensor of f16, f32 or f64."""
     return _TENSOR(
         name=name,
         data_type=_NUMBERS[values.dtype],
@@ -72,7 +72,7 @@ def tensor_of(name: str, values: npt.NDArray[Any], ids: Iterable[int] = ()) -> A
 
 
 def tensor_of_bytes(name: str, kind: str, shape: tuple[int, ...], content: bytes) -> Any:
-    """A Tensor of FP16 or FP32. content: as long as it must be, or padded."""
+    """Return a Tensor of FP16 or FP32. content: of the exact size, or with padding."""
     dtype = np.dtype(_FLOATS[kind])
     return _TENSOR(
         name=name,

@@ -1,12 +1,11 @@
-"""The messages that gRPC carries, made from `protocols.binpb`: the compiled form of the .proto
-files here.
+"""The protobuf messages of gRPC, from `protocols.binpb`, the compiled form of the .proto files
+here.
 
-They live in a descriptor pool of their own. In protobuf's default pool, a process that also imports
-tritonclient or kserve would define `inference.ModelInferRequest` twice, and protobuf would refuse
-the second. That is why there is no generated Python code: it knows the default pool only, and it
-needs a protobuf at least as new as the compiler that wrote it. `python
-tests/frontend/test_protocols.py` compiles the files anew; the test of the same name fails while it
-has not been.
+They are in a descriptor pool of their own. In protobuf's default pool, a process that also imports
+tritonclient or kserve would define `inference.ModelInferRequest` twice, which protobuf rejects.
+Generated Python code is not used: it requires the default pool, and a protobuf at least as new as
+its compiler. `python tests/frontend/test_protocols.py` compiles the files; the test of the same
+name fails if that was forgotten.
 """
 
 import functools
@@ -22,7 +21,7 @@ COMPILED = FOLDER / "protocols.binpb"
 
 @functools.cache
 def pool() -> Any:
-    """The descriptors of every file, those it imports included."""
+    """Return the descriptor pool with all files."""
     files = descriptor_pb2.FileDescriptorSet.FromString(COMPILED.read_bytes())
     found = descriptor_pool.DescriptorPool()
     for file in files.file:
@@ -32,10 +31,10 @@ def pool() -> Any:
 
 @functools.cache
 def message(name: str) -> Any:
-    """The class of a message by its full name, as `inference.ModelInferRequest`."""
+    """Return the class of a message by its full name, such as `inference.ModelInferRequest`."""
     return message_factory.GetMessageClass(pool().FindMessageTypeByName(name))
 
 
 def methods_of(service: str) -> Iterator[Any]:
-    """The descriptors of a service's methods."""
+    """Yield the descriptors of a service's methods."""
     yield from pool().FindServiceByName(service).methods

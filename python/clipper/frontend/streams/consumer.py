@@ -1,12 +1,11 @@
-"""Two threads that follow a stream: one reads, one settles; between them a bounded queue, in the
-order of the stream."""
+"""A consumer of a Redis Stream: one thread reads entries, one settles them, in the stream's
+order."""
 
 import logging
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import deque
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 from clipper.errors import ClipperError
 from clipper.frontend.streams.consumer_group import (
@@ -26,16 +25,48 @@ _LOOK_S: Final = 0.1
 _T = TypeVar("_T")
 
 
-class StreamConsumer(ABC, Generic[_T]):
-    """Threads: any. A subclass says what becomes of an entry; what it raises costs that entry, and
-    is logged."""
+class EntryHandler(Protocol[_T]):
+    """Processes the entries of a stream. A ClipperError refuses the entry; other errors are logged.
+
+    Threads: `accept` is called on the consumer's reader thread, `outcome` on the other one.
+    """
+
+    @property
+    def room(self) -> int:
+        """The number of entries that may be in progress now."""
+
+    def accept(self, entry: StreamEntry) -> _T:
+        """Start processing an entry, without waiting. Raises ClipperError for an invalid entry."""
+
+    def is_ready(self, item: _T) -> bool:
+        """Return whether `outcome` would return without waiting."""
+
+    def outcome(
+        self, entry: StreamEntry, item: _T, consumer: "StreamConsumer[_T]"
+    ) -> EntryOutcome | None:
+        """Return the outcome of an entry; may wait. None leaves the entry pending, as the consumer
+        stops.
+
+        Raises ClipperError for an invalid entry.
+        """
+
+
+class StreamConsumer(Generic[_T]):
+    """Reads a stream and settles its entries, on two threads. Threads: any.
+
+    deliveries_max: an entry that was delivered more often without an outcome is refused.
+    """
 
     def __init__(
-        self, name: str, group: ConsumerGroup, in_flight_max: int, deliveries_max: int = 1 << 30
+        self,
+        name: str,
+        group: ConsumerGroup,
+        handler: EntryHandler[_T],
+        deliveries_max: int = 1 << 30,
     ) -> None:
         self.name = name
         self._group = group
-        self._in_flight_max = in_flight_max
+        self._handler = handler
         self._deliveries_max = deliveries_max
         self._queue: deque[tuple[StreamEntry, _T]] = deque()
         self._mine: dict[str, float] = {}  # entries read and not settled -> when they are refreshed
@@ -53,34 +84,25 @@ class StreamConsumer(ABC, Generic[_T]):
             target=self._run, args=(self._settle_on,), name=f"clipper-{name}-out", daemon=True
         )
 
-    # -- what a subclass says
+    # -- for the handler
 
-    @abstractmethod
-    def _accept(self, entry: StreamEntry) -> _T:
-        """Begin with an entry; at once. Raises: ClipperError when the entry itself is at fault."""
+    @property
+    def is_stopping(self) -> bool:
+        """True once `stop` was called."""
+        return self._stopping
 
-    @abstractmethod
-    def _outcome(self, entry: StreamEntry, item: _T) -> EntryOutcome | None:
-        """What becomes of it; may wait. None: nothing, as we are stopping. Raises: ClipperError as
-        `_accept`."""
+    @property
+    def is_over(self) -> bool:
+        """True once the remaining entries are left to other consumers."""
+        return self._give_up_s is not None and time.monotonic() >= self._give_up_s
 
-    def _is_ready(self, item: _T) -> bool:
-        """Whether `_outcome` would not wait."""
-        return False
-
-    def _room(self) -> int:
-        """How many entries may be in flight now."""
-        return self._in_flight_max
-
-    # -- what it may use
-
-    def _pause(self, seconds: float) -> None:
-        """Wait so long, less when it is over first."""
+    def pause(self, seconds: float) -> None:
+        """Wait for some time, or until the time for the remaining entries is over."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_over, seconds)
+            self._changed.wait_for(lambda: self.is_over, seconds)
 
-    def _say(self, trouble: str) -> None:
-        """Log what keeps us waiting, once."""
+    def report(self, trouble: str) -> None:
+        """Log the reason of a delay, once."""
         if trouble != self._said:
             _log.warning("stream %s waits: %s", self.name, trouble)
             self._said = trouble
@@ -88,13 +110,17 @@ class StreamConsumer(ABC, Generic[_T]):
     # -- life
 
     def start(self) -> Self:
+        """Start the threads."""
         self._reader.start()
         self._worker.start()
         return self
 
     def stop(self, drain_s: float = 5.0) -> None:
-        """Read no more; what was read has `drain_s` seconds to be answered, the rest stays pending
-        for others. Idempotent."""
+        """Read no more entries and stop.
+
+        Entries in progress have `drain_s` seconds; the rest stay pending for other consumers.
+        Idempotent.
+        """
         with self._changed:
             if self._give_up_s is None:
                 self._give_up_s = time.monotonic() + drain_s
@@ -115,25 +141,26 @@ class StreamConsumer(ABC, Generic[_T]):
         self.stop()
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the start; `in_flight` and the `room` for it now; `trouble`: why Redis
-        cannot be used now, or ""."""
+        """Return counts since the start.
+
+        `in_flight` and `room` are current; `trouble` is why Redis cannot be used now, or "".
+        """
         group = self._group
         return {
-            **self._counts, "reclaimed": group.reclaimed_count, "trimmed": group.trimmed_count,
-            "reconnects": group.reconnect_count, "in_flight": len(self._mine), "room": self._room(),
-            "trouble": group.trouble, "running": self._worker.is_alive() and not self._stopping,
-        }  # fmt: skip
-
-    @property
-    def _is_over(self) -> bool:
-        """Whether what is not answered by now is left to others."""
-        return self._give_up_s is not None and time.monotonic() >= self._give_up_s
+            **self._counts,
+            "reclaimed": group.reclaimed_count,
+            "trimmed": group.trimmed_count,
+            "reconnects": group.reconnect_count,
+            "in_flight": len(self._mine),
+            "room": self._handler.room,
+            "trouble": group.trouble,
+            "running": self._worker.is_alive() and not self._stopping,
+        }
 
     # -- the threads
 
     def _run(self, turn: Any) -> None:
-        """`turn()` until it is False. A fault of ours is logged, and the thread goes on: it must
-        not end unheard."""
+        """Call `turn()` until it returns False. Errors are logged, and the thread goes on."""
         while True:
             try:
                 if not turn():
@@ -148,7 +175,7 @@ class StreamConsumer(ABC, Generic[_T]):
             return False
         self._refresh()
         with self._changed:
-            room = self._room() - len(self._mine)
+            room = self._handler.room - len(self._mine)
             if room <= 0:
                 self._changed.wait(_LOOK_S)
                 return True
@@ -156,20 +183,20 @@ class StreamConsumer(ABC, Generic[_T]):
             self._counts["read"] += 1
             with self._changed:
                 self._mine[entry.id] = time.monotonic() + self._group.refresh_s
-            item = self._begun(entry)
+            item = self._started(entry)
             with self._changed:
                 self._queue.append((entry, item))
                 self._changed.notify_all()
         return True
 
-    def _begun(self, entry: StreamEntry) -> Any:
+    def _started(self, entry: StreamEntry) -> Any:
         if entry.deliveries > self._deliveries_max:
             why = f"it was delivered {entry.deliveries} times, and never answered"
             return refusal(entry, self._group.names.source, "poison", why)
-        return self._guarded(entry, lambda: self._accept(entry))
+        return self._guarded(entry, lambda: self._handler.accept(entry))
 
     def _guarded(self, entry: StreamEntry, fn: Any) -> Any:
-        """`fn()`, or the refusal of an entry at which it raised."""
+        """Return `fn()`, or the refusal of the entry if it raised."""
         source = self._group.names.source
         try:
             return fn()
@@ -197,14 +224,14 @@ class StreamConsumer(ABC, Generic[_T]):
         outcomes: list[EntryOutcome] = []
         while self._queue and len(entries) < _SETTLE_MAX:
             entry, item = self._queue[0]
-            if entries and not (isinstance(item, EntryOutcome) or self._is_ready(item)):
+            if entries and not (isinstance(item, EntryOutcome) or self._handler.is_ready(item)):
                 break
             self._queue.popleft()
             entries.append(entry.id)
             outcome = (
                 item
                 if isinstance(item, EntryOutcome)
-                else self._guarded(entry, lambda e=entry, i=item: self._outcome(e, i))
+                else self._guarded(entry, lambda e=entry, i=item: self._handler.outcome(e, i, self))
             )
             if outcome is not None:
                 outcomes.append(outcome)

@@ -1,20 +1,18 @@
-"""One consumer in the group of a Redis Stream: entries in, outcomes out, whatever happens to the
-connection. Redis 6.2 or newer.
+"""One consumer in a consumer group of a Redis Stream. Redis 6.2 or newer.
 
-What makes an answer happen exactly once: an entry that was read stays *pending* in its group until
-it is acknowledged, and the script `SETTLE` writes its outcome and acknowledges it in one step, and
-only if it is pending. So an entry that was delivered twice (its server was killed, froze, or lost
-its connection after it had sent the outcome) has one outcome: who comes second finds nothing
-pending. An outcome of which nobody knows whether it arrived is sent again, for the same reason. No
-memory of answered entries is needed for this; a sorted set of the last ids serves producers who may
-add one record as two entries.
+Each entry has exactly one outcome. An entry that was read stays *pending* in its group until it is
+acknowledged. The script `SETTLE` writes an outcome and acknowledges its entry in one step, and only
+if the entry is pending. If an entry was delivered twice (its server was killed, froze, or lost its
+connection after it had sent the outcome), the second outcome finds nothing pending and is dropped.
+For the same reason an outcome that may not have arrived is sent again. This needs no list of
+answered entries; a sorted set of recent ids serves producers that may add a record twice.
 
-    SOURCE            stream; its group has the pending entries                      (XPENDING
-    SOURCE GROUP) ANSWERS, REFUSED  streams, about MAXLEN entries each
-    ANSWERS:GROUP:ids sorted set: a record's own id -> milliseconds of its entry      (ZSCORE)
+    SOURCE            stream; its group has the pending entries       (XPENDING SOURCE GROUP)
+    ANSWERS, REFUSED  streams, about MAXLEN entries each
+    ANSWERS:GROUP:ids sorted set: a record's id -> milliseconds of its entry         (ZSCORE)
 
-The writes come before the acknowledgement: Lua has no rollback, and a script that Redis ends for
-want of memory between the two must leave the entry pending.
+The script writes before it acknowledges: Lua has no rollback, and if Redis runs out of memory
+between the two, the entry must stay pending.
 """
 
 import contextlib
@@ -91,7 +89,7 @@ return gone
 
 
 class StreamEntry(msgspec.Struct, frozen=True, eq=False):
-    """An entry of a stream. deliveries: how often it was handed out, this time included."""
+    """An entry of a stream. deliveries: how often it was delivered, including this time."""
 
     id: str
     fields: dict[bytes, bytes]
@@ -99,9 +97,11 @@ class StreamEntry(msgspec.Struct, frozen=True, eq=False):
 
 
 class EntryOutcome(msgspec.Struct, frozen=True, eq=False):
-    """What becomes of an entry. "answer": `fields` go to the answers; "refuse": to the dead
-    letters; "drop": nowhere. id: the record's own, "" for none: of two entries with one id, the
-    second is not answered."""
+    """The outcome of an entry.
+
+    kind: "answer" sends `fields` to the answers, "refuse" to the dead letters, "drop" nowhere. id:
+    of the record, or ""; of two entries with the same id, the second gets no answer.
+    """
 
     entry: str
     kind: Kind
@@ -110,7 +110,7 @@ class EntryOutcome(msgspec.Struct, frozen=True, eq=False):
 
 
 class StreamNames(msgspec.Struct, frozen=True):
-    """The keys that a group works on, and how long its streams may become."""
+    """The keys of a group, and the maximum lengths of its streams."""
 
     source: str
     group: str
@@ -122,15 +122,16 @@ class StreamNames(msgspec.Struct, frozen=True):
 
     @property
     def ids(self) -> str:
+        """The key of the sorted set of recent ids."""
         return f"{self.answers}:{self.group}:ids"
 
 
 class ConsumerGroup:
-    """Threads: one reads (`read`, `refresh`), one settles (`settle`); `close` and the counters are
-    for any.
+    """One consumer of a group. Errors of Redis are not raised.
 
-    Errors of Redis are not raised: they are noted in `trouble`, and the call is tried again after a
-    pause that doubles, until this is closed. consumer: another name for each process.
+    They are noted in `trouble`, and the call is repeated after a pause that doubles, until the
+    group is closed. consumer: a name that is unique to the process. Threads: one reads (`read`,
+    `refresh`), one settles (`settle`); `close` and the counters are for any.
     """
 
     def __init__(self, url: str, names: StreamNames, consumer: str, claim_s: float) -> None:
@@ -153,8 +154,7 @@ class ConsumerGroup:
     # -- reading
 
     def read(self, count: int, mine: Collection[str]) -> list[StreamEntry]:
-        """Up to `count` entries, none of them in `mine`; none when there are none within a moment,
-        or Redis is away."""
+        """Return up to `count` entries that are not in `mine`; [] if none arrive within 0.1 s."""
         found = self._try(lambda: self._read(count, mine))
         return found or []
 
@@ -190,8 +190,7 @@ class ConsumerGroup:
         ]
 
     def _reclaim(self, count: int, mine: Collection[str]) -> list[StreamEntry]:
-        """Entries that their consumer has been silent about. The next look follows at once while
-        there are more."""
+        """Claim entries of silent consumers. It is repeated at once while there are more."""
         found = self._redis.xautoclaim(
             self.names.source,
             self.names.group,
@@ -218,7 +217,7 @@ class ConsumerGroup:
         return int(rows[0]["times_delivered"]) if rows else 1
 
     def refresh(self, mine: Sequence[str]) -> None:
-        """Say that `mine` are still being worked on; nobody else claims them then."""
+        """Renew the claims on entries in progress, so that no other consumer takes them."""
         if mine:
             self._try(
                 lambda: self._redis.xclaim(
@@ -228,6 +227,7 @@ class ConsumerGroup:
 
     @property
     def refresh_s(self) -> float:
+        """The seconds between two renewals."""
         return self._claim_s / _CLAIMS_A_PERIOD
 
     # -- settling
@@ -235,9 +235,11 @@ class ConsumerGroup:
     def settle(
         self, outcomes: Sequence[EntryOutcome], until_s: float | None = None
     ) -> list[int] | None:
-        """Write and acknowledge, each entry in one step. -> ELSEWHERE, DONE or DUPLICATE for each;
-        None when Redis could not be reached until `until_s` (monotonic; None: until this is
-        closed)."""
+        """Write the outcomes and acknowledge their entries, each in one step.
+
+        Returns ELSEWHERE, DONE or DUPLICATE for each, or None if Redis could not be reached until
+        `until_s` (time.monotonic(); None: until the group is closed).
+        """
         names = self.names
         words: list[Any] = [names.group, names.answers_max, names.refused_max, names.ids_max]
         for outcome in outcomes:
@@ -255,11 +257,11 @@ class ConsumerGroup:
     # -- the connection
 
     def ask(self, fn: Callable[[Any], _T]) -> _T | None:
-        """`fn(redis)`; None, after a pause, when Redis is away."""
+        """Return `fn(redis)`; None, after a pause, if Redis is unreachable."""
         return self._try(lambda: fn(self._redis))
 
     def _try(self, fn: Callable[[], _T]) -> _T | None:
-        """`fn()`; None, after a pause, when Redis is away or refuses."""
+        """Return `fn()`; None, after a pause, if Redis is unreachable or reports an error."""
         try:
             found = fn()
         except (self._errors.RedisError, OSError, ValueError) as error:
@@ -281,22 +283,25 @@ class ConsumerGroup:
         self._own = "0"  # what it sent while the connection broke is ours, and unknown here
 
     def leave(self) -> None:
-        """Remove this consumer, if nothing is left to it."""
+        """Remove this consumer from the group if it has no pending entries."""
         with contextlib.suppress(self._errors.RedisError, OSError, ValueError):
             self._tidy(keys=[self.names.source], args=[self.names.group, self.consumer, 1 << 50])
 
     def stop_waiting(self) -> None:
-        """Let no call wait for Redis to come back any more."""
+        """End all waiting for Redis."""
         self._closed.set()
 
     def close(self) -> None:
+        """Close the connection."""
         self._closed.set()
         self._redis.close()
 
 
 def connected(url: str) -> tuple[Any, Any]:
-    """A client of the server at `url`, which need not be there yet, and the module of its errors.
-    Raises: ConfigError."""
+    """Return a client for `url` and redis-py's exceptions. The server need not be reachable yet.
+
+    Raises ConfigError for an invalid URL, or without the package redis.
+    """
     try:
         import redis
         from redis.backoff import NoBackoff
@@ -326,7 +331,8 @@ def connected(url: str) -> tuple[Any, Any]:
 
 
 def refusal(entry: StreamEntry, source: str, kind: str, reason: str) -> EntryOutcome:
-    """The dead letter of an entry: why, where it is, and its fields, but for very long ones."""
+    """Return the dead letter of an entry: the reason, its position, and its fields unless they
+    are long."""
     flat: Flat = [
         "refused.kind",
         kind,
@@ -351,7 +357,7 @@ def _short(fields: dict[bytes, bytes]) -> Iterator[tuple[bytes, bytes]]:
 
 
 def check_names(names: StreamNames) -> None:
-    """Raises: InvalidInput when two streams are one, or a name is empty."""
+    """Raise InvalidInput if a name is empty, or two streams have the same name."""
     keys = [names.source, names.answers, names.refused]
     if not all((*keys, names.group)):
         raise InvalidInput(

@@ -1,11 +1,9 @@
-"""Models from a Redis Stream, deployed while serving: "model as data". docs/streams.md is for
-users.
+"""Models from a Redis Stream, deployed while the server runs. See docs/streams.md.
 
-An entry is a descriptor and bytes. Bytes are looked at before anything else happens: their size,
-their SHA-256, and then, in a process that is thrown away, their format, what they ask for, and
-whether they load. Only then are they deployed as the next version, beside the one that serves; the
-link to the latest moves when the new version's containers are connected. A bad model never gets so
-far, and is told in the dead letters.
+An entry is a descriptor and bytes. The bytes are checked first: their size, their SHA-256 and then,
+in a process of its own, their format, what they import, and whether they load. Only then are they
+deployed as the next version, beside the one in use; the link to the latest version moves when the
+new version's containers are connected. An invalid model goes to the dead letters.
 """
 
 import hashlib
@@ -13,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Self
 
 import msgspec
 
@@ -71,19 +69,24 @@ _LATER = (
 
 
 class ModelDeployer(Protocol):
-    """What is needed of a server."""
+    """The server's methods that model updates need."""
 
     catalog: Catalog
 
     @property
-    def deploy(self) -> Callable[..., Any]: ...
+    def deploy(self) -> Callable[..., Any]:
+        """Deploy a model: ClipperServer.deploy."""
 
-    def retire(self, name: str | VersionedModel, *, force: bool = False) -> None: ...
+    def retire(self, name: str | VersionedModel, *, force: bool = False) -> None:
+        """Retire a version: ClipperServer.retire."""
 
 
 class ModelDescriptor(msgspec.Struct, frozen=True):
-    """What an entry says of its model. version: None for the next.  key, chunks: where the bytes
-    are, if not in `data`."""
+    """The description of a model in an entry.
+
+    version: None for the next one. key, chunks: the Redis keys of the bytes, if they are not in
+    `data`.
+    """
 
     name: str
     kind: str
@@ -98,11 +101,12 @@ class ModelDescriptor(msgspec.Struct, frozen=True):
 
     @property
     def keys(self) -> list[str]:
+        """The Redis keys of the bytes."""
         return [f"{self.key}:{i}" for i in range(self.chunks)] if self.chunks else [self.key]
 
 
 def descriptor_of(fields: Mapping[bytes, bytes]) -> ModelDescriptor:
-    """Raises: InvalidInput that names the field."""
+    """Read a descriptor. Raises InvalidInput, which names the field."""
     texts: dict[str, str] = {}
     for raw, value in fields.items():
         name = raw.decode("utf-8", "replace")
@@ -155,8 +159,8 @@ def _whole(texts: Mapping[str, str], name: str, most: int) -> int:
     return int(text)
 
 
-class ModelUpdates(StreamConsumer[ModelDescriptor]):
-    """A running stream of models, as `server.models_from()` gives it. Threads: any."""
+class ModelUpdates:
+    """A running stream of models, as returned by `server.models_from()`. Threads: any."""
 
     def __init__(
         self, server: ModelDeployer, settings: ModelStreamSettings, consumer: str, load_s: float
@@ -166,29 +170,78 @@ class ModelUpdates(StreamConsumer[ModelDescriptor]):
             stream, settings.group, stream + ".deployed", stream + ".refused", 10_000, 10_000
         )
         check_names(names)
-        super().__init__(
-            f"models-{stream}", ConsumerGroup(settings.url, names, consumer, settings.claim_s), 1
-        )
-        self.settings = settings
-        self._server = server
-        self._load_s = load_s
-        self._mine_deployed: dict[VersionedModel, str] = {}  # by this stream, with the file
+        self.name, self.settings = f"models-{stream}", settings
+        group = ConsumerGroup(settings.url, names, consumer, settings.claim_s)
+        updater = ModelUpdater(server, settings, group, load_s, self.name)
+        self._consumer = StreamConsumer(self.name, group, updater)
 
-    def _accept(self, entry: StreamEntry) -> ModelDescriptor:
+    def start(self) -> Self:
+        """Start the threads."""
+        self._consumer.start()
+        return self
+
+    def stats(self) -> dict[str, Any]:
+        """Return counts since the start: see StreamConsumer.stats."""
+        return self._consumer.stats()
+
+    def stop(self, drain_s: float = 5.0) -> None:
+        """Stop; a model in progress has `drain_s` seconds. Idempotent."""
+        self._consumer.stop(drain_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class ModelUpdater:
+    """Deploys the models of a stream, one at a time. Threads: one at a time."""
+
+    def __init__(
+        self,
+        server: ModelDeployer,
+        settings: ModelStreamSettings,
+        group: ConsumerGroup,
+        load_s: float,
+        stream: str,
+    ) -> None:
+        self._server, self._settings, self._group = server, settings, group
+        self._load_s, self._stream = load_s, stream
+        # versions that this stream deployed -> the file with the bytes
+        self._deployed: dict[VersionedModel, str] = {}
+
+    @property
+    def room(self) -> int:
+        """One model at a time."""
+        return 1
+
+    def is_ready(self, item: ModelDescriptor) -> bool:
+        """Return False: a deployment takes its time."""
+        return False
+
+    def accept(self, entry: StreamEntry) -> ModelDescriptor:
+        """Read the entry. Raises InvalidInput."""
         return descriptor_of(entry.fields)
 
-    def _outcome(self, entry: StreamEntry, item: ModelDescriptor) -> EntryOutcome | None:
+    def outcome(
+        self,
+        entry: StreamEntry,
+        item: ModelDescriptor,
+        consumer: StreamConsumer[ModelDescriptor],
+    ) -> EntryOutcome | None:
+        """Deploy a model, with retries while the store or Redis fail."""
         began = time.monotonic()
         while True:
             try:
-                model = self._update(item)
+                model = self._update(item, consumer)
                 break
             except _LATER as error:
-                if self._stopping:
+                if consumer.is_stopping:
                     return None
-                self._say(str(error))
-                self._pause(_AGAIN_S)
-        _log.info("stream %s: %s is the latest, from entry %s", self.name, model.id, entry.id)
+                consumer.report(str(error))
+                consumer.pause(_AGAIN_S)
+        _log.info("stream %s: %s is the latest, from entry %s", self._stream, model.id, entry.id)
         took_ms = round(1000 * (time.monotonic() - began))
         flat: Flat = [
             "name",
@@ -207,29 +260,31 @@ class ModelUpdates(StreamConsumer[ModelDescriptor]):
         self._retire_old(model)
         return EntryOutcome(entry.id, "answer", flat)
 
-    def _update(self, item: ModelDescriptor) -> Model:
-        """The version that serves these bytes now; deployed unless it is there: an entry may be
+    def _update(self, item: ModelDescriptor, consumer: StreamConsumer[ModelDescriptor]) -> Model:
+        """Return the version with these bytes; deploy it unless it exists: entries may be
         delivered twice."""
-        artifact = Artifact(item.kind, self._bytes(item), self.settings.trusted)
+        artifact = Artifact(item.kind, self._bytes(item), self._settings.trusted)
         known = self._known(item, artifact.sha256(item.name))
         if known is not None:
             return known
-        found = check(artifact, item.name, self._load_s, lambda: self._is_over)
+        found = check(artifact, item.name, self._load_s, lambda: consumer.is_over)
         id_ = self._server.deploy(
             item.name,
             artifact,
             version=item.version,
             input=item.input or found.input,
             output=item.output,
-            replicas=item.replicas or self.settings.replicas,
+            replicas=item.replicas or self._settings.replicas,
         ).name
         model = self._server.catalog.view.model(id_)
-        self._mine_deployed[model.id] = model.target
+        self._deployed[model.id] = model.target
         return model
 
     def _known(self, item: ModelDescriptor, sha256: str) -> Model | None:
-        """The latest version, or the one that is asked for, if it has these bytes. Raises:
-        AlreadyExists when it has others."""
+        """Return the latest or the requested version if it has these bytes.
+
+        Raises AlreadyExists if the requested version has other bytes.
+        """
         try:
             model = self._server.catalog.view.model(VersionedModel(item.name, item.version))
         except Unknown:
@@ -244,13 +299,14 @@ class ModelUpdates(StreamConsumer[ModelDescriptor]):
         return None
 
     def _bytes(self, item: ModelDescriptor) -> bytes:
-        """Raises: TooLarge, PackagingError; ConnectionError while Redis is away."""
-        most = self.settings.bytes_max
+        """Return the bytes. Raises TooLarge, PackagingError, and ConnectionError if Redis is
+        unreachable."""
+        most = self._settings.bytes_max
         data = item.data
         if data is None:
-            sizes = self._asked(lambda redis: [redis.strlen(key) for key in item.keys])
+            sizes = self._from_redis(lambda redis: [redis.strlen(key) for key in item.keys])
             if sum(sizes) <= most:
-                pieces: Sequence[bytes | None] = self._asked(
+                pieces: Sequence[bytes | None] = self._from_redis(
                     lambda redis: [redis.get(key) for key in item.keys]
                 )
                 if lost := [
@@ -273,9 +329,12 @@ class ModelUpdates(StreamConsumer[ModelDescriptor]):
             )
         return data
 
-    def _asked(self, fn: Any) -> Any:
-        """Raises: PackagingError for a key that holds no bytes; ConnectionError while Redis is
-        away."""
+    def _from_redis(self, fn: Any) -> Any:
+        """Return `fn(redis)`.
+
+        Raises PackagingError for a key that holds no bytes, ConnectionError if Redis is
+        unreachable.
+        """
         found = self._group.ask(lambda redis: self._or_refused(fn, redis))
         if found is None:
             raise ConnectionError(self._group.trouble or "the stream is closed")
@@ -296,16 +355,14 @@ class ModelUpdates(StreamConsumer[ModelDescriptor]):
             raise
 
     def _retire_old(self, latest: Model) -> None:
-        """Retire the versions this stream deployed that are more than `keep` behind, unless an
-        application names them."""
-        mine = sorted(
-            id_ for id_ in self._mine_deployed if id_.name == latest.name and id_ != latest.id
-        )
-        for id_ in mine[: max(0, len(mine) - self.settings.keep)]:
+        """Retire this stream's versions beyond the last `keep`, unless an application names
+        them."""
+        mine = sorted(id_ for id_ in self._deployed if id_.name == latest.name and id_ != latest.id)
+        for id_ in mine[: max(0, len(mine) - self._settings.keep)]:
             try:
                 self._server.retire(id_)
             except StillLinked:
                 continue
             except ClipperError as error:
-                _log.warning("stream %s: %s was not retired: %s", self.name, id_, error)
-            Path(self._mine_deployed.pop(id_)).unlink(missing_ok=True)
+                _log.warning("stream %s: %s was not retired: %s", self._stream, id_, error)
+            Path(self._deployed.pop(id_)).unlink(missing_ok=True)

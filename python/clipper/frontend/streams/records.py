@@ -1,7 +1,7 @@
-"""Fields of a stream entry <-> queries, feedback and answers. Pure: bytes in, values out.
-docs/streams.md is the scheme.
+"""Fields of stream entries to queries and feedback, and answers to fields. Pure. See
+docs/streams.md.
 
-Every refusal is an InvalidInput that says which field is wrong: it goes to the dead letters.
+Each error is an InvalidInput that names the field; it goes to the dead letters.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -38,8 +38,11 @@ _OWN_MAX: Final = 100
 
 
 class StreamRecord(msgspec.Struct, frozen=True, eq=False):
-    """A query from a stream. id: the record's own, or "".  binary: array outputs go back as bytes,
-    as the input came. own: the fields that come back with the answer."""
+    """A query from a stream.
+
+    id: the record's own id, or "". binary: array outputs are returned as bytes, like the input.
+    own: the fields that are copied to the answer.
+    """
 
     input: Any
     id: str = ""
@@ -51,8 +54,10 @@ class StreamRecord(msgspec.Struct, frozen=True, eq=False):
 
 
 class StreamFeedback(msgspec.Struct, frozen=True, eq=False):
-    """Feedback from a stream: about the record `id`, the prediction `prediction`, or an `input`;
-    one of label, correct, score."""
+    """Feedback from a stream: on the record `id`, the prediction `prediction`, or an `input`.
+
+    It has one of label, correct and score.
+    """
 
     id: str = ""
     prediction: str = ""
@@ -66,6 +71,7 @@ class StreamFeedback(msgspec.Struct, frozen=True, eq=False):
 
 
 def record_of(fields: Fields) -> StreamRecord:
+    """Read a query. Raises InvalidInput."""
     texts = _known(fields, _RECORD)
     slo_ms = _number(texts, "slo_ms") if "slo_ms" in texts else None
     own = tuple((name, value) for name, value in texts.items() if name.startswith(OWN))
@@ -85,6 +91,7 @@ def record_of(fields: Fields) -> StreamRecord:
 
 
 def feedback_of(fields: Fields) -> StreamFeedback:
+    """Read feedback. Raises InvalidInput."""
     texts = _known(fields, _FEEDBACK)
     label = _json(texts, "label") if "label" in texts else None
     correct = _json(texts, "correct") if "correct" in texts else None
@@ -104,7 +111,7 @@ def feedback_of(fields: Fields) -> StreamFeedback:
 
 
 def answer_fields(answer: Answer, record: StreamRecord, entry: str) -> Flat:
-    """The fields of an answer, flat as XADD takes them."""
+    """Return the fields of an answer as names and values, as XADD takes them."""
     flat: Flat = [
         "id",
         record.id or entry,
@@ -143,8 +150,11 @@ def answer_fields(answer: Answer, record: StreamRecord, entry: str) -> Flat:
 
 
 def output_fields(output: Any, binary: bool = False) -> Flat:
-    """`output` as JSON; bytes as `data`; an array, where `binary` is asked for, as `data`, `dtype`,
-    `shape`."""
+    """Return an output as fields.
+
+    It is JSON in `output`; bytes are in `data`, and so are arrays if `binary` is set, with `dtype`
+    and `shape`.
+    """
     if isinstance(output, bytes | bytearray | memoryview):
         return ["data", bytes(output), "dtype", "bytes"]
     if isinstance(output, np.ndarray):
@@ -168,8 +178,8 @@ def output_fields(output: Any, binary: bool = False) -> Flat:
 
 
 def _known(fields: Fields, known: Collection[str]) -> dict[str, bytes]:
-    """The fields by name. A name that means nothing is refused: a slip must not pass for a
-    default."""
+    """Return the fields by name. Raises InvalidInput for an unknown name, which could be a
+    misspelling."""
     texts = {}
     for raw, value in fields.items():
         name = raw.decode("utf-8", "replace")
@@ -248,8 +258,8 @@ def _input_of(fields: Mapping[str, bytes]) -> Any:
 
 
 def _array(fields: Mapping[str, bytes]) -> Any:
-    """`data` by its `dtype` and `shape`: the array's bytes in C order, little-endian. Without
-    dtype: bytes as they are."""
+    """Return `data` as an array of `dtype` and `shape`: C order, little-endian; as bytes without
+    `dtype`."""
     data = fields["data"]
     if "dtype" not in fields:
         return data

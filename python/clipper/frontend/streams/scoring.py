@@ -1,10 +1,8 @@
-"""Records scored from a Redis Stream to another, and feedback learned from a third. docs/streams.md
-is for users.
+"""Records from one Redis Stream scored to another, and feedback from a third. See docs/streams.md.
 
-At least once in, exactly one answer out: see group.py. The reader submits a record as soon as it
-has it; the settler waits for the answers in the order of the records, and writes those that are
-there together. Predictions of others are never behind these: what a stream waits for, its own two
-threads wait for.
+Delivery is at least once, and each record has exactly one answer: see consumer_group.py. The reader
+thread submits each record at once; the other thread waits for the answers in order, and writes
+those that are ready together. Other queries never wait for a stream.
 """
 
 import contextlib
@@ -38,11 +36,12 @@ from clipper.types import Answer
 
 _AGAIN_S: Final = 0.05
 _PREDICTIONS_MAX: Final = 65_536
+_FEEDBACK_MAX: Final = 1024
 
 
 class PendingRecord(msgspec.Struct, eq=False):
-    """A record in flight. future: of an Answer; None while the application cannot be asked,
-    `trouble` says why."""
+    """A record in progress. future: of an Answer, or None while the application is unavailable
+    (`trouble`)."""
 
     record: StreamRecord
     future: Any
@@ -52,52 +51,53 @@ class PendingRecord(msgspec.Struct, eq=False):
 
 
 class RecentPredictions:
-    """The last predictions by their records' ids. Threads: any."""
+    """The ids of the last predictions by the ids of their records. Threads: any."""
 
     def __init__(self) -> None:
         self._predictions: OrderedDict[str, str] = OrderedDict()
         self._lock = threading.Lock()
 
     def add(self, id: str, prediction: str) -> None:
+        """Add a prediction."""
         with self._lock:
             self._predictions[id] = prediction
             if len(self._predictions) > _PREDICTIONS_MAX:
                 self._predictions.popitem(last=False)
 
     def get(self, id: str) -> str:
+        """Return a prediction's id, or ""."""
         with self._lock:
             return self._predictions.get(id, "")
 
 
-class ScoringConsumer(StreamConsumer[PendingRecord]):
-    """Records in, answers out."""
+class RecordScorer:
+    """Answers the records of a stream."""
 
     def __init__(
         self,
         app: ApplicationHandle,
         settings: StreamSettings,
-        group: ConsumerGroup,
         answered: RecentPredictions | None,
     ) -> None:
-        super().__init__(
-            f"stream-{app.name}", group, settings.in_flight_max, settings.deliveries_max
-        )
         self._app = app
         self._patience_s = settings.patience_s
         self._intake = Intake(settings.in_flight_max)
         self._answered = answered
 
-    def _room(self) -> int:
+    @property
+    def room(self) -> int:
+        """The number of records in progress that keeps answers within their SLO."""
         return self._intake.size
 
-    def _accept(self, entry: StreamEntry) -> PendingRecord:
+    def accept(self, entry: StreamEntry) -> PendingRecord:
+        """Submit a record. Raises InvalidInput."""
         asked = PendingRecord(record_of(entry.fields), None, time.monotonic() + self._patience_s)
         self._ask(asked)
         return asked
 
     def _ask(self, asked: PendingRecord) -> None:
-        """Raises: InvalidInput when the record is at fault; what else the application says is its
-        own trouble."""
+        """Submit the record. Raises InvalidInput; other errors are noted as the application's
+        trouble."""
         record, asked.asked_s = asked.record, time.monotonic()
         try:
             asked.future = self._app.predict(
@@ -108,33 +108,39 @@ class ScoringConsumer(StreamConsumer[PendingRecord]):
         except ClipperError as error:
             asked.future, asked.trouble = None, str(error)
 
-    def _is_ready(self, item: PendingRecord) -> bool:
+    def is_ready(self, item: PendingRecord) -> bool:
         return item.future is not None and item.future.done()
 
-    def _outcome(self, entry: StreamEntry, item: PendingRecord) -> EntryOutcome | None:
+    def outcome(
+        self,
+        entry: StreamEntry,
+        item: PendingRecord,
+        consumer: StreamConsumer[PendingRecord],
+    ) -> EntryOutcome | None:
+        """Wait for the answer. A record that no model could take is submitted again."""
         while True:
             if item.future is None:
-                self._say(item.trouble)
+                consumer.report(item.trouble)
             else:
-                answer = self._result(item.future)
+                answer = self._result(item.future, consumer)
                 if answer is None:
                     return None
                 self._intake.record(late(item.future, answer))
                 if not untried(item.future, answer) or (
-                    time.monotonic() >= item.until_s and not self._stopping
+                    time.monotonic() >= item.until_s and not consumer.is_stopping
                 ):
                     return self._answer(entry, item.record, answer)
-            if self._stopping and (self._is_over or item.future is None):
+            if consumer.is_stopping and (consumer.is_over or item.future is None):
                 return None
-            self._pause(
+            consumer.pause(
                 max(0.0, item.asked_s + _AGAIN_S - time.monotonic())
             )  # who was asked about long ago need not wait
             self._ask(item)
 
-    def _result(self, future: Any) -> Answer | None:
-        """None when there is no time left for it."""
+    def _result(self, future: Any, consumer: StreamConsumer[PendingRecord]) -> Answer | None:
+        """Return the answer, or None if there is no time left."""
         while not future.wait(_AGAIN_S):
-            if self._is_over:
+            if consumer.is_over:
                 return None
         answer: Answer = future.result()
         return answer
@@ -145,8 +151,8 @@ class ScoringConsumer(StreamConsumer[PendingRecord]):
         return EntryOutcome(entry.id, "answer", answer_fields(answer, record, entry.id), record.id)
 
 
-class FeedbackConsumer(StreamConsumer[StreamFeedback]):
-    """Feedback in: about a record by its id, about a prediction by its id, or with the input."""
+class FeedbackLearner:
+    """Records the feedback of a stream: by a record's id, a prediction's id, or with the input."""
 
     def __init__(
         self,
@@ -154,17 +160,31 @@ class FeedbackConsumer(StreamConsumer[StreamFeedback]):
         group: ConsumerGroup,
         records: StreamNames,
         answered: RecentPredictions,
-        deliveries_max: int,
     ) -> None:
-        super().__init__(f"feedback-{app.name}", group, 1024, deliveries_max)
-        self._app = app
+        self._app, self._group = app, group
         self._records = records
         self._answered = answered
 
-    def _accept(self, entry: StreamEntry) -> StreamFeedback:
+    @property
+    def room(self) -> int:
+        """The number of feedback entries in progress."""
+        return _FEEDBACK_MAX
+
+    def is_ready(self, item: StreamFeedback) -> bool:
+        """Return False: learning may wait for the store."""
+        return False
+
+    def accept(self, entry: StreamEntry) -> StreamFeedback:
+        """Read the entry. Raises InvalidInput."""
         return feedback_of(entry.fields)
 
-    def _outcome(self, entry: StreamEntry, item: StreamFeedback) -> EntryOutcome | None:
+    def outcome(
+        self,
+        entry: StreamEntry,
+        item: StreamFeedback,
+        consumer: StreamConsumer[StreamFeedback],
+    ) -> EntryOutcome | None:
+        """Learn from the feedback, with retries while the journal, the store or Redis fail."""
         while True:
             try:
                 self._learn(item)
@@ -175,14 +195,17 @@ class FeedbackConsumer(StreamConsumer[StreamFeedback]):
                 ClipperError,
                 ConnectionError,
             ) as error:  # the journal is full, the store or Redis away: try again
-                if self._stopping:
+                if consumer.is_stopping:
                     return None
-                self._say(str(error))
-                self._pause(10 * _AGAIN_S)
+                consumer.report(str(error))
+                consumer.pause(10 * _AGAIN_S)
 
     def _learn(self, told: StreamFeedback) -> None:
-        """Raises: InvalidInput, UnknownPrediction for what will never do; ClipperError,
-        ConnectionError for what may, later."""
+        """Record one feedback.
+
+        Raises InvalidInput and UnknownPrediction, which are final; ClipperError and ConnectionError
+        for failures that a retry may overcome.
+        """
         if told.id and self._is_known(told.id):
             return
         truth: dict[str, Any] = {
@@ -211,15 +234,18 @@ class FeedbackConsumer(StreamConsumer[StreamFeedback]):
         )
 
     def _is_known(self, id: str) -> bool:
-        """Whether feedback about this record has been learned from before."""
+        """Return whether feedback on this record was recorded before. Raises ConnectionError."""
         found = self._group.ask(lambda redis: (redis.zscore(self._group.names.ids, id),))
         if found is None:
             raise ConnectionError(self._group.trouble)
         return found[0] is not None
 
     def _record(self, id: str) -> StreamRecord | None:
-        """The record of that id, from its stream: any server of the group can learn about it.
-        ConnectionError: Redis is away."""
+        """Return the record with this id from its stream, so that any server of the group can learn
+        from it.
+
+        Raises ConnectionError while Redis is unreachable.
+        """
         found = self._group.ask(lambda redis: self._found(redis, id))
         if found is None:
             raise ConnectionError(self._group.trouble)
@@ -247,7 +273,7 @@ class FeedbackConsumer(StreamConsumer[StreamFeedback]):
 
 
 class ScoringStream:
-    """A running stream, as `server.stream()` gives it. Threads: any."""
+    """A running stream, as returned by `server.stream()`. Threads: any."""
 
     def __init__(self, app: ApplicationHandle, settings: StreamSettings, consumer: str) -> None:
         self.name = app.name
@@ -265,8 +291,13 @@ class ScoringStream:
         check_names(names)
         answered = RecentPredictions() if settings.feedback else None
         group = ConsumerGroup(settings.url, names, consumer, settings.claim_s)
-        self._scoring = ScoringConsumer(app, settings, group, answered)
-        self._learning: FeedbackConsumer | None = None
+        self._scoring = StreamConsumer(
+            f"stream-{app.name}",
+            group,
+            RecordScorer(app, settings, answered),
+            settings.deliveries_max,
+        )
+        self._learning: StreamConsumer[StreamFeedback] | None = None
         if answered is not None:
             source = settings.feedback
             told = msgspec.structs.replace(
@@ -274,26 +305,35 @@ class ScoringStream:
             )
             check_names(told)
             group = ConsumerGroup(settings.url, told, consumer, settings.claim_s)
-            self._learning = FeedbackConsumer(app, group, names, answered, settings.deliveries_max)
+            learner = FeedbackLearner(app, group, names, answered)
+            self._learning = StreamConsumer(
+                f"feedback-{app.name}", group, learner, settings.deliveries_max
+            )
 
     def start(self) -> "ScoringStream":
+        """Start the threads."""
         self._scoring.start()
         if self._learning is not None:
             self._learning.start()
         return self
 
     def stats(self) -> dict[str, Any]:
-        """What became of the records: `read`, `answered`, `refused`, `duplicates` (a second entry
-        with the same `id`), `settled_elsewhere` (another server was first), `reclaimed` (from a
-        server that fell silent), `trimmed` (lost before they were read: the source is kept too
-        short), `in_flight`, `room`, `reconnects`, `trouble`; `feedback`: the same.
+        """Return counts of the records since the start.
+
+        `read`, `answered`, `refused`, `duplicates` (a second entry with the same `id`),
+        `settled_elsewhere` (another server was first), `reclaimed` (from a silent server),
+        `trimmed` (lost before they were read: the source is too short), `in_flight`, `room`,
+        `reconnects`, `trouble`; `feedback` has the same for the feedback.
         """
         found = self._scoring.stats()
         return found if self._learning is None else {**found, "feedback": self._learning.stats()}
 
     def stop(self, drain_s: float = 5.0) -> None:
-        """Read no more; what was read has `drain_s` seconds to be answered. What is left goes to
-        the others of the group, or to the next start. Idempotent."""
+        """Read no more records and stop.
+
+        Records in progress have `drain_s` seconds; the rest are left to the other servers of the
+        group, or to the next start. Idempotent.
+        """
         if self._learning is not None:
             self._learning.stop(drain_s)
         self._scoring.stop(drain_s)

@@ -26,12 +26,15 @@ class StreamHost(Protocol):
     config: Config
     catalog: Catalog
 
-    def app(self, name: str) -> ApplicationHandle: ...
+    def app(self, name: str) -> ApplicationHandle:
+        """Return an application: ClipperServer.app."""
 
     @property
-    def deploy(self) -> Callable[..., Any]: ...
+    def deploy(self) -> Callable[..., Any]:
+        """Deploy a model: ClipperServer.deploy."""
 
-    def retire(self, name: str | VersionedModel, *, force: bool = False) -> None: ...
+    def retire(self, name: str | VersionedModel, *, force: bool = False) -> None:
+        """Retire a version: ClipperServer.retire."""
 
 
 class StreamSet:

@@ -1,10 +1,9 @@
-"""W3C Trace Context: read from `traceparent` and `tracestate`, answered in both, told in the log;
-and what a traced request did.
+"""W3C Trace Context: `traceparent` and `tracestate` of requests and responses, sampling, and logs.
 
-The answer's names the same trace, a span of our own and the caller's flags. A request whose caller
-samples it leaves a line in the log, with its duration; others cost the look for the header. Where
-spans are exported (exporter.py), a sampled request also notes when it asked whom; the spans are
-made of that later, on another thread. Source: w3.org/TR/trace-context.
+A response names the same trace, a span of this server, and the caller's flags. A request that its
+caller samples is logged with its duration. When spans are exported (exporter.py), a sampled request
+also notes its queries; the spans are made from these notes later, on another thread. Source:
+w3.org/TR/trace-context.
 """
 
 import logging
@@ -27,16 +26,20 @@ _next_bits = random.Random().getrandbits  # seeded by the system; ids of traces 
 
 
 class TracedQuery(tuple[str, int, int, Sequence[Future]]):
-    """An application ("" for models by name), when asking it began and ended, by the monotonic
-    clock, and its futures."""
+    """A query of a traced request: application, start and end of submission, and the futures.
+
+    The application is "" for models by name; times are of the monotonic clock, in nanoseconds.
+    """
 
     __slots__ = ()
 
 
 class Trace:
-    """trace_id: the caller's, or a new one; parent_id: the caller's, or empty; span_id: ours;
-    hexadecimal. sampled: whether it is recorded. state: the caller's tracestate, or empty. asks:
-    what a sampled request asked, in order. Threads: one at a time.
+    """The trace of a request. Threads: one at a time.
+
+    trace_id, parent_id: the caller's, or a new one and "". span_id: this server's. All are
+    hexadecimal. sampled: the trace is recorded. state: the caller's tracestate. asks: the queries
+    of a sampled request, in order.
     """
 
     __slots__ = ("_began_ns", "asks", "parent_id", "sampled", "span_id", "state", "trace_id")
@@ -54,33 +57,40 @@ class Trace:
 
     @property
     def header(self) -> bytes:
+        """The value of traceparent in the response."""
         return f"00-{self.trace_id}-{self.span_id}-{self.sampled:02x}".encode()
 
     @property
     def headers(self) -> bytes:
-        """The value of traceparent, and the header tracestate behind it, if there is one."""
+        """The value of traceparent, followed by the header tracestate if there is one."""
         return self.header + (b"\r\ntracestate: " + self.state if self.state else b"")
 
     def about(self) -> dict[str, Any]:
+        """Return the ids for a log record."""
         return {"trace_id": self.trace_id, "span_id": self.span_id, "parent_id": self.parent_id}
 
-    def asking(self) -> None:
+    def start_query(self) -> None:
+        """Note the start of a query's submission."""
         if self.sampled:
             self._began_ns = now_ns()
 
-    def asked(self, application: str, futures: Sequence[Future]) -> None:
+    def end_query(self, application: str, futures: Sequence[Future]) -> None:
+        """Note the end of a query's submission, with its futures."""
         if self.sampled:
             self.asks.append(TracedQuery((application, self._began_ns, now_ns(), futures)))
 
 
 def new_id(bits: int) -> str:
-    """Hexadecimal, never 0."""
+    """Return a random hexadecimal id, never 0."""
     return f"{_next_bits(bits) or 1:0{bits // 4}x}"
 
 
 def trace_of(header: bytes, state: bytes = b"") -> Trace | None:
-    """None for what is no traceparent: it counts as absent. A later version may have more at its
-    end, and only there. A tracestate that is none counts as empty."""
+    """Parse traceparent and tracestate; return None if traceparent is missing or invalid.
+
+    Only later versions of the format may have more fields at the end. An invalid tracestate counts
+    as empty.
+    """
     found = _FORM.fullmatch(header)
     if found is None:
         return None
@@ -101,8 +111,8 @@ def trace_of(header: bytes, state: bytes = b"") -> Trace | None:
 
 
 def state_of(header: bytes) -> bytes:
-    """The members of a tracestate that are in order, as many as fit; none when one is not, or comes
-    twice."""
+    """Return the valid members of a tracestate, as many as fit; b"" if one is invalid or
+    duplicate."""
     members = [member.strip(b" \t") for member in header.split(b",")]
     members = [member for member in members if member]
     keys = {member.partition(b"=")[0] for member in members}
@@ -123,7 +133,7 @@ Sample = Callable[
 
 
 def sampler_named(name: str, share: float) -> Sample:
-    """As OTEL_TRACES_SAMPLER has it."""
+    """Return a sampler by its name in OTEL_TRACES_SAMPLER."""
     bound = round(share * (1 << 64))
     by_itself: dict[str, Callable[[Trace], bool]] = {
         "always_on": lambda trace: True,
@@ -137,8 +147,10 @@ def sampler_named(name: str, share: float) -> Sample:
 
 
 def start_trace(sample: Sample | None, parent: bytes, state: bytes) -> Trace | None:
-    """The trace of a request. sample: None: nothing is exported; then there is only the
-    caller's."""
+    """Return the trace of a request, or None.
+
+    sample: None if nothing is exported; then only the caller's trace counts.
+    """
     trace = trace_of(parent, state) if parent else None
     if sample is None:
         return trace
@@ -152,7 +164,7 @@ def start_trace(sample: Sample | None, parent: bytes, state: bytes) -> Trace | N
 def log_request(
     trace: Trace, request: HttpRequest, response: HttpResponse | StreamedResponse, id: bytes
 ) -> None:
-    """The line of a request that its caller samples; the fields are those of a JSON log
+    """Log a request that its caller samples. The fields are those of a JSON log
     (`server.log_format`)."""
     if not trace.parent_id or not _log.isEnabledFor(logging.INFO):
         return
@@ -172,14 +184,14 @@ def log_request(
 
 
 def subject_of(request: HttpRequest) -> dict[str, str]:
-    """The application or model that a request is about, by its route."""
+    """Return the application or model of a request, by its route."""
     if not request.params:
         return {}
     return {_NAMES.get(request.route[: request.route.find("/", 1)], "name"): request.params[0]}
 
 
 def log_call(trace: Trace, method: str, code: str, began_ns: int) -> None:
-    """The same, of a call over gRPC."""
+    """Log a gRPC call that its caller samples."""
     if not trace.parent_id or not _log.isEnabledFor(logging.INFO):
         return
     took_ms = (now_ns() - began_ns) / 1e6

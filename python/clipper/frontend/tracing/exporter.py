@@ -1,9 +1,8 @@
-"""Where spans leave: a thread that makes them of what requests noted, and posts them to a collector
-by OTLP/HTTP.
+"""Export of spans: a thread makes them and posts them to a collector by OTLP/HTTP.
 
-A request costs an append to a queue that has an end; what comes when it is full is dropped and
-counted, and so is what the collector has not taken after `tracing.tries_max` posts. Nobody ever
-waits for the collector, but for a moment when the server closes.
+A request costs one append to a bounded queue. Requests that find the queue full are dropped and
+counted, and so are those that the collector has not taken after `tracing.tries_max` posts. The
+collector delays nothing except, for a moment, the closing of the server.
 """
 
 import logging
@@ -22,12 +21,15 @@ _log = logging.getLogger(__name__)
 
 
 class SpanExporter:
-    """Threads: put from any; start and stop from one. sample: which traces are recorded."""
+    """Exports the spans of requests. Threads: put from any; start and stop from one.
+
+    sample: decides which traces are recorded.
+    """
 
     def __init__(
         self, settings: TracingSettings, exporting: ExportSettings, version: str, find: Find
     ) -> None:
-        """ConfigError for an address that is none."""
+        """Parse the settings. Raises ConfigError for an invalid URL."""
         assert exporting.url is not None
         self.sample = sampler_named(exporting.sampler, exporting.share)
         self._settings, self._exporting, self._version = settings, exporting, version
@@ -54,6 +56,7 @@ class SpanExporter:
         self._is_away = False
 
     def put(self, told: FinishedRequest) -> None:
+        """Queue a finished request."""
         if len(self._queue) >= self._settings.queue_max:
             self._counts["dropped"] += 1
             return
@@ -62,15 +65,18 @@ class SpanExporter:
             self._more.set()
 
     def collect(self, into: Samples) -> None:
+        """Add the exporter's counts to the metrics."""
         for outcome, count in self._counts.copy().items():
             into.add("clipper_traced_requests_total", count, outcome)
         into.add("clipper_traced_requests_waiting", len(self._queue))
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Sends what is left, if the collector takes it within a moment. Idempotent."""
+        """Send the rest if the collector takes it within two seconds, and stop the thread.
+        Idempotent."""
         self._stopping.set()
         self._more.set()
         if self._thread.is_alive():
@@ -99,7 +105,7 @@ class SpanExporter:
         self._counts[self._poster.send(body)] += len(batch)
 
     def _tell(self, why: str) -> None:
-        """Once when it begins, once when it is over."""
+        """Log the start and the end of an outage."""
         if why and not self._is_away:
             _log.warning("spans do not reach %s: %s", self._exporting.url, why)
         elif not why and self._is_away:

@@ -1,9 +1,8 @@
-"""Spans as OTLP/HTTP has them: `ExportTraceServiceRequest` of opentelemetry-proto, in protobuf,
-written by hand.
+"""Encoder of OTLP/HTTP: `ExportTraceServiceRequest` of opentelemetry-proto, in protobuf.
 
-Eight kinds of message with some twenty fields are all that is needed, and who has installed clipper
-by itself has no protobuf. The tests read it back with opentelemetry-proto's own classes. Source:
-opentelemetry-proto, trace/v1/trace.proto.
+It needs eight messages with about twenty fields, and the base installation has no protobuf. Tests
+decode the result with opentelemetry-proto's classes. Source: opentelemetry-proto,
+trace/v1/trace.proto.
 """
 
 import struct
@@ -17,14 +16,14 @@ Attribute = str | int | float | bool | Sequence[str]
 
 
 class SpanLink(NamedTuple):
-    """To another span, by hexadecimal ids."""
+    """A link to another span, by hexadecimal ids."""
 
     trace_id: str
     span_id: str
 
 
 class Span(NamedTuple):
-    """begin_ns, end_ns: since the epoch.  error: a word or two; empty for none."""
+    """A span. begin_ns, end_ns: nanoseconds since the epoch. error: a short reason, or empty."""
 
     trace_id: str
     span_id: str
@@ -40,7 +39,7 @@ class Span(NamedTuple):
 
 
 def encode(spans: Iterable[Span], resource: Mapping[str, str], version: str) -> bytes:
-    """A request: all spans of one resource, in one scope."""
+    """Encode a request with all spans in one resource and one scope."""
     scope = _text(1, "clipper") + _text(2, version)
     scoped = _message(1, scope) + b"".join([_message(2, _span(span)) for span in spans])
     whole = _message(1, _attributes(1, resource)) + _message(2, scoped)

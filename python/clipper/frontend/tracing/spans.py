@@ -1,11 +1,10 @@
-"""What a traced request did, as spans: the request itself, whom it asked, and how each model fared.
+"""Spans of a traced request: the request, the selection of models, and each model's prediction.
 
-    POST /api/{}/predict              the request, from its last byte in to its response handed over
-      select                          the policy chooses, and the rows are submitted
-      predict svm:3                   one model's part, from there to its prediction (or why there
-      is none)
+    POST /api/{}/predict              from the last byte received to the response sent
+      select                          the policy chooses models, and the rows are submitted
+      predict svm:3                   from submission to the prediction, or to the error
 
-They are made on the exporter's thread, from what the request noted and what its futures still know.
+The exporter's thread makes them, from the notes of the request and the state of its futures.
 """
 
 import hashlib
@@ -40,7 +39,7 @@ Find = Callable[[Iterable[int]], Mapping[int, Batch]]
 
 
 class FinishedRequest(NamedTuple):
-    """A request that has ended; times by the monotonic clock."""
+    """A request that has ended. Times are of the monotonic clock."""
 
     trace: Trace
     name: str
@@ -51,9 +50,11 @@ class FinishedRequest(NamedTuple):
 
 
 def epoch_ns() -> int:
-    """What the monotonic clock has to be moved by to be time since the epoch, now. Of several looks
-    the quickest counts: a thread that had to wait between the two clocks would move every span by
-    that."""
+    """Return the difference of the wall clock and the monotonic clock, in nanoseconds.
+
+    Of several readings the quickest counts: a thread that is suspended between the two clocks would
+    shift every span.
+    """
     looks = ((now_ns(), wall_time_us(), now_ns()) for _ in range(_LOOKS))
     before_ns, wall_us, after_ns = min(looks, key=lambda look: look[2] - look[0])
     return wall_us * 1000 - (before_ns + after_ns) // 2
@@ -62,7 +63,7 @@ def epoch_ns() -> int:
 def finished_request(
     request: HttpRequest, response: HttpResponse | StreamedResponse, id: bytes
 ) -> FinishedRequest:
-    """Of HTTP, in the words of OpenTelemetry's conventions."""
+    """Describe an HTTP request by OpenTelemetry's semantic conventions."""
     attributes: dict[str, Attribute] = {
         "http.request.method": request.method,
         "http.response.status_code": response.status,
@@ -80,7 +81,7 @@ def finished_request(
 def finished_call(
     trace: Trace, service: str, method: str, code: str, began_ns: int
 ) -> FinishedRequest:
-    """Of gRPC, alike."""
+    """Describe a gRPC call by OpenTelemetry's semantic conventions."""
     attributes = {
         "rpc.system": "grpc",
         "rpc.service": service,
@@ -92,15 +93,17 @@ def finished_call(
 
 
 class Spans:
-    """Makes them. Threads: one at a time. find: which batches tasks went in, as BatchLog.find, over
-    all engines."""
+    """Makes the spans of requests. Threads: one at a time.
+
+    find: returns the batches of tasks, like BatchLog.find, over all engines.
+    """
 
     def __init__(self, find: Find) -> None:
         self._find = find
         self._told: dict[Of, SpanLink] = {}  # the last batches that have their span
 
     def of(self, requests: Sequence[FinishedRequest], shift_ns: int) -> list[Span]:
-        """shift_ns: as epoch_ns."""
+        """Return the spans of some requests. shift_ns: the result of epoch_ns."""
         futures = [future for told in requests for ask in told.trace.asks for future in ask[3]]
         ids = [future.id + i for future in futures for i in range(len(_models_of(future)))]
         batches = self._find(ids) if ids else {}
@@ -127,7 +130,7 @@ class Spans:
         return found
 
     def _link(self, of: Of) -> SpanLink:
-        """The same for the same batch, whichever request it is told with."""
+        """Return the ids of a batch's span, which are the same for each of its requests."""
         known = self._told.get(of)
         if known is not None:
             return known
@@ -135,8 +138,8 @@ class Spans:
         return SpanLink(digest[:32], digest[32:])
 
     def _batch(self, of: Of, links: Sequence[SpanLink], shift_ns: int) -> Span:
-        """A trace of its own: it belongs to all of its requests, and links to those that are
-        recorded."""
+        """Return the span of a batch, in a trace of its own, with links to its recorded
+        requests."""
         model, (replica, rows, sent_us, _, ended_us) = of
         attributes: dict[str, Attribute] = {
             "clipper.model": model,
@@ -157,8 +160,8 @@ class Spans:
 
 
 def _of_batch(task: Span, batch: Batch, link: SpanLink, shift_ns: int) -> Iterator[Span]:
-    """Below a task: it waits, and is then with the container; that may have another batch to do
-    first."""
+    """Return the spans below a task: its wait in the queue, the batch, and the work of the
+    container."""
     replica, rows, sent_us, begun_us, ended_us = batch
     sent_ns, begun_ns, ended_ns = (us * 1000 + shift_ns for us in (sent_us, begun_us, ended_us))
     attributes: dict[str, Attribute] = {"clipper.replica": replica, "clipper.batch.rows": rows}
@@ -215,7 +218,7 @@ def _of_select(trace: Trace, ask: TracedQuery, shift_ns: int) -> Span:
 
 
 def _of_tasks(trace: Trace, ask: TracedQuery, shift_ns: int) -> Iterator[tuple[int, str, Span]]:
-    """(id, model, span) of each task that has ended."""
+    """Return (id, model, span) of each task that has ended."""
     left = _MODELS_MAX
     for future in ask[3]:
         for i, model in enumerate(_models_of(future)[:left]):
@@ -255,8 +258,7 @@ def _of_task(
 
 
 def _models_of(future: Future) -> list[str]:
-    """Whose the future's tasks are, in their order; of an array, whose rows are its tasks,
-    nobody's."""
+    """Return the models of a future's tasks, in order; an empty list for an array."""
     extra: Any = future.extra
     models = getattr(extra, "models", ())
     return [str(model) for model in models] if len(models) == len(future) else []
