@@ -627,7 +627,7 @@ def test_a_compressed_body_is_decompressed_by_a_worker_and_only_for_whoever_may_
     access = CredentialFiles()
     (tmp_path / "keys").write_text(f"ann sha256:{hashlib.sha256(b'secret').hexdigest()}\n")
     access.add_keys(str(tmp_path / "keys"), "")
-    line = Line(access.asking(inflating(handle, 2 << 20)))
+    line = Line(access.require_key(inflating(handle, 2 << 20)))
     line.feed(post("/", body, "Content-Encoding: gzip"))
     assert (line.statuses, line.work) == ([401], [])
     line.feed(post("/", body, "Content-Encoding: gzip", "Authorization: Bearer secret"))
