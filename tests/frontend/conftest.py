@@ -162,7 +162,7 @@ class FakeTransport:
         return found
 
 
-class FakeEar:
+class FakeWatcher:
     """Tells when the test says so."""
 
     def __init__(self) -> None:
@@ -179,10 +179,10 @@ class FakeEar:
             step()
         return len(posted)
 
-    def hear(self, future: Any, told: Any) -> bool:
+    def on_done(self, future: Any, callback: Any) -> bool:
         if future.done():
             return False
-        self.waiting.append((future, told))
+        self.waiting.append((future, callback))
         return True
 
 
@@ -190,7 +190,7 @@ class Line:
     """A connection over a fake transport. feed(bytes) and look at `transport`."""
 
     def __init__(self, handle: Callable[[HttpRequest], HandlerResult], **settings: Any) -> None:
-        self.watcher, self.transport = FakeEar(), FakeTransport()
+        self.watcher, self.transport = FakeWatcher(), FakeTransport()
         self.work: list[tuple[Any, Any]] = []
         run = lambda work, exchange: self.work.append((work, exchange))  # noqa: E731
         self.service = HttpService(HttpSettings(**settings), handle, self.watcher, run)  # type: ignore[arg-type]

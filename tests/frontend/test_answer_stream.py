@@ -41,7 +41,7 @@ class Page:
         self.on_gone: Any = None
         self.on_write: Callable[[bytes], None] = lambda data: None
 
-    def hear(self, query: Query, step: Callable[[Any], None]) -> bool:
+    def on_done(self, query: Query, step: Callable[[Any], None]) -> bool:
         query.step = step
         return not query.is_done
 

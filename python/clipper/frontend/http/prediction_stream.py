@@ -56,7 +56,7 @@ class PredictionStream:
         self._body = body
         body.on_room, body.on_gone = self._on_room, self._on_gone
         for index, future in enumerate(self._futures):
-            if not body.hear(future, functools.partial(self._on_done, index)):
+            if not body.on_done(future, functools.partial(self._on_done, index)):
                 self._done.append(index)
         self._beat()
         self._write()

@@ -89,7 +89,7 @@ class StreamedBody:
         closed."""
         self._watcher.post(step, *args)
 
-    def hear(self, future: Future, step: Callable[[Future], None]) -> bool:
+    def on_done(self, future: Future, step: Callable[[Future], None]) -> bool:
         """Call `step(future)` on the loop when the future is done.
 
         Returns False, and never calls it, if the future is done already.
