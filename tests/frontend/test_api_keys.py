@@ -146,7 +146,9 @@ def test_up_takes_no_strangers_queries(
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(main, ["up", f"--{word}", "0.0.0.0:0"])
     assert done.exit_code == 1
-    assert f"{word}.address = '0.0.0.0:0': any host that reaches it could ask." in done.stderr
+    assert (
+        f"{word}.address = '0.0.0.0:0': any host that reaches it could send queries." in done.stderr
+    )
     assert "--insecure" in done.stderr
 
 
