@@ -140,38 +140,43 @@ _TABLE: Final = (
         "`deadline`, `full`, ...).",
     ),
     _latency(
-        "clipper_answer_duration_seconds", _APP, "From the call to the answer, defaults included."
+        "clipper_answer_duration_seconds",
+        _APP,
+        "Time from a query to its answer, defaults included.",
     ),
     _level("clipper_slo_seconds", _APP, "The latency objective of the application."),
-    Family("clipper_feedback_total", "counter", _APP, "Weight of the feedback that was looked at."),
+    Family("clipper_feedback_total", "counter", _APP, "Weight of the feedback that was applied."),
     _level(
         "clipper_accuracy_ratio",
         _APP,
-        "How right the answers were, 0 to 1, by feedback, since the start.",
+        "Mean rightness of the answers by feedback, 0 to 1, since the start.",
     ),
     # models within applications
     Family(
-        "clipper_predictions_used_total", "counter", _BOTH, "Answers that a model had a part in."
+        "clipper_predictions_used_total",
+        "counter",
+        _BOTH,
+        "Answers that used a model's prediction.",
     ),
     Family(
         "clipper_predictions_missing_total",
         "counter",
         (*_BOTH, "reason"),
-        "Predictions that an answer went without, by how their tasks ended.",
+        "Predictions that were missing in an answer, by how their tasks ended.",
     ),
     Family(
         "clipper_model_feedback_total",
         "counter",
         _BOTH,
-        "Weight of the feedback that a model was judged by.",
+        "Weight of the feedback that rated a model.",
     ),
     _level(
         "clipper_model_accuracy_ratio",
         _BOTH,
-        "How right a model was, 0 to 1, by feedback, since the start.",
+        "Mean rightness of a model by feedback, 0 to 1, since the start.",
     ),
     _level(
-        "clipper_model_agreement_ratio", _BOTH, "How far a model agreed with the answer, 0 to 1."
+        "clipper_model_agreement_ratio", _BOTH, "Mean agreement of a model with the answer, 0 to 1."
     ),
     _level(
         "clipper_selection_share",
@@ -182,42 +187,45 @@ _TABLE: Final = (
         "clipper_observer_tasks_total",
         "counter",
         (*_BOTH, "outcome"),
-        "Queries beside the answer, by what became of them.",
+        "Tasks of observers (shadow, canary), by outcome.",
     ),
     _level(
         "clipper_canary_drift_psi",
         _BOTH,
-        "Population stability index of a canary's scores: above 0.25 is much.",
+        "Population stability index of a canary's scores; above 0.25 is a large drift.",
     ),
     # models
     Family(
         "clipper_tasks_total",
         "counter",
         (*_MODEL, "outcome"),
-        "Tasks that the cache did not answer at once, by how they ended; refused and dropped "
-        "ones too.",
+        "Tasks that missed the cache, by how they ended, including refused and dropped ones.",
     ),
     _latency(
         "clipper_task_duration_seconds",
         _MODEL,
-        "Of tasks that ended well and that the cache did not answer at once.",
+        "Duration of successful tasks that missed the cache.",
     ),
     Family("clipper_cache_hits_total", "counter", _MODEL, "Tasks that the cache answered at once."),
     Family(
         "clipper_cache_joined_total",
         "counter",
         _MODEL,
-        "Tasks answered by another's evaluation of the same input.",
+        "Tasks answered by the evaluation of an equal input in flight.",
     ),
-    Family("clipper_cache_misses_total", "counter", _MODEL, "Rows that a container answered."),
+    Family("clipper_cache_misses_total", "counter", _MODEL, "Rows evaluated by a container."),
     Family("clipper_batches_total", "counter", _MODEL, "Batches sent to containers."),
     Family("clipper_batch_rows", "histogram", _MODEL, "Rows in a batch.", BATCH_ROWS),
-    _level("clipper_batch_rows_limit", _MODEL, "The largest batch a container of it gets now."),
-    Family("clipper_queue_rows", "gauge", _MODEL, "Rows that wait."),
+    _level(
+        "clipper_batch_rows_limit",
+        _MODEL,
+        "Largest batch that a container of the model currently gets.",
+    ),
+    Family("clipper_queue_rows", "gauge", _MODEL, "Rows waiting in the queues."),
     _level(
         "clipper_queue_wait_seconds",
         _MODEL,
-        "How long a new task is expected to wait for a free container.",
+        "Expected wait of a new task for a free container.",
     ),
     Family("clipper_replicas_wanted", "gauge", _MODEL, "Containers that should run."),
     Family("clipper_replicas_ready", "gauge", _MODEL, "Containers that are connected."),
@@ -225,7 +233,7 @@ _TABLE: Final = (
         "clipper_replicas_ejected",
         "gauge",
         _MODEL,
-        "Containers that get only probes, as their model kept failing.",
+        "Containers that get only probes, because their model kept failing.",
     ),
     Family(
         "clipper_replica_failures_total",
@@ -243,24 +251,24 @@ _TABLE: Final = (
         "clipper_tasks_retried_total",
         "counter",
         _MODEL,
-        "Tasks tried once more, on another container where there is one.",
+        "Tasks retried, on another container if there is one.",
     ),
     Family(
         "clipper_container_restarts_total",
         "counter",
         (*_MODEL, "replica"),
-        "Times a container was started again.",
+        "Restarts of a container.",
     ),
     Family(
         "clipper_container_memory_bytes",
         "gauge",
         _MODEL,
-        "Resident memory of its containers on this host.",
+        "Resident memory of the model's containers on this host.",
     ),
     _level(
         "clipper_model_own_accuracy_ratio",
         _MODEL,
-        "How right a model that learns says it is, 0 to 1.",
+        "Accuracy that a model which learns reports of itself, 0 to 1.",
     ),
     Family(
         "clipper_cache_followed",
@@ -268,38 +276,45 @@ _TABLE: Final = (
         _MODEL,
         "Cached predictions whose rows are followed, of a model with `reads`.",
     ),
-    Family("clipper_cache_followed_rows", "gauge", _MODEL, "Rows that these were made of."),
+    Family(
+        "clipper_cache_followed_rows",
+        "gauge",
+        _MODEL,
+        "Rows that the followed predictions were made of.",
+    ),
     Family(
         "clipper_cache_forgotten_total",
         "counter",
         (*_MODEL, "reason"),
-        "Of them, forgotten: a row had `moved`, or may have (`unsure`, `lost`), or others "
-        "took their `room`.",
+        "Followed predictions dropped: a row had `moved`, or may have (`unsure`, `lost`), "
+        "or for `room`.",
     ),
     Family(
         "clipper_cache_unfollowed_total",
         "counter",
         _MODEL,
-        "Queries not cached, since their rows could not be followed.",
+        "Predictions not cached because their rows could not be followed.",
     ),
     # the server
     Family("clipper_cache_bytes", "gauge", _NONE, "Memory of the prediction cache."),
     Family("clipper_cache_entries", "gauge", _NONE, "Predictions in the cache."),
     Family(
-        "clipper_cache_evictions_total", "counter", _NONE, "Predictions that gave way to others."
+        "clipper_cache_evictions_total", "counter", _NONE, "Predictions evicted from the cache."
     ),
-    Family("clipper_queue_bytes", "gauge", _NONE, "Memory of rows that wait."),
+    Family("clipper_queue_bytes", "gauge", _NONE, "Memory of the rows waiting in the queues."),
     Family(
         "clipper_tasks_issued_total",
         "counter",
         _NONE,
-        "Tasks that the cache did not answer at once, of all models.",
+        "Tasks of all models that missed the cache.",
     ),
-    Family("clipper_tasks_answered_total", "counter", _NONE, "Those of them that have ended."),
-    Family("clipper_loop_steps_total", "counter", _NONE, "Turns of the loops."),
-    Family("clipper_loop_late_seconds_max", "gauge", _NONE, "The longest a loop overslept."),
-    Family("clipper_feedback_waiting", "gauge", _NONE, "Answers that feedback may still come for."),
-    Family("clipper_journal_bytes", "gauge", _NONE, "Size of the journal of feedback."),
+    Family("clipper_tasks_answered_total", "counter", _NONE, "Issued tasks that have ended."),
+    Family("clipper_loop_steps_total", "counter", _NONE, "Iterations of the event loops."),
+    Family(
+        "clipper_loop_late_seconds_max", "gauge", _NONE, "Longest delay of an event loop's wake-up."
+    ),
+    Family("clipper_feedback_waiting", "gauge", _NONE, "Answers remembered for feedback."),
+    Family("clipper_journal_bytes", "gauge", _NONE, "Size of the feedback journal."),
     Family(
         "clipper_journal_records_total",
         "counter",
@@ -311,57 +326,58 @@ _TABLE: Final = (
     _latency(
         "clipper_http_request_duration_seconds",
         _HTTP,
-        "From a request read to its response handed to the kernel.",
+        "Time from a request read to its response written to the kernel.",
     ),
-    Family("clipper_http_connections", "gauge", ("listener",), "Clients connected."),
+    Family("clipper_http_connections", "gauge", ("listener",), "Connected clients."),
     # gRPC
     Family(
         "clipper_grpc_requests_total",
         "counter",
         (*_RPC, "code"),
-        "Calls that have ended, streams as a whole.",
+        "Finished calls; a stream counts as one.",
     ),
     _latency(
         "clipper_grpc_request_duration_seconds",
         _RPC,
-        "From a call read to its response handed over; not of streams.",
+        "Time from a call read to its response handed over, without streams.",
     ),
     Family("clipper_grpc_stream_messages_total", "counter", _RPC, "Responses sent in streams."),
-    Family("clipper_grpc_calls", "gauge", _NONE, "Calls under way, streams included."),
+    Family("clipper_grpc_calls", "gauge", _NONE, "Calls in progress, streams included."),
     # the mesh, as this node has it
     Family(
         "clipper_mesh_queries_total",
         "counter",
         ("outcome",),
-        "Queries of its models that came in here: `hit`, a copy served them at once, or "
-        "`miss`, they waited for one.",
+        "Queries of mesh models at this node: `hit` (a loaded copy) or `miss` (waited for a load).",
     ),
     _level("clipper_mesh_hit_ratio", _NONE, "Share of hits since the start."),
     Family(
         "clipper_mesh_loads_total",
         "counter",
         ("outcome",),
-        "Loads that ended: `ok`, `artifact` or `host` (whose the fault was), or `refused` "
-        "for want of room.",
+        "Finished loads: `ok`, failed because of the `artifact` or the `host`, or "
+        "`refused` for lack of room.",
     ),
-    _slow("clipper_mesh_load_wait_seconds", "From a model wanted here to its copy loaded."),
-    _slow("clipper_mesh_load_queue_seconds", "Part of that in which the load waited for its turn."),
-    _slow("clipper_mesh_load_seconds", "Part of that in which the host loaded it."),
+    _slow(
+        "clipper_mesh_load_wait_seconds", "Time from the request for a model to its loaded copy."
+    ),
+    _slow("clipper_mesh_load_queue_seconds", "Part of the load wait that was spent in the queue."),
+    _slow("clipper_mesh_load_seconds", "Part of the load wait that was spent loading."),
     Family(
         "clipper_mesh_unloads_total",
         "counter",
         _NONE,
-        "Copies given up, to make room or for want of use.",
+        "Copies unloaded, to make room or because they were unused.",
     ),
     _slow(
         "clipper_mesh_eviction_age_seconds",
-        "How long models had not been used when they were given up.",
+        "Time since the last use of models when they were unloaded.",
     ),
     Family(
         "clipper_mesh_model_bytes",
         "histogram",
         _NONE,
-        "Sizes of models as loaded, measured.",
+        "Measured sizes of loaded models.",
         SIZES,
     ),
     Family("clipper_mesh_capacity_bytes", "gauge", _NONE, "Memory for models."),
@@ -369,26 +385,24 @@ _TABLE: Final = (
         "clipper_mesh_used_bytes",
         "gauge",
         _NONE,
-        "Memory of those that are loaded, and of those that load.",
+        "Memory of loaded and loading models.",
     ),
-    Family("clipper_mesh_models_held", "gauge", _NONE, "Copies loaded here."),
-    Family("clipper_mesh_loads_running", "gauge", _NONE, "Models that load here now."),
-    Family("clipper_mesh_loads_waiting", "gauge", _NONE, "Loads that wait for their turn."),
+    Family("clipper_mesh_models_held", "gauge", _NONE, "Copies loaded in this node."),
+    Family("clipper_mesh_loads_running", "gauge", _NONE, "Models loading in this node."),
+    Family("clipper_mesh_loads_waiting", "gauge", _NONE, "Loads in the queue."),
     _level(
         "clipper_mesh_lru_age_seconds",
         _NONE,
-        "How long the least recently used model here was not used; 0: it is empty.",
+        "Time since the last use of the least recently used model; 0 without models.",
     ),
-    _level(
-        "clipper_mesh_models_registered", _NONE, "Models that the mesh knows, whoever holds them."
-    ),
-    _level("clipper_mesh_vmodels", _NONE, "V-models alike."),
-    _level("clipper_mesh_nodes", _NONE, "Nodes that live, this one included."),
-    _level("clipper_mesh_is_leader", _NONE, "1: this node does what one does for all."),
+    _level("clipper_mesh_models_registered", _NONE, "Models registered in the mesh."),
+    _level("clipper_mesh_vmodels", _NONE, "V-models registered in the mesh."),
+    _level("clipper_mesh_nodes", _NONE, "Live nodes, this one included."),
+    _level("clipper_mesh_is_leader", _NONE, "1 if this node is the leader."),
     _level(
         "clipper_mesh_stale_for_seconds",
         _NONE,
-        "Age of what is known of the registry: grows while the store is away.",
+        "Age of this node's copy of the registry; grows while the store is unreachable.",
     ),
     # the same under the names of model-mesh, for its dashboards: milliseconds, and gauges where it
     # has them
@@ -398,103 +412,109 @@ _TABLE: Final = (
     _alias("age_at_eviction_milliseconds", "histogram", "As clipper_mesh_eviction_age_seconds."),
     _alias("loadmodel_failure", "gauge", "Loads that failed since the start."),
     _alias("loaded_model_size_bytes", "histogram", "As clipper_mesh_model_bytes."),
-    _alias("models_loaded_total", "gauge", "Models that are loaded somewhere."),
+    _alias("models_loaded_total", "gauge", "Models with a loaded copy in any node."),
     _alias("models_with_failure_total", "gauge", "Models whose last loads failed."),
-    _alias("models_managed_total", "gauge", "As clipper_mesh_models_registered; of the leader."),
+    _alias(
+        "models_managed_total",
+        "gauge",
+        "As clipper_mesh_models_registered; reported by the leader.",
+    ),
     _alias(
         "instance_lru_seconds",
         "gauge",
-        "When the least recently used model here was used, since the epoch.",
+        "Last use of the least recently used model, seconds since the epoch.",
     ),
     _alias("instance_lru_age_seconds", "gauge", "As clipper_mesh_lru_age_seconds."),
     _alias("instance_capacity_bytes", "gauge", "As clipper_mesh_capacity_bytes."),
     _alias("instance_used_bytes", "gauge", "As clipper_mesh_used_bytes."),
-    _alias("instance_used_bps", "gauge", "Used of the capacity, in hundredths of a per cent."),
+    _alias("instance_used_bps", "gauge", "Used share of the capacity, in basis points."),
     _alias("instance_models_total", "gauge", "As clipper_mesh_models_held."),
     # parameters, of each shard of a set
     Family(
         "clipper_params_shard_up",
         "gauge",
         _SHARD,
-        "1: it answers; 0: it is away, and there are no other figures of it.",
+        "1 if the shard answers; 0 if not, and its other metrics are missing.",
     ),
-    Family("clipper_params_shard_ready", "gauge", _SHARD, "1: it serves; 0: it recovers."),
+    Family(
+        "clipper_params_shard_ready", "gauge", _SHARD, "1 if the shard serves, 0 while it recovers."
+    ),
     Family(
         "clipper_params_shard_exposed",
         "gauge",
         _SHARD,
-        "1: a replica has no whole copy: the shard's death may lose acknowledged pushes.",
+        "1 if no replica has a full copy, so that a crash may lose acknowledged pushes.",
     ),
-    _level("clipper_params_epoch", _SHARD, "How often it began: grows by one with each life."),
-    _level("clipper_params_version", _SHARD, "Version of the model there."),
+    _level("clipper_params_epoch", _SHARD, "Number of starts of the shard."),
+    _level("clipper_params_version", _SHARD, "Version of the model in the shard."),
     Family(
         "clipper_params_bytes",
         "gauge",
         _SHARD,
-        "Memory of tables and variables, optimizers' state included.",
+        "Memory of tables and variables, optimizer states included.",
     ),
-    Family("clipper_params_resident_bytes", "gauge", _SHARD, "Resident memory of its process."),
+    Family(
+        "clipper_params_resident_bytes", "gauge", _SHARD, "Resident memory of the shard's process."
+    ),
     Family("clipper_params_variables", "gauge", _SHARD, "Dense variables."),
-    Family("clipper_params_connections", "gauge", _SHARD, "Workers, models and shards connected."),
+    Family("clipper_params_connections", "gauge", _SHARD, "Connected workers, models and shards."),
     Family(
         "clipper_params_shared_bytes",
         "gauge",
         _SHARD,
-        "Memory of workers and models on its host that rows are written to.",
+        "Shared memory for rows of workers and models on the shard's host.",
     ),
     Family("clipper_params_rows", "gauge", _TABLE_OF, "Rows of a table."),
     Family("clipper_params_table_bytes", "gauge", _TABLE_OF, "Memory of a table."),
-    Family("clipper_params_pulls_total", "counter", _SHARD, "Pulls of rows answered."),
+    Family("clipper_params_pulls_total", "counter", _SHARD, "Answered pulls of rows."),
     Family(
         "clipper_params_pulled_rows_total",
         "counter",
         (*_TABLE_OF, "outcome"),
-        "Rows asked for: `hit`, or `miss`, of an id that nobody has trained.",
+        "Pulled rows: `hit`, or `miss` for an id without a row.",
     ),
     Family(
         "clipper_params_pushes_total",
         "counter",
         _SHARD,
-        "Pushes applied, or taken for a step: of rows, and of the model.",
+        "Pushes of rows and of the model that were applied or taken for a step.",
     ),
     Family(
         "clipper_params_pushes_repeated_total",
         "counter",
         _SHARD,
-        "Pushes of rows that came again, and changed nothing.",
+        "Repeated pushes of rows, which changed nothing.",
     ),
     Family(
         "clipper_params_pushed_rows_total",
         "counter",
         _TABLE_OF,
-        "Rows that pushes changed, each once a push.",
+        "Rows changed by pushes, each counted once per push.",
     ),
     Family(
         "clipper_params_admitted_rows_total",
         "counter",
         _TABLE_OF,
-        "Rows made for ids that had none.",
+        "Rows created for new ids.",
     ),
     Family(
         "clipper_params_unadmitted_rows_total",
         "counter",
         _TABLE_OF,
-        "Ids that were pushed too seldom to have a row yet.",
+        "Pushed ids that have been pushed too rarely to get a row.",
     ),
     Family(
         "clipper_params_refused_rows_total",
         "counter",
         _TABLE_OF,
-        "Ids pushed for which the table had no room.",
+        "Pushed ids refused because the table is full.",
     ),
-    Family(
-        "clipper_params_evicted_rows_total", "counter", _TABLE_OF, "Rows that gave way to others."
-    ),
+    Family("clipper_params_evicted_rows_total", "counter", _TABLE_OF, "Rows evicted to make room."),
     Family(
         "clipper_params_expired_rows_total",
         "counter",
         _TABLE_OF,
-        "Rows that nobody had used for expire_s.",
+        "Rows deleted after expire_s without use.",
     ),
     Family(
         "clipper_params_refused_total",
@@ -506,17 +526,19 @@ _TABLE: Final = (
         "clipper_params_push_lag_versions",
         "histogram",
         _SHARD,
-        "How many versions behind the gradients were, of pushes that say their version; "
-        "refused ones too.",
+        "Age of pushed gradients in versions, refused ones included.",
         VERSIONS,
     ),
     Family(
-        "clipper_params_replica_whole", "gauge", _COPY, "1: the replica in shard `replica` has all."
+        "clipper_params_replica_whole",
+        "gauge",
+        _COPY,
+        "1 if the replica in shard `replica` is complete.",
     ),
     _level(
-        "clipper_params_replica_lag_pushes", _COPY, "Changes that the replica has not said it has."
+        "clipper_params_replica_lag_pushes", _COPY, "Changes that the replica has not acknowledged."
     ),
-    _level("clipper_params_replica_lag_seconds", _COPY, "How old the oldest of them is."),
+    _level("clipper_params_replica_lag_seconds", _COPY, "Age of the oldest unacknowledged change."),
     Family(
         "clipper_params_snapshots_total",
         "counter",
@@ -526,24 +548,27 @@ _TABLE: Final = (
     _level(
         "clipper_params_snapshot_age_seconds",
         _SHARD,
-        "Since the last that there is of it, also of lives before this one.",
+        "Age of the newest snapshot, also if an earlier process took it.",
     ),
-    _level("clipper_params_snapshot_seconds", _SHARD, "How long the last one took."),
-    Family("clipper_params_snapshot_bytes", "gauge", _SHARD, "Its size."),
+    _level("clipper_params_snapshot_seconds", _SHARD, "Duration of the last snapshot."),
+    Family("clipper_params_snapshot_bytes", "gauge", _SHARD, "Size of the last snapshot."),
     _level(
         "clipper_params_recovery_seconds",
         _SHARD,
-        "How long it took this life to read what there was before it served.",
+        "Duration of the recovery at the shard's start.",
     ),
     # traces
     Family(
         "clipper_traced_requests_total",
         "counter",
         ("outcome",),
-        "Requests whose spans were made: `exported`, `refused` by the collector, or `dropped`.",
+        "Traced requests: `exported`, `refused` by the collector, or `dropped`.",
     ),
     Family(
-        "clipper_traced_requests_waiting", "gauge", _NONE, "Those whose spans are not sent yet."
+        "clipper_traced_requests_waiting",
+        "gauge",
+        _NONE,
+        "Traced requests whose spans wait to be exported.",
     ),
     Family(
         "clipper_influx_pushes_total",
@@ -556,21 +581,27 @@ _TABLE: Final = (
         "clipper_tls_handshakes_total",
         "counter",
         ("listener", "outcome"),
-        "Clients that came: `ok`, or why not (`failed`, `plain`, `slow`, `gone`, `full`).",
+        "TLS handshakes: `ok`, or the reason of the failure (`failed`, `plain`, `slow`, "
+        "`gone`, `full`).",
     ),
     Family(
         "clipper_tls_certificate_ends_seconds",
         "gauge",
         ("listener",),
-        "When the certificate ends, since the epoch.",
+        "Expiry of the certificate, seconds since the epoch.",
     ),
     # the process
-    Family("clipper_build_info", "info", ("version", "python"), "What runs here: always 1."),
+    Family(
+        "clipper_build_info",
+        "info",
+        ("version", "python"),
+        "Version and Python of the server; always 1.",
+    ),
     Family(
         "clipper_scrape_duration_seconds",
         "gauge",
         _NONE,
-        "How long the collection before this one took.",
+        "Duration of the previous collection.",
     ),
     Family(
         "process_cpu_seconds_total",
@@ -585,11 +616,14 @@ _TABLE: Final = (
         "process_virtual_memory_bytes", "gauge", _NONE, "Virtual memory of the server's process."
     ),
     Family(
-        "process_start_time_seconds", "gauge", _NONE, "When the process started, since the epoch."
+        "process_start_time_seconds",
+        "gauge",
+        _NONE,
+        "Start of the process, seconds since the epoch.",
     ),
     Family("process_open_fds", "gauge", _NONE, "Open file descriptors."),
-    Family("process_max_fds", "gauge", _NONE, "How many it may open."),
-    Family("process_threads", "gauge", _NONE, "Its threads."),
+    Family("process_max_fds", "gauge", _NONE, "Limit of open file descriptors."),
+    Family("process_threads", "gauge", _NONE, "Threads of the process."),
 )
 
 FAMILIES: Final[dict[str, Family]] = {family.name: family for family in _TABLE}
