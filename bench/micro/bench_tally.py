@@ -11,7 +11,7 @@ import pytest
 
 from clipper.selection import Plan, create_policy
 from clipper.serving.feedback.states import States
-from clipper.serving.query.processor import QueryContext, ResolvedApplication, finish
+from clipper.serving.query.processor import QueryContext, ResolvedApplication, RolloutState, finish
 from clipper.serving.query.stats import ApplicationCounters
 from clipper.store.journal import Journal
 from clipper.store.memory import MemoryStore
@@ -56,7 +56,9 @@ def test_finish(benchmark: Any, kind: str, counted: bool) -> None:
     if counted:
         counters = ApplicationCounters()
         asked = msgspec.structs.replace(
-            asked, stats=counters.for_models(models, None), means=counters.means
+            asked,
+            rollout=RolloutState(counters.for_models(models, None)),
+            means=counters.means,
         )
     future: Any = Ended(asked, outputs)
 

@@ -12,6 +12,7 @@ from clipper.serving.query.missing_outputs import Means
 from clipper.serving.query.processor import (
     QueryContext,
     ResolvedApplication,
+    RolloutState,
     finish,
     last_line,
     predict,
@@ -187,7 +188,7 @@ def test_a_straggler_is_its_mean_and_is_named():
 def test_what_queries_came_to_is_counted():
     counters = ApplicationCounters()
     stats = counters.for_models((A, B), None)
-    asked = resolved(A, B, stats=stats, confidence_min=0.6)
+    asked = resolved(A, B, rollout=RolloutState(stats), confidence_min=0.6)
     ended(asked, (Status.OK, 7), (Status.OK, 7))
     ended(asked, (Status.OK, 7), (Status.OK, 8))
     ended(asked, (Status.OK, 7), (Status.DEADLINE,))
@@ -214,6 +215,6 @@ def test_decoys_hear_of_the_answer():
             self.heard.append(told)
 
     decoy = Decoy()
-    ended(resolved(A, decoys=(decoy,)), (Status.OK, 7))
-    ended(resolved(A, decoys=(decoy,)), (Status.DEADLINE,))
+    ended(resolved(A, rollout=RolloutState(decoys=(decoy,))), (Status.OK, 7))
+    ended(resolved(A, rollout=RolloutState(decoys=(decoy,))), (Status.DEADLINE,))
     assert decoy.heard == [(255, "n0-ff", 7, False), (255, "n0-ff", "none", True)]

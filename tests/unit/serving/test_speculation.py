@@ -12,7 +12,7 @@ from clipper.selection import Plan, create_policy
 from clipper.serving.feedback.states import States
 from clipper.serving.feedback.window import FeedbackWindow
 from clipper.serving.query.decider_threads import OWN_STEP, DeciderThreads
-from clipper.serving.query.processor import QueryContext, ResolvedApplication, finish
+from clipper.serving.query.processor import FeedbackState, QueryContext, ResolvedApplication, finish
 from clipper.serving.query.speculation import (
     MEASURED_MIN,
     NEVER,
@@ -421,7 +421,7 @@ def test_late_predictions_wait_for_feedback() -> None:
         (OK, 7),
         (PENDING,),
         policy="stacking",
-        window=window,
+        feedback=FeedbackState(window),
     )
     joined = window.take("n0-ff", "app")
     assert joined is not None

@@ -125,11 +125,11 @@ def is_eligible(resolved: ResolvedApplication) -> bool:
         len(resolved.models) == 1
         and type(resolved.policy) in _POLICIES
         and resolved.speculation is None
-        and resolved.assignment is None
-        and resolved.rollout is None
-        and not resolved.online_learning.teaches(resolved.models)
-        and resolved.stats is not None
-        and not resolved.decoys
+        and resolved.rollout.assignment is None
+        and resolved.rollout.split is None
+        and not resolved.feedback.online_learning.teaches(resolved.models)
+        and resolved.rollout.stats is not None
+        and not resolved.rollout.decoys
         and not resolved.links
     )
 
@@ -229,7 +229,7 @@ class FastPath:
         name: str,
         version: str = "",
     ) -> None:
-        stats = resolved.stats
+        stats = resolved.rollout.stats
         if not is_eligible(resolved) or stats is None:
             return
         (model,) = resolved.models
@@ -250,7 +250,7 @@ class FastPath:
         counters = stats.counters
         of_model = counters.of(model)
         self._hot.append(resolved)
-        window = resolved.window
+        window = resolved.feedback.window
         owner = (
             0 if window is None else window.owner(resolved.learner, Plan((model,)), resolved.node)
         )

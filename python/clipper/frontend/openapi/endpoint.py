@@ -145,7 +145,9 @@ class OpenApiEndpoint:
                 resolved = self._node.resolve(name)
             except ClipperError:  # gone meanwhile
                 continue
-            yield DescribedApplication(name, input_of(resolved), resolved.window is not None)
+            yield DescribedApplication(
+                name, input_of(resolved), resolved.feedback.window is not None
+            )
 
 
 def _of(request: HttpRequest) -> str:

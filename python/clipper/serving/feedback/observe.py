@@ -61,7 +61,9 @@ def observe(
     before. Returns once it is in the journal, of the server that answered. Raises InvalidInput,
     UnknownPrediction, Overloaded (the journal is full), StoreError.
     """
-    window = resolved.window if resolved.window is not None else _window_of(resolved)
+    window = (
+        resolved.feedback.window if resolved.feedback.window is not None else _window_of(resolved)
+    )
     if (prediction is None) == (input is None):
         raise InvalidInput(
             "feedback names a prediction (an Answer or its id) or gives the input again: one of the"
@@ -76,8 +78,11 @@ def observe(
             learner.states.observe_one(learner, whose, seen, written(learner, whose, seen))
         )
         _tell_watcher(learner, seen)
-        resolved.online_learning.tell(
-            resolved.cores, input, resolved.online_learning.session(resolved.models, user, 0), seen
+        resolved.feedback.online_learning.tell(
+            resolved.cores,
+            input,
+            resolved.feedback.online_learning.session(resolved.models, user, 0),
+            seen,
         )
         return True
     id = prediction.id if type(prediction) is Answer else _id_of(prediction)
@@ -101,8 +106,8 @@ def observe(
         raise
     learner.states.commit(number)
     _tell_watcher(learner, seen)
-    if resolved.online_learning.active:
-        resolved.online_learning.tell_of(resolved.all_cores, id, seen)
+    if resolved.feedback.online_learning.active:
+        resolved.feedback.online_learning.tell_of(resolved.all_cores, id, seen)
     return True
 
 
@@ -130,9 +135,9 @@ def observe_many(
     told = [listed[i] for i in places] if len(places) < len(ids) else listed
     told = _learn_joined(found, told)
     for i, joined, label in (
-        zip(places, found, told, strict=True) if resolved.online_learning.active else ()
+        zip(places, found, told, strict=True) if resolved.feedback.online_learning.active else ()
     ):
-        resolved.online_learning.tell_of(
+        resolved.feedback.online_learning.tell_of(
             resolved.all_cores, ids[i], joined.observation(Truth(label), 1.0)
         )
     away = (
@@ -208,13 +213,13 @@ def _fitted(truth: Truth, joined: Joined) -> Truth:
 
 
 def _window_of(resolved: ResolvedApplication) -> FeedbackWindow:
-    if resolved.window is None:
+    if resolved.feedback.window is None:
         names = ", ".join(map(str, resolved.models))
         hint = "Link the model to one: server.app(NAME, models=[...])."
         raise DoesNotFit(
             f"feedback is for applications; this query asks {names} directly.", hint=hint
         )
-    return resolved.window
+    return resolved.feedback.window
 
 
 def _id_of(prediction: str | Answer) -> str:
@@ -464,7 +469,7 @@ def _asked_again(
     SLO."""
     state, plan = plan_for(resolved, user, resolved.context_of(user, context))
     asked = (*plan.models, *(model for model in plan.observers if model not in plan.models))
-    salt = resolved.online_learning.session(resolved.models, user, 0)
+    salt = resolved.feedback.online_learning.session(resolved.models, user, 0)
     future = predict_all(
         tuple(resolved.cores[model] for model in asked), input, resolved.slo_us, salt
     )

@@ -63,7 +63,7 @@ def predict_array(
         future.end_now()
         return future
     cores = tuple([resolved.cores[model] for model in plan.models])
-    salt = resolved.online_learning.session(resolved.models, user, salt)
+    salt = resolved.feedback.online_learning.session(resolved.models, user, salt)
     return predict_rows(
         cores,
         inputs,
@@ -100,13 +100,13 @@ def finish_array(future: Future) -> Answers:
     else:
         outputs, confidence, reasons, is_default = _row_by_row(future, query, statuses)
     id = f"{resolved.node}-{future.id:x}"
-    if resolved.window is not None:
-        resolved.window.add_rows(
+    if resolved.feedback.window is not None:
+        resolved.feedback.window.add_rows(
             id, JoinedRows(resolved.learner, query.user, query.plan, future, outputs)
         )
     latency_us = future.latencies_us().reshape(len(models), n).max(axis=0)
-    if resolved.arm is not None:
-        resolved.arm.count_rows(latency_us, is_default)
+    if resolved.rollout.side is not None:
+        resolved.rollout.side.count_rows(latency_us, is_default)
     return Answers(
         outputs=outputs,
         confidence=confidence,

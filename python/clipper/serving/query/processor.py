@@ -72,49 +72,55 @@ class Link(Protocol):
         ...
 
 
-class ResolvedApplication(msgspec.Struct, frozen=True, eq=False):
-    """An application as queries see it: resolved to running models, swapped as a whole when the
-    catalog changes.
+class FeedbackState(msgspec.Struct, frozen=True, eq=False):
+    """The part of a resolved application that feedback needs."""
 
-    models: resolved versions, in link order.  cores: the engine's models, alike.  learner: holds
-    what the policy has learned. window: where answers wait for feedback; None for a query that
-    belongs to no application. lineup: counts what queries come to. cast: roles, if not all are
-    primaries.  means: for numbers that are missing.  teaching: models that learn themselves.
-    speculation: its decider; None: a query is answered once all its models have ended, or at the
-    deadline. rollout: which of its queries see it with a new version.  arm: counts for a rollout.
-    meshed: of a model of the mesh. links: those of its models that are of the mesh. rows: what a
-    user's query has for a context when it brings none.
+    window: FeedbackWindow | None = None  # answers that await feedback; None: no application
+    online_learning: OnlineLearning = OnlineLearning()  # for models that learn by themselves
+
+
+class RolloutState(msgspec.Struct, frozen=True, eq=False):
+    """The part of a resolved application that roles, rollouts and statistics need."""
+
+    stats: ApplicationStats | None = None  # None: its queries are not counted
+    assignment: RoleAssignment | None = None  # None: every model is a primary
+    decoys: tuple[Decoy, ...] = ()  # recorders of its queries
+    split: TrafficSplit | None = None  # the rollout in progress, if there is one
+    side: SideStats | None = None  # counts for the side of the rollout that this is
+
+
+class ResolvedApplication(msgspec.Struct, frozen=True, eq=False):
+    """An application whose model names are resolved to running models.
+
+    Immutable. When the catalog changes, a new object replaces this one; queries in flight keep the
+    one that they started with.
     """
 
-    name: str
-    models: tuple[VersionedModel, ...]
-    cores: dict[VersionedModel, CoreModel]
+    name: str  # empty: a query that names its models
+    models: tuple[VersionedModel, ...]  # in the order in which they were linked
+    cores: dict[VersionedModel, CoreModel]  # the engine's handles of these models
     policy: Policy
-    learner: Learner
+    learner: Learner  # what the policy has learned, per context
     slo_us: int
     default: Any = None
-    confidence_min: float = 0.0
-    node: str = ""
-    window: FeedbackWindow | None = None
-    stats: ApplicationStats | None = None
-    assignment: RoleAssignment | None = None
-    decoys: tuple[Decoy, ...] = ()
-    means: Means | None = None
-    online_learning: OnlineLearning = OnlineLearning()
-    speculation: "Speculation | None" = None
-    rollout: TrafficSplit | None = None
-    arm: SideStats | None = None
-    unlisted_model: "UnlistedModel | None" = None
-    links: Mapping[VersionedModel, Link] = MappingProxyType({})
-    rows: "UserContext | None" = None
+    confidence_min: float = 0.0  # a less sure answer is replaced by the default
+    node: str = ""  # prefix of prediction ids
+    means: Means | None = None  # imputed for numbers that are missing at the deadline
+    speculation: "Speculation | None" = None  # the decider; None: wait for all models
+    links: Mapping[VersionedModel, Link] = MappingProxyType({})  # its models of the mesh
+    unlisted_model: UnlistedModel | None = None  # set for a query of one model of the mesh
+    rows: UserContext | None = None  # contexts of users who bring none
+    feedback: FeedbackState = FeedbackState()
+    rollout: RolloutState = RolloutState()
 
     @property
     def all_cores(self) -> dict[VersionedModel, CoreModel]:
-        """The cores of all its models, on both sides of a rollout."""
-        return self.cores if self.rollout is None else self.rollout.cores
+        """The handles of its models, on both sides of a rollout."""
+        split = self.rollout.split
+        return self.cores if split is None else split.cores
 
     def context_of(self, user: str | None, context: Any) -> Any:
-        """What a query comes with, else the row of its user, where users have rows."""
+        """Return the context of a query: its own, else the row of its user."""
         return self.rows(user) if context is None and user and self.rows is not None else context
 
 
@@ -145,7 +151,7 @@ class QueryContext(msgspec.Struct, frozen=True, eq=False):
 
 def side_of(resolved: ResolvedApplication, user: str | None) -> ResolvedApplication:
     """The question as this user sees it, while there is a rollout."""
-    split = resolved.rollout
+    split = resolved.rollout.split
     return resolved if split is None or not split.takes(user) else split.new
 
 
@@ -158,7 +164,7 @@ def plan_for(
     if user:
         check_user(user)
     state = resolved.learner.state(user)
-    assignment = resolved.assignment
+    assignment = resolved.rollout.assignment
     query = (
         Query(user, next_uniform())
         if assignment or resolved.policy.chance
@@ -209,13 +215,13 @@ def predict(
     """Ask the models that the policy selects; -> the future of one Answer. id: the caller's,
     checked. InvalidInput for a wrong type or shape; UnknownModel when nothing is linked."""
     user = user_of(user)
-    if resolved.rollout is not None:
+    if resolved.rollout.split is not None:
         resolved = side_of(resolved, user)
     try:
         state, plan = plan_for(resolved, user, resolved.context_of(user, context))
     except PolicyFailed as failure:
         return _unasked(resolved, x, slo_us, salt, failure.message, id)
-    cores, online_learning = resolved.cores, resolved.online_learning
+    cores, online_learning = resolved.cores, resolved.feedback.online_learning
     if online_learning.active:
         salt = online_learning.session(resolved.models, user, salt)
     late: list[tuple[VersionedModel, Future]] = []
@@ -227,19 +233,19 @@ def predict(
     else:
         call = resolved.speculation.call(state, plan, user, slo_us)
         query = QueryContext(resolved, plan, state, user or "", late, call, id)
-        future = call.ask(x, salt, finish, query, resolved.window is not None)
-    if online_learning.active and resolved.window is not None:
+        future = call.ask(x, salt, finish, query, resolved.feedback.window is not None)
+    if online_learning.active and resolved.feedback.window is not None:
         online_learning.keep(resolved.models, future.id, x, salt)
-    if resolved.stats is not None:
-        resolved.stats.counters.queries.add()
+    if resolved.rollout.stats is not None:
+        resolved.rollout.stats.counters.queries.add()
         if plan.observers:
             observers = (
                 plan.observers
                 if query.call is None
                 else [m for m in plan.observers if m not in query.models]
             )
-            resolved.stats.watch(cores, observers, x, slo_us, salt, late)
-    for decoy in resolved.decoys:
+            resolved.rollout.stats.watch(cores, observers, x, slo_us, salt, late)
+    for decoy in resolved.rollout.decoys:
         decoy.saw(future.id, f"{resolved.node}-{future.id:x}", x, user or "", id)
     return future
 
@@ -256,8 +262,8 @@ def _unasked(
     resolved: ResolvedApplication, x: Any, slo_us: int, salt: int, reason: str, id: str
 ) -> Future:
     """The future of the default, at once: a query to one model, given up."""
-    if resolved.stats is not None:
-        resolved.stats.counters.queries.add()
+    if resolved.rollout.stats is not None:
+        resolved.rollout.stats.counters.queries.add()
     core = resolved.cores[resolved.models[0]]
     future = predict_all(
         (core,), x, slo_us, salt, finish_unasked, FailedQuery(resolved, reason, id)
@@ -274,11 +280,11 @@ def default_answer(
     future: Future, resolved: ResolvedApplication, reason: str, request_id: str = ""
 ) -> Answer:
     """For a query whose policy failed."""
-    if resolved.stats is not None:
-        resolved.stats.counters.duration.record(future.latency_us)
-        resolved.stats.counters.default("policy_failed")
-    if resolved.arm is not None:
-        resolved.arm.count(future.latency_us, True)
+    if resolved.rollout.stats is not None:
+        resolved.rollout.stats.counters.duration.record(future.latency_us)
+        resolved.rollout.stats.counters.default("policy_failed")
+    if resolved.rollout.side is not None:
+        resolved.rollout.side.count(future.latency_us, True)
     id = f"{resolved.node}-{future.id:x}"
     _tell_log(resolved, id, request_id, reason)
     return Answer(
@@ -313,22 +319,24 @@ def finish(future: Future) -> Answer:
         reason = too_unsure(combined.confidence, resolved)
     id = f"{resolved.node}-{future.id:x}"
     output = resolved.default if reason else combined.output
-    if resolved.window is not None:
+    if resolved.feedback.window is not None:
         late = (
             tuple(query.late)
             if query.call is None
             else (*query.late, *query.call.late(future, arrived))
         )
-        resolved.window.add(id, resolved.learner, query.user, query.plan, arrived, output, late)
+        resolved.feedback.window.add(
+            id, resolved.learner, query.user, query.plan, arrived, output, late
+        )
     if reason:
         _tell_log(resolved, id, query.id, reason)
-    if resolved.stats is not None:
-        resolved.stats.count(
+    if resolved.rollout.stats is not None:
+        resolved.rollout.stats.count(
             future, query.models, arrived, combined, reason, query.late, missing, decided_by
         )
-    if resolved.arm is not None:
-        resolved.arm.count(future.latency_us, bool(reason))
-    for decoy in resolved.decoys:
+    if resolved.rollout.side is not None:
+        resolved.rollout.side.count(future.latency_us, bool(reason))
+    for decoy in resolved.rollout.decoys:
         decoy.said(future.id, id, output, bool(reason))
     return Answer(
         output=output,

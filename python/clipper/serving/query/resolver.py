@@ -23,8 +23,10 @@ from clipper.serving.models.running_models import RunningModels
 from clipper.serving.query.decider_threads import DeciderThreads
 from clipper.serving.query.missing_outputs import averages
 from clipper.serving.query.processor import (
+    FeedbackState,
     Link,
     ResolvedApplication,
+    RolloutState,
     UnlistedModel,
     UserContext,
     next_uniform,
@@ -88,7 +90,7 @@ class ApplicationResolver:
         self._running = running
         self._learning = learning
         self._recorder = recorder
-        self._teaching = online_learning
+        self._online_learning = online_learning
         self._decider_threads = decider_threads
         self._tallies: dict[str, ApplicationCounters] = {}
         self._node = learning.node
@@ -169,7 +171,7 @@ class ApplicationResolver:
         for name, rollout in view.rollouts.items():
             if name in by_name and applies(view, rollout) and self._may_roll(rollout):
                 by_name[name] = self._rolling(view, rollout, by_name[name])
-                stages[name] = by_name[name].rollout.stage  # type: ignore[union-attr]
+                stages[name] = by_name[name].rollout.split.stage  # type: ignore[union-attr]
         self._by_name, self._stages, self._candidates = by_name, stages, {}
 
     # -- rollouts
@@ -206,22 +208,22 @@ class ApplicationResolver:
         standard = (
             {rollout.control: Role("canary", rate_max=COMPARED_S_MAX)} if stage.compares else {}
         )
-        before_lineup = counters.for_models(before.models, before.assignment, new.models)
+        before_stats = counters.for_models(before.models, before.rollout.assignment, new.models)
         new = self._with_roles(
             view, msgspec.structs.replace(app, models=links, roles=roles), new, counters, standard
         )
         new.learner.watcher = RolloutObserver(counters, stage.new)
         before.learner.watcher = RolloutObserver(counters, stage.before)
-        new = msgspec.structs.replace(new, arm=stage.new)
+        new = _with_rollout(new, side=stage.new)
         split = TrafficSplit(new, stage, {**before.cores, **new.cores}, next_uniform)
-        return msgspec.structs.replace(before, stats=before_lineup, arm=stage.before, rollout=split)
+        return _with_rollout(before, stats=before_stats, side=stage.before, split=split)
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """By application; see docs/monitoring.md."""
         return {
-            name: self._stats_of(resolved, resolved.stats)
+            name: self._stats_of(resolved, resolved.rollout.stats)
             for name, resolved in self._by_name.items()
-            if resolved.stats is not None
+            if resolved.rollout.stats is not None
         }
 
     def slowest(self) -> dict[str, list[dict[str, Any]]]:
@@ -283,16 +285,12 @@ class ApplicationResolver:
             if beside is None
             else counters.other_side(models, assignment)
         )
-        cast_question = msgspec.structs.replace(
+        resolved = msgspec.structs.replace(
             resolved,
-            stats=stats,
-            assignment=assignment,
-            decoys=tuple(decoys),
+            rollout=RolloutState(stats, assignment, tuple(decoys)),
             means=counters.means if averages(resolved.policy) and app.missing == "mean" else None,
         )
-        return msgspec.structs.replace(
-            cast_question, speculation=self._speculation_of(app, cast_question)
-        )
+        return msgspec.structs.replace(resolved, speculation=self._speculation_of(app, resolved))
 
     def _resolved(self, view: View, app: Application) -> ResolvedApplication:
         models = []
@@ -334,8 +332,7 @@ class ApplicationResolver:
             app.default,
             app.confidence_min,
             self._node,
-            window,
-            online_learning=self._teaching,
+            feedback=FeedbackState(window, self._online_learning),
             rows=self._contexts(app.name, app.context_table) if wanted else None,
             links=links,
         )
@@ -379,8 +376,7 @@ class ApplicationResolver:
             None,
             0.0,
             self._node,
-            window,
-            online_learning=self._teaching,
+            feedback=FeedbackState(window, self._online_learning),
             unlisted_model=unlisted_model,
         )
 
@@ -422,6 +418,12 @@ class ApplicationResolver:
         return resolved
 
 
+def _with_rollout(resolved: ResolvedApplication, **changes: Any) -> ResolvedApplication:
+    """Return the application with changes of its rollout state."""
+    rollout = msgspec.structs.replace(resolved.rollout, **changes)
+    return msgspec.structs.replace(resolved, rollout=rollout)
+
+
 def applies(view: View, rollout: Rollout) -> bool:
     """Whether the application still asks what the rollout is to replace, and both versions are in
     service."""
@@ -439,7 +441,7 @@ def applies(view: View, rollout: Rollout) -> bool:
 
 def _decoy_stats(resolved: ResolvedApplication) -> dict[str, Any]:
     return (
-        {"decoys": {decoy.name: decoy.stats() for decoy in resolved.decoys}}
-        if resolved.decoys
+        {"decoys": {decoy.name: decoy.stats() for decoy in resolved.rollout.decoys}}
+        if resolved.rollout.decoys
         else {}
     )

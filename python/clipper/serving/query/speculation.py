@@ -400,7 +400,11 @@ def speculation_of(
     InvalidInput when it does not fit."""
     if resolved.models:
         check_decider(resolved.name, text, resolved.models)
-    primaries = resolved.models if resolved.assignment is None else resolved.assignment.primaries
+    primaries = (
+        resolved.models
+        if resolved.rollout.assignment is None
+        else resolved.rollout.assignment.primaries
+    )
     found = Speculation(text, resolved.policy, primaries, resolved.cores, decider_threads)
     return (
         None
