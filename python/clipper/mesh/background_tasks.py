@@ -1,4 +1,4 @@
-"""Asyncio tasks that run to their end, whoever started them."""
+"""Asyncio tasks that run to their end independently of the code that started them."""
 
 import asyncio
 import logging

@@ -35,10 +35,11 @@ def with_channel(
         came: list[PeerChannel] = []
 
         def let_in(channel: PeerChannel) -> None:
-            channel.serve = answer
             came.append(channel)
 
-        door = await ChannelServer("", "secret", let_in, folder, "door").open()
+        door = await ChannelServer(
+            "", "secret", folder, "door", serve=answer, on_accept=let_in
+        ).open()
         try:
             channel = await dial(door.address, {"token": "secret", "instance": "a"})
             async with asyncio.timeout(20):
@@ -114,7 +115,7 @@ def test_what_is_no_message_ends_the_channel_and_nothing_else(tmp_path: Path, sa
 def test_without_the_token_nobody_is_let_in(tmp_path: Path, hello: Message) -> None:
     async def run() -> None:
         came: list[PeerChannel] = []
-        door = await ChannelServer("", "secret", came.append, tmp_path, "door").open()
+        door = await ChannelServer("", "secret", tmp_path, "door", on_accept=came.append).open()
         try:
             channel = await dial(door.address, hello)
             async with asyncio.timeout(20):

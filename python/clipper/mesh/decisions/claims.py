@@ -77,18 +77,18 @@ def completed(
     copy = model.copies.get(me)
     if copy is None:
         return ClaimRefused(f"the claim of {me} was taken away while it loaded", final=True)
-    told: dict[str, Any] = {}
+    reported: dict[str, Any] = {}
     if model.input == "any" and input:
-        told["input"] = input
+        reported["input"] = input
     if model.output == "any" and output:
-        told["output"] = output
+        reported["output"] = output
     kept = {i: f for i, f in model.failures.items() if f.crashed or (i != me and f.fault == "host")}
     return changed(
         model,
         copies={**model.copies, me: Copy(copy.claimed_ms, max(now_ms, 1), size_bytes)},
         failures=kept,
         size_bytes=size_bytes,
-        **told,
+        **reported,
     )
 
 

@@ -159,7 +159,7 @@ def janitor(view: MeshView, now_ms: int, settings: MeshSettings) -> list[Action]
     for id, model in view.mine:
         known.add(id)
         try:
-            found = list(_kept(view, instances, id, model, now_ms, settings))
+            found = list(_check_entry(view, instances, id, model, now_ms, settings))
         except Exception as broken:  # one entry never ends the round
             found = [BadRecord(id, repr(broken))]
         for action in found:
@@ -177,7 +177,7 @@ def janitor(view: MeshView, now_ms: int, settings: MeshSettings) -> list[Action]
     return actions
 
 
-def _kept(
+def _check_entry(
     view: MeshView,
     instances: InstanceIndex,
     id: str,
@@ -355,29 +355,29 @@ def _proactive(
 
 
 def worth_publishing(
-    told: Instance, now: Instance, told_ms: int, now_ms: int, settings: MeshSettings
+    published: Instance, now: Instance, published_ms: int, now_ms: int, settings: MeshSettings
 ) -> bool:
-    """Return whether a record has changed enough since it was published at `told_ms`."""
-    if now == told:
+    """Return whether a record has changed enough since it was published at `published_ms`."""
+    if now == published:
         return False
-    since = now_ms - told_ms
-    if now.stopping != told.stopping:
+    since = now_ms - published_ms
+    if now.stopping != published.stopping:
         return True
     if since < settings.publish_s * 1000:
         return False
-    age = max(0, now_ms - told.lru_ms)
+    age = max(0, now_ms - published.lru_ms)
     return (
         since >= 80 * settings.publish_s * 1000
-        or is_full(now) != is_full(told)
-        or abs(now.capacity_bytes - told.capacity_bytes) > 0.02 * told.capacity_bytes
-        or abs(now.lru_ms - told.lru_ms) > max(20_000, age // 16)
-        or abs(now.models - told.models) > max(10, 0.15 * told.models)
-        or abs(now.used_bytes - told.used_bytes)
-        > max(0.2 * told.used_bytes, 0.02 * told.capacity_bytes)
-        or abs(now.rate - told.rate) > max(100.0, 0.1 * told.rate)
-        or abs(now.queued + now.loading - told.queued - told.loading)
-        > max(told.loading_max, (told.queued + told.loading) // 2)
-        or static(now) != static(told)
+        or is_full(now) != is_full(published)
+        or abs(now.capacity_bytes - published.capacity_bytes) > 0.02 * published.capacity_bytes
+        or abs(now.lru_ms - published.lru_ms) > max(20_000, age // 16)
+        or abs(now.models - published.models) > max(10, 0.15 * published.models)
+        or abs(now.used_bytes - published.used_bytes)
+        > max(0.2 * published.used_bytes, 0.02 * published.capacity_bytes)
+        or abs(now.rate - published.rate) > max(100.0, 0.1 * published.rate)
+        or abs(now.queued + now.loading - published.queued - published.loading)
+        > max(published.loading_max, (published.queued + published.loading) // 2)
+        or static(now) != static(published)
     )
 
 

@@ -133,7 +133,7 @@ class ModelCache:
         """Return the ids, most recently used first."""
         return sorted(self._models, key=lambda model: -self._models[model].used_ms)
 
-    # -- what there is
+    # -- contents
 
     def add(
         self,
@@ -214,7 +214,7 @@ class ModelCache:
         if held is not None:
             held.pinned = pinned
 
-    # -- who goes
+    # -- eviction
 
     def room_for(
         self, size_bytes: int, used_ms: int, now_ms: int, *, waiting: bool = True

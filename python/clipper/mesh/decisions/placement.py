@@ -289,7 +289,7 @@ def choose(
     ids = [instance.id for instance in found]
     chosen = prefer_local if prefer_local in ids else rng.choice(ids)
     return Placement(
-        chosen, _told(found[ids.index(chosen)], wish, len(ids), chosen == prefer_local)
+        chosen, _reason(found[ids.index(chosen)], wish, len(ids), chosen == prefer_local)
     )
 
 
@@ -392,7 +392,7 @@ def _not_too_busy(found: list[Instance], wish: _Wish) -> list[Instance]:
     return [i for i, before in zip(kept, turns, strict=True) if before <= min(turns) + QUEUED_FEW]
 
 
-def _told(chosen: Instance, wish: _Wish, count: int, local: bool) -> str:
+def _reason(chosen: Instance, wish: _Wish, count: int, local: bool) -> str:
     what = (
         f"its oldest model was used {max(0, wish.now_ms - chosen.lru_ms) // 1000} s ago"
         if is_full(chosen)
@@ -446,15 +446,15 @@ def explain(
     )
     listed = {i.id for i in found}
     drawn = {i.id for i in _not_too_busy(found, wish)} if found else set()
-    told, rank = [], -1
+    verdicts, rank = [], -1
     for instance in sorted(field, key=lambda i: (i.id not in drawn, i.id not in listed)):
         why_not = wish.why_not(instance)
         if why_not:
-            told.append(Verdict(instance.id, False, why_not))
+            verdicts.append(Verdict(instance.id, False, why_not))
             continue
         rank += 1
         if instance.id in drawn:
-            why = _told(instance, wish, len(drawn), False)
+            why = _reason(instance, wish, len(drawn), False)
         elif instance.id in listed:
             why = "as good, but too busy"
         elif instance.id in avoid:
@@ -467,5 +467,5 @@ def explain(
                 if is_full(instance, wish.size_bytes)
                 else f"it has {instance.models} models"
             )
-        told.append(Verdict(instance.id, instance.id in drawn, why, rank))
-    return sorted(told, key=lambda verdict: (verdict.rank < 0, verdict.rank))
+        verdicts.append(Verdict(instance.id, instance.id in drawn, why, rank))
+    return sorted(verdicts, key=lambda verdict: (verdict.rank < 0, verdict.rank))

@@ -316,9 +316,9 @@ def resolve(vmodel: VModel, draw: float, is_loaded: Callable[[str], bool]) -> st
     return vmodel.active
 
 
-def same_model(held: MeshModel, told: MeshModel) -> bool:
+def same_model(held: MeshModel, other: MeshModel) -> bool:
     """Return whether two registrations are of the same artifact."""
-    return (held.type, held.path, held.key) == (told.type, told.path, told.key)
+    return (held.type, held.path, held.key) == (other.type, other.path, other.key)
 
 
 def changed(vmodel: VModel, **fields: Any) -> VModel:

@@ -160,7 +160,7 @@ class ModelLoader:
             return
         job = self._jobs.get(id)
         if job is None:
-            job = self._begin(id, used_ms, waiting, copies)
+            job = self._enqueue(id, used_ms, waiting, copies)
         elif waiting:
             self.queue.promote(id, now_ms())
         await asyncio.shield(job.done)
@@ -169,7 +169,7 @@ class ModelLoader:
         """Return whether a load of the model runs or is queued."""
         return id in self._jobs
 
-    def _begin(self, id: str, used_ms: int, waiting: bool, copies: int, why: str = "") -> _Job:
+    def _enqueue(self, id: str, used_ms: int, waiting: bool, copies: int, why: str = "") -> _Job:
         if self._stopping:
             raise RequestFailed(f"{self.me} is stopping", "none")
         job = self._jobs[id] = _Job(copies, asyncio.get_running_loop().create_future(), why)
@@ -243,9 +243,13 @@ class ModelLoader:
             CHURN * self.times.mean_ms(record.type), self._settings.load_s * 1000
         )
         size = found.size_bytes or size
-        told: dict[str, Any] = {"size_bytes": size, "input": found.input, "output": found.output}
+        reported: dict[str, Any] = {
+            "size_bytes": size,
+            "input": found.input,
+            "output": found.output,
+        }
         done = await self._run_blocking(
-            self._registry.change, id, lambda m: claims.completed(m, self.me, now_ms(), **told)
+            self._registry.change, id, lambda m: claims.completed(m, self.me, now_ms(), **reported)
         )
         if isinstance(done, claims.ClaimRefused):
             self.cache.remove(id)
@@ -295,12 +299,12 @@ class ModelLoader:
         if isinstance(room, NoRoom):
             self.counts.failed("refused")
             raise RequestFailed(f"{self.me} has no room: {room.why}", "none")
-        leaving = [self._begin_leaving(id) for id in room.evict]
+        leaving = [self._detach(id) for id in room.evict]
         self.cache.add(
             record.id, size, load.used_ms, now_ms(), loading=True, pinned=record.policy.pinned
         )
         for held in leaving:
-            await self._end_leaving(held, f"to make room for {record.id}")
+            await self._unload_detached(held, f"to make room for {record.id}")
             if (copy := held[1]) is not None:
                 self._on_evicted(copy.record, held[2])
 
@@ -317,8 +321,8 @@ class ModelLoader:
         if isinstance(room, NoRoom):
             _log.warning("the models of %s are larger than its memory: %s", self.me, room.why)
             return
-        for held in [self._begin_leaving(id) for id in room.evict if id != but]:
-            await self._end_leaving(held, f"{but} is larger than was thought")
+        for held in [self._detach(id) for id in room.evict if id != but]:
+            await self._unload_detached(held, f"{but} is larger than was thought")
 
     async def _in_host(self, host: ModelHost, record: MeshModel) -> tuple[ModelHost, LoadResult]:
         """Load into the model's host, or into one of its own if it may have ended a host before.
@@ -414,15 +418,15 @@ class ModelLoader:
         """Release the copy here and free its memory. Returns False if there is none."""
         if id not in self.held:
             return False
-        await self._end_leaving(self._begin_leaving(id), why)
+        await self._unload_detached(self._detach(id), why)
         return True
 
-    def _begin_leaving(self, id: str) -> tuple[str, LoadedCopy | None, int]:
+    def _detach(self, id: str) -> tuple[str, LoadedCopy | None, int]:
         resident = self.cache.get(id)
         self.cache.remove(id)
         return id, self.held.pop(id, None), resident.used_ms if resident else 0
 
-    async def _end_leaving(self, leaving: tuple[str, LoadedCopy | None, int], why: str) -> None:
+    async def _unload_detached(self, leaving: tuple[str, LoadedCopy | None, int], why: str) -> None:
         """Unload a copy that was removed from `held`.
 
         The claim is released first, so that other nodes use other copies; then the host answers the
@@ -441,7 +445,7 @@ class ModelLoader:
 
     async def drop(self, id: str, why: str) -> None:
         """Free the memory of a copy whose record or claim is gone."""
-        _, held, _ = self._begin_leaving(id)
+        _, held, _ = self._detach(id)
         if held is not None:
             self._note(id, "unloaded", why)
             await self._unload(held.host, id)
@@ -496,7 +500,7 @@ class ModelLoader:
 
     async def crashed(self, id: str, why: str) -> None:
         """Write that a model ended the host in which it was alone; that blocks it for a while."""
-        self._begin_leaving(id)
+        self._detach(id)
         await self._release_alone(id)
         self._note(id, "unloaded", why)
         with contextlib.suppress(UnknownModel, StoreError):
@@ -513,7 +517,7 @@ class ModelLoader:
         if id in self.held or id in self._jobs or self._stopping:
             return
         self.cache.remove(id)
-        self._begin(id, used_ms, waiting=False, copies=0, why=", again after its host had died")
+        self._enqueue(id, used_ms, waiting=False, copies=0, why=", again after its host had died")
 
     async def stop(self) -> None:
         """Refuse loads, fail those that wait, and cancel all background tasks."""

@@ -160,9 +160,11 @@ class HostProcess:
         self._over: asyncio.Future[None] | None = None  # ends with the process
         self._ready, self._lost, self._left = ready, lost, left
         self._token = secrets.token_urlsafe(24)
-        self._door = ChannelServer("", self._token, self._came, folder, name)
+        self._server = ChannelServer(
+            "", self._token, folder, name, on_event=self._on_event, on_accept=self._on_connected
+        )
         self._channel: PeerChannel | None = None
-        self._dialled = asyncio.Event()
+        self._connected = asyncio.Event()
         self.is_ready = asyncio.Event()
         self.types: tuple[str, ...] = ()
         self.status = HostStatus()
@@ -181,7 +183,7 @@ class HostProcess:
 
     async def start(self) -> None:
         """Start the process and its supervision; `is_ready` is set when it answers."""
-        await self._door.open()
+        await self._server.open()
         self._supervising = asyncio.get_running_loop().create_task(self._supervise())
 
     async def stop(self) -> None:
@@ -197,7 +199,7 @@ class HostProcess:
             except TimeoutError:
                 self.kill()
                 await self._supervising
-        self._door.close()
+        self._server.close()
         self._work_file.unlink(missing_ok=True)
 
     def kill(self) -> None:
@@ -233,14 +235,14 @@ class HostProcess:
         """Run one process from its start to its end."""
         loop = asyncio.get_running_loop()
         ended, was_ready = asyncio.Event(), False
-        self._dialled.clear()
+        self._connected.clear()
         over = self._over = loop.create_future()
         out = self._spawn()
         pidfd = os.pidfd_open(self._process.pid)  # type: ignore[union-attr]
         loop.add_reader(pidfd, ended.set)
         loop.add_reader(out, self._read_lines, out)
         try:
-            if await _first(self._dialled, ended, timeout_s=START_S) and await self._become_ready(
+            if await _first(self._connected, ended, timeout_s=START_S) and await self._become_ready(
                 ended
             ):
                 was_ready = True
@@ -315,7 +317,7 @@ class HostProcess:
         os.set_blocking(out, False)
         try:
             self._process = subprocess.Popen(
-                [*self._command(self._door.address), "--work-file", str(self._work_file)],
+                [*self._command(self._server.address), "--work-file", str(self._work_file)],
                 env={**os.environ, "PYTHONUNBUFFERED": "1", TOKEN_ENV: self._token},
                 stdin=subprocess.DEVNULL,
                 stdout=its_end,
@@ -338,11 +340,10 @@ class HostProcess:
                 self.lines.append(line[:4096])
                 _log.info("%s: %s", self.name, line[:4096])
 
-    def _came(self, channel: PeerChannel) -> None:
+    def _on_connected(self, channel: PeerChannel) -> None:
         self._channel = channel
-        channel.heard = self._hear
         self.types = tuple(str(type) for type in channel.hello.get("types", ()))
-        self._dialled.set()
+        self._connected.set()
 
     async def _become_ready(self, ended: asyncio.Event) -> bool:
         until = asyncio.get_running_loop().time() + START_S
@@ -361,7 +362,7 @@ class HostProcess:
             await asyncio.sleep(0.02)
         return False
 
-    def _hear(self, message: Message) -> None:
+    def _on_event(self, message: Message) -> None:
         if message.get("event") == "left":
             self._left(
                 str(message.get("model", "")),

@@ -203,7 +203,7 @@ def type_of(path: str) -> str:
     if found is None:
         endings = ", ".join(sorted(TYPES))
         raise InvalidInput(
-            f"the type of {path!r} cannot be told by its name.",
+            f"the type of {path!r} does not follow from its name.",
             hint=f"Give type=; endings are known: {endings}.",
         )
     return found

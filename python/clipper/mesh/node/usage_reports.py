@@ -72,4 +72,4 @@ class UsageReporter:
             elif id is not None:
                 for at in range(0, len(entries), REPORT_MODELS_MAX):
                     used = entries[at : at + REPORT_MODELS_MAX]
-                    await self._peers.tell(id, event="digest", used=used)
+                    await self._peers.notify(id, event="digest", used=used)

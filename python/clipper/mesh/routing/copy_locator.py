@@ -104,7 +104,7 @@ class CopyLocator:
 
     async def _search(self, route: Route) -> None:
         attached, pause_s = self._searches[route.id], PAUSE_S_MIN
-        exclude: dict[str, bool] = {}  # who cannot; True: it could not be reached
+        exclude: dict[str, bool] = {}  # instances that failed; True: could not be reached
         first = True
         try:
             while not route.served and (first or self._is_wanted(route)):

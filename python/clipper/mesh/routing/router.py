@@ -321,7 +321,7 @@ class Router:
         """Return the aliases by v-model."""
         return self._aliases
 
-    # -- replicas, as those who have dialled in
+    # -- replicas
 
     def seat(self, name: str, version: int, input: str) -> Seat | None:
         """Return the queue that a connecting copy serves; None: not a model of the mesh.

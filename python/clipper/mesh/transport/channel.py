@@ -31,6 +31,7 @@ _log = logging.getLogger(__name__)
 
 Message = dict[str, Any]
 Serve = Callable[[str, Message], Awaitable[Message]]
+OnEvent = Callable[[Message], None]
 
 
 class RequestFailed(Exception):
@@ -52,11 +53,15 @@ async def _refuse(verb: str, _: Message) -> Message:
     raise RequestFailed(f"nothing here answers {verb!r}", "none")
 
 
+def _ignore(_: Message) -> None:
+    """Ignore an event."""
+
+
 class PeerChannel:
     """A connection for requests in both directions.
 
-    serve: answers the other side's requests, or raises RequestFailed. heard: called with its
-    events. closed: set at the end.
+    serve: answers the other side's requests, or raises RequestFailed. on_event: called with its
+    events. hello: the first message of the side that has connected. closed: set at the end.
     """
 
     def __init__(
@@ -64,29 +69,30 @@ class PeerChannel:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         serve: Serve = _refuse,
-        heard: Callable[[Message], None] = lambda _: None,
+        on_event: OnEvent = _ignore,
+        hello: Message | None = None,
     ) -> None:
-        self._reader, self._writer, self.serve, self.heard = reader, writer, serve, heard
+        self._reader, self._writer, self._serve, self._on_event = reader, writer, serve, on_event
+        self.hello = hello or {}
         self._numbers = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[Message]] = {}
+        self._pending: dict[int, asyncio.Future[Message]] = {}
         self._serving: set[asyncio.Task[None]] = set()
-        self.hello: Message = {}
-        self.runner: asyncio.Task[None] | None = None
+        self._runner: asyncio.Task[None] | None = None
         self.closed = asyncio.Event()
 
     async def request(self, verb: str, timeout_s: float, **fields: Any) -> Message:
         """Send a request and return the answer. RequestFailed; ConnectionLost without an answer."""
         if self.closed.is_set():
             raise ConnectionLost("the connection is closed")
-        if len(self._asked) >= REQUESTS_MAX:
+        if len(self._pending) >= REQUESTS_MAX:
             raise RequestFailed(f"{REQUESTS_MAX} requests wait for an answer already", "none")
         number = next(self._numbers)
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        answer = self._pending[number] = asyncio.get_running_loop().create_future()
         answer.add_done_callback(
             lambda one: one.cancelled() or one.exception()
         )  # the caller may have been cancelled
         try:
-            self.say({"n": number, "verb": verb, **fields})
+            self.send({"n": number, "verb": verb, **fields})
             async with asyncio.timeout(timeout_s):
                 await self._writer.drain()
                 found = await answer
@@ -95,19 +101,19 @@ class PeerChannel:
         except OSError as error:
             raise ConnectionLost(f"the connection broke: {error}") from None
         finally:
-            self._asked.pop(number, None)
+            self._pending.pop(number, None)
         if not found.get("ok", False):
             raise RequestFailed(
                 str(found.get("why", "no reason given")), str(found.get("fault", "host"))
             )
         return dict(found)
 
-    def tell(self, **message: Any) -> None:
+    def notify(self, **message: Any) -> None:
         """Send an event; ignored when the connection is closed."""
         if not self.closed.is_set():
-            self.say(message)
+            self.send(message)
 
-    def say(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Send a message."""
         data = msgpack.packb(message)
         if len(data) > FRAME_BYTES_MAX:
@@ -115,6 +121,10 @@ class PeerChannel:
                 f"a message of {len(data)} bytes: at most {FRAME_BYTES_MAX}", "none"
             )
         self._writer.write(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
+
+    def start(self) -> None:
+        """Run the channel in a task of its own."""
+        self._runner = asyncio.get_running_loop().create_task(self.run())
 
     async def run(self) -> None:
         """Read messages until the connection ends; pending requests then raise ConnectionLost."""
@@ -131,7 +141,7 @@ class PeerChannel:
         """Close the connection."""
         self.closed.set()
         self._writer.close()
-        for answer in self._asked.values():
+        for answer in self._pending.values():
             if not answer.done():
                 answer.set_exception(ConnectionLost("the other side is gone"))
         for task in tuple(self._serving):
@@ -139,7 +149,7 @@ class PeerChannel:
 
     def _take(self, message: Message) -> None:
         if "event" in message:
-            self.heard(message)
+            self._on_event(message)
         elif "verb" in message:
             if len(self._serving) >= REQUESTS_MAX:
                 raise ValueError(f"more than {REQUESTS_MAX} requests at once")
@@ -147,14 +157,14 @@ class PeerChannel:
             self._serving.add(task)
             task.add_done_callback(self._serving.discard)
         else:
-            answer = self._asked.get(int(message.get("n", 0)))
+            answer = self._pending.get(int(message.get("n", 0)))
             if answer is not None and not answer.done():
                 answer.set_result(message)
 
     async def _answer(self, message: Message) -> None:
         number, verb = message.get("n"), str(message["verb"])
         try:
-            found = {"n": number, "ok": True, **await self.serve(verb, message)}
+            found = {"n": number, "ok": True, **await self._serve(verb, message)}
         except RequestFailed as failure:
             found = {"n": number, "ok": False, "fault": failure.fault, "why": failure.why[:4096]}
         except Exception as error:
@@ -167,7 +177,7 @@ class PeerChannel:
             }
         with contextlib.suppress(OSError, RequestFailed):
             if not self.closed.is_set():
-                self.say(found)
+                self.send(found)
 
 
 async def read(reader: asyncio.StreamReader) -> Message:
@@ -201,8 +211,8 @@ async def dial(address: str, hello: Message, serve: Serve = _refuse) -> PeerChan
     except (OSError, TimeoutError, ValueError) as error:
         raise ConnectionLost(f"cannot reach {address}: {error or type(error).__name__}") from None
     channel = PeerChannel(reader, writer, serve)
-    channel.say({"verb": "hello", **hello})
-    channel.runner = asyncio.get_running_loop().create_task(channel.run())
+    channel.send({"verb": "hello", **hello})
+    channel.start()
     return channel
 
 
@@ -226,21 +236,25 @@ async def is_gone(address: str) -> bool:
 class ChannelServer:
     """A listening socket for channels; callers must present the token.
 
-    came: called with each accepted channel before it runs. address: `unix:/path`, `tcp:host:port`,
-    or empty: a socket `name` in the directory.
+    address: `unix:/path`, `tcp:host:port`, or empty: a socket `name` in the directory. serve,
+    on_event: see PeerChannel. on_accept: called with each accepted channel before it runs.
     """
 
     def __init__(
         self,
         address: str,
         token: str,
-        came: Callable[[PeerChannel], None],
         directory: Path,
         name: str = "",
+        *,
+        serve: Serve = _refuse,
+        on_event: OnEvent = _ignore,
+        on_accept: Callable[[PeerChannel], None] = lambda _: None,
     ) -> None:
         address = f"unix:{directory / name}.sock" if not address else address.replace("tcp:", "", 1)
         self._listener: Listener = listen(address, directory)
-        self._token, self._came = token.encode(), came
+        self._token, self._serve, self._on_event = token.encode(), serve, on_event
+        self._on_accept = on_accept
         self._server: asyncio.Server | None = None
         self._channels: set[PeerChannel] = set()
 
@@ -259,7 +273,6 @@ class ChannelServer:
         return self
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        channel = PeerChannel(reader, writer)
         try:
             async with asyncio.timeout(HELLO_S):
                 hello = await read(reader)
@@ -271,9 +284,9 @@ class ChannelServer:
             _log.warning("a connection to a channel of the mesh is rejected: %s", error)
             writer.close()
             return
-        channel.hello = hello
+        channel = PeerChannel(reader, writer, self._serve, self._on_event, hello)
         self._channels.add(channel)
-        self._came(channel)
+        self._on_accept(channel)
         try:
             await channel.run()
         finally:

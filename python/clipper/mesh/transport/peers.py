@@ -16,6 +16,7 @@ from clipper.mesh.transport.channel import (
     ChannelServer,
     ConnectionLost,
     Message,
+    OnEvent,
     PeerChannel,
     Serve,
     dial,
@@ -25,57 +26,56 @@ from clipper.mesh.transport.channel import (
 class Peers:
     """Requests and events to other nodes, by instance id.
 
-    serve: answers their requests. heard: called with their events. address_of: returns the address
-    of an instance; empty if unknown.
+    serve: answers their requests. on_event: called with their events. address_of: returns the
+    address of an instance; empty if unknown.
     """
 
     def __init__(
-        self, me: str, address: str, token: str, folder: Path, serve: Serve,
-        heard: Callable[[Message], None], address_of: Callable[[str], str],
-    ) -> None:  # fmt: skip
-        self._me, self._token, self._serve, self._address_of, self._heard = (
-            me,
-            token,
-            serve,
-            address_of,
-            heard,
+        self,
+        me: str,
+        address: str,
+        token: str,
+        folder: Path,
+        serve: Serve,
+        on_event: OnEvent,
+        address_of: Callable[[str], str],
+    ) -> None:
+        self._me, self._token, self._address_of = me, token, address_of
+        self._server = ChannelServer(
+            address, token, folder, "peers", serve=serve, on_event=on_event
         )
-        self._door = ChannelServer(address, token, self._came, folder, "peers")
         self._channels: dict[str, PeerChannel] = {}
-        self._dialling: dict[str, asyncio.Lock] = {}
+        self._connecting: dict[str, asyncio.Lock] = {}
 
     @property
     def address(self) -> str:
         """The address that other nodes connect to."""
-        return self._door.address
+        return self._server.address
 
     async def open(self) -> None:
         """Start to accept connections."""
-        await self._door.open()
+        await self._server.open()
 
     def close(self) -> None:
         """Close all connections."""
-        self._door.close()
+        self._server.close()
         for channel in tuple(self._channels.values()):
             channel.close()
         self._channels.clear()
-
-    def _came(self, channel: PeerChannel) -> None:
-        channel.serve, channel.heard = self._serve, self._heard
 
     async def ask(self, instance: str, verb: str, timeout_s: float, **fields: Any) -> Message:
         """Send a request and return the answer. RequestFailed; ConnectionLost."""
         channel = await self._to(instance)
         return await channel.request(verb, timeout_s, **fields)
 
-    async def tell(self, instance: str, **message: Any) -> None:
+    async def notify(self, instance: str, **message: Any) -> None:
         """Send an event; ignored when the instance cannot be reached."""
         with contextlib.suppress(ConnectionLost):
-            (await self._to(instance)).tell(**message)
+            (await self._to(instance)).notify(**message)
 
     def forget(self, instance: str) -> None:
         """Close the connection to a dead instance; its pending requests end."""
-        self._dialling.pop(instance, None)
+        self._connecting.pop(instance, None)
         channel = self._channels.pop(instance, None)
         if channel is not None:
             channel.close()
@@ -84,7 +84,7 @@ class Peers:
         channel = self._channels.get(instance)
         if channel is not None and not channel.closed.is_set():
             return channel
-        async with self._dialling.setdefault(instance, asyncio.Lock()):
+        async with self._connecting.setdefault(instance, asyncio.Lock()):
             channel = self._channels.get(instance)
             if channel is not None and not channel.closed.is_set():
                 return channel
