@@ -70,12 +70,15 @@ class NodeLoop:
             work.close()
             raise RuntimeError("the mesh's own thread cannot wait for itself")
         left = ShuttingDown("this node has left the mesh.", hint="Ask another node.")
+        if self._stopping:
+            work.close()
+            raise left
         try:
             waiting = asyncio.run_coroutine_threadsafe(work, self._loop)
         except RuntimeError:  # the loop is closed
             work.close()
             raise left from None
-        if self._stopping:
+        if self._stopping:  # `stop` was called meanwhile, and may not see this task
             waiting.cancel()
         try:
             return waiting.result()
