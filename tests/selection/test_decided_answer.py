@@ -67,7 +67,7 @@ def test_one_models_word(rule: str) -> None:
     assert (found.output, found.confidence, found.agreement) == (1, 0.9, 2 / 3)
 
 
-def test_nobody_was_used() -> None:
+def test_no_used_models_give_no_answer() -> None:
     assert decided_answer("floor", heard({B: 1}), []).used == ()
     assert decided_answer("first", heard({A: float("nan")}), [A]).used == ()
     assert decided_answer("majority", heard({A: float("nan")}), [A]).used == ()
@@ -93,13 +93,13 @@ def test_a_median_of_arrays() -> None:
     assert found.output.tolist() == [2.0, 8.0]
 
 
-def test_only_whoever_was_used_speaks_for_a_decider_of_your_own() -> None:
+def test_user_defined_decider_answers_from_the_used_models_only() -> None:
     found = decided_answer("own", heard({A: 1, B: 2, C: 2}), [A])
     assert (found.output, found.used) == (1, (A,))
     assert decided_answer("own", heard({A: 1, B: 2, C: 2}), [B, C]).output == 2
 
 
-def test_who_was_asked_beside_the_policys_choice() -> None:
+def test_models_asked_beside_the_policys_choice() -> None:
     """The chosen one's word; another's, if it was not heard."""
     assert decided_answer("all", heard({A: 1, B: 2}, "exp3", plan=(B,)), [A, B]).output == 2
     assert decided_answer("all", heard({A: 1}, "exp3", plan=(B,)), [A]).output == 1

@@ -60,7 +60,7 @@ def refused(text: object) -> str:
         ),
     ],
 )
-def test_what_a_text_denotes(text: str, steps: list[DeciderStep]) -> None:
+def test_text_is_parsed_into_a_schedule(text: str, steps: list[DeciderStep]) -> None:
     schedule = parse_decider(text)
     assert schedule == Schedule(tuple(steps))
     assert parse_decider(str(schedule)) == schedule
@@ -158,7 +158,7 @@ def test_one_of_your_own() -> None:
         ("table(0: svm", ["parenthesis", "not closed"]),
     ],
 )
-def test_what_is_refused_is_named(text: object, parts: list[str]) -> None:
+def test_invalid_decider_is_refused_with_the_reason(text: object, parts: list[str]) -> None:
     said = refused(text)
     for part in parts:
         assert part in said, said
@@ -203,7 +203,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
 
 @settings(deadline=None)
 @given(schedules())
-def test_what_is_written_is_read_again(schedule: Schedule) -> None:
+def test_schedule_text_parses_back_to_the_schedule(schedule: Schedule) -> None:
     assert parse_decider(str(schedule)) == schedule
 
 

@@ -92,7 +92,7 @@ def test_a_policy_that_learns_is_scored_before_it_learns() -> None:
 
 
 @pytest.mark.slow
-def test_better_policies_are_told_from_worse_ones() -> None:
+def test_better_policies_are_distinguished_from_worse_ones() -> None:
     log = log_of("epsilon_greedy(epsilon=0.5)", 1500, 7)
     found: dict[str, Evaluation] = {
         name: evaluate(create_policy(name), MODELS, log)

@@ -81,7 +81,7 @@ def test_a_policy_that_learns() -> None:
         ("broken:X", ["importing it raised NameError", "python -c 'import broken'"]),
     ],
 )
-def test_what_cannot_be_made(
+def test_invalid_class_is_refused_with_the_reason(
     text: str, parts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "broken.py").write_text("undefined_name\n")
@@ -105,7 +105,7 @@ def test_deciders() -> None:
 SEEN = Observation(Plan((A,)), {A: Prediction(1)}, Truth(1))
 
 
-def test_what_a_query_pays_for() -> None:
+def test_errors_of_init_select_and_combine_are_raised() -> None:
     with pytest.raises(
         PolicyFailed, match=r"policy .user_classes:Learns.*: init raised ZeroDivisionError: init"
     ):
@@ -116,7 +116,7 @@ def test_what_a_query_pays_for() -> None:
         own("Learns(fails='combine')").combine(0, {A: Prediction(1)}, ())
 
 
-def test_what_nobody_pays_for() -> None:
+def test_failing_state_methods_keep_the_state() -> None:
     policy = own("Learns(fails='observe merge encode decode rank_models_desc')")
     assert policy.observe(7, SEEN) == 7
     assert policy.merge(1, 2, 3) == 2
@@ -164,7 +164,7 @@ def test_the_log_has_the_first_traceback_and_then_every_so_many(
 
 
 @pytest.mark.parametrize("kind", ["text", "nobody", "absent", "nan", "truth"])
-def test_what_a_decider_may_not_say(kind: str) -> None:
+def test_invalid_decision_is_refused(kind: str) -> None:
     view = View((A,), {}, (), (A,), 0.0, 20.0)
     with pytest.raises((TypeError, ValueError), match="decide"):
         check_decision(

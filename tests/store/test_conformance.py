@@ -40,7 +40,7 @@ def test_put_get_and_the_three_counters(store: Store) -> None:
     assert store.put("a", b"3") == Record("a", b"3", 5, 5, 1), "a key that comes back starts anew"
 
 
-def test_deleting_what_is_not_there_changes_nothing(store: Store) -> None:
+def test_deleting_an_absent_key_changes_nothing(store: Store) -> None:
     store.put("a", b"1")
     assert not store.delete("b")
     assert store.revision == 1
@@ -114,7 +114,7 @@ def test_values_come_back_as_they_were(store: Store, value: bytes) -> None:
         (Put("a", "text"), "must be bytes"),  # type: ignore[arg-type]
     ],
 )
-def test_what_no_backend_could_hold_is_refused(store: Store, op: Op, why: str) -> None:
+def test_keys_and_values_beyond_the_limits_are_refused(store: Store, op: Op, why: str) -> None:
     with pytest.raises(InvalidInput, match=why):
         store.txn((), (Put("ok", b""), op))
     assert store.revision == 0
@@ -187,7 +187,7 @@ def test_a_transaction_may_not_write_a_key_twice_nor_be_boundless(store: Store) 
 # -- watches
 
 
-def test_a_watch_delivers_what_came_after_then_sync_then_what_comes(store: Store) -> None:
+def test_a_watch_delivers_past_changes_then_sync_then_new_changes(store: Store) -> None:
     store.put("m/a", b"1")
     store.put("x", b"-")
     store.txn((), (Put("m/b", b"2"), Delete("m/a"), Put("m/c", b"3")))
@@ -270,7 +270,7 @@ def test_watches_wake_when_something_changes_and_end_when_closed(store: Store) -
 # -- the rest
 
 
-def test_update_applies_the_change_to_what_is_there(store: Store) -> None:
+def test_update_applies_the_change_to_the_current_value(store: Store) -> None:
     for _ in range(3):
         store.update("n", lambda old: b"%d" % (int(old or b"0") + 1))
     record = store.get("n")

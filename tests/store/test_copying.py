@@ -40,7 +40,7 @@ def test_all_records_are_copied_but_those_on_a_lease(store: Store) -> None:
     assert (again.written, again.deleted) == (0, 0), "what is there already is fine"
 
 
-def test_what_is_there_is_not_overwritten_unless_asked() -> None:
+def test_other_records_are_kept_unless_replace_is_given() -> None:
     source, target = MemoryStore(), MemoryStore()
     source.put("a", b"1")
     source.put("b", b"1")

@@ -12,7 +12,7 @@ from clipper.testing import wait_until
 OpenStore = Callable[[int], Store]
 
 
-def test_who_stands_first_leads_and_the_next_follows(store: Store) -> None:
+def test_the_first_candidate_leads_and_the_next_one_follows(store: Store) -> None:
     with store.lease(60) as one, store.lease(60) as two:
         a, b = Candidate(store, "reaper", b"a", one), Candidate(store, "reaper", b"b", two)
         assert a.is_leader
@@ -34,7 +34,7 @@ def test_who_stands_first_leads_and_the_next_follows(store: Store) -> None:
         other.resign()
 
 
-def test_the_leader_is_told_at_once(store: Store) -> None:
+def test_the_leader_is_notified_at_once(store: Store) -> None:
     with store.lease(60) as lease:
         told: list[bool] = []
         candidate = Candidate(store, "x", b"", lease)
@@ -62,7 +62,7 @@ def test_a_leader_whose_lease_ends_is_followed_and_fenced(store: Store, short_s:
     living.revoke()
 
 
-def test_nobody_leads_on_a_lease_that_its_own_clock_says_is_lost() -> None:
+def test_no_candidate_leads_after_its_lease_is_over_by_its_own_clock() -> None:
     """Though its store, whose clock stands still, still has the key."""
     store = MemoryStore(now_s=lambda: 0.0)
     lease = store.lease(0.5)

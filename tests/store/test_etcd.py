@@ -209,7 +209,7 @@ def test_a_lease_is_lost_here_while_etcd_cannot_be_reached_and_its_keys_go_when_
         )
 
 
-def test_a_compaction_is_told_as_reset_and_costs_a_mirror_nothing(
+def test_a_compaction_is_a_reset_and_costs_a_mirror_nothing(
     own_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What changed while the watch had no stream was compacted away: its deletions too are told."""

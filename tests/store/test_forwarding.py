@@ -86,7 +86,7 @@ def test_feedback_is_learned_by_the_server_that_answered(start: Start, connect: 
     wait_until(lambda: not store.range(PREFIX)[0], "requests and replies are removed", 20)
 
 
-def test_many_are_told_in_requests_of_bounded_size(
+def test_many_feedbacks_are_forwarded_in_requests_of_bounded_size(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forwarding, "BYTES_MAX", 20_000)
@@ -102,7 +102,7 @@ def test_many_are_told_in_requests_of_bounded_size(
     assert len(learned.told) == before + 2
 
 
-def test_what_the_server_that_answered_refuses_is_refused(start: Start) -> None:
+def test_feedback_refused_by_the_answering_server_is_refused(start: Start) -> None:
     start(A, lambda told: refusal(InvalidInput("no such label", hint="Another.")))
     there = start(B, Counting())
     with pytest.raises(InvalidInput, match="no such label Another"):
@@ -117,7 +117,7 @@ def test_a_server_that_has_ended_knows_nothing(start: Start, connect: Connect) -
     assert [record.key for record in connect().range(NODES)[0]] == [NODES + B]
 
 
-def test_without_a_reply_it_is_withdrawn_and_may_be_told_again(
+def test_a_request_without_a_reply_is_withdrawn_and_may_be_repeated(
     start: Start, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forwarding, "REPLY_S", 0.2)
@@ -175,7 +175,7 @@ def test_a_reply_that_the_store_did_not_take_is_sent_again(start: Start, connect
     assert len(learned.told) == 1
 
 
-def test_what_is_no_feedback_of_this_server_is_refused(start: Start, connect: Connect) -> None:
+def test_feedback_for_answers_of_other_servers_is_refused(start: Start, connect: Connect) -> None:
     learned = Counting()
     start(A, learned)
     there = start(B, learned)

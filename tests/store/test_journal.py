@@ -57,7 +57,7 @@ def test_a_journal_is_a_list_that_forgets(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_only_what_was_forgotten_goes(tmp_path: Path) -> None:
+def test_only_forgotten_segments_are_deleted(tmp_path: Path) -> None:
     log = Journal(tmp_path)
     for i in range(100):
         log.append(b"%05d" % i * 5)
@@ -85,7 +85,7 @@ def test_a_torn_end_is_cut_off_at_every_byte(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 5, 9, 12, 20])
-def test_damage_in_the_middle_is_told_and_kept(tmp_path: Path, at: int) -> None:
+def test_damage_in_the_middle_is_reported_and_kept(tmp_path: Path, at: int) -> None:
     log = Journal(tmp_path)
     for record in (b"one", b"two", b"three"):
         log.append(record)
@@ -133,7 +133,7 @@ def test_a_disk_that_fails_is_named(tmp_path: Path, mode: journal.Mode) -> None:
 
 
 @pytest.mark.parametrize("mode", ["os", "fsync"])
-def test_a_full_disk_takes_what_fits_and_goes_on_when_there_is_room(
+def test_a_full_disk_loses_no_accepted_record(
     tmp_path: Path, mode: journal.Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Small records until the disk is full, in the room that was allocated ahead too: each is there

@@ -35,7 +35,7 @@ def test_keys_vanish_with_their_lease_as_one_revision(store: Store, short_s: flo
     assert not lease.alive
 
 
-def test_a_read_does_not_see_what_a_dead_lease_held(store: Store, short_s: float) -> None:
+def test_a_read_does_not_see_keys_of_an_expired_lease(store: Store, short_s: float) -> None:
     lease = store.lease(short_s)
     store.put("a", b"1", lease.id)
     record = store.get("a")

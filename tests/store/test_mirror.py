@@ -28,7 +28,7 @@ from tests.store.etcd_server import EtcdServer
 OpenStore = Callable[[int], Store]
 
 
-def test_a_mirror_has_what_the_store_has(store: Store) -> None:
+def test_a_mirror_equals_the_store(store: Store) -> None:
     store.put("m/a", b"1")
     store.put("x", b"-")
     with Mirror(store, "m/", int) as mirror:
@@ -49,7 +49,7 @@ def test_a_mirror_has_what_the_store_has(store: Store) -> None:
     assert mirror["b"] == 2, "what was known stays readable"
 
 
-def test_changes_are_told_when_they_can_be_read(store: Store) -> None:
+def test_changes_are_reported_when_they_are_readable(store: Store) -> None:
     told: list[tuple[str, int | None, int | None, bool]] = []
     store.put("m/a", b"1")
     with Mirror(store, "m/", int) as mirror:
@@ -70,7 +70,7 @@ def test_changes_are_told_when_they_can_be_read(store: Store) -> None:
     ] == ("a", 1, 2)
 
 
-def test_what_cannot_be_decoded_is_not_there_and_hides_nothing_else(
+def test_an_undecodable_value_is_missing_and_affects_no_other_key(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.put("m/a", b"not a number")
@@ -88,7 +88,7 @@ def test_what_cannot_be_decoded_is_not_there_and_hides_nothing_else(
         assert mirror.wait_for(lambda m: m.get("a") == 2, 20)
 
 
-def test_values_are_decoded_once_and_only_when_asked_for(store: Store) -> None:
+def test_values_are_decoded_once_and_on_first_use(store: Store) -> None:
     decoded: list[bytes] = []
     for i in range(3):
         store.put(f"m/{i}", b"%d" % i)
@@ -216,7 +216,7 @@ def test_a_mirror_may_begin_before_its_store() -> None:
         wait_until(lambda: told == ["a"])
 
 
-def test_closing_ends_whoever_waits(store: Store) -> None:
+def test_closing_wakes_waiting_threads(store: Store) -> None:
     mirror = Mirror(store, "m/", int)
     found: list[bool] = []
     waiter = threading.Thread(target=lambda: found.append(mirror.wait_for(lambda m: "a" in m)))

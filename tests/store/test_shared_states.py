@@ -64,7 +64,7 @@ def seen(learner: Learner, user: str = SHARED) -> float:
     return float(learner.state(user).seen)
 
 
-def test_what_one_server_learns_is_used_by_all(connect: Connect, tmp_path: Path) -> None:
+def test_all_servers_use_what_one_has_learned(connect: Connect, tmp_path: Path) -> None:
     draw = random.Random(1)
     ours, theirs = (Following(connect(), tmp_path / node, node) for node in "ab")
     here, there = ours.learner(TEXT), theirs.learner(TEXT)
@@ -110,7 +110,7 @@ def test_two_servers_that_follow_each_other_count_each_observation_once(
         server.states.close()
 
 
-def test_states_that_nobody_here_holds_are_not_read(connect: Connect, tmp_path: Path) -> None:
+def test_states_not_in_memory_are_not_read(connect: Connect, tmp_path: Path) -> None:
     draw = random.Random(2)
     ours, theirs = (Following(connect(), tmp_path / node, node) for node in "ab")
     here, there = ours.learner(TEXT), theirs.learner(TEXT)

@@ -113,7 +113,7 @@ def test_processes_that_open_and_write_at_once_lose_no_update(tmp_path: Path) ->
         assert store.revision == 900
 
 
-def test_a_watch_sees_what_another_process_writes(tmp_path: Path) -> None:
+def test_a_watch_sees_writes_of_another_process(tmp_path: Path) -> None:
     with SqliteStore(tmp_path / "state.db") as store:
         watch = store.watch("")
         assert watch.next(0) == Event("SYNC", 0)
@@ -360,7 +360,7 @@ list(store.watch(""))
 """
 
 
-def test_a_stopped_reader_keeps_nobody_waiting(tmp_path: Path) -> None:
+def test_a_stopped_reader_blocks_no_writer(tmp_path: Path) -> None:
     with SqliteStore(tmp_path / "state.db") as store:
         store.put("a", b"1")
         reader = spawn(READER, store.path)
@@ -454,7 +454,7 @@ with SqliteStore(sys.argv[1]) as store:
 """
 
 
-def test_what_a_dead_process_held_is_seen_to_go(tmp_path: Path) -> None:
+def test_leased_keys_of_a_dead_process_disappear(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with SqliteStore(path) as store:
         watch = store.watch("")

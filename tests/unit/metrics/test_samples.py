@@ -43,7 +43,7 @@ def test_the_first_names_have_series_of_their_own() -> None:
     assert took.count == 7
 
 
-def test_what_does_not_add_up_is_left_out_of_the_others() -> None:
+def test_values_that_do_not_add_up_are_omitted_from_other() -> None:
     total = keep(SeriesLimit(1), {"a": 1, "b": 2, "c": 3})
     assert total.get(SLO, "a") == 0.5
     assert total.get(SLO, OTHER) is None
@@ -58,7 +58,7 @@ def test_a_place_that_is_free_goes_to_a_newcomer_and_not_to_one_of_the_others() 
     assert total.get(QUERIES, OTHER) == 6
 
 
-def test_the_others_keep_what_those_had_that_are_gone() -> None:
+def test_other_keeps_the_counts_of_names_that_are_gone() -> None:
     cap = SeriesLimit(1)
     assert keep(cap, {"a": 1, "b": 5, "c": 5}).get(QUERIES, OTHER) == 10
     total = keep(cap, {"a": 1, "c": 6})
@@ -68,7 +68,7 @@ def test_the_others_keep_what_those_had_that_are_gone() -> None:
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4))
-def test_no_counter_shrinks_whoever_comes_and_goes(seed: int, most: int) -> None:
+def test_no_counter_shrinks_when_names_come_and_go(seed: int, most: int) -> None:
     rng = random.Random(seed)
     cap = SeriesLimit(most)
     counts: dict[str, int] = {}
