@@ -121,7 +121,7 @@ def listing(rows: Iterable[tuple[str, str, list[str]]]) -> str:
 
 
 def query_path() -> str:
-    """Return a table of the Python files that a query passes which the cache does not answer."""
+    """Return the Python files that a query passes which the cache does not answer."""
     with clipper.start() as server:
         server.deploy("sums", lambda rows: rows.sum(axis=1), input="f64[2]")
         app = server.app("total", models=["sums"], slo_ms=10_000, default=-1.0)
@@ -129,11 +129,11 @@ def query_path() -> str:
         down, future = traced(lambda: app.predict([1.0, 2.0]))
         up, answer = traced(future.result)
     assert answer.output == 3.0, answer
-    lines = ["| file | module |", "|---|---|"]
-    for path in dict.fromkeys([*down, *up]):
-        name = path.relative_to(PACKAGE).as_posix()
-        lines.append(f"| `{name}` | {first_sentence(path).replace('|', ' ')} |")
-    return "\n".join(lines)
+    lines = []
+    for call, files in (("app.predict(x)", down), ("future.result()", up)):
+        names = [path.relative_to(PACKAGE).as_posix() for path in files]
+        lines += [call, *(f"  {name}" for name in names)]
+    return fenced("\n".join(lines))
 
 
 def traced(call: Callable[[], Any]) -> tuple[list[Path], Any]:

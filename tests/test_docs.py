@@ -74,6 +74,14 @@ def words_table() -> str:
     return "\n".join([WORDS_BEGIN, "", *lines, "", WORDS_END])
 
 
+def test_the_generated_parts_of_the_architecture_are_true() -> None:
+    architecture = importlib.import_module("tests.architecture")
+    page = architecture.PAGE.read_text()
+    assert page == architecture.replaced(page, architecture.blocks()), (
+        "run: python tests/test_docs.py"
+    )
+
+
 THREAD = re.compile(r"`(clipper-[a-z-]+)`")
 
 
@@ -217,6 +225,16 @@ def test_every_file_that_a_page_names_exists(page: Path) -> None:
     named = {path for path in FILE.findall(page.read_text()) if not re.search(r"[A-Z]{4}", path)}
     wrong = [path for path in sorted(named) if not list(ROOT.glob(path.rstrip("/.")))]
     assert not wrong, f"{page.name}: {', '.join(wrong)}"
+
+
+MODULE = re.compile(r"`([a-z_]+/[\w/]+\.(?:pyx|pxd|hpp|py))`")
+
+
+def test_every_module_that_the_architecture_names_exists() -> None:
+    roots = (ROOT, ROOT / "src" / "clipper_core", ROOT / "python" / "clipper")
+    named = set(MODULE.findall((DOCS / "architecture.md").read_text()))
+    wrong = [name for name in sorted(named) if not any((root / name).exists() for root in roots)]
+    assert not wrong, f"docs/architecture.md: {', '.join(wrong)}"
 
 
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
