@@ -1,1 +1,1 @@
-"""From a query to its answer: the engine and its containers below, applications above."""
+"""Serving: running models, queries, feedback and rollouts."""

@@ -61,7 +61,7 @@ class ForwardedFeedback(msgspec.Struct, array_like=True):
 
 
 class Reply(msgspec.Struct, array_like=True):
-    """What came of it: counts, or the error that it was refused with."""
+    """Outcome of forwarded feedback: counts, or the error with which it was refused."""
 
     counted: int = 0
     duplicates: int = 0

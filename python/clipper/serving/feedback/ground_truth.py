@@ -1,5 +1,4 @@
-"""What feedback says: its label, its score, its weight, and whose it is, checked before anything is
-learned of it."""
+"""Checked values of feedback: its label, score, weight and user."""
 
 from collections.abc import Iterable, Sequence, Sized
 from typing import Any, Final

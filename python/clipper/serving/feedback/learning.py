@@ -1,5 +1,6 @@
-"""What a server needs to learn from feedback: its states, its journal, its join window, and its
-name among others."""
+"""Learning from feedback: policy states, journal, feedback window, and the server's name among
+those that share the store.
+"""
 
 import logging
 import secrets
@@ -83,7 +84,7 @@ class Learning:
             _log.info("replayed %d feedbacks from the journal", count)
 
     def start_without_store(self) -> None:
-        """It is away: what is learned until `begin_again` waits in the journal."""
+        """Start while the store is away: until resume(), what is learned stays in the journal."""
         self.states.start_without_store()
 
     def resume(self) -> None:

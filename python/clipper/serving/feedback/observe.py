@@ -40,8 +40,9 @@ FEW = 8  # answers of one context that are not worth columns of their own
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """What came of many feedbacks: learned from; already counted before; about predictions that
-    nobody remembers."""
+    """Outcome of feedback about many predictions: learned from; counted before; about predictions
+    that are no longer remembered.
+    """
 
     counted: int
     duplicates: int

@@ -40,7 +40,7 @@ Lesson = tuple[Any, Any, int]  # input, label, session
 
 
 class Says(Protocol):
-    """What a container said of itself: serving.containers.Hello."""
+    """Facts that a container reports in its HELLO: serving.models.containers.Hello."""
 
     @property
     def corrects(self) -> bool: ...

@@ -26,7 +26,7 @@ _AGAIN_S: Final = 0.1
 
 
 class Holder(msgspec.Struct):
-    """Who has a name. folder: which folder it is, on which running machine."""
+    """Holder of a server's name. folder: the state folder, on which machine, in which boot."""
 
     node: str
     folder: str

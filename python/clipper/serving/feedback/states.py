@@ -60,7 +60,7 @@ Seen = Observation | ObservationRows
 
 
 class FeedbackObserver(Protocol):
-    """Who else hears of feedback, once it is written down."""
+    """Observer of feedback, called once the feedback is in the journal."""
 
     def on_feedback(self, seen: Observation) -> bool:
         """False when it was not looked at: there is more than is worth it."""
@@ -176,7 +176,10 @@ class Learner:
         return self.states.read(self, record)
 
     def resume(self) -> None:
-        """From what the store has. Under the lock of the states; StoreError leaves it as it was."""
+        """Load the states from the store. The caller holds the lock of the states.
+
+        Raises StoreError, and then leaves the states as they were.
+        """
         before, self._held = self._held, {}
         try:
             self.shared = self.held(SHARED)
@@ -282,8 +285,10 @@ class States:
     def learner(
         self, application: str, text: str, policy: Policy, models: Sequence[VersionedModel]
     ) -> Learner:
-        """Of an application as it is now; another set of models takes over what the last one
-        learned."""
+        """Return the learner of an application as it is now.
+
+        A new set of models inherits what the previous set has learned.
+        """
         key = (application, text, tuple(sorted(set(models))))
         with self.lock:
             if key not in self._learners:
@@ -530,7 +535,7 @@ class States:
 
 
 def set_id(models: Sequence[VersionedModel]) -> str:
-    """Of a set of models, whatever its order."""
+    """Return an id of a set of models; their order does not matter."""
     names = "\n".join(sorted({str(model) for model in models}))
     return hashlib.blake2b(names.encode(), digest_size=12).hexdigest()
 

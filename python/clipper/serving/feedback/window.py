@@ -44,7 +44,7 @@ class Joined(msgspec.Struct, eq=False):
     nbytes: int = 0
 
     def heard(self) -> dict[VersionedModel, Prediction]:
-        """What arrived, and of the late ones what has come since."""
+        """Return the predictions that arrived, including late ones that have arrived since."""
         if not self.late:
             return self.arrived
         heard = dict(self.arrived)
@@ -117,7 +117,9 @@ class JoinedRows:
 
     @property
     def as_one(self) -> bool:
-        """Whether all of the learner's models were asked, or only one: as columns say it."""
+        """Return whether all of the learner's models were queried, or only one, as columns
+        require.
+        """
         asked, place = set(self.plan.models), self.learner.place
         return (len(asked) == 1 or asked == place.keys()) and all(model in place for model in asked)
 
@@ -320,8 +322,10 @@ class FeedbackWindow:
     def take_many(
         self, ids: Sequence[str], application: str
     ) -> tuple[list[int], list[Joined], list[int]]:
-        """Those of the ids whose feedback has not come yet, each once: their places, their queries;
-        and the places of those that are not here."""
+        """Take the queries whose feedback has not come yet, each once.
+
+        Returns their positions in the ids, the queries, and the positions of unknown ids.
+        """
         places, found, unknown = list[int](), list[Joined](), list[int]()
         with self._lock:
             now, known = self._clock(), self._find
@@ -351,8 +355,9 @@ class FeedbackWindow:
     def take_rows(
         self, joined: JoinedRows, places: NDArray[np.intp]
     ) -> tuple[NDArray[np.intp], int]:
-        """Where in `places` stand rows whose feedback has not come yet, each once; and how many of
-        the others were not heard."""
+        """Return the positions in `places` of rows whose feedback has not come yet, each once, and
+        the number of the others that have no prediction.
+        """
         with self._lock:
             heard = joined.heard[places]
             fresh = heard & ~joined.told[places]

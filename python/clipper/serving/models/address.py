@@ -1,5 +1,6 @@
-"""Where containers dial in: a unix socket of this server's own, one at a given path, or a TCP
-port."""
+"""Addresses that containers connect to: a private unix socket, one at a given path, or a TCP
+port.
+"""
 
 import contextlib
 import errno

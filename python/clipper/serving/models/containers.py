@@ -38,10 +38,10 @@ MODES = {"aimd": Mode.AIMD, "fit": Mode.FIT, "quantile": Mode.QUANTILE, "static"
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """What a container says of itself (docs/wire.md, HELLO).
+    """Payload of a container's HELLO frame (docs/wire.md).
 
-    timings: (rows, microseconds) of batches that it ran before it was ready; gives: type of an
-    output that came of them.
+    timings: (rows, microseconds) of the batches that it ran to warm up. gives: type of an output of
+    these.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Where a container's model is served: what `find` answers for a HELLO."""
+    """The model that a connecting container serves, as `find` returns it for a HELLO."""
 
     model: CoreModel
     input: InputType

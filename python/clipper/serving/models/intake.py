@@ -1,8 +1,8 @@
-"""How many records of a stream the models take at once, and which records nobody was asked about.
+"""Congestion window of a record stream: how many records are in flight, and which to retry.
 
-Nobody waits at the other end of a stream, so what is offered should be what can be done: additive
-increase while answers come in time, halved when one did not, after a start that doubles (Chiu and
-Jain 1989; the start is TCP's).
+No client waits for a stream, so it offers as much load as the models can take: additive increase
+while answers are in time, halved when one is late, after a start that doubles. Source: Chiu and
+Jain, 1989; the slow start is TCP's.
 """
 
 from typing import Final
@@ -19,8 +19,9 @@ _START: Final = 16
 
 
 def untried(future: Future, answer: Answer) -> bool:
-    """Whether no model was heard, and none of them failed or ran out of time: asking again may do
-    better."""
+    """Return whether no model answered, and none failed or ran out of time, so that a retry may
+    help.
+    """
     return (
         not answer.models
         and bool(answer.missing)
@@ -29,7 +30,7 @@ def untried(future: Future, answer: Answer) -> bool:
 
 
 def late(future: Future, answer: Answer) -> bool:
-    """Whether a model had too much to do."""
+    """Return whether a model was overloaded."""
     return bool(answer.missing) and any(
         future.status(i) in _LATE for i in range(len(answer.missing) + len(answer.models))
     )
@@ -51,7 +52,7 @@ class Intake:
         return int(self._window)
 
     def record(self, late: bool) -> None:
-        """Of each answer: whether it came too late."""
+        """Record one answer, and whether it came too late."""
         self._deaf = max(0, self._deaf - 1)
         if not late:
             self._window = min(

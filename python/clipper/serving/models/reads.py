@@ -23,7 +23,7 @@ Reads = Callable[[Any], dict[str, Ids] | None]
 
 
 class Watches(Protocol):
-    """What hears of rows that move: `clipper.params.client.row_watcher.Watching`."""
+    """Interface that reports moved rows: `clipper.params.client.row_watcher.Watching`."""
 
     def watched(
         self,
@@ -46,7 +46,7 @@ _given: dict[
 
 
 def said_of(name: str, reads: Any) -> Said:
-    """As a model's record keeps it. Raises InvalidInput."""
+    """Return `reads` as a model's record keeps it. Raises InvalidInput."""
     if callable(reads):
         text = f"{getattr(reads, '__module__', '')}:{getattr(reads, '__qualname__', '<object>')}"
         if "<" in text:  # a lambda, or local: another may have its name, here or after a restart
@@ -66,7 +66,9 @@ def said_of(name: str, reads: Any) -> Said:
 
 
 def check_reads(model: Model) -> None:
-    """Whether what the record says goes together. Raises InvalidInput."""
+    """Check that `reads`, the tables and the input of a record fit together. Raises
+    InvalidInput.
+    """
     what = f"model {model.name!r}"
     if not model.reads:
         if model.tolerance:
@@ -101,8 +103,11 @@ def beyond(input: InputType, column: int) -> bool:
 
 
 def ids_of(said: Said) -> Reads:
-    """What tells the rows of an input; None where that fails, or they are too many. Raises
-    InvalidInput for a function that is not to be found."""
+    """Return a function from an input to the ids of the rows that its prediction depends on.
+
+    That function returns None where it fails, or where the ids are too many. Raises InvalidInput
+    when the user's function is not found.
+    """
     if isinstance(said, str):
         function = _given.get(said) or _imported(said)
         return lambda x: _by_function(function, x)

@@ -1,10 +1,10 @@
-"""How many replicas a model needs, and which of them is stuck. Out of band: what queries do
-meanwhile does not wait for it.
+"""Autoscaling: how many replicas a model needs, and which are stuck. Queries never wait for it.
 
-The rule is two pure functions over what a look at the model saw. Up when the wait for a free
-replica eats a named share of the SLO, or queries are refused or dropped, for a while: then as many
-more as the measured rate and latency profile ask for, one at least. Down after a longer calm, one
-at a time, when those that stay would not be too busy. Between lies a band in which nothing changes.
+The rule is two pure functions over an observation of the model. It scales up when the wait for a
+free replica takes a given share of the SLO for some time, or when queries are refused or dropped:
+then by as many replicas as the measured rate and latency profile require, at least one. It scales
+down after a longer calm, by one, when the remaining replicas would not be too busy. Between the two
+thresholds nothing changes.
 """
 
 import logging
@@ -27,8 +27,9 @@ _LOST = ("FULL", "DROPPED", "DEADLINE", "NO_REPLICA")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """When to follow. delay_share: of the SLO, for the wait. busy_share: of its time, which a
-    replica may be at work."""
+    """Thresholds of the rule. delay_share: wait, as a share of the SLO. busy_share: share of its
+    time that a replica may work.
+    """
 
     up_after_s: float = 1.0
     down_after_s: float = 30.0
@@ -47,9 +48,11 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a look saw. offered_per_s: rows that asked for an evaluation; lost_share: of them, those
-    refused, dropped or late. row_us: time of one replica for a row in batches as large as it makes
-    them; 0 while unknown. delay_us: wait for a free one.
+    """Observed load of a model.
+
+    offered_per_s: rows that asked for an evaluation; lost_share: share of these that were refused,
+    dropped or late. row_us: time of one replica per row in batches of the usual size; 0 while
+    unknown. delay_us: wait for a free replica.
     """
 
     offered_per_s: float = 0.0
@@ -62,8 +65,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """What is remembered between looks. The times are when pressure, or calm, began; None: there is
-    none."""
+    """State between observations: when pressure, or calm, began; None while there is none."""
 
     wanted: int
     delay_us: float = 0.0
@@ -101,7 +103,7 @@ def follow(trend: Trend, load: Load, least: int, most: int, rule: Rule, now_s: f
 
 
 def load_of(before: Mapping[str, Any], now: Mapping[str, Any], span_s: float) -> Load:
-    """From two rows of `stats()["models"]`."""
+    """Return the load between two rows of `stats()["models"]`."""
     lost = sum(now["ended"][name] - before["ended"][name] for name in _LOST)
     offered = lost + now["evaluated"] - before["evaluated"]
     ready = [row for row in now["replicas"] if row["state"] == "ready"]
@@ -119,8 +121,10 @@ def load_of(before: Mapping[str, Any], now: Mapping[str, Any], span_s: float) ->
 
 
 def replica_bounds(name: str, replicas: int | tuple[int, int], most: int) -> tuple[int, int]:
-    """What a user asks for as (least, most); 0 for the latter: a fixed number. InvalidInput when it
-    cannot be."""
+    """Return (least, most) replicas from what a user gave; most is 0 for a fixed number.
+
+    Raises InvalidInput.
+    """
     least, bound = replicas if isinstance(replicas, tuple) and len(replicas) == 2 else (replicas, 0)
     if not all(
         isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= most for n in (least, bound)
@@ -207,7 +211,7 @@ class Scaling:
             self._thread.join()
 
     def wanted(self, model: VersionedModel, otherwise: int) -> int:
-        """How many replicas the model shall have now."""
+        """Return how many replicas the model should have now."""
         trend = self._trends.get(model)
         return trend.wanted if trend is not None else otherwise
 
@@ -252,10 +256,10 @@ class Scaling:
 
 
 class Expected:
-    """When the next replica of a model may come, as far as this server knows: it starts most of
-    them. Threads: any.
+    """Earliest times at which the next replica of each model can connect. Threads: any.
 
-    expect: tell the engine that none comes before so many microseconds of `now_us()`; 0: who knows.
+    expect: tells the engine that no replica comes before a time in microseconds of `now_us()`; 0:
+    unknown.
     """
 
     NEVER_US = 1 << 62
@@ -290,7 +294,7 @@ class Expected:
                     self._load_us[model] = min(took, self._load_us.get(model, took))
 
     def failed(self, model: VersionedModel, number: int) -> None:
-        """It is not started again."""
+        """Record that a replica failed and is not started again."""
         with self._guard:
             self._begun_us.pop((model, number), None)
             self._whens_us.setdefault(model, {})[number] = self.NEVER_US

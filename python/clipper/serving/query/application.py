@@ -1,4 +1,4 @@
-"""What a user holds of an application."""
+"""ApplicationHandle: the user's handle of an application."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -98,9 +98,11 @@ class ApplicationHandle:
         return observe_many(self._resolve(self.name), predictions, labels, rows)
 
     def shares(self, user: str | None = None) -> dict[str, float]:
-        """What the policy has learned, by `name:version`: each model's share of the queries, of a
-        policy that asks one, else of the answer. They add up to 1; {} of a policy that learns
-        nothing. Threads: any."""
+        """Return the weights that the policy has learned, by `name:version`; they sum to 1.
+
+        A weight is a model's share of the queries if the policy selects one model, else of the
+        answer. Empty for a policy that does not learn. Threads: any.
+        """
         resolved = self._resolve(self.name)
         portions, user = getattr(resolved.policy, "portions", None), user_of(user)
         return (

@@ -38,7 +38,7 @@ ARRAY_SLO_MS = 60_000.0  # of an array for which no SLO is named: it is work, no
 
 
 class ArrayQueryContext(msgspec.Struct, frozen=True, eq=False):
-    """What an array remembers until its answers: `Future.extra`."""
+    """State of an array query until its answers are read: `Future.extra`."""
 
     resolved: ResolvedApplication
     plan: Plan

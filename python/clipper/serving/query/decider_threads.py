@@ -46,7 +46,7 @@ class Listener:
 
     @property
     def decider(self) -> str:
-        """Who is asked: what threads and losses are counted by."""
+        """The decider's name, by which threads and lost threads are counted."""
         return self.call.speculation.failures.owner
 
     @property
@@ -114,7 +114,7 @@ class DeciderThreads:
             return found
 
     def listen(self, listener: Listener) -> None:
-        """From now on it is asked, after each arrival, and now."""
+        """Call the decider for this query now, and after each arrival."""
         self.pool(listener.decider).listen(listener)
 
     def close(self) -> None:
@@ -142,11 +142,11 @@ class DeciderPool:
 
     @property
     def threads(self) -> int:
-        """How many there are, lost ones too."""
+        """The number of threads, lost ones included."""
         return len(self._threads)
 
     def listen(self, listener: Listener) -> None:
-        """From now on it is asked, after each arrival, and now."""
+        """Call the decider for this query now, and after each arrival."""
         listener.future.on_vote(lambda _: self._put(listener, 0.0))
         self._put(listener, 0.0)
 

@@ -102,8 +102,7 @@ class Dispatch:
             engine.delivery.on_callback = None
 
     def snapshot(self) -> dict[str, int]:
-        """What the loops have done so far: `IoLoop.snapshot()`, summed; of `late_us_max` the
-        largest."""
+        """Return the sum of `IoLoop.snapshot()` over all loops; of `late_us_max` the largest."""
         each = [loop.snapshot() for loop in self.loops]
         return {
             key: (max if key.endswith("_max") else sum)(one[key] for one in each) for key in each[0]

@@ -1,8 +1,7 @@
-"""An event loop's ear for many futures that no coroutine awaits: a frontend's way to hear of its
-queries.
+"""Watcher of many futures that no coroutine awaits, for frontends.
 
-A coroutine and a future of asyncio's for each query cost more than the query. Here what is done is
-told by one readable descriptor for all, and whoever asked is called.
+A coroutine and an asyncio future per query cost more than the query. Here one readable descriptor
+reports all completed futures, and callbacks run on the event loop.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ DoneCallback = Callable[[Future], object]
 
 
 class FutureWatcher:
-    """Threads: the event loop's; `post` is for any."""
+    """Calls back on an event loop when futures are done. Threads: the loop's; `post` is for any."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, engines: Sequence[Engine]) -> None:
         self._loop = loop
@@ -30,8 +29,9 @@ class FutureWatcher:
             loop.add_reader(self._mailbox.fd, self._drain)
 
     def on_done(self, future: Future, told: DoneCallback) -> bool:
-        """Call `told(future)` once it is done; False when it is done already, and then nobody is
-        called."""
+        """Call `told(future)` once it is done. Returns False, without a call, when it is done
+        already.
+        """
         if self._mailbox is not None:
             return self._mailbox.add(future, told)
         if future.done():
@@ -43,8 +43,7 @@ class FutureWatcher:
         return True
 
     def post(self, step: Callable[..., object], *args: object) -> None:
-        """Have `step(*args)` called on the loop; from any thread. Nothing, once the loop is
-        closed."""
+        """Call `step(*args)` on the loop, from any thread. Ignored once the loop is closed."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(step, *args)
 
@@ -54,6 +53,7 @@ class FutureWatcher:
             _tell(future, told)
 
     def close(self) -> None:
+        """Stop watching."""
         if self._mailbox is not None:
             self._loop.remove_reader(self._mailbox.fd)
             self._mailbox = None

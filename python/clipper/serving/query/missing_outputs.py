@@ -37,8 +37,7 @@ def check_missing(value: Any) -> str:
 
 
 class Means:
-    """What each model of an application has said on average. Threads: any; one of two updates at
-    the same moment may be lost."""
+    """Running mean of each model's outputs. Threads: any; a concurrent update may be lost."""
 
     __slots__ = ("_of",)
 
@@ -103,6 +102,5 @@ def _fits(mean: Any, output: Any) -> bool:
 
 
 def averages(policy: Policy) -> bool:
-    """Whether the policy takes the mean of numbers, rather than one of them: it says so by
-    `averages = True`."""
+    """Return whether the policy averages numbers, as its attribute `averages = True` says."""
     return bool(getattr(policy, "averages", False))

@@ -1,8 +1,9 @@
-"""The life of a query: which models to ask, by when, and what to make of what they said.
+"""The path of a query: which models it calls, until when, and how their predictions combine.
 
-Read with the engine (src/clipper_core/engine/engine.pxd) below it: `predict` runs on the caller's
-thread and returns at once; `finish` runs when somebody asks the future for its result, on that
-thread."""
+`predict` runs on the caller's thread and returns at once; the engine does the rest
+(src/clipper_core/engine/engine.pxd). `finish` runs on the thread that asks the future for its
+result.
+"""
 
 import logging
 import random
@@ -44,14 +45,14 @@ _defaults = Sampler(DEFAULTS_LOGGED_MAX, time.monotonic)
 
 
 class UnlistedModel(msgspec.Struct, frozen=True, eq=False):
-    """A model that the catalog does not have. why: there is no replica of it now."""
+    """A model that the catalog does not have. why: returns why it has no replica now."""
 
     record: Model
     why: Callable[[], str]
 
 
 class UserContext(Protocol):
-    """Where users have vectors: params.contexts.UserRows."""
+    """Interface of a source of user vectors: params.contexts.UserRows."""
 
     def __call__(self, user: str) -> tuple[float, ...] | None: ...
     def stats(self) -> dict[str, Any]: ...
@@ -64,11 +65,11 @@ class Link(Protocol):
     core: CoreModel
 
     def touch(self) -> None:
-        """A query of it comes: it is loaded if it is not."""
+        """Load the model if it is not loaded, since a query is coming."""
         ...
 
     def reason(self) -> str:
-        """Why it did not answer, if that is because it is not loaded; else empty."""
+        """Return why the model is not loaded; empty when it is."""
         ...
 
 
@@ -131,7 +132,7 @@ next_uniform = (
 
 
 class QueryContext(msgspec.Struct, frozen=True, eq=False):
-    """What a query remembers until its answer: `Future.extra`."""
+    """State of a query until its answer is read: `Future.extra`."""
 
     resolved: ResolvedApplication
     plan: Plan
@@ -145,12 +146,14 @@ class QueryContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def models(self) -> tuple[VersionedModel, ...]:
-        """Those asked: task i of the future is models[i]'s."""
+        """The queried models: task i of the future is models[i]'s."""
         return self.plan.models if self.call is None else self.call.models
 
 
 def side_of(resolved: ResolvedApplication, user: str | None) -> ResolvedApplication:
-    """The question as this user sees it, while there is a rollout."""
+    """Return the side of a rollout that this user sees; the application itself without a
+    rollout.
+    """
     split = resolved.rollout.split
     return resolved if split is None or not split.takes(user) else split.new
 
@@ -158,9 +161,11 @@ def side_of(resolved: ResolvedApplication, user: str | None) -> ResolvedApplicat
 def plan_for(
     resolved: ResolvedApplication, user: str | None, context: Any = None
 ) -> tuple[Any, Plan]:
-    """The user's state, and the models that the policy asks by it. UnknownModel when nothing is
-    linked; InvalidInput for a context that the policy cannot use, or a name that no user can
-    have."""
+    """Return the user's policy state, and the models that the policy selects by it.
+
+    Raises UnknownModel when no model is linked; InvalidInput for a context that the policy cannot
+    use, or an impossible user name.
+    """
     if user:
         check_user(user)
     state = resolved.learner.state(user)
@@ -193,8 +198,10 @@ def plan_for(
 
 
 def _touch(resolved: ResolvedApplication, plan: Plan) -> None:
-    """Models of the mesh load if they are not; of those that a decider may ask, all, so that they
-    are there when it does."""
+    """Ask the mesh to load the models that this query may use, if they are not loaded.
+
+    With a decider this includes models that it might call later, so that they are ready by then.
+    """
     for model in (
         (*plan.models, *plan.observers) if resolved.speculation is None else resolved.models
     ):
@@ -212,8 +219,11 @@ def predict(
     context: Any = None,
     id: str = "",
 ) -> Future:
-    """Ask the models that the policy selects; -> the future of one Answer. id: the caller's,
-    checked. InvalidInput for a wrong type or shape; UnknownModel when nothing is linked."""
+    """Send a query to the models that the policy selects; return the future of its Answer.
+
+    id: the caller's own, checked. Raises InvalidInput for a wrong type or shape; UnknownModel when
+    no model is linked.
+    """
     user = user_of(user)
     if resolved.rollout.split is not None:
         resolved = side_of(resolved, user)
@@ -279,7 +289,7 @@ def finish_unasked(future: Future) -> Answer:
 def default_answer(
     future: Future, resolved: ResolvedApplication, reason: str, request_id: str = ""
 ) -> Answer:
-    """For a query whose policy failed."""
+    """Return the default answer of a query whose policy failed."""
     if resolved.rollout.stats is not None:
         resolved.rollout.stats.counters.duration.record(future.latency_us)
         resolved.rollout.stats.counters.default("policy_failed")
@@ -301,8 +311,10 @@ def default_answer(
 
 
 def finish(future: Future) -> Answer:
-    """Combine what arrived; the default, with its reason, when nothing did or it is not sure
-    enough."""
+    """Combine the predictions that arrived.
+
+    The answer is the default, with its reason, when none arrived or the confidence is too low.
+    """
     query: QueryContext = future.extra
     resolved = query.resolved
     try:
@@ -434,7 +446,9 @@ def _why_nothing(
 def why_of(
     resolved: ResolvedApplication, status: Status, model: VersionedModel, detail: str
 ) -> str:
-    """Why a task of `model` has no prediction; of one of the mesh that is not loaded, why not."""
+    """Explain why a task of `model` has no prediction, including why a model of the mesh is not
+    loaded.
+    """
     link = resolved.links.get(model)
     absent = (
         link.reason
@@ -465,7 +479,7 @@ _WHYS: dict[Status, Callable[[str], str]] = {
 
 
 def why(status: Status, model: VersionedModel, detail: str) -> str:
-    """Why a task of `model` has no prediction, in one line for a person."""
+    """Explain in one line why a task of `model` has no prediction."""
     if status is Status.MODEL_ERROR:
         return f"{model} failed: {last_line(detail)}"
     if status is Status.TOO_LARGE and detail:

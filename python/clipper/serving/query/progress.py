@@ -1,4 +1,4 @@
-"""How far a long piece of work is, for a person at a terminal."""
+"""Progress of long work, for a person at a terminal."""
 
 import sys
 import time

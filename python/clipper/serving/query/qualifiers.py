@@ -1,5 +1,6 @@
-"""What models say beside their outputs: opened, for deciders and answers. The wire has it as
-msgpack (docs/wire.md)."""
+"""Qualifiers that models return beside their outputs, decoded for deciders and answers. On the wire
+they are msgpack (docs/wire.md).
+"""
 
 from collections.abc import Mapping
 
@@ -13,7 +14,7 @@ _DECODER: "msgspec.msgpack.Decoder[Qualifiers]" = msgspec.msgpack.Decoder(Qualif
 
 
 def prediction_of(future: Future, i: int) -> Prediction:
-    """Of task `i`, which ended OK."""
+    """Return the prediction of task `i`, which ended with OK."""
     said = future.heard(i)
     return Prediction(*said) if len(said) == 2 else Prediction(said[0], said[1], opened(said[2]))
 

@@ -1,4 +1,4 @@
-"""Applications, and sets of candidate models, resolved to running models: as queries see them."""
+"""Resolution of applications, and of sets of candidate models, to running models."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -104,8 +104,9 @@ class ApplicationResolver:
         self._external, self._contexts = external, contexts
 
     def application(self, name: str) -> ResolvedApplication:
-        """Of an application; of a model of the mesh, for a query that is about to be asked. Raises
-        UnknownApplication."""
+        """Return an application, or a model of the mesh, resolved for a query. Raises
+        UnknownApplication.
+        """
         try:
             return self._by_name[name]
         except KeyError:
@@ -114,16 +115,21 @@ class ApplicationResolver:
             raise UnknownApplication.named(str(name), self._by_name) from None
 
     def request(self, request: PredictionRequest) -> ResolvedApplication:
-        """Of a request. Raises UnknownApplication, UnknownModel, InvalidInput."""
+        """Return the resolved target of a request.
+
+        Raises UnknownApplication, UnknownModel, InvalidInput.
+        """
         if request.application is not None and not request.candidate_models:
             return self.application(request.application)
         return self._of_candidates(request)
 
     def check(self, name: str, settings: Mapping[str, Any], *, measured: bool = True) -> None:
-        """Whether an application, changed or made by these settings, has a policy and a decider
-        that fit its models, its input and its time. measured: a guaranteed time must be known to
-        hold now; else it is only logged. Raises InvalidInput, UnknownModel, TypeConflict,
-        PolicyFailed."""
+        """Check that an application with these settings has a policy and a decider that fit its
+        models, its input and its SLO.
+
+        measured: a guaranteed time must hold now; otherwise a violation is only logged. Raises
+        InvalidInput, UnknownModel, TypeConflict, PolicyFailed.
+        """
         view = self._catalog.view
         known = view.applications.get(name) or Application(name)
         if not {"models", "policy", "decider", "slo_ms", "input"} & set(settings):
@@ -155,7 +161,7 @@ class ApplicationResolver:
             _log.warning("%s", error)
 
     def resolve(self, view: View) -> None:
-        """The catalog has changed."""
+        """Resolve all applications for a new view of the catalog."""
         for model in view.models():
             self._running.ensure(model)
         self._tallies = {
@@ -177,17 +183,17 @@ class ApplicationResolver:
     # -- rollouts
 
     def let_roll(self, may: Callable[[Rollout], bool]) -> None:
-        """Rollouts for which `may` is false take no queries: asked at each `resolve`."""
+        """Set the predicate that admits rollouts to queries; it is called at each resolve()."""
         self._may_roll = may
 
     def stage(self, application: str) -> StageStats | None:
-        """What is counted of its rollout; None while that takes no queries here."""
+        """Return the counts of an application's rollout; None while it takes no queries here."""
         return self._stages.get(application)
 
     def _rolling(
         self, view: View, rollout: Rollout, before: ResolvedApplication
     ) -> ResolvedApplication:
-        """The application's question, and beside it the one with the new version."""
+        """Return the application with a traffic split between its versions."""
         app, counters = view.applications[rollout.application], self._tallies[rollout.application]
         stage = self._stages.get(rollout.application)
         if stage is None or not stage.is_of(rollout):
@@ -219,7 +225,7 @@ class ApplicationResolver:
         return _with_rollout(before, stats=before_stats, side=stage.before, split=split)
 
     def stats(self) -> dict[str, dict[str, Any]]:
-        """By application; see docs/monitoring.md."""
+        """Return statistics by application: docs/monitoring.md."""
         return {
             name: self._stats_of(resolved, resolved.rollout.stats)
             for name, resolved in self._by_name.items()
@@ -227,7 +233,7 @@ class ApplicationResolver:
         }
 
     def slowest(self) -> dict[str, list[dict[str, Any]]]:
-        """The slowest queries since this was last called, by application."""
+        """Return the slowest queries since the last call, by application."""
         return {
             name: found
             for name, counters in self._tallies.items()
@@ -248,7 +254,7 @@ class ApplicationResolver:
     def _with_stats(
         self, view: View, app: Application, counters: ApplicationCounters
     ) -> ResolvedApplication:
-        """The question with its application's roles and counts."""
+        """Return the resolved application with its roles and statistics."""
         return self._with_roles(view, app, self._resolved(view, app), counters)
 
     def _with_roles(
@@ -259,8 +265,11 @@ class ApplicationResolver:
         counters: ApplicationCounters,
         beside: Mapping[VersionedModel, Role] | None = None,
     ) -> ResolvedApplication:
-        """beside: models that are asked in a role and not linked; given for a rollout's new side,
-        even if there are none."""
+        """Return the application with roles and statistics.
+
+        beside: models that are queried in a role without being linked; not None for the new side of
+        a rollout, even if it is empty.
+        """
         roles: dict[VersionedModel, Role] = {}
         decoys = []
         for name, text in app.roles.items():
@@ -361,7 +370,7 @@ class ApplicationResolver:
     def unlisted(
         self, core: CoreModel, unlisted_model: UnlistedModel, slo_us: int
     ) -> ResolvedApplication:
-        """To one model of the mesh."""
+        """Return the target of queries to one model of the mesh."""
         ids = (unlisted_model.record.id,)
         policy, learner, window = self._learning.learner(
             "", DEFAULT_POLICY, ()
@@ -381,7 +390,7 @@ class ApplicationResolver:
         )
 
     def _of_candidates(self, request: PredictionRequest) -> ResolvedApplication:
-        """The question of a request that names its candidate models itself."""
+        """Return the target of a request that names its candidate models."""
         candidates = request.candidate_models
         if isinstance(candidates, str | VersionedModel):
             candidates = (candidates,)
@@ -425,8 +434,9 @@ def _with_rollout(resolved: ResolvedApplication, **changes: Any) -> ResolvedAppl
 
 
 def applies(view: View, rollout: Rollout) -> bool:
-    """Whether the application still asks what the rollout is to replace, and both versions are in
-    service."""
+    """Return whether the application still links what the rollout replaces, and both versions are
+    in service.
+    """
     app = view.applications.get(rollout.application)
     if app is None or not rollout.is_open or rollout.link not in app.models:
         return False

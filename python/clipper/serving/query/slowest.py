@@ -69,7 +69,7 @@ class Slowest:
                 self.bar_us = self._heap[0][0]
 
     def take(self) -> list[dict[str, Any]]:
-        """Those since the last taking, the slowest first."""
+        """Return the slowest queries since the last call, the slowest first."""
         with self._lock:
             found, self._heap, self.bar_us = self._heap, [], -1
         return [row for _, _, row in sorted(found, key=lambda entry: -entry[0])]

@@ -88,8 +88,11 @@ class _Order(msgspec.Struct, frozen=True, eq=False):
 
 
 class EnsembleCall(msgspec.Struct, frozen=True, eq=False):
-    """One query with a decider. models: asked, best first; task i is models[i]'s.  starts_us: of
-    each, if not all at once. slo_us: until it is decided.  started_s: by the monotonic clock."""
+    """One query with a decider.
+
+    models: best first; task i is models[i]'s. starts_us: when each starts, if not all at once.
+    slo_us: time until the decision. started_s: start by the monotonic clock.
+    """
 
     speculation: "Speculation"
     order: _Order
@@ -109,8 +112,11 @@ class EnsembleCall(msgspec.Struct, frozen=True, eq=False):
         query: QueryContext,
         learn: bool,
     ) -> Future:
-        """-> the future of one Answer. learn: models go on once all is decided. InvalidInput for a
-        wrong type or shape."""
+        """Send the query; return the future of its Answer.
+
+        learn: models keep working after the decision. Raises InvalidInput for a wrong type or
+        shape.
+        """
         order, speculation = self.order, self.speculation
         future = predict_heard(
             order.cores,
@@ -129,8 +135,10 @@ class EnsembleCall(msgspec.Struct, frozen=True, eq=False):
         return future
 
     def outcome(self, future: Future, query: QueryContext) -> Outcome:
-        """From the verdict's snapshot, and nothing later: -> what had arrived, who is missing, the
-        answer, and who decided."""
+        """Return what had arrived, which models are missing, the answer, and the rule that decided.
+
+        It reads only the snapshot of the decision, nothing that arrived later.
+        """
         verdict, resolved = future.verdict, query.resolved
         if verdict is None:
             refuse_fork(future, resolved)
@@ -169,7 +177,9 @@ class EnsembleCall(msgspec.Struct, frozen=True, eq=False):
     def late(
         self, future: Future, arrived: Mapping[VersionedModel, Prediction]
     ) -> list[tuple[VersionedModel, Future]]:
-        """Those whose predictions the answer did not wait for, as the join window looks at them."""
+        """Return the models whose predictions the answer did not wait for, for the feedback
+        window.
+        """
         return [
             (model, cast(Future, LateTask(future, i)))
             for i, model in enumerate(self.models)
@@ -272,7 +282,7 @@ class Speculation:
     # -- asking
 
     def call(self, state: Any, plan: Plan, user: str | None, slo_us: int) -> EnsembleCall:
-        """Whom a query asks, and until when, by the policy's state and choice."""
+        """Return the call of a query: its models and deadline, by the policy's state and choice."""
         order = self._last
         if order is None or order.state is not state or order.chosen != plan.models:
             order = self._last = self._order_for(state, plan, user)

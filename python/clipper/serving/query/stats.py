@@ -1,11 +1,11 @@
-"""What an application's queries came to, counted while they are answered:
+"""Statistics of an application's queries, counted while they are answered:
 `server.stats()["applications"][name]`.
 
-What every answer pays is one addition for the query, one for the answer, one for the step that
-decided it, one for each model used, and a record of its duration; the rest is counted only when
-something was missing, or is looked at within a budget: outputs are compared at most `_PAIRS_RATE`
-times a second, so that agreement is exact at a low rate and a sample at a high one. Counts outlive
-changes of the catalog; they end with the server, or with the application.
+Every answer costs an addition for the query, the answer, the step that decided it and each model
+used, and a record of its duration. The rest is counted only when something was missing, or within a
+budget: at most `_PAIRS_RATE` outputs are compared per second, so agreement is exact at a low rate
+and sampled at a high one. Counts survive changes of the catalog; they end with the server or the
+application.
 """
 
 import math
@@ -74,7 +74,7 @@ class _OfModel:
 
 
 class ApplicationCounters:
-    """One application's counts, whatever its models are now. Threads: any."""
+    """Counters of one application, whatever its models are now. Threads: any."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -105,8 +105,10 @@ class ApplicationCounters:
         assignment: RoleAssignment | None,
         rolling: Collection[VersionedModel] = (),
     ) -> "ApplicationStats":
-        """For the application's queries from now on. Models that are linked no more are forgotten,
-        but for those of its rollout's other side."""
+        """Return the statistics for queries from now on.
+
+        Models that are no longer linked are forgotten, except those of a rollout's other side.
+        """
         if assignment is not None:
             self.watched.canaries = frozenset(
                 model for model, role in assignment.roles.items() if role.kind == "canary"
@@ -129,7 +131,7 @@ class ApplicationCounters:
     def other_side(
         self, models: Sequence[VersionedModel], assignment: RoleAssignment | None
     ) -> "ApplicationStats":
-        """For the queries that see a rollout's new version; `lineup` is called before."""
+        """Return the statistics for queries to a rollout's new side. Call for_models() first."""
         if assignment is not None:
             canaries = {model for model, role in assignment.roles.items() if role.kind == "canary"}
             self.watched.canaries = self.watched.canaries | canaries
@@ -138,8 +140,9 @@ class ApplicationCounters:
     # -- what is counted
 
     def step(self, name: str) -> Counter:
-        """Of the answers that this step of a decider decided. There are as many names as the
-        deciders it had have steps."""
+        """Return the counter of the answers that a step of a decider decided. Names are as many as
+        steps.
+        """
         found = self.decided.get(name)
         if found is None:
             with self._lock:
@@ -175,8 +178,9 @@ class ApplicationCounters:
                 self._pairs.setdefault(pair, Mean()).add(value)
 
     def on_feedback(self, seen: Observation) -> bool:
-        """Feedback came: how right each model was, and the answer. False when there is no budget to
-        look at it."""
+        """Count how right each model and the answer was. Returns False when the budget is used
+        up.
+        """
         if not self._telling.take(self.clock()):
             return False
         lost = losses(seen)
@@ -190,8 +194,9 @@ class ApplicationCounters:
         return True
 
     def on_feedback_rows(self, rows: ObservationRows, answers: Column) -> None:
-        """Much feedback came: all of it is looked at where its columns are numbers, else what the
-        budget has."""
+        """Count feedback of many rows: all of it for numeric columns, else as much as the budget
+        allows.
+        """
         lost = losses_by_model(
             msgspec.structs.replace(
                 rows, outputs=(*rows.outputs, answers), heard=(*rows.heard, None)
@@ -270,7 +275,7 @@ class ApplicationCounters:
 
 
 class ApplicationStats:
-    """An application's models as its queries ask them now. Threads: any."""
+    """Statistics of an application for the models that its queries call now. Threads: any."""
 
     __slots__ = (
         "_all",
@@ -309,8 +314,7 @@ class ApplicationStats:
         salt: int,
         late: list[tuple[VersionedModel, Future]],
     ) -> None:
-        """Observers get the query too, if their gates let it in; nobody waits for them, and what
-        they refuse is only counted."""
+        """Send the query to observers whose rate limits allow it. Nothing waits for them."""
         now_s, rests = self.counters.clock(), self.counters.watched.rests_until_s
         for model in observers:
             role = PRIMARY if self.assignment is None else self.assignment.roles[model]

@@ -36,8 +36,9 @@ _SPREAD = 0.6180339887
 
 
 class Recorded(msgspec.Struct, frozen=True, eq=False):
-    """What one query brought. time_us: since 1970.  answer: its output, if `answered`; a default
-    says so. request_id: what the caller gave as `id`."""
+    """One recorded query. time_us: since 1970. answer: its output, if `answered`; a default says
+    so. request_id: the caller's `id`.
+    """
 
     id: str
     time_us: int
@@ -89,7 +90,9 @@ class Decoy:
         self._bucket = None if rate == float("inf") else Bucket(rate, 1.0 + rate / 10, clock())
 
     def takes(self, number: int) -> bool:
-        """Whether the query of that number is recorded: every share of consecutive ones alike."""
+        """Return whether the query of that number is recorded; the recorded ones are spread
+        evenly.
+        """
         return self.role.share >= 1.0 or (number * _SPREAD) % 1.0 < self.role.share
 
     def saw(self, number: int, id: str, x: Any, user: str, request_id: str = "") -> None:
@@ -101,7 +104,7 @@ class Decoy:
         self._writer.put(_Saw(id, wall_time_us(), user, x, request_id))
 
     def said(self, number: int, id: str, output: Any, is_default: bool) -> None:
-        """Of a query that was not recorded, this is read by nobody."""
+        """Record the answer of a query; ignored for a query that was not recorded."""
         if self.takes(number):
             self._writer.put(_Said(id, output, is_default))
 
@@ -233,8 +236,9 @@ class Recorder:
             written.wait(10.0)
 
     def recorded(self, application: str) -> Iterator[Recorded]:
-        """What its decoys recorded and the ring still holds, by decoy, oldest first. StoreError
-        when it cannot be read."""
+        """Iterate over the records of an application's decoys that the ring still holds, oldest
+        first per decoy. Raises StoreError when they cannot be read.
+        """
         self.flush()
         place = self._place(application)
         for folder in sorted(place.iterdir()) if place.is_dir() else ():

@@ -41,8 +41,9 @@ Outcome = Literal["holds", "undecided", "broken"]
 
 
 class Counts(msgspec.Struct):
-    """What one side's answers came to. slower: of each time limit in us, how many took longer.
-    reward: the sum of `told`, each 0 to 1."""
+    """Counts of one side. slower: by time limit in us, the answers that took longer. reward: sum
+    over `told` feedbacks, each 0 to 1.
+    """
 
     answers: int = 0
     defaults: int = 0
@@ -54,8 +55,9 @@ class Counts(msgspec.Struct):
 
 
 class Figures(msgspec.Struct):
-    """Of a stage, so far. new: the version that is rolled out.  before: the one it replaces.
-    agreed: of `compared`."""
+    """Counts of a stage so far. new: the version that is rolled out. before: the one that it
+    replaces. agreed: out of `compared`.
+    """
 
     new: Counts
     before: Counts
@@ -203,8 +205,9 @@ def _of_share(text: str, metric: str, sign: str, value: float, unit: str | None)
 
 
 def judged_share(n: float, bad: float, limit: float, error_rate: float) -> Outcome:
-    """Of n observations, each 0 (good) to 1 (bad), `bad` in sum; the mean should be at most
-    `limit`."""
+    """Test whether the mean of n observations in 0 (good) to 1 (bad) is at most `limit`. bad: their
+    sum.
+    """
     bound = math.log(1.0 / error_rate)
     odds = limit / (1.0 - limit)
     worse = [share for k in range(1, 30) if (share := _share(odds * 2.0**k)) < 0.999_999]
@@ -239,8 +242,10 @@ def _log_mean(logs: list[float]) -> float:
 def judged_difference(
     one: tuple[float, float], other: tuple[float, float], margin: float, error_rate: float
 ) -> Outcome:
-    """Of two sides, each observations and the sum of their values from 0 to 1: the first's mean
-    should lie at most `margin` below the second's."""
+    """Test whether the first side's mean lies at most `margin` below the second's.
+
+    Each side is a number of observations and the sum of their values in 0 to 1.
+    """
     if min(one[0], other[0]) < BESIDE_MIN:
         return "undecided"
     away = one[1] / one[0] - other[1] / other[0]

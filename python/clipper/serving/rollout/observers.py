@@ -174,7 +174,7 @@ class _Canary:
 
 
 class Watched:
-    """What an application's observers said, beside its answers. Threads: any."""
+    """Predictions of an application's observers, compared with its answers. Threads: any."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.canaries: frozenset[VersionedModel] = frozenset()
@@ -238,8 +238,7 @@ class Watched:
                     canary.others.setdefault(other, _Compared()).add(output, said[model])
 
     def compared(self, canary: VersionedModel, model: VersionedModel) -> tuple[int, int]:
-        """How often this model and that canary were heard beside each other, and how often they
-        agreed."""
+        """Return how often this model and that canary both answered, and how often they agreed."""
         for _ in range(PENDING_MAX // 16):
             with self._lock:
                 self._look_at(16)

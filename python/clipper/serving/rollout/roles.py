@@ -210,8 +210,11 @@ class RoleAssignment:
         self._left = 1.0 - (ends[-1] if ends else 0.0)
 
     def plan(self, policy: Policy, state: Any, query: Query) -> Plan:
-        """Whom this query asks. Its probabilities are those of the whole choice, so that what is
-        learned from it is unbiased."""
+        """Return the models that a query calls.
+
+        Its probabilities are those of the whole choice, so that what is learned from it is
+        unbiased.
+        """
         uniform = query.uniform
         plan = self._challenged(query)
         if plan is None:

@@ -31,7 +31,7 @@ _MUCH = 0.25
 
 
 class Quantiles:
-    """Of finite numbers. Threads: one at a time."""
+    """Quantiles of finite numbers. Threads: one at a time."""
 
     __slots__ = ("_counts", "count", "largest", "smallest")
 
@@ -77,10 +77,11 @@ class Quantiles:
 
 
 class Drift:
-    """Whether the latest `window` scores look like the first. Threads: one at a time.
+    """Test whether the latest `window` scores are distributed like the first. Threads: one at a
+    time.
 
-    A score is a label, a number, or the norm of an array; of the two kinds the first one decides
-    which is looked at.
+    A score is a label, a number, or the norm of an array; the first score decides which kind is
+    tested.
     """
 
     __slots__ = ("_first", "_last", "_numbers", "_window")

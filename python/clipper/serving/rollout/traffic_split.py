@@ -1,10 +1,9 @@
-"""A rollout at work: which of an application's queries see it as it will be, and what becomes of
-them and of the others.
+"""Traffic split of a rollout: which queries see the new version, and what becomes of both sides.
 
-Each side is a whole question with models, learned state and decider of its own, so that the new
-side is the application as it will be once the rollout has ended, whatever its policy does. A key
-(the user) stays on its side: its place in [0, 1), by a hash, never changes, and a share that grows
-only takes in more. Queries without a user are drawn.
+Each side is a resolved application with models, learned state and decider of its own, so the new
+side behaves as the application will after the rollout. A user stays on one side: the hash of the
+name in [0, 1) never changes, and a growing share only adds users. Queries without a user are drawn
+at random.
 """
 
 import hashlib
@@ -30,7 +29,7 @@ COMPARED_S_MAX = (
 
 
 def place_of(salt: str, key: str) -> float:
-    """In [0, 1), the same for ever."""
+    """Return a stable hash of a key in [0, 1)."""
     return (
         int.from_bytes(
             hashlib.blake2b(f"{salt}\0{key}".encode("utf-8", "replace"), digest_size=8).digest()
@@ -40,7 +39,9 @@ def place_of(salt: str, key: str) -> float:
 
 
 class SideStats:
-    """One side's counts. Threads: any. limits_us: times whose excess is counted."""
+    """Counts of one side of a rollout. Threads: any. limits_us: latencies whose excess is
+    counted.
+    """
 
     __slots__ = ("_answers", "_defaults", "_guard", "_histogram", "_reward", "_slower", "_told")
 
@@ -52,6 +53,7 @@ class SideStats:
         self._told = self._reward = 0.0
 
     def count(self, latency_us: int, is_default: bool) -> None:
+        """Count one answer."""
         for limit, counter in self._slower:
             if latency_us > limit:
                 counter.add()
@@ -61,16 +63,18 @@ class SideStats:
         self._answers.add()
 
     def count_rows(self, latencies_us: Any, is_default: Any) -> None:
-        """Of an array."""
+        """Count the answers of an array."""
         for latency_us, default in zip(latencies_us.tolist(), is_default.tolist(), strict=True):
             self.count(latency_us, default)
 
     def reward(self, n: float, total: float) -> None:
+        """Add n feedbacks with this sum of rewards, each 0 to 1."""
         with self._guard:
             self._told += n
             self._reward += min(max(total, 0.0), n)
 
     def counts(self) -> Counts:
+        """Return the counts so far."""
         with self._guard:
             told, reward = self._told, self._reward
         answers, took = self._answers.value, self._histogram.snapshot()
@@ -80,8 +84,9 @@ class SideStats:
 
 
 class RolloutObserver:
-    """Feedback about one side's answers: to the application's counts, and to the side's. Threads:
-    any."""
+    """Observer that passes feedback to the application's counters and to one side's. Threads:
+    any.
+    """
 
     __slots__ = ("_arm", "_next")
 
@@ -113,8 +118,9 @@ class RolloutObserver:
 
 
 class StageStats:
-    """What is counted while a rollout is in one stage. started_us: when counting began here, by the
-    wall clock."""
+    """Counts of one stage of a rollout. started_us: wall-clock time at which counting began
+    here.
+    """
 
     __slots__ = ("before", "compared", "guards", "new", "of", "started_us")
 
@@ -128,9 +134,11 @@ class StageStats:
 
     @property
     def compares(self) -> bool:
+        """Whether a guard compares outputs of both versions."""
         return any(guard.metric == "agreement" for guard in self.guards)
 
     def is_of(self, rollout: Rollout) -> bool:
+        """Return whether these counts are of this stage of this rollout."""
         mine = self.of
         return (mine.model, mine.began_us, mine.stage) == (
             rollout.model,
@@ -139,6 +147,7 @@ class StageStats:
         )
 
     def figures(self) -> Figures:
+        """Return the counts of both sides."""
         return Figures(self.new.counts(), self.before.counts(), *self.compared())
 
 
@@ -153,8 +162,9 @@ def _since(compared: Callable[[], tuple[int, int]]) -> Callable[[], tuple[int, i
 
 
 class TrafficSplit:
-    """How a rollout's queries part. new: the question of those that see the new version.  cores: of
-    both sides' models."""
+    """Division of an application's queries between two versions. new: the application with the new
+    version. cores: handles of both sides' models.
+    """
 
     __slots__ = ("_draw", "_salt", "cores", "new", "share", "stage")
 
@@ -170,4 +180,5 @@ class TrafficSplit:
         self._salt, self._draw = f"{rollout.application}\0{rollout.model}\0{rollout.began_us}", draw
 
     def takes(self, user: str | None) -> bool:
+        """Return whether a query of this user sees the new version."""
         return (place_of(self._salt, user) if user else self._draw()) < self.share
