@@ -1,9 +1,8 @@
-"""What must hold in a simulated mesh all the time, looked at from outside: by the store, the memory
-of nodes, and the queries.
+"""Invariants of a simulated mesh, checked from outside: by the store, memory and queries.
 
-None of it calls a decision of the mesh, so that a decision that is wrong is seen. Each law waits
-long enough for the mesh to have acted, and counts only time in which a leader could act and the
-store was there.
+No check calls a decision of the mesh, so a wrong decision is noticed. Each invariant waits long
+enough for the mesh to act, and counts only time in which a leader could act and the store was
+there.
 """
 
 from collections import Counter, deque
@@ -31,7 +30,7 @@ ARTIFACT_FAILURES: Final = (
 
 
 class Laws:
-    """Threads: one."""
+    """Checks invariants and reports violations to the world. Threads: one."""
 
     def __init__(self, world: "Simulation") -> None:
         self._world = world
@@ -42,25 +41,25 @@ class Laws:
         world.clock.after(LOOK_MS, self._look)
 
     def asked(self, model: str) -> None:
-        """A query for it has come."""
+        """Note a query of a model."""
         self._asked.setdefault(model, deque(maxlen=4096)).append(self._world.clock.now_ms)
 
     def claimed(self, node: "Node", before: MeshModel) -> None:
-        """It has claimed a model: not soon after it failed to load it."""
+        """Check a claim: not soon after the node failed to load the model."""
         failure, world = before.failures.get(node.id), self._world
         if failure is not None:
             left = failure.time_ms + self._block_ms(failure) - world.clock.now_ms
             world.check(left <= 0, f"{node.id} tries {before.id} again {left} ms too early")
 
     def completed(self, node: "Node", before: MeshModel, after: MeshModel | ClaimRefused) -> None:
-        """A load has ended: its copy counts only if it was claimed."""
+        """Check a completed load: its copy counts only if it was claimed."""
         self._world.check(
             node.id in before.copies or isinstance(after, ClaimRefused),
             f"{node.id} holds {before.id} without a claim",
         )
 
     def failed(self, node: "Node", id: str, after: MeshModel | ClaimRefused) -> None:
-        """A load has failed: the record says where."""
+        """Check a failed load: the record names the node."""
         recorded = isinstance(after, ClaimRefused) or node.id in after.failures
         self._world.check(recorded, f"nothing says that {node.id} failed to load {id}")
 
@@ -73,7 +72,7 @@ class Laws:
         )
 
     def given_up(self, after: MeshModel) -> None:
-        """A spare copy has gone: another is there."""
+        """Check that another copy exists after a spare one was released."""
         nodes = self._world.store.instances
         rest = [i for i, copy in after.copies.items() if copy.loaded_ms and i in nodes]
         self._world.check(bool(rest), f"the last copy of {after.id} was given up as a spare one")
@@ -84,7 +83,7 @@ class Laws:
         )
 
     def _rate(self, model: MeshModel) -> float:
-        """Queries a minute, over three looks at rates."""
+        """Return the queries a minute, over three rounds of rates."""
         window_ms = int(3000 * self._world.plan.settings.rate_s)
         asked, now = self._asked.get(model.id, ()), self._world.clock.now_ms
         return sum(now - at < window_ms for at in asked) * 60_000 / window_ms
@@ -92,8 +91,11 @@ class Laws:
     def placed(
         self, node: "Node", mirror: Mirror, size_bytes: int, exclude: set[str], model: MeshModel
     ) -> None:
-        """`node` was chosen for a first copy: not a full one while another, as far as is known, is
-        nearly empty. Further copies go to other zones."""
+        """Check the choice of an instance for a copy.
+
+        A first copy does not go to a full instance while another one is known to be nearly empty.
+        Further copies go to other zones.
+        """
         if model.copies:
             return
         field = {i.id: i for i in mirror.field}
@@ -112,8 +114,7 @@ class Laws:
         )
 
     def left(self, node: "Node", in_time: bool) -> None:
-        """A node has stopped in good order: what it held alone and was used lately is elsewhere,
-        where there was room."""
+        """Check a graceful stop: recently used models that only it held are loaded elsewhere."""
         world = self._world
         others = [i for i in world.store.instances.values() if i.id != node.id and not i.stopping]
         if (
@@ -220,7 +221,7 @@ class Laws:
         self._hold("rate", model.id, enough, 10_000 * settings.rate_s, what)
 
     def _look_at_policy(self, model: MeshModel) -> None:
-        """Copies that a policy asks for are there, where there is room and loads do not fail."""
+        """Check the copies that a policy asks for, where there is memory and loads succeed."""
         world = self._world
         alive = [i for i in model.copies if i in world.store.instances]
         room = [

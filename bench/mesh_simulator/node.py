@@ -1,7 +1,6 @@
-"""One simulated node: the mesh's own decisions, with effects that are events on a virtual clock.
+"""A simulated node: the mesh's own decisions, with effects that are events on a virtual clock.
 
-What a real node does by sockets and processes is here a delay and a function; what it decides it
-decides by the same functions.
+Sockets and processes of a real node are delays and function calls here.
 """
 
 from collections.abc import Collection
@@ -26,8 +25,7 @@ AGAIN_MS: Final = 500  # a query that waits looks again, whatever it hears
 
 
 class Node:
-    """Threads: one. The node's life is its epoch: what was begun in an earlier one has no
-    effect."""
+    """One node. An effect of an earlier epoch, before a restart, is ignored. Threads: one."""
 
     def __init__(self, world: "Simulation", number: int, mirror: Mirror) -> None:
         self.world, self.number, self.mirror = world, number, mirror
@@ -39,7 +37,7 @@ class Node:
         self.reset()
 
     def reset(self) -> None:
-        """As a process that has just begun."""
+        """Set the state of a process that has just started."""
         plan = self.world.plan
         self.residents = ModelCache(plan.capacity_bytes, churn_ms=plan.churn_ms)
         self.queue = LoadQueue()
@@ -62,7 +60,7 @@ class Node:
     # -- queries
 
     def ask(self, query: Query) -> None:
-        """Answer it from a copy, or wait for one."""
+        """Answer a query from a copy, or wait for one."""
         if query.ended_ms >= 0:
             return
         if not query.model:
@@ -102,13 +100,13 @@ class Node:
             self.world.clock.after(2 * self.world.plan.lag_ms + 1, self.ask, query)
 
     def _look_later(self, query: Query) -> None:
-        """The registry names holders that have it no longer."""
+        """Retry a query whose known holders do not have the model any more."""
         query.hops = 0
         self._bound(query, "not found where it was said to be")
         self.world.clock.after(AGAIN_MS, self.ask, query)
 
     def _bound(self, query: Query, why: str) -> None:
-        """From now on it waits, and no longer than it may."""
+        """Start the query's wait, at most until its deadline."""
         if not query.missed:
             query.missed = True
             self.world.clock.at(query.deadline_ms, self.world.refuse, query, why)
@@ -117,7 +115,7 @@ class Node:
         return bool(claims.loaded_copies(self.mirror.read(model), self.mirror.field))
 
     def serve(self, query: Query) -> bool:
-        """As a holder. False: it is not here."""
+        """Answer a query as a holder. Returns False if the model is not here."""
         held = self.residents.get(query.model)
         if held is None or held.loading:
             return False
@@ -147,7 +145,7 @@ class Node:
             self.place(id)
 
     def wake(self, id: str) -> None:
-        """The model's record has changed, or an instance has gone."""
+        """Retry waiting queries: the model's record has changed, or an instance has gone."""
         queries = [query for query in self.waiting.get(id, ()) if query.ended_ms < 0]
         if not queries:
             self._stop_waiting(id)
@@ -165,7 +163,7 @@ class Node:
         self.mirror.wait_no_more(id, self.id)
 
     def place(self, id: str) -> None:
-        """Find an instance to load a model that is waited for; nothing, while one is loading it."""
+        """Choose an instance to load a model with waiting queries, unless one loads it."""
         now, plan = self.world.clock.now_ms, self.world.plan
         if not self.alive or not any(query.ended_ms < 0 for query in self.waiting.get(id, ())):
             return
@@ -228,7 +226,7 @@ class Node:
     # -- loads
 
     def add_copy(self, id: str, copies: int) -> None:
-        """One more copy somewhere, until there are so many: for scaling, policies, v-models."""
+        """Load one more copy somewhere, until there are `copies`."""
         model, gone = (
             self.mirror.read(id),
             {i for i, until in self.unreachable.items() if until > self.world.clock.now_ms},
@@ -250,12 +248,12 @@ class Node:
             target.load(id, copies, waiting, self.id)
 
     def refused(self, id: str) -> None:
-        """The instance that was asked cannot: another."""
+        """Choose another instance: the one that was asked cannot load the model."""
         if self.alive and id in self.waiting:
             self.place(id)
 
     def load(self, id: str, copies: int, waiting: bool, asker: str) -> None:
-        """Another node asks this one to load a model."""
+        """Load a model that another node asked for."""
         now = self.world.clock.now_ms
         if id in self.queue:
             if waiting:
@@ -273,7 +271,7 @@ class Node:
             )
 
     def still(self) -> "partial[bool]":
-        """Whether this life of the node goes on."""
+        """Return a function that returns whether this life of the node goes on."""
         return partial(self._lives, self.epoch)
 
     def _lives(self, epoch: int) -> bool:
@@ -298,7 +296,7 @@ class Node:
             self.world.clock.after(self.world.plan.hop_ms, self.world.nodes[asker].refused, id)
 
     def _give_up(self, id: str) -> None:
-        """A claim that comes to nothing."""
+        """Drop a load whose claim was refused."""
         self.world.store.commit(
             self.id,
             id,
@@ -308,7 +306,7 @@ class Node:
         )
 
     def pump(self) -> None:
-        """Begin loads while there is a loader and a place."""
+        """Start loads while there are free loaders."""
         now, plan = self.world.clock.now_ms, self.world.plan
         while len(self.loading) < plan.loading_max and (load := self.queue.pop()) is not None:
             room = self.residents.room_for(load.size_bytes, load.used_ms, now, waiting=load.waiting)
@@ -343,7 +341,7 @@ class Node:
         return self.mirror.read(id).policy.pinned
 
     def evict(self, id: str) -> None:
-        """A copy goes, to make room."""
+        """Evict a copy to make room."""
         self.world.check(not self._pinned(id), f"{self.id} evicts {id}, which is pinned")
         self._drop(id)
 
@@ -362,7 +360,7 @@ class Node:
         )
 
     def _loaded(self, id: str, epoch: int) -> None:
-        """A load has ended, one way or the other."""
+        """End a load, successful or not."""
         if epoch != self.epoch or not self.alive:
             return
         now = self.world.clock.now_ms
@@ -396,7 +394,7 @@ class Node:
     # -- upkeep
 
     def record(self) -> Instance:
-        """What it tells of itself."""
+        """Return the record of this instance."""
         plan = self.world.plan
         return Instance(
             self.id,
@@ -416,6 +414,7 @@ class Node:
         )
 
     def publish(self, always: bool = False) -> None:
+        """Write the record of this instance if it has changed enough."""
         now, record = self.world.clock.now_ms, self.record()
         if not self.world.store.reachable(self.id):
             return
@@ -426,6 +425,7 @@ class Node:
             self.world.store.put_instance(record)
 
     def view(self, usage: dict[str, Usage] | None = None) -> maintenance.MeshView:
+        """Return the view for maintenance decisions."""
         resident = {
             id: (held.size_bytes, held.used_ms)
             for id, held in self.residents.items()
@@ -438,6 +438,7 @@ class Node:
         )
 
     def look_at_rates(self) -> None:
+        """Run the round of rates."""
         plan, now = self.world.plan, self.world.clock.now_ms
         self.rate = self.served * 60_000 / (1000 * plan.settings.rate_s)
         self.served = 0
@@ -448,7 +449,7 @@ class Node:
                 self.add_copy(action.model, action.copies)
 
     def clean(self) -> None:
-        """The janitor."""
+        """Run the janitor's round."""
         if not self.world.store.reachable(self.id):
             return
         now = self.world.clock.now_ms
@@ -496,7 +497,7 @@ class Node:
         self.world.store.commit(self.id, id, keep, gone, self.still())
 
     def drain(self) -> None:
-        """A graceful stop: others load what was used lately, and then it goes."""
+        """Stop gracefully: other nodes load recently used models first."""
         self.stopping = True
         self.publish(always=True)
         for load in [self.queue.drop(id) for id in list(self.askers) if id in self.queue]:

@@ -1,4 +1,4 @@
-"""A world of the simulator as it is planned, and what came of it."""
+"""Plans of simulated worlds, and reports of what happened in them."""
 
 import math
 from collections import Counter
@@ -15,10 +15,12 @@ FaultKind = Literal["kill", "outage", "cut", "split", "slow", "corrupt", "stop"]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What goes wrong, from when, and for how long. kill, stop (graceful), cut (no store), split
-    (nobody): of the node `number`; one that was killed or stopped begins anew afterwards. outage:
-    of the store. slow: loads take ten times as long. corrupt: artifacts of models whose number is
-    `number`, modulo 17."""
+    """A fault, its start and its duration.
+
+    kill, stop (graceful), cut (no store) and split (no other node) are of the node `number`; a
+    killed or stopped node starts anew afterwards. outage: of the store. slow: loads take ten times
+    as long. corrupt: artifacts of the models whose number modulo 17 is `number`.
+    """
 
     kind: FaultKind
     at_ms: int
@@ -28,8 +30,11 @@ class Fault:
 
 @dataclass(frozen=True)
 class Plan:
-    """A world. share: of all models' bytes, that the instances' memory comes to.  rate_per_s:
-    queries of the whole mesh. shared_mirror: all nodes read one."""
+    """A simulated world.
+
+    share: memory of the instances, as a share of the size of all models. rate_per_s: queries of the
+    whole mesh. shared_mirror: all nodes read one mirror.
+    """
 
     instances: int = 5
     models: int = 200
@@ -60,15 +65,17 @@ class Plan:
 
     @property
     def capacity_bytes(self) -> int:
-        """Of one instance."""
+        """The memory of one instance."""
         mean = self.typical_bytes * math.exp(0.5)
         return max(int(self.share * self.models * mean / self.instances), 20 * self.typical_bytes)
 
 
 @dataclass
 class Report:
-    """What came of it. waits: queries that had to wait for a load, by the bound in ms up to which
-    they did; the last: longer."""
+    """Counts of what happened.
+
+    waits: queries that waited for a load, by the upper bound of their wait in ms; the last: longer.
+    """
 
     queries: int = 0
     hits: int = 0
@@ -81,10 +88,11 @@ class Report:
 
     @property
     def hit_ratio(self) -> float:
+        """Share of the queries that found a loaded copy."""
         return self.hits / self.queries if self.queries else 0.0
 
     def wait_ms(self, share: float) -> float:
-        """A bound of the wait of so many of those that waited."""
+        """Return the upper bound of the wait of this share of the queries that waited."""
         seen, total = 0, sum(self.waits)
         for bound, count in zip((*WAITS_MS, math.inf), self.waits, strict=True):
             seen += count
@@ -94,7 +102,7 @@ class Report:
 
 
 def some_faults(seed: int, plan: Plan) -> Plan:
-    """The plan with faults of all kinds, by seed."""
+    """Return the plan with random faults of all kinds."""
     rng, last = Random(seed), 1000 * plan.seconds
     kinds: tuple[FaultKind, ...] = ("kill", "outage", "cut", "split", "slow", "corrupt", "stop")
     faults = tuple(

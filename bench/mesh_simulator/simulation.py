@@ -1,10 +1,8 @@
-"""The mesh on virtual time: nodes that decide by the mesh's own functions, a store, queries by
-zipf, and faults by seed.
+"""A mesh on virtual time: nodes that use the mesh's decisions, a store, queries by zipf, faults.
 
-What must always hold is checked as it happens, and `settle` checks what must hold once faults have
-ended; a run with violations says so in its report, with the seed that brings it back. Large runs
-let all nodes share one mirror of the registry; small ones give each its own, so that what one knows
-later than another matters.
+Invariants are checked as things happen; `settle` checks what must hold once faults have ended. The
+report lists violations; the plan's seed reproduces them. In large runs all nodes share one mirror
+of the registry; in small ones each has its own, so that delays between them matter.
 """
 
 import bisect
@@ -38,8 +36,10 @@ __all__ = ["START_MS", "Fault", "FaultKind", "Plan", "Report", "Simulation", "so
 
 
 class Simulation:
-    """Threads: one. `run` to the plan's end, then `settle`; both may be followed by more of
-    `step`."""
+    """A simulated mesh. Call `run` and then `settle`; `step` may follow either.
+
+    Threads: one.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -83,10 +83,11 @@ class Simulation:
             self.clock.at(START_MS + fault.at_ms + fault.for_ms, self._fault, fault, False)
 
     def step(self, ms: float) -> None:
+        """Advance the virtual time."""
         self.clock.run(self.clock.now_ms + int(ms))
 
     def run(self) -> Report:
-        """To the end of the plan, and until its last query has ended."""
+        """Run to the end of the plan, and until the last query has ended."""
         self.clock.run(START_MS + int(1000 * self.plan.seconds) + self.plan.deadline_ms + 1)
         self.check(
             not self.waiting, f"{len(self.waiting)} queries have not ended by their deadlines"
@@ -97,10 +98,11 @@ class Simulation:
     # -- what there is
 
     def name(self, number: int) -> str:
+        """Return the id of a model."""
         return f"m{number:07}"
 
     def make(self, id: str) -> MeshModel:
-        """A model's record as it was registered; made when it is first read."""
+        """Return a model's record as it was registered."""
         number = int(id[1:])
         if number < self.plan.pinned:
             policy = Policy(pinned=True)
@@ -118,7 +120,7 @@ class Simulation:
         )
 
     def size_of(self, id: str) -> int:
-        """Log-normal by its id alone, up to ten times what is typical."""
+        """Return a model's size: log-normal by its id, at most ten times the typical size."""
         if (held := self._sizes.get(id)) is not None:
             return held
         drawn = zlib.crc32(id.encode()) / 2**32
@@ -132,14 +134,16 @@ class Simulation:
         return size
 
     def load_ms(self, id: str) -> int:
+        """Return the duration of a load."""
         least, each = self.plan.load_ms
         return int(self.slow * (least + each * self.size_of(id) / 1e6))
 
     def fault_of(self, node: Node, id: str) -> tuple[str, LoadFault] | None:
+        """Return the reason and fault if a load fails; None if it succeeds."""
         return ("the artifact is corrupt", "artifact") if int(id[1:]) % 17 in self.corrupt else None
 
     def reach(self, one: Node, other: Node) -> bool:
-        """Whether a message gets there."""
+        """Return whether a message from one node reaches another."""
         return other.alive and (
             one is other or not (one.id in self.split or other.id in self.split)
         )
@@ -147,8 +151,7 @@ class Simulation:
     def of_instance(
         self, node: Node, resident: dict[str, tuple[int, int]], usage: dict[str, Usage] | None
     ) -> Iterator[tuple[str, MeshModel]]:
-        """For a look at rates, the models used; for the janitor, all that the registry or the
-        memory says are there."""
+        """Return the records that a round of rates, or the janitor, considers."""
         ids = usage if usage is not None else {*resident, *self.by_instance.get(node.id, ())}
         for id in sorted(ids):
             model = self.store.read(id) if usage is None else node.mirror.read(id)
@@ -158,7 +161,7 @@ class Simulation:
                 self.by_instance.get(node.id, set()).discard(id)
 
     def together(self, node: Node, mine: dict[str, Usage]) -> dict[str, Usage]:
-        """With what other holders have told in their digests."""
+        """Return the usage with the digests of other holders."""
         now, fresh = self.clock.now_ms, 2000 * self.plan.settings.rate_s
         found = {}
         for id, usage in mine.items():
@@ -174,7 +177,7 @@ class Simulation:
     # -- queries
 
     def _arrive(self, until_ms: float) -> None:
-        """A query comes in, somewhere, and the next is on its way."""
+        """Start a query and schedule the next one."""
         self.query(self.name(bisect.bisect(self._demand, self.rng.random() * self._demand[-1])))
         if self.plan.vmodels and self.rng.random() < 0.2:
             self.query(f"v{self.rng.randrange(self.plan.vmodels):02}")
@@ -183,7 +186,7 @@ class Simulation:
             self.clock.after(int(gap + self.rng.random()), self._arrive, until_ms)
 
     def query(self, name: str, entry: Node | None = None) -> Query:
-        """One query, now."""
+        """Start a query now."""
         now = self.clock.now_ms
         query = Query(name, now, now + self.plan.deadline_ms)
         self.report.queries += 1
@@ -205,6 +208,7 @@ class Simulation:
         return next((node for node in self.entries if node.alive and not node.stopping), None)
 
     def answered(self, query: Query, holder: Node, epoch: int) -> None:
+        """End a query with an answer."""
         if query.ended_ms >= 0:
             return
         entry = self.nodes[query.entry]
@@ -221,6 +225,7 @@ class Simulation:
             self.report.hits += 1
 
     def refuse(self, query: Query, why: str) -> None:
+        """End a query without an answer."""
         if query.ended_ms >= 0:
             return
         self._end(query)
@@ -258,8 +263,7 @@ class Simulation:
     # -- the life of nodes
 
     def start(self, node: Node) -> None:
-        """As a process of the same name, new or again: what the registry says it holds it has
-        not."""
+        """Start a node as a process: copies that the registry lists for it are not there."""
         node.epoch += 1
         node.reset()
         node.alive = True
@@ -303,8 +307,7 @@ class Simulation:
             self.clock.after(int(1000 * seconds), self._every, seconds, node, what, epoch)
 
     def _keep(self, node: Node, epoch: int) -> None:
-        """The lease: renewed, or lost; a node that has lost it begins again with the registry when
-        it can."""
+        """Renew the lease of a node; one that has lost it enters again when it can."""
         if node.epoch != epoch or not node.alive:
             return
         if self.store.reachable(node.id):
@@ -330,7 +333,7 @@ class Simulation:
         self.store.drop_instance(node.id)
 
     def kill(self, node: Node) -> None:
-        """SIGKILL. Its clients ask elsewhere."""
+        """Kill a node; its clients ask other nodes."""
         if not node.alive:
             return
         node.alive = False
@@ -352,7 +355,7 @@ class Simulation:
         self.clock.after(self.plan.hop_ms, entry.ask, query)
 
     def leave(self, node: Node) -> None:
-        """The end of a graceful stop."""
+        """End a graceful stop."""
         if not self.store.reachable(node.id):
             self.clock.after(100, self.leave, node)
             return
@@ -400,7 +403,7 @@ class Simulation:
             node.clean()
 
     def told_of_fault(self, instance: str, model: str, fault: LoadFault) -> None:
-        """All hear of it from the registry."""
+        """Note a failed load, which all nodes see in the registry."""
         self.count(f"failed loads: {fault}")
         for node in self.nodes.values():
             if node.quarantine.failed(instance, model, fault, self.clock.now_ms):
@@ -409,6 +412,7 @@ class Simulation:
     # -- the leader
 
     def leader(self) -> Node | None:
+        """Return the leader, if there is one."""
         return next(
             (
                 n
@@ -419,7 +423,7 @@ class Simulation:
         )
 
     def _lead(self) -> None:
-        """Each second: names on their way. By its period: the reaper."""
+        """Run the leader's second: v-models, and at its period the reaper."""
         leader, settings = self.leader(), self.plan.settings
         if leader is not None:
             for name in sorted(self.store.vmodels):
@@ -441,6 +445,7 @@ class Simulation:
         self.clock.after(1000, self._lead)
 
     def reap(self, leader: Node) -> None:
+        """Run the reaper's round."""
         now, settings = self.clock.now_ms, self.plan.settings
         kept = [
             (id, m)
@@ -482,8 +487,7 @@ class Simulation:
                     leader.add_copy(model, copies)
 
     def _end_step(self, vmodel: VModel, step: vmodels.VStep) -> None:
-        """As it is decided by what the transaction reads; another step than one of these writes
-        nothing."""
+        """Write a v-model's step if the transaction decides the same step."""
         if isinstance(step, vmodels.SwitchVModel):
             self._check_switch(vmodel)
             self._write(vmodel.id, vmodels.switched(vmodel, self.store.read, self.clock.now_ms))
@@ -493,8 +497,10 @@ class Simulation:
             self.count("failed switches")
 
     def _check_switch(self, vmodel: VModel) -> None:
-        """Queries that find the active one loaded find the target loaded; a holder that has just
-        died is not known to have."""
+        """Check that a switch loses no query: the target is loaded if the active model is.
+
+        A holder that has just died is not known to have died.
+        """
         active, target = self.store.read(vmodel.active), self.store.read(vmodel.target)
         had, has = (
             claims.loaded_copies(active, self.store.instances),
@@ -510,14 +516,14 @@ class Simulation:
         self.store.put_models(change.models)
 
     def set_vmodel(self, id: str, target: str, **told: Any) -> None:
-        """As a user does."""
+        """Set the target of a v-model."""
         change = vmodels.set_target(
             id, self.store.vmodels.get(id), target, self.store.read, self.clock.now_ms, **told
         )
         self._write(id, change)
 
     def _switch_some(self) -> None:
-        """Now and then a name is set to another model, or back."""
+        """Switch some v-models, from time to time."""
         if self._settles:
             return
         if self.leader() is not None:
@@ -541,9 +547,9 @@ class Simulation:
     def claim(
         self, node: Node, id: str, copies: int, then: Then, still: Callable[[], bool]
     ) -> None:
-        """A claim's transaction, and the law of exact copies."""
+        """Commit a claim and check the number of copies."""
 
-        def change(model: MeshModel) -> "MeshModel | claims.Refused":
+        def change(model: MeshModel) -> MeshModel | claims.ClaimRefused:
             alive = self.store.instances
             before = model
             after = claims.claimed(
@@ -565,17 +571,21 @@ class Simulation:
         self.store.commit(node.id, id, change, then, still)
 
     def count(self, what: str) -> None:
+        """Count an event."""
         self.report.counts[what] += 1
 
     def check(self, holds: bool, what: str) -> None:
+        """Report a violation unless a condition holds."""
         if not holds and len(self.report.violations) < 20:
             self.report.violations.append(
                 f"seed {self.plan.seed}, {self.clock.now_ms - START_MS} ms: {what}"
             )
 
     def settle(self, ids: Iterable[str] = ()) -> Report:
-        """Faults end; whoever is dead begins anew; janitor and reaper have their turn. Then memory
-        and registry agree, and each of the models named answers."""
+        """End all faults, restart dead nodes, and run janitor and reaper.
+
+        Then check that memory and registry agree, and that each of the given models answers.
+        """
         self._settles = True
         self.corrupt.clear()
         self.slow = 1.0

@@ -1,5 +1,4 @@
-"""What a simulated mesh is made of: a store and its mirrors on virtual time, and one query. No
-decision is made here."""
+"""Parts of a simulated mesh without decisions: virtual time, the store, its mirrors, queries."""
 
 import heapq
 from collections.abc import Callable
@@ -15,7 +14,7 @@ Change = Callable[[MeshModel], MeshModel | ClaimRefused]
 
 
 class Clock:
-    """Virtual wall ms, and what happens when."""
+    """A virtual clock with a queue of events. Times are wall clock milliseconds."""
 
     def __init__(self, start_ms: int) -> None:
         self.now_ms = start_ms
@@ -24,13 +23,16 @@ class Clock:
         self.done = 0
 
     def at(self, time_ms: int, act: Callable[..., None], *told: Any) -> None:
+        """Schedule a call at a time, or now if that has passed."""
         self._count += 1
         heapq.heappush(self._events, (max(time_ms, self.now_ms), self._count, act, told))
 
     def after(self, delay_ms: int, act: Callable[..., None], *told: Any) -> None:
+        """Schedule a call after a delay."""
         self.at(self.now_ms + delay_ms, act, *told)
 
     def run(self, until_ms: int) -> None:
+        """Execute the events up to a time, in order."""
         events = self._events
         while events and events[0][0] <= until_ms:
             self.now_ms, _, act, told = heapq.heappop(events)
@@ -41,7 +43,7 @@ class Clock:
 
 @dataclass(slots=True, eq=False)
 class Query:
-    """One query: for a model's id, or a v-model's. ended_ms: -1 while it waits."""
+    """A query of a model or v-model. ended_ms: -1 while it waits."""
 
     name: str
     born_ms: int
@@ -55,8 +57,11 @@ class Query:
 
 
 class Mirror:
-    """The registry as one node knows it, or as all do where they share one. on_model, on_gone: told
-    what has changed."""
+    """The registry as one node, or all nodes with a shared mirror, know it.
+
+    field: the instances. waiters: functions to call when a model's record changes, by model and
+    node.
+    """
 
     def __init__(self, make: Callable[[str], MeshModel]) -> None:
         self._make = make
@@ -66,30 +71,36 @@ class Mirror:
         self.waiters: dict[str, dict[str, Callable[[str], None]]] = {}
 
     def read(self, id: str) -> MeshModel:
+        """Return the record of a model, made at the first call."""
         held = self.models.get(id)
         if held is None:
             held = self.models[id] = self._make(id)
         return held
 
     def put_model(self, model: MeshModel) -> None:
+        """Replace the record of a model."""
         self.models[model.id] = model
         if model.id in self.waiters:
             for wake in list(self.waiters[model.id].values()):
                 wake(model.id)
 
     def put_instance(self, instance: Instance) -> None:
+        """Replace the record of an instance."""
         self.field.put(instance)
 
     def drop_instance(self, id: str) -> None:
+        """Remove an instance."""
         self.field.remove(id)
         for model in [model for model in self.waiters if id in self.read(model).copies]:
             for wake in list(self.waiters[model].values()):
                 wake(model)
 
     def wait(self, model: str, node: str, wake: Callable[[str], None]) -> None:
+        """Call `wake` for a node when the record of a model changes."""
         self.waiters.setdefault(model, {})[node] = wake
 
     def wait_no_more(self, model: str, node: str) -> None:
+        """Undo `wait`."""
         held = self.waiters.get(model)
         if held is not None:
             held.pop(node, None)
@@ -97,7 +108,7 @@ class Mirror:
                 del self.waiters[model]
 
     def list_again(self, store: "Store") -> None:
-        """All of it, after changes were missed."""
+        """Read all records, after changes were missed."""
         self.models, self.vmodels = dict(store.models), dict(store.vmodels)
         self.field = InstanceIndex(store.instances.values())
         for model in list(self.waiters):
@@ -107,11 +118,10 @@ class Mirror:
 
 @dataclass(eq=False)
 class Store:
-    """Records with transactions that take time, and mirrors that hear of them later. A change is a
-    function of the record as it is when the transaction commits: what a loop of compare-and-set
-    comes to.
+    """A store with transactions that take time, and mirrors that are updated later.
 
-    down_until_ms: nothing commits before. cut: nodes that cannot reach it.
+    A change is a function of the record at the time of the commit, which is what a compare-and-set
+    loop amounts to. down_until_ms: nothing commits before. cut: nodes that cannot reach the store.
     """
 
     clock: Clock
@@ -127,27 +137,32 @@ class Store:
     commits: int = 0
 
     def read(self, id: str) -> MeshModel:
+        """Return the record of a model, made at the first call."""
         held = self.models.get(id)
         if held is None:
             held = self.models[id] = self.make(id)
         return held
 
     def mirror(self, mirror: Mirror, node: str) -> None:
-        """From now on it hears of changes, on behalf of this node too."""
+        """Update a mirror with later changes, on behalf of a node."""
         self.mirrors.setdefault(id(mirror), (mirror, set()))[1].add(node)
 
     @property
     def down(self) -> bool:
+        """True while nothing can commit."""
         return self.clock.now_ms < self.down_until_ms
 
     def reachable(self, node: str) -> bool:
+        """Return whether a node can reach the store."""
         return not self.down and node not in self.cut
 
     def commit(
         self, node: str, model: str, change: Change, then: Then, still: Callable[[], bool]
     ) -> None:
-        """Change a model's record in a while, tried until the store is there; given up when `still`
-        says no."""
+        """Change a model's record after the commit time; repeated while the store is away.
+
+        then: called with the result. still: returns False to give up.
+        """
         self.clock.after(self.commit_ms, self._commit, node, model, change, then, still)
 
     def _commit(
@@ -167,15 +182,19 @@ class Store:
         then(after)
 
     def put_instance(self, instance: Instance) -> None:
+        """Write the record of an instance."""
         self.commits += 1
         self.instances[instance.id] = instance
         self._tell(Mirror.put_instance, instance)
 
     def drop_instance(self, id: str) -> None:
+        """Delete the record of an instance."""
         if self.instances.pop(id, None) is not None:
             self._tell(Mirror.drop_instance, id)
 
     def put_vmodel(self, vmodel: VModel | None, id: str) -> None:
+        """Write the record of a v-model; None: delete it."""
+
         def put(mirror: Mirror, told: VModel | None) -> None:
             if told is None:
                 mirror.vmodels.pop(id, None)
@@ -187,6 +206,7 @@ class Store:
         self._tell(put, vmodel)
 
     def put_models(self, models: tuple[MeshModel, ...]) -> None:
+        """Write records of models."""
         for model in models:
             self.models[model.id] = model
             self._tell(Mirror.put_model, model)
