@@ -389,7 +389,7 @@ class Node:
             self._answer(id)
             if fault is not None:
                 self.world.laws.failed(self, id, result)
-                self.world.told_of_fault(self.id, id, fault[1])
+                self.world.on_load_failed(self.id, id, fault[1])
 
     # -- upkeep
 

@@ -69,9 +69,9 @@ class Simulation:
         for n in range(plan.vmodels):
             self.set_vmodel(f"v{n:02}", self.name(n))
         self.step(2 * plan.lag_ms)
-        self._begin()
+        self._start_world()
 
-    def _begin(self) -> None:
+    def _start_world(self) -> None:
         plan = self.plan
         if plan.rate_per_s:
             self.clock.after(0, self._arrive, START_MS + 1000 * plan.seconds)
@@ -402,7 +402,7 @@ class Simulation:
             node.unreachable.clear()
             node.clean()
 
-    def told_of_fault(self, instance: str, model: str, fault: LoadFault) -> None:
+    def on_load_failed(self, instance: str, model: str, fault: LoadFault) -> None:
         """Note a failed load, which all nodes see in the registry."""
         self.count(f"failed loads: {fault}")
         for node in self.nodes.values():
@@ -481,7 +481,7 @@ class Simulation:
                 self._end_step(
                     vmodel, maintenance.step_of(vmodel, view, self.clock.now_ms, self.plan.settings)
                 )
-            case vmodels.LoadTarget(model, copies):
+            case vmodels.LoadVModelTarget(model, copies):
                 held = claims.alive_copies(self.store.read(model), self.store.instances)
                 for _ in range(copies - len(held)):
                     leader.add_copy(model, copies)

@@ -29,7 +29,7 @@ from clipper.mesh.facade import ModelStatus
 from clipper.mesh.membership import MeshMembership, ServerHost
 from clipper.mesh.node.node import MeshNode
 from clipper.mesh.records import Policy
-from clipper.mesh.routing.router import MeshedModel
+from clipper.mesh.routing.router import MeshModelHandle
 from clipper.options import (
     ApplicationOptions,
     DeployOptions,
@@ -437,7 +437,7 @@ class ClipperServer:
             name, model, version, packages.code, input, wait, promote, **settings
         ).core
 
-    def model(self, name: str | VersionedModel) -> CoreModel | MeshedModel:
+    def model(self, name: str | VersionedModel) -> CoreModel | MeshModelHandle:
         """Return the handle of one model, which has predict(), predict_many() and put().
 
         Without a version it is the latest. Raises UnknownModel, UnknownVersion.

@@ -11,7 +11,7 @@ from clipper.catalog import Catalog
 from clipper.config import Config
 from clipper.errors import NotAllowed, UnknownModel
 from clipper.mesh.node.node import MeshNode
-from clipper.mesh.routing.router import MeshedModel
+from clipper.mesh.routing.router import MeshModelHandle
 from clipper.serving.models.containers import Containers, Replica, Seat
 from clipper.serving.models.engines import Engines
 from clipper.serving.models.running_models import RunningModels
@@ -80,12 +80,12 @@ class MeshMembership:
         """Return whether the mesh has a model of this name."""
         return self._node is not None and self._node.router.route(name) is not None
 
-    def model(self, name: str) -> MeshedModel:
+    def model(self, name: str) -> MeshModelHandle:
         """Return the handle of one model. Raises UnknownModel."""
         route = self._node.router.route(name) if self._node is not None else None
         if route is None:
             raise UnknownModel(f"no model {name!r} is registered.")
-        return MeshedModel(route)
+        return MeshModelHandle(route)
 
     def seat(self, name: str, version: int, input: str) -> Seat | None:
         """Return the queue that a connecting container serves; None for a model of the catalog."""

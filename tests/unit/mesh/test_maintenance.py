@@ -20,7 +20,7 @@ from clipper.mesh.decisions.maintenance import (
     UnregisterUnnamed,
 )
 from clipper.mesh.decisions.usage import Usage
-from clipper.mesh.decisions.vmodels import LINGER_MS, LoadTarget
+from clipper.mesh.decisions.vmodels import LINGER_MS, LoadVModelTarget
 from clipper.mesh.records import Copy, Failure, Instance, MeshModel, Policy, VModel
 from clipper.settings.mesh import MeshSettings
 
@@ -182,7 +182,7 @@ def test_names_on_their_way_go_on() -> None:
     models = {"m1": some("m1", "a"), "m2": some("m2")}
     names = [VModel("v", "m1", "m2"), VModel("w", "m1", "m1")]
     found = maintenance.reaper(MeshView("a", NODES, vmodels=names, read=models.get), NOW, SETTINGS)
-    assert found == [StepVModel("v", LoadTarget("m2", 1, "0 of 1 copies are loaded"))]
+    assert found == [StepVModel("v", LoadVModelTarget("m2", 1, "0 of 1 copies are loaded"))]
 
 
 def test_free_memory_is_filled_by_half_above_a_reserve() -> None:

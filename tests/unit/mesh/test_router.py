@@ -11,8 +11,8 @@ from clipper.mesh.routing.lookups import LOOKUPS_MAX, Lookups
 from clipper.mesh.routing.router import (
     ABSENT_MAX,
     Alias,
+    ModelRouter,
     Route,
-    Router,
     core_record,
     is_convertible,
 )
@@ -20,7 +20,9 @@ from clipper.testing import wait_until
 from clipper.types import Batching, InputType, Model
 
 
-def routes(*known: str, draws: list[float] | None = None) -> tuple[Router, list[str], list[str]]:
+def routes(
+    *known: str, draws: list[float] | None = None
+) -> tuple[ModelRouter, list[str], list[str]]:
     missed: list[str] = []
     looked: list[str] = []
 
@@ -38,7 +40,7 @@ def routes(*known: str, draws: list[float] | None = None) -> tuple[Router, list[
 
     drawn = iter(draws or ())
     rng: Any = SimpleNamespace(random=lambda: next(drawn))
-    return Router(make, find, told, Batching(), rng, look_up=looked.append), missed, looked
+    return ModelRouter(make, find, told, Batching(), rng, look_up=looked.append), missed, looked
 
 
 def test_a_miss_is_told_once_until_it_was_served() -> None:

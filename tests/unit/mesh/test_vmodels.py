@@ -12,7 +12,7 @@ from clipper.mesh.decisions import vmodels
 from clipper.mesh.decisions.vmodels import (
     LINGER_MS,
     FailVModel,
-    LoadTarget,
+    LoadVModelTarget,
     NoStep,
     SwitchVModel,
     VChange,
@@ -75,9 +75,9 @@ def test_the_switch_waits_for_as_many_copies_as_the_active_has() -> None:
     registry.set("v", "m1")
     vmodel = registry.set("v", "m2")
     assert (vmodel.active, vmodel.status()) == ("m1", "TRANSITIONING")
-    assert next_step(vmodel, registry) == LoadTarget("m2", 2, "0 of 2 copies are loaded")
+    assert next_step(vmodel, registry) == LoadVModelTarget("m2", 2, "0 of 2 copies are loaded")
     registry.models["m2"] = some("m2", 1, refs=1)
-    assert isinstance(next_step(vmodel, registry), LoadTarget)
+    assert isinstance(next_step(vmodel, registry), LoadVModelTarget)
     registry.models["m2"] = some("m2", 2, refs=1)
     assert isinstance(next_step(vmodel, registry), SwitchVModel)
     after = registry.write("v", vmodels.switched(vmodel, registry.models.get, NOW + 1))
@@ -106,7 +106,7 @@ def test_fewer_copies_are_enough_where_more_cannot_be() -> None:
 def test_copies_of_the_dead_do_not_count() -> None:
     registry = Registry(some("m1", 1), MeshModel("m2", "onnx", copies={"dead": Copy(1, 2)}))
     registry.set("v", "m1")
-    assert isinstance(next_step(registry.set("v", "m2"), registry), LoadTarget)
+    assert isinstance(next_step(registry.set("v", "m2"), registry), LoadVModelTarget)
 
 
 def test_at_once_when_asked_or_when_nothing_is_lost() -> None:
@@ -129,14 +129,14 @@ def test_a_target_that_fails_leaves_the_active_and_is_tried_again() -> None:
     assert after is not None
     assert (after.active, after.status(), after.why) == ("m1", "TRANSITION_FAILED", "corrupt")
     assert isinstance(next_step(after, registry), NoStep)
-    assert isinstance(next_step(after, registry, NOW + 600_001), LoadTarget)
+    assert isinstance(next_step(after, registry, NOW + 600_001), LoadVModelTarget)
 
 
 def test_it_gives_up_in_time() -> None:
     registry = Registry(some("m1", 1), some("m2"))
     registry.set("v", "m1")
     vmodel = registry.set("v", "m2", give_up_ms=NOW + 100)
-    assert isinstance(next_step(vmodel, registry, NOW + 99), LoadTarget)
+    assert isinstance(next_step(vmodel, registry, NOW + 99), LoadVModelTarget)
     assert isinstance(next_step(vmodel, registry, NOW + 100), FailVModel)
     failed = vmodels.failed(vmodel, "late").vmodel
     assert failed is not None
@@ -178,7 +178,7 @@ def test_a_split_goes_to_the_target_only_where_it_is_loaded() -> None:
     registry.set("v", "m1")
     vmodel = registry.set("v", "m2", share=0.25)
     assert vmodel.status() == "DEFINED"
-    assert isinstance(next_step(vmodel, registry), LoadTarget)
+    assert isinstance(next_step(vmodel, registry), LoadVModelTarget)
     assert vmodels.resolve(vmodel, 0.1, lambda id: False) == "m1"
     assert vmodels.resolve(vmodel, 0.1, lambda id: True) == "m2"
     assert vmodels.resolve(vmodel, 0.3, lambda id: True) == "m1"
@@ -269,7 +269,7 @@ def test_references_are_what_the_names_say(seed: int) -> None:
                 had = registry.models[before.active].loaded
                 registry.write(id, vmodels.switched(before, registry.models.get, now))
                 assert not had or registry.models[before.target].loaded
-            elif isinstance(step, LoadTarget):
+            elif isinstance(step, LoadVModelTarget):
                 target_model = registry.models[step.model]
                 more = {i: Copy(1, 2) for i in "abc"[: step.copies]}
                 registry.models[step.model] = msgspec.structs.replace(target_model, copies=more)

@@ -393,15 +393,15 @@ def _not_too_busy(found: list[Instance], wish: _Wish) -> list[Instance]:
 
 
 def _reason(chosen: Instance, wish: _Wish, count: int, local: bool) -> str:
+    """Return why an instance was chosen among `count`. local: it is the node that asks."""
     what = (
         f"its oldest model was used {max(0, wish.now_ms - chosen.lru_ms) // 1000} s ago"
         if is_full(chosen)
         else (f"{chosen.free_bytes >> 20} MiB are free beside {chosen.models} models")
     )
-    return (
-        f"{what};"
-        f" {'the query came in there' if local else f'drawn among {count}' if count > 1 else 'the best'}"  # noqa: E501
-    )
+    if local:
+        return f"{what}; the query came in there"
+    return f"{what}; drawn among {count}" if count > 1 else f"{what}; the best"
 
 
 def _refusal(field: InstanceIndex, wish: _Wish, retry_ms: int) -> NoPlacement:

@@ -54,7 +54,7 @@ class NoStep:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadTarget:
+class LoadVModelTarget:
     """Load the target until it has this many copies."""
 
     model: str
@@ -76,7 +76,7 @@ class FailVModel:
     why: str
 
 
-VStep = NoStep | LoadTarget | SwitchVModel | FailVModel
+VStep = NoStep | LoadVModelTarget | SwitchVModel | FailVModel
 Read = Callable[[str], MeshModel | None]
 LINGER_MS: Final = 10_000
 
@@ -271,7 +271,7 @@ def step(
         return (
             NoStep("both are loaded", settled=True)
             if has
-            else LoadTarget(target.id, needed, "queries are split")
+            else LoadVModelTarget(target.id, needed, "queries are split")
         )
     if not (active and loaded_copies(active, alive)):
         return SwitchVModel("nothing is lost: the active one is not loaded")
@@ -290,7 +290,7 @@ def step(
             if vmodel.failed
             else FailVModel(over.why)
         )
-    return LoadTarget(target.id, needed, f"{has} of {needed} copies are loaded")
+    return LoadVModelTarget(target.id, needed, f"{has} of {needed} copies are loaded")
 
 
 def _degree(

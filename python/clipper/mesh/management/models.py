@@ -24,7 +24,7 @@ from clipper.mesh.node_loop import NodeLoop
 from clipper.mesh.records import MeshModel, Status
 from clipper.mesh.registry import Registry, now_ms
 from clipper.mesh.routing.copy_locator import CopyLocator
-from clipper.mesh.routing.router import Router
+from clipper.mesh.routing.router import ModelRouter
 from clipper.mesh.transport.channel import RequestFailed
 from clipper.settings.mesh import MeshSettings
 from clipper.store.history import is_dry_run
@@ -41,7 +41,7 @@ class ModelManagement:
         self,
         settings: MeshSettings,
         registry: Registry,
-        router: Router,
+        router: ModelRouter,
         loader: ModelLoader,
         copies: CopyLocator,
         host: NodeHost,

@@ -26,7 +26,7 @@ from clipper.mesh.records import Instance
 from clipper.mesh.registry import Registry
 from clipper.mesh.routing.copy_locator import CopyLocator
 from clipper.mesh.routing.replica_tracker import ReplicaTracker
-from clipper.mesh.routing.router import Router
+from clipper.mesh.routing.router import ModelRouter
 from clipper.mesh.tasks.actions import ActionExecutor
 from clipper.mesh.tasks.constraints_file import ConstraintsFile
 from clipper.mesh.tasks.election import Election
@@ -57,7 +57,7 @@ class JoinedNode:
         settings: MeshSettings,
         registry: Registry,
         token: str,
-        router: Router,
+        router: ModelRouter,
         host: NodeHost,
         loop: NodeLoop,
         log: DecisionLog,
@@ -174,7 +174,7 @@ class JoinedNode:
         self._router = router
 
     def _periodic_tasks(
-        self, router: Router, usage: UsageCounter, recorder: UsageRecorder
+        self, router: ModelRouter, usage: UsageCounter, recorder: UsageRecorder
     ) -> PeriodicTasks:
         settings = self._settings
         reporter = UsageReporter(

@@ -33,7 +33,7 @@ from clipper.mesh.node_loop import NodeLoop
 from clipper.mesh.records import Instance, MeshModel, Policy
 from clipper.mesh.registry import Registry, now_ms
 from clipper.mesh.routing.lookups import Lookups
-from clipper.mesh.routing.router import Route, Router, core_record
+from clipper.mesh.routing.router import ModelRouter, Route, core_record
 from clipper.serving.models.containers import Seat
 from clipper.serving.query.processor import ResolvedApplication
 from clipper.settings.mesh import MeshSettings
@@ -63,7 +63,7 @@ class MeshNode:
         self._loop = NodeLoop()
         self._log = DecisionLog()
         self._lookups = Lookups(self._find_in_store)
-        self.router = Router(
+        self.router = ModelRouter(
             host.resolve,
             self._find_record,
             self._on_miss,

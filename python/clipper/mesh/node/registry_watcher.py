@@ -11,7 +11,7 @@ from clipper.mesh.node_loop import NodeLoop
 from clipper.mesh.records import Instance, MeshModel, VModel
 from clipper.mesh.registry import Registry, now_ms
 from clipper.mesh.routing.copy_locator import CopyLocator
-from clipper.mesh.routing.router import MESH_VERSION, Alias, Route, Router
+from clipper.mesh.routing.router import MESH_VERSION, Alias, ModelRouter, Route
 from clipper.mesh.tasks.registration import Registration
 from clipper.mesh.tasks.vmodel_switcher import VModelSwitcher
 from clipper.mesh.transport.peers import Peers
@@ -31,7 +31,7 @@ class RegistryWatcher:
     def __init__(
         self,
         registry: Registry,
-        router: Router,
+        router: ModelRouter,
         loader: ModelLoader,
         copies: CopyLocator,
         peers: Peers,

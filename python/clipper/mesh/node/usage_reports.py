@@ -7,7 +7,7 @@ from typing import Any, Final
 from clipper.mesh.decisions.usage import UsageCounter
 from clipper.mesh.loading.loader import ModelLoader
 from clipper.mesh.registry import now_ms
-from clipper.mesh.routing.router import Route, Router
+from clipper.mesh.routing.router import ModelRouter, Route
 from clipper.mesh.tasks.registration import Registration
 from clipper.mesh.transport.peers import Peers
 
@@ -42,7 +42,7 @@ class UsageReporter:
 
     def __init__(
         self,
-        router: Router,
+        router: ModelRouter,
         loader: ModelLoader,
         peers: Peers,
         registration: Registration,

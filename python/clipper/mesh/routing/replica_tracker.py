@@ -6,7 +6,7 @@ from typing import Final
 from clipper.mesh.node_host import NodeHost
 from clipper.mesh.node_loop import NodeLoop
 from clipper.mesh.routing.copy_locator import CopyLocator
-from clipper.mesh.routing.router import MESH_VERSION, Route, Router
+from clipper.mesh.routing.router import MESH_VERSION, ModelRouter, Route
 from clipper.types import VersionedModel
 
 ENQUEUE_S: Final = 0.05  # until a row that was in flight to a lost replica is in the queue again
@@ -15,7 +15,9 @@ ENQUEUE_S: Final = 0.05  # until a row that was in flight to a lost replica is i
 class ReplicaTracker:
     """Tells routes which replicas serve them. Threads: the event loop, unless stated."""
 
-    def __init__(self, host: NodeHost, router: Router, copies: CopyLocator, loop: NodeLoop) -> None:
+    def __init__(
+        self, host: NodeHost, router: ModelRouter, copies: CopyLocator, loop: NodeLoop
+    ) -> None:
         self._host, self._router, self._copies, self._loop = host, router, copies, loop
 
     def on_replicas_changed(self, id: VersionedModel) -> bool:

@@ -145,7 +145,7 @@ class UsedRoutes:
                 yield route, asked
 
 
-class MeshedModel:
+class MeshModelHandle:
     """One model of the mesh, like a `Model` of the catalog: `server.model("m1")`.
 
     Each call loads the model if it is not loaded. Threads: any.
@@ -185,7 +185,7 @@ class MeshedModel:
         return found
 
 
-class Router:
+class ModelRouter:
     """Routes by name.
 
     make: (record, reason) -> the resolved applications of a loaded and an unloaded model; see

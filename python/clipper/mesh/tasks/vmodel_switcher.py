@@ -76,7 +76,7 @@ class VModelSwitcher:
     async def _execute(
         self, vmodel: VModel, step: vmodels.VStep, loads: dict[str, "asyncio.Task[None]"]
     ) -> None:
-        if isinstance(step, vmodels.LoadTarget):
+        if isinstance(step, vmodels.LoadVModelTarget):
             task = loads.get(step.model)
             if task is None or task.done():
                 self._log.note(step.model, f"target of {vmodel.id}", step.why)
