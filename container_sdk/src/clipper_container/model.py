@@ -122,6 +122,7 @@ class FunctionModel(Model):
         self.sessions = bool(getattr(function, "sessions", False))
 
     def predict_batch(self, inputs: Any, *sessions: Any) -> Any:
+        """Call the function."""
         return self.function(inputs, *sessions)
 
 
@@ -136,22 +137,27 @@ class BorrowedModel(Model):
         self.sessions = bool(getattr(inner, "sessions", False))
 
     def load(self) -> None:
+        """Call the object's load(), if it has one."""
         load = getattr(self.inner, "load", None)
         if load is not None:
             load()
 
     def predict_batch(self, inputs: Any, *sessions: Any) -> Any:
+        """Call the object's predict_batch()."""
         return self.inner.predict_batch(inputs, *sessions)
 
     def correct(self, inputs: Any, labels: Any, sessions: Any) -> None:
+        """Call the object's correct()."""
         self.inner.correct(inputs, labels, sessions)
 
     def accuracy(self) -> float | None:
+        """Return the object's accuracy, if it reports one."""
         accuracy = getattr(self.inner, "accuracy", None)
         return accuracy() if callable(accuracy) else None
 
     @property
     def corrects(self) -> bool:
+        """Return True if the object has correct()."""
         return callable(getattr(self.inner, "correct", None))
 
 

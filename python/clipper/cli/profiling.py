@@ -83,8 +83,8 @@ def profile(
     html_: str | None,
     png: str | None,
 ) -> None:
-    """How long MODEL takes for batches of 1, 2, 4, ... rows, the line through that, and which
-    batches and how many replicas an SLO and a rate need.
+    """Measure how long MODEL takes for batches of 1, 2, 4, ... rows, fit a line, and recommend a
+    batch size and replicas for an SLO and a rate.
 
     MODEL is one that a running server serves, or a TARGET as `clipper deploy` takes:
     module:attribute, .onnx or .skops file. It runs in a container of its own, beside whatever the

@@ -16,8 +16,7 @@ _SHOWN = 5
 
 @click.group(cls=CommandGroup, short_help="What servers know: from one store into another.")
 def registry() -> None:
-    """What servers know (models, applications, v-models, what was learned), from one store into
-    another.
+    """Copy the catalog (models, applications, v-models, learned state) from one store to another.
 
     A store is named as in `state`: a folder, sqlite:FILE, redis://HOST:PORT/DB,
     etcd://HOST:PORT,HOST:PORT/PREFIX.

@@ -28,8 +28,8 @@ _SVG_WIDTH = 132
 @click.option("--svg", metavar="FILE.svg", help="Write the last frame as a picture.")
 @with_server
 def top(command: ServerCommand, once: bool, svg: str | None) -> None:
-    """What a server does, second by second: queries and their outcomes, p50 and p99 beside the SLO,
-    models with their queues, batches, memory and errors.
+    """Show a server live: queries and their outcomes, p50 and p99 beside the SLO, and the models
+    with their queues, batches, memory and errors.
 
     The small bars are the last seconds; those beside the SLO are p99, a whole one is the SLO or the
     highest. It goes on when the server is restarted, and says so. Keys: q quits, p holds the

@@ -27,6 +27,7 @@ class LightgbmModel(Model):
         self.input = f"f64[{booster.num_feature()}]"
 
     def predict_batch(self, inputs: Any) -> Any:
+        """Predict with the booster."""
         found = self._booster.predict(np.asarray(inputs), num_threads=self._threads)
         return found if self._labels is None else labelled(found, self._labels, self._confidence)
 

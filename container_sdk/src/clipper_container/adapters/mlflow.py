@@ -38,6 +38,7 @@ class MlflowModel(Model):
         self.input, self._columns = _row_type(self._inputs)
 
     def predict_batch(self, inputs: Any) -> Any:
+        """Call predict() of the pyfunc flavour."""
         found = self._model.predict(self._table(inputs))
         return _outputs(found)
 

@@ -71,6 +71,7 @@ class OnnxModel(Model):
         self._wanted = self.outputs[: 2 if confidence else 1]
 
     def predict_batch(self, inputs: Any) -> Any:
+        """Run the session."""
         rows = np.asarray(inputs, self._dtype)
         if self._shape is not None:
             rows = rows.reshape(len(rows), *self._shape)

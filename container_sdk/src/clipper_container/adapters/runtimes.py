@@ -39,10 +39,12 @@ class FileRuntime(Runtime):
         self.types = (*found, "packed")
 
     def prepare(self, type: str) -> None:
+        """Import the framework of this kind."""
         for module in _IMPORTS.get(type, (NEEDS[type],) if type in NEEDS else ()):
             importlib.import_module(module)
 
     def load(self, artifact: Artifact) -> Loaded:
+        """Load a file. Raises: ArtifactError."""
         about = _about(artifact.key)
         try:
             thing = load_as(artifact.type, artifact.path, about.get("sha256", ""), about)
@@ -94,6 +96,7 @@ class PythonRuntime(Runtime):
         self._files: dict[str, threading.Lock] = {}
 
     def load(self, artifact: Artifact) -> Loaded:
+        """Import the attribute. Raises: ArtifactError."""
         where, colon, attribute = artifact.path.rpartition(":")
         if not colon or not where or not attribute:
             raise ArtifactError(

@@ -34,6 +34,7 @@ class EstimatorModel(Model):
         self._argmax = self._scored and _predict_is_argmax(estimator)
 
     def predict_batch(self, inputs: Any) -> Any:
+        """Call predict(), and predict_proba() for the confidence."""
         if not self._scored:
             return self.estimator.predict(inputs)
         probabilities = self.estimator.predict_proba(inputs)

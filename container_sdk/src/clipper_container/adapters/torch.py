@@ -55,6 +55,7 @@ class TorchModel(Model):
         self.batch_max = batch_max
 
     def predict_batch(self, inputs: Any) -> Any:
+        """Call forward()."""
         torch = self._torch
         try:
             rows = torch.from_numpy(np.array(inputs))

@@ -36,6 +36,7 @@ class XgboostModel(Model):
         self.input = f"f64[{booster.num_features()}]"
 
     def predict_batch(self, inputs: Any) -> Any:
+        """Predict with the booster."""
         found = self._scores(np.asarray(inputs))
         if not self._classifies:
             return found

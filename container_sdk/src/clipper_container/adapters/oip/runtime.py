@@ -103,6 +103,9 @@ class Oip(Runtime):
         self.binary = False
 
     def start(self) -> None:
+        """Remove leftovers of an earlier process and wait until the server is ready. Raises:
+        Unreachable.
+        """
         until_s = time.monotonic() + self._start_s
         ready = "/v1/models/" if self.type == "tfserving" else "/v2/health/ready"
         with self._places:
@@ -132,6 +135,7 @@ class Oip(Runtime):
     # -- loading
 
     def load(self, artifact: Artifact) -> Loaded:
+        """Lay out the files, load the model in the server, and read its signature."""
         self._forget_late(artifact.model)
         before = self._memory()
         with self._places:
@@ -153,9 +157,11 @@ class Oip(Runtime):
         return Loaded(OipModel(self, artifact, signature), size, self._concurrency, inside=False)
 
     def unload(self, artifact: Artifact, loaded: Loaded) -> None:
+        """Unload the model and remove its files."""
         self._forget(artifact.model)
 
     def predict_size(self, artifact: Artifact) -> int:
+        """Return the size of the model's files."""
         found = [
             os.path.join(at, name) for at, _, names in os.walk(artifact.path) for name in names
         ] or [artifact.path]
@@ -165,6 +171,7 @@ class Oip(Runtime):
             return 0
 
     def capacity_bytes(self) -> int:
+        """Return the memory for models, as configured."""
         return self._capacity
 
     def _memory(self) -> int:
@@ -293,6 +300,7 @@ class OipModel(Model):
         self._ask = self._rows if runtime.type == "tfserving" else self._tensors
 
     def predict_batch(self, inputs: Any) -> Any:
+        """Send an infer request. Raises: ServerFailed."""
         loads = self._loads
         reply, outputs = self._ask(inputs)
         if reply.status in (400, 404, 503) and _NOT_THERE.search(reply.trouble):
