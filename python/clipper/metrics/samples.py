@@ -39,7 +39,8 @@ class Samples:
         if rows is None:
             rows = self._rows[family] = {}
         known = rows.get(labels)
-        rows[labels] = value if known is None else known + value  # type: ignore[operator]  # both of the family's kind
+        # both values are of the family's kind
+        rows[labels] = value if known is None else known + value  # type: ignore[operator]
 
     def add_all(self, others: "Samples") -> None:
         """Add all series of other samples."""

@@ -14,7 +14,8 @@ _OPTIONS: Final = ("ca", "cert", "key", "user", "password")
 class EtcdAddress(msgspec.Struct, frozen=True):
     """A parsed URL of an etcd cluster.
 
-    `etcd://[USER:PASSWORD@]HOST:PORT,HOST:PORT/PREFIX?ca=FILE&cert=FILE&key=FILE&user=NAME&password=SECRET`
+    `etcd://[USER:PASSWORD@]HOST:PORT,HOST:PORT/PREFIX?OPTION=VALUE&OPTION=VALUE`, with the options
+    `ca`, `cert` and `key` (PEM files), `user` and `password`.
 
     `etcds://`, or a ca or a cert, selects TLS.  shown: the URL without its password.
     """

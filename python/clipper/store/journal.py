@@ -144,7 +144,8 @@ class Journal:
                 if self.mode != "memory":
                     self._write((record,))
             else:
-                self._map[self._at : end] = _pack(size, _crc32(record, _SALT ^ size)) + record  # type: ignore[index]
+                head = _pack(size, _crc32(record, _SALT ^ size))
+                self._map[self._at : end] = head + record  # type: ignore[index]
                 self._at = end
             number = self._next
             self._next = number + 1

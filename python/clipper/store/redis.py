@@ -66,7 +66,8 @@ local function now()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 local function load(key)
-  local r = redis.call('HMGET', p .. 'r:' .. key, 'value', 'revision', 'created', 'version', 'lease')
+  local r = redis.call('HMGET', p .. 'r:' .. key,
+    'value', 'revision', 'created', 'version', 'lease')
   if not r[2] then return false end
   r[5] = r[5] or ''
   return r
@@ -97,8 +98,10 @@ local function finish(lease)
   for i, key in ipairs(keys) do erase(key, string.format('%.0f-%d', revision, i)) end
   commit(revision)
 end
-for _, lease in ipairs(redis.call('ZRANGEBYSCORE', p .. 'leases', '-inf', now())) do finish(lease) end
-"""  # noqa: E501
+for _, lease in ipairs(redis.call('ZRANGEBYSCORE', p .. 'leases', '-inf', now())) do
+  finish(lease)
+end
+"""
 
 _TXN = (
     _BEGIN
@@ -117,7 +120,9 @@ end
 local ops, found, changed = ok and t[2] or t[3], {}, 0
 for i, op in ipairs(ops) do
   if op[1] == 3 then found[i] = load(op[2]) end
-  if op[1] == 1 and op[4] ~= '' and not redis.call('ZSCORE', p .. 'leases', op[4]) then return {-1, current(), op[4]} end
+  if op[1] == 1 and op[4] ~= '' and not redis.call('ZSCORE', p .. 'leases', op[4]) then
+    return {-1, current(), op[4]}
+  end
 end
 local revision = current() + 1
 for i, op in ipairs(ops) do
@@ -132,10 +137,11 @@ for i, op in ipairs(ops) do
     local created = old and old[3] or plain(revision)
     local version = old and tonumber(old[4]) + 1 or 1
     local at = plain(revision)
-    redis.call('HSET', p .. 'r:' .. key, 'value', value, 'revision', at, 'created', created, 'version', version)
+    redis.call('HSET', p .. 'r:' .. key,
+      'value', value, 'revision', at, 'created', created, 'version', version)
     redis.call('ZADD', p .. 'keys', 0, key)
-    redis.call('XADD', p .. 'events', id, 'kind', 'PUT', 'key', key, 'value', value, 'created', created, 'version', version,
-      'lease', lease)
+    redis.call('XADD', p .. 'events', id, 'kind', 'PUT', 'key', key, 'value', value,
+      'created', created, 'version', version, 'lease', lease)
     if lease ~= '' then
       redis.call('SADD', p .. 'leased:' .. lease, key)
       redis.call('HSET', p .. 'r:' .. key, 'lease', lease)
@@ -154,7 +160,7 @@ for i = 1, #ops do
   if found[i] == nil then found[i] = false end
 end
 return {ok and 1 or 0, revision, found}
-"""  # noqa: E501
+"""
 )
 
 _GET = _BEGIN + "return load(ARGV[3])"
@@ -163,9 +169,11 @@ _RANGE = (
     _BEGIN
     + """
 local out = {}
-for i, key in ipairs(redis.call('ZRANGEBYLEX', p .. 'keys', ARGV[3], ARGV[4])) do out[i] = {key, load(key)} end
+for i, key in ipairs(redis.call('ZRANGEBYLEX', p .. 'keys', ARGV[3], ARGV[4])) do
+  out[i] = {key, load(key)}
+end
 return {current(), out}
-"""  # noqa: E501
+"""
 )
 
 _EVENTS = (

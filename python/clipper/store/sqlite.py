@@ -66,9 +66,10 @@ create table if not exists event (
 create index if not exists event_revision on event (revision);
 create table if not exists meta (name text primary key, value integer not null) without rowid;
 insert or ignore into meta values ('revision', 0), ('forgotten', 0), ('boot', 0);
-create table if not exists lease (id text primary key, ttl_s real not null, until_s real not null) without rowid;
+create table if not exists lease (
+    id text primary key, ttl_s real not null, until_s real not null) without rowid;
 create index if not exists lease_until on lease (until_s);
-"""  # noqa: E501
+"""
 _SINCE_2 = """
 alter table kv add column lease text not null default '';
 alter table event add column lease text not null default '';
