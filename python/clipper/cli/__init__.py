@@ -1,4 +1,4 @@
-"""The command line, `clipper COMMAND`: one module per topic; `main` combines them."""
+"""The command line: one module per topic; `main` combines them."""
 
 from clipper.cli.shell import main
 
