@@ -1,9 +1,9 @@
-"""The parameter server beside what memory allows, torch, numpy, a dict, gRPC, Redis and protobuf
-(--rows pull,push,small ...).
+"""Benchmark of the parameter server against torch, numpy, a dict, gRPC, Redis and protobuf.
 
-Rows in memory are by the CPU time of one thread, batches of 4096 ids drawn anew each time, all
-contenders in turn; each is given what it looks by, ids or places, before the clock starts. Those
-over a socket are wall time, closed loop, 512 rows of 64 floats.
+`--rows pull,push,small ...` selects groups. Rows in memory are measured in CPU time of one thread,
+in batches of 4096 ids that are drawn anew each time; all contenders take turns, and each gets its
+ids or indices before the clock starts. Rows over a socket are measured in wall time, closed loop,
+512 rows of 64 floats.
 """
 
 import contextlib

@@ -1,5 +1,5 @@
-"""FBGEMM's table-batched embeddings on a CPU, for `python -m bench params`: rows whose numbers are
-known, one to a bag."""
+"""FBGEMM's table-batched embeddings on a CPU, for `python -m bench params`: known rows, bags of
+one."""
 
 import warnings
 from typing import Any

@@ -1,9 +1,7 @@
-"""From feedback to the parameters that the next query reads: how long until a pull, and another
-container, see what it changed.
+"""Benchmark of the time from feedback until a pull, and another container, see what it changed.
 
-A server with one shard and two containers. Each turn tells one feedback about an input of its own;
-the model pushes the gradient from there. A client of its own, as any other process is, pulls that
-row until it has changed.
+A server has one shard and two containers. Each round sends one feedback about a new input, and the
+model pushes its gradient. A separate client pulls the row until it has changed.
 """
 
 import contextlib
@@ -31,7 +29,7 @@ TABLES = {
 }
 
 
-class SnapshotCallback(Model):
+class RowPusher(Model):
     """Answers by the row of its input; feedback adds one to that."""
 
     input = "i64[1]"
@@ -102,6 +100,6 @@ def world() -> Iterator[tuple[clipper.ClipperServer, Client]]:
     with tempfile.TemporaryDirectory(prefix="feedback-") as folder:
         params = {"shards": 1, "snapshot_s": 0}
         with clipper.start(server={"params": folder}, params=params) as server:
-            server.deploy("told", SnapshotCallback, cache=False, replicas=2)
+            server.deploy("told", RowPusher, cache=False, replicas=2)
             with Client(folder) as client:
                 yield server, client

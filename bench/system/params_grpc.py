@@ -1,12 +1,8 @@
-"""A shard by the design document's gRPC service, beside a bare grpcio service with the same
-messages, and its own protocol.
+"""Benchmark of the design document's gRPC service, beside a bare grpcio service and our protocol.
 
-The bare one is synchronous, with two threads over an array whose row numbers are known, and sends
-the ids back; the shard's asks its own loop, which looks rows up by their ids, checks that they and
-the token are right, and sends no ids.
-
-`python -m bench.system.params_grpc` is the shard as a process: it prints both addresses, and serves
-until it is killed.
+The bare service is synchronous, has two threads over an array with known row numbers, and sends the
+ids back. The shard's service asks its own loop, which finds rows by their ids, checks ids and
+token, and sends no ids.
 """
 
 import subprocess

@@ -1,11 +1,10 @@
-"""Kills of shards: a set of real processes, one killed again and again while workers push; each
-acknowledged push is there, once.
+"""Benchmark of recovery: real shard processes are killed while workers push; no acknowledged push
+may be lost or applied twice.
 
-Workers push rows of minus ones, and steps of a model, at sgd with rate 1 from zeros: a row's value
-is the count of pushes that reached it, so one that is lost, or applied twice, is a number that is
-wrong. Shards are killed by SIGKILL at seeded instants, one at a time, the next when all replicas
-are whole again: two deaths are one more than one replica is for. A probe pulls from the killed
-shard and pushes to it, and says how long that took.
+Workers push rows of minus ones, and steps of a model, with sgd at rate 1 from zeros. So a row's
+value is the number of pushes that reached it. Shards are killed by SIGKILL at seeded times, one at
+a time, the next one when all replicas are whole again. A probe pulls from the killed shard and
+pushes to it, and measures how long that takes.
 """
 
 import contextlib
@@ -111,6 +110,7 @@ def kill(local: LocalSet, shard: int, found: Found, again_s: float) -> None:
 
 
 def check(workers: list[Worker], client: Client, found: Found) -> None:
+    """Compare every row and variable with the number of acknowledged pushes."""
     variables = client.pull_variables()[1]
     for worker in workers:
         if worker.failed is not None:

@@ -1,8 +1,8 @@
-"""A snapshot of a shard under pushes, beside how the design's forerunner keeps one: a dict of
+"""Benchmark of a snapshot of a shard under pushes, beside the design's predecessor: a dict of
 arrays, protobuf, a file.
 
-Ours is a process; what it writes has the optimizer's state, checksums, and is on disk when it says
-so. The other has the weights alone, and leaves them in the page cache. `python -m
+Our shard is a process. Its snapshot has the optimizer's state and checksums, and is on disk when it
+is acknowledged. The other one has the weights only, and leaves them in the page cache. `python -m
 bench.system.params_snapshot FOLDER` is the process.
 """
 

@@ -1,10 +1,10 @@
-"""A model trained through three shards, one of which is killed in the middle, beside the same run
+"""Benchmark of training through three shards, one of which is killed, beside the same run
 undisturbed.
 
-A factorization machine in two fields (users, items), on clicks drawn from one with known factors.
-One worker alone sees the very same parameters after the kill as without it, to the bit: each push
-counts once. Several at once differ from run to run, since who comes first is chance; there the kill
-must be lost in that.
+The model is a factorization machine in two fields (users, items), on clicks drawn from known
+factors. A single worker must see exactly the same parameters with and without the kill, since each
+push counts once. Several workers differ from run to run, since their order is chance; for these the
+effect of the kill must lie within that variation.
 """
 
 import os

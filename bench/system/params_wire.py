@@ -1,9 +1,8 @@
-"""Rows over a loopback socket: a shard of ours beside bare TCP, gRPC with the design document's
-messages, and Redis; and by memory that a shard on the same host shares, beside the same shard's
-unix socket.
+"""Benchmark of rows over a loopback socket: a shard beside bare TCP, gRPC and Redis.
 
-`python -m bench.system.params_wire KIND` is one of them as a process: it prints its address, and
-serves until it is killed.
+A second part compares shared memory with the same shard's unix socket. `python -m
+bench.system.params_wire KIND` runs one contender as a process: it prints its address, and serves
+until it is killed.
 """
 
 import shutil

@@ -11,7 +11,7 @@ import pytest
 
 from clipper.errors import AlreadyExists, ShardAway, TooLarge
 from clipper.params import Client, TableSpec
-from clipper.params.frames import HEAD_BYTES, Head, Kind, packed, read_head, unpacked
+from clipper.params.frames import HEAD_BYTES, Head, MessageKind, packed, read_head, unpacked
 from clipper_container.params.push_identity import SEQUENCE_MAX
 from clipper_container.params.shard_client import ShardRefused
 from clipper_container.tables import Tables
@@ -124,10 +124,14 @@ def test_client_of_an_older_version_is_served_beside(shards: Shards) -> None:
     with socket.socket(socket.AF_UNIX) as older:
         older.connect(shards.addresses[0].removeprefix("unix:"))
         said = packed({"call": "hello", "token": TOKEN, "worker": 7, "protocol": 1})
-        older.sendall(Head(Kind.CALL, payload_bytes=len(said)).packed() + said)
+        older.sendall(Head(MessageKind.CALL, payload_bytes=len(said)).packed() + said)
         head = read_head(older.recv(HEAD_BYTES, socket.MSG_WAITALL))
         answer = unpacked(older.recv(head.payload_bytes, socket.MSG_WAITALL))
-    assert (head.kind, answer["sequence"], answer["tables"]) == (Kind.ANSWER, 1, {"counts": 0})
+    assert (head.kind, answer["sequence"], answer["tables"]) == (
+        MessageKind.ANSWER,
+        1,
+        {"counts": 0},
+    )
 
 
 # -- what is too large

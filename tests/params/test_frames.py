@@ -16,8 +16,8 @@ from clipper.errors import (
 from clipper.params.frames import (
     HEAD_BYTES,
     Head,
-    Kind,
-    Refusal,
+    MessageKind,
+    RefusalCode,
     failed,
     packed,
     read_head,
@@ -68,14 +68,14 @@ def test_a_name_has_the_same_shard_in_every_process() -> None:
     st.floats(width=32, allow_nan=False),
 )
 def test_a_head_comes_back(flags: int, rows: int, id: int, scale: float) -> None:
-    head = Head(Kind.PUSH, 1, flags, 3, rows, id, 4, 5, 6, 7, scale, 16)
+    head = Head(MessageKind.PUSH, 1, flags, 3, rows, id, 4, 5, 6, 7, scale, 16)
     assert len(head.packed()) == HEAD_BYTES
     assert read_head(head.packed()) == head
 
 
 @pytest.mark.parametrize("at", [0, 4, 5])
 def test_what_is_no_head_is_refused(at: int) -> None:
-    data = bytearray(Head(Kind.CALL).packed())
+    data = bytearray(Head(MessageKind.CALL).packed())
     data[at] ^= 0x55
     with pytest.raises(FrameError, match="another version"):
         read_head(data)
@@ -120,13 +120,15 @@ def test_bytes_that_are_no_map_are_refused(body: bytes) -> None:
 def test_refusals_are_errors_with_a_next_step() -> None:
     def of(code: int, about: int = 5) -> Exception:
         return refusal(
-            Head(Kind.REFUSED, rows=code), about.to_bytes(8, "little", signed=True), "shard 1"
+            Head(MessageKind.REFUSED, rows=code),
+            about.to_bytes(8, "little", signed=True),
+            "shard 1",
         )
 
     kinds = {
         Status.BAD_INPUT: InvalidInput,
-        Refusal.NOT_READY: ShardAway,
-        Refusal.TOO_STALE: StalePush,
+        RefusalCode.NOT_READY: ShardAway,
+        RefusalCode.TOO_STALE: StalePush,
         Status.UNKNOWN: UnknownTable,
     }
     for code, kind in kinds.items():
@@ -135,12 +137,14 @@ def test_refusals_are_errors_with_a_next_step() -> None:
         assert str(error).startswith("shard 1: ")
     assert "id -3 holds NaN" in str(of(Status.BAD_INPUT, -3))
     back = refusal(
-        Head(Kind.REFUSED, rows=Refusal.CALL_FAILED),
+        Head(MessageKind.REFUSED, rows=RefusalCode.CALL_FAILED),
         failed(UnknownModel("no model 'x'.", hint="Look.")),
         "shard 1",
     )
     assert (type(back), back.message, back.hint) == (UnknownModel, "no model 'x'.", "Look.")
-    other = refusal(Head(Kind.REFUSED, rows=Refusal.CALL_FAILED), failed(KeyError("a")), "shard 1")
+    other = refusal(
+        Head(MessageKind.REFUSED, rows=RefusalCode.CALL_FAILED), failed(KeyError("a")), "shard 1"
+    )
     assert "KeyError" in str(other)
 
 

@@ -118,7 +118,7 @@ def test_forgets_as_its_twin(seed: int, tolerance: float, rows: int) -> None:
         world.agree()
 
 
-def wait_with_retries(tolerance: float, ids: list[int], **bounds: int) -> World:
+def settled_world(tolerance: float, ids: list[int], **bounds: int) -> World:
     world = World(tolerance, **bounds)
     world.enter(0, ids)
     world.begin()
@@ -128,7 +128,7 @@ def wait_with_retries(tolerance: float, ids: list[int], **bounds: int) -> World:
 
 
 def test_a_prediction_goes_when_one_of_its_rows_has_gone_too_far() -> None:
-    world = wait_with_retries(0.5, [1, 2])
+    world = settled_world(0.5, [1, 2])
     number = world.numbers[0, 7]
     world.receive({1: 1.25})
     world.receive({2: 1.25})
@@ -141,7 +141,7 @@ def test_a_prediction_goes_when_one_of_its_rows_has_gone_too_far() -> None:
 
 
 def test_a_way_there_and_back_counts_twice() -> None:
-    world = wait_with_retries(0.5, [1])
+    world = settled_world(0.5, [1])
     for value in (1.2, 1.0, 1.2):
         assert world.moves.find((0, 7)) is not None
         world.receive({1: value})
@@ -149,7 +149,7 @@ def test_a_way_there_and_back_counts_twice() -> None:
 
 
 def test_what_came_later_stays_longer() -> None:
-    world = wait_with_retries(0.5, [1])
+    world = settled_world(0.5, [1])
     world.receive({1: 1.4})
     world.enter(1, [1])
     world.receive({1: 1.4 * 1.2})
@@ -210,7 +210,7 @@ def test_nothing_is_left_of_what_is_forgotten() -> None:
 
 
 def test_a_row_that_stays_does_not_remember_what_has_left_by_another() -> None:
-    world = wait_with_retries(1.0, [0])
+    world = settled_world(1.0, [0])
     for _ in range(500):
         world.enter(1, [0, 1])
         world.receive({1: 5.0})

@@ -13,12 +13,12 @@ import pytest
 from clipper.errors import ClipperError, ShardAway
 from clipper.params import TableSpec
 from clipper.params.client.connection import ShardConnection
-from clipper.params.frames import Head, Kind, packed, unpacked
+from clipper.params.frames import Head, MessageKind, packed, unpacked
 from clipper.params.shard import recovery, replication
 from clipper.params.shard.async_training import AsyncTraining
 from clipper.params.shard.change_log import History, PrimaryLog
 from clipper.params.shard.parameters import DENSE, Parameters
-from clipper.params.shard.replication import FollowerSet, Origin, Replica, ReplicaFollower
+from clipper.params.shard.replication import FollowerSet, Origin, ReplicaFollower, ShardReplica
 from clipper_core.params.shard_door import ShardDoor
 from tests.params.conftest import Shards, ones, until, zeros
 from tests.params.test_snapshots import all_of, teach
@@ -44,7 +44,7 @@ class Primary:
         self.begin(History(), 0)
         self._draw, self._sequence = draw, 0
 
-    def successor(self, copy: Replica) -> "Primary":
+    def successor(self, copy: ShardReplica) -> "Primary":
         """Return a primary of the next epoch that has recovered from this copy."""
         found = Primary(self.door.epoch + 1, self._draw)
         found.parameters = Parameters()
@@ -140,7 +140,10 @@ class LossyLine(ShardConnection):
         if self._draw.integers(self._loss) == 0:
             raise ConnectionError("the answer is lost")
         payload = found if isinstance(found, bytes) else packed(found)
-        ask.body, ask.answer = memoryview(payload), Head(Kind.ANSWER, epoch=self.primary.door.epoch)
+        ask.body, ask.answer = (
+            memoryview(payload),
+            Head(MessageKind.ANSWER, epoch=self.primary.door.epoch),
+        )
 
     def wait(self, ask: Any) -> Head:
         head: Head = ask.answer

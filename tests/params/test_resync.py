@@ -8,10 +8,11 @@ import pytest
 
 from clipper.errors import ClipperError
 from clipper.params import Client, TableSpec
+from clipper.params.client import connection
 from clipper.params.frames import packed
 from clipper.params.shard import replication
 from clipper.params.shard.change_log import ChangeLog, History
-from clipper.params.shard.replication import Replica, ReplicaFollower
+from clipper.params.shard.replication import ReplicaFollower, ShardReplica
 from clipper.params.shard.shard import TICK_S
 from tests.params.conftest import Shards, ones, until
 from tests.params.test_replication import LossyLine, Primary, same, step
@@ -27,7 +28,7 @@ class Traffic:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._nbytes: dict[str, int] = {}
-        once = replication.call_once
+        once = connection.call_once
 
         def counted(line: Any, name: str, **fields: Any) -> Any:
             head, piece = once(line, name, **fields)
@@ -246,7 +247,7 @@ def test_copy_that_was_saved_at_any_moment_becomes_equal(
             pieces = list(copy.saved())
             for _ in range(int(draw.integers(5))):
                 primary.act()
-            loaded = Replica.loaded(0, copy.epoch, pieces, 1 << 20)
+            loaded = ShardReplica.loaded(0, copy.epoch, pieces, 1 << 20)
             follower = ReplicaFollower(
                 1, 0, line, 0.0, load=lambda one=loaded: one, resync_ids_max=1 << 20
             )
@@ -265,7 +266,7 @@ def test_copy_that_was_saved_at_any_moment_becomes_equal(
 
 
 def test_difference_between_a_snapshot_and_a_replica() -> None:
-    copy = Replica(0, 1, 100)
+    copy = ShardReplica(0, 1, 100)
     copy.parameters.create(TableSpec("t", 2, optimizer="sgd"))
     rows = {
         "table": 0,

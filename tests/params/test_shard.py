@@ -20,7 +20,7 @@ from clipper.errors import (
     UnknownVariable,
 )
 from clipper.params import TableSpec
-from clipper.params.frames import Head, Kind, Refusal, packed, read_head, unpacked
+from clipper.params.frames import Head, MessageKind, RefusalCode, packed, read_head, unpacked
 from clipper_container.tables import Tables
 from clipper_core.params.embedding import Table
 from clipper_core.params.optimizer import Optimizer
@@ -216,9 +216,13 @@ def test_strangers_may_ask_for_nothing(shards: Shards) -> None:
         line.connect(shards.addresses[0].removeprefix("unix:"))
         for number, name in enumerate(["stats", "tables", "replica", "synchronize", "nonsense"]):
             body = packed({"call": name})
-            line.sendall(Head(Kind.CALL, id=number, payload_bytes=len(body)).packed() + body)
+            line.sendall(Head(MessageKind.CALL, id=number, payload_bytes=len(body)).packed() + body)
             head = read_head(line.recv(64))
-            assert (head.kind, head.rows, head.id) == (Kind.REFUSED, Refusal.NOT_ADMITTED, number)
+            assert (head.kind, head.rows, head.id) == (
+                MessageKind.REFUSED,
+                RefusalCode.NOT_ADMITTED,
+                number,
+            )
 
 
 def test_what_a_call_says_wrong_is_said(shards: Shards) -> None:

@@ -15,7 +15,7 @@ from clipper.errors import ClipperError, InvalidInput, StalePush
 from clipper.metrics import FAMILIES, OTHER, ParamsMetrics, Samples, prometheus
 from clipper.params import TableSpec
 from clipper.params.client.stats_reader import StatsReader
-from clipper.params.shard.stats import Ages
+from clipper.params.shard.stats import ChangeAges
 from clipper_core.runtime.histogram import LatencyHistogram, snapshot_of
 from tests.params.conftest import TOKEN, Shards, ones, zeros
 
@@ -263,7 +263,7 @@ def test_a_reader_follows_a_set_to_other_addresses(shards: Shards, tmp_path: Pat
 def test_how_old_what_a_follower_lacks_is(
     steps: list[tuple[float, int]], acknowledged: int
 ) -> None:
-    ages, now, position = Ages(), 0.0, 0
+    ages, now, position = ChangeAges(), 0.0, 0
     born = dict[int, float]()
     for seconds, changes in steps:
         now += seconds

@@ -60,7 +60,7 @@ def test_what_is_no_head_is_refused(at: int) -> None:
 
 
 def test_numbers_and_names_are_the_same() -> None:
-    ours = tuple(frames.Kind)
+    ours = tuple(frames.MessageKind)
     assert ours == (sdk.PULL, sdk.PUSH, sdk.CALL, sdk.ANSWER, sdk.REFUSED, sdk.SHARE)
     assert (frames.IN_REGION, line.SHARED_BYTES_MIN) == (sdk.IN_REGION, sdk.SHARED_BYTES_MIN)
     assert sdk.DTYPES == frames.DTYPES
@@ -69,7 +69,8 @@ def test_numbers_and_names_are_the_same() -> None:
         {"call": "hello", "token": "t", "worker": 3}
     )
     named = {
-        frames.Refusal[name] for name in ("NOT_READY", "OTHER_EPOCH", "CALL_FAILED", "NOT_SHARED")
+        frames.RefusalCode[name]
+        for name in ("NOT_READY", "OTHER_EPOCH", "CALL_FAILED", "NOT_SHARED")
     }
     assert named == {sdk.NOT_READY, sdk.OTHER_EPOCH, sdk.CALL_FAILED, sdk.NOT_SHARED}
 
@@ -78,7 +79,7 @@ def test_numbers_and_names_are_the_same() -> None:
 def test_a_refusal_has_the_same_word(code: int) -> None:
     about, head = (
         (-3).to_bytes(8, "little", signed=True),
-        frames.Head(frames.Kind.REFUSED, rows=code),
+        frames.Head(frames.MessageKind.REFUSED, rows=code),
     )
     ours = frames.refusal(head, about, "shard 1")
     theirs = sdk.refusal(sdk.ShardHeader(*head), memoryview(about), "shard 1")

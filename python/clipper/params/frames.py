@@ -19,8 +19,8 @@ from clipper_core.runtime.status import Status
 HEAD = struct.Struct("<4s4B2I5QfI")
 HEAD_BYTES = HEAD.size
 MAGIC, VERSION = b"CLPT", 1
-DUPLICATE = 1  # flag of an answer to a push that had been applied before
-IN_REGION = 2  # flag of a pull, and of its answer: the rows are in memory that both have
+DUPLICATE = 1  # flag of an answer: the push had been applied before
+IN_REGION = 2  # flag of a pull and its answer: the rows are in shared memory
 PUSHED = struct.Struct(
     "<4I"
 )  # payload of the answer to a push: ids applied, unadmitted, without room, evicted
@@ -31,7 +31,7 @@ _ARRAY_DTYPES = {"bool", "float16", "float32", "float64"} | {
 _RANK_MAX = 8
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """Kinds of messages."""
 
     PULL = 1
@@ -42,7 +42,7 @@ class Kind(IntEnum):
     SHARE = 6
 
 
-class Refusal(IntEnum):
+class RefusalCode(IntEnum):
     """Reasons of a refusal, in addition to those of `Status`.
 
     CALL_FAILED: the payload is a map of slug, message and hint.
@@ -172,7 +172,7 @@ def failed(error: Exception) -> bytes:
 
 def refusal(head: Head, body: bytes | bytearray | memoryview, what: str) -> ClipperError:
     """Return the error of a REFUSED answer. what: the shard and the request, for the message."""
-    if head.rows == Refusal.CALL_FAILED:
+    if head.rows == RefusalCode.CALL_FAILED:
         said = unpacked(body)
         kind = _BY_SLUG.get(str(said.get("slug")), ClipperError)
         return kind(str(said.get("message", "")), hint=str(said.get("hint", "")))
@@ -208,33 +208,33 @@ _REFUSALS: dict[int, tuple[type[ClipperError], str, str]] = {
         "Create it first: client.create(TableSpec(...)).",
     ),
     Status.NO_MEMORY: (errors.OutOfMemory, "out of memory", ""),
-    Refusal.NOT_ADMITTED: (
+    RefusalCode.NOT_ADMITTED: (
         errors.Forbidden,
         "the token is missing or wrong",
         "Pass token=, or set CLIPPER_PARAMS__TOKEN.",
     ),
-    Refusal.NOT_READY: (errors.ShardAway, "it recovers", "Try again soon."),
-    Refusal.OTHER_EPOCH: (
+    RefusalCode.NOT_READY: (errors.ShardAway, "it recovers", "Try again soon."),
+    RefusalCode.OTHER_EPOCH: (
         errors.ShardAway,
         "its epoch is {about}, another was meant",
         "It was relaunched: connect again.",
     ),
-    Refusal.TOO_STALE: (
+    RefusalCode.TOO_STALE: (
         errors.StalePush,
         "the gradient is {about} versions old",
         "Pull again, and compute it anew.",
     ),
-    Refusal.NOT_SHARED: (
+    RefusalCode.NOT_SHARED: (
         errors.DoesNotFit,
         "a place outside of the {about} bytes of memory that it shares with this worker",
         "",
     ),
-    Refusal.WORKER_IN_USE: (
+    RefusalCode.WORKER_IN_USE: (
         errors.AlreadyExists,
         "worker number {about} is that of another live client",
         "Give each client a number of its own, or none: then one is made up.",
     ),
-    Refusal.STATE_LOST: (
+    RefusalCode.STATE_LOST: (
         errors.StateLost,
         "it came back without what it had: no replica and no snapshot of it was found",
         (
@@ -242,7 +242,7 @@ _REFUSALS: dict[int, tuple[type[ClipperError], str, str]] = {
             " client.begin_anew()."
         ),
     ),
-    Refusal.TOO_OLD: (
+    RefusalCode.TOO_OLD: (
         errors.StalePush,
         (
             "push {about} is older than the last 1024 of this worker; whether it was applied is not"

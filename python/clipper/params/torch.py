@@ -22,7 +22,7 @@ except ImportError as error:
     raise ImportError("clipper.params.torch needs torch: pip install torch") from error
 
 Combiner = Literal["", "sum", "mean", "sqrtn"]
-TRIES = 64  # of one batch whose gradients were too old
+TRIES = 64  # of one batch, if its gradients are refused as too old
 
 
 class Embedding(nn.Module):  # type: ignore[misc]  # torch is not known to the type checker everywhere
@@ -132,7 +132,7 @@ class Worker:
         self._embeddings = [one for one in module.modules() if isinstance(one, Embedding)]
         self._dense = {name: one for name, one in module.named_parameters() if one.requires_grad}
         self._versions = [-1] * len(client)
-        self.restored = 0  # shards that had lost all they had, and were pushed the model again
+        self.restored = 0  # shards that lost their state and got the model again
         self._optimizer, self._settings = optimizer, settings or {}
         self._restored(self._push_model)
 
@@ -220,5 +220,5 @@ def _of_batch(loss_of: Callable[[nn.Module, Any], Tensor], batch: Any, module: n
 
 
 def _joined(one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Gradients of one table from two layers; the shards sum those of equal ids."""
+    """Join the gradients of one table from two layers; the shards sum those of equal ids."""
     return np.concatenate([one[0], other[0]]), np.concatenate([one[1], other[1]])

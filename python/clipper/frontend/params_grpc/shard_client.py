@@ -14,7 +14,7 @@ from clipper.params.frames import (
     DTYPES,
     HEAD_BYTES,
     Head,
-    Kind,
+    MessageKind,
     packed,
     read_head,
     refusal,
@@ -59,12 +59,12 @@ class ShardClient:
     async def call(self, name: str, **fields: Any) -> Piece:
         """Call a method of the shard. Raises the shard's error, or ShardAway when the connection
         has ended."""
-        return unpacked(await self._ask(Head(Kind.CALL), packed({"call": name, **fields})))
+        return unpacked(await self._ask(Head(MessageKind.CALL), packed({"call": name, **fields})))
 
     async def pull(self, table: int, ids: Ids, dtype: str) -> bytes:
         """Return the rows of n ids, followed by up to 7 bytes of padding. Raises like `call`."""
         return await self._ask(
-            Head(Kind.PULL, dtype=DTYPES[dtype], table=table, rows=ids.size), ids.tobytes()
+            Head(MessageKind.PULL, dtype=DTYPES[dtype], table=table, rows=ids.size), ids.tobytes()
         )
 
     async def _ask(self, head: Head, body: bytes) -> bytes:
@@ -84,7 +84,7 @@ class ShardClient:
             raise ShardAway(f"{self._name}: {error}.") from None
         finally:
             del self._waiting[number]
-        if head.kind != Kind.ANSWER:
+        if head.kind != MessageKind.ANSWER:
             raise refusal(head, answer, self._name)
         return answer
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from clipper.errors import InvalidInput, ShardAway, StalePush, UnknownTable
 from clipper.params.client.connection import ShardConnection, ShardRequest, addresses_in, call
-from clipper.params.frames import DTYPES, DUPLICATE, PUSHED, Head, Kind, padding, unpacked
+from clipper.params.frames import DTYPES, DUPLICATE, PUSHED, Head, MessageKind, padding, unpacked
 from clipper.params.partition import Ids, shard_of_name, split_by_shard
 from clipper.params.tables import TableSpec
 from clipper_container.params.push_identity import PushIdentity, renew_after_fork
@@ -238,7 +238,18 @@ class Client:
             model = self.connections[shard].version if versioned else 0
             size = mine.nbytes + part.nbytes + len(buffers[2])
             head = Head(
-                Kind.PUSH, 0, 0, 0, mine.size, 0, 0, self.worker, sequence, model, scale, size
+                MessageKind.PUSH,
+                0,
+                0,
+                0,
+                mine.size,
+                0,
+                0,
+                self.worker,
+                sequence,
+                model,
+                scale,
+                size,
             )
             asks.append((shard, self._of_rows(table, shard, head, buffers)))
         with _numbered(sequence):
@@ -371,7 +382,7 @@ class Client:
         Raises InvalidInput if there is none left.
         """
         if not self._identity.has_pushed:
-            self.call_all("tables")  # every shard has said
+            self.call_all("tables")  # connects to every shard, which tells its highest sequence
             self._identity.start_after(max(connection.sequence for connection in self.connections))
         try:
             return self._identity.next()
@@ -424,7 +435,7 @@ class Client:
             with self._locked(connection, until):
                 connection.send(ask)
         except OSError:
-            ask.id = 0  # `settled` sends it again
+            ask.id = 0  # wait_with_retries sends it again
 
     def _wait_with_retries(self, shard: int, ask: ShardRequest, until: float) -> Head:
         connection = self.connections[shard]
@@ -447,7 +458,7 @@ class Client:
             raise InvalidInput(f"no dtype {dtype!r} of rows: {', '.join(DTYPES)}.")
         dim, parts, until = self.spec(table).dim, [], time.monotonic() + self.patience_s
         for shard, mine, places in self._parts(ids):
-            head = Head(Kind.PULL, DTYPES[dtype], rows=mine.size, payload_bytes=mine.nbytes)
+            head = Head(MessageKind.PULL, DTYPES[dtype], rows=mine.size, payload_bytes=mine.nbytes)
             ask = self._of_rows(table, shard, head, (mine,), answer_bytes(mine.size, dim, dtype))
             self._try_to_send(shard, ask, until)
             parts.append((shard, ask, places))

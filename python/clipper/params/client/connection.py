@@ -34,8 +34,8 @@ from clipper.params.frames import (
     HEAD_BYTES,
     IN_REGION,
     Head,
-    Kind,
-    Refusal,
+    MessageKind,
+    RefusalCode,
     packed,
     read_head,
     refusal,
@@ -47,12 +47,10 @@ from clipper_core.runtime.spin import Receiver
 
 Buffer = Any  # bytes, or an array's memory
 SHARDS_FILE = "shards.json"  # {"addresses": [...], "token": ...}, in a set's folder
-SHARED_BYTES_MIN = (
-    1 << 16
-)  # of an answer that comes by shared memory: smaller ones are as fast over the socket
+SHARED_BYTES_MIN = 1 << 16  # smaller answers are as fast over the socket
 PAUSE_S = 0.02
 PAUSE_S_MAX = 0.1
-_AGAIN = (Refusal.NOT_READY, Refusal.OTHER_EPOCH)
+_AGAIN = (RefusalCode.NOT_READY, RefusalCode.OTHER_EPOCH)
 
 
 class ShardRequest:
@@ -85,7 +83,9 @@ def call(name: str, **fields: Any) -> ShardRequest:
     """Return the request of a call."""
     body = packed({"call": name, **fields})
     return ShardRequest(
-        Head(Kind.CALL, payload_bytes=len(body)), (body,), sequence=int(fields.get("sequence", 0))
+        Head(MessageKind.CALL, payload_bytes=len(body)),
+        (body,),
+        sequence=int(fields.get("sequence", 0)),
     )
 
 
@@ -117,16 +117,14 @@ class ShardConnection:
         self._next = 0
         self._open: dict[int, ShardRequest] = {}
         self._head = bytearray(HEAD_BYTES)
-        self.epoch = (
-            0  # the highest it was seen in: one with a lower is a shard that should be dead
-        )
-        self.version = 0  # of the model there, as last heard
-        self.sequence = 0  # of this worker's pushes there, the highest that it knew when we met
-        self._sent = 0  # of these, the highest that this client sent or knew of
-        self.frame_bytes_max = 0  # of a payload, as it says; 0: not known
+        self.epoch = 0  # highest seen; a shard with a lower one has been replaced
+        self.version = 0  # of the model on the shard, as of the last answer
+        self.sequence = 0  # highest push of this worker that the shard knew at connect
+        self._sent = 0  # highest that this client sent or knew of
+        self.frame_bytes_max = 0  # limit of a payload; 0: unknown
         self.mode = "async"
         self.tables: dict[str, int] = {}
-        self._ready = self._lost = False  # when we met: whether it serves, or has lost its state
+        self._ready = self._lost = False  # at connect: it serves; it has lost its state
 
     @property
     def name(self) -> str:
@@ -189,11 +187,11 @@ class ShardConnection:
                     if ask.id not in self._open and ask.answer is None:
                         self.send(ask)
                     head = self.wait(ask)
-                    if head.kind == Kind.ANSWER:
+                    if head.kind == MessageKind.ANSWER:
                         return head
                     error = refusal(head, ask.body, self.name)
-                    if head.rows == Refusal.NOT_SHARED and ask.block is not None:
-                        self._sharing.disable()  # over the socket, from here on
+                    if head.rows == RefusalCode.NOT_SHARED and ask.block is not None:
+                        self._sharing.disable()  # use the socket from now on
                         ask.answer, ask.id = None, 0
                         continue
                     if head.rows not in _AGAIN:
@@ -214,7 +212,7 @@ class ShardConnection:
         """Note that the shard recovers, or has a new epoch."""
         if head.epoch > self.epoch:
             self.epoch = head.epoch
-        if head.rows == Refusal.OTHER_EPOCH:
+        if head.rows == RefusalCode.OTHER_EPOCH:
             self.close()
 
     # -- bytes
@@ -236,7 +234,7 @@ class ShardConnection:
         ask.id, ask.answer = self._next, None
         self._open[ask.id] = ask
         self._sent = max(self._sent, ask.sequence)
-        epoch = 0 if kind == Kind.CALL else self.epoch
+        epoch = 0 if kind == MessageKind.CALL else self.epoch
         fields = kind, dtype, flags, table, rows, ask.id, epoch, worker, sequence, *rest
         head = frames.HEAD.pack(frames.MAGIC, frames.VERSION, *fields)
         self._write(
@@ -246,9 +244,11 @@ class ShardConnection:
     def _number(self, table: str) -> int:
         if table not in self.tables and not self._ready:
             lost = self._lost
-            self.close()  # what it has, it says when it has recovered
+            self.close()  # hello tells the tables when it has recovered
             if lost:
-                raise refusal(Head(Kind.REFUSED, rows=Refusal.STATE_LOST), b"", self.name)
+                raise refusal(
+                    Head(MessageKind.REFUSED, rows=RefusalCode.STATE_LOST), b"", self.name
+                )
             raise ConnectionError("it recovers")
         if table not in self.tables:
             raise UnknownTable.named(table, self.tables)
@@ -261,7 +261,7 @@ class ShardConnection:
         """
         self._next += 1
         beside = socket.SOL_SOCKET, socket.SCM_RIGHTS, fd.to_bytes(4, sys.byteorder)
-        self._write([Head(Kind.SHARE, id=self._next).packed()], HEAD_BYTES, [beside])
+        self._write([Head(MessageKind.SHARE, id=self._next).packed()], HEAD_BYTES, [beside])
         assert self._sharing.rows is not None
         self._sharing.rows.close()  # the descriptor; the memory is mapped
 
@@ -294,7 +294,7 @@ class ShardConnection:
             ask = self._open.pop(head.id, None)
             if (
                 head.flags & IN_REGION
-                and head.kind == Kind.ANSWER
+                and head.kind == MessageKind.ANSWER
                 and ask is not None
                 and ask.block is not None
             ):
@@ -329,7 +329,7 @@ class ShardConnection:
         try:
             self._send(ask)
             head = self.wait(ask)
-            if head.kind != Kind.ANSWER:
+            if head.kind != MessageKind.ANSWER:
                 raise refusal(head, ask.body, self.name)
             said = unpacked(ask.body)
             if said.get("shard") != self.number:
@@ -362,6 +362,16 @@ class ShardConnection:
             raise
 
 
+def call_once(connection: ShardConnection, name: str, **fields: Any) -> tuple[Head, dict[str, Any]]:
+    """Make one call to a shard, without retries. Raises OSError, and the error of the answer."""
+    ask = call(name, **fields)
+    connection.send(ask)
+    head = connection.wait(ask)
+    if head.kind != MessageKind.ANSWER:
+        raise refusal(head, ask.body, connection.name)
+    return head, unpacked(ask.body)
+
+
 def connected(address: str, answer_s: float) -> socket.socket:
     """Connect to `unix:/path` or `tcp:host:port`. Raises OSError, InvalidInput."""
     kind, _, rest = address.partition(":")
@@ -382,14 +392,14 @@ def connected(address: str, answer_s: float) -> socket.socket:
         connection.connect(target)
         if (
             kind == "tcp" and connection.getsockname()[0] == connection.getpeername()[0]
-        ):  # on one host: as the shard does (calm_loopback)
+        ):  # one host: see calm_loopback of the core
             with contextlib.suppress(OSError):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
         connection.settimeout(None)
         for option in (
             socket.SO_RCVTIMEO,
             socket.SO_SNDTIMEO,
-        ):  # the kernel's: Python's own would poll before each read
+        ):  # kernel timeouts: Python's would poll before each read
             connection.setsockopt(
                 socket.SOL_SOCKET, option, struct.pack("ll", int(answer_s), int(answer_s % 1 * 1e6))
             )

@@ -26,11 +26,11 @@ import numpy.typing as npt
 Ids = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float32]
 Key = tuple[int, int]
-NEVER = 1 << 62  # the number of a question that is not asked
-generations = itertools.count(1)  # of all models: no number comes twice
+NEVER = 1 << 62  # no question has this number
+generations = itertools.count(1)  # shared by all models: each number is used once
 
 
-class Row:
+class FollowedRow:
     """A followed row.
 
     value: as last pulled; None before the first pull. way: length of its path. surely: number of
@@ -54,7 +54,7 @@ class TrackedPrediction:
 
     def __init__(self, key: Key) -> None:
         self.key, self.generation = key, next(generations)
-        self.rows: list[tuple[dict[int, Row], Row]] = []
+        self.rows: list[tuple[dict[int, FollowedRow], FollowedRow]] = []
 
 
 class RowDrift:
@@ -75,7 +75,7 @@ class RowDrift:
             forget,
         )
         self._made: dict[Key, TrackedPrediction] = {}
-        self._tables: dict[str, dict[int, Row]] = {}
+        self._tables: dict[str, dict[int, FollowedRow]] = {}
         self._new: dict[str, set[int]] = {}
         self.rows = 0
         self.forgotten: Counter[str] = Counter()  # why: moved, unsure, room, lost
@@ -95,7 +95,7 @@ class RowDrift:
             for id in ids.tolist():
                 row = rows.get(id)
                 if row is None:
-                    row = rows[id] = Row(id)
+                    row = rows[id] = FollowedRow(id)
                     self._new.setdefault(table, set()).add(id)
                     self.rows += 1
                 row.uses += 1
@@ -156,7 +156,7 @@ class RowDrift:
             (row, row.value, value)
             for row, value in pairs
             if row is not None and row.value is not None
-        ]  # else they left
+        ]  # the others are not followed any more
         for (row, _, value), step in zip(
             each, steps([(old, new) for _, old, new in each]), strict=True
         ):
@@ -177,12 +177,12 @@ class RowDrift:
         for made in list(self._made.values()):
             self._forget(made, why)
 
-    def _forget_all_of(self, row: Row, why: str) -> None:
+    def _forget_all_of(self, row: FollowedRow, why: str) -> None:
         while row.made:
             self._forget(row.made.popleft()[1], why)
 
     def _forget(self, made: TrackedPrediction, why: str) -> None:
-        if not made.generation:  # it was, for another of its rows
+        if not made.generation:  # dropped already, because of another row
             return
         del self._made[made.key]
         self._tell(made.key, made.generation)
@@ -191,7 +191,7 @@ class RowDrift:
         for rows, row in made.rows:
             row.uses -= 1
             if not row.uses:
-                rows.pop(row.id)  # it may be among the new ones still: then it is pulled for nobody
+                rows.pop(row.id)  # it may still be in `new`, and is pulled in vain then
                 self.rows -= 1
             elif len(row.made) > 2 * row.uses + 16:
                 row.made = deque(one for one in row.made if one[1].generation)

@@ -21,15 +21,15 @@ from clipper.errors import ClipperError, UnknownTable
 from clipper.params.client.client import Client
 from clipper.params.client.connection import ShardConnection, ShardRequest, addresses_in, call
 from clipper.params.client.row_drift import Ids, Key, RowDrift, generations
-from clipper.params.frames import Kind, refusal, unpacked
+from clipper.params.frames import MessageKind, refusal, unpacked
 
 _log = logging.getLogger(__name__)
-WAIT_S = 1.0  # a question stays open
-ANSWER_S = 3.0  # a shard that says nothing for so long is away
+WAIT_S = 1.0  # longest time that a question stays open
+ANSWER_S = 3.0  # a shard that is silent for so long is away
 PACE_S = 0.01  # between an answer and the next question
-AGAIN_S = 0.1  # until one that is away is asked again
-GATHER_S = 0.005  # rows that come to be of interest are pulled together
-ROWS_A_PREDICTION = 4  # that are followed, on average
+AGAIN_S = 0.1  # before a shard that is away is asked again
+GATHER_S = 0.005  # new rows within this time are pulled together
+ROWS_A_PREDICTION = 4  # followed rows per prediction, on average
 
 
 class WatchedPredictions:
@@ -63,7 +63,7 @@ class WatchedPredictions:
         reads = self._reads(x) if self._watching.knows else None
         if reads is not None:
             with self.guard:
-                if self._watching.knows:  # who forgets all says first that it knows nothing
+                if self._watching.knows:  # `knows` is cleared before all predictions are dropped
                     number = self.moves.enter(key, reads)
                     if self.moves.has_new:
                         self._watching.wake()
@@ -210,7 +210,7 @@ class RowWatcher:
             self._pull_new_rows()
 
     def _heard_of(self) -> list[ShardWatch]:
-        """Those that say something; or nobody, because it is time for something else."""
+        """Wait for answers. Returns the shards that answered; none if something else is due."""
         poll, open_at = select.poll(), {}
         poll.register(self._wake, select.POLLIN)
         for post in self._posts:
@@ -235,7 +235,7 @@ class RowWatcher:
         assert ask is not None
         try:
             head = post.connection.wait(ask)
-            if head.kind != Kind.ANSWER:
+            if head.kind != MessageKind.ANSWER:
                 raise refusal(head, ask.body, post.connection.name)
             said = unpacked(ask.body)
         except (OSError, ClipperError) as error:
@@ -304,7 +304,7 @@ class RowWatcher:
                 try:
                     values = self._client.pull(table, ids)
                 except UnknownTable:
-                    values = None  # whatever is pushed there, once it is, is a change
+                    values = None  # its first rows count as changes
                 except ClipperError as error:
                     _log.warning("rows of table %r cannot be followed: %s", table, error)
                     values = None

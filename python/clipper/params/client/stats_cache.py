@@ -48,7 +48,7 @@ class StatsCache:
         while True:
             self._asked.acquire()
             while self._asked.acquire(blocking=False):
-                pass  # those who asked while it read are told the same
+                pass  # requests during a read share the next one
             if self._ending:
                 return
             try:

@@ -8,11 +8,11 @@ from typing import Any
 
 from clipper.errors import ClipperError
 from clipper.params.client.connection import ShardConnection, ShardRequest, addresses_in, call
-from clipper.params.frames import Kind, refusal, unpacked
+from clipper.params.frames import MessageKind, refusal, unpacked
 from clipper_core.runtime.histogram import Snapshot, snapshot_of
 
 Stats = Mapping[str, Any]
-ALL_S = 3.0  # for all that do not answer
+ALL_S = 3.0  # for all shards that do not answer, together
 
 
 class StatsReader:
@@ -91,7 +91,7 @@ def lags_between(before: Stats, after: Stats) -> Snapshot:
 def _sent(connection: ShardConnection) -> ShardRequest | str:
     """Send the request. Returns it, or why it could not be sent."""
     ask = call("stats")
-    for last in (False, True):  # the connection may be that to a shard that was relaunched
+    for last in (False, True):  # the first connection may be to a former life
         try:
             connection.send(ask)
             return ask
@@ -107,7 +107,7 @@ def _received(connection: ShardConnection, ask: ShardRequest | str) -> Stats:
         return {"shard": connection.number, "away": ask}
     try:
         head = connection.wait(ask)
-        if head.kind != Kind.ANSWER:
+        if head.kind != MessageKind.ANSWER:
             raise refusal(head, ask.body, connection.name)
         return unpacked(ask.body)
     except (OSError, ClipperError) as error:

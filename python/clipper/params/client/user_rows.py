@@ -55,7 +55,7 @@ class UserRows:
             found = features_of(
                 self._client.pull(self.table, np.array([session_of(user)], np.uint64))[0]
             )
-        except InvalidInput as error:  # a row that grew beyond what features may be
+        except InvalidInput as error:  # the row's values are out of range
             self.unusable += 1
             self._say(self.unusable, user, error)
             return None

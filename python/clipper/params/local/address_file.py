@@ -22,8 +22,8 @@ from clipper.params.client.connection import SHARDS_FILE, addresses_in
 from clipper.params.shard.recovery import write_atomically
 from clipper.settings.params import ParamsSettings, with_absolute_paths
 
-UNKNOWN_ADDRESS = "tcp:not-yet.invalid:1"  # a name that is never one: whoever dials it tries again
-FRESH_S = 0.2  # so old may be what was read
+UNKNOWN_ADDRESS = "tcp:not-yet.invalid:1"  # never resolves, so clients retry
+FRESH_S = 0.2  # age at which the cached addresses are read again
 
 
 def read_address_file(folder: Path) -> dict[str, Any]:

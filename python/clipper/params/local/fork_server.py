@@ -110,7 +110,7 @@ class ForkServer:
             os.close(goes)
             return self._become(asked, waits)
         os.close(waits)
-        fd = os.pidfd_open(pid)  # it is not reaped before: the number is its own
+        fd = os.pidfd_open(pid)  # the child is not reaped yet, so the pid is valid
         self._children[fd] = pid
         self._say([fd], number=asked["number"], pid=pid)
         with contextlib.suppress(BrokenPipeError):
@@ -181,7 +181,7 @@ def main(beside: Beside = contextlib.nullcontext) -> int:
         os.dup2(null, 0)
         os.close(null)
         gc.collect()
-        gc.freeze()  # what is here stays shared with the children
+        gc.freeze()  # keeps these objects' pages shared with the children
         return ForkServer(connection, supervisor_fd, beside).run()
 
 

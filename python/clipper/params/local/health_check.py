@@ -7,13 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from clipper.errors import ClipperError
-from clipper.params.client.connection import ShardConnection
-from clipper.params.shard.replication import call_once
+from clipper.params.client.connection import ShardConnection, call_once
 
 log = logging.getLogger("clipper.params")
 EVERY_S = 1.0
 ANSWER_S_MAX = 2.0
-TRIES_MIN = 2  # in a row, so that a pause of the prober itself is not taken for one of the shard
+TRIES_MIN = 2  # so that a pause of this process is not blamed on a shard
 
 
 class HealthCheck:
@@ -32,9 +31,7 @@ class HealthCheck:
             ShardConnection(number, addresses.__getitem__, token, None, answer_s)
             for number in range(len(addresses))
         ]
-        self._silent: dict[
-            int, tuple[float, int]
-        ] = {}  # number -> since when, and how many questions
+        self._silent: dict[int, tuple[float, int]] = {}  # number -> (since, failed tries)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="clipper-params-prober", daemon=True)
 
@@ -63,14 +60,14 @@ class HealthCheck:
         except (
             TimeoutError,
             BlockingIOError,
-        ):  # BlockingIOError: a unix socket whose queue of connections is full
+        ):  # BlockingIOError: the backlog of a unix socket is full
             connection.close()
             since_s, tries = self._silent.get(connection.number, (began_s, 0))
             self._silent[connection.number] = since_s, tries + 1
             if tries + 1 >= TRIES_MIN and time.monotonic() - since_s >= self._patience_s:
                 del self._silent[connection.number]
                 self._hung(connection.number)
-        except (OSError, ClipperError):  # it has ended, or begins: its supervisor knows
+        except (OSError, ClipperError):  # not running; the supervisor handles it
             connection.close()
             self._silent.pop(connection.number, None)
         else:

@@ -34,25 +34,24 @@ from clipper.errors import (
     ShardAway,
     StateLost,
 )
-from clipper.params.client.connection import ShardConnection, addresses_in
+from clipper.params.client.connection import ShardConnection, addresses_in, call_once
 from clipper.params.local.address_file import UNKNOWN_ADDRESS, running_shards, write_address_file
 from clipper.params.local.address_file import read_address_file as read_address_file
 from clipper.params.local.health_check import HealthCheck
-from clipper.params.shard.replication import call_once
 from clipper.params.shard.snapshots import newest_of, parts_in, sets_in
 from clipper.params.tables import optimizer_in
 from clipper.settings.params import ParamsSettings, grpc_address, params_tls, with_absolute_paths
 from clipper.tls import Certificate
 
 log = logging.getLogger("clipper.params")
-GRACE_S = 30.0  # from SIGTERM to SIGKILL: a last snapshot
-QUICK_S = 1.0  # a shard that lives less long
-QUICK_MAX = 3  # so often in a row is started again after a pause
+GRACE_S = 30.0  # from SIGTERM to SIGKILL, for a last snapshot
+QUICK_S = 1.0  # a shard that lives shorter has failed to start
+QUICK_MAX = 3  # failures in a row before restarts are delayed
 PAUSE_S_MAX = 5.0
 UNIX_PATH_MAX = 100
 SAID_BYTES_MAX = 1 << 16
 PROGRAM = "clipper.params.local.fork_server"
-PROGRAM_WITH_GRPC = (  # the same, with gRPC beside it: by its name, for it is above this room
+PROGRAM_WITH_GRPC = (  # with gRPC; by name, since params does not import it
     "clipper.frontend.params_grpc.server"
 )
 
@@ -108,7 +107,7 @@ class _ForkServerProcess:
         alone = {
             **os.environ,
             "OPENBLAS_NUM_THREADS": "1",
-        }  # a fork has one thread, and so must have what it is a fork of
+        }  # a process with threads cannot be forked safely
         with theirs, open(folder / "standby.log", "ab") as said:
             self.popen: subprocess.Popen[bytes] = subprocess.Popen(
                 words,
@@ -137,7 +136,7 @@ class _ForkServerProcess:
 
     def close(self) -> int:
         """End the fork server. Returns its exit code."""
-        self.connection.close()  # it ends by that
+        self.connection.close()  # the process ends at end of file
         try:
             code = self.popen.wait(GRACE_S)
         except subprocess.TimeoutExpired:
@@ -185,15 +184,15 @@ class LocalSet:
             raise
         self._program = PROGRAM_WITH_GRPC if settings.grpc else PROGRAM
         self._shards: dict[int, _Shard] = {}
-        self._wanted: set[int] = set()  # asked for, and not heard of yet
-        self._names: dict[int, int] = {}  # pid -> number, of those that have not been told of
+        self._wanted: set[int] = set()  # requested and not started yet
+        self._names: dict[int, int] = {}  # pid -> number, until the exit code is known
         self._fork_server: _ForkServerProcess
         self._quick = [0] * settings.shards
         self._due: list[tuple[float, Callable[[], None]]] = []
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = False
         self.restarts = 0
-        self._hung: deque[int] = deque()  # shards that run and do not answer
+        self._hung: deque[int] = deque()  # shards to kill
         self._health_check = (
             HealthCheck(self.addresses, self.token, settings.hung_s, self._is_hung)
             if settings.hung_s
@@ -396,7 +395,7 @@ class LocalSet:
             "the process that shards are forked from ended (%s); another is made",
             _exit(self._fork_server.close()),
         )
-        self._names.clear()  # nobody will tell
+        self._names.clear()  # their exit codes are lost
         self._fork_server = _ForkServerProcess(self.folder, self._program)
         for number in self._wanted:
             self._fork_server.ask(number, self.folder)

@@ -15,7 +15,7 @@ from clipper.errors import AddressInUse, ClipperError, ConfigError
 from clipper.metrics import CONTENT_TYPES, ParamsMetrics, Samples, prometheus
 
 log = logging.getLogger("clipper.params")
-_SLOW_S: Final = 5.0  # a client that takes longer to ask is sent away
+_SLOW_S: Final = 5.0  # a slower request is closed
 
 
 def samples_of(stats: Sequence[Mapping[str, Any]]) -> Samples:
@@ -71,7 +71,7 @@ class MetricsPage:
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = False  # they are waited for at the end
+    daemon_threads = False  # server_close waits for them
 
     def __init__(self, address: tuple[str, int], answer: Callable[[], bytes]) -> None:
         self.answer = answer

@@ -29,10 +29,10 @@ from clipper.params.tables import TableSpec
 from clipper.settings.params import ParamsSettings
 
 _log = logging.getLogger(__name__)
-PATIENCE_S = 60.0  # for a set that begins, or recovers
-TABLES_ENV = "CLIPPER_TABLES"  # of a container: the folder
-DECLARED_ENV = "CLIPPER_TABLES_DECLARED"  # what the server was told of a model's tables, as JSON
-CARRIED = "/run/secrets/clipper_tables"  # in a container that does not see the folder
+PATIENCE_S = 60.0  # for a set that starts or recovers
+TABLES_ENV = "CLIPPER_TABLES"  # environment of a container: the folder
+DECLARED_ENV = "CLIPPER_TABLES_DECLARED"  # the tables that deploy() declared, as JSON
+CARRIED = "/run/secrets/clipper_tables"  # mounted into a container that cannot see the folder
 Tables = Mapping[str, Mapping[str, Any]]
 
 
@@ -55,7 +55,7 @@ class ServedSet:
         """
         if not (
             supervisor_of(self.folder) or read_address_file(self.folder).get("engine")
-        ):  # an engine: it runs them elsewhere
+        ):  # with an engine, shards run elsewhere
             try:
                 self._own = LocalSet(self.settings).start()
             except AlreadyExists:
@@ -153,7 +153,8 @@ class ServedSet:
 
     @property
     def out_of_reach(self) -> str:
-        """Why a container that cannot see the folder reaches no shard; empty if it does."""
+        """Reason for which a container that cannot see the folder reaches no shard; empty if it
+        does."""
         if read_address_file(self.folder).get("engine"):
             return "the shards' addresses change with their lives."
         if not all(address.startswith("tcp:") for address in addresses_in(self.folder)[0]):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from clipper.errors import StalePush
-from clipper.params.frames import Refusal
+from clipper.params.frames import RefusalCode
 from clipper.params.shard.gradients import OLD, SEEN, GradientApplier, Gradients, PushResult
 from clipper.params.shard.parameters import DENSE, Parameters
 from clipper.params.shard.replication import pushes_paused
@@ -26,7 +26,7 @@ class AsyncTraining:
     by the age.
     """
 
-    by_python = False  # whether pushes of rows alone come here too
+    by_python = False  # pushes of rows alone are applied by the core
 
     def __init__(
         self, door: ShardDoor, parameters: Parameters, *, lag_max: int = 0, slows: bool = False
@@ -53,7 +53,7 @@ class AsyncTraining:
         lag = self._gradients.age(gradients)
         if self._lag_max and lag > self._lag_max:
             why = f"the gradient is {lag} versions old, and at most {self._lag_max} are accepted"
-            self.door.counts.refuse(Refusal.TOO_STALE)
+            self.door.counts.refuse(RefusalCode.TOO_STALE)
             return PushResult({"accepted": False, "version": self.door.version, "why": why}, 0)
         return self._apply(
             gradients, gradients.scale / max(1, lag) if self._slows else gradients.scale

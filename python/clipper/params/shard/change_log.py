@@ -16,8 +16,8 @@ import numpy as np
 from clipper.params.shard.parameters import DENSE, Ids, Parameters, Piece
 from clipper_core.params.shard_door import ShardDoor, each_once
 
-SLOT = 9  # of the followers' places in a shard's log; the others are replicas, snapshots, watchers
-EPOCHS_MAX = 64  # that a history keeps
+SLOT = 9  # follower number in the shard's log; see also snapshots and change_watchers
+EPOCHS_MAX = 64  # limit of a history
 
 
 class History(NamedTuple):
@@ -129,7 +129,7 @@ class PrimaryLog:
 
     def __init__(self, door: ShardDoor, ids_max: int) -> None:
         self._door, self._changes, self._on = door, ChangeLog(ids_max), ids_max > 0
-        self._base = 0  # of positions: those of the door begin at 0 with each process
+        self._base = 0  # the core counts from 0 in each process
         self.history = History()
 
     def start(
@@ -157,7 +157,7 @@ class PrimaryLog:
         if not self._on or self._door.position == self._changes.position - self._base:
             return
         found = self._door.changed(SLOT)
-        if found is None:  # the door held more than it may
+        if found is None:  # the core's log overflowed
             self._door.follow(SLOT)
             self._changes.restart(self.position)
         else:

@@ -17,13 +17,13 @@ from clipper.params.frames import packed
 from clipper.params.shard.parameters import Ids, Parameters, Piece
 from clipper_core.params.shard_door import ShardDoor
 
-SLOT = 8  # of the shard's log; below it are replicas and snapshots
-IDS_MAX = 1 << 20  # kept for those who have not asked yet
-IDLE_S = 30.0  # without a question: nobody watches
-LOOK_S = 0.01  # how often it is looked whether something has changed, while a question is open
+SLOT = 8  # follower number in the shard's log
+IDS_MAX = 1 << 20  # kept for watchers that are behind
+IDLE_S = 30.0  # without a question, nothing is kept
+LOOK_S = 0.01  # between two reads of the log, while a question is open
 WAIT_S_MAX = 5.0
 CallId = tuple[int, int, int]
-Asked = tuple[CallId, int, float]  # who, since when, until when
+Asked = tuple[CallId, int, float]  # call, position, deadline
 
 
 class ChangeWatchers:
@@ -43,7 +43,7 @@ class ChangeWatchers:
         self._first = self._position = self._size = 0
         self._kept: deque[tuple[int, dict[int, Ids]]] = (
             deque()
-        )  # up to which position, and what had changed
+        )  # (position, ids that changed up to it)
         self._asked: dict[int, Asked] = {}  # by connection
         self._heard_s = 0.0
 
@@ -99,7 +99,7 @@ class ChangeWatchers:
         if self._door.position == self._position:
             return
         found = self._door.changed(SLOT)
-        if found is None:  # it held more than it may
+        if found is None:  # the core's log overflowed
             self._unsubscribe()
             self._subscribe()
             return

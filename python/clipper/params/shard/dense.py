@@ -143,7 +143,7 @@ class Dense:
 
 
 def _values(name: object, value: Any) -> F32:
-    """A copy of our own, C-ordered. Raises InvalidInput."""
+    """Return a C-ordered copy. Raises InvalidInput."""
     if not isinstance(name, str) or not 0 < len(name) <= NAME_MAX:
         raise InvalidInput(f"a variable's name is a string of 1 to {NAME_MAX} characters.")
     try:

@@ -71,7 +71,7 @@ class GradientApplier:
     def checked(self, said: Mapping[str, Any]) -> Gradients:
         """Return the checked gradients of a message. Raises InvalidInput, UnknownTable,
         UnknownVariable."""
-        scale = _number(said, "scale", 1.0) or 1.0  # 0: the server's own
+        scale = _number(said, "scale", 1.0) or 1.0  # 0 means 1
         if not (scale > 0 and math.isfinite(scale)):
             raise InvalidInput(
                 f"scale = {scale}: a finite number, 0 (the optimizer's rate) or above."

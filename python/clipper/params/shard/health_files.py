@@ -10,7 +10,7 @@ from pathlib import Path
 from clipper.params.shard.replication import FollowerState
 from clipper.settings.params import ParamsSettings
 
-QUIET_S = 3.0  # several of a follower's long polls
+QUIET_S = 3.0  # several long polls of a follower
 log = logging.getLogger("clipper.params")
 
 

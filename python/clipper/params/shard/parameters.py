@@ -21,7 +21,7 @@ from clipper_core.params.embedding import Table
 Ids = npt.NDArray[np.int64]
 Piece = dict[str, Any]
 Cursor = list[int]  # [table, position]; after the last table [tables, variable]
-DENSE = 1024  # where a shard's log has changed variables: the number of no table
+DENSE = 1024  # table number of variables in a shard's log
 PIECE_BYTES = 4 << 20
 TABLES_MAX = 1024
 
@@ -38,9 +38,7 @@ class Parameters:
         self.specs: list[TableSpec] = []
         self.tables: list[Table] = []
         self.dense = Dense()
-        self.gathered: list[
-            Piece
-        ] = []  # pushes that were taken for a step that is not made yet: see stepping
+        self.gathered: list[Piece] = []  # pushes of open steps: see sync_training
 
     def number(self, name: str) -> int:
         """Return the number of a table. Raises UnknownTable."""
@@ -119,7 +117,7 @@ class Parameters:
             part = {"table": table, "ids": ids, "rows": rows, "stamps": stamps}
             head = (
                 {"tables": self.shape()["tables"]} if at == 0 else {}
-            )  # it may have been made since the walk began
+            )  # the table may be newer than the cursor's start
             return {**head, "rows": [part]}, (
                 [table, following]
                 if following is not None

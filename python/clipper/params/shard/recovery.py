@@ -15,21 +15,22 @@ import logging
 import os
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from clipper.errors import AlreadyExists, ClipperError, StoreError
-from clipper.params.client.connection import ShardConnection
+from clipper.params.client.connection import ShardConnection, call_once
 from clipper.params.partition import shard_of_name
 from clipper.params.shard.change_log import History, ids_in, union
 from clipper.params.shard.parameters import Ids, Parameters, Piece
-from clipper.params.shard.replication import Origin, call_once
+from clipper.params.shard.replication import Origin
 
 log = logging.getLogger("clipper.params")
 PAUSE_S = 0.02
-WINDOW = 1024  # pushes of a worker that are remembered
+WINDOW = 1024  # remembered pushes of a worker
 SEQUENCES = struct.Struct("<QQ16Q")
 
 
@@ -71,7 +72,7 @@ class StateMark:
 
 
 class Recovered(NamedTuple):
-    """What a shard starts with.
+    """The state that a shard starts with.
 
     source: description for the log. is_new: nothing of an earlier life was found. origin: the copy
     that has the same rows. history, position: where the new epoch begins. changed: ids that changed
@@ -88,7 +89,7 @@ class Recovered(NamedTuple):
     history: History = History()
     position: int = 0
     first: int = 0
-    changed: dict[int, Ids] = {}  # noqa: RUF012
+    changed: Mapping[int, Ids] = MappingProxyType({})
 
 
 class Source(NamedTuple):

@@ -29,18 +29,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clipper.errors import ClipperError, ShardAway
-from clipper.params.client.connection import ShardConnection, call
-from clipper.params.frames import Head, Kind, packed, refusal, unpacked
+from clipper.params.client.connection import ShardConnection, call_once
+from clipper.params.frames import Head, packed
 from clipper.params.shard.change_log import ChangeLog, History, PrimaryLog, ids_in, union
 from clipper.params.shard.parameters import DENSE, Ids, Parameters, Piece
 from clipper_core.params.shard_door import ShardDoor
 
 log = logging.getLogger("clipper.params")
-STILL_BYTES_MAX = 4 << 20  # read while pushes wait: about a millisecond
-ROUNDS_MAX = 4  # of changes read beside pushes, before a new copy is made whole while they wait
+STILL_BYTES_MAX = 4 << 20  # read while pushes are paused: about a millisecond
+ROUNDS_MAX = 4  # of reading beside pushes, before pushes are paused to complete a copy
 WAIT_S = 0.5  # of a long poll
 SILENT_S = (
-    3.0  # of a follower that is not whole: then pushes wait for it, until it is heard or given up
+    3.0  # an incomplete follower silent for so long is waited for until it returns or is given up
 )
 REPLICAS_MAX = 7
 ANEW = {"anew": True}
@@ -62,16 +62,6 @@ def pushes_paused(door: ShardDoor) -> Iterator[None]:
         yield
     finally:
         door.resume()
-
-
-def call_once(connection: ShardConnection, name: str, **fields: Any) -> tuple[Head, Piece]:
-    """Make one call to a shard, without retries. Raises OSError, and the error of the answer."""
-    ask = call(name, **fields)
-    connection.send(ask)
-    head = connection.wait(ask)
-    if head.kind != Kind.ANSWER:
-        raise refusal(head, ask.body, connection.name)
-    return head, unpacked(ask.body)
 
 
 # -- at the primary
@@ -107,7 +97,7 @@ class FollowerState:
         self.asked: tuple[Any, float] | None = None
         self._last: bytes | None = None
         self._backlog: list[dict[int, Ids] | Piece] = []
-        self._rest: Piece = {}  # the end of the backlog, with what goes with it
+        self._rest: Piece = {}  # sent with the last piece of the backlog
         self._end = 0
         self._whole = self._exact = self._confirmed = False
         self._rounds = 0
@@ -244,7 +234,7 @@ class FollowerState:
             self._rounds += 1
             must = not few and not self._whole and self._rounds > ROUNDS_MAX
             if few or self._rounds >= ROUNDS_MAX:
-                self.start_waiting()  # so that the next round is a small one
+                self.start_waiting()  # the next round is small then
             after = {
                 **self._parameters.shape(),
                 "version": self._door.version,
@@ -366,7 +356,7 @@ class FollowerSet:
 # -- at the follower
 
 
-class Replica:
+class ShardReplica:
     """A copy of one shard. Threads: its follower's, and any that has fenced it off.
 
     epoch: of the life that it is a copy of. whole: it has been equal to its primary at one moment.
@@ -383,12 +373,12 @@ class Replica:
         self.history = History()
         self.changes = ChangeLog(resync_ids_max)
         self._difference: tuple[int, list[dict[int, Ids]]] = (-1, [])
-        self._seen = ShardDoor()  # for its memory of pushes alone
+        self._seen = ShardDoor()  # used only for its record of pushes
 
     @classmethod
     def loaded(
         cls, shard: int, epoch: int, pieces: Iterable[Piece], resync_ids_max: int
-    ) -> "Replica":
+    ) -> "ShardReplica":
         """Return the copy that was saved as `pieces`; its position is -1 if they have none."""
         copy, piece = cls(shard, epoch, resync_ids_max), Piece()
         for piece in pieces:
@@ -468,15 +458,15 @@ class ReplicaFollower:
         connection: ShardConnection,
         period_s: float,
         *,
-        load: Callable[[], Replica | None] = lambda: None,
+        load: Callable[[], ShardReplica | None] = lambda: None,
         resync_ids_max: int = 0,
     ) -> None:
         self.shard, self.of, self._connection, self._period_s = shard, of, connection, period_s
         self._load, self._resync_ids_max = load, resync_ids_max
         self._lock = threading.Lock()
-        self._whole: Replica | None = None
-        self._making: Replica | None = None
-        self.epoch_min = 0  # what is of a lower epoch is refused
+        self._whole: ShardReplica | None = None
+        self._making: ShardReplica | None = None
+        self.epoch_min = 0  # lower epochs are refused
         self._serial = -1
         self._mine = 0
         self._stop = threading.Event()
@@ -499,7 +489,7 @@ class ReplicaFollower:
             self._thread.join()
 
     @property
-    def replica(self) -> Replica | None:
+    def replica(self) -> ShardReplica | None:
         """The whole copy; None if there is none yet."""
         with self._lock:
             return self._whole
@@ -548,11 +538,11 @@ class ReplicaFollower:
         with self._lock:
             self._whole = self._whole or copy
 
-    def _drop(self, broken: Replica | None = None) -> None:
+    def _drop(self, broken: ShardReplica | None = None) -> None:
         """Drop a copy that was being made, and one that is broken."""
         with self._lock:
             if self._making is not None or broken is not None:
-                self._serial = -1  # it was that of what is dropped
+                self._serial = -1  # the dropped copy's
             self._making = None
             if broken is not None:
                 self._whole = None if self._whole is broken else self._whole
@@ -600,9 +590,9 @@ class ReplicaFollower:
         return not piece.get("whole")
 
     def _begin(self, head: Head, piece: Piece) -> None:
-        fresh = Replica(self.of, head.epoch, self._resync_ids_max)
+        fresh = ShardReplica(self.of, head.epoch, self._resync_ids_max)
         fresh.take(piece)
-        self._serial = -1  # whatever ends this walk: it begins anew
+        self._serial = -1  # if this copy is interrupted, the next one starts from scratch
         with self._lock:
             self._making = fresh
         cursor: Any = [0, 0]
@@ -613,16 +603,16 @@ class ReplicaFollower:
         if cursor is None:
             self._serial = int(piece["serial"])
 
-    def _keep(self, replica: Replica, epoch: int, piece: Piece) -> None:
-        """The primary resyncs this copy by difference."""
+    def _keep(self, replica: ShardReplica, epoch: int, piece: Piece) -> None:
+        """Keep this copy: the primary resyncs it by difference."""
         with self._lock:
             if epoch < self.epoch_min or epoch < replica.epoch:
                 raise ShardAway(f"shard {self.of} has another primary.")
             replica.epoch, self._serial = epoch, int(piece["serial"])
             replica.history = History.decode(piece.get("history"))
 
-    def _apply(self, replica: Replica, epoch: int, piece: Piece) -> None:
-        with self._lock:  # so that a fence falls before or after it
+    def _apply(self, replica: ShardReplica, epoch: int, piece: Piece) -> None:
+        with self._lock:  # a fence comes before or after a piece, not within
             if epoch < self.epoch_min or epoch != replica.epoch:
                 raise ShardAway(f"shard {self.of} lives anew")
             replica.take(piece)

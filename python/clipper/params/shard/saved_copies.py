@@ -10,13 +10,15 @@ import shutil
 from pathlib import Path
 
 from clipper.errors import ClipperError
-from clipper.params.shard.replication import Replica, ReplicaFollower
+from clipper.params.shard.replication import ReplicaFollower, ShardReplica
 from clipper.params.shard.snapshots import PartWriter, chain_of, parts_in, pieces_in
 
 log = logging.getLogger("clipper.params")
 
 
-def load_copy(folder: Path | None, of: int, shards: int, resync_ids_max: int) -> Replica | None:
+def load_copy(
+    folder: Path | None, of: int, shards: int, resync_ids_max: int
+) -> ShardReplica | None:
     """Return the newest copy of shard `of` that is on disk; None if there is none.
 
     folder: of the shard that has the copy. Raises OSError, ClipperError.
@@ -32,7 +34,7 @@ def load_copy(folder: Path | None, of: int, shards: int, resync_ids_max: int) ->
     if not usable:
         return None
     part, chain = max(usable, key=lambda pair: (pair[0].epoch, pair[0].position))
-    return Replica.loaded(of, part.epoch, pieces_in(chain), resync_ids_max)
+    return ShardReplica.loaded(of, part.epoch, pieces_in(chain), resync_ids_max)
 
 
 def save_copy(folder: Path | None, follower: ReplicaFollower, shards: int) -> None:

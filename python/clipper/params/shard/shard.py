@@ -23,8 +23,8 @@ import msgspec
 from clipper.clock import wall_time_us
 from clipper.errors import ClipperError, DoesNotFit, InvalidInput
 from clipper.params import frames
-from clipper.params.client.connection import ShardConnection
-from clipper.params.frames import Kind, Refusal, packed, unpacked
+from clipper.params.client.connection import ShardConnection, call_once
+from clipper.params.frames import MessageKind, RefusalCode, packed, unpacked
 from clipper.params.local.address_file import AddressFile
 from clipper.params.shard.async_training import AsyncTraining
 from clipper.params.shard.change_log import PrimaryLog
@@ -33,9 +33,9 @@ from clipper.params.shard.gradients import PushResult, whole
 from clipper.params.shard.health_files import HealthFiles
 from clipper.params.shard.parameters import DENSE, Parameters, Piece
 from clipper.params.shard.recovery import Recovered, StateMark
-from clipper.params.shard.replication import FollowerSet, ReplicaFollower, call_once, pushes_paused
+from clipper.params.shard.replication import FollowerSet, ReplicaFollower, pushes_paused
 from clipper.params.shard.saved_copies import load_copy
-from clipper.params.shard.stats import Ages, stats_of
+from clipper.params.shard.stats import ChangeAges, stats_of
 from clipper.params.shard.sync_training import SyncTraining
 from clipper.params.tables import TableSpec
 from clipper.settings.params import ParamsSettings
@@ -44,8 +44,8 @@ from clipper_core.params.shard_door import ShardDoor
 log = logging.getLogger("clipper.params")
 PROTOCOL = 1
 TICK_S = 0.25
-VERSION_MAX = 1 << 62  # that a worker may begin with: versions after it still fit
-EXPIRE_S = 5.0  # between two looks for rows that nobody has used
+VERSION_MAX = 1 << 62  # first version that a worker may choose
+EXPIRE_S = 5.0  # between two searches for expired rows
 CallId = tuple[int, int, int]
 
 
@@ -91,13 +91,13 @@ class Shard:
         self.door.stale(lag_max=settings.lag_max, slows=settings.lag_slows)
         self.parameters = Parameters()
         self.training = self._training(self.parameters)
-        self.ended = ""  # why
+        self.ended = ""  # the reason
         self.snapshots: Any = None
-        self.recovery = (0.0, "")  # seconds that it took, and from what
-        self.ages = Ages()
+        self.recovery = (0.0, "")  # (seconds, source)
+        self.ages = ChangeAges()
         self.mark = StateMark(config.folder)
         self._begins: Callable[[], None] | None = (
-            None  # what to do when a shard that lost its state is told to begin anew
+            None  # called by begin_anew, if the state was lost
         )
         self.began_s = time.monotonic()
         self._admitted: dict[int, int] = {}
@@ -261,13 +261,13 @@ class Shard:
 
     def _answer(self, call_id: CallId, head: tuple[Any, ...], body: bytes) -> None:
         try:
-            said = {"call": "push_rows"} if head[0] == Kind.PUSH else unpacked(body)
+            said = {"call": "push_rows"} if head[0] == MessageKind.PUSH else unpacked(body)
             name = str(said.get("call"))
             if name == "hello":
                 self._hello(said, call_id)
                 return
             if self._admitted.get(call_id[0]) != call_id[1]:
-                self.door.answer(call_id, refused=Refusal.NOT_ADMITTED)
+                self.door.answer(call_id, refused=RefusalCode.NOT_ADMITTED)
                 return
             call = self._early.get(name) or self._calls.get(name)
             if call is None:
@@ -279,7 +279,9 @@ class Shard:
                 self.door.answer(
                     call_id,
                     bytes(8),
-                    refused=Refusal.STATE_LOST if self.door.state_lost else Refusal.NOT_READY,
+                    refused=RefusalCode.STATE_LOST
+                    if self.door.state_lost
+                    else RefusalCode.NOT_READY,
                 )
                 return
             found = call(said, call_id)
@@ -288,7 +290,7 @@ class Shard:
         except Exception as error:
             if not isinstance(error, ClipperError):
                 log.warning("a call failed", exc_info=True)
-            self.door.answer(call_id, frames.failed(error), refused=Refusal.CALL_FAILED)
+            self.door.answer(call_id, frames.failed(error), refused=RefusalCode.CALL_FAILED)
 
     def _answer_replicated(self) -> None:
         """Send the answers whose changes the followers have."""
@@ -389,7 +391,7 @@ class Shard:
         if not isinstance(token, str) or not hmac.compare_digest(
             token.encode(), self.config.token.encode()
         ):
-            self.door.answer(call_id, bytes(8), refused=Refusal.NOT_ADMITTED, close=True)
+            self.door.answer(call_id, bytes(8), refused=RefusalCode.NOT_ADMITTED, close=True)
             return
         if said.get("protocol", PROTOCOL) != PROTOCOL:
             raise InvalidInput(f"protocol {said['protocol']!r}: this shard speaks {PROTOCOL}.")
@@ -417,7 +419,7 @@ class Shard:
         number, is_new = self.parameters.create(spec)
         if is_new:
             self.door.add_table(self.parameters.tables[number], by_python=self.training.by_python)
-            self.door.note(DENSE, [])  # so that followers hear of it
+            self.door.note(DENSE, [])  # tells followers of it
             self.mark.set()
         self._answer_when_replicated(PushResult({"number": number}, self.door.position), call_id)
 
@@ -527,7 +529,7 @@ class Shard:
 
         def told(answer: Piece | Exception) -> None:
             if isinstance(answer, Exception):
-                self.door.answer(call_id, frames.failed(answer), refused=Refusal.CALL_FAILED)
+                self.door.answer(call_id, frames.failed(answer), refused=RefusalCode.CALL_FAILED)
             else:
                 self.door.answer(call_id, packed(answer))
 

@@ -29,27 +29,27 @@ import numpy as np
 
 from clipper.clock import wall_time_us
 from clipper.errors import AlreadyExists, ClipperError, StoreError
-from clipper.params.client.connection import ShardConnection
+from clipper.params.client.connection import ShardConnection, call_once
 from clipper.params.frames import packed, unpacked
 from clipper.params.shard.parameters import DENSE, Ids, Piece
 from clipper.params.shard.recovery import Source, fsync_folder, write_atomically
-from clipper.params.shard.replication import call_once, pushes_paused
+from clipper.params.shard.replication import pushes_paused
 from clipper_core.params.shard_door import ShardDoor, each_once
 
 log = logging.getLogger("clipper.params")
 FORMAT = 1
-SLOT = 7  # of the shard's log: rows changed since the last snapshot
+SLOT = 7  # follower number in the shard's log, for deltas
 ROUNDS_MAX = 8
-SLOW_ROUND = 2  # from this one on pushes wait while a piece is read
-SLOW_TURN = 32  # after so many in a row they wait for each
-LAST_BYTES_MAX = 1 << 20  # that pushes wait for at once: well below a millisecond
-KEPT_BYTES_MAX = 512 << 20  # of changes, read and not yet written
-TURN_S = 0.005  # at most, for it to take it
+SLOW_ROUND = 2  # from this round on pushes are paused while a piece is read
+SLOW_TURN = 32  # after so many reads pushes are paused for each
+LAST_BYTES_MAX = 1 << 20  # read while pushes are paused: below a millisecond
+KEPT_BYTES_MAX = 512 << 20  # changes in memory, not yet written
+TURN_S = 0.005  # longest wait for a paused push to run
 PAUSE_S = 0.0001
-DRAINED_IDS = 1 << 16  # at once; a push that comes meanwhile waits for some tens of microseconds
+DRAINED_IDS = 1 << 16  # per read; a push waits some tens of microseconds for it
 DIRTY_IDS_MAX = 1 << 22
-SNAPSHOT_S = 600.0  # that another shard may take for one
-BLOCK = struct.Struct("<QII")  # bytes, crc32, nothing
+SNAPSHOT_S = 600.0  # longest snapshot of another shard
+BLOCK = struct.Struct("<QII")  # size, crc32, unused
 FILE, MANIFEST = "pieces.bin", "manifest.json"
 _PART = re.compile(r"shard-(\d+)-of-(\d+)")
 _VERSION = re.compile(r"version-(\d+)")
@@ -456,7 +456,7 @@ class Snapshots:
                 self._all()
 
     def _all(self) -> None:
-        """One number for all shards; those that are away do without."""
+        """Ask all other shards for a snapshot of one number; those that are away are skipped."""
         number, config = self._next(), self._config
         for shard in range(1, config.shards):
             connection: ShardConnection = self._shard.connection(shard, SNAPSHOT_S)
@@ -627,4 +627,4 @@ class Snapshots:
                 try:
                     folder.parent.rmdir()
                 except OSError:
-                    continue  # parts of others are in it
+                    continue  # it has parts of other shards

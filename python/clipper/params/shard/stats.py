@@ -5,7 +5,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from clipper.metrics.process import resident_bytes
-from clipper.params.frames import Refusal
+from clipper.params.frames import RefusalCode
 from clipper.params.shard.parameters import Piece
 from clipper.params.shard.replication import FollowerState
 from clipper_core.runtime.status import Status
@@ -21,11 +21,11 @@ _STATUSES: Final = (
     Status.NO_MEMORY,
     Status.UNKNOWN,
 )
-_REASONS: Final = {int(one): one.name.lower() for one in (*_STATUSES, *Refusal)}
+_REASONS: Final = {int(one): one.name.lower() for one in (*_STATUSES, *RefusalCode)}
 _SAMPLES = 4096
 
 
-class Ages:
+class ChangeAges:
     """Samples of the log's position over time, to tell how old a change is. Threads: the answering
     one."""
 

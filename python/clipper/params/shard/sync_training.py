@@ -18,23 +18,21 @@ from typing import Any
 import numpy as np
 
 from clipper.errors import DoesNotFit, Overloaded, StalePush
-from clipper.params.frames import Refusal
+from clipper.params.frames import RefusalCode
 from clipper.params.shard.gradients import OLD, SEEN, GradientApplier, Gradients, PushResult
 from clipper.params.shard.parameters import DENSE, Parameters, Piece
 from clipper.params.shard.replication import pushes_paused
 from clipper_core.params.shard_door import ShardDoor
 
 NOTHING: Any = []
-GATHERED_MAX = (
-    4096  # pushes that are taken and not applied yet, beside those of the steps that are gathered
-)
+GATHERED_MAX = 4096  # accepted pushes beyond those of the open steps
 
 
 class SyncTraining:
-    """Threads: the answering one.
+    """Gathers the pushes of a step. Threads: the answering one.
 
-    decides: it is shard 0.  grads_to_wait: pushes that make a step.  lag_max: a push so many
-    versions behind is still taken.
+    decides: this is shard 0. grads_to_wait: number of pushes that make a step. lag_max: accept a
+    push that is at most so many versions old. late_s: see the module.
     """
 
     by_python = True
@@ -56,8 +54,11 @@ class SyncTraining:
         self._ahead_s: float | None = None
 
     def push(self, said: Mapping[str, Any]) -> PushResult:
-        """`check`: say whether it could be taken, and take nothing.  `step`: shard 0 took it for
-        that one."""
+        """Accept a push for a step. Raises what AsyncTraining.push raises, DoesNotFit, Overloaded.
+
+        A message with `check` only asks whether the push could be accepted. One with `step` says
+        that shard 0 has accepted it for that step.
+        """
         gradients = self._gradients.checked(said)
         version, step = self.door.version, said.get("step")
         sight = self.door.look(gradients.worker, gradients.sequence)
@@ -77,7 +78,7 @@ class SyncTraining:
         if self._decides:
             lag = self._gradients.age(gradients)
             if lag > self._lag_max:
-                self.door.counts.refuse(Refusal.TOO_STALE)
+                self.door.counts.refuse(RefusalCode.TOO_STALE)
                 why = (
                     f"the gradient is of version {gradients.version}, and {version} is gathered; at"
                     f" most {self._lag_max} behind"
@@ -103,8 +104,7 @@ class SyncTraining:
         return PushResult({"accepted": True, "version": self.door.version, "step": step}, position)
 
     def tick(self) -> None:
-        """A step that shard 0 has closed long since lacks a push here whose worker is gone: go on
-        without."""
+        """Close a step that shard 0 closed long ago, without the push of a worker that has died."""
         ahead = any(part["step"] > self.door.version for part in self.parameters.gathered)
         now = time.monotonic()
         self._ahead_s = (self._ahead_s or now) if ahead else None
@@ -114,7 +114,7 @@ class SyncTraining:
             self._ahead_s = None
 
     def _taken_for(self, gradients: Gradients, version: int) -> int:
-        """The step that a push was taken for, as far as that is known still."""
+        """Return the step that a push was accepted for, as far as it is still known."""
         mine = (gradients.worker, gradients.sequence)
         found = (
             part["step"]
@@ -127,8 +127,11 @@ class SyncTraining:
         return sum(part["step"] == step for part in self.parameters.gathered)
 
     def _close_steps(self, enough: int) -> int:
-        """While pushes wait. Parts of steps that are closed already are applied by themselves. ->
-        position, 0 when nothing was"""
+        """Close the steps that have enough pushes, while pushes are paused.
+
+        Pushes for steps that are closed already are applied at once. Returns the position, 0 if
+        nothing was applied.
+        """
         position = 0
         while True:
             now = self.door.version
