@@ -136,7 +136,7 @@ def test_correct_that_raises_harms_no_prediction(server, deploy, app):
     assert handle.predict(ROW).result(30).output == "3"
     said = "\n".join(server.logs(model.name))
     assert "RuntimeError: I will not learn" in said
-    assert "accuracy() returned nan; it is a number from 0 to 1, or None" in said
+    assert "accuracy() returned nan; return a number from 0 to 1, or None" in said
     assert server.stats()["models"][model.name]["accuracy"] is None
 
 
