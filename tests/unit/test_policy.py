@@ -19,6 +19,7 @@ from clipper.selection import (
     Truth,
     create_policy,
 )
+from clipper.selection.learning_policy import LearningPolicy
 from clipper.selection.policy import agrees, loss, losses
 from clipper.types import VersionedModel
 
@@ -164,6 +165,16 @@ def test_votes_weigh_what_a_person_said() -> None:
 def test_weights_that_are_none(text: str, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         create_policy(text)
+
+
+def test_kl_ucb_shares_are_defined_while_models_are_untried() -> None:
+    """The rule stops at the first untried model; the shares of the rest were unset memory."""
+    policy = create_policy("kl_ucb")
+    assert isinstance(policy, LearningPolicy)
+    models = [VersionedModel(name, 1) for name in "abc"]
+    for _ in range(100):
+        np.full(3, 7.0)  # freed at once, so that new arrays are likely to find it
+        assert list(policy.portions(policy.init(models)).values()) == [1.0, 0.0, 0.0]
 
 
 @every_policy

@@ -26,6 +26,7 @@ from clipper.selection.one_model import (
     choose_by_rule,
     mean_accuracy,
     shares_by_rule,
+    shares_of_choice,
     unknown_accuracy,
 )
 from clipper.types import VersionedModel
@@ -165,7 +166,10 @@ class KlUcb(LearningPolicy):
     def __init__(self, discount: float = 0.9975, shadow: float = 0.0) -> None:
         rule = Rule(RuleKind.KL_UCB, discount=check_range("discount", discount, 0.5, 1.0))
         rows = RuleRows(rule, (0.0, 0.0), counts=(0, 1), rank=_laplace_rank)
-        answering = _one_model(rule, shadow, _laplace_accuracy)
+        shadow = check_range("shadow", shadow, 0.0, 1.0)
+        answering = OneModel(
+            choose_by_rule(rule), _laplace_accuracy, shares_of_choice(rule), shadow
+        )
         super().__init__(rows, answering, learn_by_rule(rule), rule)
 
 

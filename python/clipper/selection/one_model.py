@@ -117,6 +117,18 @@ def shares_by_rule(rule: Rule) -> Callable[[LearnedState], dict[VersionedModel, 
     return shares
 
 
+def shares_of_choice(rule: Rule) -> Callable[[LearnedState], dict[VersionedModel, float]]:
+    """Return 1 for the model that a deterministic rule would choose now, 0 for the others."""
+
+    def shares(state: LearnedState) -> dict[VersionedModel, float]:
+        found = dict.fromkeys(state.models, 0.0)
+        if state.models:
+            found[state.models[rule.choose(state.rows, state.seen, 0.5)[0]]] = 1.0
+        return found
+
+    return shares
+
+
 def unknown_accuracy(state: LearnedState, model: VersionedModel) -> float:
     """Return one half: the rows do not contain an accuracy."""
     return 0.5
