@@ -129,8 +129,11 @@ class Catalog:
         return self.view.model(VersionedModel(name))
 
     def linked(self, view: View, link: VersionedModel | str) -> Model:
-        """What a link of an application asks: a version that is in the catalog, else a model of the
-        mesh. UnknownModel, UnknownVersion."""
+        """Return the model that a link of an application refers to: a version of the catalog, or a
+        model of the mesh.
+
+        Raises UnknownModel, UnknownVersion.
+        """
         wanted = checked(VersionedModel.parse, link)
         if wanted.name not in view.versions and (found := self._external(wanted.name)) is not None:
             if wanted.version in (None, found.version):
@@ -229,9 +232,10 @@ class Catalog:
     def set_replicas(
         self, model: VersionedModel | str, replicas: int, replicas_max: int = 0
     ) -> Model:
-        """How many containers of this version (the latest, when none is named) there shall be; 0
-        stops them all. With `replicas_max`, so many at least, and up to that as the load asks
-        for."""
+        """Set the number of containers of a version (default: the latest); 0 stops them all.
+
+        With `replicas_max` the load decides between the two bounds.
+        """
         check_replicas(str(model), replicas)
         check_replicas(str(model), replicas_max)
 

@@ -1,5 +1,6 @@
-"""What must hold between the catalog's records, and what a change of one makes of others. Pure
-functions over a view."""
+"""Invariants between the records of the catalog, and the consequences of a change. Pure functions
+over a view.
+"""
 
 import math
 from typing import Final

@@ -72,7 +72,7 @@ class Rollout(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.roll
 
     @property
     def share(self) -> float:
-        """Of the queries that ask the new version now, by this."""
+        """Share of queries that see the new version now."""
         return self.stages[self.stage] if self.is_open else float(self.state == "promoted")
 
 
@@ -184,7 +184,9 @@ def _unwrap(value: Any) -> Any:
 
 
 def application_in(value: bytes) -> Application:
-    """As `encode` wrote it. MsgspecError, ValueError, LookupError or TypeError when it is none."""
+    """Decode an application that `encode` wrote. Raises MsgspecError, ValueError, LookupError or
+    TypeError.
+    """
     app = msgspec.json.decode(value, type=Application)
     return msgspec.structs.replace(app, default=_unwrap(app.default))
 

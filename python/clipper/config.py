@@ -127,7 +127,7 @@ def describe() -> list[KeyInfo]:
 
 
 def default_of(field: Any) -> Any:
-    """Of a field of msgspec, whose dicts are made anew for each."""
+    """Return the default of a field; dicts are made anew."""
     return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 

@@ -1,5 +1,6 @@
-"""One tree of errors: each knows its REST and gRPC code; each message names the thing, the cause
-and the next step."""
+"""Tree of errors. Each has a REST and a gRPC code; each message names the thing, the cause and the
+next step.
+"""
 
 import concurrent.futures
 import difflib
@@ -140,7 +141,7 @@ class UnknownPrediction(Unknown):
 
 
 class Forbidden(ClipperError):
-    """What is asked is not for whoever asks here."""
+    """Permission denied: the caller's key does not allow this."""
 
     rest_status = 403
     grpc_code = "PERMISSION_DENIED"

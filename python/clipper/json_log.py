@@ -35,9 +35,10 @@ class JsonLines(logging.Formatter):
 
 
 class JsonLog:
-    """What `clipper` logs goes to stderr as JSON, and nowhere else, from now until `close`.
-    Threads: any. Several servers of a process share it: the last one that closes puts back what
-    was."""
+    """Redirects the log of `clipper` to stderr as JSON until close(). Threads: any.
+
+    Several servers of a process share it; the last that closes restores the previous handlers.
+    """
 
     _guard = threading.Lock()
     _open = 0

@@ -1,5 +1,6 @@
-"""What is said of a setting beside its type: its meaning, unit and range. The tables in
-docs/configuration.md are made of it."""
+"""Descriptions of settings beside their types: meaning, unit and range. The tables in
+docs/configuration.md are generated from them.
+"""
 
 from msgspec import Meta
 

@@ -61,7 +61,9 @@ def _marked(run: Path) -> int:
 
 
 def is_alive(run: Path) -> bool:
-    """Whether the server with this private folder lives, as far as this host's files tell."""
+    """Return whether the server with this private folder is alive, as far as this host's files
+    tell.
+    """
     try:
         fd = os.open(run / "alive", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except PermissionError:

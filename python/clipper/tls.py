@@ -21,7 +21,7 @@ _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 
 
 class Pem(NamedTuple):
-    """What stood in the files when they last were in order."""
+    """Content of the files when they were last valid."""
 
     cert: bytes
     key: bytes
@@ -44,8 +44,11 @@ class Certificate:
         self.context, self.pem, self.ends_s = self._made()
 
     def refresh(self) -> bool:
-        """Whether the files have changed and are in order; else what there was stays, and the log
-        says why. It reads files: not on an event loop."""
+        """Reload changed files; return whether there was a valid change.
+
+        Invalid files are logged, and the previous content stays. Reads files: do not call it on
+        an event loop.
+        """
         with self._lock:
             stamps = self._stamps()
             if stamps == self._seen:
@@ -127,9 +130,12 @@ def _reason(error: Exception) -> str:
 
 
 def ends_s(cert: str, key: str) -> int:
-    """When the first certificate of a file ends, in seconds since the epoch; 0 when it has ended,
-    or cannot be told. Found by a handshake with oneself: nothing public of `ssl` reads a
-    certificate that nobody has verified."""
+    """Return the expiry of the first certificate of a file, in seconds since the epoch; 0 when it
+    has expired or is unknown.
+
+    It is found by a handshake with oneself, since `ssl` has no public function that reads an
+    unverified certificate.
+    """
     ours, theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     theirs.check_hostname = False
     theirs.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -163,9 +169,12 @@ def fingerprint_of(pem: str) -> str:
 def client_context(
     ca: str = "", cert: str = "", key: str = "", *, pinned: bool = False
 ) -> ssl.SSLContext:
-    """For who connects. ca: a PEM file of who signs servers' certificates; empty: whom this host
-    trusts. cert, key: one's own, where servers ask for it. pinned: the caller compares
-    fingerprints; neither name nor signer is looked at. ConfigError for a file that is none."""
+    """Return a TLS context for clients.
+
+    ca: PEM file of the certificate authority; empty: those that this host trusts. cert, key: the
+    client's own, where servers require it. pinned: the caller compares fingerprints; neither
+    name nor issuer is checked. Raises ConfigError for an invalid file.
+    """
     try:
         context = ssl.create_default_context(cafile=ca or None)
     except (ssl.SSLError, OSError) as error:

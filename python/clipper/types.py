@@ -1,8 +1,7 @@
-"""The values that travel between modules: frozen, without behaviour beyond reading and writing
-their own notation.
+"""Values that travel between modules: frozen, with no behaviour beyond their own notation.
 
-What they refuse they refuse with ValueError; the module that takes a value from a person turns it
-into its own error.
+Invalid values raise ValueError; the module that takes a value from a person turns it into an
+error of its own.
 """
 
 import math
@@ -196,7 +195,7 @@ class InputType(msgspec.Struct, frozen=True):
         return cls(dtype, array.shape)  # type: ignore[arg-type]
 
     def agrees_with(self, other: "InputType") -> bool:
-        """Whether rows of one may be given to the other; `any` agrees with all."""
+        """Return whether rows of one type can be given to the other; `any` agrees with all."""
         return self == other or "any" in (self.dtype, other.dtype)
 
     def __str__(self) -> str:
@@ -263,17 +262,17 @@ class PredictionRequest(msgspec.Struct, frozen=True, eq=False):
 
 
 class Answer(msgspec.Struct, frozen=True, eq=False):
-    """What one query came to.
+    """Answer to one query.
 
-    output: the combined output, or the application's default.  confidence: 0 to 1; of a policy that
-    learns, calibrated. agreement: how far the models agree, 0 to 1.  is_default: nobody was heard
-    in time, or not surely enough; `reason` says why. models: whose predictions were used.  missing:
-    asked, but not heard; those that were not needed any more are not missing. decided_by: the step
-    of the application's decider that decided, as `majority` or `floor(fast)`; empty when nobody was
-    heard. set: labels, the answer first, or (low, high), that hold the truth as often as the
-    application's `coverage` says. id: for feedback.  request_id: what the caller gave as `id`.
-    qualifiers: what models said beside their outputs, of those that were heard before the answer
-    and said any.
+    output: the combined output, or the application's default. confidence: 0 to 1; calibrated, if
+    the policy learns. agreement: how far the models agree, 0 to 1. is_default: no model answered
+    in time, or not with enough confidence; `reason` says why. models: those whose predictions
+    were used. missing: queried, without an answer in time; models that were no longer needed are
+    not missing. decided_by: the step of the decider that decided, such as `majority` or
+    `floor(fast)`; empty without any prediction. set: labels, the answer first, or (low, high),
+    that contain the truth as often as `coverage` says. id: for feedback. request_id: the
+    caller's own `id`. qualifiers: values that models returned beside their outputs before the
+    decision.
     """
 
     output: Any
@@ -307,12 +306,12 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
 
 
 class Answers(msgspec.Struct, frozen=True, eq=False):
-    """What an array of n queries came to, row by row.
+    """Answers to an array of n queries, row by row.
 
-    outputs: ndarray of shape (n, ...) when they are numbers of one shape and the default fits among
-    them, else a list. confidence: f64 (n,).  is_default: bool (n,); `reasons` counts why.
-    statuses: u8 (n,) for every model asked: how its rows ended (clipper_core.runtime.status.Status;
-    1 is OK).  latency_us: u32 (n,), 0 for rows that the cache had.
+    outputs: ndarray of shape (n, ...) if they are numbers of one shape that the default fits,
+    else a list. confidence: f64 (n,). is_default: bool (n,); `reasons` counts why. statuses: u8
+    (n,) per queried model: how its rows ended (clipper_core.runtime.status.Status; 1 is OK).
+    latency_us: u32 (n,); 0 for rows that the cache had.
     """
 
     outputs: Any
@@ -333,7 +332,7 @@ class Answers(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def missing(self) -> dict[VersionedModel, int]:
-        """How many rows each model was not heard of in time."""
+        """Number of rows without an answer in time, by model."""
         return {
             model: int(np.count_nonzero(statuses != 1)) for model, statuses in self.statuses.items()
         }
@@ -353,7 +352,7 @@ class Answers(msgspec.Struct, frozen=True, eq=False):
 
 
 class Batching(msgspec.Struct, frozen=True):
-    """When to send how much to one replica."""
+    """Batching policy of a replica: when to send, and how many rows."""
 
     mode: Annotated[
         Literal["aimd", "fit", "quantile", "static"],

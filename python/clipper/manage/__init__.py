@@ -1,1 +1,1 @@
-"""What a person does to a running server: one function a verb."""
+"""Management of a running server: one function per verb."""

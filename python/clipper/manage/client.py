@@ -78,8 +78,9 @@ def connect(
 
 
 class Trust(NamedTuple):
-    """Of https. pinned: the PEM file of the one certificate to accept; empty: what `ca` or this
-    host trusts, by the name."""
+    """Trust in a server's certificate. pinned: the PEM file of the one certificate to accept;
+    empty: one that `ca` or this host trusts, checked by name.
+    """
 
     ca: str = ""
     cert: str = ""
@@ -128,7 +129,7 @@ class Client:
 
     @property
     def tls(self) -> ssl.SSLContext:
-        """For other connections to the same host, over https."""
+        """Return the TLS context for other connections to the same host."""
         return self._tls or client_context(*self._trust[:3], pinned=False)
 
     # -- looking
@@ -139,7 +140,7 @@ class Client:
         return self._object("GET", "/admin/about")
 
     def stats(self) -> dict[str, Any]:
-        """As ClipperServer.stats, histograms as their quantiles."""
+        """Return ClipperServer.stats, with histograms as quantiles."""
         return self._object("GET", "/admin/stats")
 
     def application_stats(self, name: str) -> dict[str, Any]:
@@ -171,9 +172,11 @@ class Client:
         return self._list("models", "/admin/ps")
 
     def follow(self, model: str, after: str = "") -> dict[str, Any]:
-        """What all containers of a model wrote since `after`, which is what this said the time
-        before: `model`, `replicas` (each with `replica`, `lines`, and how many were `lost` in
-        between), `after`."""
+        """Return the lines that all containers of a model wrote since `after`.
+
+        after: as the previous call returned it. The result has `model`, `replicas` (each with
+        `replica`, `lines`, and the number of `lost` lines) and `after`.
+        """
         return self._object(
             "GET", f"/admin/models/{_quoted(model)}/follow?after={urllib.parse.quote(after)}"
         )
@@ -187,8 +190,10 @@ class Client:
         return self._object("GET", f"/openapi.json?of={'management' if management else 'queries'}")
 
     def stream(self) -> "Stream":
-        """What the dashboard is told: events (name, content), as they come. Close it. Raises
-        NoServer, NotAllowed."""
+        """Iterate over the dashboard's events (name, content) as they come. Close the iterator.
+
+        Raises NoServer, NotAllowed.
+        """
         return self.events("/admin/stream")
 
     def events(self, path: str) -> "Stream":
@@ -261,8 +266,9 @@ class Client:
         return patient._change(f"/admin/models/{_quoted(name)}/deploy", dry_run, settings)
 
     def stages(self, name: str) -> list[dict[str, Any]]:
-        """How far each version of a model is that was deployed or started there: version, stage,
-        detail, for_s."""
+        """Return the deployment stage of each version that was started there: version, stage,
+        detail, for_s.
+        """
         return self._list("stages", f"/admin/models/{_quoted(name)}/stages")
 
     def promote(
@@ -425,8 +431,10 @@ class Client:
         )
 
     def feedback(self, application: str, id: str, **truth: Any) -> bool:
-        """What was right, of the answer of that id: label, correct, or score; weight. False: it had
-        come before."""
+        """Send feedback about the answer of that id: label, correct, or score; weight.
+
+        Returns False when its feedback had come before.
+        """
         path = f"/admin/applications/{_quoted(application)}/feedback"
         return bool(self._object("POST", path, {"id": id, **truth})["counted"])
 

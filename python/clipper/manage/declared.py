@@ -1,7 +1,6 @@
-"""The models and applications that a file declares: what becomes of them at the start, and when the
-file is changed.
+"""Models and applications that a file declares, at the start and when the file changes.
 
-A file only adds and changes: what it does not name any more runs on, until somebody retires or
+A file only adds and changes: whatever it no longer names runs on, until a person retires or
 removes it.
 """
 
@@ -40,7 +39,7 @@ def declared(config: Config, section: str, name: str) -> Iterator[None]:
 
 
 def model_settings(wanted: ModelSettings) -> dict[str, Any]:
-    """As ClipperServer.deploy takes them."""
+    """Return a declared model as keywords of ClipperServer.deploy."""
     return {
         "replicas": replicas_of(wanted),
         "input": wanted.input or None,
@@ -67,7 +66,7 @@ def replicas_of(wanted: ModelSettings) -> int | tuple[int, int]:
 
 
 def application_settings(app: ApplicationSettings) -> dict[str, Any]:
-    """As ClipperServer.app takes them."""
+    """Return a declared application as keywords of ClipperServer.app."""
     return {
         "slo_ms": app.slo_ms,
         "default": app.default,
@@ -83,8 +82,10 @@ def application_settings(app: ApplicationSettings) -> dict[str, Any]:
 
 
 def declare_again(server: Server, old: Config, new: Config) -> list[str]:
-    """Do what a file says now and did not say before (old: all it ever said). -> what was done, and
-    what cannot be, a line each."""
+    """Apply a changed file. old: everything that it has declared so far.
+
+    Returns a line for each thing done, and for each that cannot be done.
+    """
     said: list[str] = []
     with audit_context(_ACTOR, ""):
         for kind, names in (("model", new.models), ("application", new.apps)):
@@ -134,7 +135,7 @@ def said_by_both(old: Config, new: Config) -> Config:
 
 
 def left(old: Config, new: Config) -> Iterator[str]:
-    """What a change of the file does not end, and what it does not change."""
+    """Explain which effects a change of the file does not have."""
     for name in old.models.keys() - new.models.keys():
         yield (
             f"model {name} is not declared any more, and runs on. To end it: clipper retire {name}"

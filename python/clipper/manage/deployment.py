@@ -217,7 +217,7 @@ class Deployment:
         return running
 
     def stages(self, name: str) -> dict[VersionedModel, Stage]:
-        """How far each version of a model is that was deployed or started here."""
+        """Return the deployment stage of each version of a model that was started here."""
         return self._building.stages(name)
 
     def core_of(self, model: Model) -> CoreModel:
@@ -288,9 +288,10 @@ class Deployment:
     # -- looking in
 
     def stats(self) -> dict[str, dict[str, Any]]:
-        """Of each model: its counters, replicas, how many are `wanted` and how many it `has`, its
-        own `accuracy`, rows of feedback that were dropped (`untaught`), since when, how long they
-        took, by `name:version`.
+        """Return statistics by `name:version`.
+
+        Each has counters, replicas (how many are `wanted`, how many it `has`), the model's own
+        `accuracy`, dropped rows of feedback (`untaught`), the start of counting, and durations.
         """
         by_place = {
             (row["engine"], row["index"]): row for row in self._engines.snapshot()["models"]

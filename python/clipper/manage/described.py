@@ -1,5 +1,4 @@
-"""What management's routes do, for GET /openapi.json: of a verb, by its signature and its
-docstring."""
+"""OpenAPI descriptions of the management routes, from the signatures and docstrings of verbs."""
 
 import inspect
 import re
@@ -64,7 +63,7 @@ def of_management() -> RouteTable:
 
 
 def plain_document(*, management: bool) -> dict[str, Any]:
-    """What every server has, whatever its applications."""
+    """Return the document of a server without applications."""
     table = {**of_listener(management=management), **(of_management() if management else {})}
     found = document("clipper management" if management else "clipper", VERSION, ABOUT, table)
     describe(found, (), SchemaLimits())

@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 class Asks(Protocol):
-    """What is needed of manage.client.Client."""
+    """Interface of manage.client.Client that this module needs."""
 
     def ask(
         self, method: str, path: str, members: dict[str, Any] | None = None
@@ -98,11 +98,11 @@ class MeshClient:
         )
 
     def models(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[ModelStatus]:
-        """By id, those after `after`."""
+        """Return the models after the id `after`, by id."""
         return self._listed("models", ModelStatus, prefix, after, limit)
 
     def explain(self, id: str) -> Explanation:
-        """Why a model is where it is, and what happens next. UnknownModel."""
+        """Explain why a model is where it is, and what happens next. Raises UnknownModel."""
         return self._ask(Explanation, "GET", f"{_model(id)}/explain")
 
     # -- v-models
@@ -162,14 +162,16 @@ class MeshClient:
     # -- nodes, and what changes
 
     def instances(self) -> list[Instance]:
-        """Those that live, by id."""
+        """Return the live nodes, by id."""
         return msgspec.convert(self._said("GET", "/v1/mesh/instances")["instances"], list[Instance])
 
     def watch(
         self, prefix: str = "", *, stop: Callable[[], bool] = lambda: False
     ) -> Iterator[MeshEvent]:
-        """What is there, then SYNC, then changes, until the server goes (NoServer) or `stop()` is
-        true when one comes."""
+        """Iterate over the present entries, then SYNC, then changes.
+
+        Ends when `stop()` is true at an event. Raises NoServer when the server is gone.
+        """
         with _known():
             stream = self._client.events("/v1/mesh/watch" + _query(prefix=prefix))
         try:

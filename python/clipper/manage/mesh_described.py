@@ -1,4 +1,4 @@
-"""What the mesh's routes do, for GET /openapi.json."""
+"""OpenAPI descriptions of the mesh routes."""
 
 from typing import Any
 
@@ -69,7 +69,7 @@ def _about(id: str, says: str, more: str = "", **rest: Any) -> RouteInfo:
 def of_mesh(
     registering: type[msgspec.Struct], loading: type[msgspec.Struct], setting: type[msgspec.Struct]
 ) -> RouteTable:
-    """By what the bodies of its changes are."""
+    """Return the descriptions, given the types of request bodies."""
     model, vmodel = "/v1/mesh/models/{}", "/v1/mesh/vmodels/{}"
     return {
         ("GET", "/v1/mesh"): _about(

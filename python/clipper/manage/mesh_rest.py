@@ -37,7 +37,7 @@ _Time = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
 class Registering(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """As `MeshFacade.register` takes them."""
+    """Body of a registration: the arguments of `MeshFacade.register`."""
 
     path: str
     type: str = ""
@@ -57,7 +57,7 @@ class Loading(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Setting(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """As `MeshFacade.set_vmodel` takes them."""
+    """Body of a v-model change: the arguments of `MeshFacade.set_vmodel`."""
 
     target: str
     owner: str = ""
@@ -131,7 +131,7 @@ class MeshManagement:
         return answer_json(_found(self._mesh.vmodel_status(request.params[0], owner)))
 
     def watch(self, request: HttpRequest) -> HandlerResult:
-        """On the event loop: it only begins here."""
+        """Start a watcher's response, on the event loop."""
         return self._watchers.response(read_query(request, {"prefix": str}).get("prefix", ""))
 
     # -- changing

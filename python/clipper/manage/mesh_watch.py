@@ -1,9 +1,8 @@
-"""What changes in the mesh, told to whoever watches: server-sent events, one a change, without an
-end.
+"""Changes of the mesh as server-sent events, one per change, without end.
 
-The registry's changes come from an iterator that blocks, so each watcher has a thread; what it
-writes waits for room, so that a first telling of 20 000 models neither fills the memory here nor
-loses the client.
+The registry's changes come from a blocking iterator, so each watcher has a thread. Its writes
+wait for room, so that an initial list of 20 000 models neither fills the memory nor loses the
+client.
 """
 
 import asyncio
@@ -59,8 +58,9 @@ class Watchers:
 
 
 class Watcher:
-    """Of one response. Threads: `start` and what the body calls, the event loop's; the rest its
-    own."""
+    """Watcher of one response. Threads: `start` and the body's callbacks run on the event loop, the
+    rest on its own thread.
+    """
 
     def __init__(
         self,

@@ -39,8 +39,9 @@ class State(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a server keeps things. models: the folder of packed ones.  resume: serves a model of
-    the catalog."""
+    """Storage of a server. models: the folder of packed models. resume: serves a model of the
+    catalog.
+    """
 
     store: Store
     models: Path
@@ -48,7 +49,10 @@ class Place:
 
 
 def read(text: bytes) -> State:
-    """InvalidInput when it is no such file, or one whose models are not what they were."""
+    """Decode an exported state.
+
+    Raises InvalidInput when it is no such file, or its model files do not match their checksums.
+    """
     try:
         state = msgspec.json.decode(text, type=State)
     except (msgspec.MsgspecError, ValueError) as error:
@@ -71,7 +75,7 @@ def read(text: bytes) -> State:
 
 
 def exported(catalog: Catalog, place: Place) -> State:
-    """What there is now."""
+    """Return the present state, for a file."""
     view = catalog.view
     models = [msgspec.structs.replace(model, target=_movable(model)) for model in view.models()]
     names = {model.name for model in models}

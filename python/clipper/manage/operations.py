@@ -1,8 +1,7 @@
-"""What can be done to a running server, one function a verb: in this process, over HTTP (rest.py)
-and from a shell the same.
+"""Operations on a running server, one function per verb; HTTP (rest.py) and the CLI use the same.
 
-Each change takes effect through the catalog, whose entry of it in the history carries the verb and
-who asked. A rehearsal (`dry_run`) makes all checks of the real thing and writes nothing.
+Each change takes effect through the catalog, whose history entry has the verb and the actor. A
+dry run makes all checks and writes nothing.
 """
 
 import os
@@ -47,7 +46,7 @@ _OF_THE_RECORD = ("name", "models", "created_us")
 
 
 class Server(Protocol):
-    """What a server must be able to do to be managed: see ClipperServer."""
+    """Interface of a server that can be managed: see ClipperServer."""
 
     config: Config
     catalog: Catalog
@@ -68,8 +67,9 @@ class Server(Protocol):
 
 
 class Change(msgspec.Struct):
-    """What a verb did, or would do. said: in a line.  changed: the records, before and after;
-    empty: it was so already."""
+    """Result of a verb, or of its dry run. said: one line. changed: the records before and after;
+    empty when nothing changed.
+    """
 
     verb: str
     said: str = ""
@@ -78,7 +78,9 @@ class Change(msgspec.Struct):
 
 
 class Operations:
-    """Threads: any. actor: who does it, for the history.  dry_run: see above."""
+    """Management operations of one server. Threads: any. actor: who acts, for the history. dry_run:
+    check, and write nothing.
+    """
 
     def __init__(
         self,
@@ -129,7 +131,7 @@ class Operations:
         }
 
     def stats(self) -> dict[str, Any]:
-        """As ClipperServer.stats."""
+        """Return ClipperServer.stats."""
         return self._server.stats()
 
     def application_stats(self, name: str) -> dict[str, Any]:
@@ -145,8 +147,9 @@ class Operations:
         return found
 
     def stages(self, name: str) -> list[dict[str, Any]]:
-        """How far each version of a model is that was deployed or started here: `version`, `stage`,
-        `detail`, for how long (`for_s`)."""
+        """Return the deployment stage of each version of a model that was started here: `version`,
+        `stage`, `detail`, and its age in seconds (`for_s`).
+        """
         check_name_of(name, "model")
         now_s = time.monotonic()
         return [
@@ -184,8 +187,9 @@ class Operations:
         return processes(self._server)
 
     def follow(self, model: str, after: str = "") -> dict[str, Any]:
-        """What the containers of a model wrote since `after`, which is what this said the time
-        before."""
+        """Return the lines that the containers of a model wrote since `after`, which the previous
+        call returned.
+        """
         return followed(self._server, model, after)
 
     def applications(self) -> list[dict[str, Any]]:
@@ -238,10 +242,13 @@ class Operations:
         promote: bool = True,
         wait: bool = True,
     ) -> Change:
-        """As ClipperServer.deploy. model: "module:attribute", or a model's file or folder on the
-        server's host; or such a file's bytes in `data`, and its `kind`; those that may hold pickles
-        are not taken as bytes. reads: columns of the input by table; no function, which the server
-        would run."""
+        """Deploy a model, as ClipperServer.deploy does.
+
+        model: "module:attribute", or a model's file or folder on the server's host. data: the
+        bytes of such a file instead, and its `kind`; kinds that may hold pickles are refused.
+        reads: columns of the input by table; functions are not accepted, since the server would
+        run them.
+        """
         thing = Artifact(kind, data, trusted) if data else model
         settings: dict[str, Any] = {
             "output": output,

@@ -1,4 +1,4 @@
-"""What runs, as a person asks for it: `ps`, and what containers write, line by line."""
+"""Running models as a person asks for them: `ps`, and the lines of containers."""
 
 import os
 import re
@@ -17,7 +17,7 @@ _ERROR_MAX = 200
 
 
 class Server(Protocol):
-    """What a server must be able to do to be looked at: see ClipperServer."""
+    """Interface of a server that can be inspected: see ClipperServer."""
 
     catalog: Catalog
 
@@ -38,8 +38,9 @@ def processes(server: Server) -> list[dict[str, Any]]:
 
 
 def troubles(server: Server, stats: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
-    """By `name:version`: its state, what is wrong, and the command that helps; both perhaps empty.
-    stats: those of models."""
+    """Return by `name:version` its state, its trouble, and the command that helps; the latter two
+    may be empty. stats: those of models.
+    """
     view, found = server.catalog.view, {}
     for model in view.models():
         row = stats.get(str(model.id), {})
@@ -181,7 +182,7 @@ def _trouble(
 
 
 def one_row_us(replicas: Sequence[Mapping[str, Any]]) -> float:
-    """What the smallest batch that was seen takes, of the fastest replica; 0 when none was seen."""
+    """Return the duration of the smallest batch of the fastest replica; 0 when there was none."""
     return min((float(one["profile"][0][1]) for one in replicas if one.get("profile")), default=0.0)
 
 
@@ -199,9 +200,10 @@ def _said_last(server: Server, model: Model, number: int, errors_only: bool = Fa
 
 
 def followed(server: Server, model: str, after: str) -> dict[str, Any]:
-    """What the containers of a model wrote after `after`, which is what this said the time before,
-    or empty: `replicas` (number, lines, how many were lost in between), and `after` for the next
-    time. A container's restart goes on counting.
+    """Return the lines that the containers of a model wrote after `after`.
+
+    after: as the previous call returned it, or empty. The result has `replicas` (number, lines,
+    lost lines) and the next `after`. Counting continues over a container's restart.
     """
     id_ = server.catalog.view.model(model).id
     known = _read_after(after)

@@ -166,7 +166,7 @@ class Management:
 
 
 def actor_of(request: HttpRequest) -> str:
-    """Who asks, for the history."""
+    """Return who acts, for the history."""
     said = request.headers.get(b"clipper-actor", b"").decode("ascii", "replace")[:128]
     return request.actor or (said if said.isprintable() and said else "http")
 
@@ -182,7 +182,7 @@ def arguments_of(verb: Callable[..., Any]) -> dict[str, Any]:
 
 
 def needed_by(verb: Callable[..., Any], names: tuple[str, ...]) -> list[str]:
-    """What a verb cannot do without, and the path does not name."""
+    """Return the arguments that a verb requires and the path does not name."""
     parameters = inspect.signature(verb).parameters.values()
     return [
         one.name

@@ -29,7 +29,9 @@ _NOTHING: Final = Figures(Counts(), Counts())
 
 
 class Rolling:
-    """Threads: any. is_connected: whether a container of a version is."""
+    """Runs the rollouts of the catalog. Threads: any. is_connected: returns whether a version has a
+    container.
+    """
 
     def __init__(
         self,
@@ -122,7 +124,7 @@ class Rolling:
             )
 
     def step(self, rollout: Rollout) -> Step:
-        """What the figures of now call for."""
+        """Return the step that the current counts call for."""
         stage = self._resolver.stage(rollout.application)
         gone = "" if applies(self._catalog.view, rollout) else why_gone(self._catalog.view, rollout)
         if stage is None or not stage.is_of(rollout):
@@ -161,7 +163,7 @@ def _same(one: Rollout, other: Rollout) -> bool:
 
 
 def why_gone(view: View, rollout: Rollout) -> str:
-    """Why there is nothing to roll out any more."""
+    """Explain why nothing is left to roll out."""
     app = view.applications.get(rollout.application)
     if app is None or rollout.link not in app.models:
         return f"{rollout.application} does not ask '{rollout.link}' any more"

@@ -79,7 +79,9 @@ def decide(
 
 
 def verdicts_of(rollout: Rollout, guards: Sequence[Guard], figures: Figures) -> tuple[Verdict, ...]:
-    """Where nobody asks the version before any more, nothing is measured against it."""
+    """Return the verdict of each guard; comparisons are left out where no query sees the old
+    version.
+    """
     rate = rollout.error_rate / (len(rollout.stages) * max(1, len(guards)))
     judged = [guard for guard in guards if not (guard.beside and rollout.share >= 1.0)]
     return tuple([guard.judge(figures, rate) for guard in judged])
@@ -146,7 +148,7 @@ def seconds_of(value: str | float) -> float:
 
 
 def checked_guard(text: str) -> str:
-    """As it is recorded."""
+    """Return a guard as it is recorded. Raises InvalidInput."""
     guards = guards_in(text)
     if len({(guard.metric, guard.beside) for guard in guards}) < len(guards):
         raise InvalidInput(f"guards {text!r}: one of them comes twice.")

@@ -1,14 +1,14 @@
-"""Who is told what a server does: one reading a second, shared by all viewers, and the past for
-those who come late.
+"""Event feed of the dashboard: one reading per second, shared by all viewers, and the past for late
+ones.
 
-Three kinds of events go to a viewer. `about`: what there is (applications, models, their settings),
-when it changed; `row`: what a second came to (seconds.py), with its time as the id; `now`: what
-only the latest is of. A viewer begins with `about` and the rows it has not seen: the last minutes
-by the second (`past`), the hour by ten (`coarse`). Rows are encoded once.
+A viewer gets three kinds of events. `about`: applications, models and their settings, after a
+change; `row`: the counts of a second (seconds.py), with its time as the id; `now`: values of
+which only the latest counts. A viewer starts with `about` and the rows that it has not seen: the
+last minutes by the second (`past`), the hour by ten seconds (`coarse`). Rows are encoded once.
 
-A viewer that does not take what it is sent for a while is cut off, and comes again by itself:
-nothing is kept for it but what the socket holds. The reading itself may cost a hundredth of a core:
-where there are so many models that it takes longer, there are fewer of them.
+A viewer that does not read for a while is disconnected, and reconnects by itself: only its
+socket buffers data for it. Reading may cost a hundredth of a core; with so many models that it
+takes longer, readings become rarer.
 """
 
 import logging
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class Sources(Protocol):
-    """What is read."""
+    """Interface of the data that the feed reads."""
 
     def stats(self) -> Stats: ...
     def shares(self) -> dict[str, dict[str, float]]: ...
@@ -243,7 +243,7 @@ class Viewer:
             self.body.end()
 
     def tell(self, data: bytes) -> None:
-        """What just happened."""
+        """Send an event."""
         if self.body.ended or self.body.gone:
             self._leave(self)
         elif self._has_room and self._beginning is None:

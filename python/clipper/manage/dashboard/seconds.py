@@ -1,8 +1,7 @@
-"""What a second (or ten) of a server shows: the difference of two readings of
-`ClipperServer.stats`, the counters of /metrics.
+"""Counts of one second (or ten): the difference of two readings of `ClipperServer.stats`.
 
-A row is small, for an hour of them is kept: what is zero or unknown is left out, and of many names
-only the busiest have numbers.
+A row is small, since an hour of them is kept: zeros and unknown values are left out, and of many
+names only the busiest have numbers.
 """
 
 from collections.abc import Mapping
@@ -49,8 +48,7 @@ Row = dict[str, Any]
 
 
 def outcome_of(reason: str) -> str:
-    """What kind of default a reason for one is: `refused` for lack of room, `error`, or `default`
-    (too late, not sure, ...)."""
+    """Classify the reason of a default: `refused` for lack of room, `error`, or `default`."""
     return "refused" if reason in REFUSED else "error" if reason in FAILED else "default"
 
 
@@ -154,8 +152,9 @@ def of_model(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> Row:
 
 
 def now_of(stats: Stats) -> dict[str, Any]:
-    """What only the latest is of: the replicas of each model, and their memory; roles and canaries
-    of each application; each shard of parameters."""
+    """Return the values of which only the latest counts: replicas and memory of each model, roles
+    and canaries of each application, and parameter shards.
+    """
     models = {name: _model_now(row) for name, row in stats["models"].items()}
     apps = {name: _application_now(row) for name, row in stats["applications"].items()}
     now = {

@@ -1,5 +1,4 @@
-"""What the dashboard shows of a set of shards: what came in a second, and what each shard and table
-is now."""
+"""Dashboard data of a set of shards: counts of a second, and the state of each shard and table."""
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
@@ -27,12 +26,14 @@ Row = dict[str, Any]
 
 
 def of_shards(before: Sequence[Stats], after: Sequence[Stats]) -> Row:
-    """Of all together: pulls, pushes; hit, miss: rows asked for; pushed: rows; refused: requests;
-    rows: there are now; lag: p50, p99 of gradients, in versions; behind: seconds, of the replica
-    that is farthest; by: shard -> [rows pulled, rows pushed].
+    """Return the counts of all shards in this second.
 
-    A shard that was away before is not counted: what it did meanwhile is not of this second. One
-    that began anew is, whole.
+    pulls, pushes; hit, miss: rows pulled; pushed: rows; refused: requests; rows: present now;
+    lag: p50 and p99 of gradients, in versions; behind: seconds, of the slowest replica; by:
+    shard -> [rows pulled, rows pushed].
+
+    A shard that was away before is not counted, since its counts are not of this second. A
+    restarted one is counted whole.
     """
     there = [one for one in after if "away" not in one]
     known = {one["shard"]: one for one in before if "away" not in one}

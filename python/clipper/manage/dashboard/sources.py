@@ -1,4 +1,4 @@
-"""What the dashboard reads of its server."""
+"""Data of the server that the dashboard shows."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ _LOOK_EACH_S: Final = 10.0
 
 @dataclass(slots=True)
 class ServerSources:
-    """Threads: one. addresses: where what comes in, by what it is."""
+    """Data sources of the feed. Threads: one. addresses: returns the server's addresses by kind."""
 
     server: Server
     node: ServerInterface
@@ -44,7 +44,7 @@ class ServerSources:
         return stats if params is None else {**stats, "shards": params.observer.latest()}
 
     def shares(self) -> dict[str, dict[str, float]]:
-        """What each application's policy has learned, by model."""
+        """Return the weights that each application's policy has learned, by model."""
         found = {}
         for name in self.node.catalog.view.applications:
             with contextlib.suppress(
@@ -64,7 +64,7 @@ class ServerSources:
         return self.operations.rollouts()
 
     def troubles(self, stats: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
-        """In the words of `clipper ps`."""
+        """Return the troubles of models, as `clipper ps` words them."""
         return troubles(self.server, stats["models"])
 
     def about(self) -> dict[str, Any]:

@@ -24,8 +24,9 @@ _log = logging.getLogger(__name__)
 
 
 class Learning:
-    """Threads: any. folder: the server's state folder; None keeps nothing beyond the process.
-    shared: whether other servers may use the store."""
+    """The parts that learn from feedback. Threads: any. folder: the server's state folder; None:
+    keep nothing beyond the process. shared: whether other servers may use the store.
+    """
 
     def __init__(
         self, store: Store, folder: Path | None, settings: FeedbackSettings, shared: bool = False
@@ -70,9 +71,13 @@ class Learning:
         return policy, learner, self.window if application else None
 
     def enter(self, learn: Callable[[ForwardedFeedback], Reply]) -> None:
-        """Be known to the servers that share the store, before anything is written there: they
-        forward what they are told about answers of this one. learn: what is done with that. Raises
-        AlreadyExists when another server that runs has the same name: its folder was copied."""
+        """Register with the servers that share the store; they forward feedback about answers of
+        this one.
+
+        Call it before anything is written to the store. learn: applies forwarded feedback.
+        Raises AlreadyExists when another running server has the same name, since its folder was
+        copied.
+        """
         if self._forwarding is not None:
             self._forwarding.start(learn)
 
@@ -112,6 +117,7 @@ class Learning:
         }
 
     def close(self) -> None:
+        """Write what is not written yet, and stop."""
         if self._forwarding is not None:
             self._forwarding.close()
         self.states.close()

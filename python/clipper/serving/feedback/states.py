@@ -63,7 +63,7 @@ class FeedbackObserver(Protocol):
     """Observer of feedback, called once the feedback is in the journal."""
 
     def on_feedback(self, seen: Observation) -> bool:
-        """False when it was not looked at: there is more than is worth it."""
+        """Observe one feedback. Returns False when there is more than the budget covers."""
         ...
 
     def on_feedback_rows(self, rows: ObservationRows, answers: Column) -> None: ...
@@ -121,7 +121,7 @@ class Learner:
         self.shared = self.held(SHARED)
 
     def positions(self, models: Sequence[VersionedModel]) -> tuple[int, ...]:
-        """The places of those that are the learner's own."""
+        """Return the positions of those models that are the learner's own."""
         place = self.place
         if len(models) == 1:
             return (place[models[0]],) if models[0] in place else ()
@@ -153,6 +153,7 @@ class Learner:
                 held.state = held.base = self.policy.init(self.models, held.prior)
 
     def held(self, user: str) -> Held:
+        """Return the context's state, loaded or made at first use."""
         with self.states.lock:
             held = self._held.get(user)
             if held is None:
@@ -233,6 +234,7 @@ class Learner:
         self._dirty[(self, context)] = None
 
     def clean(self) -> list[tuple[str, Held]]:
+        """Return the contexts without unwritten observations."""
         return [(user, held) for user, held in self._held.items() if user and not held.since]
 
     def drop(self, user: str) -> None:

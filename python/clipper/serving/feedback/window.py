@@ -235,6 +235,7 @@ class FeedbackWindow:
         answer: Any,
         late: tuple[tuple[VersionedModel, Future], ...] = (),
     ) -> None:
+        """Remember a query until its feedback comes."""
         joined = Joined(learner, user, plan, arrived, answer, late, self._clock() + self._window_s)
         with self._lock:
             self._add(id, joined)
@@ -290,6 +291,7 @@ class FeedbackWindow:
         return joined
 
     def add_rows(self, id: str, joined: JoinedRows) -> None:
+        """Remember an array until its feedback comes."""
         joined.until_s = self._clock() + self._window_s
         with self._lock:
             self._arrays[id] = joined

@@ -30,6 +30,7 @@ class Listener:
     path: str = ""
 
     def remove(self) -> None:
+        """Close the socket, and remove its file."""
         if self.path:
             with contextlib.suppress(OSError):
                 os.unlink(self.path)

@@ -66,6 +66,7 @@ class Hello(msgspec.Struct, frozen=True):
 
     @property
     def id(self) -> VersionedModel:
+        """The name and version of the model."""
         return VersionedModel(self.name, self.version)
 
 
@@ -126,10 +127,12 @@ class Containers:
         self._thread = threading.Thread(target=self._run, name="clipper-control", daemon=True)
 
     def start(self) -> None:
+        """Start the control thread."""
         self._teaching.open()
         self._thread.start()
 
     def stop(self) -> None:
+        """Stop the control thread. Idempotent."""
         self._stopping = True
         self.notify()
         os.eventfd_write(self._wake, 1)

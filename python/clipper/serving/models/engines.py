@@ -61,13 +61,16 @@ class Engines:
         return self._all.index(core.engine), core.index
 
     def now_us(self) -> int:
+        """Return the engines' monotonic time in microseconds."""
         return self._all[0].now_us()
 
     def refuse_new(self) -> None:
+        """Refuse new queries from now on."""
         for engine in self._all:
             engine.refuse_new()
 
     def in_flight(self) -> bool:
+        """Return the number of queries that have not ended."""
         return any(engine.delivery.issued != engine.delivery.answered for engine in self._all)
 
     def snapshot(self) -> dict[str, Any]:

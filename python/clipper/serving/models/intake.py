@@ -49,6 +49,7 @@ class Intake:
 
     @property
     def size(self) -> int:
+        """The window in records."""
         return int(self._window)
 
     def record(self, late: bool) -> None:

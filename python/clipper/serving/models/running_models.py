@@ -24,6 +24,8 @@ _MODEL_SLO_US = 1_000_000  # of a query that names a model and no SLO
 
 @dataclass(frozen=True, slots=True)
 class Running:
+    """A record of the catalog with its handle in the engine."""
+
     model: Model
     core: CoreModel
 
@@ -54,13 +56,15 @@ class RunningModels:
         return iter(tuple(self._running.values()))
 
     def get(self, wanted: VersionedModel) -> Running | None:
+        """Return a running model; None when it does not run here."""
         return self._running.get(wanted)
 
     def ids(self) -> set[VersionedModel]:
+        """Return the versions that run here."""
         return set(self._running)
 
     def ensure(self, model: Model) -> Running:
-        """The running model for a record; made when it is new."""
+        """Return the running model of a record; make it if it is new."""
         with self._guard:
             running = self._running.get(model.id)
             if running is None:
@@ -75,7 +79,7 @@ class RunningModels:
         return self._make(model, lane_rows, unlisted=True)
 
     def forget(self, wanted: VersionedModel) -> None:
-        """Serve it no more. Its queue stays with the engine; nothing new reaches it."""
+        """Stop serving a model. Its queue stays with the engine, and gets no more queries."""
         with self._guard:
             gone = self._running.pop(wanted, None)
         watching = self._watching()
@@ -134,6 +138,7 @@ class RunningModels:
         return None
 
     def seat(self, running: Running) -> Seat:
+        """Return the seat of a connecting container."""
         return Seat(
             running.core,
             InputType.parse(running.core.describe_input()),

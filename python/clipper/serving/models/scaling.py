@@ -203,9 +203,11 @@ class Scaling:
         self._thread = threading.Thread(target=self._run, name="clipper-scaling", daemon=True)
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
+        """Stop the thread."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()

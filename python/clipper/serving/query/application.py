@@ -148,6 +148,7 @@ class ApplicationHandle:
 
 
 def slo_in_us(slo_ms: float, slo_ms_max: float) -> int:
+    """Convert an SLO to microseconds. Raises InvalidInput when it is out of range."""
     if isinstance(slo_ms, str) or not 0 < slo_ms <= slo_ms_max:
         raise InvalidInput(
             f"slo_ms={slo_ms!r}: it must lie above 0 and at most at {slo_ms_max:g} ms.",
@@ -157,7 +158,7 @@ def slo_in_us(slo_ms: float, slo_ms_max: float) -> int:
 
 
 def request_id(id: object) -> str:
-    """`id`, if it can be a request's. InvalidInput otherwise."""
+    """Check the id of a request, and return it. Raises InvalidInput."""
     if not isinstance(id, str):
         raise InvalidInput(f"id={id!r:.100}: a request's id is a str, not a {type(id).__name__}.")
     if not fits_id(id):
@@ -174,8 +175,10 @@ def request_id(id: object) -> str:
 
 
 def fits_id(id: str) -> bool:
+    """Return whether a string can be the id of a request."""
     return len(id) <= ID_CHARS_MAX and id.isprintable()
 
 
 def array_slo_in_us(slo_ms: float | None, slo_ms_max: float) -> int:
+    """Return the SLO of an array in microseconds; None: ARRAY_SLO_MS. Raises InvalidInput."""
     return slo_in_us(min(ARRAY_SLO_MS, slo_ms_max) if slo_ms is None else slo_ms, slo_ms_max)

@@ -73,6 +73,7 @@ class Listener:
 
 
 def view_of(future: Future, call: "EnsembleCall", now_s: float) -> View:
+    """Return the view of a query that a decider gets."""
     arrived: dict[VersionedModel, Prediction] = {}
     failed: list[VersionedModel] = []
     outstanding: list[VersionedModel] = []

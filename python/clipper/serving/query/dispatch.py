@@ -76,6 +76,7 @@ class Dispatch:
         return self.loops[0]
 
     def start(self) -> None:
+        """Start the loop threads."""
         for thread in self._threads:
             thread.start()
 

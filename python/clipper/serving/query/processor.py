@@ -283,6 +283,7 @@ def _unasked(
 
 
 def finish_unasked(future: Future) -> Answer:
+    """Return the default answer of a query whose policy failed."""
     return default_answer(future, future.extra.resolved, future.extra.reason, future.extra.id)
 
 
@@ -399,6 +400,7 @@ def _heard(future: Future, query: QueryContext) -> Outcome:
 
 
 def refuse_fork(future: Future, resolved: ResolvedApplication) -> None:
+    """Raise ForkedProcess for a query in a fork of the server's process."""
     if future.status() is Status.FORKED:
         raise ForkedProcess(
             f"application {resolved.name!r} was asked in a fork of its server's process.",
@@ -425,6 +427,7 @@ NO_FINITE_VALUE = "the output of {} is not a finite value"
 
 
 def too_unsure(confidence: float, resolved: ResolvedApplication) -> str:
+    """Return the reason of a default for lack of confidence."""
     return f"confidence {confidence:.2f} is below the application's {resolved.confidence_min:.2f}"
 
 

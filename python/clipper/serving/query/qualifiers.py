@@ -29,6 +29,7 @@ def opened(text: bytes) -> Qualifiers:
 
 
 def said_beside(arrived: Mapping[VersionedModel, Prediction]) -> dict[VersionedModel, Qualifiers]:
+    """Return the qualifiers of the predictions that have some, by model."""
     return {
         model: prediction.qualifiers
         for model, prediction in arrived.items()

@@ -102,6 +102,7 @@ class EnsembleCall(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def models(self) -> tuple[VersionedModel, ...]:
+        """The queried models, best first."""
         return self.order.models
 
     def ask(
@@ -192,6 +193,7 @@ class EnsembleCall(msgspec.Struct, frozen=True, eq=False):
         arrived: Mapping[VersionedModel, Prediction],
         resolved: ResolvedApplication,
     ) -> str:
+        """Explain why no prediction was used."""
         whys = []
         for i, model in enumerate(self.models):
             status = future.status(i)
@@ -213,15 +215,19 @@ class LateTask:
         self._future, self._i = future, i
 
     def done(self) -> bool:
+        """Return whether the task has ended."""
         return self._future.status(self._i) is not Status.PENDING
 
     def status(self) -> Status:
+        """Return how the task ended."""
         return self._future.status(self._i)
 
     def output(self, _: int = 0) -> Any:
+        """Return its output."""
         return self._future.output(self._i)
 
     def confidence(self, _: int = 0) -> float | None:
+        """Return its confidence; None without one."""
         return self._future.confidence(self._i)
 
 

@@ -53,10 +53,12 @@ class Mean:
         self.n, self.total = 0.0, 0.0
 
     def add(self, value: float, weight: float = 1.0) -> None:
+        """Add a value."""
         self.n += weight
         self.total += value * weight
 
     def stats(self) -> dict[str, float]:
+        """Return the count and the mean."""
         return {"n": self.n, "mean": self.total / self.n} if self.n else {"n": 0.0}
 
 
@@ -93,6 +95,7 @@ class ApplicationCounters:
         self._telling = Bucket(_TOLD_RATE, _TOLD_BURST, clock())
 
     def of(self, model: VersionedModel) -> _OfModel:
+        """Return the counters of a model, made at first use."""
         found = self._models.get(model)
         if found is None:
             with self._lock:
@@ -150,6 +153,7 @@ class ApplicationCounters:
         return found
 
     def default(self, kind: str) -> None:
+        """Count a default answer by its reason."""
         with self._lock:
             self._defaults[kind] += 1
 

@@ -109,6 +109,7 @@ class Decoy:
             self._writer.put(_Said(id, output, is_default))
 
     def stats(self) -> dict[str, int]:
+        """Return counters of the decoy."""
         return self._writer.stats()
 
 
@@ -161,11 +162,13 @@ class Segments:
         self._used = 0
 
     def close(self) -> None:
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def stats(self) -> dict[str, int]:
+        """Return counters of the ring."""
         return {"written": self.written, "dropped": self.dropped, "over_budget": self.over_budget}
 
 
@@ -185,6 +188,7 @@ class Recorder:
         self._closed = False
 
     def decoy(self, application: str, name: str, role: Role) -> Decoy:
+        """Return the decoy of an application, made at first use."""
         with self._lock:
             ring = self._rings.get((application, name))
             if ring is None:

@@ -117,6 +117,7 @@ class Watch:
                 self.failed += 1
 
     def stats(self) -> dict[str, int]:
+        """Return counters of the observer."""
         with self._lock:
             self._sweep(0.0)
             return {

@@ -70,6 +70,7 @@ class Quantiles:
         return len(self._counts)
 
     def stats(self) -> dict[str, float]:
+        """Return quantiles."""
         if not self.count:
             return {}
         of = {f"p{100 * q:g}": self.quantile(q) for q in (0.01, 0.1, 0.5, 0.9, 0.99)}
@@ -93,6 +94,7 @@ class Drift:
         self._numbers: bool | None = None
 
     def add(self, output: Any) -> None:
+        """Add a score."""
         numbers = is_number(output)
         if self._numbers is None:
             self._numbers = numbers
@@ -187,6 +189,7 @@ class Bucket:
         self._tokens, self._at_s = burst, now_s
 
     def take(self, now_s: float, tokens: float = 1.0) -> bool:
+        """Take tokens; return whether there were enough."""
         have = min(self.burst, self._tokens + (now_s - self._at_s) * self.rate)
         self._at_s = now_s
         self._tokens = have - tokens if have >= tokens else have

@@ -94,6 +94,7 @@ class RolloutObserver:
         self._next, self._arm = next, arm
 
     def on_feedback(self, seen: Observation) -> bool:
+        """Pass one feedback on."""
         truth = seen.truth
         self._arm.reward(
             1.0, 1.0 - loss(seen.answer, truth.label) if truth.known else float(truth.score or 0.0)
@@ -102,6 +103,7 @@ class RolloutObserver:
         return True
 
     def on_feedback_rows(self, rows: ObservationRows, answers: Column) -> None:
+        """Pass feedback in columns on."""
         self._next.on_feedback_rows(rows, answers)
         lost = losses_by_model(
             msgspec.structs.replace(
