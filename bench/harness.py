@@ -1,29 +1,25 @@
-"""Measuring honestly on a machine that others use too.
+"""Measuring on a machine that is also used by others.
 
-Three rules. What is compared runs interleaved (A, B, A, B, ...): a busy minute hits both. A figure
-is the median of its repetitions, and the spread (fastest to 90th percentile) stands beside it. A
-latency under load counts from when the query was meant to be sent, not from when a late sender got
-round to it.
+Three rules. Compared cases run interleaved (A, B, A, B, ...), so that a busy minute hits all of
+them. A figure is the median of its repetitions, shown with its spread (fastest to 90th percentile).
+A latency under load counts from the planned time of the query, not from when a late sender sent it.
 """
 
 import asyncio
 import collections
 import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clipper.load.machine import machine
 from clipper.load.open_loop import send_blocking
 
 # -- rows
@@ -31,11 +27,10 @@ from clipper.load.open_loop import send_blocking
 
 @dataclass(frozen=True)
 class Goal:
-    """A bound on how a figure stands to its anchor, or on the figure itself.
+    """A bound of a figure relative to its anchor, or of the figure itself.
 
-    kind: "times_better", value at least `bound` times as good as the anchor; "at_most", value /
-    anchor at most `bound`; "at_least", value / anchor at least `bound`; "value_at_most" and
-    "value_at_least" bound the value alone.
+    kind: "times_better": at least `bound` times as good as the anchor; "at_most" and "at_least":
+    bound value / anchor; "value_at_most" and "value_at_least": bound the value alone.
     """
 
     kind: str
@@ -50,12 +45,12 @@ class Goal:
 
 @dataclass(frozen=True)
 class Row:
-    """One figure. `ratio` is what `goal` bounds: times better, or value / against_value. No goal:
-    `met` is None.
+    """One figure. `ratio` is what `goal` bounds: times better, or value / against_value. Without a
+    goal `met` is None.
 
-    question: the group it is shown in. bounded_by: what keeps it from its goal, said of a row that
-    falls short. missing: why there is no figure (then `value` is NaN): a peer that is not
-    installed, a part that this build has not.
+    question: the group in which it is shown. bounded_by: what keeps it from its goal, shown when it
+    falls short. missing: why there is no figure (then `value` is NaN), such as a peer that is not
+    installed.
     """
 
     name: str
@@ -86,8 +81,9 @@ def row(
     note: str = "",
     bounded_by: str = "",
 ) -> Row:
-    """A figure beside its anchor. Samples stand for their medians and give the spread. bounded_by:
-    kept if it falls short."""
+    """Build a row. Samples are replaced by their medians and give the spread. bounded_by: kept
+    if the goal is missed.
+    """
     spread = value.spread() if isinstance(value, Sample) else ""
     figure = value.median if isinstance(value, Sample) else float(value)
     anchor = against_value.median if isinstance(against_value, Sample) else against_value
@@ -118,15 +114,16 @@ FAILED = "failed"  # how `missing` begins when a measurement raised
 
 
 class UnknownRows(Exception):
-    """--rows names a group that there is not."""
+    """--rows names an unknown group."""
 
 
 def absent(name: str, unit: str, missing: str, against: str = "", goal: Goal | None = None) -> Row:
-    """A row without a figure, and why."""
+    """Build a row without a figure, and with the reason."""
     return Row(name, float("nan"), unit, against, goal=str(goal or ""), missing=missing)
 
 
 def is_met(goal: Goal | None, value: float, ratio: float | None) -> bool | None:
+    """Return True if the goal is met; None without a goal or an anchor."""
     if goal is None:
         return None
     bounded = value if goal.kind.startswith("value") else ratio
@@ -146,33 +143,36 @@ class Sample:
 
     @property
     def median(self) -> float:
+        """Return the median."""
         return statistics.median(self.values)
 
     @property
     def min(self) -> float:
+        """Return the smallest value."""
         return min(self.values)
 
     @property
     def p90(self) -> float:
+        """Return the 90th percentile."""
         return sorted(self.values)[min(round(0.9 * len(self.values)), len(self.values) - 1)]
 
     def spread(self) -> str:
+        """Format the range from the minimum to the 90th percentile."""
         return f"{short(self.min)}-{short(self.p90)}"
 
     def map(self, fn: Callable[[float], float]) -> "Sample":
-        """Each repetition in another unit."""
+        """Convert each repetition, for example to another unit."""
         return Sample(tuple(fn(value) for value in self.values))
 
     def plus(self, other: "Sample") -> "Sample":
-        """Turn by turn: what both cost together."""
+        """Add two samples, repetition by repetition."""
         return Sample(tuple(a + b for a, b in zip(self.values, other.values, strict=True)))
 
 
 def interleave(
     cases: Mapping[str, Callable[[], float]], repetitions: int = 7, warmups: int = 1
 ) -> dict[str, Sample]:
-    """Runs every case in turn, `repetitions` times over. A case returns its figure, in a unit of
-    its own choice."""
+    """Run every case in turn, `repetitions` times. A case returns its figure, in any unit."""
     found: dict[str, list[float]] = {name: [] for name in cases}
     for turn in range(-warmups, repetitions):
         for name, run in cases.items():
@@ -202,8 +202,9 @@ CPU: Clock = (
 def per_call_ns(
     predict: Predict, inputs: Sequence[Any], clock: Clock = time.perf_counter_ns
 ) -> float:
-    """Predict and wait, one after another: a cache hit when the inputs are known, else the round
-    trip."""
+    """Predict and wait, one after another; return ns per query: a cache hit for known inputs,
+    else a round trip.
+    """
     begun = clock()
     for x in inputs:
         predict(x).result()
@@ -211,7 +212,7 @@ def per_call_ns(
 
 
 def window_ns(predict: Predict, inputs: Sequence[Any], outstanding: int = 1000) -> float:
-    """Sliding window: always `outstanding` queries unanswered, the oldest waited for."""
+    """Keep `outstanding` queries in flight and wait for the oldest; return ns per query."""
     waiting: collections.deque[FutureLike] = collections.deque()
     begun = time.perf_counter_ns()
     for x in inputs:
@@ -226,7 +227,7 @@ def window_ns(predict: Predict, inputs: Sequence[Any], outstanding: int = 1000) 
 def awaited_ns(
     predict: Callable[[Any], Awaitable[Any]], inputs: Sequence[Any], uvloop: bool = True
 ) -> float:
-    """Predict and await, one after another, on uvloop or asyncio."""
+    """Predict and await, one after another, on uvloop or asyncio; return ns per query."""
 
     async def run() -> float:
         for x in inputs[: len(inputs) // 10 + 1]:  # the loop's own first steps are not the question
@@ -241,6 +242,7 @@ def awaited_ns(
 
 
 def loop_factory(uvloop: bool) -> Callable[[], asyncio.AbstractEventLoop]:
+    """Return the factory of uvloop's or asyncio's event loops."""
     if not uvloop:
         return asyncio.new_event_loop
     import uvloop as fast_loop
@@ -253,8 +255,9 @@ def loop_factory(uvloop: bool) -> Callable[[], asyncio.AbstractEventLoop]:
 
 @dataclass
 class Load:
-    """What an open-loop run came to. Latencies in microseconds from the intended arrival; NaN where
-    a query failed."""
+    """Result of an open-loop run. Latencies in microseconds from the planned arrival; NaN for a
+    failed query.
+    """
 
     seconds: float
     latencies_us: NDArray[np.float64]
@@ -266,21 +269,25 @@ class Load:
 
     @property
     def offered(self) -> int:
+        """Return the number of queries."""
         return len(self.latencies_us)
 
     @property
     def offered_per_s(self) -> float:
+        """Return the queries per second."""
         return self.offered / self.seconds
 
     def quantile_us(self, share: float) -> float:
+        """Return a quantile of the latencies of answered queries."""
         answered = self.latencies_us[~np.isnan(self.latencies_us)]
         return float(np.quantile(answered, share)) if len(answered) else float("nan")
 
     def within(self, slo_us: float) -> int:
+        """Return the number of queries answered within the SLO."""
         return int(np.sum(self.latencies_us <= slo_us))
 
     def goodput_per_s(self, slo_us: float) -> float:
-        """Real predictions within the SLO, a second; defaults do not count."""
+        """Return predictions within the SLO per second, without defaults."""
         return max(self.within(slo_us) - self.defaults, 0) / self.seconds
 
 
@@ -291,8 +298,9 @@ def open_loop(
     is_default: Callable[[Any], bool] = lambda answer: bool(getattr(answer, "is_default", False)),
     patience_s: float = 10.0,
 ) -> Load:
-    """Sends `inputs`, over and over, at `times`, whatever becomes of the answers; `predict` returns
-    futures."""
+    """Send `inputs` repeatedly at `times`, without waiting for answers; `predict` returns
+    futures.
+    """
     when = np.asarray(list(times))
     latencies = np.full(len(when), np.nan)
     lateness = np.zeros(len(when))
@@ -341,35 +349,8 @@ def open_loop(
 # -- telling
 
 
-def machine() -> dict[str, str]:
-    """Where and on what a run was made."""
-    models = [
-        line.split(":")[1].strip()
-        for line in read("/proc/cpuinfo").splitlines()
-        if "model name" in line
-    ]
-    root = Path(__file__).resolve().parent.parent
-    commit = subprocess.run(
-        ["git", "-C", str(root), "describe", "--always", "--dirty"], capture_output=True, text=True
-    )
-    return {
-        "cpu": models[0] if models else platform.machine(),
-        "cores": str(len(os.sched_getaffinity(0))),
-        "load": " ".join(read("/proc/loadavg").split()[:3]),
-        "python": platform.python_version(),
-        "commit": commit.stdout.strip(),
-    }
-
-
-def read(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
-
-
 def short(value: float | None) -> str:
-    """Three digits that a person can read: 0.0123, 1.23, 12.3, 123, 12 300, 1.23 M."""
+    """Format three significant digits: 0.0123, 1.23, 12.3, 123, 12 300, 1.23 M."""
     if value is None:
         return ""
     if abs(value) >= 1e6:
@@ -380,7 +361,7 @@ def short(value: float | None) -> str:
 
 
 def cells(r: Row) -> tuple[str, ...]:
-    """What a table shows of a row."""
+    """Return the table cells of a row."""
     if r.missing:
         return (r.name, "-", "", r.against, "", "", r.goal, "-")
     met = {True: "yes", False: "NO", None: ""}[r.met]
@@ -401,8 +382,9 @@ HEAD = ("", "value", "spread", "against", "anchor", "ratio", "goal", "met")
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:
-    """What is to be said below a table: why a row has no figure, what bounds it, what it is. Said
-    once for rows that share it."""
+    """Return the lines below a table: missing figures, bounds and notes. Rows with the same text
+    share a line.
+    """
     said: dict[str, list[str]] = {}
     for r in rows:
         bounded = f"falls short, bounded by {r.bounded_by}" if r.bounded_by else ""
@@ -413,7 +395,7 @@ def remarks(rows: Sequence[Row]) -> list[str]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """For a person: one line a row, grouped by question, the remarks below."""
+    """Format a text table, grouped by question, with the remarks below."""
     lines = [HEAD, *(cells(r) for r in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
     text = []
@@ -429,8 +411,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The same for docs/benchmarks.md: a table a question, with what bounds a row that falls
-    short."""
+    """Format a Markdown table per question for docs/benchmarks.md."""
     text: list[str] = []
     for number, r in enumerate(rows):
         if number == 0 or rows[number - 1].question != r.question:
@@ -450,7 +431,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def verdict(rows: Sequence[Row]) -> str:
-    """One line: how many goals are met, how many fall short, how many rows have no figure."""
+    """Return a line that counts met goals, missed goals and rows without a figure."""
     with_goal = [r for r in rows if r.goal and not r.missing]
     met, gone = sum(r.met is True for r in with_goal), sum(bool(r.missing) for r in rows)
     return (
@@ -460,8 +441,9 @@ def verdict(rows: Sequence[Row]) -> str:
 
 
 def tell(rows: Sequence[Row], form: str, title: str = "") -> None:
-    """form: "table", with the machine below it; "markdown", a page; or "json", a list of rows with
-    the machine on stderr."""
+    """Print the rows. form: "table", "markdown" (a page), or "json" (with the machine on
+    stderr).
+    """
     below = ", ".join(f"{key} {value}" for key, value in machine().items() if value)
     if form == "json":
         print(json.dumps([finite(asdict(r)) for r in rows], ensure_ascii=False, indent=1))
@@ -481,7 +463,7 @@ def tell(rows: Sequence[Row], form: str, title: str = "") -> None:
 
 
 def finite(fields: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN and no infinity."""
+    """Replace NaN and infinity, which JSON lacks, by None."""
     return {
         key: None if isinstance(v, float) and not np.isfinite(v) else v for key, v in fields.items()
     }
