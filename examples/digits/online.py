@@ -1,4 +1,7 @@
-"""A model that learns from feedback while it serves. Run it: python examples/digits/online.py"""
+"""A model that learns from feedback while it serves.
+
+Run: python examples/digits/online.py
+"""
 
 import time
 
@@ -11,9 +14,11 @@ from clipper_container import Model
 
 
 class Online(Model):
+    """A linear classifier that is updated by each feedback."""
+
     def load(self):
         self.sgd, self.hits = SGDClassifier(random_state=0), []
-        self.sgd.partial_fit(np.zeros((1, 64)), [0], classes=range(10))  # it knows nothing yet
+        self.sgd.partial_fit(np.zeros((1, 64)), [0], classes=range(10))  # untrained
 
     def predict_batch(self, inputs):
         return self.sgd.predict(inputs)

@@ -1,10 +1,8 @@
-"""A model of your own, as a class, served by a process that you start (anywhere that reaches the
-server):
+"""A model class, served by a process that you start on any host that reaches the server.
 
-    clipper-container serve own_container:Brightness --connect unix:/run/clipper.sock --name
-    brightness
+    clipper-container serve own_container:Brightness --name brightness --connect ADDRESS
 
-What to connect to, and the token, are what `clipper up` prints.
+`clipper up` prints the address and the token.
 """
 
 from typing import Any
@@ -15,6 +13,8 @@ from clipper_container import Model
 
 
 class Brightness(Model):
+    """The mean gray level of an image."""
+
     input = "f64[64]"
     output = "f64"
 

@@ -1,5 +1,7 @@
-"""The first ten lines: two models, an application, an answer. Run it: python
-examples/digits/serve.py"""
+"""A first server: two models, an application, a query.
+
+Run: python examples/digits/serve.py
+"""
 
 from sklearn.datasets import load_digits
 from sklearn.ensemble import RandomForestClassifier
@@ -9,6 +11,7 @@ import clipper
 
 
 def main() -> None:
+    """Train, serve and query."""
     X, y = load_digits(return_X_y=True)
     forest = RandomForestClassifier(30, random_state=0).fit(X[:900], y[:900])
 

@@ -1,5 +1,7 @@
-"""Text in, labels out: a classifier of sentences on `str` input. Run it: python
-examples/digits/strings.py"""
+"""A text classifier: `str` inputs, labels as outputs.
+
+Run: python examples/digits/strings.py
+"""
 
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.naive_bayes import MultinomialNB

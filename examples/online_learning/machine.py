@@ -1,10 +1,10 @@
-"""A factorization machine whose parameters live in tables: every feature has a row, of a weight and
-k factors for each class.
+"""A factorization machine with its parameters in tables: a row per feature, with a weight and k
+factors per class.
 
 score(class) = sum of the weights of an input's features + sum over pairs of features of the product
-of their factors (Rendle 2010; here the features are present or not). Rows are pulled for the
-features that a batch has, and gradients of the cross-entropy are pushed for these; nothing else is
-kept, so replicas learn together and one that dies takes nothing with it.
+of their factors (Rendle 2010, for binary features). Rows are pulled for the features of a batch,
+and gradients of the cross-entropy are pushed for them. There is no other state, so replicas learn
+together, and a replica that dies loses nothing.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from clipper_container import Model
 
 
 class Machine(Model):
-    """An input is the ids of its features, i64[f]."""
+    """The model. An input is the ids of its features, i64[f]."""
 
     name, classes, factors = "", 2, 4
 

@@ -1,9 +1,9 @@
-"""A model that learns online, from nothing, while it serves: python
-examples/online_learning/serve.py
+"""A model that learns online from feedback. See README.md.
 
-Each query is answered first and told its truth afterwards. --world digits: another thing to learn.
---kill 2: so many shards of the parameters are killed in the middle. --admin 127.0.0.1:8081: watch
-the model's accuracy rise on the dashboard.
+Run: python examples/online_learning/serve.py
+
+--world digits: other data. --kill 2: kill two shards in the middle. --admin 127.0.0.1:8081: watch
+the accuracy on the dashboard.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from worlds import clicks, digits
 import clipper
 
 WORLDS = {"clicks": (clicks, Clicks), "digits": (digits, Digits)}
-BATCH = 32  # queries at once; their truth is told before the next are asked
+BATCH = 32  # queries at once; their feedback is sent before the next batch
 
 
 def run(

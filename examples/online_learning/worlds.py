@@ -1,5 +1,4 @@
-"""What there is to learn: inputs as ids of features, right labels, and how often the best guess
-that can be made is right."""
+"""Data to learn: inputs as ids of features, labels, and the best possible accuracy."""
 
 import numpy as np
 
@@ -7,8 +6,7 @@ USERS, ITEMS, TASTES = 100, 50, 3
 
 
 def clicks(n, seed):
-    """Users and items have vectors that only this function knows; a click is drawn by how well they
-    fit. So nobody can be right always, and how often the best can be is known."""
+    """Draw clicks from hidden vectors of users and items. The best possible accuracy is known."""
     draw = np.random.default_rng(seed)
     tastes, appeals = draw.normal(size=(USERS, TASTES)), draw.normal(size=(ITEMS, TASTES))
     of_user, of_item = draw.normal(size=USERS) / 2, draw.normal(size=ITEMS) / 2

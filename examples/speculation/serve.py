@@ -1,8 +1,9 @@
-"""Guaranteed time and consensus with one slow model among three. Run it: python
-examples/speculation/serve.py [SLO_MS] [QUERIES]
+"""Deciders with one slow model among three.
 
-On a busy machine a guarantee of 30 ms may be refused, with the figures: the floor model's p99 must
-fit.
+Run: python examples/speculation/serve.py [SLO_MS] [QUERIES]
+
+On a busy machine a guarantee of 30 ms may be refused, with the figures: the p99 of the guaranteed
+model must fit.
 """
 
 import sys
@@ -18,6 +19,7 @@ import clipper
 
 
 def main(slo_ms: float = 30.0, queries: float = 100) -> None:
+    """Compare the deciders."""
     X, y = load_digits(return_X_y=True)
     X, y, rest, truth = X[:900], y[:900], X[900 : 900 + int(queries)], y[900 : 900 + int(queries)]
     svm = SVC(gamma=0.001).fit(X, y)
