@@ -157,9 +157,11 @@ class Client:
         return self._list("models", "/admin/models" + (f"/{_quoted(name)}" if name else ""))
 
     def applications(self) -> list[dict[str, Any]]:
+        """Return the record of each application."""
         return self._list("applications", "/admin/applications")
 
     def application(self, name: str) -> dict[str, Any]:
+        """Return the record of one application. Raises UnknownApplication."""
         return self._object("GET", f"/admin/applications/{_quoted(name)}")
 
     def logs(self, model: str, replica: int = 0) -> list[str]:
@@ -311,6 +313,7 @@ class Client:
         return self._change(f"/admin/applications/{_quoted(name)}/set", dry_run, members)
 
     def remove_application(self, name: str, *, dry_run: bool = False) -> dict[str, Any]:
+        """Remove an application. Raises UnknownApplication."""
         return self._change(f"/admin/applications/{_quoted(name)}/remove", dry_run, {})
 
     def link(
@@ -325,6 +328,7 @@ class Client:
         )
 
     def unlink(self, application: str, model: str, *, dry_run: bool = False) -> dict[str, Any]:
+        """Remove a model from an application."""
         return self._change(
             f"/admin/applications/{_quoted(application)}/unlink", dry_run, {"model": model}
         )
@@ -378,6 +382,7 @@ class Client:
         return self._move_rollout(application, "pause", dry_run)
 
     def resume_rollout(self, application: str, *, dry_run: bool = False) -> dict[str, Any]:
+        """Resume a paused rollout."""
         return self._move_rollout(application, "resume", dry_run)
 
     def abort_rollout(self, application: str, *, dry_run: bool = False) -> dict[str, Any]:

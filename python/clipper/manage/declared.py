@@ -62,6 +62,7 @@ def model_settings(wanted: ModelSettings) -> dict[str, Any]:
 
 
 def replicas_of(wanted: ModelSettings) -> int | tuple[int, int]:
+    """Return the declared replicas: a number, or bounds."""
     return (wanted.replicas, wanted.replicas_max) if wanted.replicas_max else wanted.replicas
 
 

@@ -142,6 +142,7 @@ class Deployment:
     # -- life
 
     def start(self) -> None:
+        """Start the threads."""
         self.containers.start()
         self._scaling.start()
         self._building.sweep()
@@ -174,6 +175,7 @@ class Deployment:
                     self._scale_to(model, model.replicas)
 
     def refuse_new(self) -> None:
+        """Refuse changes from now on, and stop scaling."""
         self._closed = True
         self._scaling.stop()
 
@@ -221,6 +223,7 @@ class Deployment:
         return self._building.stages(name)
 
     def core_of(self, model: Model) -> CoreModel:
+        """Return the engine's handle of a model; the model is made if it is new."""
         return (self._running.get(model.id) or self._running.ensure(model)).core
 
     def scale(self, name: str | VersionedModel, replicas: int | tuple[int, int]) -> None:
@@ -697,6 +700,7 @@ def _replace(record: Any, **changes: Any) -> Any:
 
 
 def type_of(text: str | InputType) -> InputType:
+    """Parse an input type. Raises InvalidInput."""
     try:
         return InputType.parse(text)
     except ValueError as error:
@@ -708,6 +712,7 @@ def _row_type(input: InputType) -> tuple[str, tuple[int, ...]]:
 
 
 def restart_policy(server: ServerSettings) -> RestartPolicy:
+    """Return the restart policy of the server's settings."""
     return RestartPolicy(
         backoff_s_min=server.restart_ms_min / 1000,
         backoff_s_max=server.restart_ms_max / 1000,

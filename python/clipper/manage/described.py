@@ -59,6 +59,7 @@ _POLICY: Schema = {
 
 
 def of_management() -> RouteTable:
+    """Return the descriptions of the management routes."""
     return {**_verbs(), **_applications(), **_moving(), **_asking(), **_looking()}
 
 

@@ -157,6 +157,7 @@ class MeshClient:
         return self._ask(VModelStatus, "POST", f"{_vmodel(id)}/rollback{_rehearsed(dry_run)}")
 
     def vmodels(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[VModelStatus]:
+        """Return the v-models, by name."""
         return self._listed("vmodels", VModelStatus, prefix, after, limit)
 
     # -- nodes, and what changes

@@ -51,6 +51,8 @@ class VModelPage(msgspec.Struct, frozen=True):
 
 
 class Instances(msgspec.Struct, frozen=True):
+    """Response of the node list."""
+
     instances: list[Instance]
 
 

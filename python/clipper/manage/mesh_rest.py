@@ -52,6 +52,8 @@ class Registering(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Loading(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Body of a load request."""
+
     sync: bool = False
     used_ms: _Time = 0
 
@@ -85,6 +87,7 @@ class MeshManagement:
         self._places = threading.BoundedSemaphore(WAITING_MAX)
 
     def add_to(self, routes: Router) -> None:
+        """Add the routes."""
         each: tuple[tuple[str, str, Callable[[HttpRequest], HttpResponse]], ...] = (
             ("GET", "/v1/mesh", self.stats),
             ("GET", "/v1/mesh/instances", self.instances),
@@ -108,25 +111,32 @@ class MeshManagement:
     # -- looking
 
     def stats(self, request: HttpRequest) -> HttpResponse:
+        """Handle GET of the node's statistics."""
         return answer_json(Counts(self._mesh.instance, dict(self._mesh.stats())))
 
     def instances(self, request: HttpRequest) -> HttpResponse:
+        """Handle GET of the nodes."""
         return answer_json(Instances(self._mesh.instances()))
 
     def models(self, request: HttpRequest) -> HttpResponse:
+        """Handle GET of the models."""
         return _page(ModelPage, self._mesh.models, request)
 
     def vmodels(self, request: HttpRequest) -> HttpResponse:
+        """Handle GET of the v-models."""
         return _page(VModelPage, self._mesh.vmodels, request)
 
     def model(self, request: HttpRequest) -> HttpResponse:
+        """Handle GET of one model."""
         return answer_json(_found(self._mesh.status(request.params[0])))
 
     def explain(self, request: HttpRequest) -> HttpResponse:
+        """Handle GET of the explanation of a model's placement."""
         _found(self._mesh.status(request.params[0]))
         return answer_json(self._mesh.explain(request.params[0]))
 
     def vmodel(self, request: HttpRequest) -> HttpResponse:
+        """Handle GET of one v-model."""
         owner = read_query(request, {"owner": str}).get("owner", "")
         return answer_json(_found(self._mesh.vmodel_status(request.params[0], owner)))
 
@@ -137,6 +147,7 @@ class MeshManagement:
     # -- changing
 
     def register(self, request: HttpRequest) -> HttpResponse:
+        """Handle the registration of a model."""
         asked = read_json(_REGISTERING, request.body or b"{}")
         if asked.sync and not asked.load_now:
             raise InvalidInput("`sync` goes with `load_now`.", hint="Set both, or neither.")
@@ -144,11 +155,13 @@ class MeshManagement:
             return answer_json(self._mesh.register(request.params[0], **_fields(asked)))
 
     def unregister(self, request: HttpRequest) -> HttpResponse:
+        """Handle the removal of a model."""
         with _changing(request):
             self._mesh.unregister(request.params[0])
         return HttpResponse(204, b"")
 
     def load(self, request: HttpRequest) -> HttpResponse:
+        """Handle a request to load a model."""
         asked = read_json(_LOADING, request.body or b"{}")
         with self._waiting(asked.sync):
             return answer_json(
@@ -156,16 +169,19 @@ class MeshManagement:
             )
 
     def set_vmodel(self, request: HttpRequest) -> HttpResponse:
+        """Handle a change of a v-model."""
         asked = read_json(_SETTING, request.body or b"{}")
         with self._waiting(asked.sync), _changing(request):
             return answer_json(self._mesh.set_vmodel(request.params[0], **_fields(asked)))
 
     def delete_vmodel(self, request: HttpRequest) -> HttpResponse:
+        """Handle the removal of a v-model."""
         with _changing(request, owner=str) as asked:
             self._mesh.delete_vmodel(request.params[0], asked.get("owner", ""))
         return HttpResponse(204, b"")
 
     def rollback_vmodel(self, request: HttpRequest) -> HttpResponse:
+        """Handle the rollback of a v-model."""
         with _changing(request):
             return answer_json(self._mesh.rollback_vmodel(request.params[0]))
 

@@ -75,6 +75,7 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name="clipper-mesh-watch", daemon=True)
 
     def start(self) -> None:
+        """Start the watcher's thread."""
         self._body.on_room = self._body.on_gone = self._room.set
         self._thread.start()
         self._beat()

@@ -143,6 +143,7 @@ def bring(state: State, catalog: Catalog, place: Place) -> None:
 
 
 def applications_of(state: State) -> list[Application]:
+    """Return the applications of an exported state."""
     try:
         return [application_in(bytes(record)) for record in state.applications]
     except (msgspec.MsgspecError, ValueError, LookupError, TypeError) as error:

@@ -197,6 +197,7 @@ class Operations:
         return [application_row(app) for app in self._server.catalog.applications()]
 
     def application(self, name: str) -> dict[str, Any]:
+        """Return the record of one application. Raises UnknownApplication."""
         return application_row(self._server.catalog.application(name))
 
     def logs(self, model: str, replica: int = 0) -> list[str]:
@@ -574,12 +575,14 @@ class Operations:
 
 
 def record_of(record: msgspec.Struct) -> dict[str, Any]:
+    """Return a model's record as plain data."""
     found: dict[str, Any] = msgspec.to_builtins(record)
     found.pop("schema", None)
     return found
 
 
 def application_row(app: Application) -> dict[str, Any]:
+    """Return an application's record as plain data."""
     return {
         **record_of(app),
         "input": str(app.input),
@@ -588,6 +591,7 @@ def application_row(app: Application) -> dict[str, Any]:
 
 
 def parsed(model: str) -> VersionedModel:
+    """Parse `name` or `name:version`. Raises InvalidInput."""
     try:
         return VersionedModel.parse(model)
     except ValueError as error:
@@ -595,6 +599,7 @@ def parsed(model: str) -> VersionedModel:
 
 
 def check_name_of(name: str, noun: str) -> None:
+    """Check a name. Raises InvalidInput."""
     try:
         check_name(name, noun)
     except ValueError as error:

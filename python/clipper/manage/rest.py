@@ -86,6 +86,7 @@ class Management:
         self._node, self._operations = node, operations
 
     def add_to(self, routes: Router) -> None:
+        """Add the routes."""
         for method, pattern, verb, names in VERBS:
             routes.add(method, pattern, on_worker(self._calling(verb, names, method == "GET")))
         for method, suffix, handler in (
@@ -135,6 +136,7 @@ class Management:
     # -- applications, whose settings are members of the body
 
     def set_application(self, request: HttpRequest) -> HttpResponse:
+        """Handle PUT of an application."""
         settings = _settings(request)
         models = _models_of(settings)
         operations = self._by(request, _flags(request, _FLAG).get("dry_run", False))
@@ -148,16 +150,19 @@ class Management:
         return answer_json(self._operations.application(name), 201 if is_new else 200)
 
     def patch_application(self, request: HttpRequest) -> HttpResponse:
+        """Handle PATCH of an application."""
         name = request.params[0]
         self._node.catalog.application(name)
         self.set_application(request)
         return answer_json(self._operations.application(name))
 
     def delete_application(self, request: HttpRequest) -> HttpResponse:
+        """Handle DELETE of an application."""
         self._by(request, False).remove_application(request.params[0])
         return HttpResponse(204, b"")
 
     def import_state(self, request: HttpRequest) -> HttpResponse:
+        """Handle the import of an exported state."""
         operations = self._by(request, _flags(request, _FLAG).get("dry_run", False))
         return answer_json(operations.import_state(bytes(request.body)))
 

@@ -51,6 +51,7 @@ class Rolling:
         resolver.let_roll(lambda rollout: _name(rollout) in self._connected)
 
     def start(self) -> None:
+        """Start the thread."""
         self._end = self._catalog.on_change(self._heard)
         self._heard(self._catalog.view)
         self._thread.start()

@@ -156,6 +156,7 @@ def checked_guard(text: str) -> str:
 
 
 def checked_rate(rate: float) -> float:
+    """Check an error rate. Raises InvalidInput."""
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 1e-9 <= rate <= 0.5:
         raise InvalidInput(f"error_rate={rate!r}: a probability up to 0.5, as 0.05.")
     return float(rate)

@@ -64,5 +64,6 @@ class Stream:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        """Close the connection."""
         self._response.close()
         self._line.close()

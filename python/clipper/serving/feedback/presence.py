@@ -26,7 +26,7 @@ _AGAIN_S: Final = 0.1
 
 
 class Holder(msgspec.Struct):
-    """Holder of a server's name. folder: the state folder, on which machine, in which boot."""
+    """Holder of a server's name. folder: its state folder, and the running machine that it is on."""
 
     node: str
     folder: str
