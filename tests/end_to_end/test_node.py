@@ -168,7 +168,7 @@ def test_a_node_whose_store_does_not_come_ends_with_code_1(here: Path) -> None:
         (("--store", "sqlite:mesh.db", "--name", "A b"), "'A' is not allowed"),
         (
             ("--store", "sqlite:mesh.db", "--name", "a", "--http", "0.0.0.0:0"),
-            "any host that reaches it could ask",
+            "any host that reaches it could send queries",
         ),
         (("--store", "sqlite:mesh.db", "--name", "a", "--peers", "here"), "expected tcp:HOST:PORT"),
     ],
