@@ -136,7 +136,7 @@ class Management:
     # -- applications, whose settings are members of the body
 
     def set_application(self, request: HttpRequest) -> HttpResponse:
-        """Handle PUT of an application."""
+        """Handle POST of an application's settings."""
         settings = _settings(request)
         models = _models_of(settings)
         operations = self._by(request, _flags(request, _FLAG).get("dry_run", False))

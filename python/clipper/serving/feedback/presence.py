@@ -26,7 +26,7 @@ _AGAIN_S: Final = 0.1
 
 
 class Holder(msgspec.Struct):
-    """Holder of a server's name. folder: its state folder, and the running machine that it is on."""
+    """Holder of a server's name. folder: its state folder, on the machine that runs it."""
 
     node: str
     folder: str
