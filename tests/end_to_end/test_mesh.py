@@ -127,6 +127,7 @@ def test_queries_are_counted_as_hits_and_misses(
 ) -> None:
     id = register()
     ask(server, id)
+    wait_until(lambda: server.mesh.router.get(id).served)  # the node's loop may be late
     before = server.mesh.stats()
     for _ in range(3):
         ask(server, id)
