@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from clipper import errors
 from clipper.errors import ClipperError, FrameError
-from clipper_core.runtime.status import Status
+from clipper_core.runtime.status import Status, bind_errors
 
 HEAD = struct.Struct("<4s4B2I5QfI")
 HEAD_BYTES = HEAD.size
@@ -86,7 +86,7 @@ def read_head(data: bytes | bytearray | memoryview) -> Head:
     head = Head(*fields)
     if magic != MAGIC or version != VERSION or not 1 <= head.kind <= 6 or head.payload_bytes % 8:
         raise FrameError(
-            "what a shard sent is no message of this protocol.",
+            "the shard sent bytes that are not a message of this protocol.",
             hint="Is it a shard of another version of clipper?",
         )
     return head
@@ -124,7 +124,7 @@ def _plain(value: Any) -> Any:
         return {"__array__": whole.dtype.name, "shape": list(value.shape), "data": whole.tobytes()}
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(f"{type(value).__name__} does not travel")
+    raise TypeError(f"{type(value).__name__} cannot be encoded")
 
 
 def _array(fields: dict[Any, Any]) -> Any:
@@ -236,7 +236,7 @@ _REFUSALS: dict[int, tuple[type[ClipperError], str, str]] = {
     ),
     RefusalCode.STATE_LOST: (
         errors.StateLost,
-        "it came back without what it had: no replica and no snapshot of it was found",
+        "it restarted without its state: neither replica nor snapshot was found",
         (
             "Restore a snapshot, or let it begin anew: `clipper params begin-anew`, or"
             " client.begin_anew()."
@@ -251,3 +251,17 @@ _REFUSALS: dict[int, tuple[type[ClipperError], str, str]] = {
         "Do not send it again.",
     ),
 }
+
+# A process that imports clipper.params alone, as a shard does, raises these errors too.
+bind_errors(
+    {
+        status: _REFUSALS[status][0]
+        for status in (
+            Status.BAD_INPUT,
+            Status.BAD_FRAME,
+            Status.TOO_LARGE,
+            Status.FULL,
+            Status.NO_MEMORY,
+        )
+    }
+)

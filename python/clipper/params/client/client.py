@@ -153,7 +153,7 @@ class Client:
 
     def create(self, spec: TableSpec) -> None:
         """Make the table on every shard that does not have it. Raises InvalidInput, TypeConflict
-        (it is there, and another)."""
+        (it exists with other settings)."""
         spec.check()
         for connection, said in self.call_all("create", spec=msgspec.to_builtins(spec)):
             connection.tables[spec.name] = int(said["number"])

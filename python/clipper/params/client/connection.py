@@ -339,7 +339,7 @@ class ShardConnection:
                 )
             if head.epoch < self.epoch:
                 raise ShardAway(
-                    f"{self.name} is one of epoch {head.epoch} that should be dead; its successor"
+                    f"{self.name} has epoch {head.epoch} and should be dead; its successor"
                     f" has {self.epoch}."
                 )
             self.sequence = int(said.get("sequence", 0))

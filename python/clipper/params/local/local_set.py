@@ -446,7 +446,7 @@ class LocalSet:
 def _lost(shard: int, folder: Path) -> StateLost:
     hint = f"Restore a snapshot, or let it begin anew: clipper params begin-anew --folder {folder}"
     return StateLost(
-        f"shard {shard} came back without what it had: no replica and no snapshot of it was found.",
+        f"shard {shard} restarted without its state: neither replica nor snapshot was found.",
         hint=hint,
     )
 

@@ -60,12 +60,13 @@ class Parameters:
             if there.name == spec.name:
                 if there != spec:
                     raise TypeConflict(
-                        f"table {spec.name!r} is there, and another: {_difference(there, spec)}."
+                        f"table {spec.name!r} exists with other settings:"
+                        f" {_difference(there, spec)}."
                     )
                 return number, False
         if len(self.specs) >= TABLES_MAX:
             raise InvalidInput(
-                f"table {spec.name!r} is one too many: a shard has at most {TABLES_MAX}."
+                f"no room for table {spec.name!r}: a shard has at most {TABLES_MAX} tables."
             )
         table = spec.check().made()
         table.bounded = self._serves

@@ -139,7 +139,7 @@ class EpochFile:
             os.close(self._lock)
             self._lock = -1
             raise AlreadyExists(
-                f"another process is the shard of {folder}.", hint="End it first."
+                f"another process runs the shard in {folder}.", hint="End it first."
             ) from None
 
     @property
@@ -258,8 +258,10 @@ def recover(
                 log.warning("shard %d does not recover from %s: %s", shard, source.name, error)
         if copies or older:
             hint = "Restore a snapshot, or take them away."
-            raise StoreError(f"shard {shard} can read none of what there is of it.", hint=hint)
-        return Recovered(Parameters(), 0, {}, epoch, "nothing: it begins empty", is_new=True)
+            raise StoreError(
+                f"shard {shard} has replicas or snapshots, and can read none of them.", hint=hint
+            )
+        return Recovered(Parameters(), 0, {}, epoch, "nothing: it starts empty", is_new=True)
     finally:
         for connection in connections:
             connection.close()
@@ -296,7 +298,7 @@ def _claimed(shard: int, epoch: int, found: list[tuple[ShardConnection, Piece]])
             continue
         if int(said["known"]) >= epoch:
             raise StoreError(
-                f"shard {shard} lives already, by epoch {said['known']}.",
+                f"shard {shard} runs already, with epoch {said['known']}.",
                 hint="End that process, or wait.",
             )
         if said["whole"]:

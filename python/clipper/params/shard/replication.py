@@ -522,7 +522,7 @@ class ReplicaFollower:
                 self._drop()
                 self._stop.wait(0.03)
             except Exception:
-                log.exception("replica of shard %d: begins anew", self.of)
+                log.exception("replica of shard %d: it starts from scratch", self.of)
                 self._connection.close()
                 self._drop(self._making or self._whole)
                 self._stop.wait(0.5)
@@ -581,7 +581,7 @@ class ReplicaFollower:
             self._keep(current, head.epoch, piece)
             return True
         if current is None:
-            raise ShardAway(f"{self._connection.name} speaks of changes to what is not here.")
+            raise ShardAway(f"{self._connection.name} sent changes to a copy that is not here.")
         self._apply(current, head.epoch, piece)
         self._serial = int(piece["serial"])
         if current.whole and current is self._making:
@@ -614,5 +614,5 @@ class ReplicaFollower:
     def _apply(self, replica: ShardReplica, epoch: int, piece: Piece) -> None:
         with self._lock:  # a fence comes before or after a piece, not within
             if epoch < self.epoch_min or epoch != replica.epoch:
-                raise ShardAway(f"shard {self.of} lives anew")
+                raise ShardAway(f"shard {self.of} has been restarted.")
             replica.take(piece)

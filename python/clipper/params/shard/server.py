@@ -149,8 +149,8 @@ class ShardServer:
             copy.start(found.epoch)
         if found.is_new and self.shard.mark.is_set:
             log.error(
-                "shard %d, epoch %d, found no replica and no snapshot of what it had: it waits "
-                "to be told to begin anew",
+                "shard %d, epoch %d, has lost its state: neither replica nor snapshot was found; "
+                "run `clipper params begin-anew` to continue without it",
                 self.config.number,
                 found.epoch,
             )

@@ -212,7 +212,7 @@ class Shard:
     def _begin_anew(self, _: Piece, __: CallId) -> Piece:
         begins, self._begins = self._begins, None
         if begins is not None:
-            log.warning("shard %d begins anew, without what it had", self.config.number)
+            log.warning("shard %d starts anew without its former state", self.config.number)
             self.mark.clear()
             begins()
         return {"begun": begins is not None}
