@@ -21,8 +21,8 @@ from clipper.frontend.http.messages import (
     inflating,
 )
 from clipper.frontend.http.metrics import MetricsRoutes
-from clipper.frontend.http.repository import ModelRepository
-from clipper.frontend.http.router import Router
+from clipper.frontend.http.repository import ModelContainers
+from clipper.frontend.http.router import HttpRouter
 from clipper.frontend.influx_push import InfluxPush
 from clipper.frontend.openapi.endpoint import PUBLIC, OpenApiEndpoint
 from clipper.frontend.openapi.routes import SchemaLimits
@@ -65,12 +65,12 @@ class Frontends:
         self._node, self._make_watcher, self._engines = node, make_watcher, engines
         self._listeners: HttpListeners | None = None
         self._grpc: GrpcServer | None = None
-        self.routes, self.admin_routes = Router(), Router()
+        self.routes, self.admin_routes = HttpRouter(), HttpRouter()
         limits = SchemaLimits(node.config.limits.slo_ms_max, node.config.http.queries_max)
         self.address = self.admin_address = self.grpc_address = ""
         ApplicationRoutes(node).add_to(self.routes)
         InferenceRoutes(node).add_to(self.routes)
-        ModelRepository(node).add_to(self.admin_routes)
+        ModelContainers(node).add_to(self.admin_routes)
         self._counts = {"address": HttpCounts("query"), "admin": HttpCounts("admin")}
         self._access, self._grpc_counts = CredentialFiles(), GrpcCounts()
         self._exporter = _exporter(node, engines)
@@ -235,7 +235,7 @@ def _exporter(node: ServerInterface, engines: Sequence[Engine]) -> SpanExporter 
     return SpanExporter(settings, found, node.version, find)
 
 
-def _finding(routes: Router) -> Handle:
+def _finding(routes: HttpRouter) -> Handle:
     def handle(request: HttpRequest) -> HandlerResult:
         return routes.find(request)(request)
 
@@ -251,7 +251,7 @@ def _guarded(check: Callable[[HttpRequest], None], handle: Handle) -> Handle:
     return guarded
 
 
-def _index(node: ServerInterface, routes: Router) -> Handle:
+def _index(node: ServerInterface, routes: HttpRouter) -> Handle:
     def index(request: HttpRequest) -> HandlerResult:
         """A browser is shown the dashboard, where there is one."""
         if ("GET", _PAGE) in routes and b"text/html" in request.headers.get(b"accept", b""):

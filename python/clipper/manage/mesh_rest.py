@@ -23,7 +23,7 @@ from clipper.frontend.http.messages import (
     on_worker,
     read_json,
 )
-from clipper.frontend.http.router import Router
+from clipper.frontend.http.router import HttpRouter
 from clipper.manage.mesh_described import Counts, Instances, ModelPage, VModelPage, of_mesh
 from clipper.manage.mesh_watch import Watchers
 from clipper.manage.rest import actor_of, read_query
@@ -86,7 +86,7 @@ class MeshManagement:
         self._mesh, self._watchers = mesh, Watchers(mesh)
         self._places = threading.BoundedSemaphore(WAITING_MAX)
 
-    def add_to(self, routes: Router) -> None:
+    def add_to(self, routes: HttpRouter) -> None:
         """Add the routes."""
         each: tuple[tuple[str, str, Callable[[HttpRequest], HttpResponse]], ...] = (
             ("GET", "/v1/mesh", self.stats),

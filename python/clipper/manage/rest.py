@@ -23,7 +23,7 @@ from clipper.frontend.http.messages import (
     on_worker,
     read_json,
 )
-from clipper.frontend.http.router import Router
+from clipper.frontend.http.router import HttpRouter
 from clipper.frontend.server_interface import ServerInterface
 from clipper.manage.operations import Operations
 from clipper.types import Application
@@ -85,7 +85,7 @@ class Management:
     def __init__(self, node: ServerInterface, operations: Operations) -> None:
         self._node, self._operations = node, operations
 
-    def add_to(self, routes: Router) -> None:
+    def add_to(self, routes: HttpRouter) -> None:
         """Add the routes."""
         for method, pattern, verb, names in VERBS:
             routes.add(method, pattern, on_worker(self._calling(verb, names, method == "GET")))

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 from clipper.frontend.grpc.calls import GrpcCall, GrpcDispatcher, known, text_of
-from clipper.frontend.http.repository import ModelRepository
+from clipper.frontend.http.repository import ModelContainers
 from clipper.frontend.inference import protobuf_codec
 from clipper.frontend.inference.multi_model import MultiModelRequest, ids_in
 from clipper.frontend.inference.operations import InferenceOperations, InferenceTarget, timeout_ms
@@ -28,7 +28,7 @@ class InferenceService:
         self._calls, self._node = calls, calls.node
         self._models, self._repository = (
             InferenceOperations(calls.node),
-            ModelRepository(calls.node),
+            ModelContainers(calls.node),
         )
         each = {
             "ServerLive": self.live,

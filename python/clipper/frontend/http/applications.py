@@ -23,7 +23,7 @@ from clipper.frontend.http.messages import (
     to_json,
 )
 from clipper.frontend.http.prediction_stream import PredictionStream
-from clipper.frontend.http.router import Router
+from clipper.frontend.http.router import HttpRouter
 from clipper.frontend.inference.json_inputs import InputReaders, items_of
 from clipper.frontend.inference.outcome import answer_of
 from clipper.frontend.server_interface import ServerInterface
@@ -50,8 +50,8 @@ class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
     salt: int | float = 0
 
 
-class FeedbackItem(msgspec.Struct, forbid_unknown_fields=True):
-    """Feedback on one prediction, by the prediction's id or by the input."""
+class FeedbackRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Feedback on one prediction, by the prediction's id or by the input; or many in `feedback`."""
 
     id: str | None = None
     input: msgspec.Raw = _NOTHING
@@ -61,13 +61,7 @@ class FeedbackItem(msgspec.Struct, forbid_unknown_fields=True):
     correct: bool | None = None
     score: float | None = None
     weight: float = 1.0
-
-
-class FeedbackRequest(FeedbackItem):
-    """The body of a feedback request: the members of one FeedbackItem, or many items in
-    `feedback`."""
-
-    feedback: list[FeedbackItem] | None = None
+    feedback: "list[FeedbackRequest] | None" = None
 
 
 class LegacyPredictRequest(msgspec.Struct):
@@ -109,7 +103,7 @@ class PredictResponse(msgspec.Struct):
 
 
 _read_predict = functools.partial(read_json, msgspec.json.Decoder(PredictRequest))
-_read_told = functools.partial(read_json, msgspec.json.Decoder(FeedbackRequest))
+_read_feedback = functools.partial(read_json, msgspec.json.Decoder(FeedbackRequest))
 _read_old_predict = functools.partial(read_json, msgspec.json.Decoder(LegacyPredictRequest))
 _read_old_update = functools.partial(read_json, msgspec.json.Decoder(LegacyUpdateRequest))
 _name_of = functools.lru_cache(4096)(str)
@@ -122,7 +116,7 @@ class ApplicationRoutes:
         self._node = node
         self._inputs = InputReaders()
 
-    def add_to(self, routes: Router) -> None:
+    def add_to(self, routes: HttpRouter) -> None:
         """Add the routes."""
         routes.add("GET", "/api", self.applications)
         routes.add("GET", "/api/{}", self.application)
@@ -263,7 +257,7 @@ class ApplicationRoutes:
         UnknownPrediction."""
         name = request.params[0]
         resolved = self._node.resolve(name)
-        body: FeedbackRequest = _reading(_read_told, request.body, FeedbackRequest)
+        body: FeedbackRequest = _reading(_read_feedback, request.body, FeedbackRequest)
         if body.feedback is None:
             single = self._checked(resolved, body)
             return WorkerTask(lambda: answer_json({"counted": observe(resolved, *single)}))
@@ -272,19 +266,24 @@ class ApplicationRoutes:
             raise InvalidInput(
                 "a request has `feedback`, or the members of one feedback, not both."
             )
-        told = [self._checked(resolved, item) for item in items]
-        return WorkerTask(lambda: self._tell_all(resolved, items, told))
+        checked = [self._checked(resolved, item) for item in items]
+        return WorkerTask(lambda: self._record_all(resolved, items, checked))
 
-    def _checked(self, resolved: ResolvedApplication, item: FeedbackItem) -> tuple[Any, ...]:
-        """Return the arguments of `observe`."""
+    def _checked(self, resolved: ResolvedApplication, item: FeedbackRequest) -> tuple[Any, ...]:
+        """Return the arguments of `observe`. Raises InvalidInput."""
+        if item.feedback is not None:
+            raise InvalidInput("an item of `feedback` has no `feedback` of its own.")
         row = (
             None if item.input is _NOTHING else self._inputs.reader(resolved)(item.input, "$.input")
         )
         truth = truth_of(item.label, item.correct, item.score)
         return item.id, row, item.user, truth, weight_of(item.weight), item.context
 
-    def _tell_all(
-        self, resolved: ResolvedApplication, items: list[FeedbackItem], told: list[tuple[Any, ...]]
+    def _record_all(
+        self,
+        resolved: ResolvedApplication,
+        items: list[FeedbackRequest],
+        checked: list[tuple[Any, ...]],
     ) -> HttpResponse:
         if all(
             item.id is not None and item.label is not None and item.weight == 1 for item in items
@@ -294,7 +293,7 @@ class ApplicationRoutes:
             )
             return answer_json(msgspec.structs.asdict(counted))
         counts = {"counted": 0, "duplicates": 0, "unknown": 0}
-        for each in told:
+        for each in checked:
             try:
                 counts["counted" if observe(resolved, *each) else "duplicates"] += 1
             except UnknownPrediction:

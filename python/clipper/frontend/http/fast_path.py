@@ -30,7 +30,7 @@ from clipper.frontend.http.connection import HttpConnection, HttpService
 from clipper.frontend.http.exchange import Exchange
 from clipper.frontend.http.inference import inferred
 from clipper.frontend.http.messages import HttpError, HttpRequest, HttpResponse, to_json
-from clipper.frontend.http.router import Router
+from clipper.frontend.http.router import HttpRouter
 from clipper.frontend.inference.codec import InferRequest
 from clipper.frontend.inference.operations import InferenceTarget, PendingInference
 from clipper.frontend.server_interface import ServerInterface
@@ -153,7 +153,11 @@ class FastPath:
     """
 
     def __init__(
-        self, node: ServerInterface, routes: Router, counts: HttpCounts, engines: Sequence[Engine]
+        self,
+        node: ServerInterface,
+        routes: HttpRouter,
+        counts: HttpCounts,
+        engines: Sequence[Engine],
     ) -> None:
         http = node.config.http
         self._node, self._routes, self.counts = node, routes, counts

@@ -19,7 +19,7 @@ from clipper.frontend.http.messages import (
     answer_json,
     read_json,
 )
-from clipper.frontend.http.router import Router
+from clipper.frontend.http.router import HttpRouter
 from clipper.frontend.inference import codec
 from clipper.frontend.inference.multi_model import MultiModelRequest, ids_in
 from clipper.frontend.inference.operations import (
@@ -47,7 +47,7 @@ class InferenceRoutes:
         self._node = node
         self._models = InferenceOperations(node)
 
-    def add_to(self, routes: Router) -> None:
+    def add_to(self, routes: HttpRouter) -> None:
         """Add the routes."""
         routes.add("GET", "/v2", self.server)
         routes.add("GET", "/v2/health/live", self.live)

@@ -20,7 +20,7 @@ from clipper.errors import AddressInUse, ConfigError, Overloaded
 from clipper.frontend.http.connection import HttpConnection, HttpService
 from clipper.frontend.http.exchange import Exchange
 from clipper.frontend.http.fast_path import FastPath
-from clipper.frontend.http.messages import HandlerResult, HttpRequest, WorkerPool, WorkerTask
+from clipper.frontend.http.messages import HandlerResult, HttpRequest, WorkerPoolName, WorkerTask
 from clipper.frontend.http.tls import TlsListener
 from clipper.frontend.tracing.exporter import SpanExporter
 from clipper.metrics import HttpCounts, TlsCounts
@@ -65,10 +65,11 @@ class HttpListeners:
         self.addresses = [_address_of(listener) for listener, _ in self._sockets]
         self._loop = uvloop.new_event_loop()
         self._pools = {
-            pool: ThreadPoolExecutor(_WORKERS, f"clipper-http-{pool.value}") for pool in WorkerPool
+            pool: ThreadPoolExecutor(_WORKERS, f"clipper-http-{pool.value}")
+            for pool in WorkerPoolName
         }
         self._waiting = dict.fromkeys(
-            WorkerPool, 0
+            WorkerPoolName, 0
         )  # the loop's: work that was handed in and has not been answered
         self._services: list[HttpService] = []
         self._certificates = [(certificates or {}).get(key) for key, _, _ in each]
@@ -148,7 +149,7 @@ class HttpListeners:
 
     def _run_on_worker(self, work: WorkerTask, exchange: Exchange) -> None:
         pool = work.pool
-        if pool is not WorkerPool.QUERIES and self._waiting[pool] >= _WORKERS + _WAITING_MAX:
+        if pool is not WorkerPoolName.QUERIES and self._waiting[pool] >= _WORKERS + _WAITING_MAX:
             exchange.fail(
                 Overloaded(
                     f"{_WAITING_MAX} calls of management wait already.", retry_after_s=_RETRY_S
@@ -167,7 +168,7 @@ class HttpListeners:
             exchange.fail(error)
 
     def _settle(
-        self, pool: WorkerPool, exchange: Exchange, done: "WorkFuture[HandlerResult]"
+        self, pool: WorkerPoolName, exchange: Exchange, done: "WorkFuture[HandlerResult]"
     ) -> None:
         self._waiting[pool] -= 1
         error = done.exception()

@@ -185,7 +185,7 @@ class StreamedResponse:
         self.status, self.id = status, id
 
 
-class WorkerPool(Enum):
+class WorkerPoolName(Enum):
     """The threads that run a piece of work. The pools do not wait for each other.
 
     QUERIES: queries, feedback and monitoring. LOOKS: reads by management. CHANGES: changes by
@@ -204,7 +204,7 @@ class WorkerTask:
     __slots__ = ("pool", "run")
 
     def __init__(
-        self, run: "Callable[[], HandlerResult]", pool: WorkerPool = WorkerPool.QUERIES
+        self, run: "Callable[[], HandlerResult]", pool: WorkerPoolName = WorkerPoolName.QUERIES
     ) -> None:
         self.run, self.pool = run, pool
 
@@ -413,7 +413,7 @@ def settled(outcome: HandlerResult) -> HandlerResult:
 
     Work of another pool is returned as it is.
     """
-    while isinstance(outcome, WorkerTask) and outcome.pool is WorkerPool.QUERIES:
+    while isinstance(outcome, WorkerTask) and outcome.pool is WorkerPoolName.QUERIES:
         outcome = outcome.run()
     return outcome
 
@@ -445,5 +445,5 @@ def on_worker(
     threads."""
     return lambda request: WorkerTask(
         lambda: verb(request),
-        WorkerPool.READS if request.method in ("GET", "HEAD") else WorkerPool.CHANGES,
+        WorkerPoolName.READS if request.method in ("GET", "HEAD") else WorkerPoolName.CHANGES,
     )

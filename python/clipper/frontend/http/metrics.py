@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from clipper.clock import wall_time_us
 from clipper.errors import ClipperError, InvalidInput, did_you_mean
 from clipper.frontend.http.messages import HandlerResult, HttpRequest, HttpResponse, WorkerTask
-from clipper.frontend.http.router import Router
+from clipper.frontend.http.router import HttpRouter
 from clipper.frontend.server_interface import ServerInterface
 from clipper.metrics import CONTENT_TYPES, Metrics, MetricsSource, influx, openmetrics, prometheus
 from clipper.serving.query.application import ApplicationHandle
@@ -22,7 +22,7 @@ class MetricsRoutes:
         most = node.config.http.metrics_names_max
         self.metrics = Metrics(node.version, node.stats, self._slos_s, self._shares, most, counts)
 
-    def add_to(self, routes: Router) -> None:
+    def add_to(self, routes: HttpRouter) -> None:
         """Add the route."""
         routes.add("GET", "/metrics", self.scrape)
 

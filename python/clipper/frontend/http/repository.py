@@ -8,20 +8,20 @@ import time
 
 from clipper.errors import DeployFailed, UnknownModel
 from clipper.frontend.http.messages import HttpRequest, HttpResponse, answer_json, on_worker
-from clipper.frontend.http.router import Router
+from clipper.frontend.http.router import HttpRouter
 from clipper.frontend.server_interface import ServerInterface
 from clipper.types import Model
 
 _LOOK_S = 0.02
 
 
-class ModelRepository:
+class ModelContainers:
     """Starts and stops containers of models. Threads: any; both operations block."""
 
     def __init__(self, node: ServerInterface) -> None:
         self._node = node
 
-    def add_to(self, routes: Router) -> None:
+    def add_to(self, routes: HttpRouter) -> None:
         """Add the routes."""
         routes.add("POST", "/v2/repository/models/{}/load", on_worker(self.load))
         routes.add("POST", "/v2/repository/models/{}/unload", on_worker(self.unload))

@@ -11,7 +11,7 @@ _REMEMBERED_MAX = 4096
 _REMEMBERED_BYTES_MAX = 512  # of a path; longer ones are looked up each time
 
 
-class Router:
+class HttpRouter:
     """Maps methods and path patterns to handlers. `{}` in a pattern matches one segment of a path.
 
     `add("GET", "/api/{}", handler)` also answers HEAD, and OPTIONS for every path. A fixed segment

@@ -20,7 +20,7 @@ from clipper.frontend.http.messages import (
     WorkerTask,
     to_json,
 )
-from clipper.frontend.http.router import Router
+from clipper.frontend.http.router import HttpRouter
 from clipper.frontend.inference.json_inputs import input_of
 from clipper.frontend.openapi.document import OpenApiDocument, document
 from clipper.frontend.openapi.routes import (
@@ -87,7 +87,7 @@ class OpenApiEndpoint:
     def __init__(
         self,
         node: ServerInterface,
-        routes: Router,
+        routes: HttpRouter,
         limits: SchemaLimits,
         queries: "OpenApiEndpoint | None" = None,
     ) -> None:
@@ -96,7 +96,7 @@ class OpenApiEndpoint:
         self._lock = threading.Lock()
         self._made: tuple[int, CachedPage] | None = None
 
-    def add_to(self, routes: Router) -> None:
+    def add_to(self, routes: HttpRouter) -> None:
         """Add the routes."""
         routes.add("GET", "/openapi.json", self.document)
         for path, (file, kind) in _PAGE.items():

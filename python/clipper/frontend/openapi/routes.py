@@ -152,8 +152,9 @@ def feedback_schemas(input: Schema, limits: SchemaLimits) -> dict[str, Schema]:
     Each has one of label, correct and score.
     """
     whole = members(
-        applications.FeedbackItem,
+        applications.FeedbackRequest,
         input=input,
+        feedback={"type": "array"},
         id=_ID,
         context=_CONTEXT,
         label={**_LABEL, "anyOf": [*_LABEL["anyOf"], {"type": "null"}]},

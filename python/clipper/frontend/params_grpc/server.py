@@ -30,7 +30,7 @@ from clipper.frontend.params_grpc.service import (
     ShardCall,
     WrongShard,
 )
-from clipper.frontend.params_grpc.shard_client import ShardClient
+from clipper.frontend.params_grpc.shard_client import LocalShardConnection
 from clipper.frontend.protocols import message, methods_of
 from clipper.metrics import TlsCounts
 from clipper.params.local import fork_server as standby
@@ -56,7 +56,7 @@ class ShardGrpc:
         self._wanted = grpc_address(place.settings, place.number)
         self.address = ""
         self._access = _access_of(place.settings, place.token)
-        self._door = ShardClient(
+        self._door = LocalShardConnection(
             place.listen or place.addresses[place.number], place.token, f"shard {place.number}"
         )
         self._service = ParamsService(shard, self._door)

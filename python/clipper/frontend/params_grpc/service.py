@@ -14,7 +14,7 @@ import numpy as np
 
 from clipper.errors import InvalidInput, ShardAway, StateLost, TooLarge, TypeConflict, UnknownTable
 from clipper.frontend.params_grpc.followers import RowFollowers, weights
-from clipper.frontend.params_grpc.shard_client import ShardClient
+from clipper.frontend.params_grpc.shard_client import LocalShardConnection
 from clipper.frontend.params_grpc.tensors import (
     F32,
     Ids,
@@ -104,7 +104,7 @@ class ParamsService:
     """The methods of the service. Threads: the event loop's. Each raises the errors of the
     shard's calls."""
 
-    def __init__(self, shard: Shard, door: ShardClient) -> None:
+    def __init__(self, shard: Shard, door: LocalShardConnection) -> None:
         self._shard, self._door = shard, door
         self._number, self._shards = shard.config.number, shard.config.shards
         self._bytes_max = shard.config.settings.grpc_message_bytes_max

@@ -25,7 +25,7 @@ from clipper.params.shard.parameters import Ids, Piece
 _LIMIT = 1 << 20  # read ahead
 
 
-class ShardClient:
+class LocalShardConnection:
     """A connection to this process's shard: open(), any number of concurrent calls, close().
 
     Threads: the event loop's.

@@ -15,7 +15,7 @@ from clipper.frontend.http.messages import (
     StreamedResponse,
     answer_json,
 )
-from clipper.frontend.http.router import Router
+from clipper.frontend.http.router import HttpRouter
 from clipper.frontend.http.server_sent_events import CONTENT_TYPE, HEADERS, last_event_id
 from clipper.frontend.http.streamed_body import StreamedBody
 from clipper.manage.dashboard.feed import Feed
@@ -47,7 +47,7 @@ class Page:
         self._feed, self._config = feed, config
         self._files = _read()
 
-    def add_to(self, routes: Router) -> None:
+    def add_to(self, routes: HttpRouter) -> None:
         routes.add("GET", "/dashboard", lambda request: self._file("index.html"))
         routes.add("GET", "/dashboard/{}", lambda request: self._file(request.params[0]))
         routes.add("GET", "/admin/stream", self.stream)
