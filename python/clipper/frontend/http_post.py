@@ -13,7 +13,7 @@ from clipper.tls import client_context
 
 _RETRIED: Final = frozenset((408, 429, 500, 502, 503, 504))
 _PAUSE_S_MIN, _PAUSE_S_MAX = 0.2, 10.0
-_LAST_S = 2.0  # for what is left when the server closes
+_LAST_S = 2.0  # timeout of the last posts when the server closes
 _ANSWER_BYTES_MAX = 1 << 16
 
 

@@ -23,7 +23,7 @@ from clipper.frontend.http.messages import (
 )
 
 ANY = "*"
-_PREFLIGHT_S = b"600"  # how long a browser remembers that it may
+_PREFLIGHT_S = b"600"  # cache time of a preflight response
 _REQUEST_HEADERS = (
     b"accept, authorization, clipper-deadline-ms, content-type, inference-header-content-length,"
     b" traceparent, x-request-id"

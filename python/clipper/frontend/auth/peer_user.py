@@ -10,7 +10,7 @@ _SOCK_DIAG_BY_FAMILY: Final = 20
 _NLM_F_REQUEST: Final = 1
 _ESTABLISHED: Final = 1
 _NO_COOKIE: Final = 0xFFFFFFFF
-_HEAD: Final = struct.Struct("=IHHII")  # of a message: length, type, flags, sequence, port
+_HEAD: Final = struct.Struct("=IHHII")  # message: length, type, flags, sequence, port
 _REQUEST: Final = struct.Struct("=BBBBI")  # family, protocol, extensions, padding, states
 _PORTS: Final = struct.Struct("!HH")
 _COOKIE: Final = struct.Struct("=III")  # interface, cookie

@@ -33,7 +33,7 @@ from clipper.serving.query.future_watcher import Future, FutureWatcher
 from clipper.serving.query.processor import ResolvedApplication
 
 _log = logging.getLogger(__name__)
-_TEXT_MAX = 1000  # of a client's 8 KiB of metadata
+_TEXT_MAX = 1000  # clients accept 8 KiB of metadata
 _RETRIABLE: Final = frozenset((grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE))
 _STATUS, _RETRY, _INFO = (
     message(f"google.rpc.{name}") for name in ("Status", "RetryInfo", "ErrorInfo")
@@ -123,7 +123,7 @@ class GrpcDispatcher:
         self._calls_max = node.config.grpc.calls_max
         self.closing = asyncio.Event()
         self.before_reading: Callable[[str, str, bytes], bytes] | None = (
-            None  # service, method, payload -> payload
+            None  # (service, method, payload) -> payload
         )
         self._watcher = watcher
         self._workers, self._managers = pools
@@ -197,7 +197,7 @@ class GrpcDispatcher:
             read = decoder(message(method.input_type.full_name), method.client_streaming)
             if self.before_reading is not None and not method.client_streaming:
                 read = _after(functools.partial(self.before_reading, service, method.name), read)
-            found[method.name] = make(  # without a deserializer: what it raises would be UNKNOWN
+            found[method.name] = make(  # no deserializer: grpcio would report its errors as UNKNOWN
                 (self._streaming if method.server_streaming else self._calling)(
                     each[method.name], read, begin, counts
                 ),

@@ -71,7 +71,7 @@ class ReflectionService:
         self._response = message("grpc.reflection.v1.ServerReflectionResponse")
         older = (
             "grpc.reflection.v1alpha.ServerReflection",
-        )  # the same messages, under the name that older tools call
+        )  # the same messages under the name of older tools
         self.handlers = calls.handlers(REFLECTION, {"ServerReflectionInfo": self.info}, older)
 
     async def info(self, requests: AsyncIterator[Any], call: GrpcCall) -> AsyncIterator[Any]:

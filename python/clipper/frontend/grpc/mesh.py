@@ -30,7 +30,7 @@ from clipper.settings.http import is_loopback
 from clipper.store.history import audit_context
 
 SERVICE: Final = "mmesh.ModelMesh"
-WAITING_MAX: Final = 32  # calls that wait for loads, at once
+WAITING_MAX: Final = 32  # maximum of calls that wait for loads
 _STATUS, _VSTATUS = message("mmesh.ModelStatusInfo"), message("mmesh.VModelStatusInfo")
 _MODEL_STATES: Final = {
     value.name: value.number
@@ -169,7 +169,7 @@ class MeshService:
                     share=request.share,
                     sync=request.sync,
                 )
-            except Forbidden as error:  # another's: its clients know that as a name that is taken
+            except Forbidden as error:  # clients expect this code for another owner's name
                 raise AlreadyExists(error.message, hint=error.hint) from None
             except StoreConflict as error:
                 raise _Unmet(error.message, hint=error.hint) from None
@@ -256,7 +256,7 @@ def _by(who: str, run: Callable[[], _T]) -> Callable[[], _T]:
 
 
 def _resolve(tell: Callable[[Any], None], what: Any) -> None:
-    with contextlib.suppress(InvalidStateError, RuntimeError):  # the caller has gone, or the loop
+    with contextlib.suppress(InvalidStateError, RuntimeError):  # the caller or the loop has gone
         tell(what)
 
 

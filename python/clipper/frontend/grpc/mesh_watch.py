@@ -27,7 +27,7 @@ WATCHERS_MAX: Final = 32
 PIECE_BYTES: Final = 64 << 10
 PIECES_MAX: Final = 2
 STALLED_S: Final = (
-    30.0  # a watcher that takes nothing for so long is cut off; it comes again and begins anew
+    30.0  # a client that reads nothing for so long is disconnected, and must start again
 )
 _LOOK_S: Final = 0.1
 _log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class MeshWatchCall:
         self._pieces: asyncio.Queue[Any] = asyncio.Queue()
         self._room = threading.Semaphore(PIECES_MAX)
         self._left = False
-        self._taken = False  # the piece that was taken last still counts
+        self._taken = False  # the reply taken last may still be unsent
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="clipper-grpc-watch", daemon=True)
 
@@ -177,12 +177,12 @@ class MeshWatchCall:
         return False
 
     def _post(self, act: Callable[..., object], *words: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has gone
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(act, *words)
 
 
 async def _end(context: Any, error: ClipperError) -> None:
-    with contextlib.suppress(grpc.aio.AbortError, grpc.aio.UsageError):  # it raises in any case
+    with contextlib.suppress(grpc.aio.AbortError, grpc.aio.UsageError):  # abort() always raises
         await abort(context, error)
 
 

@@ -25,8 +25,8 @@ from clipper.mesh.splice import inject
 from clipper.serving.query.processor import predict
 
 _INFER: Final = "inference.GRPCInferenceService/ModelInfer"
-_MODEL_NAME: Final = (1,)  # of a ModelInferRequest
-_OTHERS: Final = "other/other"  # as which methods that are not listed are counted
+_MODEL_NAME: Final = (1,)  # field path in ModelInferRequest
+_OTHERS: Final = "other/other"  # label of unlisted methods in the metrics
 
 
 class PayloadMethods:

@@ -34,10 +34,9 @@ from clipper.serving.query.future_watcher import FutureWatcher
 from clipper.settings.grpc import GrpcSettings
 
 _WORKERS = 4
-# calls that are being told that there are too many; more than these grpcio turns away without a
-# word
+# further calls that are rejected with a reason; grpcio rejects the rest without one
 _REFUSED_MAX = 1024
-_GRACE_S = 1.0  # for the last replies to leave, once every query has ended
+_GRACE_S = 1.0  # time to send the last replies after every query has ended
 
 
 class GrpcServer:

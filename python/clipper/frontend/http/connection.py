@@ -56,12 +56,12 @@ _log = logging.getLogger(__name__)
 _LINGER_S = 2.0
 _TCP_NOTSENT_LOWAT = getattr(
     socket, "TCP_NOTSENT_LOWAT", 25
-)  # Python 3.11 does not name it; 25: Linux
-_WORKER_FROM = 1 << 20  # bytes of a body whose JSON would hold up the others
-PIECE_BYTES = 16 << 10  # that the parser is fed at once
+)  # 25 on Linux; not defined in Python 3.11
+_WORKER_FROM = 1 << 20  # larger bodies are handled by a worker thread
+PIECE_BYTES = 16 << 10  # maximum that is parsed in one call
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _IDLE, _HEAD, _BODY = range(3)
-# requests in a row of the door's kind, before it has the connection back; twice as many each time
+# eligible requests in a row before the fast path gets the connection back; doubles each time
 _PLAIN_FOR_RETURN = 2
 
 
@@ -70,7 +70,7 @@ def _bound_unsent(transport: asyncio.Transport, bytes_max: int) -> None:
     reader."""
     sock = transport.get_extra_info("socket")
     if sock is not None:
-        with contextlib.suppress(OSError):  # another system, or no TCP
+        with contextlib.suppress(OSError):  # not Linux, or not TCP
             sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, min(bytes_max, 1 << 30))
 
 
@@ -86,7 +86,7 @@ class _Methods(dict[bytes, str]):
 _METHODS = _Methods()
 _canonical: dict[
     bytes, bytes
-] = {}  # header names as clients write them -> ours, or empty: few, and bounded
+] = {}  # header names as received -> lower case, or b"" if unknown; bounded
 
 
 class HttpService:
@@ -114,7 +114,7 @@ class HttpService:
         self.door: Door | None = None
         self.is_plain: Callable[[HttpRequest], bool] = lambda request: (
             False
-        )  # whether the door might have answered it
+        )  # True for requests that the fast path could answer
         self.draining = False
         self.now_s = 0.0
         self.date = b""
@@ -165,23 +165,23 @@ class HttpConnection(asyncio.Protocol):
         self._data, self._age_s, self._returns = data, age_s, returns
         self._plain = 0
         self._feeding = False
-        self.gone = False  # nothing more is sent
+        self.gone = False  # no more responses are sent
         self._transport: asyncio.Transport
         self._parser = httptools.HttpRequestParser(self)
         self._open: deque[Exchange] = deque()
         self._parsed: deque[Exchange | ClipperError] = (
             deque()
-        )  # requests, or the refusal of one, that wait for their turn
-        self._kept = b""  # received and not parsed
-        self._is_posted = False  # whether `_advance` will be called
+        )  # requests, or a rejection, that wait for their turn
+        self._kept = b""  # received, not parsed
+        self._is_posted = False  # `_advance` is scheduled
         self._turn_requests = self._turn_bytes = 0
         self._raw_headers: list[tuple[bytes, bytes]] = []
         self._phase = _IDLE
         self._since_s = 0.0
         self._stalled_s = 0.0
-        self._deaf = False  # what still comes is thrown away
+        self._deaf = False  # further bytes are discarded
         self._paused = self._upgrade = False
-        self.full = False  # the transport's buffer
+        self.full = False  # the transport's buffer is full
         self._head_bytes = self._fed_bytes = self._body_bytes = self._hosts = 0
         self._messages = 0
         self._url = b""
@@ -350,7 +350,7 @@ class HttpConnection(asyncio.Protocol):
             and self._phase != _IDLE
             and (messages, body_bytes) == (self._messages, self._body_bytes)
         ):
-            # of a head, or of what is in a body beside it: trailers, and what is said of chunks
+            # bytes of headers, or of trailers and chunk headers in a body
             self._fed_bytes += used
             if self._fed_bytes > self.service.settings.header_bytes_max:
                 self._refuse_head()
@@ -383,7 +383,7 @@ class HttpConnection(asyncio.Protocol):
             self._parser.feed_data(head)
         except httptools.HttpParserCallbackError as error:
             self._refuse(_unreadable(error.__context__ or error))
-        except httptools.HttpParserError as error:  # an offer without the header Upgrade cannot be
+        except httptools.HttpParserError as error:  # there is no offer without the header Upgrade
             self._refuse(HttpError(400, f"the request is no HTTP/1.1: {error}."))
 
     def on_message_begin(self) -> None:
@@ -407,7 +407,7 @@ class HttpConnection(asyncio.Protocol):
         known = _canonical.get(name)
         if known is None:
             known = _learn_name(name)
-        if known and self._phase == _HEAD:  # not those that follow a chunked body
+        if known and self._phase == _HEAD:  # not the trailers of a chunked body
             if known == b"host":
                 self._hosts += 1
             elif known in REPEATED and known in self._headers:
@@ -425,7 +425,10 @@ class HttpConnection(asyncio.Protocol):
             return
         if self._head_bytes + len(self._url) > settings.header_bytes_max:
             self._refuse_head()
-        elif self._parser.get_http_version() not in ("1.0", "1.1"):  # none at all is read as 0.9
+        elif self._parser.get_http_version() not in (
+            "1.0",
+            "1.1",
+        ):  # a missing version is parsed as 0.9
             self._refuse(
                 HttpError(
                     400,
@@ -568,7 +571,7 @@ class HttpConnection(asyncio.Protocol):
             transport.resume_reading()
             return
         self.gone = self._deaf = True
-        transport.abort()  # closes this descriptor; the door's stays
+        transport.abort()  # closes this descriptor; the fast path has a duplicate
 
     def _has_streamed(self, exchange: Exchange) -> bool:
         """Return whether the exchange's streamed body is complete; start it if it has not

@@ -55,11 +55,11 @@ _FOREIGN = (
     b"clipper-deadline-ms",
     b"origin",
 )
-_UNREAD = ("any", "bool", "f16", "str", "bytes")  # inputs that the core does not read from JSON
+_UNREAD = ("any", "bool", "f16", "str", "bytes")  # types that the core does not read from JSON
 _INFER = "/v2/models/{}/infer"
 _INFER_VERSION = "/v2/models/{}/versions/{}/infer"
 _AGAIN_S = 0.02
-_MODELS_MAX = 1000  # versions that have routes of their own; the others are Python's
+_MODELS_MAX = 1000  # maximum of model versions with fast routes
 
 
 class FastRoute:
@@ -310,9 +310,9 @@ class FastPath:
         ):
             self.rebuild(
                 self._node.catalog.view
-            )  # a model that had no type yet has one: from its first row
+            )  # an untyped model got its type from its first row
         elif not all(map(is_eligible, self._hot)):
-            self.rebuild(self._node.catalog.view)  # a container that learns itself has come
+            self.rebuild(self._node.catalog.view)  # a container with online learning has connected
 
     # -- what comes out
 
@@ -335,7 +335,7 @@ class FastPath:
     async def _connect(self, make: Callable[[], HttpConnection], line: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(make, line)
-        except OSError as error:  # it broke on its way here
+        except OSError as error:  # the connection was lost during the handover
             _log.debug("a connection was lost: %s", error)
             line.close()
 

@@ -30,11 +30,11 @@ from clipper.settings.http import HttpSettings
 from clipper.tls import Certificate
 
 _log = logging.getLogger(__name__)
-_WORKERS = 4  # of each pool
-_WAITING_MAX = 64  # pieces of work that wait in a pool for management; more are refused
+_WORKERS = 4  # threads per pool
+_WAITING_MAX = 64  # maximum of calls that wait in a management pool
 _RETRY_S = 1
 _LOOK_S_MAX = 0.5
-_GRACE_S = 1.0  # for the last responses to leave, once every query has ended
+_GRACE_S = 1.0  # time to send the last responses after every query has ended
 Handle = Callable[[HttpRequest], HandlerResult]
 
 
@@ -70,7 +70,7 @@ class HttpListeners:
         }
         self._waiting = dict.fromkeys(
             WorkerPoolName, 0
-        )  # the loop's: work that was handed in and has not been answered
+        )  # calls per pool that are not answered; used by the loop only
         self._services: list[HttpService] = []
         self._certificates = [(certificates or {}).get(key) for key, _, _ in each]
         self._doors: list[TlsListener] = []
@@ -159,12 +159,12 @@ class HttpListeners:
         self._waiting[pool] += 1
 
         def settle(done: "WorkFuture[HandlerResult]") -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._settle, pool, exchange, done)
 
         try:
             self._pools[pool].submit(work.run).add_done_callback(settle)
-        except RuntimeError as error:  # the threads are gone: the server is closing
+        except RuntimeError as error:  # the threads have ended: the server is closing
             exchange.fail(error)
 
     def _settle(

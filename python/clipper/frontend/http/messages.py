@@ -75,7 +75,7 @@ class HttpRequest:
         )
         self.params: tuple[str, ...] = ()
         self.route = self.actor = ""
-        self.trace: Any = None  # a Trace, if there is one
+        self.trace: Any = None  # a Trace or None
         self.began_ns = now_ns()
         self._id = b""
 

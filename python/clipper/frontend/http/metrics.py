@@ -50,7 +50,7 @@ class MetricsRoutes:
                 found[name] = ApplicationHandle(
                     name, self._node.resolve, self._node.config.limits.slo_ms_max
                 ).shares()
-            except ClipperError:  # gone meanwhile, or a policy of somebody's own that fails
+            except ClipperError:  # deleted in the meantime, or a failing user-defined policy
                 continue
             time.sleep(0)
         return found

@@ -41,7 +41,7 @@ class PredictionStream:
             heartbeat_s,
         )
         self._body: StreamedBody
-        self._done: deque[int] = deque()  # answered here, not yet written
+        self._done: deque[int] = deque()  # finished, not yet written
         self._left = len(futures)
         self._errors = 0
         self._has_room = self._is_quiet = True

@@ -8,7 +8,7 @@ from clipper.frontend.http.messages import Handler, HttpError, HttpRequest
 from clipper.frontend.openapi.document import RouteInfo, RouteTable
 
 _REMEMBERED_MAX = 4096
-_REMEMBERED_BYTES_MAX = 512  # of a path; longer ones are looked up each time
+_REMEMBERED_BYTES_MAX = 512  # longest cached path
 
 
 class HttpRouter:
@@ -52,7 +52,7 @@ class HttpRouter:
             known = self._search(request.method, request.path)
             if (
                 len(self._known) >= _REMEMBERED_MAX
-            ):  # paths of clients: whoever makes many up costs a search, not memory
+            ):  # clients choose the paths, so the cache is bounded
                 self._known.clear()
             if len(request.path) <= _REMEMBERED_BYTES_MAX:
                 self._known[key] = known

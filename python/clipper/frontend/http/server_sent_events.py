@@ -12,10 +12,8 @@ CONTENT_TYPE: Final = b"text/event-stream; charset=utf-8"
 HEADERS: Final = (
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
-)  # nobody on the way keeps events back
-HEARTBEAT: Final = (
-    b":\n\n"  # a comment: tells the reader, and every proxy between, that we are alive
-)
+)  # proxies must not buffer events
+HEARTBEAT: Final = b":\n\n"  # a comment: keeps the connection open through proxies
 _ID_MAX = 20
 
 

@@ -6,9 +6,7 @@ from typing import Any, Final, Protocol
 
 from clipper.serving.query.future_watcher import Future, FutureWatcher
 
-UNREAD_BYTES_MAX: Final = (
-    4 << 20
-)  # written and not taken by the client: who writes on without room loses the client
+UNREAD_BYTES_MAX: Final = 4 << 20  # unsent bytes at which the client is disconnected
 _log = logging.getLogger(__name__)
 
 

@@ -27,9 +27,7 @@ class TlsListener:
 
     def __init__(self, service: HttpService, certificate: Certificate, counts: TlsCounts) -> None:
         self.service, self.certificate, self.counts = service, certificate, counts
-        self.waiting: set[TlsTransport] = (
-            set()
-        )  # whose handshake is not done, or who were refused one
+        self.waiting: set[TlsTransport] = set()  # handshakes in progress or rejected
 
     def __call__(self) -> "TlsTransport":
         return TlsTransport(self)
@@ -108,7 +106,7 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
         is_plain, self._is_first = (
             self._is_first and data[:1].isalpha(),
             False,
-        )  # TLS begins with the byte 0x16
+        )  # a TLS connection starts with the byte 0x16
         if is_plain:
             self._tell_plainly()
             return
@@ -127,7 +125,7 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
         except ssl.SSLError as error:
             _log.debug("a TLS handshake failed: %s", error)
             self._end("failed")
-            self._flush()  # the alert that tells the client why
+            self._flush()  # the alert with the reason
             self._wire.close()
             return
         self._flush()
@@ -171,7 +169,7 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
         self._wire.write(head_of(response, b"-", self._door.service.date, True) + response.body)
         self._end("plain")
         self._since_s = self._door.service.now_s
-        # closed only later: what the client still sends would take the answer away
+        # closed later: data that still arrives would make the kernel discard the response
         self._wire.write_eof()
 
     def look(self, now_s: float) -> None:
@@ -202,14 +200,12 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
         """Send close_notify and shut down the sending side. What still arrives is discarded."""
         if not self._closing:
             self._farewell()
-            self._deaf = True  # what still comes is thrown away
+            self._deaf = True  # further bytes are discarded
             self._wire.write_eof()
 
     def _farewell(self) -> None:
         self._closing = True
-        with contextlib.suppress(
-            ssl.SSLError
-        ):  # it wants the client's farewell; nobody waits for that
+        with contextlib.suppress(ssl.SSLError):  # the client's close_notify is not waited for
             self._tls.unwrap()
         self._flush()
 

@@ -39,9 +39,7 @@ _OF_DTYPE: Final = {np.dtype(code): name for name, code in DATATYPES.items()}
 _OF_OURS: Final = {"bool": "BOOL", "str": "BYTES", "bytes": "BYTES"}
 _RANK_MAX: Final = 8
 _ELEMENTS_MAX: Final = 1 << 31
-EMPTY_ROWS_MAX: Final = (
-    4096  # dimensions of a tensor without elements, multiplied where they are not 0
-)
+EMPTY_ROWS_MAX: Final = 4096  # limit for the product of the other dimensions of an empty tensor
 INPUT, OUTPUT = "input", "output"
 
 
@@ -185,7 +183,7 @@ def checked_shape(
     shape = tuple(dims)
     elements_max = (
         _ELEMENTS_MAX if all(shape) else EMPTY_ROWS_MAX
-    )  # rows without elements cost a sender no bytes
+    )  # rows without elements cost the sender no bytes
     if (
         len(shape) > _RANK_MAX
         or any(n < 0 for n in shape)
@@ -263,7 +261,7 @@ def from_binary(name: str, datatype: str, shape: tuple[int, ...], data: memoryvi
         raise InvalidInput(f"tensor {name[:64]!r} has {len(data)} bytes of binary data: {takes}.")
     values: np.ndarray[Any, Any] = np.frombuffer(data, dtype).reshape(shape)
     if dtype.kind == "b":
-        return np.frombuffer(data, np.uint8).reshape(shape) != 0  # a byte of 2 is no bool
+        return np.frombuffer(data, np.uint8).reshape(shape) != 0  # a byte of 2 is not a valid bool
     return values
 
 
@@ -425,9 +423,7 @@ def tensor_of(outputs: Any) -> tuple[str, list[int], Any]:
             hint="Ask for one row at a time.",
         ) from None
     datatype = _OF_DTYPE.get(array.dtype)
-    if (
-        datatype is not None and array.flags.c_contiguous and array.dtype.isnative
-    ):  # of the kinds that most models give
+    if datatype is not None and array.flags.c_contiguous and array.dtype.isnative:  # the usual case
         return datatype, list(array.shape), array
     if array.dtype.newbyteorder("<") not in _OF_DTYPE:
         raise BadOutput(

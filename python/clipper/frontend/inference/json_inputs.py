@@ -13,7 +13,7 @@ from clipper.serving.query.processor import ResolvedApplication
 from clipper.types import InputType
 from clipper_core.http.json_rows import RowReader
 
-Read = Callable[[Any, str], Any]  # JSON text, where it stands -> a row
+Read = Callable[[Any, str], Any]  # (JSON text, its place) -> a row
 
 _ANYTHING: "msgspec.json.Decoder[Any]" = msgspec.json.Decoder()
 _LISTS: "msgspec.json.Decoder[list[msgspec.Raw]]" = msgspec.json.Decoder(list[msgspec.Raw])
@@ -35,7 +35,7 @@ class InputReaders:
         read = reader_for(type_)
         if (
             resolved.name and type_.dtype != "any"
-        ):  # an untyped model has its type from its first row on
+        ):  # an untyped model gets its type from its first row
             self._known[resolved.name] = resolved, read
         return read
 
@@ -72,7 +72,7 @@ def reader_for(type_: InputType) -> Read:
             return found
         value = _of_numbers(decoder, dtype, text, at)
         try:
-            with np.errstate(over="raise"):  # no number of JSON is infinite
+            with np.errstate(over="raise"):  # JSON has no infinity
                 return np.array(value, dtype)
         except (ValueError, OverflowError, FloatingPointError) as error:
             raise InvalidInput(f"the numbers at `{at}` are no {type_}: {error}.") from None

@@ -24,7 +24,7 @@ from clipper.frontend.tracing.context import Trace
 from clipper.serving.query.future_watcher import Future
 from clipper.types import check_name
 
-IDS_MAX: Final = 64  # of one request
+IDS_MAX: Final = 64  # models per request
 _MODEL, _VMODEL, _REQUIRED = "mm-model-id", "mm-vmodel-id", "mm-required"
 _T = TypeVar("_T")
 
@@ -173,7 +173,9 @@ class MultiModelRequest:
 
     def response(self) -> Any:
         """Return a ModelInferResponse: the merge of the models' own responses."""
-        from clipper.frontend.inference import protobuf_codec  # needs protobuf, and HTTP needs none
+        from clipper.frontend.inference import (
+            protobuf_codec,
+        )  # requires protobuf, which HTTP does not
 
         joined: Any = None
         for target, (outputs, parameters) in self._inferred():

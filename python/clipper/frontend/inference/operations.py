@@ -31,7 +31,7 @@ EXTENSIONS = [
     "statistics",
 ]
 _SINGLY_MAX = 32
-_THE_VERSION = "1"  # of an application, in statistics: it has none, and perf_analyzer looks for one
+_THE_VERSION = "1"  # version of an application in statistics, which perf_analyzer requires
 _NOTHING = {"count": 0, "ns": 0}
 
 
@@ -238,7 +238,7 @@ class InferenceOperations:
         """Return whether the target has a connected container, or can be loaded by the mesh."""
         if (
             target.resolved.unlisted_model is not None or target.resolved.links
-        ):  # it is loaded when it is asked
+        ):  # it is loaded by its first query
             return True
         running = self._node.running()
         return any(str(id) in running for id in target.resolved.models)
@@ -420,7 +420,7 @@ def _of_model(id: str, row: dict[str, Any]) -> dict[str, Any]:
         "queue": {
             "count": evaluated + hits,
             "ns": 0,
-        },  # perf_analyzer takes the version whose count moves
+        },  # perf_analyzer uses the version whose count changes
         "fail": {"count": sum(row["ended"].values()) - evaluated, "ns": 0},
         "cache_hit": {"count": hits, "ns": 0},
         "cache_miss": {"count": row["evaluated"], "ns": 0},

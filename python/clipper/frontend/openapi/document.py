@@ -15,7 +15,7 @@ import msgspec
 from clipper.types import NAME_GRAMMAR, InputType
 
 Schema = dict[str, Any]
-RouteTable = Mapping[tuple[str, str], "RouteInfo"]  # method and pattern -> what it does
+RouteTable = Mapping[tuple[str, str], "RouteInfo"]  # (method, pattern) -> description
 _REF = "#/components/schemas/"
 _OWN_MEDIA = "application/problem+json"
 _JSON = "application/json"
@@ -311,7 +311,10 @@ def list_of(member: str, item: Any, most: int | None = None) -> Schema:
 
 
 _BASE64 = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
-_ROUNDED_TO_INFINITY = {"f16": 65520.0, "f32": 3.4028235677973366e38}  # from here on
+_ROUNDED_TO_INFINITY = {
+    "f16": 65520.0,
+    "f32": 3.4028235677973366e38,
+}  # values from here on are rounded to infinity
 
 
 def schema_of_input(type_: InputType) -> Schema:

@@ -36,14 +36,14 @@ from clipper.frontend.openapi.routes import (
 from clipper.frontend.server_interface import ServerInterface
 from clipper.types import ANY
 
-_PAGE = {  # path -> file, and what it is
+_PAGE = {  # path -> (file, content type)
     "/docs": ("page.html", b"text/html; charset=utf-8"),
     "/docs/page.css": ("page.css", b"text/css; charset=utf-8"),
     "/docs/page.js": ("page.js", b"text/javascript; charset=utf-8"),
 }
 PUBLIC = frozenset(
     path.encode() for path in _PAGE
-)  # nothing in them is secret: a browser cannot send a token for a page
+)  # public: a browser cannot send a token for a page
 _PAGE_HEADERS = (
     (
         b"content-security-policy",
@@ -143,7 +143,7 @@ class OpenApiEndpoint:
         ]:
             try:
                 resolved = self._node.resolve(name)
-            except ClipperError:  # gone meanwhile
+            except ClipperError:  # deleted in the meantime
                 continue
             yield DescribedApplication(
                 name, input_of(resolved), resolved.feedback.window is not None

@@ -33,7 +33,7 @@ APPLICATIONS, PROTOCOL, ORIGINAL, SERVER = (
     "server",
 )
 OF = ("management", "queries")
-_ASKED = (404, 429, 500, 503, 504)  # how a question can end
+_ASKED = (404, 429, 500, 503, 504)  # statuses of failed queries
 _LOOKED = (404,)
 
 ABOUT = """Predictions from models in any framework, each by its own deadline.

@@ -17,9 +17,9 @@ from clipper.params.shard.parameters import DENSE, Parameters
 from clipper.params.shard.shard import Shard
 
 FOLLOWERS_MAX: Final = 16
-IDS_MAX: Final = 1 << 22  # that one has not been told; one with more begins anew
-FORGET_S: Final = 600.0  # of one that does not ask
-_SNAPSHOTS: Final = 7  # that place of the log is theirs; those from 0 on are replicas'
+IDS_MAX: Final = 1 << 22  # unsent ids of a follower; beyond that it needs a full sync
+FORGET_S: Final = 600.0  # a follower silent for so long is removed
+_SNAPSHOTS: Final = 7  # slots of the log below are replicas; from here on, snapshots
 
 
 class RowFollower:
@@ -122,7 +122,7 @@ class RowFollowers:
             self._on = False
             return
         found = door.changed(self._slot)
-        if found is None:  # too much, in too short a time
+        if found is None:  # too many changes for the log
             self._each.clear()
             door.follow(self._slot)
             return

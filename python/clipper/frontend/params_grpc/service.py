@@ -33,14 +33,14 @@ SERVICE: Final = "PServer"
 ALIASES: Final = {
     "SynchronizeEmbedding": "synchronize_embedding",
     "GetReplica": "get_replica",
-}  # as the document's text has them
+}  # names in the document's text
 FOLLOWER_NAME_MAX: Final = 100
 _BEGIN: Final = "0,0"
 _BY_PIECES: Final = "Ask by pieces: metadata cursor, from 0,0 on."
 _DTYPES: Final = {"f32": "FP32", "f16": "FP16"}
 _KERAS: Final[
     dict[str, tuple[str, dict[str, float]]]
-] = {  # names of initializers that its workers send
+] = {  # names of initializers that Keras workers send
     "": ("uniform", {}),
     "ones": ("constant", {"value": 1.0}),
     "random_uniform": ("uniform", {}),
@@ -127,7 +127,7 @@ class ParamsService:
         """Return the variables that changed since the request's version."""
         if (
             self._shard.door.state_lost
-        ):  # a worker pushes its model then, and so tells the shard to begin anew
+        ):  # the worker then pushes its model, which reinitializes the shard
             return message("PullVariableResponse")(model_init_status=False)
         said = await self._door.call("pull_variables", since=request.version)
         answer = message("PullVariableResponse")(model_init_status=bool(said["initialized"]))
@@ -351,7 +351,7 @@ class ParamsService:
 
     def _rows(self, tensor: Any) -> tuple[Ids, F32] | None:
         if not len(tensor.indices) and not tensor.content:
-            return None  # a worker's batch had no ids of this shard
+            return None  # the batch had no ids of this shard
         ids, values = ids_in(tensor.indices), values_in(tensor)
         if values.ndim != 2 or len(values) != ids.size:
             raise InvalidInput(

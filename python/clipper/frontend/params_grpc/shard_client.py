@@ -22,7 +22,7 @@ from clipper.params.frames import (
 )
 from clipper.params.shard.parameters import Ids, Piece
 
-_LIMIT = 1 << 20  # read ahead
+_LIMIT = 1 << 20  # read buffer in bytes
 
 
 class LocalShardConnection:

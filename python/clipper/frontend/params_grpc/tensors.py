@@ -46,7 +46,7 @@ def values_in(tensor: Any) -> F32:
         raise InvalidInput(
             f"tensor {tensor.name!r}: {size}.", hint="Content is row-major, little-endian."
         )
-    with np.errstate(over="ignore"):  # infinity: refused with a better word where it matters
+    with np.errstate(over="ignore"):  # infinity is rejected later, with a better message
         found: F32 = (
             np.frombuffer(tensor.content, dtype).reshape(shape).astype(np.float32, copy=False)
         )
@@ -55,9 +55,7 @@ def values_in(tensor: Any) -> F32:
 
 def ids_in(numbers: Any) -> Ids:
     """Return a repeated field as i64[n]."""
-    return np.array(
-        numbers[:], np.int64
-    )  # of the slice, a list: three times as quick as of the field
+    return np.array(numbers[:], np.int64)  # a slice is a list: three times as fast as the field
 
 
 def tensor_of(name: str, values: npt.NDArray[Any], ids: Iterable[int] = ()) -> Any:

@@ -19,7 +19,7 @@ from clipper.frontend.streams.consumer_group import (
 )
 
 _log = logging.getLogger(__name__)
-_SETTLE_MAX: Final = 64  # outcomes in one step: Redis does nothing else meanwhile
+_SETTLE_MAX: Final = 64  # outcomes per script call, during which Redis is blocked
 _READ_MAX: Final = 256
 _LOOK_S: Final = 0.1
 _T = TypeVar("_T")
@@ -69,7 +69,7 @@ class StreamConsumer(Generic[_T]):
         self._handler = handler
         self._deliveries_max = deliveries_max
         self._queue: deque[tuple[StreamEntry, _T]] = deque()
-        self._mine: dict[str, float] = {}  # entries read and not settled -> when they are refreshed
+        self._mine: dict[str, float] = {}  # entries in progress -> time of the next renewal
         self._changed = threading.Condition()
         self._stopping = False
         self._give_up_s: float | None = None

@@ -28,19 +28,19 @@ from clipper.errors import ConfigError, InvalidInput
 from clipper.frontend.streams.records import Flat
 from clipper.store.redis import redacted_url
 
-BLOCK_MS: Final = 100  # a read that waits looks this often whether it is to end
-PATIENCE_S: Final = 5.0  # for an answer of the server
+BLOCK_MS: Final = 100  # a blocking read checks this often for its end
+PATIENCE_S: Final = 5.0  # timeout of Redis
 PAUSE_S_MIN: Final = 0.05
 PAUSE_S_MAX: Final = 2.0
-SHOWN_BYTES_MAX: Final = 64 << 10  # of a field in the dead letters
+SHOWN_BYTES_MAX: Final = 64 << 10  # longest field in the dead letters
 _CLAIMS_A_PERIOD: Final = 3
 _FORGET_PERIODS: Final = (
-    20  # a consumer without entries that was silent for so many claim periods is removed
+    20  # a silent consumer without entries is removed after so many claim periods
 )
 _T = TypeVar("_T")
 
 Kind = Literal["answer", "refuse", "drop"]
-ELSEWHERE, DONE, DUPLICATE = 0, 1, 2  # what became of an outcome
+ELSEWHERE, DONE, DUPLICATE = 0, 1, 2  # results of `settle`
 
 _SETTLE = """
 local group, most, refused_most, ids_most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -146,7 +146,7 @@ class ConsumerGroup:
         self._settle, self._tidy = (self._redis.register_script(text) for text in (_SETTLE, _TIDY))
         self._made = False
         self._own: str | None = (
-            None  # after a lost connection: own entries from here on may be unknown here
+            None  # after a lost connection: id after which own entries may be unknown here
         )
         self._claim_from = "0-0"
         self._claim_due_s = 0.0
@@ -278,9 +278,9 @@ class ConsumerGroup:
 
     def _note(self, error: Exception) -> None:
         self.trouble = f"{type(error).__name__}: {error}"
-        if "NOGROUP" in str(error):  # Redis lost its memory, or somebody deleted the stream
+        if "NOGROUP" in str(error):  # Redis lost its data, or the stream was deleted
             self._made = False
-        self._own = "0"  # what it sent while the connection broke is ours, and unknown here
+        self._own = "0"  # entries sent while the connection broke are ours, but unknown here
 
     def leave(self) -> None:
         """Remove this consumer from the group if it has no pending entries."""

@@ -65,7 +65,7 @@ _LATER = (
     OutOfMemory,
     Overloaded,
     ConnectionError,
-)  # what another try may mend
+)  # errors that a retry may overcome
 
 
 class ModelDeployer(Protocol):

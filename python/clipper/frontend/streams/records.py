@@ -17,9 +17,7 @@ from clipper.types import Answer, InputType
 Fields = Mapping[bytes, bytes]
 Flat = list[str | bytes | int | float]  # name, value, name, value, ...
 
-OWN: Final = (
-    "q."  # fields that begin so belong to who wrote the record: they come back with the answer
-)
+OWN: Final = "q."  # prefix of the producer's own fields, which are copied to the answer
 _INPUT: Final = ("input", "text", "data", "dtype", "shape")
 _RECORD: Final = (*_INPUT, "id", "user", "context", "slo_ms")
 _FEEDBACK: Final = (

@@ -134,7 +134,7 @@ class RecordScorer:
                 return None
             consumer.pause(
                 max(0.0, item.asked_s + _AGAIN_S - time.monotonic())
-            )  # who was asked about long ago need not wait
+            )  # no pause if the last attempt is long ago
             self._ask(item)
 
     def _result(self, future: Any, consumer: StreamConsumer[PendingRecord]) -> Answer | None:
@@ -194,7 +194,7 @@ class FeedbackLearner:
             except (
                 ClipperError,
                 ConnectionError,
-            ) as error:  # the journal is full, the store or Redis away: try again
+            ) as error:  # journal full, store or Redis unreachable: retry
                 if consumer.is_stopping:
                     return None
                 consumer.report(str(error))
@@ -219,7 +219,9 @@ class FeedbackLearner:
             return
         prediction = told.prediction or self._answered.get(told.id)
         if prediction:
-            with contextlib.suppress(UnknownPrediction):  # another server's, or too old
+            with contextlib.suppress(
+                UnknownPrediction
+            ):  # a prediction of another server, or too old
                 self._app.feedback(prediction, **truth)
                 return
         record = self._record(told.id) if told.id else None

@@ -22,7 +22,7 @@ _KEY = rb"(?:[a-z][_0-9a-z\-*/]{0,255}|[a-z0-9][_0-9a-z\-*/]{0,240}@[a-z][_0-9a-
 _MEMBER = re.compile(_KEY + rb"=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{1,256}")
 _MEMBERS_MAX, _STATE_BYTES_MAX = 32, 512
 _NAMES = {"/api": "application", "/v2": "model", "/{}": "application"}
-_next_bits = random.Random().getrandbits  # seeded by the system; ids of traces are no secrets
+_next_bits = random.Random().getrandbits  # seeded by the system; trace ids need not be secret
 
 
 class TracedQuery(tuple[str, int, int, Sequence[Future]]):
@@ -127,9 +127,7 @@ def state_of(header: bytes) -> bytes:
     return b",".join(members)
 
 
-Sample = Callable[
-    [Trace, bool], bool
-]  # a trace, and whether it is a caller's -> whether it is recorded
+Sample = Callable[[Trace, bool], bool]  # (trace, it is the caller's) -> it is recorded
 
 
 def sampler_named(name: str, share: float) -> Sample:

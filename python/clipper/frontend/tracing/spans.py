@@ -24,17 +24,15 @@ _PATH_MAX = 200
 _SERVERS_FAULT = frozenset(
     ("INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "UNKNOWN")
 )
-_BATCHES_MAX = 4096  # remembered as told
+_BATCHES_MAX = 4096  # number of remembered batches
 _LINKS_MAX = 128
-_LOOKS = 3  # at two clocks
-_OURS = os.urandom(16)  # ids of batches are this process' own
-_MODELS_MAX = 64  # spans of one query's models
+_LOOKS = 3  # readings of the two clocks
+_OURS = os.urandom(16)  # makes batch ids unique to this process
+_MODELS_MAX = 64  # maximum of model spans per query
 
 
 Batch = tuple[int, int, int, int, int]  # replica, rows, sent_us, begun_us, ended_us
-Of = tuple[
-    str, Batch
-]  # and its model: replicas of two models may have sent in the same microsecond
+Of = tuple[str, Batch]  # with its model: replicas of two models may send in the same microsecond
 Find = Callable[[Iterable[int]], Mapping[int, Batch]]
 
 
@@ -100,7 +98,7 @@ class Spans:
 
     def __init__(self, find: Find) -> None:
         self._find = find
-        self._told: dict[Of, SpanLink] = {}  # the last batches that have their span
+        self._told: dict[Of, SpanLink] = {}  # the last batches with a span
 
     def of(self, requests: Sequence[FinishedRequest], shift_ns: int) -> list[Span]:
         """Return the spans of some requests. shift_ns: the result of epoch_ns."""
