@@ -279,7 +279,7 @@ def test_tables_need_a_server_that_has_some() -> None:
         assert "context" not in server.stats()["applications"]["c"]
         with pytest.raises(
             DeployFailed,
-            match="declares parameter tables .'scores'.*no parameter server",
+            match=r"declares parameter tables .'scores'.*no parameter server",
         ):
             server.deploy(
                 "named", "tests.params.test_serving:Scores", code=[str(Path(__file__).parents[2])]

@@ -47,5 +47,7 @@ def test_it_is_json_and_names_the_unit() -> None:
     printed = json.loads(CliRunner().invoke(main, ["config", "schema"]).output)
     assert printed == json.loads(msgspec.json.encode(schema()))
     slo = printed["properties"]["apps"]["additionalProperties"]["properties"]["slo_ms"]
-    assert slo["description"] == "time from a query to its answer; then the default is returned, in ms"
+    assert slo["description"] == (
+        "time from a query to its answer; then the default is returned, in ms"
+    )
     assert slo["default"] == 20
