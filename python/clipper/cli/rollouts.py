@@ -24,8 +24,9 @@ def rollout() -> None:
 
     \b
     clipper deploy svm svm.onnx --behind
-    clipper rollout svm:2 --app digits --canary 5% --hold 60s --guard "p99<20ms, error<1%,
-    reward>=-1%" clipper rollout status
+    clipper rollout svm:2 --app digits --canary 5% --hold 60s
+    --guard "p99<20ms, error<1%, reward>=-1%"
+    clipper rollout status
     """
 
 
